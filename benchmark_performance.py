@@ -1,4 +1,6 @@
-"""Measure loader and step: `python benchmark_performance.py --config exp01.yaml --num_batches 100 [--compare]`."""
+"""Measure loader and step: `python benchmark_performance.py --config exp01.yaml --num_batches 100
+[--compare]`.
+"""
 
 import sys
 

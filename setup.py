@@ -1,4 +1,6 @@
-"""Package metadata, dependency bounds and the console script; tool settings live in pyproject.toml."""
+"""Package metadata, dependency bounds and the console script; tool settings live in
+pyproject.toml.
+"""
 
 import re
 from pathlib import Path
@@ -6,7 +8,8 @@ from pathlib import Path
 from setuptools import find_namespace_packages, setup
 
 CORE = [
-    # torchaudio 2.11 does not load with torch 2.15 (different CUDA build); before changes see docs/troubleshooting.md.
+    # torchaudio 2.11 does not load with torch 2.15 (different CUDA build); before changes see
+    # docs/troubleshooting.md.
     "torch>=2.9,<2.15",
     "torchaudio>=2.9,<2.12",
     "soundfile>=0.12.1",
@@ -37,7 +40,8 @@ SHELL = ["shtab>=1.7"]
 TRACKERS = ["wandb>=0.19", "mlflow-skinny>=2.20"]
 HUB = ["huggingface_hub>=1,<3"]
 SSL = ["transformers>=5,<6", "peft>=0.18,<1", *HUB]
-# silero-vad has its weights in the wheel and runs on onnxruntime; only `speakernet der` needs pyannote.metrics.
+# silero-vad has its weights in the wheel and runs on onnxruntime; only `speakernet der` needs
+# pyannote.metrics.
 WHO = ["silero-vad>=6.2", "onnxruntime>=1.18", "pyannote.metrics>=4"]
 DOCS = ["mkdocs-material>=9.5,<10", "mkdocstrings[python]>=0.26", "nbconvert>=7", "ipykernel>=6"]
 EXTRAS = {
@@ -102,8 +106,12 @@ setup(
     license="MIT",
     python_requires=">=3.10",
     classifiers=[f"Programming Language :: Python :: 3.{minor}" for minor in (10, 11, 12, 13)],
-    # configs/ becomes the package speakernet.recipes so that bare recipe names work from an installed wheel too.
-    packages=[*find_namespace_packages(include=["speakernet", "speakernet.*"]), "speakernet.recipes"],
+    # configs/ becomes the package speakernet.recipes so that bare recipe names work from an
+    # installed wheel too.
+    packages=[
+        *find_namespace_packages(include=["speakernet", "speakernet.*"]),
+        "speakernet.recipes",
+    ],
     package_dir={"speakernet.recipes": "configs"},
     package_data={
         "speakernet.recipes": ["*.yaml", "voxceleb/*.yaml", "schema.json"],

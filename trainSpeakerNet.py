@@ -1,4 +1,6 @@
-"""Train a model or, with --eval, score a trial list: `python trainSpeakerNet.py --config exp01.yaml`."""
+"""Train a model or, with --eval, score a trial list: `python trainSpeakerNet.py --config
+exp01.yaml`.
+"""
 
 from speakernet.cli import run_script
 

@@ -1,13 +1,16 @@
-"""Measure error rates on speakers unseen in adaptation: an unchanged model, adapted, fine-tuned, and both.
+"""Measure error rates on speakers unseen in adaptation: an unchanged model, adapted, fine-tuned,
+and both.
 
-    python -m benchmarks.across_sessions S --model model.pt --calls $DATA/telephone_calls --divisions 10
-    python -m benchmarks.across_sessions S --model model.pt --calls … --fine_tune options.yaml --divisions 1
+    python -m benchmarks.across_sessions S --model model.pt --calls $DATA/telephone_calls
+    --divisions 10 python -m benchmarks.across_sessions S --model model.pt --calls … --fine_tune
+    options.yaml --divisions 1
 
-The folder of calls has `utterances.csv` (path, speaker, phone) and `trials.txt` (pairs of different calls). Each
-division splits the speakers of the trials into five parts at random, seeded by its number (from 0). Back end and
-weights are fitted on the calls of all speakers outside one part and scored on the trials within it; the trials of the
-five parts form one list. `--fine_tune` trains one network per part with `finetune.yaml` and the given options, and its
-embeddings go through the same back ends. `--also NAME=FILE` adds a row for another, unchanged model.
+The folder of calls has `utterances.csv` (path, speaker, phone) and `trials.txt` (pairs of different
+calls). Each division splits the speakers of the trials into five parts at random, seeded by its
+number (from 0). Back end and weights are fitted on the calls of all speakers outside one part and
+scored on the trials within it; the trials of the five parts form one list. `--fine_tune` trains one
+network per part with `finetune.yaml` and the given options, and its embeddings go through the same
+back ends. `--also NAME=FILE` adds a row for another, unchanged model.
 
 Models and embeddings are kept in S, so the same command resumes an interrupted run.
 """
@@ -41,17 +44,22 @@ from speakernet.models.speaker_net import folded
 from speakernet.options import DEFAULT_SEED
 from speakernet.run_folder import BEST
 
-NUM_PARTS, NUM_DRAWS = 5, 1000
+NUM_PARTS = 5
+NUM_DRAWS = 1000
 SHRINKAGE = 0.7
-AS_IT_IS, FINE_TUNED = "as it is", "fine-tuned"
+AS_IT_IS = "as it is"
+FINE_TUNED = "fine-tuned"
 BACK_ENDS: dict[str, Callable[..., adaptation.Transform]] = {
-    AS_IT_IS: lambda rows, labels: adaptation.Transform(((np.eye(rows.shape[1]), np.zeros(rows.shape[1])),)),
+    AS_IT_IS: lambda rows, labels: adaptation.Transform(
+        ((np.eye(rows.shape[1]), np.zeros(rows.shape[1])),)
+    ),
     "mean": adaptation.centring,
     "whitening": functools.partial(adaptation.whitening, shrinkage=SHRINKAGE),
     "WCCN": functools.partial(adaptation.wccn, shrinkage=SHRINKAGE, total=TOTAL_SHARE),
     "PLDA": functools.partial(adaptation.plda, shrinkage=SHRINKAGE),
 }
-"""Name in the table -> function that fits it to embeddings and speakers; the first three ignore the speakers."""
+"""Name in the table -> function that fits it to embeddings and speakers; the first three ignore the
+speakers."""
 
 
 class Calls(NamedTuple):
@@ -71,7 +79,9 @@ class Calls(NamedTuple):
         """The part of each recording's speaker, (recordings,); -1 if the speaker is in no trial."""
         tested = np.unique(self.speakers[self.enrol])
         part = np.full(self.speakers.max() + 1, -1)
-        part[np.random.default_rng(division).permutation(tested)] = np.arange(len(tested)) % NUM_PARTS
+        part[np.random.default_rng(division).permutation(tested)] = (
+            np.arange(len(tested)) % NUM_PARTS
+        )
         return part[self.speakers]
 
     def trials_within(self, parts: np.ndarray, part: int) -> np.ndarray:
@@ -82,17 +92,33 @@ class Calls(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument("save_path", type=Path, help="folder for models, embeddings and table.md")
-    parser.add_argument("--model", type=Path, required=True, help="the model file to adapt and fine-tune")
-    parser.add_argument("--calls", type=Path, required=True, help="folder with utterances.csv, trials.txt and audio")
-    parser.add_argument("--divisions", type=int, default=1, help="number of divisions into five parts (%(default)s)")
-    parser.add_argument("--fine_tune", type=Path, metavar="YAML", help="also fine-tune, with these additional options")
-    parser.add_argument("--parts", type=int, nargs="+", default=list(range(NUM_PARTS)), help="only these parts")
-    parser.add_argument("--also", nargs="+", default=[], metavar="NAME=FILE", help="other models to score unchanged")
+    parser.add_argument(
+        "--model", type=Path, required=True, help="the model file to adapt and fine-tune"
+    )
+    parser.add_argument(
+        "--calls", type=Path, required=True, help="folder with utterances.csv, trials.txt and audio"
+    )
+    parser.add_argument(
+        "--divisions", type=int, default=1, help="number of divisions into five parts (%(default)s)"
+    )
+    parser.add_argument(
+        "--fine_tune",
+        type=Path,
+        metavar="YAML",
+        help="also fine-tune, with these additional options",
+    )
+    parser.add_argument(
+        "--parts", type=int, nargs="+", default=list(range(NUM_PARTS)), help="only these parts"
+    )
+    parser.add_argument(
+        "--also", nargs="+", default=[], metavar="NAME=FILE", help="other models to score unchanged"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Train and embed what is missing, then print the table."""
-    folder, calls = arguments.save_path, read_calls(arguments.calls)
+    folder = arguments.save_path
+    calls = read_calls(arguments.calls)
     folder.mkdir(parents=True, exist_ok=True)
     floored = with_floor(arguments.model, folder / "floor.pt")
     others = {"as published": (arguments.model, "published.npz")}
@@ -109,7 +135,10 @@ def run(arguments: argparse.Namespace) -> int:
         for part in arguments.parts:
             trials = calls.trials_within(parts, part)
             rows.append(np.stack([trials, np.full(len(trials), division)]))
-            found = {name: scores(calls, one, parts, part, AS_IT_IS, pldas[name]) for name, one in common.items()}
+            found = {
+                name: scores(calls, one, parts, part, AS_IT_IS, pldas[name])
+                for name, one in common.items()
+            }
             networks = {"energy floor": own}
             if arguments.fine_tune:
                 model = fine_tuned(arguments, calls, floored, division, part)
@@ -119,7 +148,11 @@ def run(arguments: argparse.Namespace) -> int:
                     found[f"{network}, {name}"] = scores(calls, embeddings, parts, part, name)
             for name, values in found.items():
                 scored.setdefault(name, []).append(values)
-    text = table(calls, {name: np.concatenate(values) for name, values in scored.items()}, np.concatenate(rows, axis=1))
+    text = table(
+        calls,
+        {name: np.concatenate(values) for name, values in scored.items()},
+        np.concatenate(rows, axis=1),
+    )
     with atomic_write(folder / "table.md") as file:
         file.write(text)
     sys.stdout.write(text)
@@ -134,12 +167,23 @@ def read_calls(folder: Path) -> Calls:
     places = np.array([number[name] for name in trials.names])
     _, speakers = np.unique([row["speaker"] for row in rows], return_inverse=True)
     assert trials.labels is not None, "the trials have labels"
-    names, phones = [row["path"] for row in rows], np.array([row["phone"] for row in rows])
-    return Calls(folder, names, speakers, phones, places[trials.enrol], places[trials.test], trials.labels == 1)
+    names = [row["path"] for row in rows]
+    phones = np.array([row["phone"] for row in rows])
+    return Calls(
+        folder,
+        names,
+        speakers,
+        phones,
+        places[trials.enrol],
+        places[trials.test],
+        trials.labels == 1,
+    )
 
 
 def with_floor(model: Path, out: Path) -> Path:
-    """Copy the model and add the energy floor that `speakernet adapt` sets for narrow-band recordings."""
+    """Copy the model and add the energy floor that `speakernet adapt` sets for narrow-band
+    recordings.
+    """
     contents = read_checkpoint(model)
     contents["front_end"]["options"]["energy_floor_db"] = ENERGY_FLOOR_DB
     write_checkpoint(out, contents)
@@ -147,26 +191,38 @@ def with_floor(model: Path, out: Path) -> Path:
 
 
 def embedded(model: Path, calls: Calls, kept: Path) -> np.ndarray:
-    """Embeddings of all calls, (recordings, dim) float64; read from `kept` if they are from this model."""
+    """Embeddings of all calls, (recordings, dim) float64; read from `kept` if they are from this
+    model.
+    """
     verifier = speakernet.load(model)
     if kept.is_file():
         with np.load(kept) as found:
             if str(found["fingerprint"]) == verifier.fingerprint:
                 return found["embeddings"].astype(np.float64)
-    source, options = open_source(calls.folder, verifier.sample_rate), EvaluationOptions(embedding="whole")
+    source = open_source(calls.folder, verifier.sample_rate)
+    options = EvaluationOptions(embedding="whole")
     net = folded(verifier.net).to(verifier.device)
-    rows = embed_utterances(net, source, calls.names, options, device=verifier.device, wrapped_seconds=0.0)[:, 0]
+    rows = embed_utterances(
+        net, source, calls.names, options, device=verifier.device, wrapped_seconds=0.0
+    )[:, 0]
     np.savez(kept, embeddings=rows, fingerprint=np.array(verifier.fingerprint))
     return rows.astype(np.float64)
 
 
-def fine_tuned(arguments: argparse.Namespace, calls: Calls, model: Path, division: int, part: int) -> Path:
-    """Fine-tune on the calls of all speakers outside a part, with `speakernet train`; returns the model file."""
+def fine_tuned(
+    arguments: argparse.Namespace, calls: Calls, model: Path, division: int, part: int
+) -> Path:
+    """Fine-tune on the calls of all speakers outside a part, with `speakernet train`; returns the
+    model file.
+    """
     folder = arguments.save_path / f"division_{division}" / f"part_{part}"
     if (folder / "calls.npz").is_file():
         return folder / BEST
     folder.mkdir(parents=True, exist_ok=True)
-    parts, (train_list, trial_list) = calls.parts(division), (folder / "train_list.txt", folder / "trials.txt")
+    parts, (train_list, trial_list) = (
+        calls.parts(division),
+        (folder / "train_list.txt", folder / "trials.txt"),
+    )
     learned = np.flatnonzero(parts != part)
     with atomic_write(train_list) as file:
         file.writelines(f"p{calls.speakers[row]} {calls.names[row]}\n" for row in learned)
@@ -190,57 +246,91 @@ def fine_tuned(arguments: argparse.Namespace, calls: Calls, model: Path, divisio
     command = [sys.executable, "-m", "speakernet", "train", "--config", "finetune.yaml"]
     with (folder / "output.txt").open("w") as output:
         options = ["--config", str(arguments.fine_tune), *words]
-        subprocess.run([*command, *options], check=True, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
+        subprocess.run(
+            [*command, *options], check=True, stdout=output, stderr=output, stdin=subprocess.DEVNULL
+        )
     return folder / BEST
 
 
 def scores(
-    calls: Calls, embeddings: np.ndarray, parts: np.ndarray, part: int, back_end: str, own: Plda | None = None
+    calls: Calls,
+    embeddings: np.ndarray,
+    parts: np.ndarray,
+    part: int,
+    back_end: str,
+    own: Plda | None = None,
 ) -> np.ndarray:
-    """Scores of the trials within a part, with a back end fitted on the other parts; `own` is the model's PLDA."""
-    others, trials = parts != part, calls.trials_within(parts, part)
+    """Scores of the trials within a part, with a back end fitted on the other parts; `own` is the
+    model's PLDA.
+    """
+    others = parts != part
+    trials = calls.trials_within(parts, part)
     transform = BACK_ENDS[back_end](embeddings[others], calls.speakers[others])
     transform = transform if own is None else dataclasses.replace(transform, plda=own)
-    return scores_of(transform, transform.apply(embeddings), calls.enrol[trials], calls.test[trials])
+    return scores_of(
+        transform, transform.apply(embeddings), calls.enrol[trials], calls.test[trials]
+    )
 
 
 def table(calls: Calls, scored: Mapping[str, np.ndarray], rows: np.ndarray) -> str:
-    """Format a row for each system from its scores; `rows`, (2, scores), are their trials and divisions.
+    """Format a row for each system from its scores; `rows`, (2, scores), are their trials and
+    divisions.
 
-    EERs, overall and for pairs with the same or different phones, are means over the divisions (lowest to highest). The
-    interval, and the gain over the row above with the same draws of speakers, treat all divisions as one list.
+    EERs, overall and for pairs with the same or different phones, are means over the divisions
+    (lowest to highest). The interval, and the gain over the row above with the same draws of
+    speakers, treat all divisions as one list.
     """
     trials, divisions = rows
-    enrol, test, labels = calls.enrol[trials], calls.test[trials], calls.labels[trials]
+    enrol = calls.enrol[trials]
+    test = calls.test[trials]
+    labels = calls.labels[trials]
     same_phone = calls.phones[enrol] == calls.phones[test]
     people = calls.speakers
     lines = [
-        f"{len(np.unique(divisions))} divisions, {len(trials)} trials, {labels.sum()} of the same speaker",
+        f"{len(np.unique(divisions))} divisions, {len(trials)} trials, {labels.sum()} of the same "
+        "speaker",
         "",
-        "| system | EER % (lowest to highest) | interval over speakers | same, different phone | gain over row above |",
+        "| system | EER % (lowest to highest) | interval over speakers | same, different phone | "
+        "gain over row above |",
         "|---|---|---|---|---|",
     ]
     before = None
     for name, values in scored.items():
-        found = [_eers(values, labels, divisions, is_in) for is_in in (np.ones_like(labels), same_phone, ~same_phone)]
+        found = [
+            _eers(values, labels, divisions, is_in)
+            for is_in in (np.ones_like(labels), same_phone, ~same_phone)
+        ]
         every, same, other = (np.mean(one) for one in found)
         bootstrap = SpeakerBootstrap(values, labels, people[enrol], people[test], {})
-        low, high = bootstrap.measure(NUM_DRAWS, DEFAULT_SEED).eer_interval_percent or (np.nan, np.nan)
+        low, high = bootstrap.measure(NUM_DRAWS, DEFAULT_SEED).eer_interval_percent or (
+            np.nan,
+            np.nan,
+        )
         gain = ""
         if before is not None:
             (gained,) = mean_differences([bootstrap], [before], NUM_DRAWS, DEFAULT_SEED)
-            gain = "{:.2f} ({:.2f} to {:.2f})".format(gained.value, *(gained.interval or (np.nan, np.nan)))
+            gain = "{:.2f} ({:.2f} to {:.2f})".format(
+                gained.value, *(gained.interval or (np.nan, np.nan))
+            )
         spread = f"{every:.2f} ({min(found[0]):.2f} to {max(found[0]):.2f})"
-        lines.append(f"| {name} | {spread} | {low:.1f} to {high:.1f} | {same:.1f}, {other:.1f} | {gain} |")
+        lines.append(
+            f"| {name} | {spread} | {low:.1f} to {high:.1f} | {same:.1f}, {other:.1f} | {gain} |"
+        )
         before = bootstrap
     return "\n".join(lines) + "\n"
 
 
-def _eers(values: np.ndarray, labels: np.ndarray, divisions: np.ndarray, is_in: np.ndarray) -> list[float]:
+def _eers(
+    values: np.ndarray, labels: np.ndarray, divisions: np.ndarray, is_in: np.ndarray
+) -> list[float]:
     """The EER in percent of each division, over the trials with `is_in`."""
     chosen = [is_in & (divisions == one) for one in np.unique(divisions)]
     return [eer(values[one], labels[one]) for one in chosen]
 
 
 if __name__ == "__main__":
-    sys.exit(run_command("benchmarks.across_sessions", "python -m benchmarks.across_sessions", sys.argv[1:]))
+    sys.exit(
+        run_command(
+            "benchmarks.across_sessions", "python -m benchmarks.across_sessions", sys.argv[1:]
+        )
+    )

@@ -1,8 +1,9 @@
 """The classic pipeline of voxceleb_trainer, as a reference for benchmarks on the same data.
 
-It works like that trainer's loader, augmentation and evaluation: whole files as float64, one `scipy.signal.convolve`
-per utterance, one utterance per evaluation batch, one trial at a time. Nothing is slowed down on purpose, and only
-benchmarks use it. The order of random draws is also the same, so a seed reproduces the original's numbers exactly.
+It works like that trainer's loader, augmentation and evaluation: whole files as float64, one
+`scipy.signal.convolve` per utterance, one utterance per evaluation batch, one trial at a time.
+Nothing is slowed down on purpose, and only benchmarks use it. The order of random draws is also the
+same, so a seed reproduces the original's numbers exactly.
 
 Source: github.com/clovaai/voxceleb_trainer, DatasetLoader.py and SpeakerNet.py.
 """
@@ -46,18 +47,24 @@ def read_training_crop(path: str, num_frames: int, generator: random.Random) -> 
 
 
 def read_evaluation_crops(path: str, num_frames: int, num_crops: int) -> np.ndarray:
-    """Crops spread evenly over a file, float64 (crops, samples); for 0 frames, the whole file as one crop."""
+    """Crops spread evenly over a file, float64 (crops, samples); for 0 frames, the whole file as
+    one crop.
+    """
     audio, num_samples = _read_padded(path, num_frames)
     if num_frames == 0:
         return audio[None].astype(np.float64)
     starts = np.linspace(0, len(audio) - num_samples, num=num_crops)
-    return np.stack([audio[int(start) : int(start) + num_samples] for start in starts]).astype(np.float64)
+    return np.stack([audio[int(start) : int(start) + num_samples] for start in starts]).astype(
+        np.float64
+    )
 
 
 class ClassicAugmentation:
     """Noise, music and babble from MUSAN's folders, and reverberation; one utterance at a time."""
 
-    def __init__(self, noise_path: str, rir_path: str, num_frames: int, generator: random.Random) -> None:
+    def __init__(
+        self, noise_path: str, rir_path: str, num_frames: int, generator: random.Random
+    ) -> None:
         """Find the files.
 
         Args:
@@ -90,7 +97,9 @@ class ClassicAugmentation:
         speech_db = _power_db(audio)
         fewest, most = NUM_SOURCES[category]
         scaled = []
-        for path in self.generator.sample(self.noises[category], self.generator.randint(fewest, most)):
+        for path in self.generator.sample(
+            self.noises[category], self.generator.randint(fewest, most)
+        ):
             noise = read_training_crop(path, self.num_frames, self.generator)
             snr_db = self.generator.uniform(*SNR_RANGES_DB[category])
             noise_db = _power_db(noise[0])
@@ -154,7 +163,9 @@ class ClassicEvaluationSet(Dataset):
 def training_loader(
     dataset: ClassicTrainingSet, groups: list[list[int]], batch_size: int, num_workers: int
 ) -> DataLoader:
-    """Batches of (waveforms (batch, utterances, samples), labels (batch,)) by torch's loader, items one by one."""
+    """Batches of (waveforms (batch, utterances, samples), labels (batch,)) by torch's loader, items
+    one by one.
+    """
     return DataLoader(
         dataset,
         batch_size=batch_size,
@@ -193,7 +204,9 @@ def embed_one_by_one(
 def score_one_by_one(
     embeddings: dict[str, torch.Tensor], trials: Iterable[tuple[str, str]], normalize: bool = True
 ) -> list[float]:
-    """Scores of (enrol, test) trials, one at a time: the negative mean distance between all pairs of crops."""
+    """Scores of (enrol, test) trials, one at a time: the negative mean distance between all pairs
+    of crops.
+    """
     scores = []
     for enrol, test in trials:
         pair = [embeddings[enrol], embeddings[test]]
@@ -205,7 +218,9 @@ def score_one_by_one(
 
 
 def _read_padded(path: str, num_frames: int) -> tuple[np.ndarray, int]:
-    """A whole file, and the samples of a crop; a file that is not longer is wrapped to one sample more."""
+    """A whole file, and the samples of a crop; a file that is not longer is wrapped to one sample
+    more.
+    """
     num_samples = crop_samples(num_frames)
     audio, _ = soundfile.read(path)
     if len(audio) <= num_samples:

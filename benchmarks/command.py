@@ -1,4 +1,5 @@
-"""Measure loader and training step of a configuration, or, with --compare, our pipeline and the original.
+"""Measure loader and training step of a configuration, or, with --compare, our pipeline and the
+original.
 
     python benchmark_performance.py --config exp01.yaml --num_batches 100
     python benchmark_performance.py --config exp01.yaml --compare --rounds 3 --json figures.json
@@ -9,9 +10,10 @@
     python benchmark_performance.py --runtimes CAMPPlus ECAPA_TDNN
     python benchmark_performance.py --serving exps/exp01/best.pt [--clients 200] [--rounds 5]
 
-All alternate (A B A B …) and print medians. --compare trains and evaluates whole epochs of the configuration, each in
-a separate process; --loading reads the configuration's recordings in every format, in this process. The first command
-is the same as `speakernet benchmark`, which needs no checkout.
+All alternate (A B A B …) and print medians. --compare trains and evaluates whole epochs of the
+configuration, each in a separate process; --loading reads the configuration's recordings in every
+format, in this process. The first command is the same as `speakernet benchmark`, which needs no
+checkout.
 """
 
 import argparse
@@ -28,12 +30,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compare",
         action="store_true",
-        help="measure an epoch by the original pipeline and by ours, and the effect of each measure alone",
+        help="measure an epoch by the original pipeline and by ours, and the effect of each "
+        "measure alone",
     )
     parser.add_argument(
-        "--loading", action="store_true", help="measure loading and embedding by the original pipeline and by ours"
+        "--loading",
+        action="store_true",
+        help="measure loading and embedding by the original pipeline and by ours",
     )
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of every suite (default %(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="rounds of every suite (default %(default)s)"
+    )
     parser.add_argument(
         "--num_utterances",
         type=int,
@@ -46,24 +53,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PART",
         help="measure scoring, score normalisation and metrics, or only these parts of them",
     )
-    parser.add_argument("--scoring_trials", default="", metavar="LIST", help="with --scoring: trials to score")
-    parser.add_argument("--recordings", type=Path, metavar="FOLDER", help="with --scoring: also embed these recordings")
-    parser.add_argument("--threads", type=int, default=0, help="with --scoring: torch threads (default: one per core)")
+    parser.add_argument(
+        "--scoring_trials", default="", metavar="LIST", help="with --scoring: trials to score"
+    )
+    parser.add_argument(
+        "--recordings",
+        type=Path,
+        metavar="FOLDER",
+        help="with --scoring: also embed these recordings",
+    )
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=0,
+        help="with --scoring: torch threads (default: one per core)",
+    )
     parser.add_argument(
         "--steps",
         nargs="*",
         metavar="MODEL",
-        help="measure a step of these networks (default ResNetSE34L) against their plain definitions in torch",
+        help="measure a step of these networks (default ResNetSE34L) against their plain "
+        "definitions in torch",
     )
-    parser.add_argument("--variants", nargs="+", metavar="NAME", help="with --steps: speed-ups on and off, or `all`")
     parser.add_argument(
-        "--step_batch", type=int, default=64, help="with --steps, --models: crops of 2 s per step (default %(default)s)"
+        "--variants", nargs="+", metavar="NAME", help="with --steps: speed-ups on and off, or `all`"
+    )
+    parser.add_argument(
+        "--step_batch",
+        type=int,
+        default=64,
+        help="with --steps, --models: crops of 2 s per step (default %(default)s)",
     )
     parser.add_argument(
         "--models",
         nargs="*",
         metavar="NAME",
-        help="measure training step and embedding of these networks (default: the smallest of each family)",
+        help="measure training step and embedding of these networks (default: the smallest of each "
+        "family)",
     )
     parser.add_argument(
         "--compiled",
@@ -71,16 +97,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --models: alternate eager and compiled steps, and measure the time to compile",
     )
     parser.add_argument(
-        "--memory", nargs="*", metavar="NAME", help="with --steps: the peak memory of these variants, instead of time"
+        "--memory",
+        nargs="*",
+        metavar="NAME",
+        help="with --steps: the peak memory of these variants, instead of time",
     )
     parser.add_argument(
         "--runtimes",
         nargs="+",
         metavar="NAME",
-        help="measure real-time factors of these networks in torch and ONNX Runtime, on one and two threads",
+        help="measure real-time factors of these networks in torch and ONNX Runtime, on one and "
+        "two threads",
     )
-    parser.add_argument("--serving", type=Path, metavar="MODEL", help="measure the latency of a server with this model")
-    parser.add_argument("--clients", type=int, default=200, help="with --serving: its clients (default %(default)s)")
+    parser.add_argument(
+        "--serving",
+        type=Path,
+        metavar="MODEL",
+        help="measure the latency of a server with this model",
+    )
+    parser.add_argument(
+        "--clients", type=int, default=200, help="with --serving: its clients (default %(default)s)"
+    )
     # Arguments with which the measured processes are started.
     for name in ("--step_of", "--memory_of", "--epoch_of", "--embedding_of"):
         parser.add_argument(name, default="", help=argparse.SUPPRESS)

@@ -1,14 +1,18 @@
-"""Generate conversations of known people and measure how well `speakernet who` finds who speaks in them.
+"""Generate conversations of known people and measure how well `speakernet who` finds who speaks in
+them.
 
-    python -m benchmarks.conversations SPEECH OUT --model cam.pt [--noise FOLDER] [--rirs FOLDER] [--speakers 2 6]
+    python -m benchmarks.conversations SPEECH OUT --model cam.pt [--noise FOLDER] [--rirs FOLDER]
+    [--speakers 2 6]
 
-SPEECH has a folder for each person, with at least five recordings. Only half of the people (`--half 0` or `1`) are
-used, so that parameters tuned on one half can be reported on the other. Writes OUT/NNN.flac, OUT/reference/NNN.rttm,
-and the turns found without and with the number of speakers as OUT/unknown/NNN.rttm and OUT/known/NNN.rttm. In each
-conversation the first half of the people, rounded up (or `--enrolled`), are enrolled with two recordings that are not
-part of it. Pauses of more than half a second separate the turns of the reference. With `--rirs`, every other
-conversation is in a room. `--channel telephone` puts every other person on the telephone; `--channel microphones` makes
-everybody alternate between two microphones, neither of which is that of the enrolment.
+SPEECH has a folder for each person, with at least five recordings. Only half of the people (`--half
+0` or `1`) are used, so that parameters tuned on one half can be reported on the other. Writes
+OUT/NNN.flac, OUT/reference/NNN.rttm, and the turns found without and with the number of speakers as
+OUT/unknown/NNN.rttm and OUT/known/NNN.rttm. In each conversation the first half of the people,
+rounded up (or `--enrolled`), are enrolled with two recordings that are not part of it. Pauses of
+more than half a second separate the turns of the reference. With `--rirs`, every other conversation
+is in a room. `--channel telephone` puts every other person on the telephone; `--channel
+microphones` makes everybody alternate between two microphones, neither of which is that of the
+enrolment.
 """
 
 import argparse
@@ -29,7 +33,10 @@ from speakernet.inference.who.conversation import Turn
 from speakernet.inference.who.errors import diarization_errors, read_turns
 from speakernet.inference.who.files import rttm_lines
 
-QUIET_DB, PAUSE_SECONDS, MARGIN_SECONDS, ENROLLED = 30.0, 0.5, 0.5, 2
+QUIET_DB = 30.0
+PAUSE_SECONDS = 0.5
+MARGIN_SECONDS = 0.5
+ENROLLED = 2
 KINDS = ("unknown", "known")
 """Whether the number of speakers is given."""
 
@@ -51,25 +58,38 @@ def by_telephone(waveform: np.ndarray) -> np.ndarray:
         "same",
     )
     loudest = np.abs(band).max() + 1e-9
-    coded = np.round(127 * np.sign(band) * np.log1p(255 * np.abs(band) / loudest) / np.log(256)) / 127
-    return resample_poly(np.sign(coded) * np.expm1(np.abs(coded) * np.log(256)) / 255 * loudest, 2, 1).astype(
-        np.float32
+    coded = (
+        np.round(127 * np.sign(band) * np.log1p(255 * np.abs(band) / loudest) / np.log(256)) / 127
     )
+    return resample_poly(
+        np.sign(coded) * np.expm1(np.abs(coded) * np.log(256)) / 255 * loudest, 2, 1
+    ).astype(np.float32)
 
 
 def by_microphone(waveform: np.ndarray, number: int) -> np.ndarray:
-    """Filter with gains of up to 10 dB either way at five frequencies, drawn by the microphone's number."""
+    """Filter with gains of up to 10 dB either way at five frequencies, drawn by the microphone's
+    number.
+    """
     gains = 10 ** (np.random.default_rng(number).uniform(-10, 10, 5) / 20)
-    return fftconvolve(waveform, firwin2(255, [0, 300, 1000, 3500, 8000], gains, fs=SAMPLE_RATE), "same").astype(
-        np.float32
-    )
+    return fftconvolve(
+        waveform, firwin2(255, [0, 300, 1000, 3500, 8000], gains, fs=SAMPLE_RATE), "same"
+    ).astype(np.float32)
 
 
 def conversation(
-    people: dict[str, list[Path]], seconds: float, overlap: float, channel: str | None, random: np.random.Generator
+    people: dict[str, list[Path]],
+    seconds: float,
+    overlap: float,
+    channel: str | None,
+    random: np.random.Generator,
 ) -> tuple[np.ndarray, list[Turn]]:
-    """Samples and reference turns; some turns start early, so that `overlap` is the share of overlapped time."""
-    names, at, last, owed = list(people), MARGIN_SECONDS, "", 0.0
+    """Samples and reference turns; some turns start early, so that `overlap` is the share of
+    overlapped time.
+    """
+    names = list(people)
+    at = MARGIN_SECONDS
+    last = ""
+    owed = 0.0
     turns: list[Turn] = []
     mixed = np.zeros(round((seconds + 60) * SAMPLE_RATE), np.float32)
     while at < seconds:
@@ -88,37 +108,51 @@ def conversation(
         owed += overlap * len(waveform) / SAMPLE_RATE
         if last and owed > 0.3:
             early = min(owed, random.uniform(0.3, 1.5), turns[-1].stop - turns[-1].start)
-            at, owed = turns[-1].stop - early, owed - early
+            at = turns[-1].stop - early
+            owed = owed - early
         first = round(at * SAMPLE_RATE)
         mixed[first : first + len(waveform)] += waveform[: len(mixed) - first]
         begun = at - parts[0][0] / SAMPLE_RATE
         turns += [Turn(begun + a / SAMPLE_RATE, begun + b / SAMPLE_RATE, name) for a, b in parts]
-        at, last = at + len(waveform) / SAMPLE_RATE + random.uniform(0.1, 0.8), name
+        at = at + len(waveform) / SAMPLE_RATE + random.uniform(0.1, 0.8)
+        last = name
     end = max(turn.stop for turn in turns) + MARGIN_SECONDS
     return mixed[: round(end * SAMPLE_RATE)], turns
 
 
 def disturbed(
-    mixed: np.ndarray, noises: list[Path], rir: Path | None, snr_db: float, random: np.random.Generator
+    mixed: np.ndarray,
+    noises: list[Path],
+    rir: Path | None,
+    snr_db: float,
+    random: np.random.Generator,
 ) -> np.ndarray:
     """Add reverberation and concatenated noise, and scale the peak to 0.9."""
     if rir is not None:
         response = read_audio(rir)
         peak = int(np.abs(response).argmax())
-        mixed = fftconvolve(mixed, response / np.linalg.norm(response))[peak : peak + len(mixed)].astype(np.float32)
+        mixed = fftconvolve(mixed, response / np.linalg.norm(response))[
+            peak : peak + len(mixed)
+        ].astype(np.float32)
     if noises:
         noise = np.zeros(0, np.float32)
         while len(noise) < len(mixed):
             noise = np.concatenate([noise, read_audio(noises[random.integers(len(noises))])])
         noise = noise[: len(mixed)]
-        mixed = mixed + noise * np.sqrt(np.square(mixed).mean() / np.square(noise).mean() / 10 ** (snr_db / 10))
+        mixed = mixed + noise * np.sqrt(
+            np.square(mixed).mean() / np.square(noise).mean() / 10 ** (snr_db / 10)
+        )
     return 0.9 * mixed / np.abs(mixed).max()
 
 
-def name_seconds(truth: list[Turn], found: tuple[Turn, ...], enrolled: list[str], collar: float) -> np.ndarray:
-    """Seconds of enrolled people: correctly named, and in total; of strangers without them: named, and in total.
+def name_seconds(
+    truth: list[Turn], found: tuple[Turn, ...], enrolled: list[str], collar: float
+) -> np.ndarray:
+    """Seconds of enrolled people: correctly named, and in total; of strangers without them: named,
+    and in total.
 
-    As in DER, time closer than `collar` seconds to a border of the truth is left out. Only detected speech counts.
+    As in DER, time closer than `collar` seconds to a border of the truth is left out. Only detected
+    speech counts.
     """
     at = np.arange(0.0, max(turn.stop for turn in truth), FRAME_SECONDS)
     borders = np.sort([border for turn in truth for border in (turn.start, turn.stop)])
@@ -130,10 +164,16 @@ def name_seconds(truth: list[Turn], found: tuple[Turn, ...], enrolled: list[str]
         return np.any(inside, axis=0) if inside else np.zeros(len(at), dtype=bool)
 
     everybody = {turn.speaker for turn in (*truth, *found)}
-    true, claimed = ({name: spoken_by(turns, name) for name in everybody} for turns in (truth, found))
+    true, claimed = (
+        {name: spoken_by(turns, name) for name in everybody} for turns in (truth, found)
+    )
     is_speech = np.any(list(claimed.values()), axis=0)
     known = [true[name] & is_speech for name in enrolled]
-    strange = np.any([true[name] for name in everybody - set(enrolled)], axis=0) & ~np.any(known, axis=0) & is_speech
+    strange = (
+        np.any([true[name] for name in everybody - set(enrolled)], axis=0)
+        & ~np.any(known, axis=0)
+        & is_speech
+    )
     right = sum((one & claimed[name]).sum() for one, name in zip(known, enrolled, strict=True))
     wrong = (strange & np.any([claimed[name] for name in enrolled], axis=0)).sum()
     return FRAME_SECONDS * np.array([right, np.sum(known), wrong, strange.sum()], dtype=np.float64)
@@ -144,19 +184,33 @@ def remember(verifier: speakernet.SpeakerVerifier) -> None:
     kept: dict[tuple[str, int, int], np.ndarray] = {}
     embed = verifier.embed_windows
 
-    def embed_new(recording: Recording, windows: Iterable[tuple[int, int]], num_windows: int) -> np.ndarray:
+    def embed_new(
+        recording: Recording, windows: Iterable[tuple[int, int]], num_windows: int
+    ) -> np.ndarray:
         keys = [(recording.name, *window) for window in windows]
         missing = list(dict.fromkeys(key for key in keys if key not in kept))
         if missing:
-            kept.update(zip(missing, embed(recording, (key[1:] for key in missing), len(missing)), strict=True))
-        return np.stack([kept[key] for key in keys]) if keys else np.zeros((0, verifier.embedding_dim), np.float32)
+            kept.update(
+                zip(
+                    missing,
+                    embed(recording, (key[1:] for key in missing), len(missing)),
+                    strict=True,
+                )
+            )
+        return (
+            np.stack([kept[key] for key in keys])
+            if keys
+            else np.zeros((0, verifier.embedding_dim), np.float32)
+        )
 
     verifier.embed_windows = embed_new  # type: ignore[method-assign]
 
 
 def main() -> None:
     """Generate the conversations, find who speaks, print the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("speech", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--model", required=True)
@@ -184,36 +238,71 @@ def main() -> None:
     remember(verifier)
     for kind in ("reference", *KINDS):
         (given.out / kind).mkdir(parents=True, exist_ok=True)
-    named, audio, work = np.zeros((2, 4)), 0.0, 0.0
+    named = np.zeros((2, 4))
+    audio = 0.0
+    work = 0.0
     for number in range(given.count):
-        random, name = np.random.default_rng([given.seed, number]), f"{number:03d}"
+        random = np.random.default_rng([given.seed, number])
+        name = f"{number:03d}"
         count = low + number % (high - low + 1)
         here = [str(one) for one in random.choice(sorted(people), count, replace=False)]
-        files = {one: [people[one][row] for row in random.permutation(len(people[one]))] for one in here}
+        files = {
+            one: [people[one][row] for row in random.permutation(len(people[one]))] for one in here
+        }
         rir = rirs[random.integers(len(rirs))] if rirs and number % 2 else None
         spoken_files = {one: found[ENROLLED:] for one, found in files.items()}
-        mixed, turns = conversation(spoken_files, given.seconds, given.overlap, given.channel, random)
-        write_audio(path := given.out / f"{name}.flac", disturbed(mixed, noises, rir, given.snr, random))
-        (given.out / "reference" / f"{name}.rttm").write_text("\n".join([*rttm_lines(name, turns), ""]))
-        store, enrolled = None, here[: given.enrolled or (count + 1) // 2]
+        mixed, turns = conversation(
+            spoken_files, given.seconds, given.overlap, given.channel, random
+        )
+        write_audio(
+            path := given.out / f"{name}.flac", disturbed(mixed, noises, rir, given.snr, random)
+        )
+        (given.out / "reference" / f"{name}.rttm").write_text(
+            "\n".join([*rttm_lines(name, turns), ""])
+        )
+        store = None
+        enrolled = here[: given.enrolled or (count + 1) // 2]
         if verifier.is_calibrated:
             (given.out / f"{name}.db").unlink(missing_ok=True)
             store = verifier.people(given.out / f"{name}.db")
             for one in enrolled:
                 enroll(verifier, store, one, files[one][:ENROLLED])
-        begun, took = time.process_time(), 0.0
+        begun = time.process_time()
+        took = 0.0
         for row, kind in enumerate(KINDS):
             found = verifier.who(path, store, num_speakers=count if kind == "known" else None)
             took = took or time.process_time() - begun
-            (given.out / kind / f"{name}.rttm").write_text("\n".join([*rttm_lines(name, found.turns), ""]))
+            (given.out / kind / f"{name}.rttm").write_text(
+                "\n".join([*rttm_lines(name, found.turns), ""])
+            )
             named[row] += name_seconds(turns, found.turns, enrolled, given.collar)
-            print(name, count, kind, len(found.speakers), json.dumps(named[row].round(1).tolist()), flush=True)
-        work, audio = work + took, audio + audio_info(path).seconds
+            print(
+                name,
+                count,
+                kind,
+                len(found.speakers),
+                json.dumps(named[row].round(1).tolist()),
+                flush=True,
+            )
+        work = work + took
+        audio = audio + audio_info(path).seconds
     for kind, (right, known, wrong, strangers) in zip(KINDS, named.tolist(), strict=True):
-        errors = diarization_errors(*map(read_turns, (given.out / "reference", given.out / kind)), collar=given.collar)
-        rates = zip(("DER", "missed", "false alarm", "confusion", "JER"), errors.rates().round(2).tolist(), strict=True)
-        print(f"number {kind}: {json.dumps(dict(rates))}, right in {errors.num_right} of {len(errors.names)}", end="; ")
-        print(f"enrolled people named for {100 * right / max(known, 1):.1f} % of their time", end=", ")
+        errors = diarization_errors(
+            *map(read_turns, (given.out / "reference", given.out / kind)), collar=given.collar
+        )
+        rates = zip(
+            ("DER", "missed", "false alarm", "confusion", "JER"),
+            errors.rates().round(2).tolist(),
+            strict=True,
+        )
+        print(
+            f"number {kind}: {json.dumps(dict(rates))}, right in {errors.num_right} of "
+            f"{len(errors.names)}",
+            end="; ",
+        )
+        print(
+            f"enrolled people named for {100 * right / max(known, 1):.1f} % of their time", end=", "
+        )
         print(f"strangers given a name for {100 * wrong / max(strangers, 1):.1f} % of theirs")
     print(f"real-time factor {work / audio:.4f} in processor time")
 

@@ -1,7 +1,9 @@
-"""The recordings on which both pipelines are measured: those of a configuration, as WAV, FLAC and a packed corpus.
+"""The recordings on which both pipelines are measured: those of a configuration, as WAV, FLAC and a
+packed corpus.
 
-Utterances are joined and cut to 4 to 12 seconds, like VoxCeleb's, so that figures from different corpora are
-comparable; noise and RIRs are laid out like MUSAN and RIRS_NOISES, as the classic pipeline requires.
+Utterances are joined and cut to 4 to 12 seconds, like VoxCeleb's, so that figures from different
+corpora are comparable; noise and RIRs are laid out like MUSAN and RIRS_NOISES, as the classic
+pipeline requires.
 """
 
 from collections.abc import Sequence
@@ -52,7 +54,9 @@ class BenchmarkData:
         return self.root / "rirs"
 
     def folder(self, form: str) -> Path:
-        """The folder of `wav`, `flac` or `packed` recordings; the packed ones have the names of the WAV files."""
+        """The folder of `wav`, `flac` or `packed` recordings; the packed ones have the names of the
+        WAV files.
+        """
         return self.root / form
 
     def paths(self, form: str) -> list[str]:
@@ -64,7 +68,9 @@ class BenchmarkData:
         suffix = "flac" if form == "flac" else "wav"
         path = self.root / f"{form}-{num_rows}.txt"
         rows = (number % len(self.names) for number in range(num_rows))
-        write_training_list(path, ((f"s{self.labels[row]:04d}", f"{self.names[row]}.{suffix}") for row in rows))
+        write_training_list(
+            path, ((f"s{self.labels[row]:04d}", f"{self.names[row]}.{suffix}") for row in rows)
+        )
         return path
 
 
@@ -74,13 +80,18 @@ def prepare_data(config: Config, folder: Path, num_utterances: int) -> Benchmark
     Raises:
         ValueError: the configuration names no training list.
     """
-    data, sample_rate = config.data, config.data.sample_rate
+    data = config.data
+    sample_rate = config.data.sample_rate
     if not data.train_list:
-        raise ValueError("the benchmark needs recordings: give a --config with data.train_list, such as exp01.yaml")
+        raise ValueError(
+            "the benchmark needs recordings: give a --config with data.train_list, such as "
+            "exp01.yaml"
+        )
     training = read_training_list(data.train_list)
     source = open_source(data.train_path or Path(data.train_list).parent, sample_rate)
     random = np.random.default_rng(config.runtime.seed)
-    names, labels = [], []
+    names = []
+    labels = []
     for number in range(num_utterances):
         first = number * len(training) // num_utterances
         num_samples = int(random.uniform(*SECONDS_RANGE) * sample_rate)
@@ -112,7 +123,9 @@ def _join(source: AudioSource, paths: Sequence[str], first: int, num_samples: in
 
 
 def write_noise(config: Config, folder: Path) -> None:
-    """Copy the configuration's noise and RIRs to `musan` and `rirs` below `folder`, in one channel."""
+    """Copy the configuration's noise and RIRs to `musan` and `rirs` below `folder`, in one
+    channel.
+    """
     sample_rate = config.data.sample_rate
     for kind, bank in noise_banks(config.augment.noise_path, sample_rate, None).items():
         for clip in range(min(len(bank), MAX_CLIPS_OF_A_KIND)):

@@ -1,7 +1,8 @@
-"""Part of the suite `--scoring`: embedding a folder of recordings by the classic pipeline and by ours.
+"""Part of the suite `--scoring`: embedding a folder of recordings by the classic pipeline and by
+ours.
 
-Each runs in its own process with its usual settings: the classic one with torch's defaults and the network's plain
-definition, ours with the memory settings of all our commands.
+Each runs in its own process with its usual settings: the classic one with torch's defaults and the
+network's plain definition, ours with the memory settings of all our commands.
 """
 
 import contextlib
@@ -23,13 +24,17 @@ from speakernet.evaluation.embedding import embed_utterances
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.models.speaker_net import SpeakerNet, folded
 
-CLASSIC, OURS = "classic", "ours"
-NETWORK, DIMENSIONS = "ResNetSE34L", 512
-CROPS, CROP_FRAMES = 10, 400
+CLASSIC = "classic"
+OURS = "ours"
+NETWORK = "ResNetSE34L"
+DIMENSIONS = 512
+CROPS = 10
+CROP_FRAMES = 400
 
 
 def compare_embedding(folder: Path, num_utterances: int, rounds: int, threads: int) -> Speedup:
-    """Ten crops of 4 s by ResNetSE34L in float32: the classic pipeline, one utterance per batch, against ours.
+    """Ten crops of 4 s by ResNetSE34L in float32: the classic pipeline, one utterance per batch,
+    against ours.
 
     Args:
         folder: recordings, sampled at regular intervals.
@@ -41,7 +46,14 @@ def compare_embedding(folder: Path, num_utterances: int, rounds: int, threads: i
         ValueError: the folder has no recordings, or a pipeline failed; the message has its errors.
     """
     count = len(_chosen(folder, num_utterances))
-    given = ("--recordings", str(folder), "--num_utterances", str(num_utterances), "--threads", str(threads))
+    given = (
+        "--recordings",
+        str(folder),
+        "--num_utterances",
+        str(num_utterances),
+        "--threads",
+        str(threads),
+    )
     with contextlib.ExitStack() as stack:
 
         def way(name: str) -> Way:
@@ -54,7 +66,9 @@ def compare_embedding(folder: Path, num_utterances: int, rounds: int, threads: i
         return compare(measure, way(CLASSIC), way(OURS), rounds=rounds, wanted=3, unit="utterances")
 
 
-def serve_embedding(config: Config, folder: Path, num_utterances: int, threads: int, name: str) -> None:
+def serve_embedding(
+    config: Config, folder: Path, num_utterances: int, threads: int, name: str
+) -> None:
     """Run in a separate process: embed the recordings with one pipeline for every line of input."""
     torch.manual_seed(config.runtime.seed)
     net = SpeakerNet.named(NETWORK, embedding_dim=DIMENSIONS).eval()
@@ -76,7 +90,9 @@ def _embed_classic(net: nn.Module, paths: list[str]) -> None:
 def _our_embedding(net: SpeakerNet, folder: Path, chosen: list[Path]) -> Callable[[], None]:
     names = StringTable.from_strings(path.relative_to(folder).as_posix() for path in chosen)
     # With norms merged, as in the evaluation of a model file.
-    used, source, options = folded(net), open_source(folder), EvaluationOptions(num_crops=CROPS)
+    used = folded(net)
+    source = open_source(folder)
+    options = EvaluationOptions(num_crops=CROPS)
 
     def run() -> None:
         embed_utterances(used, source, names, options)

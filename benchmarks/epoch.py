@@ -1,8 +1,10 @@
-"""The suite `--compare`: a whole epoch of a configuration by the original pipeline and by ours, measure by measure.
+"""The suite `--compare`: a whole epoch of a configuration by the original pipeline and by ours,
+measure by measure.
 
-Both use the configuration's lists, crops, batch size, network, trials and evaluation crops, each in its own process.
-The original is voxceleb_trainer's: it reads whole files, augments them one by one, trains in float32 with a plain loop,
-embeds recordings and scores trials one by one. Ours does what `speakernet train` does between two evaluations.
+Both use the configuration's lists, crops, batch size, network, trials and evaluation crops, each in
+its own process. The original is voxceleb_trainer's: it reads whole files, augments them one by one,
+trains in float32 with a plain loop, embeds recordings and scores trials one by one. Ours does what
+`speakernet train` does between two evaluations.
 """
 
 import contextlib
@@ -25,7 +27,13 @@ from benchmarks.steps import margin_and_scale
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.evaluation import build_validation
 from speakernet.assembly.inputs import Inputs, with_default_paths
-from speakernet.assembly.training import build_loss, build_model, build_trainer, prepare_machine, refuse_impossible
+from speakernet.assembly.training import (
+    build_loss,
+    build_model,
+    build_trainer,
+    prepare_machine,
+    refuse_impossible,
+)
 from speakernet.config.schema import Config, replaced
 from speakernet.data.lists import read_training_list, read_trials, write_training_list
 from speakernet.evaluation import metrics
@@ -34,7 +42,8 @@ from speakernet.machine.device import choose_device, find_device, synchronize, u
 from speakernet.machine.facts import usable_cores
 from speakernet.machine.memory import Monitor
 
-ORIGINAL, OURS = "original", "optimised"
+ORIGINAL = "original"
+OURS = "optimised"
 WITHOUT: dict[str, dict[str, Any]] = {
     "prefetching": {"data": {"prefetch_factor": 1}},
     "persistent workers": {"data": {"persistent_workers": False}},
@@ -42,17 +51,21 @@ WITHOUT: dict[str, dict[str, Any]] = {
     "inference mode": {},
     "bf16": {"runtime": {"precision": "no"}},
 }
-"""Measure -> options that turn it off in the optimised configuration; inference mode is replaced by `no_grad`."""
+"""Measure -> options that turn it off in the optimised configuration; inference mode is replaced by
+`no_grad`."""
 ACCUMULATED = "accumulation in 2 pieces"
 MEMORY_SAMPLE_SECONDS = 0.25
 
 
-def compare_epochs(arguments: Sequence[str], num_batches: int, rounds: int) -> dict[str, dict[str, float]]:
+def compare_epochs(
+    arguments: Sequence[str], num_batches: int, rounds: int
+) -> dict[str, dict[str, float]]:
     """Medians of every pipeline's figures; one process each, run in turn.
 
     Args:
         arguments: the configuration, as command-line arguments.
-        num_batches: limit on batches per epoch; for a longer list a part is used and the epoch time extrapolated.
+        num_batches: limit on batches per epoch; for a longer list a part is used and the epoch time
+            extrapolated.
         rounds: measured epochs of each, after one warm-up epoch.
     """
     names = [ORIGINAL, OURS, *(f"without {name}" for name in WITHOUT), f"with {ACCUMULATED}"]
@@ -67,29 +80,40 @@ def compare_epochs(arguments: Sequence[str], num_batches: int, rounds: int) -> d
                 process.run()
     figures = {name: process.figures[1:] for name, process in processes.items()}
     return {
-        name: {key: statistics.median(one[key] for one in found) for key in found[0]} for name, found in figures.items()
+        name: {key: statistics.median(one[key] for one in found) for key in found[0]}
+        for name, found in figures.items()
     }
 
 
 def epoch_tables(figures: Mapping[str, Mapping[str, float]]) -> str:
     """The figures of `compare_epochs` as two Markdown tables."""
-    original, ours = figures[ORIGINAL], figures[OURS]
-    rows = ["| pipeline | epoch | utterances/s | batch | evaluation | peak memory | GPU | speed-up |", "|---" * 8 + "|"]
+    original = figures[ORIGINAL]
+    ours = figures[OURS]
+    rows = [
+        "| pipeline | epoch | utterances/s | batch | evaluation | peak memory | GPU | speed-up |",
+        "|---" * 8 + "|",
+    ]
     for name in (ORIGINAL, OURS):
         one = figures[name]
         gpu = f"{one['gpu_percent']:.0f} %" if "gpu_percent" in one else "none"
         rows.append(
             f"| {name} | {one['epoch_seconds']:.2f} s | {one['utterances_per_second']:,.0f} "
             f"| {1000 * one['batch_seconds']:.1f} ms | {one['evaluation_seconds']:.2f} s "
-            f"| {human_bytes(one['peak_bytes'])} | {gpu} | {original['epoch_seconds'] / one['epoch_seconds']:.2f} |"
+            f"| {human_bytes(one['peak_bytes'])} | {gpu} | "
+            f"{original['epoch_seconds'] / one['epoch_seconds']:.2f} |"
         )
-    rows += ["", "| measure alone, without / with | batch | evaluation | peak memory |", "|---|---|---|---|"]
+    rows += [
+        "",
+        "| measure alone, without / with | batch | evaluation | peak memory |",
+        "|---|---|---|---|",
+    ]
     for name, one in figures.items():
         if name not in (ORIGINAL, OURS):
             # "without X" over ours, but ours over "with X": either way, above 1 the measure helps.
             without, with_it = (ours, one) if name.startswith("with ") else (one, ours)
             ratios = (
-                f"{without[key] / with_it[key]:.2f}" for key in ("batch_seconds", "evaluation_seconds", "peak_bytes")
+                f"{without[key] / with_it[key]:.2f}"
+                for key in ("batch_seconds", "evaluation_seconds", "peak_bytes")
             )
             rows.append(f"| {name.partition(' ')[2]} | {' | '.join(ratios)} |")
     rows += ["", f"overall speed-up: {original['epoch_seconds'] / ours['epoch_seconds']:.2f}"]
@@ -101,7 +125,9 @@ def serve_epochs(config: Config, name: str, num_batches: int) -> None:
     config = with_default_paths(config)
     with tempfile.TemporaryDirectory() as folder:
         config, share = _shortened(config, Path(folder), num_batches)
-        train, evaluate = (original_epoch if name == ORIGINAL else our_epoch)(_variant(config, name), Path(folder))
+        train, evaluate = (original_epoch if name == ORIGINAL else our_epoch)(
+            _variant(config, name), Path(folder)
+        )
         if name == "without inference mode":
             torch.inference_mode = torch.no_grad  # type: ignore[misc,assignment]
         serve(lambda: _measured(config, train, evaluate, share))
@@ -111,23 +137,31 @@ def _variant(config: Config, name: str) -> Config:
     if name == f"with {ACCUMULATED}":
         batch_size = max(1, config.data.batch_size // 2)
         pieces = 2 * config.training.accumulation_steps
-        return replaced(config, data={"batch_size": batch_size}, training={"accumulation_steps": pieces})
+        return replaced(
+            config, data={"batch_size": batch_size}, training={"accumulation_steps": pieces}
+        )
     return replaced(config, **WITHOUT.get(name.removeprefix("without "), {}))
 
 
 def _shortened(config: Config, folder: Path, num_batches: int) -> tuple[Config, float]:
-    """The configuration with at most `num_batches` batches of its list, and their share of the list."""
+    """The configuration with at most `num_batches` batches of its list, and their share of the
+    list.
+    """
     training = read_training_list(config.data.train_list)
     most = num_batches * config.data.batch_size * config.data.utterances_per_speaker
     if len(training) <= most:
         return config, 1.0
     rows = torch.randperm(len(training), generator=torch.Generator().manual_seed(0))[:most].tolist()
     names = [training.speakers[int(training.labels[row])] for row in rows]
-    write_training_list(folder / "part.txt", zip(names, (training.paths[row] for row in rows), strict=True))
+    write_training_list(
+        folder / "part.txt", zip(names, (training.paths[row] for row in rows), strict=True)
+    )
     return replaced(config, data={"train_list": str(folder / "part.txt")}), most / len(training)
 
 
-def _measured(config: Config, train: Callable[[], int], evaluate: Callable[[], None], share: float) -> dict[str, float]:
+def _measured(
+    config: Config, train: Callable[[], int], evaluate: Callable[[], None], share: float
+) -> dict[str, float]:
     """Figures of one epoch; `train` returns the number of utterances."""
     device = find_device(config.runtime)
     memory = Monitor(_memory_of_all_processes, "memory", sample_seconds=MEMORY_SAMPLE_SECONDS)
@@ -142,7 +176,10 @@ def _measured(config: Config, train: Callable[[], int], evaluate: Callable[[], N
     figures = {
         "epoch_seconds": (middle - start) / share + end - middle,
         "utterances_per_second": utterances / (middle - start),
-        "batch_seconds": (middle - start) / utterances * config.data.batch_size * config.data.utterances_per_speaker,
+        "batch_seconds": (middle - start)
+        / utterances
+        * config.data.batch_size
+        * config.data.utterances_per_speaker,
         "evaluation_seconds": end - middle,
         "peak_bytes": memory.peak,
     }
@@ -150,7 +187,9 @@ def _measured(config: Config, train: Callable[[], int], evaluate: Callable[[], N
 
 
 def _memory_of_all_processes() -> float:
-    """Memory of this process and its children; shared memory is counted once if the system reports it."""
+    """Memory of this process and its children; shared memory is counted once if the system reports
+    it.
+    """
     total = 0
     for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
         with contextlib.suppress(psutil.Error):
@@ -185,16 +224,19 @@ def our_epoch(config: Config, folder: Path) -> tuple[Callable[[], int], Callable
 
 
 def original_epoch(config: Config, folder: Path) -> tuple[Callable[[], int], Callable[[], None]]:
-    """The same work by the original pipeline: same number of utterances, same recordings to embed, same trials.
+    """The same work by the original pipeline: same number of utterances, same recordings to embed,
+    same trials.
 
     For networks without a plain definition it uses ours, in float32 and without channels_last.
     """
-    data, section = config.data, config.evaluation
+    data = config.data
+    section = config.evaluation
     generator = random.Random(config.runtime.seed)
     augmentation = None
     if config.augment.enabled and config.augment.noise_path and config.augment.rir_path:
         write_noise(config, folder)
-        noise, rooms = str(folder / "musan"), str(folder / "rirs")
+        noise = str(folder / "musan")
+        rooms = str(folder / "rirs")
         augmentation = classic.ClassicAugmentation(noise, rooms, data.crop_frames, generator)
     training = read_training_list(data.train_list)
     paths = [str(Path(data.train_path) / name) for name in training.paths]
@@ -202,9 +244,14 @@ def original_epoch(config: Config, folder: Path) -> tuple[Callable[[], int], Cal
     dataset = classic.ClassicTrainingSet(paths, labels, data.crop_frames, generator, augmentation)
     trials = read_trials(data.validation_list)
     recordings = [str(Path(data.validation_path) / name) for name in trials.names]
-    pairs = [(recordings[one], recordings[other]) for one, other in zip(trials.enrol, trials.test, strict=True)]
+    pairs = [
+        (recordings[one], recordings[other])
+        for one, other in zip(trials.enrol, trials.test, strict=True)
+    ]
     if trials.labels is None:
-        raise ValueError(f"{data.validation_list} has no labels; the benchmark computes the EER of its trials")
+        raise ValueError(
+            f"{data.validation_list} has no labels; the benchmark computes the EER of its trials"
+        )
     trial_labels = trials.labels
     torch.manual_seed(config.runtime.seed)
     dim = config.model.embedding_dim
@@ -215,13 +262,18 @@ def original_epoch(config: Config, folder: Path) -> tuple[Callable[[], int], Cal
         net = plain_model(config.model.name, front_end, dim, front_end.num_features)
     net = net.to(device)
     loss = PlainAMSoftmax(dim, max(labels) + 1, *margin_and_scale(config.loss)).to(device)
-    optimizer = torch.optim.Adam([*net.parameters(), *loss.parameters()], lr=config.optimizer.learning_rate)
+    optimizer = torch.optim.Adam(
+        [*net.parameters(), *loss.parameters()], lr=config.optimizer.learning_rate
+    )
 
     def train() -> int:
         net.train()
-        # Utterances in random order, like the shuffled sampler, so there are as many steps as in ours.
+        # Utterances in random order, like the shuffled sampler, so there are as many steps as in
+        # ours.
         rows = [[row] for row in torch.randperm(len(paths)).tolist()]
-        for crops, speakers in classic.training_loader(dataset, rows, data.batch_size, usable_cores()):
+        for crops, speakers in classic.training_loader(
+            dataset, rows, data.batch_size, usable_cores()
+        ):
             optimizer.zero_grad()
             value = loss(net(crops.squeeze(1).to(device)), speakers.to(device))
             value.backward()

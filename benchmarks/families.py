@@ -1,8 +1,8 @@
 """The suite `--models`: a training step and an embedding of each network, in turn in one process.
 
-Networks have their published sizes; batches are noise, so no data is needed. Precision, threads and memory follow the
-configuration. Compiling takes minutes per network, so it is measured only with `--compiled`, against the network's
-eager step.
+Networks have their published sizes; batches are noise, so no data is needed. Precision, threads and
+memory follow the configuration. Compiling takes minutes per network, so it is measured only with
+`--compiled`, against the network's eager step.
 """
 
 import contextlib
@@ -25,8 +25,10 @@ from speakernet.models.options import FAMILIES, MODELS
 from speakernet.options import lookup
 
 SMALLEST = tuple(next(iter(sizes)) for sizes in FAMILIES.values())
-# The first steps allocate memory and load kernels; the first step after another network has cold caches.
-WARMUP_RUNS, SETTLING_RUNS = 2, 1
+# The first steps allocate memory and load kernels; the first step after another network has cold
+# caches.
+WARMUP_RUNS = 2
+SETTLING_RUNS = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +50,9 @@ class ModelCosts:
     embedding_spread_seconds: float
 
 
-def measure_models(config: Config, names: Sequence[str], *, batch_size: int, rounds: int) -> list[ModelCosts]:
+def measure_models(
+    config: Config, names: Sequence[str], *, batch_size: int, rounds: int
+) -> list[ModelCosts]:
     """Time a step and an embedding of every network in turn, first all steps, then all embeddings.
 
     Args:
@@ -66,10 +70,15 @@ def measure_models(config: Config, names: Sequence[str], *, batch_size: int, rou
     configs = {name: published_config(config, name) for name in names}
     with tempfile.TemporaryDirectory() as folder:
         # Each trainer needs its own run folder.
-        steps = {name: trainer_step(one, Path(folder) / name, batch_size) for name, one in configs.items()}
+        steps = {
+            name: trainer_step(one, Path(folder) / name, batch_size)
+            for name, one in configs.items()
+        }
         trained = _in_turn(steps, rounds)
     del steps
-    embedded = _in_turn({name: embedding_run(one, batch_size) for name, one in configs.items()}, rounds)
+    embedded = _in_turn(
+        {name: embedding_run(one, batch_size) for name, one in configs.items()}, rounds
+    )
     return [
         ModelCosts(
             step.name,
@@ -103,8 +112,11 @@ class CompiledCosts:
     loss_difference: float
 
 
-def measure_compiled(config: Config, names: Sequence[str], *, batch_size: int, rounds: int) -> Iterator[CompiledCosts]:
-    """Time eager and compiled steps of one network after the other, yielding each result as it is done.
+def measure_compiled(
+    config: Config, names: Sequence[str], *, batch_size: int, rounds: int
+) -> Iterator[CompiledCosts]:
+    """Time eager and compiled steps of one network after the other, yielding each result as it is
+    done.
 
     Args:
         config: as in `measure_models`; `runtime.compile_scope` selects what is compiled.
@@ -124,7 +136,9 @@ def measure_compiled(config: Config, names: Sequence[str], *, batch_size: int, r
             eager_config = published_config(config, name)
             compiled_config = variant_config(eager_config, "default + compile")
             eager, eager_step = trainer_and_step(eager_config, Path(folder) / "eager", batch_size)
-            compiled, compiled_step = trainer_and_step(compiled_config, Path(folder) / "compiled", batch_size)
+            compiled, compiled_step = trainer_and_step(
+                compiled_config, Path(folder) / "compiled", batch_size
+            )
             eager_step()
             begin = time.perf_counter()
             compiled_step()
@@ -147,7 +161,9 @@ def measure_compiled(config: Config, names: Sequence[str], *, batch_size: int, r
 
 
 def published_config(config: Config, name: str) -> Config:
-    """The configuration with a network as published: embedding size, mel bands, front end and pooling."""
+    """The configuration with a network as published: embedding size, mel bands, front end and
+    pooling.
+    """
     trunk: Any = lookup(MODELS, name, "model").options
     mels = {"num_mels": trunk.published.mels} if trunk.published.mels else {}
     # Weights are random, so a backbone needs only its sizes, here WavLM-Base's.

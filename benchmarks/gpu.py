@@ -4,10 +4,10 @@
     python benchmarks/gpu.py --part correctness --out figures.json
     python benchmarks/gpu.py --device cpu --quick --out figures.json
 
-Parts: correctness (against the CPU in float32), steps (time and memory of each variant), roofline (share of the
-device's limits, and MFU), pipeline (training from disk to weights), evaluation, launches, ranks (one and several).
-Finished parts are stored in FILE and not run again; at the end a table of every part is printed. Without CUDA,
-measurements that need it are marked as missing.
+Parts: correctness (against the CPU in float32), steps (time and memory of each variant), roofline
+(share of the device's limits, and MFU), pipeline (training from disk to weights), evaluation,
+launches, ranks (one and several). Finished parts are stored in FILE and not run again; at the end a
+table of every part is printed. Without CUDA, measurements that need it are marked as missing.
 """
 
 import argparse
@@ -65,22 +65,40 @@ def measure(record: Record, setup: Setup, parts: Sequence[str]) -> bool:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
-    parser.add_argument("--part", action="append", choices=PARTS, help="only this part (can be repeated)")
-    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="default: a GPU, if any")
-    parser.add_argument("--quick", action="store_true", help="small sizes, only to check that the code runs")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON, with the table beside it as .md")
-    parser.add_argument("--folder", type=Path, help="for generated data (a few GB); default: a temporary folder")
+    parser.add_argument(
+        "--part", action="append", choices=PARTS, help="only this part (can be repeated)"
+    )
+    parser.add_argument(
+        "--device", choices=("auto", "cuda", "cpu"), default="auto", help="default: a GPU, if any"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="small sizes, only to check that the code runs"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="JSON, with the table beside it as .md",
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="for generated data (a few GB); default: a temporary folder"
+    )
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Measure, write, print; returns 1 if a comparison failed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_arguments(parser)
     arguments = parser.parse_args(words)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     has_gpu = torch.cuda.is_available()
     if arguments.device == "cuda" and not has_gpu:
-        raise SystemExit("--device cuda: torch sees no GPU; use --device cpu --quick to run the code")
+        raise SystemExit(
+            "--device cuda: torch sees no GPU; use --device cpu --quick to run the code"
+        )
     device = torch.device("cuda" if has_gpu and arguments.device != "cpu" else "cpu")
     with tempfile.TemporaryDirectory(prefix="speakernet-gpu-") as folder:
         setup = Setup(device, arguments.quick, arguments.folder or Path(folder))

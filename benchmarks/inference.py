@@ -1,8 +1,8 @@
 """The suites `--runtimes` and `--serving`: the cost of using a model file.
 
-Real-time factors (compute seconds per second of audio; below 1 is faster than real time) of torch as trained, torch
-with merged batch norms, and ONNX Runtime, one recording at a time; and the latency of a server for many parallel
-clients over loopback.
+Real-time factors (compute seconds per second of audio; below 1 is faster than real time) of torch
+as trained, torch with merged batch norms, and ONNX Runtime, one recording at a time; and the
+latency of a server for many parallel clients over loopback.
 """
 
 import asyncio
@@ -90,7 +90,9 @@ def measure_runtimes(name: str, rounds: int) -> list[Runtime]:
     folded = copy.deepcopy(net)
     fold_batch_norms(folded)
     content = onnx_bytes(ModelFile(net, {}))
-    waveform = 0.1 * np.random.default_rng(0).standard_normal((1, round(AUDIO_SECONDS * net.sample_rate)))
+    waveform = 0.1 * np.random.default_rng(0).standard_normal(
+        (1, round(AUDIO_SECONDS * net.sample_rate))
+    )
     clip = waveform.astype(np.float32)
     ways = {}
     for threads in THREADS:
@@ -100,7 +102,12 @@ def measure_runtimes(name: str, rounds: int) -> list[Runtime]:
     named = {f"{runtime}|{threads}": way for (runtime, threads), way in ways.items()}
     done = timings(run_in_turn(named, rounds=rounds, warmup=2, settle=1))
     return [
-        Runtime(name, *key, one.median_seconds / AUDIO_SECONDS, one.quartile_spread_seconds / AUDIO_SECONDS)
+        Runtime(
+            name,
+            *key,
+            one.median_seconds / AUDIO_SECONDS,
+            one.quartile_spread_seconds / AUDIO_SECONDS,
+        )
         for key, one in zip(ways, done, strict=True)
     ]
 
@@ -122,11 +129,14 @@ def measure_serving(model: Path, clients: int, rounds: int) -> Latency:
     thread.start()
     try:
         base = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        clips = [_wav(one, verifier.sample_rate) for one in synthetic_speech(8, verifier.sample_rate)]
+        clips = [
+            _wav(one, verifier.sample_rate) for one in synthetic_speech(8, verifier.sample_rate)
+        ]
         began = time.perf_counter()
         seconds = asyncio.run(_ask(base, clips, clients, rounds))
         taken = time.perf_counter() - began
-        num_batches, num_clips = service.batcher.num_batches, service.batcher.num_clips
+        num_batches = service.batcher.num_batches
+        num_clips = service.batcher.num_clips
     finally:
         server.should_exit = True
         thread.join()
@@ -149,7 +159,9 @@ async def _ask(base: str, clips: list[bytes], clients: int, rounds: int) -> list
         async with httpx.AsyncClient(base_url=base, timeout=300) as client:
             for row in range(rounds):
                 began = time.perf_counter()
-                answer = await client.post("/embed", files={"audio": ("a.wav", clips[(number + row) % len(clips)])})
+                answer = await client.post(
+                    "/embed", files={"audio": ("a.wav", clips[(number + row) % len(clips)])}
+                )
                 answer.raise_for_status()
                 waited.append(time.perf_counter() - began)
         return waited

@@ -1,4 +1,6 @@
-"""The suite `--loading`: our loader, embedding and scoring against the classic ones, and the memory of a worker."""
+"""The suite `--loading`: our loader, embedding and scoring against the classic ones, and the memory
+of a worker.
+"""
 
 import itertools
 import multiprocessing
@@ -91,7 +93,9 @@ def benchmark_config(
 
 
 def our_side(config: Config, num_batches: int) -> tuple[Way, TrainingLoader]:
-    """Batches of our loader on the CPU; every round is an epoch of warm-up batches and `num_batches` more."""
+    """Batches of our loader on the CPU; every round is an epoch of warm-up batches and
+    `num_batches` more.
+    """
     loader = build_training_loader(config, Inputs(config, CPU))
     epochs = itertools.count()
     running: list[Iterator[Batch]] = []
@@ -115,19 +119,28 @@ def our_side(config: Config, num_batches: int) -> tuple[Way, TrainingLoader]:
 def classic_side(config: Config, data: BenchmarkData, form: str, num_batches: int) -> Way:
     """The same batches by the classic pipeline."""
     generator = random.Random(config.runtime.seed)
-    frames, batch_size = config.data.crop_frames, config.data.batch_size
+    frames = config.data.crop_frames
+    batch_size = config.data.batch_size
     augmentation = None
     if config.augment.enabled:
-        noise, rooms = str(data.noise_path), str(data.rir_path)
+        noise = str(data.noise_path)
+        rooms = str(data.rir_path)
         augmentation = classic.ClassicAugmentation(noise, rooms, frames, generator)
-    dataset = classic.ClassicTrainingSet(data.paths(form), data.labels, frames, generator, augmentation)
+    dataset = classic.ClassicTrainingSet(
+        data.paths(form), data.labels, frames, generator, augmentation
+    )
     running: list[Any] = []
 
     def prepare() -> Any:
         # Deleting the iterator ends the workers of the last round.
         running.clear()
-        rows = [[generator.randrange(len(data.names))] for _ in range(batch_size * (num_batches + WARM_BATCHES))]
-        running.append(iter(classic.training_loader(dataset, rows, batch_size, int(config.data.num_workers))))
+        rows = [
+            [generator.randrange(len(data.names))]
+            for _ in range(batch_size * (num_batches + WARM_BATCHES))
+        ]
+        running.append(
+            iter(classic.training_loader(dataset, rows, batch_size, int(config.data.num_workers)))
+        )
         _skip(running[0], WARM_BATCHES)
         return running[0]
 
@@ -137,11 +150,15 @@ def classic_side(config: Config, data: BenchmarkData, form: str, num_batches: in
     return Way(run, prepare)
 
 
-def compare_loading(config: Config, data: BenchmarkData, num_batches: int, rounds: int) -> Iterator[Speedup]:
+def compare_loading(
+    config: Config, data: BenchmarkData, num_batches: int, rounds: int
+) -> Iterator[Speedup]:
     """Our loader against the classic one; yields each measure as it is done."""
     num_rows = config.data.batch_size * (num_batches + WARM_BATCHES)
 
-    def measure(name: str, form: str, wanted: float, classic_form: str = "wav", **changes: Any) -> Speedup:
+    def measure(
+        name: str, form: str, wanted: float, classic_form: str = "wav", **changes: Any
+    ) -> Speedup:
         made = benchmark_config(config, data, form, num_rows, **changes)
         ours, loader = our_side(made, num_batches)
         theirs = classic_side(made, data, classic_form, num_batches)
@@ -162,49 +179,71 @@ def compare_loading(config: Config, data: BenchmarkData, num_batches: int, round
         workers = f"{num_workers} worker{'s' if num_workers > 1 else ''}"
         yield measure(f"crops from PCM WAV, {workers}", "wav", 7, num_workers=num_workers)
         if data.has_noise:
-            yield measure(f"augmented five ways, {workers}", "wav", 7, augment=True, num_workers=num_workers)
+            yield measure(
+                f"augmented five ways, {workers}", "wav", 7, augment=True, num_workers=num_workers
+            )
         yield measure(f"packed corpus, {workers}", "packed", 12, num_workers=num_workers)
     if data.has_noise:
         yield _compare_worker_counts(config, data, num_batches, rounds)
 
 
-def _compare_worker_counts(config: Config, data: BenchmarkData, num_batches: int, rounds: int) -> Speedup:
+def _compare_worker_counts(
+    config: Config, data: BenchmarkData, num_batches: int, rounds: int
+) -> Speedup:
     num_rows = config.data.batch_size * (num_batches + WARM_BATCHES)
-    sides, loaders = [], []
+    sides = []
+    loaders = []
     for num_workers in (1, 2):
-        made = benchmark_config(config, data, "wav", num_rows, augment=True, num_workers=num_workers)
+        made = benchmark_config(
+            config, data, "wav", num_rows, augment=True, num_workers=num_workers
+        )
         side, loader = our_side(made, num_batches)
         sides.append(side)
         loaders.append(loader)
     try:
         names = ("one worker", "two workers")
-        return compare("augmented five ways", sides[0], sides[1], rounds=rounds, wanted=1.6, sides=names)
+        return compare(
+            "augmented five ways", sides[0], sides[1], rounds=rounds, wanted=1.6, sides=names
+        )
     finally:
         for loader in loaders:
             loader.close()
 
 
-def compare_evaluation(config: Config, data: BenchmarkData, num_utterances: int, rounds: int) -> Iterator[Speedup]:
-    """Embedding one utterance per batch or many together; scoring one trial at a time or all at once."""
+def compare_evaluation(
+    config: Config, data: BenchmarkData, num_utterances: int, rounds: int
+) -> Iterator[Speedup]:
+    """Embedding one utterance per batch or many together; scoring one trial at a time or all at
+    once.
+    """
     net = build_model(config)
     names = [f"{name}.wav" for name in data.names[:num_utterances]]
     paths = data.paths("wav")[:num_utterances]
     source = open_source(data.folder("wav"), config.data.sample_rate)
     section = config.evaluation
-    num_crops, frames = max(2, section.num_crops), section.eval_frames or 300
+    num_crops = max(2, section.num_crops)
+    frames = section.eval_frames or 300
 
     def theirs(_: None) -> int:
-        return len(classic.embed_one_by_one(net.eval(), paths, num_frames=frames, num_crops=num_crops))
+        return len(
+            classic.embed_one_by_one(net.eval(), paths, num_frames=frames, num_crops=num_crops)
+        )
 
     def ours(autocast: Callable[[], Any]) -> Callable[[None], int]:
-        options = section.model_copy(update={"eval_frames": frames, "num_crops": num_crops, "num_workers": 2})
+        options = section.model_copy(
+            update={"eval_frames": frames, "num_crops": num_crops, "num_workers": 2}
+        )
         return lambda _: len(embed_utterances(net, source, names, options, autocast=autocast))
 
     with on_one_core():
         for precision in dict.fromkeys(("no", config.runtime.precision)):
             made = build_precision(replaced(config, runtime={"precision": precision}), CPU)
-            title = f"evaluation embedding, {num_crops} crops of {frames} frames, precision {made.name}"
-            yield compare(title, Way(theirs), Way(ours(made.autocast)), rounds=rounds, unit="utterances")
+            title = (
+                f"evaluation embedding, {num_crops} crops of {frames} frames, precision {made.name}"
+            )
+            yield compare(
+                title, Way(theirs), Way(ours(made.autocast)), rounds=rounds, unit="utterances"
+            )
         yield _compare_scoring(rounds, num_crops=num_crops)
 
 
@@ -219,12 +258,20 @@ def _compare_scoring(rounds: int, num_crops: int, num_trials: int = 2000) -> Spe
     return compare("scoring by mean distance", theirs, ours, rounds=rounds, unit="trials")
 
 
-def measure_worker_memory(config: Config, data: BenchmarkData, num_rows: int = MILLION_ROWS) -> dict[str, Any]:
-    """Unique memory of forked and spawned loader workers, for a packed corpus and a list of a million rows."""
-    found: dict[str, Any] = {"num_rows": num_rows, "bare_interpreter_bytes": _bare_interpreter_bytes()}
+def measure_worker_memory(
+    config: Config, data: BenchmarkData, num_rows: int = MILLION_ROWS
+) -> dict[str, Any]:
+    """Unique memory of forked and spawned loader workers, for a packed corpus and a list of a
+    million rows.
+    """
+    found: dict[str, Any] = {
+        "num_rows": num_rows,
+        "bare_interpreter_bytes": _bare_interpreter_bytes(),
+    }
     made = benchmark_config(config, data, "packed", num_rows, num_workers=2)
     for method in multiprocessing.get_all_start_methods():
-        # Workers of a fork server are forks of a bare process and need as much memory as spawned ones.
+        # Workers of a fork server are forks of a bare process and need as much memory as spawned
+        # ones.
         if method not in ("fork", "spawn"):
             continue
         loader = build_training_loader(made, Inputs(made, CPU), start_method=method)
@@ -232,7 +279,9 @@ def measure_worker_memory(config: Config, data: BenchmarkData, num_rows: int = M
         try:
             # Enough for every worker to have touched what it needs.
             _skip(iter(loader), 4 * WARM_BATCHES)
-            workers = [child.pid for child in multiprocessing.active_children() if child.pid not in others]
+            workers = [
+                child.pid for child in multiprocessing.active_children() if child.pid not in others
+            ]
             found[f"{method}_bytes"] = [_unique_bytes(pid) for pid in workers if pid is not None]
         finally:
             loader.close()
@@ -251,5 +300,7 @@ def _unique_bytes(process_id: int) -> int:
 
 def _bare_interpreter_bytes() -> int:
     """Unique memory of a new interpreter that has only imported torch."""
-    result = subprocess.run([sys.executable, "-c", BARE_INTERPRETER], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", BARE_INTERPRETER], capture_output=True, text=True, check=True
+    )
     return int(result.stdout)

@@ -1,11 +1,12 @@
-"""A long list with a packed corpus: loading time, sampling time per epoch, memory per row of several processes.
+"""A long list with a packed corpus: loading time, sampling time per epoch, memory per row of
+several processes.
 
     python -m benchmarks.long_list --rows 1000000 10000000 --folder /disk/scratch
 
-Creates a list, and a corpus whose index has that many rows and whose samples are a sparse file. Every process loads
-list and lengths, builds the loader and plans an epoch, then waits for the others and reports its private memory
-(growth of `Anonymous` in `/proc/self/smaps_rollup`). The first start, which creates the lookup tables, has a separate
-row. Linux only.
+Creates a list, and a corpus whose index has that many rows and whose samples are a sparse file.
+Every process loads list and lengths, builds the loader and plans an epoch, then waits for the
+others and reports its private memory (growth of `Anonymous` in `/proc/self/smaps_rollup`). The
+first start, which creates the lookup tables, has a separate row. Linux only.
 """
 
 import argparse
@@ -28,12 +29,15 @@ from speakernet.config.schema import replaced
 from speakernet.data.packed import DESCRIPTION, FORMAT_NAME, INDEX, SAMPLES, describe_samples
 from speakernet.files import sha256_of
 
-UTTERANCE_SAMPLES, ROWS_AT_ONCE, ROWS_A_SPEAKER = 32_000, 100_000, 200
+UTTERANCE_SAMPLES = 32_000
+ROWS_AT_ONCE = 100_000
+ROWS_A_SPEAKER = 200
 
 
 def make(folder: Path, num_rows: int) -> tuple[Path, Path]:
     """Create a list and a corpus of `num_rows` rows."""
-    listed, corpus = folder / f"{num_rows}.txt", folder / f"corpus-{num_rows}"
+    listed = folder / f"{num_rows}.txt"
+    corpus = folder / f"corpus-{num_rows}"
     if (corpus / DESCRIPTION).exists():
         return listed, corpus
     corpus.mkdir(parents=True, exist_ok=True)
@@ -72,7 +76,12 @@ def pages() -> dict[str, int]:
 
 def config_of(listed: Path, corpus: Path) -> Config:
     """The configuration for training on the list, without augmentation."""
-    data = {"train_list": str(listed), "train_path": str(corpus), "num_workers": 0, "batch_size": 256}
+    data = {
+        "train_list": str(listed),
+        "train_path": str(corpus),
+        "num_workers": 0,
+        "batch_size": 256,
+    }
     return replaced(Config(), data=data, augment={"enabled": False}, loss={"name": "softmax"})
 
 
@@ -93,7 +102,14 @@ def work(listed: Path, corpus: Path, barrier: Any, results: Any) -> None:
     barrier.wait()
     found = pages()
     results.put(
-        (loaded - begin, built - loaded, planned - built, found["Anonymous"] - empty, found["Pss"], plan_digest)
+        (
+            loaded - begin,
+            built - loaded,
+            planned - built,
+            found["Anonymous"] - empty,
+            found["Pss"],
+            plan_digest,
+        )
     )
     barrier.wait()
 
@@ -101,9 +117,12 @@ def work(listed: Path, corpus: Path, barrier: Any, results: Any) -> None:
 def start(listed: Path, corpus: Path, count: int) -> tuple[float, list[tuple]]:
     """Seconds until `count` processes are ready, and their reports."""
     context = multiprocessing.get_context("spawn")
-    barrier, results = context.Barrier(count), context.Queue()
+    barrier = context.Barrier(count)
+    results = context.Queue()
     begin = time.perf_counter()
-    started = [context.Process(target=work, args=(listed, corpus, barrier, results)) for _ in range(count)]
+    started = [
+        context.Process(target=work, args=(listed, corpus, barrier, results)) for _ in range(count)
+    ]
     for process in started:
         process.start()
     found = [results.get() for _ in started]
@@ -115,24 +134,36 @@ def start(listed: Path, corpus: Path, count: int) -> tuple[float, list[tuple]]:
 
 def main() -> int:
     """Create what is missing and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1_000_000, 10_000_000], help="default %(default)s")
-    parser.add_argument("--processes", type=int, nargs="+", default=[1, 4], help="default %(default)s")
+    parser.add_argument(
+        "--rows", type=int, nargs="+", default=[1_000_000, 10_000_000], help="default %(default)s"
+    )
+    parser.add_argument(
+        "--processes", type=int, nargs="+", default=[1, 4], help="default %(default)s"
+    )
     arguments = parser.parse_args()
     os.environ["SPEAKERNET_CACHE"] = str(arguments.folder.absolute() / "cache")
-    sys.stdout.write("| rows | processes | all ready | list | loader | epoch plan | private bytes per row, total |\n")
+    sys.stdout.write(
+        "| rows | processes | all ready | list | loader | epoch plan | private bytes per row, "
+        "total |\n"
+    )
     sys.stdout.write("|---:|---:|---:|---:|---:|---:|---:|\n")
     for num_rows in arguments.rows:
         listed, corpus = make(arguments.folder.absolute(), num_rows)
-        for name, count in [("1, first start", 1), *((str(one), one) for one in arguments.processes)]:
+        for name, count in [
+            ("1, first start", 1),
+            *((str(one), one) for one in arguments.processes),
+        ]:
             seconds, found = start(listed, corpus, count)
             assert len({one[-1] for one in found}) == 1, "all processes plan the same epoch"
             load, build, plan = (max(one[place] for one in found) for place in range(3))
             private = sum(one[3] for one in found) / num_rows
             sys.stdout.write(
-                f"| {num_rows:,} | {name} | {seconds:.1f} s | {load:.1f} s | {build:.1f} s | {plan:.2f} s "
-                f"| {private:.1f} |\n"
+                f"| {num_rows:,} | {name} | {seconds:.1f} s | {load:.1f} s | {build:.1f} s | "
+                f"{plan:.2f} s | {private:.1f} |\n"
             )
             sys.stdout.flush()
     return 0

@@ -1,11 +1,12 @@
-"""Rows per second and bytes per row of a packed corpus in object storage, compared with the same corpus on disk.
+"""Rows per second and bytes per row of a packed corpus in object storage, compared with the same
+corpus on disk.
 
     python -m benchmarks.object_storage --folder /disk/scratch --megabytes 400 --rounds 3
 
-Creates a sharded corpus in the folder if missing, and in an S3 server on this machine (moto's, in a separate process,
-which keeps it in memory and delays every answer). Each run is an epoch of batches of two-second crops in training
-order, starting with an empty cache that fits half of the corpus; batches are made in this process and discarded.
-Needs the extra s3, boto3 and moto[server].
+Creates a sharded corpus in the folder if missing, and in an S3 server on this machine (moto's, in a
+separate process, which keeps it in memory and delays every answer). Each run is an epoch of batches
+of two-second crops in training order, starting with an empty cache that fits half of the corpus;
+batches are made in this process and discarded. Needs the extra s3, boto3 and moto[server].
 """
 
 import argparse
@@ -61,8 +62,11 @@ def serve(delay_seconds: Any, sent: Any, port: Any) -> None:
 class Course:
     """Epochs from one storage location."""
 
-    def __init__(self, address: str, cache_gigabytes: float, batch_size: int, buffer: int, *served: Any) -> None:
-        self.address, self.cache_gigabytes = address, cache_gigabytes
+    def __init__(
+        self, address: str, cache_gigabytes: float, batch_size: int, buffer: int, *served: Any
+    ) -> None:
+        self.address = address
+        self.cache_gigabytes = cache_gigabytes
         self.sent, self.delay_seconds, self.wanted_delay = served or (None, None, 0.0)
         self.options = DataOptions(batch_size=batch_size, shuffle_buffer=buffer)
         self.bytes_a_row: list[float] = []
@@ -90,7 +94,9 @@ class Course:
         plan = sampler.epoch(0)
         speeds = np.zeros(self.options.batch_size, dtype=np.int64)
         requests = [
-            BatchRequest(0, plan.rows[plan.bounds[one] : plan.bounds[one + 1]], speeds, CROP_SAMPLES, one)
+            BatchRequest(
+                0, plan.rows[plan.bounds[one] : plan.bounds[one + 1]], speeds, CROP_SAMPLES, one
+            )
             for one in range(len(plan))
         ]
         return [(maker, requests, cache)]
@@ -99,42 +105,61 @@ class Course:
         maker, requests, _cache = ready.pop()
         before = self.sent.value if self.sent else 0
         num_rows = sum(len(request.rows) for request, _, _ in maker.run(requests))
-        self.bytes_a_row.append((self.sent.value - before if self.sent else 2 * CROP_SAMPLES * num_rows) / num_rows)
+        self.bytes_a_row.append(
+            (self.sent.value - before if self.sent else 2 * CROP_SAMPLES * num_rows) / num_rows
+        )
         return num_rows
 
 
 def main() -> int:
     """Create the corpus if missing, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--folder", type=Path, required=True, help="folder on the disk to measure")
-    parser.add_argument("--megabytes", type=int, default=400, help="size of the corpus (default %(default)s)")
+    parser.add_argument(
+        "--megabytes", type=int, default=400, help="size of the corpus (default %(default)s)"
+    )
     parser.add_argument("--shards", type=int, default=16, help="shards (default %(default)s)")
-    parser.add_argument("--batch_size", type=int, default=64, help="crops of 2 s per batch (default %(default)s)")
-    parser.add_argument("--delays", type=float, nargs="+", default=[0.0, 20.0, 100.0], help="ms before every answer")
+    parser.add_argument(
+        "--batch_size", type=int, default=64, help="crops of 2 s per batch (default %(default)s)"
+    )
+    parser.add_argument(
+        "--delays", type=float, nargs="+", default=[0.0, 20.0, 100.0], help="ms before every answer"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="rounds (default %(default)s)")
     arguments = parser.parse_args()
     corpus = arguments.folder.absolute() / NAME
     num_rows = arguments.megabytes * 1_000_000 // (2 * UTTERANCE_SAMPLES)
 
     def write(address: str) -> None:
-        pack_to_address(Noise(num_rows), address, WHOLE, arguments.shards, sample_rate=16_000, num_threads=2)
+        pack_to_address(
+            Noise(num_rows), address, WHOLE, arguments.shards, sample_rate=16_000, num_threads=2
+        )
 
     write(f"file://{corpus}")
-    context, few = multiprocessing.get_context("spawn"), (arguments.megabytes / 1073.74, arguments.batch_size)
-    delay_seconds, sent, port = context.Value("d", 0.0), context.Value("q", 0), context.Value("i", 0)
+    context = multiprocessing.get_context("spawn")
+    few = (arguments.megabytes / 1073.74, arguments.batch_size)
+    delay_seconds = context.Value("d", 0.0)
+    sent = context.Value("q", 0)
+    port = context.Value("i", 0)
     server = context.Process(target=serve, args=(delay_seconds, sent, port), daemon=True)
     server.start()
     while not port.value:
         time.sleep(0.01)
     keys = dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "benchmark")
-    os.environ.update(keys, AWS_DEFAULT_REGION="us-east-1", AWS_ENDPOINT_URL=f"http://127.0.0.1:{port.value}")
+    os.environ.update(
+        keys, AWS_DEFAULT_REGION="us-east-1", AWS_ENDPOINT_URL=f"http://127.0.0.1:{port.value}"
+    )
     boto3.client("s3").create_bucket(Bucket="benchmark")
     write(address := f"s3://benchmark/{NAME}")
     courses = {"disk, fully shuffled": Course(str(corpus), *few, num_rows // 4)}
     for delay in arguments.delays:
         served = sent, delay_seconds, delay / 1000
         courses[f"S3, {delay:g} ms"] = Course(address, 0.5 * few[0], few[1], num_rows // 4, *served)
-    samples = run_in_turn({name: course.way() for name, course in courses.items()}, rounds=arguments.rounds, warmup=1)
+    samples = run_in_turn(
+        {name: course.way() for name, course in courses.items()}, rounds=arguments.rounds, warmup=1
+    )
     sys.stdout.write("| from | rows per second | bytes per row |\n|---|---:|---:|\n")
     for name, course in courses.items():
         rates = samples[name].rates

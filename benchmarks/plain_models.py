@@ -1,9 +1,11 @@
 """The classic networks in plain torch, as a reference for measuring the trainer's step.
 
-Ours differ in memory layout, in-place operations and recomputation; results and parameters are the same. Parameter
-names here are voxceleb_trainer's, whose checkpoints fit both. Only benchmarks use these networks.
+Ours differ in memory layout, in-place operations and recomputation; results and parameters are the
+same. Parameter names here are voxceleb_trainer's, whose checkpoints fit both. Only benchmarks use
+these networks.
 
-Source: github.com/clovaai/voxceleb_trainer, models/ResNetSE34L.py, ResNetSE34V2.py, VGGVox.py, loss/amsoftmax.py.
+Source: github.com/clovaai/voxceleb_trainer, models/ResNetSE34L.py, ResNetSE34V2.py, VGGVox.py,
+loss/amsoftmax.py.
 """
 
 from collections.abc import Callable
@@ -25,7 +27,10 @@ class PlainGate(nn.Module):
         super().__init__()
         self.avg_pool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Sequential(
-            nn.Linear(channels, channels // 8), nn.ReLU(inplace=True), nn.Linear(channels // 8, channels), nn.Sigmoid()
+            nn.Linear(channels, channels // 8),
+            nn.ReLU(inplace=True),
+            nn.Linear(channels // 8, channels),
+            nn.Sigmoid(),
         )
 
     def forward(self, features: Tensor) -> Tensor:
@@ -48,7 +53,8 @@ class PlainBlock(nn.Module):
         self.downsample: nn.Module = nn.Identity()
         if stride != 1 or channels_in != channels:
             self.downsample = nn.Sequential(
-                nn.Conv2d(channels_in, channels, 1, stride=stride, bias=False), nn.BatchNorm2d(channels)
+                nn.Conv2d(channels_in, channels, 1, stride=stride, bias=False),
+                nn.BatchNorm2d(channels),
             )
 
     def forward(self, features: Tensor) -> Tensor:
@@ -59,9 +65,13 @@ class PlainBlock(nn.Module):
 
 
 class PlainResNetSE(nn.Module):
-    """ResNetSE34L with SAP, or ResNetSE34V2 with ASP: waveforms (batch, samples) -> embeddings (batch, dim)."""
+    """ResNetSE34L with SAP, or ResNetSE34V2 with ASP: waveforms (batch, samples) -> embeddings
+    (batch, dim).
+    """
 
-    def __init__(self, front_end: nn.Module, embedding_dim: int, *, num_mels: int, is_light: bool) -> None:
+    def __init__(
+        self, front_end: nn.Module, embedding_dim: int, *, num_mels: int, is_light: bool
+    ) -> None:
         super().__init__()
         self.front_end = front_end
         self.is_light = is_light
@@ -75,8 +85,13 @@ class PlainResNetSE(nn.Module):
         self.bn1 = nn.BatchNorm2d(widths[0])
         self.relu = nn.ReLU(inplace=True)
         channels_in = widths[0]
-        for number, (width, count, stride) in enumerate(zip(widths, BLOCKS, strides, strict=True), start=1):
-            blocks = [PlainBlock(channels_in, width, stride), *(PlainBlock(width, width, 1) for _ in range(count - 1))]
+        for number, (width, count, stride) in enumerate(
+            zip(widths, BLOCKS, strides, strict=True), start=1
+        ):
+            blocks = [
+                PlainBlock(channels_in, width, stride),
+                *(PlainBlock(width, width, 1) for _ in range(count - 1)),
+            ]
             setattr(self, f"layer{number}", nn.Sequential(*blocks))
             channels_in = width
         if is_light:
@@ -105,7 +120,9 @@ class PlainResNetSE(nn.Module):
         hidden = self.relu(self.bn1(hidden)) if self.is_light else self.bn1(self.relu(hidden))
         for number in range(1, len(BLOCKS) + 1):
             hidden = getattr(self, f"layer{number}")(hidden)
-        return self.fc(self._self_attentive(hidden) if self.is_light else self._attentive_statistics(hidden))
+        return self.fc(
+            self._self_attentive(hidden) if self.is_light else self._attentive_statistics(hidden)
+        )
 
     def _self_attentive(self, hidden: Tensor) -> Tensor:
         frames = hidden.mean(dim=2).transpose(1, 2)  # (batch, frames, channels)
@@ -116,7 +133,8 @@ class PlainResNetSE(nn.Module):
         frames = hidden.flatten(1, 2)  # (batch, channels x mels, frames)
         weights = self.attention(frames)
         mean = (frames * weights).sum(dim=2)
-        # The original's floor: the variance of equal frames may round below 0, and the root's slope at 0 is infinite.
+        # The original's floor: the variance of equal frames may round below 0, and the root's slope
+        # at 0 is infinite.
         deviation = ((frames**2 * weights).sum(dim=2) - mean**2).clamp(min=1e-5).sqrt()
         return torch.cat((mean, deviation), dim=1)
 
@@ -157,7 +175,8 @@ class PlainAMSoftmax(nn.Module):
 
     def __init__(self, embedding_dim: int, num_classes: int, margin: float, scale: float) -> None:
         super().__init__()
-        self.margin, self.scale = margin, scale
+        self.margin = margin
+        self.scale = scale
         self.W = nn.Parameter(torch.empty(embedding_dim, num_classes))
         nn.init.xavier_normal_(self.W)
 
@@ -169,14 +188,19 @@ class PlainAMSoftmax(nn.Module):
 
 
 PLAIN_MODELS: dict[str, Callable[[nn.Module, int, int], nn.Module]] = {
-    "ResNetSE34L": lambda front_end, dim, num_mels: PlainResNetSE(front_end, dim, num_mels=num_mels, is_light=True),
-    "ResNetSE34V2": lambda front_end, dim, num_mels: PlainResNetSE(front_end, dim, num_mels=num_mels, is_light=False),
+    "ResNetSE34L": lambda front_end, dim, num_mels: PlainResNetSE(
+        front_end, dim, num_mels=num_mels, is_light=True
+    ),
+    "ResNetSE34V2": lambda front_end, dim, num_mels: PlainResNetSE(
+        front_end, dim, num_mels=num_mels, is_light=False
+    ),
     "VGGVox": lambda front_end, dim, num_mels: PlainVGGVox(front_end, dim),
 }
 
 
 def plain_model(name: str, front_end: nn.Module, embedding_dim: int, num_mels: int) -> nn.Module:
-    """A network in plain torch, by name; `front_end` maps (batch, samples) to (batch, mels, frames).
+    """A network in plain torch, by name; `front_end` maps (batch, samples) to (batch, mels,
+    frames).
 
     Raises:
         ValueError: there is no plain definition of the network.

@@ -1,7 +1,9 @@
-"""The suite `--scoring`: scoring, normalisation and metrics at full size (optionally embedding, see `embedding.py`).
+"""The suite `--scoring`: scoring, normalisation and metrics at full size (optionally embedding, see
+`embedding.py`).
 
-Embeddings are random, in the sizes of common evaluation lists. Each part runs in a separate process, so that its peak
-memory (including interpreter and torch) is not affected by the other parts. Figures are medians after one warm-up run.
+Embeddings are random, in the sizes of common evaluation lists. Each part runs in a separate
+process, so that its peak memory (including interpreter and torch) is not affected by the other
+parts. Figures are medians after one warm-up run.
 """
 
 import concurrent.futures
@@ -27,11 +29,17 @@ from speakernet.evaluation.scoring import (
 from speakernet.machine.memory import process_peak_bytes
 
 # VoxCeleb1-O: this many utterances, each enrolled in eight trials.
-LIST_UTTERANCES, TRIALS_EACH = 4715, 8
-CROPS, LIST_DIM, LARGE_DIM = 10, 512, 256
+LIST_UTTERANCES = 4715
+TRIALS_EACH = 8
+CROPS = 10
+LIST_DIM = 512
+LARGE_DIM = 256
 MILLION = 1_000_000
 # The size of VoxCeleb1-E, against as many speakers as VoxCeleb2 has.
-NORM_TRIALS, NORM_UTTERANCES, COHORT, TOP = 580_000, 145_000, 6000, 300
+NORM_TRIALS = 580_000
+NORM_UTTERANCES = 145_000
+COHORT = 6000
+TOP = 300
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,11 +76,15 @@ def cosine(generator: np.random.Generator, trials: str) -> tuple[str, int, Calla
     """Cosine scores of a list of VoxCeleb1-O's size."""
     num_utterances, enrol, test = _list(generator, trials)
     units = mean_embeddings(_normal(generator, num_utterances, LIST_DIM))
-    name = f"cosine, {len(enrol):,} trials over {num_utterances:,} utterances, {LIST_DIM} dimensions"
+    name = (
+        f"cosine, {len(enrol):,} trials over {num_utterances:,} utterances, {LIST_DIM} dimensions"
+    )
     return name, len(enrol), lambda: cosine_scores(units, enrol, test)
 
 
-def mean_distance(generator: np.random.Generator, trials: str) -> tuple[str, int, Callable[[], object]]:
+def mean_distance(
+    generator: np.random.Generator, trials: str
+) -> tuple[str, int, Callable[[], object]]:
     """The same list, with voxceleb_trainer's score."""
     num_utterances, enrol, test = _list(generator, trials)
     crops = _normal(generator, num_utterances, CROPS, LIST_DIM)
@@ -115,7 +127,10 @@ def all_metrics(generator: np.random.Generator, _: str) -> tuple[str, int, Calla
 
     def run() -> tuple[object, ...]:
         rates = metrics.error_rates(scores, labels)
-        costs = [(metrics.min_dcf_point(rates, p), metrics.act_dcf(rates, p)) for p in (0.01, 0.05, 0.001)]
+        costs = [
+            (metrics.min_dcf_point(rates, p), metrics.act_dcf(rates, p))
+            for p in (0.01, 0.05, 0.001)
+        ]
         return (
             metrics.equal_error_point(rates),
             metrics.hull_eer_percent(rates),
@@ -180,7 +195,11 @@ def _list(generator: np.random.Generator, trials: str) -> tuple[int, np.ndarray,
         read = read_trials(trials)
         return len(read.names), read.enrol, read.test
     enrol = np.repeat(np.arange(LIST_UTTERANCES, dtype=np.int32), TRIALS_EACH)
-    return LIST_UTTERANCES, enrol, generator.integers(0, LIST_UTTERANCES, len(enrol), dtype=np.int32)
+    return (
+        LIST_UTTERANCES,
+        enrol,
+        generator.integers(0, LIST_UTTERANCES, len(enrol), dtype=np.int32),
+    )
 
 
 def _normal(generator: np.random.Generator, *shape: int) -> np.ndarray:

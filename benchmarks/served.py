@@ -1,6 +1,7 @@
 """A callable in a separate process that runs on request, for comparing settings of a process.
 
-The two ends exchange lines: every line of input requests one run, and the answer is a line with its figures as JSON.
+The two ends exchange lines: every line of input requests one run, and the answer is a line with its
+figures as JSON.
 """
 
 import contextlib
@@ -25,7 +26,9 @@ def own_command(*arguments: str) -> list[str]:
 
 
 def own_environment(*, huge_pages: bool) -> dict[str, str]:
-    """This process's environment with torch's huge pages on or off, which torch reads only when it is imported."""
+    """This process's environment with torch's huge pages on or off, which torch reads only when it
+    is imported.
+    """
     return {**os.environ, HUGE_PAGES: "1" if huge_pages else "0"}
 
 
@@ -50,8 +53,11 @@ class ServedProcess:
         figures: the figures of each run.
     """
 
-    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-        self.name, self.figures = name, list[dict[str, float]]()
+    def __init__(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.name = name
+        self.figures = list[dict[str, float]]()
         # A file, not a pipe: it is not read while the process runs, and a full pipe would block.
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
@@ -81,7 +87,9 @@ class ServedProcess:
             errors = self._errors.read().strip()[-500:]
             # Windows has neither this signal nor negative exit statuses.
             if status < 0 and status == -getattr(signal, "SIGKILL", 0):
-                errors += "\nThe system killed the process, probably out of memory. Use a smaller batch."
+                errors += (
+                    "\nThe system killed the process, probably out of memory. Use a smaller batch."
+                )
             raise ValueError(f"{self.name!r} failed (status {status}): {errors}") from None
         return 1
 
@@ -96,7 +104,11 @@ class ServedProcess:
 
 
 def time_processes(
-    commands: Mapping[str, tuple[Sequence[str], Mapping[str, str]]], *, rounds: int, warmup: int = 1, settle: int = 0
+    commands: Mapping[str, tuple[Sequence[str], Mapping[str, str]]],
+    *,
+    rounds: int,
+    warmup: int = 1,
+    settle: int = 0,
 ) -> list[Timing]:
     """Start all processes and time a run of each in turn; the first is the reference.
 
@@ -112,6 +124,8 @@ def time_processes(
     with contextlib.ExitStack() as stack:
         ways = {}
         for name, (command, environment) in commands.items():
-            process = stack.enter_context(contextlib.closing(ServedProcess(name, command, environment)))
+            process = stack.enter_context(
+                contextlib.closing(ServedProcess(name, command, environment))
+            )
             ways[name] = Way(process.run)
         return timings(run_in_turn(ways, rounds=rounds, warmup=warmup, settle=settle))

@@ -1,11 +1,13 @@
-"""Memory, traffic and step time of a head with many speakers on two processes, replicated or sharded.
+"""Memory, traffic and step time of a head with many speakers on two processes, replicated or
+sharded.
 
     python -m benchmarks.sharded_head --speakers 6000 100000 1000000
-    python -m benchmarks.sharded_head --network ResNet34                  traffic of a step of the network itself
+    python -m benchmarks.sharded_head --network ResNet34                  traffic of a step of the
+    network itself
 
-Two processes communicate by gloo over the loopback device, whose byte counter is read before and after the steps.
-Replicated heads are trained with torch's DistributedDataParallel, sharded ones as with `loss.sharded: on`. Results are
-in benchmarks/measurements.md.
+Two processes communicate by gloo over the loopback device, whose byte counter is read before and
+after the steps. Replicated heads are trained with torch's DistributedDataParallel, sharded ones as
+with `loss.sharded: on`. Results are in benchmarks/measurements.md.
 """
 
 import argparse
@@ -31,7 +33,8 @@ from speakernet.parallel import distributed
 from speakernet.parallel.sync_norm import synchronize_norms
 
 RANKS = 2
-LEARNING_RATE, MOMENTUM = 0.1, 0.9
+LEARNING_RATE = 0.1
+MOMENTUM = 0.9
 CROP_SAMPLES = 8_000
 """Length of the network's crops, which does not affect its traffic."""
 
@@ -53,17 +56,22 @@ class Measured:
     seconds: float
 
 
-def measure(rank: int, folder: str, num_speakers: int, is_shared: bool, dim: int, batch: int, steps: int) -> None:
+def measure(
+    rank: int, folder: str, num_speakers: int, is_shared: bool, dim: int, batch: int, steps: int
+) -> None:
     """Train a head for some steps, and write the figures to the folder."""
     torch.set_num_threads(1)
-    torch_distributed.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=RANKS)
+    torch_distributed.init_process_group(
+        "gloo", f"file://{folder}/meet", rank=rank, world_size=RANKS
+    )
     generator = torch.Generator().manual_seed(rank)
     # Warm up: torch's own memory in the first step is not the head's.
     _train(AAMSoftmax(AAMSoftmaxOptions(), dim, 64), dim, batch, 1, generator)
     _train(AAMSoftmax(AAMSoftmaxOptions(), dim, 64), dim, batch, 1, generator, rank)
     gc.collect()
     before = _memory("VmRSS")
-    # Created whole even if sharded, as at the start of a run; it is cut before anything is measured.
+    # Created whole even if sharded, as at the start of a run; it is cut before anything is
+    # measured.
     head = AAMSoftmax(AAMSoftmaxOptions(), dim, num_speakers)
     times, sent = _train(head, dim, batch, steps, generator, rank if is_shared else None)
     found = Measured(_memory("VmRSS") - before, _memory("VmHWM") - before, sent, min(times))
@@ -73,15 +81,25 @@ def measure(rank: int, folder: str, num_speakers: int, is_shared: bool, dim: int
 
 
 def _train(
-    head: AAMSoftmax, dim: int, batch: int, steps: int, generator: torch.Generator, rank: int | None = None
+    head: AAMSoftmax,
+    dim: int,
+    batch: int,
+    steps: int,
+    generator: torch.Generator,
+    rank: int | None = None,
 ) -> tuple[list[float], int]:
-    """Seconds of each step but the first, and bytes sent per process and step; with a rank, the head is sharded."""
+    """Seconds of each step but the first, and bytes sent per process and step; with a rank, the
+    head is sharded.
+    """
     if rank is not None:
         shard(head, rank, RANKS)
     trained = DistributedDataParallel(head, gradient_as_bucket_view=True) if rank is None else head
-    optimizer = torch.optim.SGD(head.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM, nesterov=True, fused=True)
+    optimizer = torch.optim.SGD(
+        head.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM, nesterov=True, fused=True
+    )
     num_speakers = head.num_classes
-    times, sent = [], 0
+    times = []
+    sent = 0
     for step in range(steps + 1):
         embeddings = torch.randn((batch, dim), generator=generator, requires_grad=True)
         labels = torch.randint(num_speakers, (batch,), generator=generator)
@@ -107,9 +125,13 @@ def _gathered(rows: torch.Tensor) -> torch.Tensor:
 
 
 def measure_network(rank: int, folder: str, name: str, steps: int) -> None:
-    """Train a network for some steps of two crops, and write the bytes sent per process and step to the folder."""
+    """Train a network for some steps of two crops, and write the bytes sent per process and step to
+    the folder.
+    """
     torch.set_num_threads(1)
-    torch_distributed.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=RANKS)
+    torch_distributed.init_process_group(
+        "gloo", f"file://{folder}/meet", rank=rank, world_size=RANKS
+    )
     net = SpeakerNet.named(name)
     synchronize_norms(net, torch.device("cpu"))
     trained = DistributedDataParallel(net, gradient_as_bucket_view=True, broadcast_buffers=False)
@@ -121,7 +143,9 @@ def measure_network(rank: int, folder: str, name: str, steps: int) -> None:
         trained(torch.randn(2, CROP_SAMPLES)).square().mean().backward()
         net.zero_grad(set_to_none=False)
     distributed.barrier()
-    Path(folder, f"rank{rank}.json").write_text(json.dumps((_loopback_bytes() - sent) // steps // RANKS))
+    Path(folder, f"rank{rank}.json").write_text(
+        json.dumps((_loopback_bytes() - sent) // steps // RANKS)
+    )
     torch_distributed.destroy_process_group()
 
 
@@ -135,7 +159,9 @@ def sent_by_network(name: str, steps: int) -> int:
 def run(num_speakers: int, is_shared: bool, dim: int, batch: int, steps: int) -> list[Measured]:
     """Start both processes and read their figures."""
     with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(measure, (folder, num_speakers, is_shared, dim, batch, steps), nprocs=RANKS)  # type: ignore[no-untyped-call]
+        multiprocessing.spawn(
+            measure, (folder, num_speakers, is_shared, dim, batch, steps), nprocs=RANKS
+        )  # type: ignore[no-untyped-call]
         texts = [Path(folder, f"rank{rank}.json").read_text() for rank in range(RANKS)]
     return [Measured(**json.loads(text)) for text in texts]
 
@@ -145,25 +171,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--speakers", type=int, nargs="+", default=[6_000, 100_000, 1_000_000])
     parser.add_argument("--dim", type=int, default=192, help="size of the embeddings")
     parser.add_argument("--batch", type=int, default=32, help="utterances per process")
-    parser.add_argument("--steps", type=int, default=3, help="measured steps, after one warm-up step")
-    parser.add_argument("--network", metavar="NAME", help="measure the traffic of this network instead of a head")
+    parser.add_argument(
+        "--steps", type=int, default=3, help="measured steps, after one warm-up step"
+    )
+    parser.add_argument(
+        "--network", metavar="NAME", help="measure the traffic of this network instead of a head"
+    )
 
 
 def main() -> int:
     """Print a line for each number of speakers, with a replicated and a sharded head."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_arguments(parser)
     arguments = parser.parse_args()
     if arguments.network:
         num_bytes = sent_by_network(arguments.network, arguments.steps)
-        sys.stdout.write(f"{arguments.network}: {num_bytes / 1e6:.1f} MB sent per step and process\n")
+        sys.stdout.write(
+            f"{arguments.network}: {num_bytes / 1e6:.1f} MB sent per step and process\n"
+        )
         return 0
-    sys.stdout.write("| speakers | head | weights, gradients, momentum | peak in a step | sent per step | step |\n")
+    sys.stdout.write(
+        "| speakers | head | weights, gradients, momentum | peak in a step | sent per step | step "
+        "|\n"
+    )
     sys.stdout.write("|---:|---|---:|---:|---:|---:|\n")
     for num_speakers in arguments.speakers:
         for is_shared in (False, True):
             ranks = run(num_speakers, is_shared, arguments.dim, arguments.batch, arguments.steps)
-            worst = [max(getattr(one, name) for one in ranks) for name in ("head_bytes", "peak_bytes", "sent_bytes")]
+            worst = [
+                max(getattr(one, name) for one in ranks)
+                for name in ("head_bytes", "peak_bytes", "sent_bytes")
+            ]
             seconds = max(one.seconds for one in ranks)
             words = " | ".join(human_bytes(one) for one in worst)
             kind = "sharded" if is_shared else "replicated"
@@ -180,7 +220,11 @@ def _memory(name: str) -> int:
 
 def _loopback_bytes() -> int:
     """Bytes sent through the loopback device so far, by all processes of the machine."""
-    line = next(one for one in Path("/proc/net/dev").read_text().splitlines() if one.strip().startswith("lo:"))
+    line = next(
+        one
+        for one in Path("/proc/net/dev").read_text().splitlines()
+        if one.strip().startswith("lo:")
+    )
     return int(line.split(":")[1].split()[8])
 
 

@@ -1,8 +1,10 @@
-"""Estimated GPU memory of each stage of a recipe with a pretrained backbone, computed on a CPU, not measured on a GPU.
+"""Estimated GPU memory of each stage of a recipe with a pretrained backbone, computed on a CPU, not
+measured on a GPU.
 
-Weights, gradients and moments follow from the number of parameters. Activations are extrapolated, to all layers and to
-the batch, from what two and three layers of the backbone save for the backward pass with two and four utterances
-(layers after the first are alike). Not included: workspace of kernels, the CUDA context, fragmentation and validation.
+Weights, gradients and moments follow from the number of parameters. Activations are extrapolated,
+to all layers and to the batch, from what two and three layers of the backbone save for the backward
+pass with two and four utterances (layers after the first are alike). Not included: workspace of
+kernels, the CUDA context, fragmentation and validation.
 
     python -m benchmarks.stage_memory voxceleb/w2v_bert.yaml --speakers 5994
 """
@@ -20,7 +22,12 @@ from speakernet.data.audio import crop_samples
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.training.compiling import activation_bytes
 
-LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
+LARGE = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+}
 BACKBONES: dict[str, dict[str, Any]] = {
     "facebook/w2v-bert-2.0": {"model_type": "wav2vec2-bert", **LARGE},
     "microsoft/wavlm-large": {
@@ -40,21 +47,30 @@ class Count(NamedTuple):
     parameters: float
     trained: float
     kept_once: float
-    """Bytes saved for the backward pass independent of the number of utterances: weights in 16 bits."""
+    """Bytes saved for the backward pass independent of the number of utterances: weights in 16
+    bits."""
     kept_each: float
     """Bytes saved per utterance."""
 
 
-def count(config: Config, backbone: Mapping[str, Any], dtype: torch.dtype = torch.bfloat16) -> Count:
+def count(
+    config: Config, backbone: Mapping[str, Any], dtype: torch.dtype = torch.bfloat16
+) -> Count:
     """The network of a stage with a backbone, extrapolated from two networks with few layers."""
-    few, more = (_count_small(config, {**backbone, "num_hidden_layers": layers}, dtype) for layers in (2, 3))
+    few, more = (
+        _count_small(config, {**backbone, "num_hidden_layers": layers}, dtype) for layers in (2, 3)
+    )
     layers = backbone["num_hidden_layers"] - 2
     return Count(*[one + layers * (other - one) for one, other in zip(few, more, strict=True)])
 
 
 def _count_small(config: Config, backbone: Mapping[str, Any], dtype: torch.dtype) -> Count:
     options = config.model.options.model_copy(update={"config": dict(backbone)})
-    net = SpeakerNet(config.model.model_copy(update={"options": options}), config.frontend, config.data.sample_rate)
+    net = SpeakerNet(
+        config.model.model_copy(update={"options": options}),
+        config.frontend,
+        config.data.sample_rate,
+    )
     net.trunk.tune(options, net)
     parameters = sum(one.numel() for one in net.parameters())
     trained = sum(one.numel() for one in net.parameters() if one.requires_grad)
@@ -72,7 +88,8 @@ def rows_of(config: Config, backbone: Mapping[str, Any], speakers: int) -> list[
     for name, stage in stages_of(config).items():
         counted = count(stage, backbone)
         moments = MOMENTS.get(stage.optimizer.name, 2)
-        moved, batch_size = counted.trained + head, stage.data.batch_size
+        moved = counted.trained + head
+        batch_size = stage.data.batch_size
         gib = [
             4 * (counted.parameters + head) + 4 * (1 + moments) * moved,
             counted.kept_once,
@@ -81,7 +98,11 @@ def rows_of(config: Config, backbone: Mapping[str, Any], speakers: int) -> list[
         ]
         gib.append(gib[0] + gib[1] + gib[3])
         numbers = [counted.parameters / 1e6, counted.trained / 1e6, head / 1e6]
-        row = [f"{one:.1f}" for one in numbers] + [str(batch_size)] + [f"{one / 2**30:.2f}" for one in gib]
+        row = (
+            [f"{one:.1f}" for one in numbers]
+            + [str(batch_size)]
+            + [f"{one / 2**30:.2f}" for one in gib]
+        )
         found.append([name, f"{stage.data.crop_frames / 100:g} s", *row])
     return found
 
@@ -95,9 +116,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config = load_config(["--config", given.recipe]).config
     backbone = BACKBONES[getattr(config.model.options, "backbone", "")]
     # Built from its sizes, without weights.
-    config = replaced(config, model={"options": {**config.model.options.model_dump(), "config": backbone}})
+    config = replaced(
+        config, model={"options": {**config.model.options.model_dump(), "config": backbone}}
+    )
     header = ["stage", "crops", "parameters, millions", "trained", "head", "batch"]
-    header += ["weights, gradients, moments: GiB", "16-bit weights", "per utterance", "batch", "total on one GPU"]
+    header += [
+        "weights, gradients, moments: GiB",
+        "16-bit weights",
+        "per utterance",
+        "batch",
+        "total on one GPU",
+    ]
     for row in [header, ["---"] * len(header), *rows_of(config, backbone, given.speakers)]:
         print(f"| {' | '.join(row)} |")
     return 0

@@ -1,8 +1,10 @@
-"""The suites `--steps` and `--memory`: each speed-up on and off, alone and together, in paired runs; peak memory.
+"""The suites `--steps` and `--memory`: each speed-up on and off, alone and together, in paired
+runs; peak memory.
 
-The reference is a hand-written step: the plain definition of network and loss in torch, float32, torch's plain Adam,
-forward, backward, update. Batches are random numbers of the right shape, so no data is needed. Every variant runs in
-its own process, because memory settings are among the speed-ups, and they run in turn.
+The reference is a hand-written step: the plain definition of network and loss in torch, float32,
+torch's plain Adam, forward, backward, update. Batches are random numbers of the right shape, so no
+data is needed. Every variant runs in its own process, because memory settings are among the
+speed-ups, and they run in turn.
 """
 
 import dataclasses
@@ -41,7 +43,8 @@ NUM_SPEAKERS = 150
 CLASSIC_MELS = {"ResNetSE34L": 40, "ResNetSE34V2": 64, "VGGVox": 40}
 CLASSIC_DIM = 512
 CROP_SAMPLES = 32240  # 200 frames of 10 ms with a window of 25 ms
-PLAIN, PLAIN_BF16 = "plain definition", "plain definition, bf16 autocast"
+PLAIN = "plain definition"
+PLAIN_BF16 = "plain definition, bf16 autocast"
 BY_HAND = "forward, backward, update alone"
 AS_BEFORE: dict[str, dict[str, Any]] = {
     "runtime": {"precision": "no", "keep_memory": False, "channels_last": "off"},
@@ -141,14 +144,19 @@ def trainer_step(config: Config, folder: Path, batch_size: int) -> Callable[[], 
     return trainer_and_step(config, folder, batch_size)[1]
 
 
-def trainer_and_step(config: Config, folder: Path, batch_size: int) -> tuple[Trainer, Callable[[], None]]:
+def trainer_and_step(
+    config: Config, folder: Path, batch_size: int
+) -> tuple[Trainer, Callable[[], None]]:
     """The trainer, for reading the results of its steps, and its `trainer_step`."""
     torch.manual_seed(config.runtime.seed)
-    net, loss = build_model(config), build_loss(config, NUM_SPEAKERS)
+    net = build_model(config)
+    loss = build_loss(config, NUM_SPEAKERS)
     device = find_device(config.runtime)
     refuse_impossible(config, net, device)
     loader = OneBatchLoader(RandomBatch.of(batch_size, device))
-    trainer = build_trainer(config, net, loss, loader, lambda epoch: {"eer_percent": 50.0}, folder, device)
+    trainer = build_trainer(
+        config, net, loss, loader, lambda epoch: {"eer_percent": 50.0}, folder, device
+    )
     net.train()
     loss.train()
     trainer.step.ranks.begin_epoch()
@@ -182,8 +190,12 @@ def margin_and_scale(options: LossOptions) -> tuple[float, float]:
     return options.margin, options.scale
 
 
-def plain_step(config: Config, batch_size: int, dtype: torch.dtype = torch.float32) -> Callable[[], None]:
-    """A hand-written step: plain network, plain loss, plain Adam; with autocast for dtypes other than float32."""
+def plain_step(
+    config: Config, batch_size: int, dtype: torch.dtype = torch.float32
+) -> Callable[[], None]:
+    """A hand-written step: plain network, plain loss, plain Adam; with autocast for dtypes other
+    than float32.
+    """
     torch.manual_seed(config.runtime.seed)
     front_end = build_model(config).front_end
     device = find_device(config.runtime)
@@ -196,10 +208,13 @@ def plain_step(config: Config, batch_size: int, dtype: torch.dtype = torch.float
 
 
 def by_hand_step(config: Config, batch_size: int) -> Callable[[], None]:
-    """Forward, backward and fused Adam of our network, and nothing else; the reference for the trainer's overhead."""
+    """Forward, backward and fused Adam of our network, and nothing else; the reference for the
+    trainer's overhead.
+    """
     torch.manual_seed(config.runtime.seed)
     device = find_device(config.runtime)
-    net, loss = build_model(config).train().to(device), build_loss(config, NUM_SPEAKERS).train().to(device)
+    net = build_model(config).train().to(device)
+    loss = build_loss(config, NUM_SPEAKERS).train().to(device)
     optimizer = torch.optim.Adam([*net.parameters(), *loss.parameters()], lr=1e-3, fused=True)
     batch = RandomBatch.of(batch_size, device)
     dtype = build_precision(config, device).dtype
@@ -229,7 +244,9 @@ def make_step(config: Config, name: str, folder: Path, batch_size: int) -> Calla
         ValueError: a variant that this machine cannot run.
     """
     if name in (PLAIN, PLAIN_BF16):
-        return plain_step(config, batch_size, torch.bfloat16 if name == PLAIN_BF16 else torch.float32)
+        return plain_step(
+            config, batch_size, torch.bfloat16 if name == PLAIN_BF16 else torch.float32
+        )
     if name == BY_HAND:
         prepare_machine(config)
         return by_hand_step(config, batch_size)
@@ -258,10 +275,13 @@ def measure_steps(
     commands = {}
     for name in dict.fromkeys([PLAIN, *names]):
         # The plain definition runs with torch's defaults: neither kept memory nor huge pages.
-        keeps = name == BY_HAND or VARIANTS.get(name, AS_BEFORE).get("runtime", {}).get("keep_memory", True)
+        keeps = name == BY_HAND or VARIANTS.get(name, AS_BEFORE).get("runtime", {}).get(
+            "keep_memory", True
+        )
         measured = ["--steps", model, "--step_of", name, "--step_batch", str(batch_size)]
         commands[name] = own_command(*arguments, *measured), own_environment(huge_pages=keeps)
-    # The first step after another process has cold caches, which cost some hundredths of a second; training has none.
+    # The first step after another process has cold caches, which cost some hundredths of a second;
+    # training has none.
     return time_processes(commands, rounds=rounds, warmup=WARMUP_STEPS, settle=1)
 
 
@@ -275,26 +295,33 @@ class StepMemory:
     """Growth of the process, including buffers of kernels and memory held by the allocator."""
 
 
-def measure_memory(model: str, variant: str, batch_size: int, arguments: Sequence[str] = ()) -> StepMemory:
+def measure_memory(
+    model: str, variant: str, batch_size: int, arguments: Sequence[str] = ()
+) -> StepMemory:
     """The peak memory of a variant's step, in a fresh process.
 
     In the same process, memory freed by an earlier variant would hide what this one needs.
     """
     if variant not in VARIANTS:
         raise ValueError(f"unknown variant {variant!r}; known: {', '.join(VARIANTS)}")
-    command = own_command(*arguments, "--memory_of", variant, "--steps", model, "--step_batch", str(batch_size))
+    command = own_command(
+        *arguments, "--memory_of", variant, "--steps", model, "--step_batch", str(batch_size)
+    )
     # Huge pages would be counted in full, however little of each is used.
     environment = own_environment(huge_pages=False)
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if result.returncode:
-        raise ValueError(f"measuring the memory of {variant} failed: {result.stderr.strip()[-500:]}")
+        raise ValueError(
+            f"measuring the memory of {variant} failed: {result.stderr.strip()[-500:]}"
+        )
     return StepMemory(**json.loads(result.stdout.splitlines()[-1]))
 
 
 def step_memory(config: Config, variant: str, batch_size: int) -> StepMemory:
     """The peak memory of a variant's step; call it in a fresh process.
 
-    A step of two crops comes first, to load the code of kernels: hundreds of megabytes, whatever the batch size.
+    A step of two crops comes first, to load the code of kernels: hundreds of megabytes, whatever
+    the batch size.
     """
     config = variant_config(config, variant)
     prepare_machine(config)

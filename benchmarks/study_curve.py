@@ -3,8 +3,8 @@
     python -m benchmarks.study_curve S --out curve.png
     python -m benchmarks.study_curve S --out curve.png --only "small data" "voxceleb_trainer"
 
-Each evaluation is drawn at the training time before it, excluding evaluations and assuming that all steps of a run
-take equally long. All seeds of a variant must have the same number of evaluations.
+Each evaluation is drawn at the training time before it, excluding evaluations and assuming that all
+steps of a run take equally long. All seeds of a variant must have the same number of evaluations.
 """
 
 import argparse
@@ -41,7 +41,9 @@ def run(arguments: argparse.Namespace) -> int:
     found = curves(arguments.study, arguments.only)
     save_figure(study_figure(found), arguments.out)
     for name, (minutes, eers) in found.items():
-        sys.stdout.write(f"{name}: {len(eers)} seeds, {len(minutes)} evaluations in {minutes[-1]:.1f} min\n")
+        sys.stdout.write(
+            f"{name}: {len(eers)} seeds, {len(minutes)} evaluations in {minutes[-1]:.1f} min\n"
+        )
     return 0
 
 
@@ -60,7 +62,10 @@ def curves(study: Path, only: Sequence[str] | None = None) -> dict[str, Curve]:
     unknown = sorted(set(only or ()) - set(names))
     if unknown:
         raise ValueError(f"--only {unknown[0]!r}: expected trained variants: {', '.join(names)}")
-    return {name: _curve(study, [one for one in trained if one["variant"] == name]) for name in only or names}
+    return {
+        name: _curve(study, [one for one in trained if one["variant"] == name])
+        for name in only or names
+    }
 
 
 @drawn_in_house_style
@@ -68,7 +73,9 @@ def study_figure(found: Mapping[str, Curve]) -> Figure:
     """EER against minutes, both on logarithmic axes."""
     figure, axes = new_figure("minutes of training", "EER (%)")
     for number, (name, (minutes, eers)) in enumerate(found.items()):
-        axes.plot(minutes, eers.mean(axis=0), color=f"C{number}", marker="o", markersize=2.5, label=name)
+        axes.plot(
+            minutes, eers.mean(axis=0), color=f"C{number}", marker="o", markersize=2.5, label=name
+        )
         axes.fill_between(minutes, eers.min(axis=0), eers.max(axis=0), color=f"C{number}", **BAND)
     axes.set(xscale="log", yscale="log")
     for axis in (axes.xaxis, axes.yaxis):
@@ -79,7 +86,8 @@ def study_figure(found: Mapping[str, Curve]) -> Figure:
 
 
 def _curve(study: Path, records: Sequence[Mapping[str, Any]]) -> Curve:
-    minutes, rows = [], []
+    minutes = []
+    rows = []
     for one in records:
         metrics = (study / one["scores"]).parent / METRICS
         lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
@@ -89,10 +97,13 @@ def _curve(study: Path, records: Sequence[Mapping[str, Any]]) -> Curve:
         rows.append([line["eer_percent"] for line in evaluations])
     if len({len(row) for row in rows}) > 1:
         raise ValueError(
-            f"{records[0]['variant']}: seeds differ in evaluations: {', '.join(str(len(row)) for row in rows)}"
+            f"{records[0]['variant']}: seeds differ in evaluations: "
+            f"{', '.join(str(len(row)) for row in rows)}"
         )
     return np.mean(minutes, axis=0), np.array(rows)
 
 
 if __name__ == "__main__":
-    sys.exit(run_command("benchmarks.study_curve", "python -m benchmarks.study_curve", sys.argv[1:]))
+    sys.exit(
+        run_command("benchmarks.study_curve", "python -m benchmarks.study_curve", sys.argv[1:])
+    )

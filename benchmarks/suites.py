@@ -1,4 +1,6 @@
-"""The entry points of the suites: they take command-line arguments, print tables and return plain figures."""
+"""The entry points of the suites: they take command-line arguments, print tables and return plain
+figures.
+"""
 
 import argparse
 import dataclasses
@@ -60,21 +62,28 @@ def pipelines(arguments: argparse.Namespace) -> dict[str, Any]:
         for one in compare_loading(config, data, arguments.num_batches, arguments.rounds):
             done.append(one)
             logger.info("%s: %.1f times (%g wanted)", one.measure, one.ratio, one.wanted)
-        done += compare_evaluation(config, data, min(MAX_EMBEDDED, arguments.num_utterances), arguments.rounds)
+        done += compare_evaluation(
+            config, data, min(MAX_EMBEDDED, arguments.num_utterances), arguments.rounds
+        )
         workers = measure_worker_memory(config, data)
     sys.stdout.write("\n" + speedup_table(done) + "\n\n" + _memory_line(workers) + "\n")
     return {"comparisons": [as_plain(one) for one in done], "worker_memory": workers}
 
 
 def scoring(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Scoring, score normalisation and metrics at full size, row by row as they are done; optionally embedding."""
+    """Scoring, score normalisation and metrics at full size, row by row as they are done;
+    optionally embedding.
+    """
     for part in arguments.scoring:
         lookup(PARTS, part, "part of --scoring")
-    threads, rounds = arguments.threads or usable_cores(), arguments.rounds
+    threads = arguments.threads or usable_cores()
+    rounds = arguments.rounds
     parts = arguments.scoring or ([] if arguments.recordings else list(PARTS))
     done = []
     if parts:
-        _begin_table("operation", "rate", "seconds (lowest to highest)", "CPU seconds", "peak memory", "load")
+        _begin_table(
+            "operation", "rate", "seconds (lowest to highest)", "CPU seconds", "peak memory", "load"
+        )
     for part in parts:
         one = measure_scoring(part, rounds=rounds, threads=threads, trials=arguments.scoring_trials)
         _row(
@@ -88,7 +97,9 @@ def scoring(arguments: argparse.Namespace) -> dict[str, Any]:
         done.append(dataclasses.asdict(one))
     figures: dict[str, Any] = {"scoring": done}
     if arguments.recordings:
-        embedding = compare_embedding(arguments.recordings, arguments.num_utterances, rounds, threads)
+        embedding = compare_embedding(
+            arguments.recordings, arguments.num_utterances, rounds, threads
+        )
         sys.stdout.write("\n" + speedup_table([embedding]) + "\n")
         figures["embedding"] = as_plain(embedding)
     return figures
@@ -99,26 +110,45 @@ def steps(arguments: argparse.Namespace) -> dict[str, Any]:
     models = arguments.steps or [DEFAULT_MODEL]
     for model in models:
         lookup(PLAIN_MODELS, model, "plain definition")
-    names = list(VARIANTS) if arguments.variants == ["all"] else arguments.variants or DEFAULT_VARIANTS
+    names = (
+        list(VARIANTS) if arguments.variants == ["all"] else arguments.variants or DEFAULT_VARIANTS
+    )
     figures = {}
     for model in models:
         timings = measure_steps(
-            model, names, batch_size=arguments.step_batch, rounds=arguments.rounds, arguments=arguments.config_arguments
+            model,
+            names,
+            batch_size=arguments.step_batch,
+            rounds=arguments.rounds,
+            arguments=arguments.config_arguments,
         )
-        sys.stdout.write(f"\n{model}, {arguments.step_batch} crops of 2 s, {arguments.rounds} rounds\n\n")
+        sys.stdout.write(
+            f"\n{model}, {arguments.step_batch} crops of 2 s, {arguments.rounds} rounds\n\n"
+        )
         _timing_table("step", "ratio to the plain definition", timings)
         figures[model] = [dataclasses.asdict(one) for one in timings]
     return {"steps": figures}
 
 
 def models(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Seconds of a training step and of an embedding for each network, with its parameters and operations."""
+    """Seconds of a training step and of an embedding for each network, with its parameters and
+    operations.
+    """
     config = load_config(arguments.config_arguments).config
-    before, batch_size = load_now(), arguments.step_batch
+    before = load_now()
+    batch_size = arguments.step_batch
     if arguments.compiled:
         return _compiled(config, arguments)
-    done = measure_models(config, arguments.models or SMALLEST, batch_size=batch_size, rounds=arguments.rounds)
-    _begin_table("network", "parameters", "MACs", f"training step of {batch_size} crops, s", "embedding of 2 s, ms")
+    done = measure_models(
+        config, arguments.models or SMALLEST, batch_size=batch_size, rounds=arguments.rounds
+    )
+    _begin_table(
+        "network",
+        "parameters",
+        "MACs",
+        f"training step of {batch_size} crops, s",
+        "embedding of 2 s, ms",
+    )
     for one in done:
         published: Any = MODELS[one.name].options.published
         _row(
@@ -128,20 +158,34 @@ def models(arguments: argparse.Namespace) -> dict[str, Any]:
             f"{one.step_seconds:.3f} ({one.step_spread_seconds:.3f})",
             f"{1000 * one.embedding_seconds:.1f} ({1000 * one.embedding_spread_seconds:.1f})",
         )
-    threads, after = torch.get_num_threads(), load_now()
+    threads = torch.get_num_threads()
+    after = load_now()
     sys.stdout.write(
-        f"\nMedians of {arguments.rounds} alternating rounds (interquartile range), {threads} threads, "
-        f"load {before:.1f} before and {after:.1f} after\n"
+        f"\nMedians of {arguments.rounds} alternating rounds (interquartile range), {threads} "
+        f"threads, load {before:.1f} before and {after:.1f} after\n"
     )
-    return {"models": [dataclasses.asdict(one) for one in done], "threads": threads, "load": [before, after]}
+    return {
+        "models": [dataclasses.asdict(one) for one in done],
+        "threads": threads,
+        "load": [before, after],
+    }
 
 
 def _compiled(config: Config, arguments: argparse.Namespace) -> dict[str, Any]:
-    before, batch_size, done = load_now(), arguments.step_batch, []
+    before = load_now()
+    batch_size = arguments.step_batch
+    done = []
     _begin_table(
-        "network", f"training step of {batch_size} crops, s", "compiled, s", "ratio", "compiling, s", "loss difference"
+        "network",
+        f"training step of {batch_size} crops, s",
+        "compiled, s",
+        "ratio",
+        "compiling, s",
+        "loss difference",
     )
-    for one in measure_compiled(config, arguments.models or SMALLEST, batch_size=batch_size, rounds=arguments.rounds):
+    for one in measure_compiled(
+        config, arguments.models or SMALLEST, batch_size=batch_size, rounds=arguments.rounds
+    ):
         _row(
             f"`{one.name}`",
             f"{one.eager_seconds:.3f}",
@@ -152,8 +196,8 @@ def _compiled(config: Config, arguments: argparse.Namespace) -> dict[str, Any]:
         )
         done.append(dataclasses.asdict(one))
     sys.stdout.write(
-        f"\nMedians of {arguments.rounds} alternating rounds, {torch.get_num_threads()} threads, load {before:.1f} "
-        f"before and {load_now():.1f} after\n"
+        f"\nMedians of {arguments.rounds} alternating rounds, {torch.get_num_threads()} threads, "
+        f"load {before:.1f} before and {load_now():.1f} after\n"
     )
     return {"compiled": done}
 
@@ -165,12 +209,23 @@ def memory(arguments: argparse.Namespace) -> dict[str, Any]:
         lookup(MODELS, model, "model")
     figures = {}
     for model in models:
-        sys.stdout.write(f"\n{model}, {arguments.step_batch} crops of 2 s, each variant in a separate process\n\n")
+        sys.stdout.write(
+            f"\n{model}, {arguments.step_batch} crops of 2 s, each variant in a separate "
+            "process\n\n"
+        )
         found = {
-            variant: measure_memory(model, variant, arguments.step_batch, arguments.config_arguments)
+            variant: measure_memory(
+                model, variant, arguments.step_batch, arguments.config_arguments
+            )
             for variant in arguments.memory or DEFAULT_MEMORY_VARIANTS
         }
-        _begin_table("step", "peak of tensors", "ratio to the first", "growth of the process", "ratio to the first")
+        _begin_table(
+            "step",
+            "peak of tensors",
+            "ratio to the first",
+            "growth of the process",
+            "ratio to the first",
+        )
         first = next(iter(found.values()))
         for variant, one in found.items():
             _row(
@@ -185,7 +240,9 @@ def memory(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def epochs(arguments: argparse.Namespace) -> dict[str, Any]:
-    """A whole epoch of the configuration, original and optimised, and the effect of each measure alone."""
+    """A whole epoch of the configuration, original and optimised, and the effect of each measure
+    alone.
+    """
     figures = compare_epochs(arguments.config_arguments, arguments.num_batches, arguments.rounds)
     sys.stdout.write("\n" + epoch_tables(figures) + "\n")
     return {"epochs": figures}
@@ -196,15 +253,21 @@ def runtimes(arguments: argparse.Namespace) -> dict[str, Any]:
     # Imported late: only these two suites need the extras `export` and `serve`.
     from benchmarks.inference import AUDIO_SECONDS, measure_runtimes
 
-    before, done = load_now(), []
+    before = load_now()
+    done = []
     _begin_table("network", "runtime", "threads", "real-time factor (interquartile range)")
     for name in arguments.runtimes:
         for one in measure_runtimes(name, arguments.rounds):
-            _row(f"`{one.name}`", one.runtime, str(one.threads), f"{one.real_time_factor:.4f} ({one.spread:.4f})")
+            _row(
+                f"`{one.name}`",
+                one.runtime,
+                str(one.threads),
+                f"{one.real_time_factor:.4f} ({one.spread:.4f})",
+            )
             done.append(dataclasses.asdict(one))
     sys.stdout.write(
-        f"\nMedians of {arguments.rounds} alternating rounds, recordings of {AUDIO_SECONDS:g} s, load {before:.1f} "
-        f"before and {load_now():.1f} after\n"
+        f"\nMedians of {arguments.rounds} alternating rounds, recordings of {AUDIO_SECONDS:g} s, "
+        f"load {before:.1f} before and {load_now():.1f} after\n"
     )
     return {"runtimes": done}
 
@@ -215,7 +278,9 @@ def serving(arguments: argparse.Namespace) -> dict[str, Any]:
 
     before = load_now()
     one = measure_serving(arguments.serving, arguments.clients, arguments.rounds)
-    _begin_table("clients", "answers", "median s", f"{PERCENTILE} % within s", "answers/s", "clips per batch")
+    _begin_table(
+        "clients", "answers", "median s", f"{PERCENTILE} % within s", "answers/s", "clips per batch"
+    )
     _row(
         str(one.clients),
         str(one.answers),
@@ -232,8 +297,11 @@ def be_measured(arguments: argparse.Namespace) -> None:
     """The work of a process that one of the suites above has started."""
     config = load_config(arguments.config_arguments).config
     if arguments.embedding_of:
-        recordings, threads = arguments.recordings, arguments.threads
-        serve_embedding(config, recordings, arguments.num_utterances, threads, arguments.embedding_of)
+        recordings = arguments.recordings
+        threads = arguments.threads
+        serve_embedding(
+            config, recordings, arguments.num_utterances, threads, arguments.embedding_of
+        )
         return
     if arguments.epoch_of:
         serve_epochs(make_synthetic_corpus(config), arguments.epoch_of, arguments.num_batches)
@@ -249,7 +317,12 @@ def be_measured(arguments: argparse.Namespace) -> None:
 def _timing_table(what: str, reference: str, timings: Sequence[Timing]) -> None:
     _begin_table(what, "median seconds", "quartile spread", reference)
     for one in timings:
-        _row(one.name, f"{one.median_seconds:.3f}", f"{one.quartile_spread_seconds:.3f}", f"{one.ratio:.3f}")
+        _row(
+            one.name,
+            f"{one.median_seconds:.3f}",
+            f"{one.quartile_spread_seconds:.3f}",
+            f"{one.ratio:.3f}",
+        )
 
 
 def _begin_table(*columns: str) -> None:
@@ -271,5 +344,8 @@ def _memory_line(memory: Mapping[str, Any]) -> str:
         parts.append(f"forked worker: {human_bytes(max(memory['fork_bytes']))} in total")
     if "spawn_bytes" in memory:
         most = max(memory["spawn_bytes"])
-        parts.append(f"spawned worker: {human_bytes(most)}, {human_bytes(max(0, most - bare))} beyond the interpreter")
+        parts.append(
+            f"spawned worker: {human_bytes(most)}, {human_bytes(max(0, most - bare))} beyond the "
+            "interpreter"
+        )
     return f"Unique memory of a worker, list of {memory['num_rows']:,} rows: " + "; ".join(parts)

@@ -1,7 +1,8 @@
-"""Times several ways of doing the same thing, in turn on one machine (A B C A B C …), so that slow phases affect all.
+"""Times several ways of doing the same thing, in turn on one machine (A B C A B C …), so that slow
+phases affect all.
 
-It times arbitrary callables, and reports either seconds and their ratio to the first way (`timings`), or items per
-second of two ways (`compare`).
+It times arbitrary callables, and reports either seconds and their ratio to the first way
+(`timings`), or items per second of two ways (`compare`).
 """
 
 import contextlib
@@ -42,7 +43,10 @@ class Samples:
     @property
     def rates(self) -> list[float]:
         """Items per second."""
-        return [items / max(seconds, 1e-9) for items, seconds in zip(self.items, self.seconds, strict=True)]
+        return [
+            items / max(seconds, 1e-9)
+            for items, seconds in zip(self.items, self.seconds, strict=True)
+        ]
 
 
 def run_in_turn(
@@ -59,8 +63,8 @@ def run_in_turn(
         ways: name -> way.
         rounds: measured rounds.
         warmup: unmeasured runs of each way at the start.
-        settle: unmeasured runs before each measured one, so that it follows a run of the same way (as a training step
-            does) and not a run of another way, which has filled the caches.
+        settle: unmeasured runs before each measured one, so that it follows a run of the same way
+            (as a training step does) and not a run of another way, which has filled the caches.
         clock: seconds; replaceable for tests.
 
     Raises:
@@ -78,7 +82,8 @@ def run_in_turn(
                 way.run(way.prepare())
             ready = way.prepare()
             finish_device()
-            start, used = clock(), time.process_time()
+            start = clock()
+            used = time.process_time()
             items = way.run(ready)
             finish_device()
             samples[name].seconds.append(clock() - start)
@@ -91,7 +96,9 @@ def run_in_turn(
 
 @dataclass(frozen=True)
 class Timing:
-    """One way: median seconds, interquartile range, and the median over the rounds of the ratio to the first way."""
+    """One way: median seconds, interquartile range, and the median over the rounds of the ratio to
+    the first way.
+    """
 
     name: str
     median_seconds: float
@@ -100,12 +107,21 @@ class Timing:
 
 
 def timings(samples: Mapping[str, Samples]) -> list[Timing]:
-    """One timing per way, in order. Ratios are taken within each round, then their median over the rounds."""
+    """One timing per way, in order. Ratios are taken within each round, then their median over the
+    rounds.
+    """
     reference = next(iter(samples.values())).seconds
     made = []
     for name, one in samples.items():
         ratios = [value / base for value, base in zip(one.seconds, reference, strict=True)]
-        made.append(Timing(name, statistics.median(one.seconds), _spread(one.seconds), statistics.median(ratios)))
+        made.append(
+            Timing(
+                name,
+                statistics.median(one.seconds),
+                _spread(one.seconds),
+                statistics.median(ratios),
+            )
+        )
     return made
 
 
@@ -152,23 +168,36 @@ def compare(
     Raises:
         ValueError: as in `run_in_turn`.
     """
-    samples = run_in_turn(dict(zip(sides, (first, second), strict=True)), rounds=rounds, clock=clock)
+    samples = run_in_turn(
+        dict(zip(sides, (first, second), strict=True)), rounds=rounds, clock=clock
+    )
     slow, fast = (samples[name].rates for name in sides)
     ratios = [two / one for one, two in zip(slow, fast, strict=True)]
     rates = statistics.median(slow), statistics.median(fast)
-    return Speedup(measure, *rates, statistics.median(ratios), min(ratios), max(ratios), wanted, unit, sides)
+    return Speedup(
+        measure, *rates, statistics.median(ratios), min(ratios), max(ratios), wanted, unit, sides
+    )
 
 
 def speedup_table(speedups: Sequence[Speedup]) -> str:
     """A Markdown table, one row per measure; ratios below the target are marked."""
-    lines = ["| measure | classic /s | ours /s | ratio (lowest to highest) | wanted |", "|---|---|---|---|---|"]
+    lines = [
+        "| measure | classic /s | ours /s | ratio (lowest to highest) | wanted |",
+        "|---|---|---|---|---|",
+    ]
     for one in speedups:
         spread = f"{one.ratio:.1f} ({one.lowest_ratio:.1f} to {one.highest_ratio:.1f})"
-        wanted = f"{one.wanted:g}{' **not reached**' if one.ratio < one.wanted else ''}" if one.wanted else ""
-        names = "" if one.sides == ("classic", "ours") else f" ({one.sides[1]} against {one.sides[0]})"
+        wanted = (
+            f"{one.wanted:g}{' **not reached**' if one.ratio < one.wanted else ''}"
+            if one.wanted
+            else ""
+        )
+        names = (
+            "" if one.sides == ("classic", "ours") else f" ({one.sides[1]} against {one.sides[0]})"
+        )
         lines.append(
-            f"| {one.measure}{names} [{one.unit}] | {one.first_per_second:,.0f} | {one.second_per_second:,.0f} "
-            f"| {spread} | {wanted} |"
+            f"| {one.measure}{names} [{one.unit}] | {one.first_per_second:,.0f} | "
+            f"{one.second_per_second:,.0f} | {spread} | {wanted} |"
         )
     return "\n".join(lines)
 
@@ -196,8 +225,11 @@ def on_one_core() -> Iterator[None]:
 
 
 def finish_device() -> None:
-    """Wait for the GPU, which works asynchronously: otherwise the clock would stop when work is queued, not done."""
-    # Looked up, not imported: without torch there is no GPU work, and a process that only serves starts faster.
+    """Wait for the GPU, which works asynchronously: otherwise the clock would stop when work is
+    queued, not done.
+    """
+    # Looked up, not imported: without torch there is no GPU work, and a process that only serves
+    # starts faster.
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         torch.cuda.synchronize()

@@ -1,4 +1,6 @@
-"""CN-Celeb 1 and 2: download, unpack, join short utterances, write lists and the published trials."""
+"""CN-Celeb 1 and 2: download, unpack, join short utterances, write lists and the published
+trials.
+"""
 
 from speakernet.cli import run_script
 

@@ -1,4 +1,6 @@
-"""Your own recordings, ready for training: lists, split, trials, a configuration, and the next command."""
+"""Your own recordings, ready for training: lists, split, trials, a configuration, and the next
+command.
+"""
 
 from speakernet.cli import run_script
 

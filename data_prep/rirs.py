@@ -1,4 +1,6 @@
-"""RIRS_NOISES (simulated and measured room impulse responses): download, verify, unpack, check, make mono and trim."""
+"""RIRS_NOISES (simulated and measured room impulse responses): download, verify, unpack, check,
+make mono and trim.
+"""
 
 from speakernet.cli import run_script
 

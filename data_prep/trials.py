@@ -1,4 +1,6 @@
-"""Trial lists: make them from any list, drop trials whose files are missing, rewrite a list for another layout."""
+"""Trial lists: make them from any list, drop trials whose files are missing, rewrite a list for
+another layout.
+"""
 
 from speakernet.cli import run_script
 

@@ -1,4 +1,6 @@
-"""VoxCeleb1 and VoxCeleb2, downloaded or from archives on disk: unpack, and write lists ready for training."""
+"""VoxCeleb1 and VoxCeleb2, downloaded or from archives on disk: unpack, and write lists ready for
+training.
+"""
 
 from speakernet.cli import run_script
 

@@ -1,4 +1,6 @@
-"""Pages that are generated when the site is built: options by section, the help of each command, and the notebooks."""
+"""Pages that are generated when the site is built: options by section, the help of each command,
+and the notebooks.
+"""
 
 import contextlib
 import io
@@ -65,7 +67,9 @@ def notebooks() -> Iterator[tuple[str, str | bytes]]:
         notebook = nbformat.read(path, as_version=4)
         with tempfile.TemporaryDirectory() as folder:
             if path.stem in EXECUTED:
-                ExecutePreprocessor(timeout=None).preprocess(notebook, {"metadata": {"path": folder}})
+                ExecutePreprocessor(timeout=None).preprocess(
+                    notebook, {"metadata": {"path": folder}}
+                )
         resources: dict[str, Any] = {"output_files_dir": path.stem}
         text, resources = MarkdownExporter().from_notebook_node(notebook, resources)
         yield f"notebook_{path.stem}.md", text.replace("](../docs/", "](").replace(f"{ROOT}/", "")

@@ -18,15 +18,25 @@ def read_wav(path: str, sample_rate: int) -> np.ndarray:
     with contextlib.suppress(OSError, EOFError, ValueError, wave.Error), wave.open(path) as file:
         samples = np.frombuffer(file.readframes(file.getnframes()), dtype="<i2")
         if (file.getsampwidth(), file.getframerate()) == (2, sample_rate):
-            return samples.reshape(-1, file.getnchannels()).mean(axis=1, dtype=np.float32)[None] / 32768
+            return (
+                samples.reshape(-1, file.getnchannels()).mean(axis=1, dtype=np.float32)[None]
+                / 32768
+            )
     sys.exit(f"{path}: expected a 16-bit WAV file at {sample_rate} Hz")
 
 
-def plda_score(between: np.ndarray, weights: np.ndarray, one: np.ndarray, other: np.ndarray) -> float:
+def plda_score(
+    between: np.ndarray, weights: np.ndarray, one: np.ndarray, other: np.ndarray
+) -> float:
     """Log-likelihood ratio of two directions (dim,) under the model's PLDA."""
     x, y = (row * math.sqrt(len(row) / (weights @ row**2)) for row in (one, other))
     own = between**2 / (2 * (1 + between) * (1 + 2 * between))
-    terms = between / (1 + 2 * between) * x * y - own * (x**2 + y**2) + np.log1p(between) - np.log1p(2 * between) / 2
+    terms = (
+        between / (1 + 2 * between) * x * y
+        - own * (x**2 + y**2)
+        + np.log1p(between)
+        - np.log1p(2 * between) / 2
+    )
     return float(terms.sum())
 
 
@@ -41,7 +51,9 @@ def main(model: str, first: str, second: str, threshold: str = "") -> None:
     print(f"score {score:.4f}")
     if facts["calibration"]:
         ratio = facts["calibration"]["weight"] * score + facts["calibration"]["offset"]
-        print(f"log-likelihood ratio {ratio:.2f}: {1 / (1 + math.exp(-ratio)):.1%} if both answers were equally likely")
+        print(
+            f"log-likelihood ratio {ratio:.2f}: {1 / (1 + math.exp(-ratio)):.1%} if both answers were equally likely"
+        )
     limits = {"given": float(threshold)} if threshold else facts["thresholds"]
     for name, limit in limits.items():
         print(f"{'same' if score >= limit else 'different'} at the threshold {limit:.4f} ({name})")

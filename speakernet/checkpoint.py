@@ -1,8 +1,9 @@
 """Read and write checkpoint files: last.pt, model files, and files of other toolkits.
 
-A file appears under its name only when it is complete, and reading never runs code from it (`weights_only=True`).
-Unlike torch, reading compares every member of the archive with its checksum, so that no flipped bit goes unnoticed.
-What the dictionaries contain is defined in `speakernet.training` and `models.model_file`.
+A file appears under its name only when it is complete, and reading never runs code from it
+(`weights_only=True`). Unlike torch, reading compares every member of the archive with its checksum,
+so that no flipped bit goes unnoticed. What the dictionaries contain is defined in
+`speakernet.training` and `models.model_file`.
 """
 
 import errno
@@ -19,7 +20,14 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save
 
-from speakernet.files import FileError, atomic_write, error_line, human_bytes, in_place_of_a_file, open_regular
+from speakernet.files import (
+    FileError,
+    atomic_write,
+    error_line,
+    human_bytes,
+    in_place_of_a_file,
+    open_regular,
+)
 
 FULL_BYTES = 1 << 20
 """A disk with less free space counts as full."""
@@ -28,14 +36,17 @@ FOLDER_ATTRIBUTE = 0x10
 DEFLATE_LEVEL = 6
 """Weights barely compress: higher levels take longer and gain nothing."""
 MAX_UNPACKED = 100
-"""Largest compression ratio accepted: weights shrink by a tenth, zeros of a new optimizer by more."""
+"""Largest compression ratio accepted: weights shrink by a tenth, zeros of a new optimizer by
+more."""
 ALWAYS_UNPACKED_BYTES = 256 << 20
 ZIP_MARK = b"PK\x03\x04"
 ADVICE = "copy or download it again, or use an earlier one from checkpoints/ of its run"
 OTHER_FILES = {".onnx": "an ONNX export", ".db": "a store of people"}
 SMALL_TENSOR_BYTES = 1 << 20
-HEADER_KEY, MEAN = "speakernet", "embedding_mean"
-"""In safetensors: the header key of a model file's plain values, and the tensor that is not a weight."""
+HEADER_KEY = "speakernet"
+MEAN = "embedding_mean"
+"""In safetensors: the header key of a model file's plain values, and the tensor that is not a
+weight."""
 
 
 class CheckpointError(FileError):
@@ -43,14 +54,18 @@ class CheckpointError(FileError):
 
 
 class DamagedError(CheckpointError):
-    """A file that does not hold a checkpoint: truncated, overwritten, or made by another program."""
+    """A file that does not hold a checkpoint: truncated, overwritten, or made by another
+    program.
+    """
 
 
 def read_checkpoint(path: str | Path) -> Any:
     """Read a checkpoint of any program, with its tensors on the CPU."""
     path = Path(path)
     if path.is_dir():
-        raise CheckpointError(f"{path} is a folder; give the path of a model file, such as {path / 'best.pt'}")
+        raise CheckpointError(
+            f"{path} is a folder; give the path of a model file, such as {path / 'best.pt'}"
+        )
     try:
         with open_regular(path) as file:
             if instead := in_place_of_a_file(file):
@@ -59,7 +74,8 @@ def read_checkpoint(path: str | Path) -> Any:
             start = file.read(len(ZIP_MARK))
         if path.suffix == ".safetensors":
             return _read_tensors(path)
-        # Like torch, go by the first bytes: torch also opens archives whose end `zipfile` does not find.
+        # Like torch, go by the first bytes: torch also opens archives whose end `zipfile` does not
+        # find.
         if start == ZIP_MARK:
             _check_members(path)
         contents = torch.load(path, map_location="cpu", weights_only=True)
@@ -69,20 +85,29 @@ def read_checkpoint(path: str | Path) -> Any:
         raise
     except FileNotFoundError as error:
         # A published name, such as wespeaker/resnet34, has no suffix.
-        fetch = "" if path.suffix else "; `speakernet fetch NAME --out FILE` downloads a published model"
+        fetch = (
+            ""
+            if path.suffix
+            else "; `speakernet fetch NAME --out FILE` downloads a published model"
+        )
         raise CheckpointError(
             f"no checkpoint at {path}; give a model file such as exps/exp01/best.pt{fetch}"
         ) from error
     except (FileError, OSError, MemoryError) as error:
         # A problem of the machine at this moment; the file may be intact.
-        raise CheckpointError(f"{path} cannot be read now ({error_line(error)}); fix that and try again") from error
+        raise CheckpointError(
+            f"{path} cannot be read now ({error_line(error)}); fix that and try again"
+        ) from error
     except pickle.UnpicklingError as error:
         if instead := OTHER_FILES.get(path.suffix, ""):
-            raise DamagedError(f"{path} is not a model file but {instead}; give a file such as best.pt") from error
+            raise DamagedError(
+                f"{path} is not a model file but {instead}; give a file such as best.pt"
+            ) from error
         # torch's own message advises reading the file without protection.
         raise DamagedError(
-            f"{path} cannot be loaded safely: it is not a checkpoint, or it contains Python objects; nothing in it was "
-            "run. Save only its state dictionary, or get the file from another source"
+            f"{path} cannot be loaded safely: it is not a checkpoint, or it contains Python "
+            "objects; nothing in it was run. Save only its state dictionary, or get the file from "
+            "another source"
         ) from error
     except Exception as error:
         # torch and safetensors raise RuntimeError, EOFError, KeyError … on damaged files.
@@ -93,20 +118,29 @@ def read_own_checkpoint(path: str | Path) -> dict[str, Any]:
     """Read a dictionary written by `write_checkpoint`; errors as in `read_checkpoint`."""
     contents = read_checkpoint(path)
     if not isinstance(contents, dict):
-        raise CheckpointError(f"{path} holds a {type(contents).__name__}; expected a checkpoint of speakernet")
+        raise CheckpointError(
+            f"{path} holds a {type(contents).__name__}; expected a checkpoint of speakernet"
+        )
     return contents
 
 
-def write_checkpoint(path: str | Path, contents: Mapping[str, Any], *, compress: bool = False) -> None:
-    """Write a dictionary of tensors and plain values atomically; after an OSError the old file is unchanged."""
+def write_checkpoint(
+    path: str | Path, contents: Mapping[str, Any], *, compress: bool = False
+) -> None:
+    """Write a dictionary of tensors and plain values atomically; after an OSError the old file is
+    unchanged.
+    """
     with atomic_write(path, "wb") as file:
         try:
             torch.save(dict(contents), file)
         except RuntimeError as error:
-            # torch's zip writer reports a failed write, for example on a full disk, as a RuntimeError.
+            # torch's zip writer reports a failed write, for example on a full disk, as a
+            # RuntimeError.
             free = shutil.disk_usage(Path(path).parent).free
             code = errno.ENOSPC if free < FULL_BYTES else errno.EIO
-            raise OSError(code, f"{os.strerror(code)}, {human_bytes(free)} free: {error}", str(path)) from error
+            raise OSError(
+                code, f"{os.strerror(code)}, {human_bytes(free)} free: {error}", str(path)
+            ) from error
     if not compress:
         return
     # torch reads deflated archives too.
@@ -120,15 +154,23 @@ def write_checkpoint(path: str | Path, contents: Mapping[str, Any], *, compress:
 
 
 def tensor_file_bytes(contents: Mapping[str, Any]) -> bytes:
-    """A model file as safetensors: weights by name and mean embedding as tensors, the rest as JSON in the header."""
+    """A model file as safetensors: weights by name and mean embedding as tensors, the rest as JSON
+    in the header.
+    """
     named = {**contents["weights"], MEAN: contents.get(MEAN)}
-    tensors = {name: value.detach().cpu().contiguous() for name, value in named.items() if value is not None}
+    tensors = {
+        name: value.detach().cpu().contiguous()
+        for name, value in named.items()
+        if value is not None
+    }
     plain = {name: value for name, value in contents.items() if name not in ("weights", MEAN)}
     return save(tensors, {HEADER_KEY: json.dumps(plain)})
 
 
 def _read_tensors(path: Path) -> dict[str, Any]:
-    """Read a safetensors file: the contents given to `tensor_file_bytes`, or the tensors of another program's file."""
+    """Read a safetensors file: the contents given to `tensor_file_bytes`, or the tensors of another
+    program's file.
+    """
     tensors = load_file(path)
     with safe_open(path, "pt") as file:
         plain = (file.metadata() or {}).get(HEADER_KEY)
@@ -138,30 +180,45 @@ def _read_tensors(path: Path) -> dict[str, Any]:
 
 
 def _check_members(path: Path) -> None:
-    """Check the checksum of every member of an archive; refuse archives that unpack to excessive size."""
+    """Check the checksum of every member of an archive; refuse archives that unpack to excessive
+    size.
+    """
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
         unpacked = sum(member.file_size for member in members)
         if unpacked > max(ALWAYS_UNPACKED_BYTES, MAX_UNPACKED * path.stat().st_size):
             raise DamagedError(f"{path} would unpack to {human_bytes(unpacked)}; {ADVICE}")
         # For a folder entry, torch reads nothing and returns uninitialised memory.
-        folders = [one.filename for one in members if one.external_attr & FOLDER_ATTRIBUTE or one.is_dir()]
+        folders = [
+            one.filename for one in members if one.external_attr & FOLDER_ATTRIBUTE or one.is_dir()
+        ]
         if bad := folders or archive.testzip():
-            raise DamagedError(f"{path} is damaged: {bad} is a folder or does not match its checksum; {ADVICE}")
+            raise DamagedError(
+                f"{path} is damaged: {bad} is a folder or does not match its checksum; {ADVICE}"
+            )
 
 
 def _check_tensors(contents: Any, path: Path) -> None:
     """Refuse tensors larger than their data in the file, such as one number repeated."""
     # By identity, because a value may occur in a thousand places.
-    waiting, seen = [contents], {id(contents)}
+    waiting = [contents]
+    seen = {id(contents)}
     while waiting:
         value = waiting.pop()
         if isinstance(value, torch.Tensor):
             claimed = value.numel() * value.element_size()
             is_held = value.device.type == "cpu" and value.layout == torch.strided
             if not is_held or claimed > max(SMALL_TENSOR_BYTES, value.untyped_storage().nbytes()):
-                raise DamagedError(f"{path} lacks data for a tensor of shape {tuple(value.shape)}; {ADVICE}")
-        inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+                raise DamagedError(
+                    f"{path} lacks data for a tensor of shape {tuple(value.shape)}; {ADVICE}"
+                )
+        inner = (
+            value.values()
+            if isinstance(value, Mapping)
+            else value
+            if isinstance(value, list | tuple)
+            else ()
+        )
         new = {id(one): one for one in inner if id(one) not in seen}
         seen |= new.keys()
         waiting += new.values()

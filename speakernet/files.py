@@ -1,4 +1,6 @@
-"""Files of any kind: reading with clear errors, atomic writing, locks, and processing by threads or in parts."""
+"""Files of any kind: reading with clear errors, atomic writing, locks, and processing by threads or
+in parts.
+"""
 
 import collections
 import contextlib
@@ -39,16 +41,21 @@ RUNNING_NAME = ".preparing.running"
 IN_FLIGHT_PER_WORKER = 4
 OTHER_PLACE = "choose another place with --out"
 BLOCK_BYTES = 1 << 20
-# Limits on YAML texts: PyYAML reads about MAX_YAML characters a second, and some numbers take quadratic time.
+# Limits on YAML texts: PyYAML reads about MAX_YAML characters a second, and some numbers take
+# quadratic time.
 IN_TEXT = '"<unicode string>", '
-MAX_YAML, MAX_YAML_LEVELS, MAX_YAML_ALIASES, MAX_DIGITS = 256 << 10, 20, 20, 100
+MAX_YAML = 256 << 10
+MAX_YAML_LEVELS = 20
+MAX_YAML_ALIASES = 20
+MAX_DIGITS = 100
 SHOWN_BYTES = 512 << 20
 """Smaller files are checked within about a second and need no progress bar."""
 CHECKOUT = Path(__file__).resolve().parents[1]
 """The folder with trainSpeakerNet.py and data_prep/ if the package is used from a checkout."""
 BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 PART_NAME = re.compile(r"part-(\d+)-of-(\d+)")
-MAX_PARTS, MAX_PARTS_NAMED = 9999, 20
+MAX_PARTS = 9999
+MAX_PARTS_NAMED = 20
 LONGEST_SECRET = 4096  # bytes
 DEFLATE_LIMIT = 1033  # the largest compression ratio of deflate
 
@@ -61,21 +68,25 @@ IN_PLACE_OF_A_FILE = {
 
 
 def in_place_of_a_file(file: IO[bytes]) -> str:
-    """A description of what was downloaded instead of the file, judging by the first bytes; empty if unknown."""
+    """A description of what was downloaded instead of the file, judging by the first bytes; empty
+    if unknown.
+    """
     start = file.read(64).lstrip().lower()
     return next((found for mark, found in IN_PLACE_OF_A_FILE.items() if start.startswith(mark)), "")
 
 
 class FileError(ValueError):
-    """An unusable file; the message names it and says what was found, what was expected and what to do."""
+    """An unusable file; the message names it and says what was found, what was expected and what to
+    do.
+    """
 
 
 @contextlib.contextmanager
 def reading(path: object, expected: str, kind: type[FileError] = FileError) -> Iterator[None]:
     """Turn every error of the block into one of `kind` that names the file and what was `expected`.
 
-    Every reader runs in such a block, because parsers raise anything from KeyError to MemoryError on a damaged or
-    hostile file. A `FileError` keeps its message.
+    Every reader runs in such a block, because parsers raise anything from KeyError to MemoryError
+    on a damaged or hostile file. A `FileError` keeps its message.
     """
     try:
         yield
@@ -86,10 +97,15 @@ def reading(path: object, expected: str, kind: type[FileError] = FileError) -> I
     except OSError as error:
         found = f"cannot be read ({error.strerror or error_line(error)})"
         raise kind(
-            f"{path}: {'there is no such file' if isinstance(error, FileNotFoundError) else found}; expected {expected}"
+            f"{path}: {'there is no such file' if isinstance(error, FileNotFoundError) else found}; "
+            f"expected {expected}"
         ) from error
     except Exception as error:
-        found = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else "damaged or of the wrong kind"
+        found = (
+            "not UTF-8 text"
+            if isinstance(error, UnicodeDecodeError)
+            else "damaged or of the wrong kind"
+        )
         # The text of these errors is about our code, not about the file.
         reason = (
             ""
@@ -101,11 +117,15 @@ def reading(path: object, expected: str, kind: type[FileError] = FileError) -> I
 
 @contextlib.contextmanager
 def writing(path: object, advice: str) -> Iterator[None]:
-    """Turn a system error of the block into a `FileError`: what cannot be written, why, and what to do."""
+    """Turn a system error of the block into a `FileError`: what cannot be written, why, and what to
+    do.
+    """
     try:
         yield
     except OSError as error:
-        raise FileError(f"{path}: cannot be written ({error.strerror or error}); {advice}") from error
+        raise FileError(
+            f"{path}: cannot be written ({error.strerror or error}); {advice}"
+        ) from error
 
 
 def check_writable(path: str | Path) -> None:
@@ -116,17 +136,23 @@ def check_writable(path: str | Path) -> None:
 
 
 def open_regular(path: str | Path, *, buffering: int = -1) -> IO[bytes]:
-    """Open a regular file for reading bytes; a pipe could block forever, and a device may be endless."""
+    """Open a regular file for reading bytes; a pipe could block forever, and a device may be
+    endless.
+    """
     check_regular(path)
     return open(path, "rb", buffering=buffering)  # noqa: PTH123  for every utterance
 
 
 def read_secret(file: Path | None, variable: str) -> bytes | None:
-    """The key or token in a file, without the line end, or in an environment variable; None without either."""
+    """The key or token in a file, without the line end, or in an environment variable; None without
+    either.
+    """
     if file is None:
         found = os.environ.get(variable)
         return None if found is None else os.fsencode(found)
-    expected = f"a regular file that holds the key or token in one line, up to {LONGEST_SECRET} bytes"
+    expected = (
+        f"a regular file that holds the key or token in one line, up to {LONGEST_SECRET} bytes"
+    )
     with reading(file, expected), open_regular(file) as content:
         # Editors add a line end; it must not be part of the secret.
         secret = content.read(LONGEST_SECRET + 1).rstrip(b"\r\n")
@@ -139,7 +165,9 @@ def check_regular(path: str | Path) -> None:
     """Refuse anything that exists but is not a regular file."""
     mode = os.stat(path).st_mode  # noqa: PTH116  for every utterance
     if not stat.S_ISREG(mode):
-        raise FileError(f"{path} is a {'folder' if stat.S_ISDIR(mode) else 'pipe or device'}; expected a file")
+        raise FileError(
+            f"{path} is a {'folder' if stat.S_ISDIR(mode) else 'pipe or device'}; expected a file"
+        )
 
 
 def open_text(path: str | Path) -> IO[str]:
@@ -150,10 +178,11 @@ def open_text(path: str | Path) -> IO[str]:
 
 @contextlib.contextmanager
 def atomic_write(path: str | Path, mode: str = "w", *, is_flushed: bool = True) -> Iterator[IO]:
-    """Open a temporary file next to `path`; on success flush it to disk and rename it, on failure remove it.
+    """Open a temporary file next to `path`; on success flush it to disk and rename it, on failure
+    remove it.
 
-    Readers of `path` see either the old content or the complete new content. Text is UTF-8 with Unix line ends. An
-    unflushed file survives a kill, but not a power cut.
+    Readers of `path` see either the old content or the complete new content. Text is UTF-8 with
+    Unix line ends. An unflushed file survives a kill, but not a power cut.
     """
     path = Path(path)
     # Renaming would replace a pipe or, as root, /dev/null with a file.
@@ -174,8 +203,13 @@ def atomic_write(path: str | Path, mode: str = "w", *, is_flushed: bool = True) 
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         # A failed write names no file, or the temporary one.
-        if isinstance(error, OSError) and error.errno is not None and error.filename in (None, str(temporary)):
-            error.filename, error.filename2 = str(path), None
+        if (
+            isinstance(error, OSError)
+            and error.errno is not None
+            and error.filename in (None, str(temporary))
+        ):
+            error.filename = str(path)
+            error.filename2 = None
         raise
 
 
@@ -187,7 +221,10 @@ def place(source: str | Path, target: str | Path, *, is_flushed: bool = True) ->
         temporary.hardlink_to(source)
         temporary.replace(target)
     except OSError:
-        with Path(source).open("rb") as content, atomic_write(target, "wb", is_flushed=is_flushed) as copy:
+        with (
+            Path(source).open("rb") as content,
+            atomic_write(target, "wb", is_flushed=is_flushed) as copy,
+        ):
             shutil.copyfileobj(content, copy)
     finally:
         # Renaming failed, or did nothing because both names are the same file.
@@ -201,15 +238,21 @@ def temporary_beside(path: Path) -> Path:
 
 
 def remove_leftovers(root: Path) -> int:
-    """Remove half-written files of a killed run below `root`, which no other process may use; return their number."""
+    """Remove half-written files of a killed run below `root`, which no other process may use;
+    return their number.
+    """
     leftovers = [path for path in root.rglob(".*.tmp") if path.is_file()]
     for path in leftovers:
         path.unlink(missing_ok=True)
     return len(leftovers)
 
 
-def hold_lock(path: str | Path, refusal: str, *, waits: bool = False) -> contextlib.AbstractContextManager:
-    """Hold the lock file `path` until the block ends; the system releases it when the process dies."""
+def hold_lock(
+    path: str | Path, refusal: str, *, waits: bool = False
+) -> contextlib.AbstractContextManager:
+    """Hold the lock file `path` until the block ends; the system releases it when the process
+    dies.
+    """
     try:
         return FileLock(path, timeout=-1 if waits else 0).acquire()
     except Timeout as error:
@@ -228,10 +271,15 @@ def exclusive(folder: str | Path, *, waits: bool = False) -> Iterator[None]:
     # A separate file, because some versions of filelock empty the lock file.
     running = folder / RUNNING_NAME
     try:
-        refusal = f"another process is preparing data in {folder}; wait for it or stop it, then run this again"
+        refusal = (
+            f"another process is preparing data in {folder}; wait for it or stop it, then "
+            "run this again"
+        )
         with hold_lock(folder / LOCK_NAME, refusal, waits=waits):
             if running.exists():
-                logger.info("removed half-written files of a killed run: %d", remove_leftovers(folder))
+                logger.info(
+                    "removed half-written files of a killed run: %d", remove_leftovers(folder)
+                )
             running.touch()
             try:
                 yield
@@ -257,11 +305,13 @@ def parallel_map(
     unit: str = "file",
     units_of: Callable[[Result], int] = lambda result: 1,
 ) -> Iterator[Result]:
-    """Map `function` over `items` with `num_jobs` threads, in order; an error is raised in place of its item's result.
+    """Map `function` over `items` with `num_jobs` threads, in order; an error is raised in place of
+    its item's result.
 
-    Threads suffice, because files, decompression and other processes (ffmpeg) release the interpreter. At most
-    `IN_FLIGHT_PER_WORKER` items per thread are in flight, so memory does not grow with their number. The bar, hidden
-    by an empty description, counts `units_of` each result, out of `total`.
+    Threads suffice, because files, decompression and other processes (ffmpeg) release the
+    interpreter. At most `IN_FLIGHT_PER_WORKER` items per thread are in flight, so memory does not
+    grow with their number. The bar, hidden by an empty description, counts `units_of` each result,
+    out of `total`.
     """
     waiting: collections.deque[Future[Result]] = collections.deque()
     source = iter(items)
@@ -270,7 +320,10 @@ def parallel_map(
     with ThreadPoolExecutor(max_workers=max(1, num_jobs)) as pool, bar:
         try:
             while True:
-                waiting.extend(pool.submit(function, one) for one in itertools.islice(source, limit - len(waiting)))
+                waiting.extend(
+                    pool.submit(function, one)
+                    for one in itertools.islice(source, limit - len(waiting))
+                )
                 if not waiting:
                     break
                 bar.update(units_of(result := waiting.popleft().result()))
@@ -283,7 +336,11 @@ def parallel_map(
 def free_name(path: Path, word: str) -> Path:
     """The first free name of `<name>.<word>-1`, `<name>.<word>-2` … next to `path`."""
     numbers = itertools.count(1)
-    return next(free for number in numbers if not (free := path.with_name(f"{path.name}.{word}-{number}")).exists())
+    return next(
+        free
+        for number in numbers
+        if not (free := path.with_name(f"{path.name}.{word}-{number}")).exists()
+    )
 
 
 def sha256_of(path: str | Path) -> str:
@@ -293,9 +350,13 @@ def sha256_of(path: str | Path) -> str:
 
 def digest_of(path: str | Path, algorithm: str) -> str:
     """A file's checksum in lower-case hex; corpora publish "md5" of their archives and lists."""
-    path, digest = Path(path), hashlib.new(algorithm, usedforsecurity=False)
+    path = Path(path)
+    digest = hashlib.new(algorithm, usedforsecurity=False)
     num_bytes = path.stat().st_size
-    with path.open("rb") as file, Bar(f"verify {path.name}", num_bytes, "B", is_shown=num_bytes >= SHOWN_BYTES) as bar:
+    with (
+        path.open("rb") as file,
+        Bar(f"verify {path.name}", num_bytes, "B", is_shown=num_bytes >= SHOWN_BYTES) as bar,
+    ):
         while block := file.read(BLOCK_BYTES):
             digest.update(block)
             bar.update(len(block))
@@ -303,7 +364,9 @@ def digest_of(path: str | Path, algorithm: str) -> str:
 
 
 def own_command(command: str) -> str:
-    """The command that a user types for `speakernet COMMAND`: in a checkout, which need not be installed, a script."""
+    """The command that a user types for `speakernet COMMAND`: in a checkout, which need not be
+    installed, a script.
+    """
     word, _, part = command.partition(" ")
     script = {"train": "trainSpeakerNet.py", "prepare": f"data_prep/{part}.py"}.get(word)
     if script is None or not (CHECKOUT / script).is_file():
@@ -317,8 +380,13 @@ def refuse_overwriting(outputs: Iterable[str | Path], inputs: Iterable[str | Pat
     taken = [Path(one) for one in inputs]
     for output in map(Path, outputs):
         for other in taken:
-            if output.resolve() == other.resolve() or (output.exists() and other.exists() and output.samefile(other)):
-                raise FileError(f"{output}: the output would overwrite {other}; choose another name for the output")
+            if output.resolve() == other.resolve() or (
+                output.exists() and other.exists() and output.samefile(other)
+            ):
+                raise FileError(
+                    f"{output}: the output would overwrite {other}; choose another name for the "
+                    "output"
+                )
         taken.append(output)
 
 
@@ -345,10 +413,12 @@ def error_line(error: BaseException) -> str:
 
 @dataclass(eq=False)
 class GrowingFile:
-    """A file to which pieces are appended, each completely or not at all; pieces that cannot be written are dropped.
+    """A file to which pieces are appended, each completely or not at all; pieces that cannot be
+    written are dropped.
 
-    The first failure is logged; later pieces are still tried, because the disk may have space again. File and folder
-    are created with the first piece. `append` hands each piece to the system, so a kill loses none.
+    The first failure is logged; later pieces are still tried, because the disk may have space
+    again. File and folder are created with the first piece. `append` hands each piece to the
+    system, so a kill loses none.
     """
 
     path: Path
@@ -369,7 +439,11 @@ class GrowingFile:
                 # Set before logging, because the log may be this file.
                 self._has_failed = True
                 reason = error.strerror or str(error)
-                logger.warning("%s cannot be written (%s): new lines are dropped; the run continues", self.path, reason)
+                logger.warning(
+                    "%s cannot be written (%s): new lines are dropped; the run continues",
+                    self.path,
+                    reason,
+                )
             return False
         return True
 
@@ -386,7 +460,8 @@ class LogFile(logging.Handler):
         """Write one record, after those that have waited for the folder."""
         self._waiting.append((self.format(record) + "\n").encode("utf-8", "backslashreplace"))
         if self._file.path.parent.is_dir():
-            waited, self._waiting = self._waiting, []
+            waited = self._waiting
+            self._waiting = []
             self._file.append(b"".join(waited))
 
 
@@ -404,8 +479,8 @@ _YamlLoader.add_implicit_resolver(
 def yaml_nodes(text: str, name: str, *, has_lines: bool = False) -> yaml.Node | None:
     """The nodes of a YAML or JSON text, with their lines; None if the text is empty.
 
-    Refuses text that would take forever or overflow the stack: limits are checked on the parser's events, before the
-    composer recurses.
+    Refuses text that would take forever or overflow the stack: limits are checked on the parser's
+    events, before the composer recurses.
     """
 
     def place(mark: Any) -> str:
@@ -416,17 +491,26 @@ def yaml_nodes(text: str, name: str, *, has_lines: bool = False) -> yaml.Node | 
     depth = aliases = 0
     try:
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
+                event, yaml.CollectionEndEvent
+            )
             aliases += isinstance(event, yaml.AliasEvent)
             number = event.value if isinstance(event, yaml.ScalarEvent) else ""
             is_long = len(number) > MAX_DIGITS and not set(number) - set("+-0123456789_:.")
             if depth > MAX_YAML_LEVELS or aliases > MAX_YAML_ALIASES or is_long:
-                limits = f"{MAX_YAML_LEVELS} levels, {MAX_YAML_ALIASES} aliases, {MAX_DIGITS} digits in a number"
-                raise FileError(f"{place(event.start_mark)}: nested too deeply or too long; expected at most {limits}")
+                limits = (
+                    f"{MAX_YAML_LEVELS} levels, {MAX_YAML_ALIASES} aliases, {MAX_DIGITS} "
+                    "digits in a number"
+                )
+                raise FileError(
+                    f"{place(event.start_mark)}: nested too deeply or too long; expected at most "
+                    f"{limits}"
+                )
         return yaml.compose(text, Loader=_YamlLoader)
     except yaml.YAMLError as error:
         raise FileError(
-            f"{place(getattr(error, 'problem_mark', None))}: not valid YAML: {str(error).replace(IN_TEXT, '')}"
+            f"{place(getattr(error, 'problem_mark', None))}: not valid YAML: "
+            f"{str(error).replace(IN_TEXT, '')}"
         ) from error
 
 
@@ -434,8 +518,19 @@ def yaml_value(node: yaml.Node | None, where: str) -> Any:
     """The plain value of a node; `where` names it in messages."""
     try:
         return None if node is None else _YamlLoader("").construct_object(node, deep=True)
-    except (ValueError, OverflowError, AttributeError, LookupError, TypeError, yaml.YAMLError) as error:
-        shown = f"{node.value[:60]!r} is not a value" if isinstance(node, yaml.ScalarNode) else "not a value"
+    except (
+        ValueError,
+        OverflowError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        yaml.YAMLError,
+    ) as error:
+        shown = (
+            f"{node.value[:60]!r} is not a value"
+            if isinstance(node, yaml.ScalarNode)
+            else "not a value"
+        )
         raise FileError(f"{where}: {shown}: {str(error).replace(IN_TEXT, '')}") from error
 
 
@@ -454,24 +549,41 @@ def read_yaml_file(path: str | Path, expected: str) -> Any:
         return read_yaml(file.read(MAX_YAML + 1), str(path))
 
 
-def read_arrays(path: str | Path, expected: str, kind: type[FileError] = FileError) -> dict[str, np.ndarray]:
+def read_arrays(
+    path: str | Path, expected: str, kind: type[FileError] = FileError
+) -> dict[str, np.ndarray]:
     """The arrays of an `.npz` file by name; errors as in `reading`.
 
-    Sizes are checked against the file before memory is allocated, and pickled objects are never read.
+    Sizes are checked against the file before memory is allocated, and pickled objects are never
+    read.
     """
-    with reading(path, expected, kind), open_regular(path) as file, zipfile.ZipFile(file) as archive:
+    with (
+        reading(path, expected, kind),
+        open_regular(path) as file,
+        zipfile.ZipFile(file) as archive,
+    ):
         num_bytes = os.fstat(file.fileno()).st_size
-        return {one.filename.removesuffix(".npy"): _read_array(archive, one, num_bytes) for one in archive.infolist()}
+        return {
+            one.filename.removesuffix(".npy"): _read_array(archive, one, num_bytes)
+            for one in archive.infolist()
+        }
 
 
-def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, archive_bytes: int) -> np.ndarray:
+def _read_array(
+    archive: zipfile.ZipFile, member: zipfile.ZipInfo, archive_bytes: int
+) -> np.ndarray:
     if member.file_size > DEFLATE_LIMIT * (min(member.compress_size, archive_bytes) + 1):
-        raise ValueError(f"{member.filename} claims {member.file_size:,} bytes, more than the file can hold")
+        raise ValueError(
+            f"{member.filename} claims {member.file_size:,} bytes, more than the file can hold"
+        )
     with archive.open(member) as stream:
         is_first = np.lib.format.read_magic(stream) == (1, 0)
-        read_header = np.lib.format.read_array_header_1_0 if is_first else np.lib.format.read_array_header_2_0
+        read_header = (
+            np.lib.format.read_array_header_1_0 if is_first else np.lib.format.read_array_header_2_0
+        )
         shape, _, dtype = read_header(stream)
-        claimed, found = math.prod(shape) * dtype.itemsize, member.file_size - stream.tell()
+        claimed = math.prod(shape) * dtype.itemsize
+        found = member.file_size - stream.tell()
     if claimed != found:
         raise ValueError(f"{member.filename} claims {claimed:,} bytes and has {found:,}")
     with archive.open(member) as stream:
@@ -487,9 +599,11 @@ class PartError(ValueError):
 
 @dataclass(frozen=True, order=True)
 class WorkPart:
-    """One of several parts of a job, counted from 1, which machines or tasks of a job array process in parallel.
+    """One of several parts of a job, counted from 1, which machines or tasks of a job array process
+    in parallel.
 
-    Each part processes neighbouring rows and writes its result to a shared folder; the last to finish joins them.
+    Each part processes neighbouring rows and writes its result to a shared folder; the last to
+    finish joins them.
 
     >>> WorkPart(2, 4).name, str(WorkPart(2, 4))
     ('part-0002-of-0004', '2/4')
@@ -522,8 +636,9 @@ def parse_part(text: str) -> WorkPart:
     match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip())
     if match is None or not 1 <= int(match[1]) <= int(match[2]) <= MAX_PARTS:
         raise PartError(
-            f"--part {text}: expected i/n with i from 1 to n, n up to {MAX_PARTS}, such as 2/4 for the second of four "
-            "parts (in a job array, i is the task number, plus 1 if that counts from 0)"
+            f"--part {text}: expected i/n with i from 1 to n, n up to {MAX_PARTS}, such as 2/4 for "
+            "the second of four parts (in a job array, i is the task number, plus 1 if that counts "
+            "from 0)"
         )
     return WorkPart(int(match[1]), int(match[2]))
 
@@ -542,7 +657,9 @@ def parts_in(folder: str | Path, suffix: str = "") -> dict[WorkPart, Path]:
     """Part -> file or folder named after it plus `suffix`, in order; the folder need not exist."""
     paths = Path(folder).glob(f"part-*{suffix}")
     found = [(PART_NAME.fullmatch(path.name.removesuffix(suffix)), path) for path in paths]
-    return dict(sorted((WorkPart(int(match[1]), int(match[2])), path) for match, path in found if match))
+    return dict(
+        sorted((WorkPart(int(match[1]), int(match[2])), path) for match, path in found if match)
+    )
 
 
 def missing_parts(found: Sequence[WorkPart], folder: str | Path) -> list[WorkPart]:
@@ -550,10 +667,14 @@ def missing_parts(found: Sequence[WorkPart], folder: str | Path) -> list[WorkPar
     counts = sorted({part.count for part in found})
     if len(counts) > 1:
         raise PartError(
-            f"{folder} has parts of {' and of '.join(map(str, counts))}; remove those with the wrong total, or give "
-            "every machine the same total"
+            f"{folder} has parts of {' and of '.join(map(str, counts))}; remove those with the "
+            "wrong total, or give every machine the same total"
         )
-    return [part for part in (WorkPart(one, counts[0]) for one in range(1, counts[0] + 1)) if part not in set(found)]
+    return [
+        part
+        for part in (WorkPart(one, counts[0]) for one in range(1, counts[0] + 1))
+        if part not in set(found)
+    ]
 
 
 def list_parts(some: Sequence[WorkPart]) -> str:
@@ -562,4 +683,6 @@ def list_parts(some: Sequence[WorkPart]) -> str:
     >>> list_parts([WorkPart(2, 4), WorkPart(3, 4)])
     '2/4, 3/4'
     """
-    return ", ".join(map(str, some[:MAX_PARTS_NAMED])) + (" and more" if len(some) > MAX_PARTS_NAMED else "")
+    return ", ".join(map(str, some[:MAX_PARTS_NAMED])) + (
+        " and more" if len(some) > MAX_PARTS_NAMED else ""
+    )

@@ -34,7 +34,8 @@ class PerformanceTracker:
     """
 
     def __init__(self, log_interval: int) -> None:
-        self.log_interval, self._began = log_interval, time.perf_counter()
+        self.log_interval = log_interval
+        self._began = time.perf_counter()
         self.steps = self.samples = 0
         self._losses: Any = 0.0
 
@@ -48,9 +49,15 @@ class PerformanceTracker:
 
     def log_summary(self) -> dict[str, float]:
         """Log and return the means over all steps so far."""
-        speed, loss = self.samples / (time.perf_counter() - self._began), float(self._losses) / max(1, self.steps)
+        speed = self.samples / (time.perf_counter() - self._began)
+        loss = float(self._losses) / max(1, self.steps)
         logger.info("%d steps: %.1f samples/s, mean loss %.4f", self.steps, speed, loss)
-        return {"steps": self.steps, "samples": self.samples, "samples_per_second": speed, "mean_loss": loss}
+        return {
+            "steps": self.steps,
+            "samples": self.samples,
+            "samples_per_second": speed,
+            "mean_loss": loss,
+        }
 
 
 class BatchSizeOptimizer(BatchSizeFinder):
@@ -58,7 +65,8 @@ class BatchSizeOptimizer(BatchSizeFinder):
 
     Args:
         model: its weights and buffers end unchanged, unless `step` changes the weights.
-        sample: one item as a batch, a tensor or a dictionary of tensors (keyword arguments of the model).
+        sample: one item as a batch, a tensor or a dictionary of tensors (keyword arguments of the
+            model).
         step: trains on a batch; None computes the gradients of the summed output, or of its `loss`.
 
     Examples:
@@ -68,7 +76,10 @@ class BatchSizeOptimizer(BatchSizeFinder):
     """
 
     def __init__(
-        self, model: nn.Module, sample: Tensor | Mapping[str, Tensor], step: Callable[[Any], None] | None = None
+        self,
+        model: nn.Module,
+        sample: Tensor | Mapping[str, Tensor],
+        step: Callable[[Any], None] | None = None,
     ) -> None:
         named = sample if isinstance(sample, Mapping) else {"": sample}
 
@@ -84,19 +95,25 @@ class BatchSizeOptimizer(BatchSizeFinder):
 
 
 def optimize_torch_settings(**options: Any) -> dict[str, Any]:
-    """Set torch's threads, kernels and memory for speed, as training does, with options of section `runtime`."""
+    """Set torch's threads, kernels and memory for speed, as training does, with options of section
+    `runtime`.
+    """
     return settings.optimize_torch_settings(MachineOptions(**options))
 
 
 def log_performance_info() -> dict[str, Any]:
-    """Log and return the available optimisations of this machine and whether they are on, by name."""
+    """Log and return the available optimisations of this machine and whether they are on, by
+    name.
+    """
     found = {
         "machine": describe_limits(),
         "processor": system_info()["cpu"],
         "gpus": [one["name"] for one in system_info()["gpus"]],
         "threads": torch.get_num_threads(),
         "bf16": native_bf16() or (torch.cuda.is_available() and torch.cuda.is_bf16_supported()),
-        "compiler for torch.compile": shutil.which("c++") or shutil.which("g++") or shutil.which("clang++"),
+        "compiler for torch.compile": shutil.which("c++")
+        or shutil.which("g++")
+        or shutil.which("clang++"),
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
         "tf32": torch.backends.cudnn.allow_tf32 and torch.cuda.is_available(),
         "flash attention": torch.backends.cuda.flash_sdp_enabled() and torch.cuda.is_available(),

@@ -1,8 +1,8 @@
 """The base of options, and tables of components by name, without importing torch.
 
-A package declares its options once, as fields of a pydantic model in a separate module: type, bounds, default, and a
-docstring below each field. A table is a plain dictionary from name to `Component`; a component's module is imported
-only when the component is built.
+A package declares its options once, as fields of a pydantic model in a separate module: type,
+bounds, default, and a docstring below each field. A table is a plain dictionary from name to
+`Component`; a component's module is imported only when the component is built.
 """
 
 import difflib
@@ -17,7 +17,8 @@ from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 from annotated_types import Ge, Gt, Le, MaxLen
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
-# Every number also has an upper bound, so that a typing mistake does not become an allocation error later.
+# Every number also has an upper bound, so that a typing mistake does not become an allocation error
+# later.
 Switch = Literal["auto", "on", "off"]
 Share = Annotated[float, Ge(0.0), Le(1.0)]
 Probability = Annotated[float, Ge(1e-6), Le(1 - 1e-6)]
@@ -34,13 +35,20 @@ Decibels = Annotated[float, Ge(-200.0), Le(200.0)]
 Gigabytes = Annotated[float, Ge(0.0), Le(1e6)]
 INPUT_MARK = "an input file or folder"
 InputPath = Annotated[str, MaxLen(4096), INPUT_MARK]
-"""An input file or folder: relative to the working directory or to the configuration file, saved as absolute."""
+"""An input file or folder: relative to the working directory or to the configuration file, saved as
+absolute."""
 DEFAULT_SEED = 10
 LARGE_MARGIN = "large-margin"
 """The stage that training.large_margin_epochs adds."""
 SAMPLE_RATE = 16_000
 LOWEST_SAMPLE_RATE, HIGHEST_SAMPLE_RATE = 1_000, 768_000  # Hz, of a corpus
-TYPES = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "nothing"}
+TYPES = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    type(None): "nothing",
+}
 
 Row = TypeVar("Row")
 T = TypeVar("T")
@@ -68,7 +76,9 @@ class Options(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _restore_switch_word(cls, value: Any, info: ValidationInfo) -> Any:
-        """Restore the word that was written: YAML reads an unquoted `off` as False, which not every field accepts."""
+        """Restore the word that was written: YAML reads an unquoted `off` as False, which not every
+        field accepts.
+        """
         choices = alternatives(cls.model_fields[str(info.field_name)].annotation)
         if not isinstance(value, bool) or bool in choices:
             return value
@@ -85,7 +95,9 @@ class Options(BaseModel):
 class OptionError(ValueError):
     """A value that its field does not accept, or a field that does not exist."""
 
-    def __init__(self, owner: type[Options], values: Mapping[str, Any], error: ValidationError) -> None:
+    def __init__(
+        self, owner: type[Options], values: Mapping[str, Any], error: ValidationError
+    ) -> None:
         first = error.errors()[0]
         self.field = str(*first["loc"][:1])
         field = owner.model_fields.get(self.field)
@@ -93,14 +105,23 @@ class OptionError(ValueError):
         inner = first.get("ctx", {}).get("error")
         if isinstance(inner, OptionError):
             at = first["loc"][1]
-            self.found = f"is wrong in {f'entry {at + 1}' if isinstance(at, int) else at}: {inner.field} {inner.found}"
+            self.found = (
+                f"is wrong in {f'entry {at + 1}' if isinstance(at, int) else at}: "
+                f"{inner.field} {inner.found}"
+            )
         elif first["type"] == "extra_forbidden":
             self.found = f"does not exist; {suggestion(self.field, owner.model_fields)}"
         elif field is None:
             self.found = str(first["ctx"]["error"])
         else:
             value = values.get(self.field)
-            found = "missing" if self.field not in values else "empty" if value is None else repr(value)[:100]
+            found = (
+                "missing"
+                if self.field not in values
+                else "empty"
+                if value is None
+                else repr(value)[:100]
+            )
             # On the command line, an option without a value is true.
             found = "without a value (or true)" if value is True else found
             self.found = f"is {found}; expected {in_words(field.rebuild_annotation())}"
@@ -115,7 +136,9 @@ class Choice(Generic[T]):
     reason: str
 
     def __str__(self) -> str:
-        value = {True: "yes", False: "no"}[self.value] if isinstance(self.value, bool) else self.value
+        value = (
+            {True: "yes", False: "no"}[self.value] if isinstance(self.value, bool) else self.value
+        )
         return f"{value} ({self.reason})"
 
 
@@ -151,7 +174,9 @@ def create(component: Component, options: Any, **context: Any) -> Any:
     """Build a component from its options and the parts of `context` that its signature asks for."""
     target = component.load()
     offered = {"options": options, **context}
-    return target(**{name: offered[name] for name in inspect.signature(target).parameters if name in offered})
+    return target(
+        **{name: offered[name] for name in inspect.signature(target).parameters if name in offered}
+    )
 
 
 def lookup(table: Mapping[str, Row], name: str, kind: str = "entry") -> Row:
@@ -161,7 +186,9 @@ def lookup(table: Mapping[str, Row], name: str, kind: str = "entry") -> Row:
     return table[name]
 
 
-def options_of(table: Mapping[str, Component], name: str, given: Mapping[str, Any], kind: str = "entry") -> Any:
+def options_of(
+    table: Mapping[str, Component], name: str, given: Mapping[str, Any], kind: str = "entry"
+) -> Any:
     """The options of the component `name`, with the given values and otherwise defaults."""
     return lookup(table, name, kind).options(**given)
 
@@ -189,7 +216,9 @@ def default_of(owner: type[Options], name: str) -> Any:
 def description_of(owner: type[Options], name: str) -> str:
     """The docstring below a field in one line, or that of the base-class field it overrides."""
     fields = (getattr(base, "model_fields", {}).get(name) for base in owner.__mro__)
-    return " ".join(next((one.description for one in fields if one and one.description), "").split())
+    return " ".join(
+        next((one.description for one in fields if one and one.description), "").split()
+    )
 
 
 def summary(owner: type) -> str:
@@ -204,7 +233,8 @@ def is_input(owner: type[Options], name: str) -> bool:
 
 def alternatives(declared: Any) -> list[Any]:
     """The types and words that a field accepts, one by one."""
-    origin, arguments = typing.get_origin(declared), typing.get_args(declared)
+    origin = typing.get_origin(declared)
+    arguments = typing.get_args(declared)
     if origin in (Annotated, typing.Union, types.UnionType):
         inner = arguments[:1] if origin is Annotated else arguments
         return [one for argument in inner for one in alternatives(argument)]
@@ -217,14 +247,20 @@ def in_words(declared: Any) -> str:
     >>> in_words(Annotated[int, Ge(1), Le(9)] | Literal["auto"])
     'a whole number from 1 to 9 or auto'
     """
-    origin, arguments = typing.get_origin(declared), typing.get_args(declared)
+    origin = typing.get_origin(declared)
+    arguments = typing.get_args(declared)
     if origin is Annotated:
         bounds = {
-            kind: getattr(one, kind) for one in arguments[1:] for kind in ("ge", "gt", "le") if hasattr(one, kind)
+            kind: getattr(one, kind)
+            for one in arguments[1:]
+            for kind in ("ge", "gt", "le")
+            if hasattr(one, kind)
         }
         if not bounds:
             return in_words(arguments[0])
-        low, high = (f"{one:,.10g}" if isinstance(one, float) else f"{one:,}" for one in bounds.values())
+        low, high = (
+            f"{one:,.10g}" if isinstance(one, float) else f"{one:,}" for one in bounds.values()
+        )
         between = f"above {low}, at most {high}" if "gt" in bounds else f"from {low} to {high}"
         return f"{in_words(arguments[0])} {between}"
     if origin is list:
@@ -237,7 +273,10 @@ def in_words(declared: Any) -> str:
         # If a function converts the value to options, a path alone is accepted too.
         is_short = typing.get_origin(arguments[1]) is Annotated
         each = in_words(typing.get_args(arguments[1])[0] if is_short else arguments[1])
-        return f"names (letters, digits, _ + -) in braces, each with {'a path or with ' if is_short else ''}{each}"
+        return (
+            "names (letters, digits, _ + -) in braces, each with "
+            f"{'a path or with ' if is_short else ''}{each}"
+        )
     if origin in (typing.Union, types.UnionType, Literal):
         *first, last = (
             one if isinstance(one, str) else in_words(one)

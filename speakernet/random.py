@@ -1,7 +1,7 @@
 """Random numbers: seed the generators, and draw by key instead of by order.
 
-Every random choice about data comes from a generator keyed by (seed, keys…), so that batches do not depend on the
-number of workers or ranks.
+Every random choice about data comes from a generator keyed by (seed, keys…), so that batches do not
+depend on the number of workers or ranks.
 """
 
 import random
@@ -10,13 +10,18 @@ from collections.abc import Sequence
 import numpy as np
 
 # Streams of the loader; those of augmentation start at 100 (`augment.augmenter`).
-START_STREAM, REPLACEMENT_STREAM, VOICE_STREAM, REAL_STREAM = 1, 2, 3, 4
+START_STREAM = 1
+REPLACEMENT_STREAM = 2
+VOICE_STREAM = 3
+REAL_STREAM = 4
 # 2^64 divided by the golden ratio: SplitMix64's step.
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def seed_everything(seed: int) -> None:
-    """Seed Python's, NumPy's and torch's global generators (dropout and weight initialisation use torch's)."""
+    """Seed Python's, NumPy's and torch's global generators (dropout and weight initialisation use
+    torch's).
+    """
     # Late: callers that only use NumPy do not need it.
     import torch
 
@@ -27,7 +32,9 @@ def seed_everything(seed: int) -> None:
 
 
 def derive_seed(seed: int, *keys: int) -> int:
-    """A 63-bit seed that depends on every key; neighbouring keys give unrelated streams (NumPy's SeedSequence)."""
+    """A 63-bit seed that depends on every key; neighbouring keys give unrelated streams (NumPy's
+    SeedSequence).
+    """
     words = np.random.SeedSequence([seed, *keys]).generate_state(1, np.uint64)
     return int(words[0] >> np.uint64(1))
 
@@ -40,10 +47,12 @@ def numpy_generator(seed: int, *keys: int) -> np.random.Generator:
 class KeyedRandom:
     """Uniform random numbers for the rows of a batch, keyed by (seed, epoch, row, stream).
 
-    An ordinary generator's numbers depend on the order of draws, and so on the number of workers or ranks. Here an
-    utterance's numbers depend only on its row and the epoch. The mixing is SplitMix64's.
+    An ordinary generator's numbers depend on the order of draws, and so on the number of workers or
+    ranks. Here an utterance's numbers depend only on its row and the epoch. The mixing is
+    SplitMix64's.
 
-    Source: Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014, figure 17.
+    Source: Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014, figure
+    17.
     """
 
     def __init__(self, seed: int, epoch: int, rows: np.ndarray) -> None:

@@ -1,7 +1,7 @@
 """The run folder: the names of a run's files, its lock, and moving an earlier run aside.
 
-The names are a contract, because users and scripts rely on them. A separate evaluation (`--eval`) writes the same
-result files to a subfolder and takes no lock.
+The names are a contract, because users and scripts rely on them. A separate evaluation (`--eval`)
+writes the same result files to a subfolder and takes no lock.
 """
 
 import contextlib
@@ -19,7 +19,8 @@ LAST = "last.pt"
 PREVIOUS = "last.previous.pt"
 """The previous last.pt; exists from the second write on."""
 BEST = "best.pt"
-"""The model that was chosen: the one with the lowest held-out EER, or the last (training.final_model)."""
+"""The model that was chosen: the one with the lowest held-out EER, or the last
+(training.final_model)."""
 CHECKPOINTS = "checkpoints"
 """The models of the last epochs and their average."""
 AVERAGE = "average.pt"
@@ -61,13 +62,17 @@ def stage_folder(folder: Path, number: int, name: str) -> Path:
 def later_stages(folder: Path) -> dict[str, Path]:
     """Stage name -> folder of all stages but the first, in order."""
     # Folders that were moved aside have a dot.
-    numbered = {path.name[2:]: path for path in sorted(folder.glob("[2-9]_*")) if "." not in path.name}
+    numbered = {
+        path.name[2:]: path for path in sorted(folder.glob("[2-9]_*")) if "." not in path.name
+    }
     last = folder / LARGE_MARGIN_FOLDER
     return {**numbered, LARGE_MARGIN_FOLDER.replace("_", "-"): last} if last.is_dir() else numbered
 
 
 def move_aside(path: Path) -> Path:
-    """Rename a file or folder to the first free name of `<name>.before-1`, `<name>.before-2` …, and return that."""
+    """Rename a file or folder to the first free name of `<name>.before-1`, `<name>.before-2` …, and
+    return that.
+    """
     return path.rename(free_name(path, "before"))
 
 
@@ -85,7 +90,9 @@ def refuse_unusable(folder: str | Path) -> None:
 
 @contextlib.contextmanager
 def held(folder: str | Path) -> Iterator[None]:
-    """Lock a run folder for this process; the operating system releases the lock when the process dies."""
+    """Lock a run folder for this process; the operating system releases the lock when the process
+    dies.
+    """
     path = Path(folder) / LOCK
     with writing(path.parent, "choose another --save_path"):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -95,7 +102,10 @@ def held(folder: str | Path) -> Iterator[None]:
     # Windows refuses to read a locked file.
     with contextlib.suppress(OSError):
         holder = path.read_text(encoding="utf-8").strip() or holder
-    refusal = f"{path.parent} is in use by another run ({holder}); wait for it, stop it, or choose another --save_path"
+    refusal = (
+        f"{path.parent} is in use by another run ({holder}); wait for it, stop it, or "
+        "choose another --save_path"
+    )
     with hold_lock(path, refusal):
         # Only needed for the message above, so a full disk does not matter.
         with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
 """Progress of long work: a bar that is redrawn in a terminal, and occasional log lines elsewhere.
 
-tqdm keeps the bar at the bottom of the terminal; its text is made here. `TerminalHandler` takes the bars' lock, so that
-log lines never end up on the line of a bar.
+tqdm keeps the bar at the bottom of the terminal; its text is made here. `TerminalHandler` takes the
+bars' lock, so that log lines never end up on the line of a bar.
 """
 
 import contextlib
@@ -32,7 +32,9 @@ ROWS = 24  # tqdm hides bars below the terminal's last row; there are never this
 
 
 class _Line(tqdm):
-    """A line at the bottom of the terminal with text from the caller; a new line hides the earlier ones."""
+    """A line at the bottom of the terminal with text from the caller; a new line hides the earlier
+    ones.
+    """
 
     # Workers would inherit locks held by tqdm's monitor thread when they are forked.
     monitor_interval = 0
@@ -45,7 +47,9 @@ class _Line(tqdm):
         self._shown.append(self)
         # Position and rows are fixed, because tqdm hides bars in a terminal of unknown height.
         place: dict[str, Any] = {"position": 0, "nrows": ROWS, "ncols": USUAL_COLUMNS}
-        super().__init__(total=1, leave=False, file=sys.stderr, mininterval=DRAWN_SECONDS, miniters=0, **place)
+        super().__init__(
+            total=1, leave=False, file=sys.stderr, mininterval=DRAWN_SECONDS, miniters=0, **place
+        )
 
     def __str__(self) -> str:
         # The last column stays free, because some terminals start a new line when it is written.
@@ -85,11 +89,15 @@ def text_table(rows: Sequence[Sequence[str]]) -> list[str]:
     ['name  speech', 'Ada   3.0 s']
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
 
 
 class Bar(contextlib.ExitStack):
-    """Progress of a task: a bar in a terminal, which disappears when it is closed, and occasional log lines elsewhere.
+    """Progress of a task: a bar in a terminal, which disappears when it is closed, and occasional
+    log lines elsewhere.
 
     >>> with Bar("reading", 3, is_shown=False) as bar:
     ...     for _ in range(3):
@@ -110,18 +118,27 @@ class Bar(contextlib.ExitStack):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__()
-        self.what, self.total, self.done = what, total, done
-        self._unit, self._note, self._clock, self._is_shown = unit, note, clock, is_shown
-        self._done_before, self._began = done, clock()
+        self.what = what
+        self.total = total
+        self.done = done
+        self._unit = unit
+        self._note = note
+        self._clock = clock
+        self._is_shown = is_shown
+        self._done_before = done
+        self._began = clock()
         self._logged = self._began
         self._line: Any = None
         if is_shown and sys.stderr is not None and sys.stderr.isatty():
             self._line = self.enter_context(_Line(self._drawn))
         elif is_shown and "ipykernel" in sys.modules and importlib.util.find_spec("ipywidgets"):
-            # Late: importing it looks for a notebook. Without ipywidgets it would print a line at each update.
+            # Late: importing it looks for a notebook. Without ipywidgets it would print a line at
+            # each update.
             from tqdm.auto import tqdm as notebook_bar
 
-            self._line = self.enter_context(notebook_bar(None, what, total, initial=done, bar_format=NOTEBOOK_BAR))
+            self._line = self.enter_context(
+                notebook_bar(None, what, total, initial=done, bar_format=NOTEBOOK_BAR)
+            )
 
     def update(self, count: float = 1) -> None:
         """Add to the amount done."""
@@ -141,11 +158,14 @@ class Bar(contextlib.ExitStack):
             self.update()
 
     def _drawn(self, columns: int, is_ascii: bool) -> str:
-        """One line of at most `columns` characters; the bar takes the space that the text leaves."""
+        """One line of at most `columns` characters; the bar takes the space that the text
+        leaves.
+        """
         if not self.total:
             return f"{self.what}: {self._status()}"[:columns]
         share = min(1.0, self.done / self.total)
-        begin, end = f"{self.what} {100 * share:3.0f} %", self._status()
+        begin = f"{self.what} {100 * share:3.0f} %"
+        end = self._status()
         width = columns - len(begin) - len(end) - 4
         if width < SHORTEST_BAR:
             return f"{begin} {end}"[:columns]
@@ -155,14 +175,19 @@ class Bar(contextlib.ExitStack):
     def _status(self) -> str:
         if self._note is not None:
             return self._note()
-        parts = [" of ".join(self._count(one) for one in (self.done, self.total) if one is not None)]
+        parts = [
+            " of ".join(self._count(one) for one in (self.done, self.total) if one is not None)
+        ]
         if self._unit != "B":
             parts[0] += f" {plural(self.total or self.done, self._unit)}"
-        worked, seconds = self.done - self._done_before, self._clock() - self._began
+        worked = self.done - self._done_before
+        seconds = self._clock() - self._began
         if worked > 0 and seconds > 0:
             parts.append(f"{self._count(worked / seconds)}/s")
             if self.total:
-                parts.append(f"{duration(max(0.0, self.total - self.done) * seconds / worked)} left")
+                parts.append(
+                    f"{duration(max(0.0, self.total - self.done) * seconds / worked)} left"
+                )
         return ", ".join(parts)
 
     def _count(self, number: float) -> str:
@@ -190,7 +215,9 @@ def counted(number: float, noun: str) -> str:
 
 def plural(number: float, noun: str) -> str:
     """The singular or plural of a regular noun, or of person, after a number."""
-    several = "people" if noun == "person" else f"{noun}es" if noun.endswith(("s", "tch")) else f"{noun}s"
+    several = (
+        "people" if noun == "person" else f"{noun}es" if noun.endswith(("s", "tch")) else f"{noun}s"
+    )
     return noun if number == 1 else several
 
 

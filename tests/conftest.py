@@ -17,10 +17,11 @@ SHARED_DATA = REPOSITORY.parent / "shared" / "data"
 settings.register_profile("speakernet", deadline=None)
 settings.load_profile("speakernet")
 
-# More threads only slow the tests down: two cores, many small tensors. Set before torch is imported; processes started
-# by tests inherit it and must give the same bits as this one.
+# More threads only slow the tests down: two cores, many small tensors. Set before torch is
+# imported; processes started by tests inherit it and must give the same bits as this one.
 os.environ["OMP_NUM_THREADS"] = "1"
-# On a GPU, results are compared with each other and with the CPU's more closely than TensorFloat-32 allows.
+# On a GPU, results are compared with each other and with the CPU's more closely than TensorFloat-32
+# allows.
 os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
 # Otherwise every process started by a test compiles the package again.
 sys.dont_write_bytecode = False
@@ -29,7 +30,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Exclude the objects of imports and collection from garbage collection, which the trainer runs often."""
+    """Exclude the objects of imports and collection from garbage collection, which the trainer runs
+    often.
+    """
     gc.disable()
     try:
         return (yield)
@@ -41,7 +44,9 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A separate cache: names of temporary folders repeat, and lookup tables of an earlier run would be found."""
+    """A separate cache: names of temporary folders repeat, and lookup tables of an earlier run
+    would be found.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPEAKERNET_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -70,7 +75,9 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def blank_figures() -> Iterator[None]:
-    """Save figures without drawing them, which takes most of a tiny run; `tests/evaluation/test_report.py` draws."""
+    """Save figures without drawing them, which takes most of a tiny run;
+    `tests/evaluation/test_report.py` draws.
+    """
     from matplotlib.figure import Figure
     from PIL import Image
 
@@ -107,17 +114,24 @@ def random() -> np.random.Generator:
     return np.random.default_rng(20260101)
 
 
-def tiny_voice(speaker: int, utterance: int, seconds: float, sample_rate: int = 16000) -> np.ndarray:
-    """A crude voice: a pulse train at the speaker's pitch through the speaker's two resonances, plus faint noise."""
+def tiny_voice(
+    speaker: int, utterance: int, seconds: float, sample_rate: int = 16000
+) -> np.ndarray:
+    """A crude voice: a pulse train at the speaker's pitch through the speaker's two resonances,
+    plus faint noise.
+    """
     random = np.random.default_rng([speaker, utterance])
     times = np.arange(int(seconds * sample_rate)) / sample_rate
-    pitch_hz = 90 + 25 * speaker + 4 * np.sin(2 * np.pi * (1 + random.random()) * times + random.random())
+    pitch_hz = (
+        90 + 25 * speaker + 4 * np.sin(2 * np.pi * (1 + random.random()) * times + random.random())
+    )
     phase = 2 * np.pi * np.cumsum(pitch_hz) / sample_rate
     voice = np.zeros_like(times)
     for harmonic in range(1, 20):
         frequency_hz = harmonic * (90 + 25 * speaker)
         gain = sum(
-            1 / (1 + ((frequency_hz - centre) / 150) ** 2) for centre in (400 + 60 * speaker, 1500 + 90 * speaker)
+            1 / (1 + ((frequency_hz - centre) / 150) ** 2)
+            for centre in (400 + 60 * speaker, 1500 + 90 * speaker)
         )
         voice += gain * np.sin(harmonic * phase + random.random() * 6)
     voice *= 0.5 + 0.5 * np.sin(2 * np.pi * 3 * times + random.random() * 6) ** 2
@@ -127,11 +141,14 @@ def tiny_voice(speaker: int, utterance: int, seconds: float, sample_rate: int = 
 
 @pytest.fixture(scope="session")
 def tiny_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight training speakers with four utterances each, six trial speakers with three; lists beside the audio."""
+    """Eight training speakers with four utterances each, six trial speakers with three; lists
+    beside the audio.
+    """
     from speakernet.data.audio import write_audio
 
     root = tmp_path_factory.mktemp("tiny_corpus")
-    train_lines, names = [], {}
+    train_lines = []
+    names = {}
     for speaker in range(14):
         is_trial = speaker >= 8
         for utterance in range(3 if is_trial else 4):
@@ -143,7 +160,9 @@ def tiny_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
             else:
                 train_lines.append(f"spk{speaker:02d} {name}\n")
     pairs = [(first, second) for first in names for second in names if first < second]
-    trial_lines = [f"{int(names[first] == names[second])} {first} {second}\n" for first, second in pairs]
+    trial_lines = [
+        f"{int(names[first] == names[second])} {first} {second}\n" for first, second in pairs
+    ]
     (root / "train_list.txt").write_text("".join(train_lines))
     (root / "trials.txt").write_text("".join(trial_lines))
     return root

@@ -1,7 +1,8 @@
-"""A local server with the part of the hub's protocol that `huggingface_hub` uses to fetch and upload models.
+"""A local server with the part of the hub's protocol that `huggingface_hub` uses to fetch and
+upload models.
 
-Large files are named by their SHA-256, range requests are answered, a private repository requires a token, connections
-can be cut, and uploaded files can be fetched.
+Large files are named by their SHA-256, range requests are answered, a private repository requires a
+token, connections can be cut, and uploaded files can be fetched.
 """
 
 import base64
@@ -64,26 +65,40 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if folder is None:
             return self.answer({"error": "not found"}, 404, {"X-Error-Code": "RepoNotFound"})
         files = sorted(one for one in folder.iterdir() if one.is_file())
-        commit = hashlib.sha1(b"".join(one.name.encode() + one.read_bytes() for one in files)).hexdigest()
+        commit = hashlib.sha1(
+            b"".join(one.name.encode() + one.read_bytes() for one in files)
+        ).hexdigest()
         if is_api and "tree" in words:
-            return self.answer([{"type": "file", "path": one.name, **self.facts(one)} for one in files])
+            return self.answer(
+                [{"type": "file", "path": one.name, **self.facts(one)} for one in files]
+            )
         if is_api:
-            name, siblings = "/".join(words[2:4]), [{"rfilename": one.name} for one in files]
+            name = "/".join(words[2:4])
+            siblings = [{"rfilename": one.name} for one in files]
             return self.answer({"id": name, "modelId": name, "sha": commit, "siblings": siblings})
         file = folder / words[-1]
         self.server.requests.append((self.command, path, self.headers.get("Range", "")))
         if not file.is_file():
             return self.answer({}, 404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
-        data, first = file.read_bytes(), int((self.headers.get("Range") or "bytes=0-")[6:].partition("-")[0])
-        headers = {"ETag": f'"{self.facts(file)["oid"]}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
+        data = file.read_bytes()
+        first = int((self.headers.get("Range") or "bytes=0-")[6:].partition("-")[0])
+        headers = {
+            "ETag": f'"{self.facts(file)["oid"]}"',
+            "X-Repo-Commit": commit,
+            "Accept-Ranges": "bytes",
+        }
         headers |= {"Content-Range": f"bytes {first}-{len(data) - 1}/{len(data)}"} if first else {}
         self.answer(data[first:], 206 if first else 200, headers)
 
     @staticmethod
     def facts(file: Path) -> dict[str, object]:
         """Size and name of a file's content, as reported by the hub."""
-        data, is_large = file.read_bytes(), file.name.endswith(LARGE)
-        found = {"size": len(data), "oid": (hashlib.sha256 if is_large else hashlib.sha1)(data).hexdigest()}
+        data = file.read_bytes()
+        is_large = file.name.endswith(LARGE)
+        found = {
+            "size": len(data),
+            "oid": (hashlib.sha256 if is_large else hashlib.sha1)(data).hexdigest(),
+        }
         return found | ({"lfs": {**found, "pointerSize": 134}} if is_large else {})
 
     def do_POST(self) -> None:
@@ -96,9 +111,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if words[1:] == ["repos", "create"]:
             asked = json.loads(body)
             name = f"{asked['organization']}/{asked['name']}"
-            folder = self.server.folders.setdefault(name, next(iter(self.server.folders.values())).parent / name)
+            folder = self.server.folders.setdefault(
+                name, next(iter(self.server.folders.values())).parent / name
+            )
             folder.mkdir(parents=True, exist_ok=True)
-            self.server.private |= {name} if asked.get("visibility") == "private" or asked.get("private") else set()
+            self.server.private |= (
+                {name} if asked.get("visibility") == "private" or asked.get("private") else set()
+            )
             return self.answer({"url": f"{self.server.address}/{name}"})
         if "preupload" in words:
             modes = [
@@ -113,7 +132,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
         assert folder is not None
         if words[-1] == "batch":
             objects = [
-                {**one, "actions": {"upload": {"href": f"{self.server.address}/put/{folder.parent.name}/{one['oid']}"}}}
+                {
+                    **one,
+                    "actions": {
+                        "upload": {
+                            "href": f"{self.server.address}/put/{folder.parent.name}/{one['oid']}"
+                        }
+                    },
+                }
                 for one in json.loads(body)["objects"]
             ]
             return self.answer({"transfer": "basic", "objects": objects})
@@ -134,18 +160,25 @@ class Handler(http.server.BaseHTTPRequestHandler):
         (root / owner / oid).write_bytes(self.rfile.read(int(self.headers["Content-Length"])))
         self.answer(b"")
 
-    def answer(self, data: object, status: int = 200, headers: dict[str, str] | None = None) -> None:
+    def answer(
+        self, data: object, status: int = 200, headers: dict[str, str] | None = None
+    ) -> None:
         content = data if isinstance(data, bytes) else json.dumps(data).encode()
         kind = "application/octet-stream" if isinstance(data, bytes) else "application/json"
         self.send_response(status)
-        for name, value in {"Content-Type": kind, **(headers or {}), "Content-Length": str(len(content))}.items():
+        for name, value in {
+            "Content-Type": kind,
+            **(headers or {}),
+            "Content-Length": str(len(content)),
+        }.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command == "HEAD":
             return
         if isinstance(data, bytes) and 0 < self.server.cut_at < len(content):
             self.wfile.write(content[: self.server.cut_at])
-            self.server.cut_at, self.close_connection = 0, True
+            self.server.cut_at = 0
+            self.close_connection = True
             return
         self.wfile.write(content)
 
@@ -158,8 +191,11 @@ def local_hub(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[Server]:
     template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, server.address)
     # HF_ENDPOINT, HF_HUB_CACHE and HF_TOKEN_PATH are read at import.
     for name, value in (
-        *(("ENDPOINT", server.address), ("HUGGINGFACE_CO_URL_TEMPLATE", template)),
-        *(("HF_HUB_CACHE", str(cache)), ("HF_TOKEN_PATH", str(cache / "token")), ("HF_HUB_DISABLE_XET", True)),
+        ("ENDPOINT", server.address),
+        ("HUGGINGFACE_CO_URL_TEMPLATE", template),
+        ("HF_HUB_CACHE", str(cache)),
+        ("HF_TOKEN_PATH", str(cache / "token")),
+        ("HF_HUB_DISABLE_XET", True),
     ):
         monkeypatch.setattr(constants, name, value)
     monkeypatch.delenv("HF_TOKEN", raising=False)

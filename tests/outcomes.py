@@ -12,20 +12,37 @@ from speakernet.checkpoint import read_own_checkpoint
 
 SAME_SECTIONS = ("errors", "slices", "hardest", "embeddings")
 VOLATILE = {"performance", "seconds", "timings_seconds", "date", "command", "checkpoint", "machine"}
-SAME_NUMBERS = ("kind", "step", "epoch", "loss", "accuracy_percent", "grad_norm", "eer_percent", "learning_rate")
+SAME_NUMBERS = (
+    "kind",
+    "step",
+    "epoch",
+    "loss",
+    "accuracy_percent",
+    "grad_norm",
+    "eer_percent",
+    "learning_rate",
+)
 
 
 def outcome_of(run: Path) -> dict[str, Any]:
     """Everything in which a finished run must equal an undisturbed one."""
     results = json.loads((run / "results.json").read_text())
     report = (run / "report.html").read_text()
-    sections = {name: re.search(rf'<section[^>]*id="{name}".*?</section>', report, re.DOTALL) for name in SAME_SECTIONS}
+    sections = {
+        name: re.search(rf'<section[^>]*id="{name}".*?</section>', report, re.DOTALL)
+        for name in SAME_SECTIONS
+    }
     return {
         **{name: digests(run / name) for name in ("last.pt", "best.pt", "large_margin/last.pt")},
         "scores": (run / "scores.txt").read_text(),
         "results": {key: value for key, value in results.items() if key not in VOLATILE},
-        "report": {name: found and hashlib.sha256(found[0].encode()).hexdigest() for name, found in sections.items()},
-        "numbers": [numbers(run / name) for name in ("metrics.jsonl", "large_margin/metrics.jsonl")],
+        "report": {
+            name: found and hashlib.sha256(found[0].encode()).hexdigest()
+            for name, found in sections.items()
+        },
+        "numbers": [
+            numbers(run / name) for name in ("metrics.jsonl", "large_margin/metrics.jsonl")
+        ],
         "files": sorted(
             path.relative_to(run).as_posix()
             for path in run.rglob("*")
@@ -39,9 +56,13 @@ def digests(path: Path) -> dict[str, str]:
     contents = read_own_checkpoint(path)
     training = contents.get("training", {})
     names = ("net", "loss", "optimizer", "average", "random", "loader", "learning_rate")
-    held = {"weights": contents["weights"], **{name: training[name] for name in names if name in training}}
+    held = {
+        "weights": contents["weights"],
+        **{name: training[name] for name in names if name in training},
+    }
     if "optimizer" in held:
-        # Only the moments: the stored learning rate is of this process's last step, and there may be none left.
+        # Only the moments: the stored learning rate is of this process's last step, and there may
+        # be none left.
         held["optimizer"] = held["optimizer"]["state"]
     return {name: digest(tree) for name, tree in held.items()}
 
@@ -50,7 +71,9 @@ def digest(tree: Any) -> str:
     """Digest of all values in nested containers."""
     found = hashlib.sha256()
     for value in leaves(tree):
-        found.update(value.numpy().tobytes() if isinstance(value, torch.Tensor) else repr(value).encode())
+        found.update(
+            value.numpy().tobytes() if isinstance(value, torch.Tensor) else repr(value).encode()
+        )
     return found.hexdigest()
 
 
@@ -74,6 +97,10 @@ def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
     names = []
     for name, value in expected.items():
         if found[name] != value:
-            parts = [part for part in value if found[name].get(part) != value[part]] if isinstance(value, dict) else []
+            parts = (
+                [part for part in value if found[name].get(part) != value[part]]
+                if isinstance(value, dict)
+                else []
+            )
             names.append(f"{name} ({', '.join(parts)})" if parts else name)
     return names

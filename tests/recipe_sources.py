@@ -1,8 +1,8 @@
 """The sources of the VoxCeleb recipes: values by option, and schedules as independent formulas.
 
-wespeaker dfa7419 (examples/voxceleb/v2), 3D-Speaker 09e7806 (egs/voxceleb/sv-eres2netv2) and voxceleb_trainer f51bab8
-(configs/, defaults, the command lines of its README). Epochs are finished epochs. If a source warms up from 0, the
-first rate here is a thousandth of the top.
+wespeaker dfa7419 (examples/voxceleb/v2), 3D-Speaker 09e7806 (egs/voxceleb/sv-eres2netv2) and
+voxceleb_trainer f51bab8 (configs/, defaults, the command lines of its README). Epochs are finished
+epochs. If a source warms up from 0, the first rate here is a thousandth of the top.
 """
 
 import math
@@ -33,7 +33,9 @@ def three_d_speaker_rate(epoch, first, last, num_epochs, warmup):
     """WarmupCosineScheduler of speakerlab/process/scheduler.py."""
     if epoch < warmup:
         return last + (first - last) * epoch / warmup
-    return last + 0.5 * (first - last) * (1 + math.cos(math.pi * (epoch - warmup) / (num_epochs - warmup)))
+    return last + 0.5 * (first - last) * (
+        1 + math.cos(math.pi * (epoch - warmup) / (num_epochs - warmup))
+    )
 
 
 def half_cosine(first, last, share):
@@ -46,22 +48,35 @@ def ramp(epoch, begin, end, full=0.2):
 
 def _wespeaker(epochs, num_epochs, batch_size, last=5e-5):
     # Its epochs 20 and 40 are counted from 1.
-    rates = [(epoch, wespeaker_rate(epoch, 0.1, last, num_epochs, 6, batch_size)) for epoch in epochs]
+    rates = [
+        (epoch, wespeaker_rate(epoch, 0.1, last, num_epochs, 6, batch_size)) for epoch in epochs
+    ]
     start = (0, batch_size / 64 * 0.1 / 1000, 0.0)
-    return [start, *((epoch, rate, exponential_margin(epoch, 0.2, 19, 39)) for epoch, rate in rates)]
+    return [
+        start,
+        *((epoch, rate, exponential_margin(epoch, 0.2, 19, 39)) for epoch, rate in rates),
+    ]
 
 
 def _staged(epochs, first, last, num_epochs, warmup, batch_size, margin):
     """A stage of BUT's recipes: the margin as a function of the epoch."""
     start = (0, batch_size / 64 * first / 1000, margin(0))
-    rates = ((epoch, wespeaker_rate(epoch, first, last, num_epochs, warmup, batch_size)) for epoch in epochs)
+    rates = (
+        (epoch, wespeaker_rate(epoch, first, last, num_epochs, warmup, batch_size))
+        for epoch in epochs
+    )
     return [start, *((epoch, rate, margin(epoch)) for epoch, rate in rates)]
 
 
-_FROZEN = _staged((1, 2, 3, 4, 9, 10), 0.1, 5e-3, 10, 3, 512, lambda epoch: exponential_margin(epoch, 0.2, 1, 4))
+_FROZEN = _staged(
+    (1, 2, 3, 4, 9, 10), 0.1, 5e-3, 10, 3, 512, lambda epoch: exponential_margin(epoch, 0.2, 1, 4)
+)
 _LONG = _staged((1, 2, 3), 1e-5, 1e-7, 3, 1, 64, lambda epoch: 0.5)
 _150 = _wespeaker((1, 5, 6, 19, 20, 28, 38, 39, 149, 150), 150, 256)
-_EXP01 = [(0, 2e-6, 0.0), *((e, half_cosine(2e-3, 1e-5, (e - 1) / 19), ramp(e, 3, 9)) for e in (3, 6, 9, 20))]
+_EXP01 = [
+    (0, 2e-6, 0.0),
+    *((e, half_cosine(2e-3, 1e-5, (e - 1) / 19), ramp(e, 3, 9)) for e in (3, 6, 9, 20)),
+]
 SCHEDULES: dict[str, list[Moment]] = {
     "voxceleb/resnet34.yaml": _150,
     "voxceleb/ecapa1024_aam.yaml": _150,
@@ -72,7 +87,11 @@ SCHEDULES: dict[str, list[Moment]] = {
     "voxceleb/eres2netv2_aam.yaml": [
         (0, 2e-4, 0.0),
         *(
-            (epoch, three_d_speaker_rate(epoch, 0.2, 5e-5, 70, 5), exponential_margin(epoch, 0.3, 20, 50))
+            (
+                epoch,
+                three_d_speaker_rate(epoch, 0.2, 5e-5, 70, 5),
+                exponential_margin(epoch, 0.3, 20, 50),
+            )
             for epoch in (5, 20, 21, 35, 49, 50, 69, 70)
         ),
     ],
@@ -87,16 +106,25 @@ SCHEDULES: dict[str, list[Moment]] = {
     "voxceleb/wavlm_large_mhfa.yaml": _FROZEN,
     "production.yaml": [
         (0, 1e-4, 0.0),
-        *((e, 0.1 * (5e-4) ** ((e - 6) / 144), ramp(e, 20, 40)) for e in (6, 20, 21, 30, 40, 149, 150)),
+        *(
+            (e, 0.1 * (5e-4) ** ((e - 6) / 144), ramp(e, 20, 40))
+            for e in (6, 20, 21, 30, 40, 149, 150)
+        ),
     ],
-    "speechocean.yaml": [(0, 1e-6, 0.2), *((e, half_cosine(1e-3, 1e-6, (e - 1) / 39), 0.2) for e in (1, 39, 40))],
+    "speechocean.yaml": [
+        (0, 1e-6, 0.2),
+        *((e, half_cosine(1e-3, 1e-6, (e - 1) / 39), 0.2) for e in (1, 39, 40)),
+    ],
     "speechocean_fast.yaml": [
         (0, 2e-6, 0.0),
         *((e, half_cosine(2e-3, 1e-5, (e - 2) / 43), ramp(e, 5, 20)) for e in (2, 5, 12, 20, 45)),
     ],
     "small_data.yaml": [
         (0, 2e-6, 0.0),
-        *((e, half_cosine(2e-3, 1e-5, (e - 2) / 198), ramp(e, 12, 58)) for e in (2, 12, 30, 58, 200)),
+        *(
+            (e, half_cosine(2e-3, 1e-5, (e - 2) / 198), ramp(e, 12, 58))
+            for e in (2, 12, 30, 58, 200)
+        ),
     ],
     "finetune.yaml": [(e, half_cosine(5e-3, 1e-5, e / 6), 0.2) for e in (0, 1, 3, 5, 6)],
     "exp01.yaml": _EXP01,
@@ -126,22 +154,48 @@ LATER_STAGES: dict[str, dict[str, list[Moment]]] = {
 """Recipe -> its stages after the first, each with its moments."""
 LATER_VALUES: dict[str, dict[str, dict[str, Any]]] = {
     "voxceleb/w2v_bert.yaml": {
-        "joint": {"model.options.trained": "all", "data.batch_size": 64, "optimizer.weight_decay": 1e-4},
+        "joint": {
+            "model.options.trained": "all",
+            "data.batch_size": 64,
+            "optimizer.weight_decay": 1e-4,
+        },
         "large_margin": {"data.crop_frames": 600, "data.batch_size": 32, "augment.enabled": False},
     },
     "voxceleb/wavlm_base_plus_mhfa.yaml": {
-        "joint": {"model.options.gradient_factor": 0.1, "data.batch_size": 512, "optimizer.name": "adamw"},
-        "large_margin": {"data.crop_frames": 500, "data.batch_size": 64, "model.options.trained": "all"},
+        "joint": {
+            "model.options.gradient_factor": 0.1,
+            "data.batch_size": 512,
+            "optimizer.name": "adamw",
+        },
+        "large_margin": {
+            "data.crop_frames": 500,
+            "data.batch_size": 64,
+            "model.options.trained": "all",
+        },
     },
     "voxceleb/wavlm_large_mhfa.yaml": {
-        "joint": {"model.options.gradient_factor": 0.1, "data.batch_size": 128, "optimizer.weight_decay": 1e-7},
-        "large_margin": {"data.crop_frames": 300, "data.batch_size": 64, "model.options.trained": "all"},
+        "joint": {
+            "model.options.gradient_factor": 0.1,
+            "data.batch_size": 128,
+            "optimizer.weight_decay": 1e-7,
+        },
+        "large_margin": {
+            "data.crop_frames": 300,
+            "data.batch_size": 64,
+            "model.options.trained": "all",
+        },
     },
 }
 
-_RESNET_LM = [(0, 2e-7, 0.5), *((epoch, wespeaker_rate(epoch, 1e-4, 2.5e-5, 5, 1, 128), 0.5) for epoch in (1, 4, 5))]
+_RESNET_LM = [
+    (0, 2e-7, 0.5),
+    *((epoch, wespeaker_rate(epoch, 1e-4, 2.5e-5, 5, 1, 128), 0.5) for epoch in (1, 4, 5)),
+]
 SECOND_STAGES: dict[str, list[Moment]] = {
-    **{f"voxceleb/{name}.yaml": _RESNET_LM for name in ("resnet34", "ecapa1024_aam", "campplus_aam", "simam_resnet34")},
+    **{
+        f"voxceleb/{name}.yaml": _RESNET_LM
+        for name in ("resnet34", "ecapa1024_aam", "campplus_aam", "simam_resnet34")
+    },
     "voxceleb/redimnet_b2.yaml": _RESNET_LM,
     "voxceleb/redimnet2_b0.yaml": [
         (epoch, wespeaker_rate(epoch, 1e-4, 1e-5, 5, 0, 256), 0.3) for epoch in (0, 1, 4, 5)

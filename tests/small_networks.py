@@ -1,4 +1,6 @@
-"""The smallest size of every family, reduced further if an option allows it: networks fast enough for tests."""
+"""The smallest size of every family, reduced further if an option allows it: networks fast enough
+for tests.
+"""
 
 from typing import Any
 
@@ -21,8 +23,14 @@ SMALL = {
     "Pretrained": {
         "config": {
             "model_type": "wavlm",
-            # Heads have 64 dimensions, as in published backbones: bf16 kernels of some processors fail with 8.
-            **{"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64},
+            # Heads have 64 dimensions, as in published backbones: bf16 kernels of some processors
+            # fail with 8.
+            **{
+                "hidden_size": 128,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "intermediate_size": 64,
+            },
             **{
                 "conv_dim": [16, 16, 16],
                 "conv_stride": [5, 8, 8],

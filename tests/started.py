@@ -1,4 +1,6 @@
-"""Commands with several real processes: started, watched, signalled and ended, leaving nothing behind."""
+"""Commands with several real processes: started, watched, signalled and ended, leaving nothing
+behind.
+"""
 
 import contextlib
 import json
@@ -30,18 +32,33 @@ def free_port() -> int:
 
 def own_environment() -> dict[str, str]:
     """This environment without variables of an outer torchrun, with the checkout importable."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC")}
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC")
+    }
     return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
 
 
 def torchrun(*options: str, count: int = 2) -> list[str]:
     """The command up to the script; on a free port unless the options give a rendezvous."""
-    meet = [] if options and any(one.startswith("--rdzv") for one in options) else [f"--master_port={free_port()}"]
-    return [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={count}", *meet, *options]
+    meet = (
+        []
+        if options and any(one.startswith("--rdzv") for one in options)
+        else [f"--master_port={free_port()}"]
+    )
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        f"--nproc_per_node={count}",
+        *meet,
+        *options,
+    ]
 
 
 class Started:
-    """A command that runs inside the block, in its own process group, with its output in one file."""
+    """A command that runs inside the block, in its own process group, with its output in one
+    file.
+    """
 
     def __init__(self, command: Sequence[str], output: Path) -> None:
         self._path = output
@@ -65,7 +82,11 @@ class Started:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        for one in [*self._look(), psutil.Process(self.process.pid)] if self.process.poll() is None else self._look():
+        for one in (
+            [*self._look(), psutil.Process(self.process.pid)]
+            if self.process.poll() is None
+            else self._look()
+        ):
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()
         self.process.wait()
@@ -91,17 +112,23 @@ class Started:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not is_so():
             assert self.process.poll() is None, f"it ended before {what}: {self.output[-3000:]}"
-            assert time.monotonic() < deadline, f"timed out waiting for {what}: {self.output[-3000:]}"
+            assert time.monotonic() < deadline, (
+                f"timed out waiting for {what}: {self.output[-3000:]}"
+            )
             self._look()
             time.sleep(0.1)
 
     def end(self, seconds: float = PATIENCE_SECONDS, lingering: float = 0.0) -> int:
-        """The status, within `seconds`; no process (after `lingering` more) and no shared memory may be left."""
+        """The status, within `seconds`; no process (after `lingering` more) and no shared memory
+        may be left.
+        """
         self._look()
         try:
             status = self.process.wait(seconds)
         except subprocess.TimeoutExpired as error:
-            raise AssertionError(f"it did not end in {seconds:g} s: {self.output[-3000:]}") from error
+            raise AssertionError(
+                f"it did not end in {seconds:g} s: {self.output[-3000:]}"
+            ) from error
         deadline = time.monotonic() + lingering
         while (left := self._living()) and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -112,7 +139,11 @@ class Started:
         return status
 
     def _living(self) -> list[psutil.Process]:
-        return [one for one in self._seen.values() if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+        return [
+            one
+            for one in self._seen.values()
+            if one.is_running() and one.status() != psutil.STATUS_ZOMBIE
+        ]
 
     def _look(self) -> list[psutil.Process]:
         """All descendants of the first process; records them and their shared memory."""
@@ -122,7 +153,9 @@ class Started:
         for number in self._seen:
             with contextlib.suppress(OSError):
                 areas = Path(f"/proc/{number}/maps").read_text().splitlines()
-                self._shared |= {area[area.index(SHARED_MEMORY) :] for area in areas if SHARED_MEMORY in area}
+                self._shared |= {
+                    area[area.index(SHARED_MEMORY) :] for area in areas if SHARED_MEMORY in area
+                }
         return list(self._seen.values())
 
 

@@ -1,4 +1,6 @@
-"""Files and foundations: errors that name a file, appended files, shards, the run folder, tables, seeds."""
+"""Files and foundations: errors that name a file, appended files, shards, the run folder, tables,
+seeds.
+"""
 
 import ast
 import logging
@@ -45,7 +47,10 @@ ERRORS = {
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_every_error_of_a_reader(error):
     message = rf"^my\.csv: .*{ERRORS[error]}; expected a table"
-    with pytest.raises(OwnError, match=message) as caught, files.reading("my.csv", "a table of two columns", OwnError):
+    with (
+        pytest.raises(OwnError, match=message) as caught,
+        files.reading("my.csv", "a table of two columns", OwnError),
+    ):
         raise error
     assert caught.value.__cause__ is error
 
@@ -54,7 +59,10 @@ def test_errors_of_system_and_text(tmp_path):
     (tmp_path / "latin").write_bytes(b"caf\xe9")
     for name, reason in (("absent", "no such file"), ("latin", "position 3")):
         message = f"{name}: .*{reason}.*; expected a list"
-        with pytest.raises(OwnError, match=message), files.reading(tmp_path / name, "a list", OwnError):
+        with (
+            pytest.raises(OwnError, match=message),
+            files.reading(tmp_path / name, "a list", OwnError),
+        ):
             files.open_text(tmp_path / name).read()
 
 
@@ -76,17 +84,27 @@ def test_only_regular_files_are_opened(tmp_path):
 def npz(path, header, content):
     text = header.ljust(117).encode() + b"\n"
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("a.npy", b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + content)
+        archive.writestr(
+            "a.npy", b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + content
+        )
     return path
 
 
 def test_arrays(tmp_path):
-    arrays = {"a": np.arange(5), "b": np.array(["x", "yz"]), "c": np.zeros((2, 0)), "d": np.array("word")}
+    arrays = {
+        "a": np.arange(5),
+        "b": np.array(["x", "yz"]),
+        "c": np.zeros((2, 0)),
+        "d": np.array("word"),
+    }
     for name, write in (("stored", np.savez), ("packed", np.savez_compressed)):
         write(tmp_path / name, **arrays)
         found = files.read_arrays(tmp_path / f"{name}.npz", "arrays")
         assert list(found) == list(arrays)
-        assert all(np.array_equal(found[one], arrays[one]) and found[one].dtype == arrays[one].dtype for one in arrays)
+        assert all(
+            np.array_equal(found[one], arrays[one]) and found[one].dtype == arrays[one].dtype
+            for one in arrays
+        )
 
 
 @pytest.mark.parametrize(
@@ -106,13 +124,19 @@ def test_arrays_with_false_sizes(claim, message, tmp_path):
 
 
 def test_member_larger_than_its_file(tmp_path):
-    path = npz(tmp_path / "my.npz", "{'fortran_order': False, 'descr': '<i8', 'shape': (500000000,), }", b"\0" * 24)
+    path = npz(
+        tmp_path / "my.npz",
+        "{'fortran_order': False, 'descr': '<i8', 'shape': (500000000,), }",
+        b"\0" * 24,
+    )
     content = bytearray(path.read_bytes())
     # The two sizes in the directory at the end.
     directory = content.index(b"PK\x01\x02")
     content[directory + 20 : directory + 28] = 2 * (128 + 8 * 500_000_000).to_bytes(4, "little")
     path.write_bytes(content)
-    with pytest.raises(files.FileError, match=r"my\.npz: .*claims 4,000,000,128 bytes, more than the file can hold"):
+    with pytest.raises(
+        files.FileError, match=r"my\.npz: .*claims 4,000,000,128 bytes, more than the file can hold"
+    ):
         files.read_arrays(path, "arrays")
 
 
@@ -150,14 +174,21 @@ def test_parts_make_the_whole(num_rows, count):
     assert max(sizes) - min(sizes) <= 1
 
 
-@pytest.mark.parametrize("text", ["3/2", "0/4", "1/0", "2", "-1/4", "1/4/2", "", "99999999999999999999/4"])
+@pytest.mark.parametrize(
+    "text", ["3/2", "0/4", "1/0", "2", "-1/4", "1/4/2", "", "99999999999999999999/4"]
+)
 def test_bad_parts(text):
     with pytest.raises(files.PartError):
         files.parse_part(text)
 
 
 def test_names_of_parts(tmp_path):
-    for name in ("part-0002-of-0003.npz", "part-0001-of-0003.npz", "part-0003-of-0003", "other.npz"):
+    for name in (
+        "part-0002-of-0003.npz",
+        "part-0001-of-0003.npz",
+        "part-0003-of-0003",
+        "other.npz",
+    ):
         (tmp_path / name).touch()
     found = list(files.parts_in(tmp_path, ".npz"))
     assert found == [files.WorkPart(1, 3), files.WorkPart(2, 3)]
@@ -165,7 +196,9 @@ def test_names_of_parts(tmp_path):
     assert files.parts_in(tmp_path / "nothing") == {}
     with pytest.raises(files.PartError):
         files.missing_parts([files.WorkPart(1, 3), files.WorkPart(2, 4)], "corpus")
-    assert files.list_parts([files.WorkPart(one, 30) for one in range(1, 31)]).endswith("20/30 and more")
+    assert files.list_parts([files.WorkPart(one, 30) for one in range(1, 31)]).endswith(
+        "20/30 and more"
+    )
 
 
 class ScaledOptions(Options):
@@ -183,7 +216,9 @@ class Thing:
 def test_component_arguments():
     table = {"part": Component(ScaledOptions, f"{__name__}:Thing")}
     sys.modules.setdefault(__name__, types.SimpleNamespace(Thing=Thing))  # type: ignore[arg-type]
-    assert create(table["part"], options_of(table, "part", {"scale": 2}), size=3, color="red").made == (3, 2.0)
+    assert create(
+        table["part"], options_of(table, "part", {"scale": 2}), size=3, color="red"
+    ).made == (3, 2.0)
     with pytest.raises(ValueError, match=r"unknown model .CAM\+\+.; did you mean .CAMPPlus.\?"):
         lookup({"CAMPPlus": 1, "ResNet34": 2}, "CAM++", "model")
     with pytest.raises(ValueError, match="unknown model 'prt'; did you mean 'part'"):

@@ -1,4 +1,6 @@
-"""The notebook of the first hour: its cells run in order on fewer voices and draw the figures of the text."""
+"""The notebook of the first hour: its cells run in order on fewer voices and draw the figures of
+the text.
+"""
 
 import ast
 import json
@@ -52,6 +54,8 @@ def test_cells(notebook, tmp_path, monkeypatch, capsys):
     assert len(statuses) == 7 and set(statuses) <= {"0", "1"} and statuses.count("1") <= 1
     figures = [one for one in shown if isinstance(one, Figure)]
     assert len(figures) == 5 and all(figure.axes[0].has_data() for figure in figures)
-    assert len(re.findall(r"^(same speaker|different speakers): score", out, flags=re.MULTILINE)) == 3
+    assert (
+        len(re.findall(r"^(same speaker|different speakers): score", out, flags=re.MULTILINE)) == 3
+    )
     assert re.search(r"^(Ada|Bo|unknown) score \d", out, flags=re.MULTILINE)
     assert (tmp_path / "first_hour" / "run" / "report.html").is_file()

@@ -1,4 +1,6 @@
-"""Recipes equal their sources, are built at full size and train on a tiny corpus; the README's demo."""
+"""Recipes equal their sources, are built at full size and train on a tiny corpus; the README's
+demo.
+"""
 
 import functools
 import itertools
@@ -30,7 +32,9 @@ from tests.recipe_sources import (
 )
 
 ROOT = Path(__file__).resolve().parents[1]
-RECIPES = sorted(path.relative_to(ROOT / "configs").as_posix() for path in (ROOT / "configs").rglob("*.yaml"))
+RECIPES = sorted(
+    path.relative_to(ROOT / "configs").as_posix() for path in (ROOT / "configs").rglob("*.yaml")
+)
 VOXCELEB = [recipe for recipe in RECIPES if recipe.startswith("voxceleb/")]
 VOXCELEB2_SPEAKERS = 5994
 SHORT = """
@@ -67,13 +71,17 @@ def assert_follows(found, source):
     for epoch, rate, margin in expected:
         assert found[int(epoch)][0] == pytest.approx(rate, rel=1e-6), epoch
         # Ours is divided by 0.999 to end at the full margin.
-        assert found[int(epoch)][1] == (None if margin is None else pytest.approx(margin, rel=1.1e-3)), epoch
+        assert found[int(epoch)][1] == (
+            None if margin is None else pytest.approx(margin, rel=1.1e-3)
+        ), epoch
 
 
 def assert_has(config, values):
     for key, value in values.items():
         found = functools.reduce(getattr, key.split("."), config)
-        assert found == value or (isinstance(value, dict) and vars(found) == {**vars(found), **value}), key
+        assert found == value or (
+            isinstance(value, dict) and vars(found) == {**vars(found), **value}
+        ), key
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -100,9 +108,14 @@ def test_values(recipe):
     text = (ROOT / "configs" / recipe).read_text(encoding="utf-8")
     head = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
     assert "Published EER on VoxCeleb1-O" in head and "not reproduced by this project" in head
-    assert "Source: " in head and any(name in head for name in ("wespeaker", "3D-Speaker", "voxceleb_trainer"))
+    assert "Source: " in head and any(
+        name in head for name in ("wespeaker", "3D-Speaker", "voxceleb_trainer")
+    )
     assert config.runtime.sync_batch_norm == "off"
-    assert config.training.final_model == "last" or "best epoch on the reported list" in text.splitlines()[0]
+    assert (
+        config.training.final_model == "last"
+        or "best epoch on the reported list" in text.splitlines()[0]
+    )
 
 
 @pytest.mark.parametrize("recipe", [one for one in VOXCELEB if one not in LATER_STAGES])
@@ -114,7 +127,9 @@ def test_full_size(recipe):
     classes = VOXCELEB2_SPEAKERS * len(config.augment.speed_factors)
     loss = build_loss(config, classes)
     heads = [tuple(one.shape) for one in loss.parameters() if one.ndim == 2]
-    assert heads == ([] if config.loss.name == "angleproto" else [(classes, config.model.embedding_dim)])
+    assert heads == (
+        [] if config.loss.name == "angleproto" else [(classes, config.model.embedding_dim)]
+    )
     refuse_impossible(config, net, torch.device("cpu"))
     optimizer = create_optimizer(config.optimizer, [net, loss], torch.device("cpu"))
     held = sum(one.numel() for group in optimizer.param_groups for one in group["params"])
@@ -134,7 +149,9 @@ def test_schedule_as_a_table(capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", [one for one in RECIPES if one not in LATER_STAGES])
 def test_every_recipe_trains(recipe, tiny_corpus, tmp_path):
-    """Two steps of 4 utterances (or speakers, if in pairs) with the recipe's network, short crops, an evaluation."""
+    """Two steps of 4 utterances (or speakers, if in pairs) with the recipe's network, short crops,
+    an evaluation.
+    """
     run = tmp_path / "run"
     config = recipe_config(recipe)
     options = ["--config", "exp01.yaml"] if "preset" in recipe else []
@@ -142,7 +159,13 @@ def test_every_recipe_trains(recipe, tiny_corpus, tmp_path):
     train_list, trials = small_lists(tiny_corpus, tmp_path, config.data.utterances_per_speaker)
     options += ["--train_list", str(train_list), "--test_list", str(trials)]
     options += ["--train_path", str(tiny_corpus), "--test_path", str(tiny_corpus)]
-    unset = ("augment.noise_path", "augment.rir_path", "validation_list", "validation_path", "initial_model")
+    unset = (
+        "augment.noise_path",
+        "augment.rir_path",
+        "validation_list",
+        "validation_path",
+        "initial_model",
+    )
     unset += ("evaluation.calibration_list", "evaluation.calibration_path")
     options += [word for name in unset for word in (f"--{name}", "")]
     # Recipes that start from a model file are tested in tests/assembly/test_initial_model.py.
@@ -164,28 +187,58 @@ def test_every_stage_of_a_recipe_trains(recipe, tiny_corpus, tmp_path):
     values = yaml.safe_load((ROOT / "configs" / recipe).read_text())
     kinds = {"microsoft/wavlm-base-plus": "wavlm", "microsoft/wavlm-large": "wavlm large"}
     options = values["model"]["options"]
-    options["backbone"] = str(make(tmp_path / "backbone", kinds.get(options["backbone"], "w2v-bert")))
+    options["backbone"] = str(
+        make(tmp_path / "backbone", kinds.get(options["backbone"], "w2v-bert"))
+    )
     for stage in values["training"]["stages"]:
         stage["epochs"] = 1
         stage["data"] = {"batch_size": 4, "crop_frames": 50}
         stage.setdefault("training", {})["average_checkpoints"] = 0
         stage.get("schedule", {}).update({"warmup_epochs": 0, "margin": "constant"})
-    del values["data"], values["augment"]["noise_path"], values["augment"]["rir_path"], values["evaluation"]
+    del (
+        values["data"],
+        values["augment"]["noise_path"],
+        values["augment"]["rir_path"],
+        values["evaluation"],
+    )
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(values))
     lists = ["--train_list", str(train_list), "--test_list", str(trials)]
-    paths = ["--train_path", str(tiny_corpus), "--test_path", str(tiny_corpus), "--save_path", str(tmp_path / "run")]
-    short = ["--data.num_workers", "0", "--evaluation.eval_frames", "80", "--evaluation.bootstrap_samples", "0"]
+    paths = [
+        "--train_path",
+        str(tiny_corpus),
+        "--test_path",
+        str(tiny_corpus),
+        "--save_path",
+        str(tmp_path / "run"),
+    ]
+    short = [
+        "--data.num_workers",
+        "0",
+        "--evaluation.eval_frames",
+        "80",
+        "--evaluation.bootstrap_samples",
+        "0",
+    ]
     assert main(["train", "--config", str(tmp_path / "small.yaml"), *lists, *paths, *short]) == 0
     for folder in ("", *(one.name for one in later_stages(tmp_path / "run").values())):
-        assert read_own_checkpoint(tmp_path / "run" / folder / "last.pt")["training"]["state"]["epoch"] == 1
+        assert (
+            read_own_checkpoint(tmp_path / "run" / folder / "last.pt")["training"]["state"]["epoch"]
+            == 1
+        )
     assert len(later_stages(tmp_path / "run")) == 2
 
 
 def small_lists(corpus, folder, utterances_per_speaker):
-    """Four speakers with enough utterances for two batches of four, and the trials of one utterance."""
+    """Four speakers with enough utterances for two batches of four, and the trials of one
+    utterance.
+    """
     rows = [line for line in (corpus / "train_list.txt").read_text().splitlines() if line < "spk04"]
     by_speaker = itertools.groupby(rows, lambda line: line.split()[0])
-    kept = [line for _, lines in by_speaker for line in itertools.islice(lines, 2 * utterances_per_speaker)]
+    kept = [
+        line
+        for _, lines in by_speaker
+        for line in itertools.islice(lines, 2 * utterances_per_speaker)
+    ]
     (folder / "train.txt").write_text("\n".join(kept) + "\n")
     trials = (corpus / "trials.txt").read_text().splitlines()
     (folder / "trials.txt").write_text("\n".join(trials[:4]) + "\n")
@@ -195,7 +248,9 @@ def small_lists(corpus, folder, utterances_per_speaker):
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_the_demo_of_the_readme(tmp_path):
-    """The README's command as written, in an empty folder, in float32 so that any machine gives the same."""
+    """The README's command as written, in an empty folder, in float32 so that any machine gives the
+    same.
+    """
     script = str(ROOT / "trainSpeakerNet.py")
     command = [sys.executable, script, "--config", "exp01.yaml", "--mixed-precision", "no"]
     trained = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)

@@ -1,4 +1,6 @@
-"""The command line at its edges: commands that do not import torch, closed streams, errors of the system."""
+"""The command line at its edges: commands that do not import torch, closed streams, errors of the
+system.
+"""
 
 import errno
 import json
@@ -31,7 +33,14 @@ MISTYPED = [
     ["evaluate", "--scores", "scores.txt"],
     ["import-weights", "file.model", "--modl", "ResNetSE34L"],
 ]
-ANSWERED = [[], ["--help"], ["--version"], ["list"], ["list", "models"], ["show-config", "--config", "exp01.yaml"]]
+ANSWERED = [
+    [],
+    ["--help"],
+    ["--version"],
+    ["list"],
+    ["list", "models"],
+    ["show-config", "--config", "exp01.yaml"],
+]
 CALLS = [*ANSWERED, *MISTYPED, *([name, "--help"] for name in COMMANDS)]
 
 SCRIPT = """
@@ -52,7 +61,9 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def answers():
-    """Call -> exit status and the slow modules it was the first to import; all in one fresh interpreter."""
+    """Call -> exit status and the slow modules it was the first to import; all in one fresh
+    interpreter.
+    """
     command = [sys.executable, "-c", SCRIPT, json.dumps(SLOW_MODULES), json.dumps(CALLS)]
     finished = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     found = json.loads(finished.stdout.splitlines()[-1])
@@ -81,7 +92,11 @@ SPEAKERNET = f"{sys.executable} -m speakernet"
 
 def shell(command, **environment):
     ended = subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, check=False, env={**os.environ, **environment}
+        ["bash", "-c", command],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
     )
     return ended.returncode, ended.stdout, ended.stderr
 
@@ -111,10 +126,19 @@ def test_name_that_the_terminal_cannot_show():
 @pytest.mark.parametrize(
     ("error", "found"),
     [
-        (OSError(errno.ENOSPC, "No space left on device", "a/b.pt"), "a/b.pt: No space left on device"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "a/b.pt"),
+            "a/b.pt: No space left on device",
+        ),
         (OSError(errno.EIO, "Input/output error"), "Input/output error"),
-        (FileNotFoundError(errno.ENOENT, "No such file or directory", "a/b.txt"), "a/b.txt: there is no such file or"),
-        (FileExistsError(errno.EEXIST, "File exists", "a/b"), "a/b: a file is in the place of a folder"),
+        (
+            FileNotFoundError(errno.ENOENT, "No such file or directory", "a/b.txt"),
+            "a/b.txt: there is no such file or",
+        ),
+        (
+            FileExistsError(errno.EEXIST, "File exists", "a/b"),
+            "a/b: a file is in the place of a folder",
+        ),
         (BrokenPipeError(errno.EPIPE, "Broken pipe"), "Broken pipe"),
         (MemoryError("2 TiB"), "2 TiB"),
         (RuntimeError("CUDA out of memory. Tried\nGPU 0"), "CUDA out of memory. Tried"),
@@ -141,24 +165,45 @@ def test_presets(tmp_path, monkeypatch, capsys):
     assert config.data.synthetic_corpus and config.training.accumulation_steps == 2
     assert load_config(["--config", "production"]).config.training.accumulation_steps == 2
     # Own lists need no synthetic corpus.
-    config = load_config(["--train_list", "a.txt", "--test_list", "b.txt", "--config", "test"]).config
+    config = load_config(
+        ["--train_list", "a.txt", "--test_list", "b.txt", "--config", "test"]
+    ).config
     assert make_synthetic_corpus(config) == config and not list(tmp_path.iterdir())
 
 
 def test_printed_commands(tmp_path):
-    """Printed commands can be pasted into a shell even if the folder's name has a space; results are fakes."""
+    """Printed commands can be pasted into a shell even if the folder's name has a space; results
+    are fakes.
+    """
     folder = tmp_path / "my run"
-    summary = {"best_stage": "", "best_epoch": 1, "epochs": 2, "performance_sentence": "", "seconds": 90.0}
+    summary = {
+        "best_stage": "",
+        "best_epoch": 1,
+        "epochs": 2,
+        "performance_sentence": "",
+        "seconds": 90.0,
+    }
     folder.mkdir()
     (folder / "log.txt").write_text("12:00 WARNING speakernet one\n12:00 INFO speakernet two\n")
     evaluation = SimpleNamespace(lines=list, results=SimpleNamespace(initial_model=None))
     lines = _training_lines(
-        SimpleNamespace(summary=summary, run_folder=folder, evaluation=evaluation), [], max_epochs=2, has_stages=False
+        SimpleNamespace(summary=summary, run_folder=folder, evaluation=evaluation),
+        [],
+        max_epochs=2,
+        has_stages=False,
     )
-    commands = [shlex.split(line.rpartition("    ")[0]) for line in lines[lines.index("next:") + 1 :]]
-    assert [words[0] for words in commands] == ["python", "python"] and "time: 0:01:30 for 2 epochs" in lines
+    commands = [
+        shlex.split(line.rpartition("    ")[0]) for line in lines[lines.index("next:") + 1 :]
+    ]
+    assert [words[0] for words in commands] == [
+        "python",
+        "python",
+    ] and "time: 0:01:30 for 2 epochs" in lines
     assert f"warnings: 1, in {folder / 'log.txt'}" in lines
-    assert commands[0][2:4] == ["--config", str(folder / "config.yaml")] and str(folder / "best.pt") in commands[0]
+    assert (
+        commands[0][2:4] == ["--config", str(folder / "config.yaml")]
+        and str(folder / "best.pt") in commands[0]
+    )
 
 
 VERIFY = """
@@ -178,7 +223,11 @@ sys.exit(main(["verify", "a.wav", "b.wav", "--model", "none.pt"]))
 
 
 def test_verify_fails_with_2():
-    """Also without a standard output, and without importing the compiler; 1 would mean different speakers."""
-    found = subprocess.run([sys.executable, "-c", VERIFY], capture_output=True, text=True, check=False)
+    """Also without a standard output, and without importing the compiler; 1 would mean different
+    speakers.
+    """
+    found = subprocess.run(
+        [sys.executable, "-c", VERIFY], capture_output=True, text=True, check=False
+    )
     assert found.stdout.strip() == "False" and found.returncode == 2
     assert "none.pt" in found.stderr and "Traceback" not in found.stderr

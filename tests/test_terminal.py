@@ -1,4 +1,6 @@
-"""Progress of long work: a bar that fits the terminal, log lines without a terminal, no long silence."""
+"""Progress of long work: a bar that fits the terminal, log lines without a terminal, no long
+silence.
+"""
 
 import io
 import logging
@@ -59,7 +61,9 @@ class Clock:
 @pytest.mark.parametrize("columns", [30, 60, 80, 120, 200])
 def test_line_width(screen, columns):
     shown = screen(columns)
-    with Bar("training", 16, done=2, note=lambda: "epoch 3/16, loss 3.412, 312 utt/s, 0:12:31 left"):
+    with Bar(
+        "training", 16, done=2, note=lambda: "epoch 3/16, loss 3.412, 312 utt/s, 0:12:31 left"
+    ):
         pass
     lines = [line for line in shown.drawn() if "training" in line]
     assert lines and all(len(line) <= columns - 1 for line in lines)
@@ -76,14 +80,18 @@ def test_log_lines_beside_the_bar(screen):
     with Bar("training", 4, done=1) as bar:
         for number in range(3):
             logger.info("epoch %d: loss 1.0", number)
-        assert [row for row in shown.rows() if "epoch" in row] == [f"epoch {number}: loss 1.0" for number in range(3)]
+        assert [row for row in shown.rows() if "epoch" in row] == [
+            f"epoch {number}: loss 1.0" for number in range(3)
+        ]
         assert shown.rows()[-1].startswith("training")
         # A nested bar, like that of an evaluation during training.
         with Bar("embedding trials", 4):
             assert shown.rows()[-1].startswith("embedding")
             bar.update()
             logger.info("and another line")
-            assert shown.rows()[-2] == "and another line" and shown.rows()[-1].startswith("embedding")
+            assert shown.rows()[-2] == "and another line" and shown.rows()[-1].startswith(
+                "embedding"
+            )
         assert shown.rows()[-1].startswith("training  50 %")
     assert shown.rows()[-1] == ""
 

@@ -64,7 +64,9 @@ def weights_of(folder):
 
 def test_the_run_folder(finished, tiny_corpus):
     run, _ = finished
-    assert {"config.yaml", "last.pt", "best.pt", "report.html"} <= {path.name for path in run.iterdir()}
+    assert {"config.yaml", "last.pt", "best.pt", "report.html"} <= {
+        path.name for path in run.iterdir()
+    }
     results = results_of(run)
     assert 0 <= results["eer_percent"] <= 100 and len(results["eer_interval_percent"]) == 2
     assert set(results["min_dcf"]) >= {"0.01", "0.05"}
@@ -75,9 +77,15 @@ def test_the_run_folder(finished, tiny_corpus):
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert {one["kind"] for one in records} >= {"step", "epoch", "evaluation"}
     # Six speakers are enough for a rough interval at every validation.
-    assert all(len(one["eer_interval_percent"]) == 2 for one in records if one["kind"] == "evaluation")
+    assert all(
+        len(one["eer_interval_percent"]) == 2 for one in records if one["kind"] == "evaluation"
+    )
     assert any("chosen on" in warning for warning in results["warnings"])
-    messages = [line.split(" ", 4)[-1] for line in (run / "log.txt").read_text().splitlines() if " INFO " in line]
+    messages = [
+        line.split(" ", 4)[-1]
+        for line in (run / "log.txt").read_text().splitlines()
+        if " INFO " in line
+    ]
     assert all(message.strip() for message in messages), "no line of the log is empty"
 
 
@@ -91,7 +99,12 @@ def test_few_lines_before_the_first_step(recipe, run_folder, caplog):
     assert sum("device" in line for line in lines[:first]) == 1
     assert sum("memory_fraction has no effect" in line for line in lines[:first]) == 1
     log = (run_folder / "log.txt").read_text()
-    for detail in ("torch settings: ", "machine: ", "RAM corpus: no (", "audio: files: all 32 exist"):
+    for detail in (
+        "torch settings: ",
+        "machine: ",
+        "RAM corpus: no (",
+        "audio: files: all 32 exist",
+    ):
         assert detail in log and not any(detail in line for line in lines), detail
     assert all(line in log for line in lines if "\n" not in line)
 
@@ -104,16 +117,20 @@ def test_more_epochs(finished, copy, caplog, capsys):
     assert train(finished[1], "--save_path", copy, "--max_epoch", "3") == 0
     epochs = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
     assert max(line["epoch"] for line in epochs if line["kind"] == "epoch") == 3
-    # Options from the command line are only in the run's copy, so the next commands must name that copy.
+    # Options from the command line are only in the run's copy, so the next commands must name that
+    # copy.
     assert f"trainSpeakerNet.py --config {copy}/config.yaml --eval" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["report.html", "best.pt", ""])
 def test_report_is_remade(finished, copy, name):
-    """It is remade if a file is missing or older than the last checkpoint, as after a kill during the report."""
+    """It is remade if a file is missing or older than the last checkpoint, as after a kill during
+    the report.
+    """
     if name:
         (copy / name).unlink()
-    last, made = weights_of(copy), (copy / "report.html").stat().st_mtime_ns if not name else 0
+    last = weights_of(copy)
+    made = (copy / "report.html").stat().st_mtime_ns if not name else 0
     leftover = copy / "plots" / ".scores.png.1-ab.tmp"
     if not name:
         os.utime(copy / "last.pt", ns=(made + 1, made + 1))
@@ -130,15 +147,31 @@ def test_damaged_run_is_kept(finished, tmp_path, capsys):
     (tmp_path / "run" / "last.pt").write_bytes(b"cut off")
     options = ["--save_path", tmp_path / "run", "--initial_model", finished[0] / "best.pt"]
     assert train(finished[1], *options, "--max_epoch", "1") == 1
-    assert "last.pt" in capsys.readouterr().err and (tmp_path / "run" / "last.pt").read_bytes() == b"cut off"
+    assert (
+        "last.pt" in capsys.readouterr().err
+        and (tmp_path / "run" / "last.pt").read_bytes() == b"cut off"
+    )
 
 
 def test_scoring_a_finished_run(finished, copy):
     before = {path.name: path.read_bytes() for path in copy.iterdir() if path.is_file()}
     missing = [
-        one for name in ("train_list", "train_path", "musan_path", "rir_path") for one in (f"--{name}", "nowhere")
+        one
+        for name in ("train_list", "train_path", "musan_path", "rir_path")
+        for one in (f"--{name}", "nowhere")
     ]
-    assert train(finished[1], "--eval", "--initial_model", copy / "best.pt", "--save_path", copy, *missing) == 0
+    assert (
+        train(
+            finished[1],
+            "--eval",
+            "--initial_model",
+            copy / "best.pt",
+            "--save_path",
+            copy,
+            *missing,
+        )
+        == 0
+    )
     folder = copy / "eval" / "trials"
     assert {path.name for path in folder.iterdir()} >= {"results.json", "scores.txt", "report.html"}
     assert {path.name: path.read_bytes() for path in copy.iterdir() if path.is_file()} == before
@@ -155,12 +188,21 @@ def test_lists_without_an_error_rate(finished, tiny_corpus, tmp_path, kind, caps
         kept = [line for line in lines if line.startswith("1 ")]
     (tmp_path / "pairs.txt").write_text("\n".join(kept))
     options = ["--eval", "--test_list", tmp_path / "pairs.txt", "--test_path", tiny_corpus]
-    options += ["--initial_model", finished[0] / "best.pt", "--save_path", tmp_path / "out", "--eval_frames", "0"]
+    options += [
+        "--initial_model",
+        finished[0] / "best.pt",
+        "--save_path",
+        tmp_path / "out",
+        "--eval_frames",
+        "0",
+    ]
     assert train(finished[1], *options) == 0
     folder = tmp_path / "out" / "eval" / "pairs"
     assert len(scores_of(folder)) == len(kept) and results_of(folder).get("eer_percent") is None
     printed = capsys.readouterr().out
-    assert f"{len(kept)} trials scored" in printed and ("unlabelled" in printed) == (kind == "unlabelled")
+    assert f"{len(kept)} trials scored" in printed and ("unlabelled" in printed) == (
+        kind == "unlabelled"
+    )
 
 
 MISTAKES = {
@@ -169,7 +211,10 @@ MISTAKES = {
     "trials of missing files": (["--test_list", "trials.txt"], "none0.wav"),
     "too few classes": (["--nClasses", "3"], "8"),
     "unknown model": (["--model", "ResNetSE43L"], "ResNetSE34L"),
-    "metric loss with one utterance": (["--trainfunc", "angleproto", "--nPerSpeaker", "1"], "utterances_per_speaker"),
+    "metric loss with one utterance": (
+        ["--trainfunc", "angleproto", "--nPerSpeaker", "1"],
+        "utterances_per_speaker",
+    ),
     "missing initial model": (["--initial_model", "nowhere.pt"], "nowhere.pt"),
     "eval without a model": (["--eval", "--save_path", "nowhere"], "initial_model"),
     "damaged model": (["--eval", "--initial_model", "half.pt"], "half.pt"),
@@ -181,7 +226,9 @@ def test_mistakes(mistake, recipe, run_folder, finished, tmp_path, monkeypatch, 
     """Refused before the first step, without a traceback or a run folder."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.txt").write_text("a a/1.wav\njustonecolumn\n")
-    (tmp_path / "trials.txt").write_text("".join(f"{n % 2} spk08/utt0.wav spk08/none{n}.wav\n" for n in range(14)))
+    (tmp_path / "trials.txt").write_text(
+        "".join(f"{n % 2} spk08/utt0.wav spk08/none{n}.wav\n" for n in range(14))
+    )
     if mistake == "damaged model":
         contents = torch.load(finished[0] / "best.pt", weights_only=True)
         contents["weights"].pop(next(iter(contents["weights"])))

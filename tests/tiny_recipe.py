@@ -12,24 +12,37 @@ EVERY_STAGE: dict[str, Any] = {
     "loss": {"name": "aamsoftmax"},
     "schedule": {"name": "step"},
     "training": {
-        **{"max_epochs": 2, "test_interval": 1, "save_steps": 2, "average_checkpoints": 2, "ema_decay": 0.9},
+        **{
+            "max_epochs": 2,
+            "test_interval": 1,
+            "save_steps": 2,
+            "average_checkpoints": 2,
+            "ema_decay": 0.9,
+        },
         **{"large_margin_epochs": 1, "large_margin_crop_frames": 60},
     },
     "evaluation": {"eval_frames": 40, "num_crops": 2, "bootstrap_samples": 20},
     "runtime": {"deterministic": True},
 }
-"""Moving average, mean of checkpoints, large margin, evaluation and report; the same bits every time."""
+"""Moving average, mean of checkpoints, large margin, evaluation and report; the same bits every
+time."""
 
 
 def recipe_of(corpus: Path, run: Path | str, *changes: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Section -> option -> value of a run in `run` over a corpus with its lists; later `changes` take precedence."""
+    """Section -> option -> value of a run in `run` over a corpus with its lists; later `changes`
+    take precedence.
+    """
     sections: dict[str, dict[str, Any]] = {
         "data": {
             **{"train_list": str(corpus / "train_list.txt"), "train_path": str(corpus)},
             **{"test_list": str(corpus / "trials.txt"), "test_path": str(corpus)},
             **{"batch_size": 4, "crop_frames": 40, "num_workers": 0},
         },
-        "model": {"name": "ResNet", "embedding_dim": 8, "options": {"channels": 8, "blocks": [1], "stem_stride": 4}},
+        "model": {
+            "name": "ResNet",
+            "embedding_dim": 8,
+            "options": {"channels": 8, "blocks": [1], "stem_stride": 4},
+        },
         "loss": {"name": "amsoftmax"},
         "training": {"save_path": str(run), "log_interval": 1},
         "runtime": {"device": "cpu", "precision": "no", "compile": "off"},

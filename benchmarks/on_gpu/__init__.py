@@ -1,1 +1,3 @@
-"""The parts of `benchmarks/gpu.py`: comparisons and measurements for a GPU, which also run on a CPU."""
+"""The parts of `benchmarks/gpu.py`: comparisons and measurements for a GPU, which also run on a
+CPU.
+"""

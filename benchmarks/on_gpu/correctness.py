@@ -1,4 +1,6 @@
-"""Part `correctness`: the device against the CPU in float32, and repeated and resumed runs against a first one."""
+"""Part `correctness`: the device against the CPU in float32, and repeated and resumed runs against
+a first one.
+"""
 
 import copy
 import dataclasses
@@ -29,12 +31,15 @@ from speakernet.training.optimizers import create_optimizer
 from speakernet.training.progress import Interrupted
 from speakernet.training.step import TrainingStep
 
-# Allowed relative errors. float32 sums in a different order; the mantissa has 10 bits in TF32 and fp16, 7 in bf16.
+# Allowed relative errors. float32 sums in a different order; the mantissa has 10 bits in TF32 and
+# fp16, 7 in bf16.
 TOLERANCES = {"no": 1e-3, "tf32": 2e-2, "bf16": 1e-1, "fp16": 3e-2}
 STEP_TOLERANCE = 1e-2
 CROP_TOLERANCE = 1e-4
-QUICK_SAMPLES, SAMPLES = 11440, 32240
-NUM_CLASSES, LEARNING_RATE = 20, 0.01
+QUICK_SAMPLES = 11440
+SAMPLES = 32240
+NUM_CLASSES = 20
+LEARNING_RATE = 0.01
 PRESET = Path(__file__).resolve().parents[2] / "configs" / "preset_reproducible.yaml"
 STOP_AFTER_LINES = 2
 
@@ -65,13 +70,25 @@ def _embeddings(setup: Setup) -> Iterator[Row]:
         with torch.inference_mode():
             expected = net(waveforms)
             moved = net.to(setup.device)
-            yield compared(f"{name}, float32", _error(moved(waveforms.to(setup.device)), expected), TOLERANCES["no"])
+            yield compared(
+                f"{name}, float32",
+                _error(moved(waveforms.to(setup.device)), expected),
+                TOLERANCES["no"],
+            )
             for kind in ("tf32", "bf16", "fp16") if name == names[0] or not setup.is_quick else ():
-                yield _embedding_in(setup, config, moved, waveforms, expected, f"{name}, {kind}", kind)
+                yield _embedding_in(
+                    setup, config, moved, waveforms, expected, f"{name}, {kind}", kind
+                )
 
 
 def _embedding_in(
-    setup: Setup, config: Config, net: nn.Module, waveforms: torch.Tensor, expected: torch.Tensor, name: str, kind: str
+    setup: Setup,
+    config: Config,
+    net: nn.Module,
+    waveforms: torch.Tensor,
+    expected: torch.Tensor,
+    name: str,
+    kind: str,
 ) -> Row:
     if kind in ("tf32", "fp16") and not setup.is_cuda:
         return left_out(name, NEEDS_CUDA)
@@ -79,31 +96,45 @@ def _embedding_in(
     changed = replaced(config, runtime=options)
     prepare_machine(changed)
     precision = build_precision(changed, setup.device) if kind != "tf32" else None
-    with torch.autocast(setup.device.type, precision.dtype if precision else torch.float32, enabled=bool(precision)):
+    with torch.autocast(
+        setup.device.type, precision.dtype if precision else torch.float32, enabled=bool(precision)
+    ):
         found = net(waveforms.to(setup.device))
     prepare_machine(config)
     return compared(name, _error(found, expected), TOLERANCES[kind])
 
 
 def _steps(setup: Setup) -> Iterator[Row]:
-    """One SGD step from the same weights on the same batch: the loss and the update of the weights."""
+    """One SGD step from the same weights on the same batch: the loss and the update of the
+    weights.
+    """
     names = ("ResNet",) if setup.is_quick else SMALLEST
     for name in names:
         config = published_config(setup.config(runtime={"tf32": False, "precision": "no"}), name)
         config = replaced(config, optimizer={"name": "sgd", "learning_rate": LEARNING_RATE})
         prepare_machine(config)
         torch.manual_seed(0)
-        net, loss = build_model(config), build_loss(config, NUM_CLASSES)
+        net = build_model(config)
+        loss = build_loss(config, NUM_CLASSES)
         start = [weight.detach().clone() for weight in net.parameters()]
-        updates, losses = [], []
+        updates = []
+        losses = []
         for device in (torch.device("cpu"), setup.device):
-            step = _step(config, copy.deepcopy(net).to(device), copy.deepcopy(loss).to(device), device)
+            step = _step(
+                config, copy.deepcopy(net).to(device), copy.deepcopy(loss).to(device), device
+            )
             step.add(_batch(setup, device))
             losses.append(float(step.finish(LEARNING_RATE).loss))
             pairs = zip(step.net.parameters(), start, strict=True)
-            updates.append(torch.cat([(after.detach().cpu() - before).flatten() for after, before in pairs]))
-        yield compared(f"{name}, loss of a step", abs(losses[1] - losses[0]) / abs(losses[0]), STEP_TOLERANCE)
-        yield compared(f"{name}, update of the weights", _error(updates[1], updates[0]), STEP_TOLERANCE)
+            updates.append(
+                torch.cat([(after.detach().cpu() - before).flatten() for after, before in pairs])
+            )
+        yield compared(
+            f"{name}, loss of a step", abs(losses[1] - losses[0]) / abs(losses[0]), STEP_TOLERANCE
+        )
+        yield compared(
+            f"{name}, update of the weights", _error(updates[1], updates[0]), STEP_TOLERANCE
+        )
 
 
 def _undone_step(setup: Setup) -> Iterator[Row]:
@@ -119,9 +150,14 @@ def _undone_step(setup: Setup) -> Iterator[Row]:
         config = setup.config(model={"name": "ResNet", "embedding_dim": 8}, optimizer=optimizer,
                               runtime={"precision": precision, **scale})  # fmt: skip
         prepare_machine(config)
-        net, loss = build_model(config).to(setup.device), build_loss(config, NUM_CLASSES).to(setup.device)
+        net = build_model(config).to(setup.device)
+        loss = build_loss(config, NUM_CLASSES).to(setup.device)
         step = _step(config, net, loss, setup.device)
-        before = {key: value.clone() for key, value in net.state_dict().items() if isinstance(value, torch.Tensor)}
+        before = {
+            key: value.clone()
+            for key, value in net.state_dict().items()
+            if isinstance(value, torch.Tensor)
+        }
         batch = _batch(setup, setup.device)
         if precision == "no":
             batch.waveforms = batch.waveforms * float("inf")
@@ -129,7 +165,9 @@ def _undone_step(setup: Setup) -> Iterator[Row]:
         is_bad = bool(step.finish(LEARNING_RATE).is_bad)
         after = net.state_dict()
         changed = sum(not torch.equal(value, after[key]) for key, value in before.items())
-        yield compared(f"{name}: tensors that changed", float(changed) if is_bad else float("inf"), 0.0)
+        yield compared(
+            f"{name}: tensors that changed", float(changed) if is_bad else float("inf"), 0.0
+        )
 
 
 def _step(config: Config, net: nn.Module, loss: nn.Module, device: torch.device) -> TrainingStep:
@@ -156,7 +194,9 @@ def _batch(setup: Setup, device: torch.device) -> RandomBatch:
 
 
 def _resident_batches(setup: Setup) -> Row:
-    """Crops from corpus, noise and RIRs on the device against those made on the host, speeds included, by sample."""
+    """Crops from corpus, noise and RIRs on the device against those made on the host, speeds
+    included, by sample.
+    """
     paths = setup.corpus()
     worst = 0.0
     batches: list[list[Any]] = []
@@ -186,7 +226,8 @@ def _same_bits(setup: Setup) -> Iterator[Row]:
 
 
 def _weights(setup: Setup, name: str) -> dict[str, torch.Tensor]:
-    paths, folder = setup.corpus(), setup.folder / "runs" / name
+    paths = setup.corpus()
+    folder = setup.folder / "runs" / name
     options = {
         "data.train_list": paths.train_list, "data.train_path": paths.train_path, "data.test_list": paths.test_list,
         "data.test_path": paths.test_path, "data.crop_frames": 60, "data.batch_size": 4, "data.num_workers": 0,

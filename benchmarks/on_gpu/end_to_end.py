@@ -1,4 +1,6 @@
-"""Parts `pipeline` and `evaluation`: training from disk with augmentation and speeds, and a complete evaluation."""
+"""Parts `pipeline` and `evaluation`: training from disk with augmentation and speeds, and a
+complete evaluation.
+"""
 
 import os
 import tempfile
@@ -27,27 +29,44 @@ from speakernet.data.packed import SAMPLES
 from speakernet.data.packing import pack
 from speakernet.evaluation.embedding import embed_utterances
 from speakernet.evaluation.options import EvaluationOptions, Mode
-from speakernet.evaluation.scoring import cohort_statistics, cosine_scores, mean_embeddings, normalize_scores
+from speakernet.evaluation.scoring import (
+    cohort_statistics,
+    cosine_scores,
+    mean_embeddings,
+    normalize_scores,
+)
 
-MODEL, QUICK_MODEL = "ResNet34", "ResNet"
-UTTERANCES, QUICK_UTTERANCES = 4000, 24
-STEPS, QUICK_STEPS, COLD_STEPS = 100, 4, 30
+MODEL = "ResNet34"
+QUICK_MODEL = "ResNet"
+UTTERANCES = 4000
+QUICK_UTTERANCES = 24
+STEPS = 100
+QUICK_STEPS = 4
+COLD_STEPS = 30
 SPEEDS = [0.9, 1.0, 1.1]
 LOW_GIGABYTES = 0.001
 # Where the corpus is -> its form and the options of the section data.
 CORPORA: dict[str, tuple[str, dict[str, Any]]] = {
     "packed, on the device": ("packed", {"device_resident": "on"}),
     "packed, larger than the device's share": ("packed", {"device_gigabytes": LOW_GIGABYTES}),
-    "packed, cold page cache": ("packed", {"ram_corpus": "off", "device_resident": "off", "num_workers": "auto"}),
+    "packed, cold page cache": (
+        "packed",
+        {"ram_corpus": "off", "device_resident": "off", "num_workers": "auto"},
+    ),
     "packed, 60,000 RIRs": ("packed", {"device_gigabytes": LOW_GIGABYTES}),
     "FLAC with workers": ("flac", {"ram_corpus": "off", "num_workers": "auto"}),
 }
-COLD, MANY_RIRS = "packed, cold page cache", "packed, 60,000 RIRs"
+COLD = "packed, cold page cache"
+MANY_RIRS = "packed, 60,000 RIRs"
 COLD_SPEAKERS = 1000
-NUM_RIRS, QUICK_NUM_RIRS, RIR_SAMPLES = 60_000, 60, 8000
+NUM_RIRS = 60_000
+QUICK_NUM_RIRS = 60
+RIR_SAMPLES = 8000
 # Utterances and trials of VoxCeleb1-E, and the speakers of VoxCeleb2 as cohort.
-LIST, QUICK_LIST = (145_160, 579_818, 5994), (2000, 5000, 200)
-DIM, TOP = 256, 300
+LIST = (145_160, 579_818, 5994)
+QUICK_LIST = (2000, 5000, 200)
+DIM = 256
+TOP = 300
 
 
 def benchmark_data(setup: Setup) -> tuple[BenchmarkData, Config]:
@@ -56,20 +75,34 @@ def benchmark_data(setup: Setup) -> tuple[BenchmarkData, Config]:
     os.environ["SPEAKERNET_CACHE"] = str(setup.folder / "kept")
     config = setup.config(
         data={"train_list": str(paths.train_list), "train_path": str(paths.train_path)},
-        augment={"enabled": True, "noise_path": str(paths.noise_path), "rir_path": str(paths.rir_path)},
+        augment={
+            "enabled": True,
+            "noise_path": str(paths.noise_path),
+            "rir_path": str(paths.rir_path),
+        },
     )
     number = QUICK_UTTERANCES if setup.is_quick else UTTERANCES
     return prepare_data(config, setup.folder / "recordings", number), config
 
 
 def pipeline(setup: Setup) -> Iterator[Row]:
-    """Utterances per second from disk to weights, and the share of a step spent waiting for data."""
+    """Utterances per second from disk to weights, and the share of a step spent waiting for
+    data.
+    """
     data, config = benchmark_data(setup)
     batch_size = batch_size_of(setup)
     runtime = VARIANTS["bf16, channels_last" if setup.is_cuda else "channels_last"]
-    config = replaced(published_config(config, QUICK_MODEL if setup.is_quick else MODEL), runtime=runtime)
-    config = replaced(config, loss={"name": "aamsoftmax"}, optimizer={"name": "sgd", "learning_rate": 0.1},
-                      training={"log_interval": 1000}, augment={"speed_factors": SPEEDS})  # fmt: skip
+    config = replaced(
+        published_config(config, QUICK_MODEL if setup.is_quick else MODEL), runtime=runtime
+    )
+    config = replaced(
+        config,
+        loss={"name": "aamsoftmax"},
+        optimizer={"name": "sgd", "learning_rate": 0.1},
+        # fmt: skip
+        training={"log_interval": 1000},
+        augment={"speed_factors": SPEEDS},
+    )
     prepare_machine(config)
     for name, (form, options) in CORPORA.items():
         steps = QUICK_STEPS if setup.is_quick else COLD_STEPS if name == COLD else STEPS
@@ -77,7 +110,8 @@ def pipeline(setup: Setup) -> Iterator[Row]:
         if name == COLD:
             rows, corpus = _cold(setup, num_rows)
         else:
-            rows, corpus = data.write_list("flac" if form == "flac" else "wav", num_rows), data.folder(form)
+            rows = data.write_list("flac" if form == "flac" else "wav", num_rows)
+            corpus = data.folder(form)
         section = {"train_list": str(rows), "train_path": str(corpus), "batch_size": batch_size,
                    "crop_frames": 200, **options}  # fmt: skip
         with_corpus = replaced(config, data=section)
@@ -89,7 +123,9 @@ def pipeline(setup: Setup) -> Iterator[Row]:
 
 def _cold(setup: Setup, num_rows: int) -> tuple[Path, Path]:
     """A list and a packed corpus with one utterance per crop, so no page is read twice."""
-    noise, corpus, rows = Noise(num_rows), setup.folder / f"cold-{num_rows}", setup.folder / f"cold-{num_rows}.txt"
+    noise = Noise(num_rows)
+    corpus = setup.folder / f"cold-{num_rows}"
+    rows = setup.folder / f"cold-{num_rows}.txt"
     pack(noise, corpus)
     names = enumerate(noise.names)
     write_training_list(rows, ((f"s{number % COLD_SPEAKERS:04d}", name) for number, name in names))
@@ -99,7 +135,8 @@ def _cold(setup: Setup, num_rows: int) -> tuple[Path, Path]:
 
 def _many_rirs(setup: Setup) -> Path:
     """Noise that decays within half a second, in as many files as RIRS_NOISES has."""
-    folder, random = setup.folder / "many_rirs", np.random.default_rng(0)
+    folder = setup.folder / "many_rirs"
+    random = np.random.default_rng(0)
     decay = np.exp(-np.arange(RIR_SAMPLES) / 1000)
     for number in range(QUICK_NUM_RIRS if setup.is_quick else NUM_RIRS):
         path = folder / f"{number // 1000}" / f"{number}.wav"
@@ -113,7 +150,9 @@ def _end_to_end(setup: Setup, name: str, config: Config, folder: Path, steps: in
     net = build_model(config)
     loader = build_training_loader(config, inputs)
     loss = build_loss(config, loader.num_classes)
-    trainer = build_trainer(config, net, loss, loader, lambda epoch: {"eer_percent": 50.0}, folder, setup.device)
+    trainer = build_trainer(
+        config, net, loss, loader, lambda epoch: {"eer_percent": 50.0}, folder, setup.device
+    )
     net.train()
     loss.train()
     try:
@@ -124,7 +163,9 @@ def _end_to_end(setup: Setup, name: str, config: Config, folder: Path, steps: in
             trainer.run_step(batches)
 
         timed = time_steps(run, steps, setup.device, trainer.tracker.take_window)
-        phases = {f"{part}_share": share for part, share in _phases(trainer.tracker.take_window()).items()}
+        phases = {
+            f"{part}_share": share for part, share in _phases(trainer.tracker.take_window()).items()
+        }
         loader.maker = ReadyCrops(loader.maker)
         loader.set_epoch(1)
         batches = iter(loader)
@@ -135,8 +176,8 @@ def _end_to_end(setup: Setup, name: str, config: Config, folder: Path, steps: in
     return row(
         name,
         utterances_per_second=config.data.batch_size / timed["step_seconds"],
-        # A GPU works asynchronously, so this is how much longer a step takes than one on crops already prepared, with
-        # the same copy, speeds and augmentation.
+        # A GPU works asynchronously, so this is how much longer a step takes than one on crops
+        # already prepared, with the same copy, speeds and augmentation.
         data_wait_share=max(0.0, 1 - ready / timed["step_seconds"]),
         step_seconds_ready=ready,
         **timed,
@@ -152,7 +193,9 @@ def _phases(summary: dict[str, Any]) -> dict[str, float]:
 
 
 def evaluation(setup: Setup) -> Iterator[Row]:
-    """Embedding recordings, whole and in crops; scoring a list of VoxCeleb1-E's size with adaptive s-norm."""
+    """Embedding recordings, whole and in crops; scoring a list of VoxCeleb1-E's size with adaptive
+    s-norm.
+    """
     data, config = benchmark_data(setup)
     model = QUICK_MODEL if setup.is_quick else MODEL
     config = published_config(config, model)
@@ -166,10 +209,14 @@ def evaluation(setup: Setup) -> Iterator[Row]:
         # The first run chooses kernels and allocates memory; only the second counts.
         for _ in range(2):
             begin = time.perf_counter()
-            embedded = embed_utterances(net, source, names, options, device=setup.device, description="")
+            embedded = embed_utterances(
+                net, source, names, options, device=setup.device, description=""
+            )
             finish_device()
             seconds = time.perf_counter() - begin
-        yield row(f"{model}, {mode}", utterances_per_second=len(embedded) / seconds, seconds=seconds)
+        yield row(
+            f"{model}, {mode}", utterances_per_second=len(embedded) / seconds, seconds=seconds
+        )
     utterances, trials, cohort_size = QUICK_LIST if setup.is_quick else LIST
     generator = np.random.default_rng(0)
     units = mean_embeddings(generator.standard_normal((utterances, DIM), dtype=np.float32))
@@ -178,7 +225,15 @@ def evaluation(setup: Setup) -> Iterator[Row]:
     begin = time.perf_counter()
     scores = cosine_scores(units, enrol, test, setup.device)
     middle = time.perf_counter()
-    normalize_scores(scores, enrol, test, cohort_statistics(units, cohort, min(TOP, cohort_size), setup.device), "as")
+    normalize_scores(
+        scores,
+        enrol,
+        test,
+        cohort_statistics(units, cohort, min(TOP, cohort_size), setup.device),
+        "as",
+    )
     end = time.perf_counter()
     yield row(f"cosine, {trials:,} trials", seconds=middle - begin)
-    yield row(f"adaptive s-norm, {utterances:,} utterances, {cohort_size:,} members", seconds=end - middle)
+    yield row(
+        f"adaptive s-norm, {utterances:,} utterances, {cohort_size:,} members", seconds=end - middle
+    )

@@ -1,4 +1,6 @@
-"""The results of the parts: rows with figures, or with the reason for their absence, stored after each part."""
+"""The results of the parts: rows with figures, or with the reason for their absence, stored after
+each part.
+"""
 
 import json
 import logging
@@ -46,13 +48,20 @@ class Setup:
 
     def config(self, **sections: Mapping[str, Any]) -> Config:
         """The default configuration on the device, with some sections changed."""
-        # The allocator's setting is process-wide; a quick run must not change it for what follows (tests).
-        runtime = {"device": self.device.type, "keep_memory": not self.is_quick, **sections.pop("runtime", {})}
+        # The allocator's setting is process-wide; a quick run must not change it for what follows
+        # (tests).
+        runtime = {
+            "device": self.device.type,
+            "keep_memory": not self.is_quick,
+            **sections.pop("runtime", {}),
+        }
         return replaced(Config(), runtime=runtime, **sections)
 
     def corpus(self) -> SimpleNamespace:
         """Synthetic speech, noise and RIRs, made once."""
-        return make_corpus(self.folder / "corpus", QUICK_CORPUS if self.is_quick else None, show_progress=False)
+        return make_corpus(
+            self.folder / "corpus", QUICK_CORPUS if self.is_quick else None, show_progress=False
+        )
 
 
 def row(name: str, **figures: Any) -> Row:
@@ -73,7 +82,8 @@ class Record:
         setup: what the parts run on.
 
     Raises:
-        ValueError: the file has figures of another machine, version or size, or was not written by this program.
+        ValueError: the file has figures of another machine, version or size, or was not written by
+            this program.
     """
 
     def __init__(self, path: Path, setup: Setup) -> None:
@@ -81,14 +91,19 @@ class Record:
         self.parts: dict[str, dict[str, Any]] = {}
         system = system_info()
         # Through JSON, to be comparable with what is read.
-        self._facts = json.loads(json.dumps({"device": setup.device.type, "quick": setup.is_quick, "hardware": system}))
+        self._facts = json.loads(
+            json.dumps({"device": setup.device.type, "quick": setup.is_quick, "hardware": system})
+        )
         if path.exists():
             expected = "JSON written by benchmarks/gpu.py; use another file, or remove it"
             with reading(path, expected, FileError), open_text(path) as file:
                 found = json.load(file)
-                facts, parts = {name: found[name] for name in self._facts}, dict(found["parts"])
+                facts = {name: found[name] for name in self._facts}
+                parts = dict(found["parts"])
             if facts != self._facts:
-                raise ValueError(f"{path} has figures of another machine, version or size; use another file")
+                raise ValueError(
+                    f"{path} has figures of another machine, version or size; use another file"
+                )
             self.parts = parts
 
     def put(self, part: str, rows: Sequence[Row], seconds: float) -> None:
@@ -108,13 +123,19 @@ class Record:
         pipeline = [one for one in rows.get("pipeline", []) if "reason" not in one]
         return {
             "correctness": rows.get("correctness", []),
-            "peak_flops": {one["dtype"]: one["peak_flops"] for one in roofline if "peak_flops" in one},
+            "peak_flops": {
+                one["dtype"]: one["peak_flops"] for one in roofline if "peak_flops" in one
+            },
             "bandwidth_bytes_per_second": next(
                 (one["bytes_per_second"] for one in roofline if "bytes_per_second" in one), None
             ),
-            "roofline_share": {one["name"]: one["roofline_share"] for one in roofline if "roofline_share" in one},
+            "roofline_share": {
+                one["name"]: one["roofline_share"] for one in roofline if "roofline_share" in one
+            },
             "mfu": {one["name"]: one["mfu"] for one in roofline if "mfu" in one},
-            "utterances_per_second": {one["name"]: one["utterances_per_second"] for one in pipeline},
+            "utterances_per_second": {
+                one["name"]: one["utterances_per_second"] for one in pipeline
+            },
             "data_wait_share": {one["name"]: one["data_wait_share"] for one in pipeline},
         }
 
@@ -122,7 +143,9 @@ class Record:
         """Hardware and versions, then a table per part."""
         hardware = self._facts["hardware"]
         gpus = ", ".join(gpu["name"] for gpu in hardware["gpus"]) or "no GPU"
-        versions = ", ".join(f"{name} {version}" for name, version in hardware["versions"].items() if version)
+        versions = ", ".join(
+            f"{name} {version}" for name, version in hardware["versions"].items() if version
+        )
         lines = [f"{hardware['cpu']}, {hardware['cpu_cores']} cores, {gpus}; {versions}"]
         for part, found in self.parts.items():
             lines += ["", f"### {part} ({found['seconds']:g} s)", "", *_table(found["rows"])]

@@ -1,10 +1,12 @@
-"""Part `roofline`: the shortest possible time of a step's operations as a share of the measured time, and plain MFU.
+"""Part `roofline`: the shortest possible time of a step's operations as a share of the measured
+time, and plain MFU.
 
-The shortest time is the sum over operations of the larger of FLOP / peak and bytes / bandwidth. The peak is measured
-with a matrix product, the bandwidth with a copy, both on the same device. Fused kernels move fewer bytes than the
-operations they replace, so a share can exceed 1. float32 convolutions are compared with the peak of TensorFloat-32 if
-it is allowed; matrix products, which may not use it, with that of float32. MFU is FLOP / seconds / the peak of the
-convolutions' arithmetic.
+The shortest time is the sum over operations of the larger of FLOP / peak and bytes / bandwidth. The
+peak is measured with a matrix product, the bandwidth with a copy, both on the same device. Fused
+kernels move fewer bytes than the operations they replace, so a share can exceed 1. float32
+convolutions are compared with the peak of TensorFloat-32 if it is allowed; matrix products, which
+may not use it, with that of float32. MFU is FLOP / seconds / the peak of the convolutions'
+arithmetic.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,7 +31,8 @@ from speakernet.assembly.benchmark import arithmetic_of, peak_flops
 from speakernet.assembly.training import prepare_machine
 
 QUICK_PRODUCT_SIZE = 384
-COPY_BYTES, QUICK_COPY_BYTES = 1 << 30, 1 << 23
+COPY_BYTES = 1 << 30
+QUICK_COPY_BYTES = 1 << 23
 PRODUCTS_AT_ONCE = 10
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 ARITHMETICS = ("float32", "tf32", "bf16", "fp16")
@@ -68,11 +71,19 @@ class OperationCounter(TorchDispatchMode):
         return output
 
     def _record(
-        self, func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor], results: list[torch.Tensor], output: Any
+        self,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        inputs: list[torch.Tensor],
+        results: list[torch.Tensor],
+        output: Any,
     ) -> None:
         is_in_place = func._schema.is_mutable
         storages = {tensor.untyped_storage().data_ptr() for tensor in inputs}
-        is_view = bool(results) and all(tensor.untyped_storage().data_ptr() in storages for tensor in results)
+        is_view = bool(results) and all(
+            tensor.untyped_storage().data_ptr() in storages for tensor in results
+        )
         name = str(func)
         if (is_view and not is_in_place) or name.startswith(WITHOUT_BYTES):
             return
@@ -91,13 +102,20 @@ def _bytes(tensor: torch.Tensor) -> int:
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
-def least_seconds(operations: list[Operation], peaks: Mapping[str, float], bytes_per_second: float) -> float:
+def least_seconds(
+    operations: list[Operation], peaks: Mapping[str, float], bytes_per_second: float
+) -> float:
     """Shortest time of the operations on a device with these peaks (FLOP/s) and this bandwidth."""
-    return sum(max(one.flop / peaks[one.arithmetic], one.num_bytes / bytes_per_second) for one in operations)
+    return sum(
+        max(one.flop / peaks[one.arithmetic], one.num_bytes / bytes_per_second)
+        for one in operations
+    )
 
 
 def roofline(setup: Setup) -> Iterator[Row]:
-    """Peaks and bandwidth of the device, and the share of the roofline that a step of each network reaches."""
+    """Peaks and bandwidth of the device, and the share of the roofline that a step of each network
+    reaches.
+    """
     prepare_machine(setup.config())
     peaks: dict[str, float] = {}
     for name in ARITHMETICS:
@@ -108,7 +126,9 @@ def roofline(setup: Setup) -> Iterator[Row]:
         yield row(f"peak of {name}", dtype=name, peak_flops=peaks[name])
     bandwidth = _bandwidth(setup)
     yield row("bandwidth of a copy", bytes_per_second=bandwidth)
-    variants = ("bf16, channels_last",) if setup.is_quick else ("eager", "bf16, channels_last", "all")
+    variants = (
+        ("bf16, channels_last",) if setup.is_quick else ("eager", "bf16, channels_last", "all")
+    )
     for model in QUICK_MODELS if setup.is_quick else MODELS:
         for variant in variants:
             runtime = VARIANTS[variant]
@@ -117,16 +137,27 @@ def roofline(setup: Setup) -> Iterator[Row]:
                 continue
             arithmetic = arithmetic_of(runtime["precision"], setup.device)
             operations = _operations(setup, model, runtime)
-            least, flop = least_seconds(operations, peaks, bandwidth), sum(one.flop for one in operations)
+            least = least_seconds(operations, peaks, bandwidth)
+            flop = sum(one.flop for one in operations)
             seconds = _step_seconds(setup, model, runtime)
-            figures = {"least_seconds": least, "step_seconds": seconds, "roofline_share": least / seconds}
-            more: Row = {"step_flop": flop, "arithmetic": arithmetic, "mfu": flop / seconds / peaks[arithmetic]}
+            figures = {
+                "least_seconds": least,
+                "step_seconds": seconds,
+                "roofline_share": least / seconds,
+            }
+            more: Row = {
+                "step_flop": flop,
+                "arithmetic": arithmetic,
+                "mfu": flop / seconds / peaks[arithmetic],
+            }
             yield row(f"{model}, {variant}", **figures, **more)
 
 
 def _bandwidth(setup: Setup) -> float:
     num_bytes = QUICK_COPY_BYTES if setup.is_quick else COPY_BYTES
-    source, target = (torch.zeros(num_bytes, dtype=torch.uint8, device=setup.device) for _ in range(2))
+    source, target = (
+        torch.zeros(num_bytes, dtype=torch.uint8, device=setup.device) for _ in range(2)
+    )
 
     def run() -> None:
         for _ in range(PRODUCTS_AT_ONCE):

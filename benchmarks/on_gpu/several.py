@@ -1,4 +1,5 @@
-"""Part `ranks`: utterances per second with one process and several, each with its own GPU and a batch of equal size.
+"""Part `ranks`: utterances per second with one process and several, each with its own GPU and a
+batch of equal size.
 
 Started by torchrun, this file runs the steps of one process.
 """
@@ -17,7 +18,15 @@ from pathlib import Path
 import torch
 
 from benchmarks.on_gpu.record import Row, Setup, left_out, row
-from benchmarks.on_gpu.step_costs import ALL_BUT_GRAPHS, PLAIN, ROUNDS, VARIANTS, WARMUP, batch_size_of, step_config
+from benchmarks.on_gpu.step_costs import (
+    ALL_BUT_GRAPHS,
+    PLAIN,
+    ROUNDS,
+    VARIANTS,
+    WARMUP,
+    batch_size_of,
+    step_config,
+)
 from benchmarks.steps import trainer_step
 from speakernet.assembly.benchmark import warm_up
 from speakernet.assembly.training import prepare_machine
@@ -25,7 +34,8 @@ from speakernet.machine.device import choose_device, synchronize
 from speakernet.parallel import distributed
 from speakernet.parallel.group import joined
 
-MODEL, QUICK_MODEL = "ResNet34", "ResNet"
+MODEL = "ResNet34"
+QUICK_MODEL = "ResNet"
 NORMS = {"own norms": "off", "shared norms": "on"}
 
 
@@ -36,19 +46,35 @@ def several_ranks(setup: Setup) -> Iterator[Row]:
         yield left_out("several processes", "needs two or more GPUs")
         return
     alone = batch_size_of(setup) / _seconds(setup, 1, "off")
-    yield row("1 process", step_seconds=batch_size_of(setup) / alone, utterances_per_second=alone, scaling=1.0)
+    yield row(
+        "1 process",
+        step_seconds=batch_size_of(setup) / alone,
+        utterances_per_second=alone,
+        scaling=1.0,
+    )
     for count, (name, norms) in itertools.product((2, 4, 8, 16), NORMS.items()):
         if count <= most:
             seconds = _seconds(setup, count, norms)
             rate = count * batch_size_of(setup) / seconds
             share = rate / (count * alone)
-            yield row(f"{count} processes, {name}", step_seconds=seconds, utterances_per_second=rate, scaling=share)
+            yield row(
+                f"{count} processes, {name}",
+                step_seconds=seconds,
+                utterances_per_second=rate,
+                scaling=share,
+            )
 
 
 def _seconds(setup: Setup, count: int, norms: str) -> float:
     """Median seconds of a step in `count` processes."""
     out = setup.folder / "ranks.json"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc_per_node={count}",
+    ]
     words = [setup.device.type, "quick" if setup.is_quick else "whole", norms, str(out)]
     root = str(Path(__file__).resolve().parents[2])
     environment = {**os.environ, "PYTHONPATH": root}
@@ -69,7 +95,9 @@ def _run(device: str, size: str, norms: str, out: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         setup = Setup(torch.device(device), size == "quick", Path(folder))
         runtime = PLAIN if setup.is_quick else VARIANTS[ALL_BUT_GRAPHS]
-        config = step_config(setup, QUICK_MODEL if setup.is_quick else MODEL, {**runtime, "sync_batch_norm": norms})
+        config = step_config(
+            setup, QUICK_MODEL if setup.is_quick else MODEL, {**runtime, "sync_batch_norm": norms}
+        )
         with joined(config.runtime):
             prepare_machine(config)
             device_of_rank = choose_device(config.runtime)

@@ -1,4 +1,6 @@
-"""Parts `steps` and `launches`: time and memory of a training step in each variant, and its kernel launches."""
+"""Parts `steps` and `launches`: time and memory of a training step in each variant, and its kernel
+launches.
+"""
 
 import contextlib
 import dataclasses
@@ -20,9 +22,12 @@ from speakernet.assembly.training import prepare_machine
 from speakernet.config.schema import Config, replaced
 from speakernet.training.profiler import peak_tensor_bytes
 
-MODELS, QUICK_MODELS = ("ResNetSE34L", "ResNet34", "ECAPA_TDNN_1024", "CAMPPlus"), ("ResNet",)
-BATCH, QUICK_BATCH = 256, 2
-ROUNDS, QUICK_ROUNDS = 10, 1
+MODELS = ("ResNetSE34L", "ResNet34", "ECAPA_TDNN_1024", "CAMPPlus")
+QUICK_MODELS = ("ResNet",)
+BATCH = 256
+QUICK_BATCH = 2
+ROUNDS = 10
+QUICK_ROUNDS = 1
 # The minimum; warm-up continues while anything is still being compiled.
 WARMUP = 8
 PLAIN = {"precision": "no", "channels_last": "off", "compile": "off"}
@@ -35,17 +40,25 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "compile": {**PLAIN, "compile": "on"},
     "bf16, channels_last": {**PLAIN, "precision": "bf16", "channels_last": "on"},
     ALL_BUT_GRAPHS: {**PLAIN, "precision": "bf16", "channels_last": "on", "compile": "on"},
-    "all": {"precision": "bf16", "channels_last": "on", "compile": "on", "compile_mode": "reduce-overhead"},
+    "all": {
+        "precision": "bf16",
+        "channels_last": "on",
+        "compile": "on",
+        "compile_mode": "reduce-overhead",
+    },
 }
 # The variants whose launches are counted, on a GPU and on a CPU.
-COUNTED, COUNTED_ON_CPU = ("bf16, channels_last", "all"), ("eager",)
+COUNTED = ("bf16, channels_last", "all")
+COUNTED_ON_CPU = ("eager",)
 PROFILED_STEPS = 5
 LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch")
 SYNCHRONISATIONS = ("Synchronize",)
 
 
 def step_config(setup: Setup, model: str, runtime: Mapping[str, Any]) -> Config:
-    """A published network trained by SGD with AAM-softmax; nothing is logged during the measurement."""
+    """A published network trained by SGD with AAM-softmax; nothing is logged during the
+    measurement.
+    """
     config = replaced(
         published_config(setup.config(), model),
         loss={"name": "aamsoftmax"},
@@ -91,10 +104,14 @@ def _measured(setup: Setup, name: str, step: Callable[[], None]) -> Row:
     if setup.is_cuda:
         torch.cuda.reset_peak_memory_stats(setup.device)
     seconds = median_seconds(step, QUICK_ROUNDS if setup.is_quick else ROUNDS)
-    peak = torch.cuda.max_memory_allocated(setup.device) if setup.is_cuda else peak_tensor_bytes(step)
+    peak = (
+        torch.cuda.max_memory_allocated(setup.device) if setup.is_cuda else peak_tensor_bytes(step)
+    )
     # Compiled code is useless to the next network and keeps memory.
     torch.compiler.reset()
-    return row(name, step_seconds=seconds, utterances_per_second=batch_size / seconds, peak_bytes=peak)
+    return row(
+        name, step_seconds=seconds, utterances_per_second=batch_size / seconds, peak_bytes=peak
+    )
 
 
 def median_seconds(run: Callable[[], Any], rounds: int) -> float:
@@ -120,12 +137,15 @@ class Calls:
 def launches(setup: Setup) -> Iterator[Row]:
     """Operations, kernel launches and synchronisations of a step that logs nothing.
 
-    No step may synchronise, except once for the progress display, which follows the clock, if it is due.
+    No step may synchronise, except once for the progress display, which follows the clock, if it is
+    due.
     """
     variants = COUNTED if setup.is_cuda else COUNTED_ON_CPU
     for model, variant in itertools.product(QUICK_MODELS if setup.is_quick else MODELS, variants):
         with warm_step(setup, model, VARIANTS[variant]) as step:
-            calls = count_calls(step, 1 if setup.is_quick else PROFILED_STEPS, is_cuda=setup.is_cuda)
+            calls = count_calls(
+                step, 1 if setup.is_quick else PROFILED_STEPS, is_cuda=setup.is_cuda
+            )
         yield row(f"{model}, {variant}, operations of a step", per_step=calls.operations)
         if setup.is_cuda:
             yield row(f"{model}, {variant}, launches of a step", per_step=calls.launches)
@@ -153,7 +173,11 @@ def count_calls(run: Callable[[], None], num_steps: int, *, is_cuda: bool) -> Ca
     # The profiler itself synchronises once when it stops.
     synchronisations = _sum(counted, SYNCHRONISATIONS) - (1 if is_cuda else 0)
     operations = sum(count for key, count in counted.items() if key.startswith("aten::"))
-    return Calls(_sum(counted, LAUNCHES) / num_steps, max(0, synchronisations) / num_steps, operations / num_steps)
+    return Calls(
+        _sum(counted, LAUNCHES) / num_steps,
+        max(0, synchronisations) / num_steps,
+        operations / num_steps,
+    )
 
 
 def _sum(counted: Mapping[str, int], parts: tuple[str, ...]) -> int:

@@ -1,5 +1,5 @@
-"""Measure loader and training step of a configuration on its own data (`speakernet benchmark`), and find the batch
-size that trains fastest within the available memory (`speakernet find-batch-size`).
+"""Measure loader and training step of a configuration on its own data (`speakernet benchmark`), and
+find the batch size that trains fastest within the available memory (`speakernet find-batch-size`).
 """
 
 import contextlib
@@ -38,33 +38,44 @@ from speakernet.data.loader import Batch, TrainingLoader
 from speakernet.files import human_bytes
 from speakernet.machine.device import choose_device, power_monitor, synchronize, utilisation_monitor
 from speakernet.machine.facts import usable_memory_bytes
-from speakernet.machine.memory import Monitor, is_out_of_memory, process_memory_bytes, release_freed_memory
+from speakernet.machine.memory import (
+    Monitor,
+    is_out_of_memory,
+    process_memory_bytes,
+    release_freed_memory,
+)
 from speakernet.training.optimizers import create_optimizer
 from speakernet.training.step import TrainingStep
 
 logger = logging.getLogger(__name__)
 
 WARM_STEPS = {"cpu": 3, "cuda": 20}
-"""Minimum number of untimed steps: the first find empty queues, allocate memory and choose kernels."""
-QUIET_STEPS, MAX_WARM_STEPS = 3, 200
-"""Warm-up ends after this many steps in a row without compiling (the second records a CUDA graph), or at the limit."""
+"""Minimum number of untimed steps: the first find empty queues, allocate memory and choose
+kernels."""
+QUIET_STEPS = 3
+MAX_WARM_STEPS = 200
+"""Warm-up ends after this many steps in a row without compiling (the second records a CUDA graph),
+or at the limit."""
 PRODUCT_SIZES = {"cpu": 1024, "cuda": 8192}
 NUM_PRODUCTS = 10
 DEFAULT_CLASSES = 1000
 """Classes of the head if not configured; the head is a small part of a step."""
 TIMED_STEPS = 3
 EQUAL_SHARE = 0.03
-"""Among sizes that differ in speed by less than this share, the smallest wins: less memory, and more updates."""
+"""Among sizes that differ in speed by less than this share, the smallest wins: less memory, and
+more updates."""
 DEFAULT_MEMORY_SHARE = 0.8
 WORTHWHILE_GAIN = 0.15
 """Smaller gains in speed are within timing noise and not worth retuning a recipe."""
 MIN_STEPS = 10_000
-"""Runs with fewer steps lack updates, not speed. A guess between exp01 (720 steps; with 360 it learned next to nothing
-in half of its epochs) and the recipes for VoxCeleb (100,000 and more)."""
+"""Runs with fewer steps lack updates, not speed. A guess between exp01 (720 steps; with 360 it
+learned next to nothing in half of its epochs) and the recipes for VoxCeleb (100,000 and more)."""
 
 
 def measure(config: Config, num_batches: int) -> dict[str, Any]:
-    """Time the loader alone, then as many training steps; returns plain values under `loader` and `training`."""
+    """Time the loader alone, then as many training steps; returns plain values under `loader` and
+    `training`.
+    """
     config = make_synthetic_corpus(config)
     prepare_machine(config)
     inputs = Inputs(config, choose_device(config.runtime))
@@ -78,15 +89,20 @@ def measure(config: Config, num_batches: int) -> dict[str, Any]:
 
 def table(figures: Mapping[str, Any]) -> str:
     """The figures of `measure` as a Markdown table."""
-    batch, steps = figures["loader"], figures["training"]
+    batch = figures["loader"]
+    steps = figures["training"]
     rows = [
         ("loader alone", f"{batch['utterances_per_second']:,.0f} utterances/s"),
         (
             "batch from the loader alone",
-            f"{1000 * batch['median_seconds']:.2f} ms (95 % under {1000 * batch['p95_seconds']:.2f} ms, "
-            f"slowest {1000 * batch['slowest_seconds']:.1f} ms)",
+            f"{1000 * batch['median_seconds']:.2f} ms (95 % under "
+            f"{1000 * batch['p95_seconds']:.2f} ms, slowest {1000 * batch['slowest_seconds']:.1f} "
+            "ms)",
         ),
-        ("training", f"{steps['utterances_per_second']:,.0f} utterances/s, precision {steps['precision']}"),
+        (
+            "training",
+            f"{steps['utterances_per_second']:,.0f} utterances/s, precision {steps['precision']}",
+        ),
         ("step", f"{1000 / steps['steps_per_second']:.1f} ms"),
         (
             "step on a ready batch, with the same augmentation",
@@ -95,22 +111,29 @@ def table(figures: Mapping[str, Any]) -> str:
         ("waiting for data", f"{100 * steps['data_wait_share']:.1f} % of the step"),
         (
             "model FLOP utilisation (MFU)",
-            f"{100 * steps['mfu']:.1f} % of {steps['peak_flops'] / 1e12:.2f} TFLOP/s in {steps['arithmetic']}",
+            f"{100 * steps['mfu']:.1f} % of {steps['peak_flops'] / 1e12:.2f} TFLOP/s in "
+            f"{steps['arithmetic']}",
         ),
         ("epoch", f"{steps['epoch_seconds']:.1f} s"),
     ]
     memory = (("peak memory", "process_peak_bytes"), ("peak GPU memory", "device_peak_bytes"))
     rows += [(name, human_bytes(steps[key])) for name, key in memory if key in steps]
-    gpu = (("GPU utilisation", "gpu_utilisation_percent", "%"), ("GPU power", "gpu_power_watts", "W"))
+    gpu = (
+        ("GPU utilisation", "gpu_utilisation_percent", "%"),
+        ("GPU power", "gpu_power_watts", "W"),
+    )
     rows += [(name, f"{steps[key]:.0f} {unit}") for name, key, unit in gpu if key in steps]
-    return "\n".join(["| measure | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
+    return "\n".join(
+        ["| measure | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
+    )
 
 
 def time_batches(
     batches: Iterator[Any], num_batches: int, size_of: Callable[[Any], int], device: torch.device
 ) -> dict[str, float]:
     """Fetch batches as fast as they come, and return how long they take to arrive."""
-    times, sizes = [time.perf_counter()], []
+    times = [time.perf_counter()]
+    sizes = []
     for batch in itertools.islice(batches, num_batches):
         times.append(time.perf_counter())
         sizes.append(size_of(batch))
@@ -128,9 +151,14 @@ def time_batches(
 
 
 def time_steps(
-    run_step: Callable[[], None], num_steps: int, device: torch.device, when_warm: Callable[[], object] = lambda: None
+    run_step: Callable[[], None],
+    num_steps: int,
+    device: torch.device,
+    when_warm: Callable[[], object] = lambda: None,
 ) -> dict[str, float]:
-    """Seconds of `num_steps` steps after the warm-up, and the GPU's mean utilisation and power over them."""
+    """Seconds of `num_steps` steps after the warm-up, and the GPU's mean utilisation and power over
+    them.
+    """
     warm_up(run_step, WARM_STEPS[device.type])
     when_warm()
     # A GPU runs asynchronously: the clock starts and stops only when it has caught up.
@@ -149,14 +177,18 @@ def time_steps(
 
 def warm_up(run_step: Callable[[], object], least: int) -> int:
     """Run at least `least` steps, until nothing more is compiled; return their number."""
-    quiet, compiled = 0, num_compiled()
+    quiet = 0
+    compiled = num_compiled()
     for done in range(1, MAX_WARM_STEPS + 1):
         run_step()
-        before, compiled = compiled, num_compiled()
+        before = compiled
+        compiled = num_compiled()
         quiet = quiet + 1 if compiled == before else 0
         if done >= least and quiet >= QUIET_STEPS:
             return done
-    logger.warning("still compiling after %d steps: the figures include compile time", MAX_WARM_STEPS)
+    logger.warning(
+        "still compiling after %d steps: the figures include compile time", MAX_WARM_STEPS
+    )
     return MAX_WARM_STEPS
 
 
@@ -169,7 +201,8 @@ def num_compiled() -> int:
 class ReadyCrops(CropMaker):
     """Replaces a loader's maker and answers every request immediately with the crops of the first.
 
-    The loader then costs only what the device does for a step: the copy, speed changes and augmentation.
+    The loader then costs only what the device does for a step: the copy, speed changes and
+    augmentation.
     """
 
     def __init__(self, maker: CropMaker) -> None:
@@ -184,9 +217,14 @@ class ReadyCrops(CropMaker):
             if self._made is None:
                 request, crops, report = next(iter(self.maker.run(requests[:1])))
                 is_copied = crops.device.type == "cpu" and torch.cuda.is_available()
-                self._made = request, crops.clone().pin_memory() if is_copied else crops.clone(), report
+                self._made = (
+                    request,
+                    crops.clone().pin_memory() if is_copied else crops.clone(),
+                    report,
+                )
             request, crops, report = self._made
-            # Augmentation on the device changes crops in place; those in pinned memory are copied to a GPU first.
+            # Augmentation on the device changes crops in place; those in pinned memory are copied
+            # to a GPU first.
             yield request, crops if crops.is_pinned() else crops.clone(), report
 
     def close(self) -> None:
@@ -195,15 +233,22 @@ class ReadyCrops(CropMaker):
 
 
 def arithmetic_of(precision: str, device: torch.device) -> str:
-    """The arithmetic of a step's convolutions: its precision, float32 or, if a GPU allows it, TensorFloat-32."""
+    """The arithmetic of a step's convolutions: its precision, float32 or, if a GPU allows it,
+    TensorFloat-32.
+    """
     has_tf32 = device.type == "cuda" and torch.backends.cudnn.allow_tf32
     return {"no": "tf32" if has_tf32 else "float32"}.get(precision, precision)
 
 
 def peak_flops(device: torch.device, arithmetic: str, size: int = 0) -> float:
-    """Measured floating-point operations per second of matrix products in float32, tf32, bf16 or fp16."""
-    dtype, size = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(arithmetic), size or PRODUCT_SIZES[device.type]
-    one, other = (torch.randn(size, size, device=device).to(dtype or torch.float32) for _ in range(2))
+    """Measured floating-point operations per second of matrix products in float32, tf32, bf16 or
+    fp16.
+    """
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(arithmetic)
+    size = size or PRODUCT_SIZES[device.type]
+    one, other = (
+        torch.randn(size, size, device=device).to(dtype or torch.float32) for _ in range(2)
+    )
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if arithmetic == "tf32" else "highest")
     try:
@@ -222,19 +267,26 @@ def peak_flops(device: torch.device, arithmetic: str, size: int = 0) -> float:
 
 
 def count_flop(run_step: Callable[[], object]) -> int:
-    """Floating-point operations of a step's products and convolutions, forward and backward, counted in eager mode."""
+    """Floating-point operations of a step's products and convolutions, forward and backward,
+    counted in eager mode.
+    """
     with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
         run_step()
     return int(counter.get_total_flops())
 
 
 def _measure_training(config: Config, loader: TrainingLoader, num_steps: int) -> dict[str, Any]:
-    """Time real steps on real batches: seconds per step, share spent waiting for data, epoch time, memory."""
-    # During the timed steps nothing may decide `compile: auto`, log (which empties the window) or write last.pt.
+    """Time real steps on real batches: seconds per step, share spent waiting for data, epoch time,
+    memory.
+    """
+    # During the timed steps nothing may decide `compile: auto`, log (which empties the window) or
+    # write last.pt.
     steady = {"log_interval": 10**9, "save_steps": 0, "save_minutes": 0.0}
     compiling = "off" if config.runtime.compile == "auto" else config.runtime.compile
     config = replaced(config, training=steady, runtime={"compile": compiling})
-    net, loss, device = build_model(config), build_loss(config, loader.num_classes), loader.device
+    net = build_model(config)
+    loss = build_loss(config, loader.num_classes)
+    device = loader.device
     refuse_impossible(config, net, device)
     num_batches = len(loader)
     with tempfile.TemporaryDirectory() as folder:
@@ -249,15 +301,21 @@ def _measure_training(config: Config, loader: TrainingLoader, num_steps: int) ->
             trainer.run_step(batches)
 
         timed = time_steps(run_step, num_steps, device, trainer.tracker.take_window)
-        summary = {**trainer.tracker.summary(), **trainer.tracker.take_window(), **timed, "steps": num_steps}
+        summary = {
+            **trainer.tracker.summary(),
+            **trainer.tracker.take_window(),
+            **timed,
+            "steps": num_steps,
+        }
         loader.maker = ReadyCrops(loader.maker)
         batches = _endless(loader)
         ready = time_steps(run_step, num_steps, device)["step_seconds"]
         flop = count_flop(run_step)
     arithmetic = arithmetic_of(summary["precision"], device)
     peak = peak_flops(device, arithmetic)
-    # A GPU runs asynchronously, so the host's own waiting says little. The share is therefore how much longer a step
-    # takes than one on ready crops, with the same copy, speed changes and augmentation.
+    # A GPU runs asynchronously, so the host's own waiting says little. The share is therefore how
+    # much longer a step takes than one on ready crops, with the same copy, speed changes and
+    # augmentation.
     summary |= {
         "host_data_share": summary["data_wait_share"],
         "data_wait_share": max(0.0, 1 - ready / summary["step_seconds"]),
@@ -279,7 +337,9 @@ def _endless(loader: TrainingLoader) -> Iterator[Batch]:
 
 
 class Measurement(NamedTuple):
-    """A batch size that was tried: seconds per step (infinite if it does not fit) and the memory it added."""
+    """A batch size that was tried: seconds per step (infinite if it does not fit) and the memory it
+    added.
+    """
 
     batch_size: int
     seconds: float
@@ -299,8 +359,9 @@ class Measurement(NamedTuple):
 class BatchSizeFinder:
     """Tries batch sizes with real training steps of any kind.
 
-    `sample` makes a batch of a given size and `step` runs on it. The buffers of `net` are restored afterwards; weights
-    that `step` changes are not. On a CPU, a step may use `limit_bytes` (default: 80 % of free memory).
+    `sample` makes a batch of a given size and `step` runs on it. The buffers of `net` are restored
+    afterwards; weights that `step` changes are not. On a CPU, a step may use `limit_bytes`
+    (default: 80 % of free memory).
     """
 
     def __init__(
@@ -313,9 +374,14 @@ class BatchSizeFinder:
         clock: Callable[[], float] = time.perf_counter,
         read_memory: Callable[[], int] = process_memory_bytes,
     ) -> None:
-        self.net, self._sample, self._step = net, sample, step
-        self._clock, self._read_memory = clock, read_memory
-        self.device = next((parameter.device for parameter in net.parameters()), torch.device("cpu"))
+        self.net = net
+        self._sample = sample
+        self._step = step
+        self._clock = clock
+        self._read_memory = read_memory
+        self.device = next(
+            (parameter.device for parameter in net.parameters()), torch.device("cpu")
+        )
         self.limit_bytes = limit_bytes or int(usable_memory_bytes() * DEFAULT_MEMORY_SHARE)
         self.tried: dict[int, Measurement] = {}
 
@@ -325,15 +391,17 @@ class BatchSizeFinder:
         return max((one.batch_size for one in self.tried.values() if one.fits), default=0)
 
     def find(self, smallest: int, most: int) -> int:
-        """The batch size with the best throughput; among equally fast sizes (within 3 %), the smallest."""
+        """The batch size with the best throughput; among equally fast sizes (within 3 %), the
+        smallest.
+        """
         size = smallest
         while self.measure(size).fits and size < most:
             size = min(2 * size, most)
         if not self.largest:
             limit = f" (limit {human_bytes(self.limit_bytes)})" if self.device.type == "cpu" else ""
             raise ValueError(
-                f"not even a batch of {smallest} fits into memory{limit}; use a smaller network, shorter crops or "
-                "gradient checkpointing"
+                f"not even a batch of {smallest} fits into memory{limit}; use a smaller network, "
+                "shorter crops or gradient checkpointing"
             )
         too_large = 0 if self.tried[size].fits else size
         # Searching finer than an eighth is not worth the steps.
@@ -360,10 +428,12 @@ class BatchSizeFinder:
         return self.tried[size]
 
     def _run(self, size: int) -> Measurement:
-        fitted, is_gpu = self.tried.get(self.largest), self.device.type == "cuda"
+        fitted = self.tried.get(self.largest)
+        is_gpu = self.device.type == "cuda"
         expected = fitted.memory_bytes * size // fitted.batch_size if fitted else 0
         if not is_gpu and expected > self.limit_bytes:
-            # Not tried, because the operating system would kill the process instead of raising an error.
+            # Not tried, because the operating system would kill the process instead of raising an
+            # error.
             return Measurement(size, math.inf, expected)
         # Memory left over from earlier work would hide how much this size takes.
         release_freed_memory()
@@ -391,9 +461,13 @@ class BatchSizeFinder:
             if is_gpu:
                 torch.cuda.empty_cache()
         if is_gpu:
-            return Measurement(size, statistics.median(seconds[1:]), torch.cuda.max_memory_allocated(self.device))
+            return Measurement(
+                size, statistics.median(seconds[1:]), torch.cuda.max_memory_allocated(self.device)
+            )
         added = int(monitor.peak - monitor.start)
-        return Measurement(size, math.inf if added > self.limit_bytes else statistics.median(seconds[1:]), added)
+        return Measurement(
+            size, math.inf if added > self.limit_bytes else statistics.median(seconds[1:]), added
+        )
 
 
 def find_batch_size(
@@ -405,12 +479,16 @@ def find_batch_size(
         The finder with its measurements, and the best size.
     """
     if not 1 <= min_batch_size <= max_batch_size:
-        raise ValueError(f"found batch sizes {min_batch_size} to {max_batch_size}; expected 1 <= smallest <= largest")
+        raise ValueError(
+            f"found batch sizes {min_batch_size} to {max_batch_size}; expected 1 <= smallest <= "
+            "largest"
+        )
     prepare_machine(config)
     device = choose_device(config.runtime)
     precision = build_precision(config, device)
     num_classes = config.data.num_classes or DEFAULT_CLASSES
-    net, loss = build_model(config).to(device).train(), build_loss(config, num_classes).to(device).train()
+    net = build_model(config).to(device).train()
+    loss = build_loss(config, num_classes).to(device).train()
     apply_memory_options(config, net, device, precision)
     per_speaker = config.data.utterances_per_speaker
     step = TrainingStep(
@@ -440,7 +518,9 @@ def find_batch_size(
     # Loads kernel code, tens of megabytes that would otherwise be charged to the first size.
     run(sample(2 * per_speaker))
     finder = BatchSizeFinder(net, sample, run, memory_limit_bytes)
-    smallest, most = (max(1, size // per_speaker) * per_speaker for size in (min_batch_size, max_batch_size))
+    smallest, most = (
+        max(1, size // per_speaker) * per_speaker for size in (min_batch_size, max_batch_size)
+    )
     best = finder.find(smallest, most)
     # The configured size is the reference for speed.
     finder.measure(configured_batch_size(config))
@@ -453,26 +533,38 @@ def configured_batch_size(config: Config) -> int:
 
 
 def recommendation(config: Config, configured: Measurement, best: Measurement) -> str:
-    """Advice, in one sentence, on whether to use the fastest size; counts steps if the training list exists."""
-    data, training = config.data, config.training
+    """Advice, in one sentence, on whether to use the fastest size; counts steps if the training
+    list exists.
+    """
+    data = config.data
+    training = config.training
     # data.batch_size counts speakers.
-    keep, take = (f"--batch_size {max(one.batch_size // data.utterances_per_speaker, 1)}" for one in (configured, best))
+    keep, take = (
+        f"--batch_size {max(one.batch_size // data.utterances_per_speaker, 1)}"
+        for one in (configured, best)
+    )
     if configured.batch_size == best.batch_size:
         return f"keep {keep}, which is the fastest"
     if not configured.fits:
         several = -(-configured.batch_size // best.batch_size) * training.accumulation_steps
         accumulate = "" if config.loss.is_metric else f" --training.accumulation_steps {several}"
-        return f"use {take}{accumulate}: a batch of {configured.batch_size} does not fit into memory"
+        return (
+            f"use {take}{accumulate}: a batch of {configured.batch_size} does not fit into memory"
+        )
     gain = best.throughput / configured.throughput - 1
     if gain < WORTHWHILE_GAIN:
         # The configured size is measured last and may be the faster one by a little.
-        return f"keep {keep}; no size is clearly faster ({best.batch_size} by {max(0, round(100 * gain))} %)"
+        return (
+            f"keep {keep}; no size is clearly faster ({best.batch_size} by "
+            f"{max(0, round(100 * gain))} %)"
+        )
     lists = [one.train_list for one in data.corpora.values()] or [data.train_list]
     exists = all(one and Path(one).is_file() for one in lists)
     utterances = sum(len(read_training_list(one)) for one in lists) if exists else 0
     steps = utterances // (best.batch_size * training.accumulation_steps) * training.max_epochs
     if exists and best.batch_size > configured.batch_size and steps < MIN_STEPS:
         return (
-            f"keep {keep}: a batch of {best.batch_size} runs {100 * gain:.0f} % faster, but leaves only {steps:,} steps"
+            f"keep {keep}: a batch of {best.batch_size} runs {100 * gain:.0f} % faster, but "
+            f"leaves only {steps:,} steps"
         )
     return f"use {take} ({100 * gain:.0f} % faster) and retune the learning rate"

@@ -1,4 +1,5 @@
-"""Uses of degraded audio after training: the sweep over degraded trials, and PLDA for other microphones.
+"""Uses of degraded audio after training: the sweep over degraded trials, and PLDA for other
+microphones.
 
 Few recipes use either, so `speakernet.assembly.evaluation` imports this file only if one does.
 """
@@ -34,11 +35,18 @@ SHRINKAGE = 0.5
 
 
 def build_sweep(config: Config) -> Callable[..., Any]:
-    """The sweep over the kinds in evaluation.sweep; its steps are built before anything slow starts."""
-    kinds, augment = config.evaluation.sweep, config.augment
+    """The sweep over the kinds in evaluation.sweep; its steps are built before anything slow
+    starts.
+    """
+    kinds = config.evaluation.sweep
+    augment = config.augment
     rate = config.data.sample_rate
     cache = AudioCache(config.data.cache_megabytes << 20)
-    banks = noise_banks(augment.noise_path, rate, cache) if "noise" in kinds and augment.noise_path else {}
+    banks = (
+        noise_banks(augment.noise_path, rate, cache)
+        if "noise" in kinds and augment.noise_path
+        else {}
+    )
     wants_rirs = {"reverb", "distance"} & set(kinds) and augment.rir_path
     # Aligned regardless of the training style: shifting the speech is not reverberation.
     rirs = RirBank(augment.rir_path, rate, cache, is_aligned=True) if wants_rirs else None
@@ -47,15 +55,25 @@ def build_sweep(config: Config) -> Callable[..., Any]:
 
 
 def fit_plda(config: Config, inputs: Inputs, model: ModelFile, path: Path) -> None:
-    """Add PLDA, fitted on the training list (with the run's simulated microphones), to a model file that has none."""
+    """Add PLDA, fitted on the training list (with the run's simulated microphones), to a model file
+    that has none.
+    """
     if model.contents.get("adaptation"):
         return
-    training, augment, rate = inputs.training, config.augment, config.data.sample_rate
-    rows, source = training.rows, training.source
+    training = inputs.training
+    augment = config.augment
+    rate = config.data.sample_rate
+    rows = training.rows
+    source = training.source
     if augment.microphone_probability:
-        devices = device_responses(augment.microphone_path, rate) if augment.microphone_path else None
-        # Every file is filtered: if some were left as recorded, PLDA would mistake the microphone for the voice.
-        section = augment.model_copy(update={"categories": [], "components": {}, "microphone_probability": 1.0})
+        devices = (
+            device_responses(augment.microphone_path, rate) if augment.microphone_path else None
+        )
+        # Every file is filtered: if some were left as recorded, PLDA would mistake the microphone
+        # for the voice.
+        section = augment.model_copy(
+            update={"categories": [], "components": {}, "microphone_probability": 1.0}
+        )
         seed = derive_seed(config.runtime.seed, PLDA_STREAM)
         through = augmenting({}, None, section, sample_rate=rate, seed=seed, devices=devices)
         source = DegradedSource(source, rows.paths, Step("", through))
@@ -64,7 +82,20 @@ def fit_plda(config: Config, inputs: Inputs, model: ModelFile, path: Path) -> No
         net, source, rows.paths, WHOLE, device=inputs.device, description="embedding for PLDA"
     )
     if distributed.is_main():
-        found = adaptation.plda(embeddings[:, 0].astype(np.float64), rows.labels, shrinkage=SHRINKAGE)
-        facts = {"method": f"plda {SHRINKAGE}", "recordings": len(rows), "speakers": len(rows.speakers)}
-        write_checkpoint(path, {**model.contents, **adapted_contents(model.contents, model.net, found, facts)})
-        logger.info("wrote PLDA, fitted on %d recordings of %d speakers, to %s", len(rows), len(rows.speakers), path)
+        found = adaptation.plda(
+            embeddings[:, 0].astype(np.float64), rows.labels, shrinkage=SHRINKAGE
+        )
+        facts = {
+            "method": f"plda {SHRINKAGE}",
+            "recordings": len(rows),
+            "speakers": len(rows.speakers),
+        }
+        write_checkpoint(
+            path, {**model.contents, **adapted_contents(model.contents, model.net, found, facts)}
+        )
+        logger.info(
+            "wrote PLDA, fitted on %d recordings of %d speakers, to %s",
+            len(rows),
+            len(rows.speakers),
+            path,
+        )

@@ -1,4 +1,6 @@
-"""Convert other toolkits' checkpoints to model files (`import-weights`) and export model files (`export`)."""
+"""Convert other toolkits' checkpoints to model files (`import-weights`) and export model files
+(`export`).
+"""
 
 import argparse
 import shlex
@@ -12,7 +14,13 @@ import torch
 from torch import Tensor
 
 from speakernet.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
-from speakernet.corpora.synthetic.speech import SAMPLE_RATE, draw_phones, draw_voice, lay_out, synthesise
+from speakernet.corpora.synthetic.speech import (
+    SAMPLE_RATE,
+    draw_phones,
+    draw_voice,
+    lay_out,
+    synthesise,
+)
 from speakernet.data.audio import audio_of_array, read_audio
 from speakernet.data.lists import TrialList, read_trials
 from speakernet.data.opening import open_source
@@ -23,15 +31,32 @@ from speakernet.evaluation.metrics import eer
 from speakernet.evaluation.scoring import WHOLE, plda_of, verifying_backend
 from speakernet.files import human_bytes, refuse_overwriting
 from speakernet.losses.options import LOSSES, LossOptions
-from speakernet.models.importers import PUBLISHED, TOOLKITS, import_network, unknown_file, voxceleb_trainer
-from speakernet.models.model_file import ModelFile, is_model_file, load_model_file, model_file_contents
+from speakernet.models.importers import (
+    PUBLISHED,
+    TOOLKITS,
+    import_network,
+    unknown_file,
+    voxceleb_trainer,
+)
+from speakernet.models.model_file import (
+    ModelFile,
+    is_model_file,
+    load_model_file,
+    model_file_contents,
+)
 from speakernet.models.options import MODELS
 from speakernet.models.speaker_net import SpeakerNet, check_finite, check_fits
 from speakernet.options import lookup
 from speakernet.random import numpy_generator
 
 # Options that only apply to voxceleb_trainer, with their defaults.
-VOXCELEB_TRAINER_ONLY = {"no_log_input": False, "pooling": "", "num_mels": 0, "sinc_stride": 10, "loss": ""}
+VOXCELEB_TRAINER_ONLY = {
+    "no_log_input": False,
+    "pooling": "",
+    "num_mels": 0,
+    "sinc_stride": 10,
+    "loss": "",
+}
 NUM_COMPARED = 4
 SYNTHETIC_SYLLABLES = 16
 """Minimum number of syllables in a synthetic recording, about four seconds of speech."""
@@ -46,12 +71,21 @@ def import_weights(arguments: argparse.Namespace) -> list[str]:
     if is_model_file(contents):
         raise ValueError(f"{arguments.file} is already a speakernet model file; use it directly")
     if not isinstance(contents, dict):
-        raise CheckpointError(f"{arguments.file} contains a {type(contents).__name__}; expected tensors by name")
+        raise CheckpointError(
+            f"{arguments.file} contains a {type(contents).__name__}; expected tensors by name"
+        )
     if arguments.source in PUBLISHED:
-        if given := [one for one, value in VOXCELEB_TRAINER_ONLY.items() if getattr(arguments, one) != value]:
+        if given := [
+            one for one, value in VOXCELEB_TRAINER_ONLY.items() if getattr(arguments, one) != value
+        ]:
             names = ", ".join(f"--{option.replace('_', '-')}" for option in given)
-            raise ValueError(f"{names}: only --from voxceleb_trainer takes this; leave it out for {arguments.source}")
-        net, notes = import_network(PUBLISHED[arguments.source], arguments.model, contents, arguments.file)
+            raise ValueError(
+                f"{names}: only --from voxceleb_trainer takes this; leave it out for "
+                f"{arguments.source}"
+            )
+        net, notes = import_network(
+            PUBLISHED[arguments.source], arguments.model, contents, arguments.file
+        )
         notes = [f"not loaded: {entry}" for entry in notes]
     else:
         net, notes = _import_classic(arguments, contents)
@@ -64,19 +98,26 @@ def import_weights(arguments: argparse.Namespace) -> list[str]:
     }
     write_checkpoint(
         arguments.out,
-        model_file_contents(net, loss_normalizes=loss.normalize_embeddings, training_summary=summary),
+        model_file_contents(
+            net, loss_normalizes=loss.normalize_embeddings, training_summary=summary
+        ),
     )
-    spec, num_parameters = net.spec(), sum(one.numel() for one in net.parameters())
+    spec = net.spec()
+    num_parameters = sum(one.numel() for one in net.parameters())
     return [
-        f"{arguments.out}: {net.model_name}, {num_parameters:,} parameters, model {spec['model']['options']}, "
-        f"front end {spec['front_end']}",
+        f"{arguments.out}: {net.model_name}, {num_parameters:,} parameters, model "
+        f"{spec['model']['options']}, front end {spec['front_end']}",
         *notes,
         f"next: speakernet info {shlex.quote(str(arguments.out))}",
     ]
 
 
-def _import_classic(arguments: argparse.Namespace, contents: dict[str, Any]) -> tuple[SpeakerNet, list[str]]:
-    """The network of a voxceleb_trainer checkpoint, with notes on what is not loaded and what is assumed."""
+def _import_classic(
+    arguments: argparse.Namespace, contents: dict[str, Any]
+) -> tuple[SpeakerNet, list[str]]:
+    """The network of a voxceleb_trainer checkpoint, with notes on what is not loaded and what is
+    assumed.
+    """
     path = arguments.file
     if not voxceleb_trainer.is_ours_to_read(contents):
         raise unknown_file(contents, path)
@@ -84,15 +125,20 @@ def _import_classic(arguments: argparse.Namespace, contents: dict[str, Any]) -> 
     described = voxceleb_trainer.describe(contents)
     if described.model != arguments.model:
         raise ValueError(f"{path} contains a {described.model}, but --model says {arguments.model}")
-    pooling, num_mels = arguments.pooling or described.pooling, arguments.num_mels or described.num_mels
+    pooling = arguments.pooling or described.pooling
+    num_mels = arguments.num_mels or described.num_mels
     if not pooling:
-        raise ValueError(f"the pooling cannot be determined from {path}; give --pooling, such as TAP or MAX")
+        raise ValueError(
+            f"the pooling cannot be determined from {path}; give --pooling, such as TAP or MAX"
+        )
     is_raw = described.model == "RawNet3"
     if not (is_raw or num_mels):
         raise ValueError(f"{path} does not contain its filterbank; give --num-mels (its n_mels)")
     options = {"sinc_stride": arguments.sinc_stride} if is_raw else {}
     front_end = {} if is_raw else {"num_mels": num_mels, "log_input": not arguments.no_log_input}
-    net = SpeakerNet.named(described.model, pooling, described.embedding_dim, options, front_end_options=front_end)
+    net = SpeakerNet.named(
+        described.model, pooling, described.embedding_dim, options, front_end_options=front_end
+    )
     translated = voxceleb_trainer.translate(contents, net, path)
     check_finite(translated.weights, path)
     check_fits(translated.weights, net.state_dict(), path)
@@ -101,9 +147,13 @@ def _import_classic(arguments: argparse.Namespace, contents: dict[str, Any]) -> 
     notes += [f"not loaded: {name}" for name in translated.not_loaded]
     if not is_raw:
         way = "without" if arguments.no_log_input else "with"
-        notes.append(f"assumed: trained {way} log_input, which the checkpoint does not show (--no-log-input)")
+        notes.append(
+            f"assumed: trained {way} log_input, which the checkpoint does not show (--no-log-input)"
+        )
     if not arguments.loss and not translated.head_weights:
-        notes.append("assumed: trained with a loss on normalised embeddings (otherwise give --loss proto)")
+        notes.append(
+            "assumed: trained with a loss on normalised embeddings (otherwise give --loss proto)"
+        )
     return net, notes
 
 
@@ -113,36 +163,50 @@ def export(arguments: argparse.Namespace) -> list[str]:
     from speakernet.inference.export import FORMATS, check_target, export_model, open_onnx
 
     path = check_target(arguments.out, arguments.int8, arguments.runtime)
-    if (arguments.trials is None) != (arguments.audio is None) or (arguments.trials and not arguments.int8):
-        raise ValueError("--trials LIST and --audio FOLDER measure the EER of int8; give both together with --int8")
+    if (arguments.trials is None) != (arguments.audio is None) or (
+        arguments.trials and not arguments.int8
+    ):
+        raise ValueError(
+            "--trials LIST and --audio FOLDER measure the EER of int8; give both together with "
+            "--int8"
+        )
     model = load_model_file(arguments.model)
-    rate, trials = model.net.sample_rate, None
+    rate = model.net.sample_rate
+    trials = None
     if arguments.trials:
-        trials, source = read_trials(arguments.trials), open_source(arguments.audio, rate)
+        trials = read_trials(arguments.trials)
+        source = open_source(arguments.audio, rate)
         if reason := why_no_error_rate(trials):
             raise ValueError(f"{arguments.trials}: {reason}")
     if arguments.speech:
-        speech, kind = [read_audio(one, sample_rate=rate) for one in arguments.speech], "recordings"
+        speech = [read_audio(one, sample_rate=rate) for one in arguments.speech]
+        kind = "recordings"
     elif trials is not None:
-        speech, kind = [source.read(name) for name in list(trials.names)[:NUM_COMPARED]], "recordings of the list"
+        speech = [source.read(name) for name in list(trials.names)[:NUM_COMPARED]]
+        kind = "recordings of the list"
     else:
-        speech, kind = synthetic_speech(NUM_COMPARED, rate), "synthetic voices"
+        speech = synthetic_speech(NUM_COMPARED, rate)
+        kind = "synthetic voices"
     parity, *rounded = export_model(
         arguments.model, path, speech=speech, int8=arguments.int8, runtime=arguments.runtime
     )
     written = f"{path}: {FORMATS[path.suffix][0]}, {human_bytes(path.stat().st_size)}"
     lines = [written, f"compared on {kind}: {parity}", *(f"after int8: {one}" for one in rounded)]
     if plda_of(model.contents):
-        lines.append("this model scores by PLDA, which the file contains; dot products are not its scores")
+        lines.append(
+            "this model scores by PLDA, which the file contains; dot products are not its scores"
+        )
     if trials is not None:
         small = ExportedEmbedder(open_onnx(path.read_bytes()), rate, model.net.min_samples)
         before, after = (_eer_percent(one, model, trials, source) for one in (model.net, small))
         lines.append(
-            f"EER of {len(trials):,} trials of {trials.source}: {before:.3f} % in float32, {after:.3f} % in int8 "
-            f"({after - before:+.3f})"
+            f"EER of {len(trials):,} trials of {trials.source}: {before:.3f} % in float32, "
+            f"{after:.3f} % in int8 ({after - before:+.3f})"
         )
     elif rounded:
-        lines.append("the EER of int8 was not measured; measure it with --trials LIST --audio FOLDER")
+        lines.append(
+            "the EER of int8 was not measured; measure it with --trials LIST --audio FOLDER"
+        )
     return lines
 
 
@@ -153,7 +217,9 @@ def synthetic_speech(count: int, sample_rate: int) -> list[np.ndarray]:
         generator = numpy_generator(0, SPEECH_STREAM, number)
         tracks = lay_out(draw_phones(generator, SYNTHETIC_SYLLABLES + number), generator)
         sentence = synthesise(draw_voice(generator), tracks, generator)
-        speech.append(audio_of_array(0.3 * sentence / np.abs(sentence).max(), SAMPLE_RATE, sample_rate))
+        speech.append(
+            audio_of_array(0.3 * sentence / np.abs(sentence).max(), SAMPLE_RATE, sample_rate)
+        )
     return speech
 
 
@@ -165,10 +231,15 @@ class ExportedEmbedder:
     sample_rate: int
     min_samples: int
 
-    def embed(self, waveforms: Tensor, lengths: Tensor | None = None, *, sample_rate: int) -> Tensor:
+    def embed(
+        self, waveforms: Tensor, lengths: Tensor | None = None, *, sample_rate: int
+    ) -> Tensor:
         """(batch, samples) to (batch, dim)."""
         whole = [waveforms.shape[1]] * len(waveforms) if lengths is None else lengths.tolist()
-        rows = [self.run(row[None, :length].numpy())[0] for row, length in zip(waveforms, whole, strict=True)]
+        rows = [
+            self.run(row[None, :length].numpy())[0]
+            for row, length in zip(waveforms, whole, strict=True)
+        ]
         return torch.from_numpy(np.concatenate(rows))
 
 

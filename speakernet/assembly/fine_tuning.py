@@ -1,7 +1,8 @@
 """The stages of a run and its optional initial model.
 
-The run starts from the initial model's network, and the two are compared at the end. Each stage continues training with
-its own options, all but the first in a subfolder of the run. The table of learning rates and margins needs no data.
+The run starts from the initial model's network, and the two are compared at the end. Each stage
+continues training with its own options, all but the first in a subfolder of the run. The table of
+learning rates and margins needs no data.
 """
 
 import contextlib
@@ -47,15 +48,19 @@ logger = logging.getLogger(__name__)
 KEPT_FACTS = ("imported_from", "licence", "trained_on", "initial_model")
 """Facts of a model file that also apply to models made from it."""
 FREE = frozenset({"frontend.dither", "frontend.energy_floor_db"})
-"""Options that may differ from an initial model: training noise, and the floor that narrow-band recordings need."""
+"""Options that may differ from an initial model: training noise, and the floor that narrow-band
+recordings need."""
 # Imported late, because few runs have a teacher.
 TEACHER = Component(LossOptions, "speakernet.assembly.teaching:add_teacher")
 STAGE_STREAM = 104
-"""With the run's seed, the key of the random draws of the second stage; later stages use the next numbers."""
+"""With the run's seed, the key of the random draws of the second stage; later stages use the next
+numbers."""
 
 
 def settings_of_file(path: Path) -> dict[str, Any]:
-    """The network of a model file as dotted configuration keys; empty for another program's file."""
+    """The network of a model file as dotted configuration keys; empty for another program's
+    file.
+    """
     contents = read_checkpoint(path)
     return _settings(contents) if is_model_file(contents) else {}
 
@@ -72,22 +77,29 @@ def _settings(spec: Mapping[str, Any]) -> dict[str, Any]:
         "frontend": {"name": spec["front_end"]["name"], **spec["front_end"]["options"]},
         "data": {"sample_rate": spec["sample_rate"]},
     }
-    return {f"{section}.{name}": value for section, values in sections.items() for name, value in values.items()}
+    return {
+        f"{section}.{name}": value
+        for section, values in sections.items()
+        for name, value in values.items()
+    }
 
 
 def refuse_other_network(config: Config, net: SpeakerNet) -> dict[str, str]:
     """Refuse an initial model that is missing or whose network contradicts the configuration.
 
-    Returns its checksum under a label, which lets the ranks compare it; empty without an initial model, and for a
-    resumed run, which has its own weights.
+    Returns its checksum under a label, which lets the ranks compare it; empty without an initial
+    model, and for a resumed run, which has its own weights.
     """
-    # Rank 0 writes the run folder; other machines may not see it. Every rank must take part, with or without a model.
+    # Rank 0 writes the run folder; other machines may not see it. Every rank must take part, with
+    # or without a model.
     is_resumed = distributed.from_main((Path(config.training.save_path) / LAST).exists)
     if is_resumed or not config.training.initial_model:
         return {}
     path = Path(config.training.initial_model)
     if not path.is_file():
-        raise ConfigError(f"training.initial_model: no such file {path}; give a model file such as best.pt")
+        raise ConfigError(
+            f"training.initial_model: no such file {path}; give a model file such as best.pt"
+        )
     contents = read_checkpoint(path)
     if not is_model_file(contents):
         # Late: only files of other toolkits need their importers.
@@ -96,25 +108,34 @@ def refuse_other_network(config: Config, net: SpeakerNet) -> dict[str, str]:
         # Called only to refuse early, before the lists are read.
         translate(contents, net, path)
     else:
-        found, ours = _settings(contents), _settings(net.spec())
+        found = _settings(contents)
+        ours = _settings(net.spec())
         # If the front ends differ, options that ours lacks are skipped; the name is reported.
-        others = [name for name in found if found[name] != ours.get(name, found[name]) and name not in FREE]
+        others = [
+            name
+            for name in found
+            if found[name] != ours.get(name, found[name]) and name not in FREE
+        ]
         if others:
             # If the model differs, so do its sizes; naming the model is enough.
             listed = others[:1] if others[0] == "model.name" else others
             differing = "; ".join(
-                f"{name} is {found[name]} in the file, {ours[name]} in the configuration" for name in listed
+                f"{name} is {found[name]} in the file, {ours[name]} in the configuration"
+                for name in listed
             )
             raise ConfigError(
-                f"training.initial_model: {path} differs from the configuration: {differing}. Remove "
-                f"{', '.join(listed)} from the configuration; {'it is' if len(listed) == 1 else 'they are'} read from "
-                f"{path.name}"
+                f"training.initial_model: {path} differs from the configuration: {differing}. "
+                f"Remove {', '.join(listed)} from the configuration; "
+                f"{'it is' if len(listed) == 1 else 'they are'} read from {path.name}"
             )
     return {"training.initial_model (SHA-256)": sha256_of(path)}
 
 
-def begin_with_initial_model(config: Config, net: SpeakerNet, loss: nn.Module, speakers: int) -> dict[str, Any] | None:
-    """Load the initial model into the network, and its head into the loss if the speakers (a checksum) are the same.
+def begin_with_initial_model(
+    config: Config, net: SpeakerNet, loss: nn.Module, speakers: int
+) -> dict[str, Any] | None:
+    """Load the initial model into the network, and its head into the loss if the speakers (a
+    checksum) are the same.
 
     Returns facts about it for the model files of the run; a resumed run already has them.
     """
@@ -125,7 +146,9 @@ def begin_with_initial_model(config: Config, net: SpeakerNet, loss: nn.Module, s
         return found and (found[0], (found[1].get("training_summary") or {}).get("initial_model"))
 
     if resumed := distributed.from_main(own):
-        logger.info("initial model %s is not read, because the run resumes from %s", path, resumed[0])
+        logger.info(
+            "initial model %s is not read, because the run resumes from %s", path, resumed[0]
+        )
         return resumed[1]  # type: ignore[no-any-return]
     load_initial_weights(net, loss, path, speakers=speakers)
     contents = read_checkpoint(path)
@@ -144,25 +167,28 @@ def compared_with_initial_model(
 
     Both are scored in the same way and compared on the same draws of speakers.
     """
-    path, results = Path(config.training.initial_model), evaluation.results
+    path = Path(config.training.initial_model)
+    results = evaluation.results
     if results.eer_percent is None or evaluation.speakers is None:
         return evaluation
-    before, best = summary.get("initial_eer_percent"), summary["best_eer_percent"]
+    before = summary.get("initial_eer_percent")
+    best = summary["best_eer_percent"]
     stage = f" of the {summary['best_stage']}" if summary["best_stage"] else ""
     stayed_best = summary["best_epoch"] == 0 and not stage
     values: dict[str, Any] = {"file": path.name, "stayed_best": stayed_best}
-    sentences, added = [], []
+    sentences = []
+    added = []
     if before is not None and not stayed_best:
         sentences.append(
-            f"held-out EER: {before:.2f} % with the initial model (epoch 0), {best:.2f} % with best.pt "
-            f"(epoch {summary['best_epoch']}{stage})"
+            f"held-out EER: {before:.2f} % with the initial model (epoch 0), {best:.2f} % with "
+            f"best.pt (epoch {summary['best_epoch']}{stage})"
         )
     if stayed_best:
         # The weights are identical, so there is nothing to compare.
         if before is not None:
             added.append(
-                f"no epoch was better than the initial model on the held-out trials (EER {before:.2f} %): best.pt is "
-                "the initial model itself"
+                "no epoch was better than the initial model on the held-out trials (EER "
+                f"{before:.2f} %): best.pt is the initial model itself"
             )
             sentences += added
     elif all(distributed.gather_objects(path.is_file())):
@@ -174,7 +200,8 @@ def compared_with_initial_model(
             seed=config.runtime.seed,
             priors=config.evaluation.dcf_target_priors,
         )
-        initial, differences = paired.systems[0], paired.differences[0]
+        initial = paired.systems[0]
+        differences = paired.differences[0]
         values |= {
             "sha256": sha256_of(path),
             "eer_percent": initial.eer_percent,
@@ -189,11 +216,15 @@ def compared_with_initial_model(
         # EER and costs are errors, so a positive difference is worse.
         added += [one for one, of in zip(compared, differences, strict=True) if of.value > 0]
     else:
-        added.append(f"the initial model {path} no longer exists, so best.pt was not compared with it")
+        added.append(
+            f"the initial model {path} no longer exists, so best.pt was not compared with it"
+        )
     for one in added:
         logger.warning("%s", one)
     facts = {**values, "sentences": sentences}
-    results = dataclasses.replace(results, initial_model=facts, warnings=[*(results.warnings or []), *added])
+    results = dataclasses.replace(
+        results, initial_model=facts, warnings=[*(results.warnings or []), *added]
+    )
     return dataclasses.replace(evaluation, results=results)
 
 
@@ -212,17 +243,24 @@ def train_stage(
 ) -> tuple[nn.Module, dict[str, Any]]:
     """Train one stage of a run, numbered from 0; return the loss and the stage's summary.
 
-    The first stage builds the loss. A stage resumes when called again, but starts over if earlier stages have trained
-    further since, which shows in `steps`, their total. Loader, optimizer and averages are freed at the end, to leave
-    memory for the next stage.
+    The first stage builds the loss. A stage resumes when called again, but starts over if earlier
+    stages have trained further since, which shows in `steps`, their total. Loader, optimizer and
+    averages are freed at the end, to leave memory for the next stage.
     """
     (name, own), run_folder = list(stages.items())[number], Path(config.training.save_path)
     folders = [run_folder, *(stage_folder(run_folder, n, one) for n, one in enumerate(stages) if n)]
     if loss is not None:
-        # The stage's epochs restart at 0, and with the run's seed they would repeat the draws of the first stage.
+        # The stage's epochs restart at 0, and with the run's seed they would repeat the draws of
+        # the first stage.
         seed = derive_seed(config.runtime.seed, STAGE_STREAM + number - 1) % LARGEST_SEED
         own = replaced(own, runtime={"seed": seed})
-        _hand_over(list(stages.values())[number - 1 : number + 1], net, loss, folders[number - 1 : number + 1], steps)
+        _hand_over(
+            list(stages.values())[number - 1 : number + 1],
+            net,
+            loss,
+            folders[number - 1 : number + 1],
+            steps,
+        )
     if config.training.stage and number < list(stages).index(config.training.stage):
         own = _without_further_epochs(own, folders[number], config.training.stage)
     reserved = reserved_for_training(own, net, inputs.device)
@@ -231,20 +269,32 @@ def train_stage(
         if loss is None:
             loss = build_loss(own, loader.num_classes)
             speakers = loader.identity["speakers"]
-            given = begin_with_initial_model(own, net, loss, speakers) if own.training.initial_model else None
+            given = (
+                begin_with_initial_model(own, net, loss, speakers)
+                if own.training.initial_model
+                else None
+            )
             if own.loss.teacher:
                 TEACHER.load()(own, loss, inputs)
             stage = Stage(given=given, chosen_by=chosen_by, on_start=on_start)
         else:
-            best = distributed.from_main(lambda: read_own_checkpoint(run_folder / BEST)["training_summary"])
+            best = distributed.from_main(
+                lambda: read_own_checkpoint(run_folder / BEST)["training_summary"]
+            )
             stage = Stage("", "", steps, best.get("initial_model"), chosen_by, on_start)
         if name:
-            more = "--training.large_margin_epochs {}" if name == LARGE_MARGIN else f"epochs: {{}} in the {name} stage"
+            more = (
+                "--training.large_margin_epochs {}"
+                if name == LARGE_MARGIN
+                else f"epochs: {{}} in the {name} stage"
+            )
             stage = dataclasses.replace(stage, name=f"{name} stage", more_epochs=more)
             logger.info(
                 "%s: %s, crops of %d frames, learning rate %g",
-                *(stage.name, counted(own.training.max_epochs, "epoch")),
-                *(own.data.crop_frames, own.optimizer.learning_rate),
+                stage.name,
+                counted(own.training.max_epochs, "epoch"),
+                own.data.crop_frames,
+                own.optimizer.learning_rate,
             )
         trainer = build_trainer(
             own,
@@ -267,13 +317,19 @@ def train_stage(
     return loss, summary
 
 
-def _hand_over(configs: Sequence[Config], net: nn.Module, loss: nn.Module, folders: Sequence[Path], steps: int) -> None:
-    """Prepare network and loss for a stage; `configs` and `folders` are those of the previous stage and of this one."""
-    # The previous stage's loader, corpus, optimizer and averages form reference cycles, which Python frees late.
+def _hand_over(
+    configs: Sequence[Config], net: nn.Module, loss: nn.Module, folders: Sequence[Path], steps: int
+) -> None:
+    """Prepare network and loss for a stage; `configs` and `folders` are those of the previous stage
+    and of this one.
+    """
+    # The previous stage's loader, corpus, optimizer and averages form reference cycles, which
+    # Python frees late.
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    options, head = getattr(configs[1].loss, "classification", configs[1].loss), getattr(loss, "head", loss)
+    options = getattr(configs[1].loss, "classification", configs[1].loss)
+    head = getattr(loss, "head", loss)
     for option in OF_A_STAGE["loss"]:
         if hasattr(options, option):
             setattr(head, option, getattr(options, option))
@@ -288,17 +344,21 @@ def _without_further_epochs(config: Config, folder: Path, wanted: str) -> Config
     epochs = found[1]["training"]["state"]["epoch"] if found else 0
     if not epochs:
         raise ConfigError(
-            f"--stage {wanted} starts from the model of the previous stage, but {folder} has no finished epoch; "
-            "train that stage first, or leave --stage out"
+            f"--stage {wanted} starts from the model of the previous stage, but {folder} has no "
+            "finished epoch; train that stage first, or leave --stage out"
         )
     return replaced(config, training={"max_epochs": epochs})
 
 
 def _load_evaluated_weights(config: Config, net: nn.Module, loss: nn.Module, folder: Path) -> None:
-    """Load the average of checkpoints or the moving average, if the previous stage was evaluated with one."""
+    """Load the average of checkpoints or the moving average, if the previous stage was evaluated
+    with one.
+    """
     training = config.training
     if training.average_checkpoints:
-        contents = distributed.from_main(lambda: read_own_checkpoint(folder / CHECKPOINTS / AVERAGE))
+        contents = distributed.from_main(
+            lambda: read_own_checkpoint(folder / CHECKPOINTS / AVERAGE)
+        )
         # State that a model file does not hold (the position in keyed draws) is kept.
         net.load_state_dict({**net.state_dict(), **contents["weights"]})
         loss.load_state_dict(contents["head"])
@@ -317,28 +377,38 @@ def _set_aside_older(folder: Path, steps: int) -> None:
     before = found[1].get("training", {}).get("first_stage_steps") if found else None
     if before not in (None, steps):
         logger.warning(
-            "%s was trained after step %d of the earlier stages, but they have since reached step %d, so this stage "
-            "starts over; its old folder is moved to %s",
-            *(folder, before, steps, move_aside(folder).name),
+            "%s was trained after step %d of the earlier stages, but they have since reached step "
+            "%d, so this stage starts over; its old folder is moved to %s",
+            folder,
+            before,
+            steps,
+            move_aside(folder).name,
         )
 
 
 def adopt_better(best: Path, candidate: Path, stage: str, *, is_wanted: bool) -> None:
-    """Replace the model file `best` with a stage's `candidate` if its EER is lower or `is_wanted`; log which."""
+    """Replace the model file `best` with a stage's `candidate` if its EER is lower or `is_wanted`;
+    log which.
+    """
     before, after = (read_own_checkpoint(path)["training_summary"] for path in (best, candidate))
-    eer_before, eer_after = before["best_eer_percent"], after["best_eer_percent"]
+    eer_before = before["best_eer_percent"]
+    eer_after = after["best_eer_percent"]
     if before == after:
         logger.info("%s: EER %.2f %%; best.pt is already this model", stage, eer_after)
         return
     is_better = is_wanted or eer_after < eer_before
     verdict = "replaced" if is_better else "kept"
-    logger.info("%s: EER %.2f %%; best.pt with %.2f %% is %s", stage, eer_after, eer_before, verdict)
+    logger.info(
+        "%s: EER %.2f %%; best.pt with %.2f %% is %s", stage, eer_after, eer_before, verdict
+    )
     if is_better:
         place(candidate, best)
 
 
 class ScheduledEpoch(NamedTuple):
-    """Learning rate and margin (if the loss has one) at the start and end of an epoch, counted from 1."""
+    """Learning rate and margin (if the loss has one) at the start and end of an epoch, counted from
+    1.
+    """
 
     stage: str
     epoch: int
@@ -347,15 +417,20 @@ class ScheduledEpoch(NamedTuple):
 
 
 def scheduled_epochs(config: Config) -> list[ScheduledEpoch]:
-    """For each stage, the first and last epochs, the end of warm-up, and start, middle and end of the margin ramp."""
+    """For each stage, the first and last epochs, the end of warm-up, and start, middle and end of
+    the margin ramp.
+    """
     found = []
     for name, stage in stages_of(config).items():
-        # One step per epoch, because schedules count in epochs; two speakers, because no list is read.
+        # One step per epoch, because schedules count in epochs; two speakers, because no list is
+        # read.
         rate, margin = build_schedules(stage, build_loss(stage, 2), steps_per_epoch=1)
-        schedule, last = stage.schedule, stage.training.max_epochs - 1
+        schedule = stage.schedule
+        last = stage.training.max_epochs - 1
         epochs = {0, last, max(0, math.ceil(schedule.warmup_epochs) - 1)}
         if schedule.margin != "constant":
-            begin, end = schedule.margin_begin_epoch, schedule.margin_end_epoch
+            begin = schedule.margin_begin_epoch
+            end = schedule.margin_end_epoch
             epochs |= {int(begin), int((begin + end) / 2), math.ceil(end) - 1, math.ceil(end)}
         # A ramp may end after the run does.
         for one in sorted(epochs & set(range(last + 1))):
@@ -369,8 +444,13 @@ def schedule_table(config: Config) -> str:
     rows = [("epoch", "learning rate", "margin")]
     for one in scheduled_epochs(config):
         name = f"{one.epoch} of the {one.stage} stage" if one.stage else str(one.epoch)
-        rows.append((name, _span(one.learning_rates), _span(one.margins) if one.margins else "none"))
-    note = "plateau: multiplies the rate by schedule.decay whenever the EER stops falling, which is not shown here"
+        rows.append(
+            (name, _span(one.learning_rates), _span(one.margins) if one.margins else "none")
+        )
+    note = (
+        "plateau: multiplies the rate by schedule.decay whenever the EER stops falling, which "
+        "is not shown here"
+    )
     return "\n".join([*text_table(rows), *([note] if config.schedule.name == "plateau" else [])])
 
 

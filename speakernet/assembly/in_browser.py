@@ -1,4 +1,6 @@
-"""The files with which the page of `speakernet serve --in-browser` runs a model: its graph and onnxruntime-web."""
+"""The files with which the page of `speakernet serve --in-browser` runs a model: its graph and
+onnxruntime-web.
+"""
 
 import logging
 import tempfile
@@ -16,16 +18,24 @@ logger = logging.getLogger(__name__)
 
 
 def page_files(model_path: Path, folder: Path) -> dict[str, bytes]:
-    """URL -> contents: the graph, checked as in `export`, and the runtime from the folder `dist` of onnxruntime-web."""
+    """URL -> contents: the graph, checked as in `export`, and the runtime from the folder `dist` of
+    onnxruntime-web.
+    """
     if missing := [name for name in RUNTIME if not (folder / name).is_file()]:
         raise FileError(
-            f"{folder} has no {missing[0]}; expected the folder `dist` of onnxruntime-web: run `npm pack "
-            "onnxruntime-web` and `tar xf onnxruntime-web-*.tgz package/dist`, then give --in-browser package/dist"
+            f"{folder} has no {missing[0]}; expected the folder `dist` of onnxruntime-web: run "
+            "`npm pack onnxruntime-web` and `tar xf onnxruntime-web-*.tgz package/dist`, then give "
+            "--in-browser package/dist"
         )
     if plda_of(load_model_file(model_path).contents) is not None:
-        raise ValueError(f"{model_path} scores with PLDA, which the page cannot do; serve it without --in-browser")
+        raise ValueError(
+            f"{model_path} scores with PLDA, which the page cannot do; serve it without "
+            "--in-browser"
+        )
     logger.info("exporting %s for the browser", model_path)
     with tempfile.TemporaryDirectory(prefix="speakernet-serve-") as made:
         graph = Path(made) / GRAPH
         export_model(model_path, graph, speech=synthetic_speech(NUM_COMPARED, SAMPLE_RATE))
-        return {path.name: path.read_bytes() for path in (graph, *(folder / name for name in RUNTIME))}
+        return {
+            path.name: path.read_bytes() for path in (graph, *(folder / name for name in RUNTIME))
+        }

@@ -1,7 +1,7 @@
 """The inputs of a run: paths, lists, audio, voices and device, each read or chosen once.
 
-Stages, checks, validation, evaluation, mean embedding and cohort share them, because reading a list of a million rows
-takes a second, and reading its audio headers takes minutes.
+Stages, checks, validation, evaluation, mean embedding and cohort share them, because reading a list
+of a million rows takes a second, and reading its audio headers takes minutes.
 """
 
 import dataclasses
@@ -18,7 +18,13 @@ import torch
 from speakernet.config import Config, ConfigError
 from speakernet.corpora.synthetic import make_corpus
 from speakernet.data.batches import speed_fractions
-from speakernet.data.lists import TrainingList, TrialList, audio_folder_of, read_training_list, read_trials
+from speakernet.data.lists import (
+    TrainingList,
+    TrialList,
+    audio_folder_of,
+    read_training_list,
+    read_trials,
+)
 from speakernet.data.lookup import LONG_LIST_BYTES, LookupTable, mapped_training_list
 from speakernet.data.opening import open_source
 from speakernet.data.sampling import Voices
@@ -27,7 +33,9 @@ from speakernet.parallel import distributed
 
 logger = logging.getLogger(__name__)
 
-HEADER_THREADS = 16  # more than cores, because reading headers waits for the disk, especially a remote one
+HEADER_THREADS = (
+    16  # more than cores, because reading headers waits for the disk, especially a remote one
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,11 +60,14 @@ class TrialInput:
 
 
 class Inputs:
-    """The lists and audio of a run, each read on first use; empty audio paths default to the list's folder."""
+    """The lists and audio of a run, each read on first use; empty audio paths default to the list's
+    folder.
+    """
 
     def __init__(self, config: Config, device: torch.device) -> None:
         self.device = device
-        self._data, self._seed = with_default_paths(config).data, config.runtime.seed
+        self._data = with_default_paths(config).data
+        self._seed = config.runtime.seed
         self._open = functools.partial(
             open_source,
             sample_rate=self._data.sample_rate,
@@ -72,7 +83,9 @@ class Inputs:
 
     @functools.cached_property
     def validation(self) -> TrialInput:
-        """The trials that choose the best checkpoint: of held-out speakers, or of data.validation_list."""
+        """The trials that choose the best checkpoint: of held-out speakers, or of
+        data.validation_list.
+        """
         if self._data.validation_speakers:
             return self._held_out[1]
         return self.trial_input(self._data.validation_list, self._data.validation_path)
@@ -85,10 +98,16 @@ class Inputs:
     def beside(self, given: TrialInput) -> dict[str, TrialInput]:
         """The lists of data.test_lists by name, except the given one and missing optional ones."""
         own = id(given.trials), id(given.source)
-        return {name: one for name, one in self._named.items() if (id(one.trials), id(one.source)) != own}
+        return {
+            name: one
+            for name, one in self._named.items()
+            if (id(one.trials), id(one.source)) != own
+        }
 
     def checksums(self, *, of_training: bool = True) -> dict[str, str]:
-        """Checksums of the test lists and their audio, and of the training run's other lists, by option."""
+        """Checksums of the test lists and their audio, and of the training run's other lists, by
+        option.
+        """
         found = {
             "data.test_list (SHA-256)": self.test.trials.sha256,
             "the audio of data.test_path": self.test.source.identity,
@@ -99,7 +118,8 @@ class Inputs:
                 found[f"the audio of data.test_lists.{name}"] = one.source.identity
         if not of_training:
             return found
-        training, validation = self.training, self.validation
+        training = self.training
+        validation = self.validation
         lengths = zlib.crc32(training.table.num_samples.astype(np.int64).data)
         return found | {
             "data.train_list (SHA-256)": training.rows.sha256,
@@ -122,8 +142,12 @@ class Inputs:
     def trial_input(self, path: str | Path, root: str | Path = "") -> TrialInput:
         """Any trial list, with its audio below `root` (default: `lists.audio_folder_of`)."""
         if not path:
-            raise ConfigError("no trial list: set data.test_list (--test_list FILE), or data.validation_list")
-        return TrialInput(self._once(read_trials, path), self._once(self._open, root or audio_folder_of(path)))
+            raise ConfigError(
+                "no trial list: set data.test_list (--test_list FILE), or data.validation_list"
+            )
+        return TrialInput(
+            self._once(read_trials, path), self._once(self._open, root or audio_folder_of(path))
+        )
 
     @functools.cached_property
     def _named(self) -> dict[str, TrialInput]:
@@ -134,9 +158,16 @@ class Inputs:
             given = self.trial_input(one.list, one.path) if is_here else None
             if given is None or (one.optional and len(given.source.missing(given.trials.names))):
                 missing = f"{one.list} or some of its recordings in {one.path}"
-                logger.warning("data.test_lists: leaving out %s, which is optional: cannot find %s", name, missing)
+                logger.warning(
+                    "data.test_lists: leaving out %s, which is optional: cannot find %s",
+                    name,
+                    missing,
+                )
             elif given.trials.labels is None:
-                raise ConfigError(f"data.test_lists: {name} ({one.list}) has no labels; give a labelled trial list")
+                raise ConfigError(
+                    f"data.test_lists: {name} ({one.list}) has no labels; give a labelled trial "
+                    "list"
+                )
             else:
                 found[name] = given
         return found
@@ -149,8 +180,13 @@ class Inputs:
         # Late: only training on several corpora needs it.
         from speakernet.data.joined import join
 
-        given = {name: self.training_input(one.train_list, one.train_path) for name, one in self._data.corpora.items()}
-        return TrainingInput(*join({name: (one.rows, one.source) for name, one in given.items()}, self._data))
+        given = {
+            name: self.training_input(one.train_list, one.train_path)
+            for name, one in self._data.corpora.items()
+        }
+        return TrainingInput(
+            *join({name: (one.rows, one.source) for name, one in given.items()}, self._data)
+        )
 
     @functools.cached_property
     def _held_out(self) -> tuple[TrainingInput, TrialInput]:
@@ -160,7 +196,9 @@ class Inputs:
 
         given = self._listed
         found = hold_out(given.rows, self._data.validation_speakers, self._seed)
-        logger.info("%s: %d trials choose the best checkpoint", found.trials.source, len(found.trials))
+        logger.info(
+            "%s: %d trials choose the best checkpoint", found.trials.source, len(found.trials)
+        )
         return TrainingInput(found.training, given.source), TrialInput(found.trials, given.source)
 
     def _once(self, read: Callable[[str | Path], Any], path: str | Path) -> Any:
@@ -172,13 +210,20 @@ class Inputs:
 
 
 def make_synthetic_corpus(config: Config) -> Config:
-    """Make the configured synthetic corpus if it does not exist, and use it for empty lists and paths."""
-    data, augment, folder = config.data, config.augment, config.data.synthetic_corpus
-    lists = [data.train_list or next((one.train_list for one in data.corpora.values()), ""), data.test_list]
+    """Make the configured synthetic corpus if it does not exist, and use it for empty lists and
+    paths.
+    """
+    data = config.data
+    augment = config.augment
+    folder = config.data.synthetic_corpus
+    lists = [
+        data.train_list or next((one.train_list for one in data.corpora.values()), ""),
+        data.test_list,
+    ]
     if not folder or (all(lists) and not any(Path(folder) in Path(one).parents for one in lists)):
         return config
-    # Rank 0 first, then one rank of each machine, which may have its own disk: two concurrent writers would mistake
-    # each other's files for those of a killed run.
+    # Rank 0 first, then one rank of each machine, which may have its own disk: two concurrent
+    # writers would mistake each other's files for those of a killed run.
     made = None
     for has_turn in (distributed.is_main(), distributed.local_rank() == 0, True):
         if has_turn and made is None:
@@ -186,7 +231,8 @@ def make_synthetic_corpus(config: Config) -> Config:
         distributed.barrier()
     assert made is not None, "every rank has the last turn"
     paths = {
-        # The user's own list is never combined with the corpus's audio, because no check would detect that mistake.
+        # The user's own list is never combined with the corpus's audio, because no check would
+        # detect that mistake.
         "train_path": data.train_path or ("" if lists[0] else str(made.train_path)),
         "test_path": data.test_path or ("" if data.test_list else str(made.test_path)),
         "train_list": data.train_list or ("" if lists[0] else str(made.train_list)),
@@ -202,7 +248,8 @@ def make_synthetic_corpus(config: Config) -> Config:
 
 
 def with_default_paths(config: Config) -> Config:
-    """Fill in empty paths: audio folders default to the folder of their list, test and validation list to each other.
+    """Fill in empty paths: audio folders default to the folder of their list, test and validation
+    list to each other.
 
     With held-out speakers there is no validation list.
     """
@@ -212,7 +259,9 @@ def with_default_paths(config: Config) -> Config:
     if not data.validation_list and not data.validation_speakers:
         data.validation_list, data.validation_path = data.test_list, data.test_path
     data.test_lists = {
-        name: one.model_copy(update={"path": one.path or data.test_path or str(audio_folder_of(one.list))})
+        name: one.model_copy(
+            update={"path": one.path or data.test_path or str(audio_folder_of(one.list))}
+        )
         for name, one in data.test_lists.items()
     }
     for kind in ("train", "validation", "test"):
@@ -222,7 +271,9 @@ def with_default_paths(config: Config) -> Config:
 
 
 def voices_of(config: Config) -> Voices:
-    """The speeds and vocal-tract warps to train on; without augmentation, only the recorded voice."""
+    """The speeds and vocal-tract warps to train on; without augmentation, only the recorded
+    voice.
+    """
     augment = config.augment
     if not augment.enabled:
         return Voices()

@@ -1,7 +1,8 @@
-"""Published speaker models by name: fetched once, checked, and converted to model files in the cache.
+"""Published speaker models by name: fetched once, checked, and converted to model files in the
+cache.
 
-A name is an entry of published.yaml, or a Hugging Face hub repository written by `speakernet push`. The importers read
-the checkpoints of published.yaml without running code from them.
+A name is an entry of published.yaml, or a Hugging Face hub repository written by `speakernet push`.
+The importers read the checkpoints of published.yaml without running code from them.
 """
 
 import functools
@@ -48,7 +49,16 @@ verifier.verify("a.wav", "b.wav", threshold=0.4)
 """
 NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+(@[\w.-]+)?")
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".model", ".safetensors", ".onnx")
-IN_CARD = ("licence", "trained_on", "imported_from", "address", "sha256", "initial_model", "best_eer_percent", "epoch")
+IN_CARD = (
+    "licence",
+    "trained_on",
+    "imported_from",
+    "address",
+    "sha256",
+    "initial_model",
+    "best_eer_percent",
+    "epoch",
+)
 
 
 def load(
@@ -57,14 +67,16 @@ def load(
     """Load a model file, or a published model by name, ready to use.
 
     Args:
-        path: such as `exps/exp01/best.pt`, `wespeaker/resnet34-LM` (`speakernet models` lists the names), or a
-            repository of the Hugging Face hub that holds a model file (`owner/name`, `owner/name@revision`).
+        path: such as `exps/exp01/best.pt`, `wespeaker/resnet34-LM` (`speakernet models` lists the
+            names), or a repository of the Hugging Face hub that holds a model file (`owner/name`,
+            `owner/name@revision`).
         device: `cpu`, `cuda`, `cuda:1`, …; `auto` uses a GPU if there is one.
-        local_rank: number of the process on this machine, if there are several; `auto` uses the GPU with this number.
+        local_rank: number of the process on this machine, if there are several; `auto` uses the GPU
+            with this number.
 
     Raises:
-        ValueError: the file is not a model file, is damaged or too new; the device is missing; or the name is unknown,
-            cannot be fetched or has the wrong SHA-256.
+        ValueError: the file is not a model file, is damaged or too new; the device is missing; or
+            the name is unknown, cannot be fetched or has the wrong SHA-256.
     """
     return verifier.load(path_of(path), device, local_rank)
 
@@ -72,7 +84,12 @@ def load(
 @functools.cache
 def catalogue() -> dict[str, dict[str, Any]]:
     """The published models by name, from published.yaml."""
-    return dict(read_yaml(resources.files(__package__).joinpath("published.yaml").read_text("utf-8"), "published.yaml"))
+    return dict(
+        read_yaml(
+            resources.files(__package__).joinpath("published.yaml").read_text("utf-8"),
+            "published.yaml",
+        )
+    )
 
 
 def cached(name: str) -> Path:
@@ -81,8 +98,11 @@ def cached(name: str) -> Path:
 
 
 def path_of(name: str | Path) -> Path:
-    """Return a path unchanged; for a name, return the path of its model file, fetching it if necessary."""
-    path, text = Path(name), str(name)
+    """Return a path unchanged; for a name, return the path of its model file, fetching it if
+    necessary.
+    """
+    path = Path(name)
+    text = str(name)
     is_of_hub = NAME.fullmatch(text) and path.suffix not in SUFFIXES and not path.parent.exists()
     return fetch(text) if not path.exists() and (is_of_hub or text in catalogue()) else path
 
@@ -95,19 +115,24 @@ def fetch(name: str) -> Path:
         file, of_hub = _in_repository(name, repository, revision or "main", [MODEL_FILE])
         _checked(file, of_hub, name)
         return file
-    entry, target = lookup(catalogue(), name, "published model"), cached(name)
+    entry = lookup(catalogue(), name, "published model")
+    target = cached(name)
     with exclusive(target.parent, waits=True):
         if target.is_file():
             return target
         if "hub" in entry:
             file, of_hub = _in_repository(name, entry["hub"], "main", entry["files"])
         else:
-            file, of_hub = _from_address(name, entry, target), ""
-        # The expected SHA-256 is the published one, or that of the first fetch; for the first fetch, the hub's.
+            file = _from_address(name, entry, target)
+            of_hub = ""
+        # The expected SHA-256 is the published one, or that of the first fetch; for the first
+        # fetch, the hub's.
         note = target.with_suffix(".sha256")
         first = note.read_text("utf-8").strip() if note.is_file() else of_hub
         found = _checked(file, entry.get("sha256") or first, name)
-        net, _ = import_network(PUBLISHED[entry["importer"]], entry["model"], read_checkpoint(file), file)
+        net, _ = import_network(
+            PUBLISHED[entry["importer"]], entry["model"], read_checkpoint(file), file
+        )
         with atomic_write(note) as kept:
             kept.write(found)
         facts = {
@@ -116,19 +141,29 @@ def fetch(name: str) -> Path:
             "licence": entry.get("licence", "not given"),
             **{"trained_on": entry["trained_on"], "published_eer_percent": entry.get("eer", {})},
         }
-        write_checkpoint(target, model_file_contents(net, loss_normalizes=True, training_summary=facts))
+        write_checkpoint(
+            target, model_file_contents(net, loss_normalizes=True, training_summary=facts)
+        )
         if "hub" not in entry:
             file.unlink()
     return target
 
 
-def _in_repository(name: str, repository: str, revision: str, files: Sequence[str]) -> tuple[Path, str]:
-    """The first of `files` that a hub repository has, as a path in the hub's cache, and the hub's SHA-256 of it."""
+def _in_repository(
+    name: str, repository: str, revision: str, files: Sequence[str]
+) -> tuple[Path, str]:
+    """The first of `files` that a hub repository has, as a path in the hub's cache, and the hub's
+    SHA-256 of it.
+    """
     what = name if name == repository else f"{name}: {repository}"
-    folder = importlib.import_module("speakernet.models.hub").snapshot(repository, revision, files, what)
+    folder = importlib.import_module("speakernet.models.hub").snapshot(
+        repository, revision, files, what
+    )
     file = next((folder / one for one in files if (folder / one).is_file()), None)
     if file is None:
-        raise CheckpointError(f"{name}: the repository {repository} has no {' or '.join(files)}; check the name")
+        raise CheckpointError(
+            f"{name}: the repository {repository} has no {' or '.join(files)}; check the name"
+        )
     # The hub's cache names a large file by its SHA-256.
     blob = file.resolve().name
     return file, blob if re.fullmatch("[0-9a-f]{64}", blob) else ""
@@ -138,15 +173,20 @@ def _from_address(name: str, entry: Mapping[str, Any], target: Path) -> Path:
     """Download a checkpoint from its URL, next to its target, resuming an interrupted download."""
     if importlib.import_module("huggingface_hub.constants").HF_HUB_OFFLINE:
         raise CheckpointError(
-            f"{name} is not in the cache ({target}), and HF_HUB_OFFLINE is set; fetch it once with network access"
+            f"{name} is not in the cache ({target}), and HF_HUB_OFFLINE is set; fetch it once with "
+            "network access"
         )
-    file = RemoteFile(f"{target.stem}.fetched", (entry["url"],), None, entry.get("bytes", 0), entry["url"])
+    file = RemoteFile(
+        f"{target.stem}.fetched", (entry["url"],), None, entry.get("bytes", 0), entry["url"]
+    )
     with Bar(f"fetch {name}", entry.get("bytes"), "B") as bar:
         return download_file(file, Folder(target.parent), DownloadOptions(), bar.update)
 
 
 def _checked(file: Path, expected: str, name: str) -> str:
-    """The file's SHA-256; if it differs from `expected` (unless that is empty), move the file aside and refuse it."""
+    """The file's SHA-256; if it differs from `expected` (unless that is empty), move the file aside
+    and refuse it.
+    """
     found = sha256_of(file)
     if expected and found != expected:
         content = file.resolve()
@@ -154,8 +194,8 @@ def _checked(file: Path, expected: str, name: str) -> str:
         # In the hub's cache, the file is a link to its content.
         file.unlink(missing_ok=True)
         raise CheckpointError(
-            f"{name}: {file.name} has SHA-256 {found} instead of {expected} and was moved to {aside}. Fetch it "
-            "again; if it still differs, the publisher has replaced the file"
+            f"{name}: {file.name} has SHA-256 {found} instead of {expected} and was moved to "
+            f"{aside}. Fetch it again; if it still differs, the publisher has replaced the file"
         )
     return found
 
@@ -164,14 +204,22 @@ def push(path: str | Path, name: str, *, licence: str, is_private: bool) -> str:
     """Upload a model file and a model card to a hub repository; return its address."""
     if not NAME.fullmatch(name):
         raise ValueError(f"{name}: expected OWNER/NAME, the name of a repository on the hub")
-    net, contents = (model := load_model_file(path)).net, model.contents
+    net = (model := load_model_file(path)).net
+    contents = model.contents
     summary = (contents.get("training_summary") or {}) | ({"licence": licence} if licence else {})
     facts = [f"- {key.replace('_', ' ')}: {summary[key]}" for key in IN_CARD if summary.get(key)]
     card = CARD.format(
-        **{"name": name, "title": name.partition("/")[2], "model": net.model_name, "dim": net.embedding_dim},
+        **{
+            "name": name,
+            "title": name.partition("/")[2],
+            "model": net.model_name,
+            "dim": net.embedding_dim,
+        },
         **{"rate": net.sample_rate, "parameters": sum(one.numel() for one in net.parameters())},
         licence=summary.get("licence", "not given").lower().replace("not given", "unknown"),
         facts="\n".join(facts),
     )
     files = {MODEL_FILE: Path(path), "README.md": card.encode()}
-    return str(importlib.import_module("speakernet.models.hub").push(name, files, is_private=is_private))
+    return str(
+        importlib.import_module("speakernet.models.hub").push(name, files, is_private=is_private)
+    )

@@ -1,4 +1,6 @@
-"""Prepare a network and its loss for training by several processes: shared batch norm and a sharded head."""
+"""Prepare a network and its loss for training by several processes: shared batch norm and a sharded
+head.
+"""
 
 import logging
 
@@ -19,17 +21,27 @@ from speakernet.training.ranks import SeveralProcesses
 logger = logging.getLogger(__name__)
 
 MIN_SHARDED_CLASSES = 20_000
-"""`loss.sharded: auto` shards from this number of classes on; a smaller head takes little memory and little traffic."""
+"""`loss.sharded: auto` shards from this number of classes on; a smaller head takes little memory
+and little traffic."""
 MIN_CROPS = 32
-"""Crops per process from which `runtime.sync_batch_norm: auto` keeps statistics local, as published recipes do."""
+"""Crops per process from which `runtime.sync_batch_norm: auto` keeps statistics local, as published
+recipes do."""
 
 
-def join_ranks(config: Config, net: nn.Module, loss: nn.Module, device: torch.device) -> SeveralProcesses:
-    """Adapt `net` and `loss` in place to a run of several processes; return what exchanges their gradients."""
+def join_ranks(
+    config: Config, net: nn.Module, loss: nn.Module, device: torch.device
+) -> SeveralProcesses:
+    """Adapt `net` and `loss` in place to a run of several processes; return what exchanges their
+    gradients.
+    """
     shared = choose_shared_norms(config, distributed.world_size())
     # In a later stage, the network may already have shared norms.
     count = synchronize_norms(net, device) if shared.value else 0
-    logger.info("batch norm over the batch of all processes: %s; %s changed", shared, counted(count, "layer"))
+    logger.info(
+        "batch norm over the batch of all processes: %s; %s changed",
+        shared,
+        counted(count, "layer"),
+    )
     if config.runtime.parallel == "fsdp":
         return FullySharded(net, loss, device)
     shard_head(config.loss, loss)
@@ -49,13 +61,19 @@ def choose_sharding(options: LossOptions, num_classes: int, num_processes: int) 
     """Whether each rank keeps only a share of the head, and why."""
     if options.sharded == "off" or not options.has_head:
         return Choice(False, "switched off" if options.has_head else "the loss has no head")
-    several, is_asked = f"{num_classes:,} classes on {num_processes} processes", options.sharded == "on"
-    reason = f"{several}, as configured" if is_asked else f"{several}; worthwhile from {MIN_SHARDED_CLASSES:,}"
+    several = f"{num_classes:,} classes on {num_processes} processes"
+    is_asked = options.sharded == "on"
+    reason = (
+        f"{several}, as configured"
+        if is_asked
+        else f"{several}; worthwhile from {MIN_SHARDED_CLASSES:,}"
+    )
     return Choice(is_asked or num_classes >= MIN_SHARDED_CLASSES, reason)
 
 
 def shard_head(options: LossOptions, loss: nn.Module) -> None:
-    """Shard the head in place, so that each rank keeps a share of the speakers, if configured or worthwhile.
+    """Shard the head in place, so that each rank keeps a share of the speakers, if configured or
+    worthwhile.
 
     Must be called after the whole head is initialised and before the optimizer is built.
     """

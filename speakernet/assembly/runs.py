@@ -16,8 +16,17 @@ import torch
 
 import speakernet
 from speakernet.assembly.evaluation import build_validation, run_evaluation
-from speakernet.assembly.fine_tuning import compared_with_initial_model, refuse_other_network, train_stage
-from speakernet.assembly.inputs import Inputs, chosen_by_validation, make_synthetic_corpus, with_default_paths
+from speakernet.assembly.fine_tuning import (
+    compared_with_initial_model,
+    refuse_other_network,
+    train_stage,
+)
+from speakernet.assembly.inputs import (
+    Inputs,
+    chosen_by_validation,
+    make_synthetic_corpus,
+    with_default_paths,
+)
 from speakernet.assembly.training import build_model, prepare_machine, refuse_impossible
 from speakernet.checkpoint import read_own_checkpoint
 from speakernet.checks import Finding, worst
@@ -35,7 +44,15 @@ from speakernet.models.speaker_net import SpeakerNet
 from speakernet.parallel import distributed
 from speakernet.parallel.distributed import refuse_differences
 from speakernet.random import seed_everything
-from speakernet.run_folder import BEST, EVALUATION_FILES, LAST, PLOTS, evaluation_folder, held, later_stages
+from speakernet.run_folder import (
+    BEST,
+    EVALUATION_FILES,
+    LAST,
+    PLOTS,
+    evaluation_folder,
+    held,
+    later_stages,
+)
 from speakernet.terminal import counted
 from speakernet.training.progress import StopRequest
 from speakernet.training.trackers import TEST_FIGURES, Trackers
@@ -43,9 +60,11 @@ from speakernet.training.trackers import TEST_FIGURES, Trackers
 PLOTS_OF_ERRORS = ("det", "scores", "llrs", "thresholds", "calibration")
 """Plots of the report that are also sent to trackers."""
 READ_AT_START_SECONDS = 3600.0
-"""Trial lists with at most this much audio are decoded before the first step; longer ones are left to the doctor."""
+"""Trial lists with at most this much audio are decoded before the first step; longer ones are left
+to the doctor."""
 SHOWN = ("speakers", "training audio: length", "trials", "trial identity")
-"""Findings shown even if all is well, because they report amounts; the others then go to log.txt only."""
+"""Findings shown even if all is well, because they report amounts; the others then go to log.txt
+only."""
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +81,11 @@ class TrainingOutcome:
 
 
 def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
-    """Train (or resume), evaluate the best checkpoint on the test list, write the report, and mirror the run folder."""
-    config, training = loaded.config, loaded.config.training
+    """Train (or resume), evaluate the best checkpoint on the test list, write the report, and
+    mirror the run folder.
+    """
+    config = loaded.config
+    training = loaded.config.training
     # Before anything else, because ranks that train and ranks that score would wait for each other.
     refuse_differences({"the command": "training", "training.mirror": training.mirror})
     copies: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
@@ -95,38 +117,59 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
         refuse_differences({**inputs.checksums(), **initial_model})
         million = sum(one.numel() for one in net.parameters()) / 1e6
         what = (
-            f"{config.model.name} ({million:.2f} million parameters) for {counted(config.training.max_epochs, 'epoch')}"
+            f"{config.model.name} ({million:.2f} million parameters) for "
+            f"{counted(config.training.max_epochs, 'epoch')}"
         )
         logger.info("training %s in %s; the progress bar shows the time left", what, run_folder)
         stop = StopRequest()
         validate = build_validation(config, inputs, net, stop.is_requested)
         chosen_by = known_by(inputs.validation.trials) if chosen_by_validation(config) else None
-        loss, stages = None, stages_of(config)
+        loss = None
+        stages = stages_of(config)
         summaries: list[dict[str, Any]] = []
         for number in range(len(stages)):
             steps = sum(before["steps"] for before in summaries)
             loss, summary = train_stage(
-                config, stages, number, net, loss, steps, inputs, validate, stop=stop, chosen_by=chosen_by
+                config,
+                stages,
+                number,
+                net,
+                loss,
+                steps,
+                inputs,
+                validate,
+                stop=stop,
+                chosen_by=chosen_by,
             )
             summaries.append(summary)
         summary = _merge_summaries(summaries) if len(summaries) > 1 else summaries[0]
         # Rank 0 writes best.pt, which may not be visible on other machines.
-        best = distributed.from_main(lambda: read_own_checkpoint(summary["best_path"])["training_summary"])
+        best = distributed.from_main(
+            lambda: read_own_checkpoint(summary["best_path"])["training_summary"]
+        )
         summary |= {
             "best_eer_percent": best["best_eer_percent"],
             "best_epoch": best["epoch"],
             "best_stage": best.get("stage", ""),
         }
         others = inputs.beside(inputs.test) if config.data.test_lists else ()
-        if not summary["performance"]["steps"] and distributed.from_main(lambda: _is_reported(run_folder, others)):
+        if not summary["performance"]["steps"] and distributed.from_main(
+            lambda: _is_reported(run_folder, others)
+        ):
             return TrainingOutcome(summary, None, run_folder)
-        # Locked as in training, so that a second start does not remove files that are still being written.
+        # Locked as in training, so that a second start does not remove files that are still being
+        # written.
         with held(run_folder) if distributed.is_main() else contextlib.nullcontext():
             evaluation = run_evaluation(config, inputs, summary["best_path"], after_training=True)
             if training.initial_model:
                 evaluation = compared_with_initial_model(config, inputs, summary, evaluation)
-            # A run whose training had already finished takes no steps; its performance is in the model file.
-            performance = summary["performance"] if summary["performance"]["steps"] else best.get("performance")
+            # A run whose training had already finished takes no steps; its performance is in the
+            # model file.
+            performance = (
+                summary["performance"]
+                if summary["performance"]["steps"]
+                else best.get("performance")
+            )
             results = dataclasses.replace(evaluation.results, performance=performance)
             evaluation = dataclasses.replace(evaluation, results=results)
             if distributed.is_main():
@@ -134,8 +177,14 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
                 for name, one in evaluation.others.items():
                     write_evaluation(evaluation_folder(run_folder, name), one)
                 write_evaluation(run_folder, evaluation)
-                plots = [path for name in PLOTS_OF_ERRORS if (path := run_folder / PLOTS / f"{name}.png").is_file()]
-                figures = {name: one for name, one in results.to_dict().items() if name in TEST_FIGURES}
+                plots = [
+                    path
+                    for name in PLOTS_OF_ERRORS
+                    if (path := run_folder / PLOTS / f"{name}.png").is_file()
+                ]
+                figures = {
+                    name: one for name, one in results.to_dict().items() if name in TEST_FIGURES
+                }
                 steps = int(summary["steps"])
                 trackers = Trackers([*training.trackers], run_folder, {}, steps)
                 trackers.each("results", steps, figures, plots, Path(summary["best_path"]))
@@ -144,16 +193,29 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
 
 
 def _merge_summaries(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The summary of several stages; speed and precision are those of the last stage that this process trained."""
+    """The summary of several stages; speed and precision are those of the last stage that this
+    process trained.
+    """
     trained = [one for one in summaries if one["performance"]["steps"]] or summaries
     counts = ("epochs", "steps", "bad_steps", "fp16_overflows", "utterances", "seconds")
-    of_the_first = {name: summaries[0][name] for name in ("initial_eer_percent", "best_path", "last_path")}
-    return {**trained[-1], **{name: sum(one[name] for one in summaries) for name in counts}, **of_the_first}
+    of_the_first = {
+        name: summaries[0][name] for name in ("initial_eer_percent", "best_path", "last_path")
+    }
+    return {
+        **trained[-1],
+        **{name: sum(one[name] for one in summaries) for name in counts},
+        **of_the_first,
+    }
 
 
 def _is_reported(run_folder: Path, others: Iterable[str]) -> bool:
-    """Whether results, scores and reports exist and are newer than the last checkpoint and the best model."""
-    trained = [run_folder / BEST, *(folder / LAST for folder in (run_folder, *later_stages(run_folder).values()))]
+    """Whether results, scores and reports exist and are newer than the last checkpoint and the best
+    model.
+    """
+    trained = [
+        run_folder / BEST,
+        *(folder / LAST for folder in (run_folder, *later_stages(run_folder).values())),
+    ]
     latest = max(file.stat().st_mtime_ns for file in trained if file.exists())
     folders = [run_folder, *(evaluation_folder(run_folder, name) for name in others)]
     written = [folder / name for folder in folders for name in EVALUATION_FILES]
@@ -161,15 +223,18 @@ def _is_reported(run_folder: Path, others: Iterable[str]) -> bool:
 
 
 def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, list[Path]]:
-    """Score the test list with `training.initial_model` (or the run's best.pt); return the evaluation and its files."""
+    """Score the test list with `training.initial_model` (or the run's best.pt); return the
+    evaluation and its files.
+    """
     refuse_differences({"the command": "scoring (--eval)"})
     config = loaded.config
     run_folder = Path(config.training.save_path)
     model = Path(config.training.initial_model or run_folder / BEST)
     if not distributed.from_main(model.is_file):
         raise ConfigError(
-            f"no model file at {model}; give one with --initial_model FILE (training writes <save_path>/best.pt), or "
-            "evaluate score files with `speakernet evaluate --scores FILE --trials LIST`"
+            f"no model file at {model}; give one with --initial_model FILE (training writes "
+            "<save_path>/best.pt), or evaluate score files with `speakernet evaluate --scores FILE "
+            "--trials LIST`"
         )
     refuse_differences(_compared_options(config))
     prepare_machine(config)
@@ -190,7 +255,15 @@ def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, list[Path]]:
 def _compared_options(config: Config) -> dict[str, Any]:
     """The options that must be the same on all ranks; paths may differ between machines."""
     # Lists are compared later, by content.
-    places = ("_path", "_list", "test_lists", "corpora", "_corpus", "speaker_table", "initial_model")
+    places = (
+        "_path",
+        "_list",
+        "test_lists",
+        "corpora",
+        "_corpus",
+        "speaker_table",
+        "initial_model",
+    )
     lists = [(name, one.test_interval) for name, one in config.data.test_lists.items()]
     corpora = [(name, one.weight) for name, one in config.data.corpora.items()]
     options = {
@@ -199,14 +272,18 @@ def _compared_options(config: Config) -> dict[str, Any]:
         for name, value in fields.items()
         if not name.endswith(places)
     }
-    versions = {"the version of speakernet": speakernet.__version__, "the version of torch": str(torch.__version__)}
+    versions = {
+        "the version of speakernet": speakernet.__version__,
+        "the version of torch": str(torch.__version__),
+    }
     return options | versions | {"data.test_lists": lists, "data.corpora": corpora}
 
 
 def check_options(config: Config) -> list[Finding]:
     """Whether this machine can train with these options, as findings of the doctor."""
     try:
-        device, net = find_device(config.runtime), build_model(config)
+        device = find_device(config.runtime)
+        net = build_model(config)
         for one in stages_of(config).values():
             refuse_impossible(one, net, device)
     except ValueError as error:
@@ -225,33 +302,43 @@ def _space_findings(config: Config, net: SpeakerNet) -> list[Finding]:
     needed = weights + last * (1 if (folder / LAST).exists() else 2)
     existing = next(one for one in (folder, *folder.parents) if one.exists())
     free = shutil.disk_usage(existing).free
-    message = f"{human_bytes(free)} free in {existing}; checkpoints of {config.model.name} need {human_bytes(needed)}"
+    message = (
+        f"{human_bytes(free)} free in {existing}; checkpoints of {config.model.name} need "
+        f"{human_bytes(needed)}"
+    )
     advice = "free some space or choose another --save_path"
     return [Finding("error", "free space", message, advice)] if free < needed else []
 
 
 def check_inputs(config: Config, inputs: Inputs, net: SpeakerNet) -> None:
-    """Check the lists of a run against options, each other and their files, and check the disk; log the findings."""
+    """Check the lists of a run against options, each other and their files, and check the disk; log
+    the findings.
+    """
     data = config.data
     if not (data.train_list or data.corpora):
-        missing = " and ".join(f"data.{name}" for name in ("train_list", "test_list") if not getattr(data, name))
+        missing = " and ".join(
+            f"data.{name}" for name in ("train_list", "test_list") if not getattr(data, name)
+        )
         raise ConfigError(f"no training list: set {missing}; `speakernet prepare` makes lists")
     if data.validation_list == data.test_list and chosen_by_validation(config):
         logger.warning(
-            "the best checkpoint is chosen on %s, which is also the reported list; to avoid this, set "
-            "data.validation_list or data.validation_speakers, or training.final_model: last",
+            "the best checkpoint is chosen on %s, which is also the reported list; to avoid this, "
+            "set data.validation_list or data.validation_speakers, or training.final_model: last",
             data.test_list,
         )
     if inputs.validation.trials.labels is None:
-        raise ConfigError(f"{data.validation_list} has no labels, so it cannot choose the best checkpoint; add labels")
+        raise ConfigError(
+            f"{data.validation_list} has no labels, so it cannot choose the best checkpoint; add "
+            "labels"
+        )
     if calibration_list := config.evaluation.calibration_list:
         # Read here, so that errors do not surface after the last epoch.
         inputs.trial_input(calibration_list, config.evaluation.calibration_path or data.test_path)
     training = inputs.training.rows
     if config.evaluation.plda and len(training) == len(training.speakers):
         raise ConfigError(
-            f"evaluation.plda is on, but every speaker of {data.train_list} has only one recording; add more for some "
-            "speakers, or set evaluation.plda: false"
+            f"evaluation.plda is on, but every speaker of {data.train_list} has only one "
+            "recording; add more for some speakers, or set evaluation.plda: false"
         )
     # Validation and test list are often the same.
     both = inputs.validation, inputs.test
@@ -279,4 +366,6 @@ def check_inputs(config: Config, inputs: Inputs, net: SpeakerNet) -> None:
         is_shown = finding.level == "ok" and finding.check in SHOWN
         logger.log(logging.INFO if is_shown else levels[finding.level], "%s", finding)
     if worst(findings) == "error":
-        raise ValueError("\n".join(str(finding) for finding in findings if finding.level == "error"))
+        raise ValueError(
+            "\n".join(str(finding) for finding in findings if finding.level == "error")
+        )

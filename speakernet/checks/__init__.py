@@ -1,4 +1,6 @@
-"""Checks of lists, audio and machine before a run: training runs `lists.quick_check`, `speakernet doctor` runs all."""
+"""Checks of lists, audio and machine before a run: training runs `lists.quick_check`, `speakernet
+doctor` runs all.
+"""
 
 import textwrap
 from collections import Counter
@@ -20,7 +22,8 @@ class Finding:
     """One result of a check."""
 
     level: Level
-    """`ok`, `warning` (works, but look at it) or `error` (training fails, or its result is meaningless)."""
+    """`ok`, `warning` (works, but look at it) or `error` (training fails, or its result is
+    meaningless)."""
     check: str
     """What was checked, in two or three words."""
     message: str
@@ -32,13 +35,22 @@ class Finding:
 
     def __str__(self) -> str:
         examples = f" (first: {', '.join(self.examples[:3])})" if self.examples else ""
-        return f"{self.check}: {self.message}{examples}" + (f"; {self.advice}" if self.advice else "")
+        return f"{self.check}: {self.message}{examples}" + (
+            f"; {self.advice}" if self.advice else ""
+        )
 
 
 def some(
-    level: Level, check: str, rows: np.ndarray | Sequence[int], names: Callable[[int], str], noun: str, advice: str
+    level: Level,
+    check: str,
+    rows: np.ndarray | Sequence[int],
+    names: Callable[[int], str],
+    noun: str,
+    advice: str,
 ) -> list[Finding]:
-    """A finding that counts `rows` as `noun` and names the first few; an empty list if there are no rows."""
+    """A finding that counts `rows` as `noun` and names the first few; an empty list if there are no
+    rows.
+    """
     examples = tuple(names(int(row)) for row in rows[:MAX_NAMED])
     return [Finding(level, check, counted(len(rows), noun), advice, examples)] if len(rows) else []
 
@@ -60,16 +72,23 @@ def closing_line(findings: Iterable[Finding], *, has_data: bool = True) -> str:
     """
     levels = Counter(finding.level for finding in findings)
     counts = [counted(levels[level], level) for level in ("error", "warning") if levels[level]]
-    usable = "you can train" if has_data else "you can train on this machine; add --config or --list to check data"
+    usable = (
+        "you can train"
+        if has_data
+        else "you can train on this machine; add --config or --list to check data"
+    )
     conclusion = "fix the errors before you train" if levels["error"] else usable
     return f"{', '.join(counts) or 'no problems'}: {conclusion}"
 
 
 def table(findings: Iterable[Finding]) -> str:
-    """The findings as text: level, check and message, with examples and advice on separate lines."""
+    """The findings as text: level, check and message, with examples and advice on separate
+    lines.
+    """
     findings = list(findings)
     width = max([len(finding.check) for finding in findings] + [5])
-    lines, indent = [f"{'level':<8} {'check':<{width}} found"], " " * (width + 10)
+    lines = [f"{'level':<8} {'check':<{width}} found"]
+    indent = " " * (width + 10)
     for finding in findings:
         texts = [(f"{finding.level:<8} {finding.check:<{width}} ", indent, finding.message)]
         texts += [(f"{indent}- ", f"{indent}  ", one) for one in finding.examples]

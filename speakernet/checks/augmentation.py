@@ -8,8 +8,10 @@ from speakernet.data.augment.options import AugmentOptions
 from speakernet.terminal import counted
 
 
-def augmentation_findings(options: AugmentOptions, sample_rate: int, *, is_fast: bool = False) -> Iterator[Finding]:
-    """Whether the noise and RIRs of a configuration can be read; only their headers if `is_fast`."""
+def augmentation_findings(
+    options: AugmentOptions, sample_rate: int, *, is_fast: bool = False
+) -> Iterator[Finding]:
+    """Whether noise and RIRs of a configuration can be read; only their headers if `is_fast`."""
     checks = (("noise", options.noise_path, open_noise), ("RIRs", options.rir_path, open_responses))
     for check, path, open_files in checks:
         if not path or not options.enabled:
@@ -23,4 +25,6 @@ def augmentation_findings(options: AugmentOptions, sample_rate: int, *, is_fast:
             advice = "restore or remove them; training leaves them out"
             yield Finding("warning", check, f"{path}: {problem}", advice)
         else:
-            yield Finding("ok", check, f"all {counted(len(files.names), 'file')} of {path} can be read")
+            yield Finding(
+                "ok", check, f"all {counted(len(files.names), 'file')} of {path} can be read"
+            )

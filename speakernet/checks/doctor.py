@@ -17,7 +17,13 @@ import numpy as np
 
 from speakernet.checks import Finding
 from speakernet.checks.lists import quick_check
-from speakernet.checks.samples import SampleFacts, read_facts, sample_findings, shared_findings, trial_findings
+from speakernet.checks.samples import (
+    SampleFacts,
+    read_facts,
+    sample_findings,
+    shared_findings,
+    trial_findings,
+)
 from speakernet.data.audio import SAMPLE_RATE, AudioError
 from speakernet.data.ffmpeg import CONVERTIBLE_SUFFIXES, FfmpegError, ffmpeg_version, find_ffmpeg
 from speakernet.data.joined import join
@@ -86,7 +92,8 @@ class CheckRequest:
 
 
 def full_check(request: CheckRequest) -> tuple[list[Finding], dict[str, np.ndarray]]:
-    """Run every check that the request allows; defects of lists and files become findings, never exceptions.
+    """Run every check that the request allows; defects of lists and files become findings, never
+    exceptions.
 
     Returns:
         The findings, and the durations in seconds of every list whose audio was checked.
@@ -121,7 +128,9 @@ def full_check(request: CheckRequest) -> tuple[list[Finding], dict[str, np.ndarr
     )
     listed: list[tuple[TrainingList | TrialList, AudioSource | None, str]] = []
     listed += [(training, source, "training audio")] if training is not None else []
-    listed += [(one, of_trials, f"trial audio ({Path(one.source).name})") for one, of_trials in trials]
+    listed += [
+        (one, of_trials, f"trial audio ({Path(one.source).name})") for one, of_trials in trials
+    ]
     tables = [one.names if isinstance(one, TrialList) else one.paths for one, *_ in listed]
     for names, (given, audio, check) in zip(tables, listed, strict=True):
         if audio is None:
@@ -137,17 +146,28 @@ def full_check(request: CheckRequest) -> tuple[list[Finding], dict[str, np.ndarr
         if request.is_fast:
             continue
         facts = read[check] = read_facts(audio, good, request.num_jobs, check)
-        findings += sample_findings(facts, check, given.labels[rows] if isinstance(given, TrainingList) else None)
-        findings += trial_findings(given, rows, facts, check) if isinstance(given, TrialList) else []
+        findings += sample_findings(
+            facts, check, given.labels[rows] if isinstance(given, TrainingList) else None
+        )
+        findings += (
+            trial_findings(given, rows, facts, check) if isinstance(given, TrialList) else []
+        )
     for first, second in itertools.combinations(read, 2):
-        findings += shared_findings(read[first], read[second], (first, second), renamed=first != "training audio")
-    needs_ffmpeg = any(PurePath(name).suffix.lower() in CONVERTIBLE_SUFFIXES for table in tables for name in table)
+        findings += shared_findings(
+            read[first], read[second], (first, second), renamed=first != "training audio"
+        )
+    needs_ffmpeg = any(
+        PurePath(name).suffix.lower() in CONVERTIBLE_SUFFIXES for table in tables for name in table
+    )
     findings += machine_findings(request.save_path, needs_ffmpeg=needs_ffmpeg)
     return findings, durations
 
 
 def _read(
-    path: Path | None, read: Callable[[Path, list[str]], ListType], check: str, findings: list[Finding]
+    path: Path | None,
+    read: Callable[[Path, list[str]], ListType],
+    check: str,
+    findings: list[Finding],
 ) -> ListType | None:
     """Read a list without its malformed rows, which together become one finding."""
     malformed: list[str] = []
@@ -158,11 +178,15 @@ def _read(
         findings += [] if malformed else [Finding("error", check, str(error))]
     if malformed:
         message = f"{counted(len(malformed), 'malformed row')} in {path}"
-        findings.append(Finding("error", check, message, "correct or remove them", tuple(malformed[:MAX_NAMED])))
+        findings.append(
+            Finding("error", check, message, "correct or remove them", tuple(malformed[:MAX_NAMED]))
+        )
     return found
 
 
-def _open(root: str | Path | None, sample_rate: int, check: str, findings: list[Finding]) -> AudioSource | None:
+def _open(
+    root: str | Path | None, sample_rate: int, check: str, findings: list[Finding]
+) -> AudioSource | None:
     try:
         return None if root is None else open_source(root, sample_rate, show_progress=True)
     except (ValueError, OSError) as error:
@@ -176,28 +200,50 @@ def machine_findings(save_path: Path, *, needs_ffmpeg: bool = False) -> Iterator
     bf16 = native_bf16()
     computes = f"computes bf16 natively ({bf16})" if bf16 else "no native bf16"
     yield Finding("ok", "processor", f"{cpu_name()}; {computes}")
-    folder = next(one for one in (save_path.absolute(), *save_path.absolute().parents) if one.exists())
+    folder = next(
+        one for one in (save_path.absolute(), *save_path.absolute().parents) if one.exists()
+    )
     if not os.access(folder, os.W_OK):
-        yield Finding("error", "save path", f"{folder} is not writable", "choose a different --training.save_path")
+        yield Finding(
+            "error",
+            "save path",
+            f"{folder} is not writable",
+            "choose a different --training.save_path",
+        )
     for name, place, least, advice in (
-        ("free space", folder, MIN_FREE_BYTES, "checkpoints of a large model may not fit; free some space"),
+        (
+            "free space",
+            folder,
+            MIN_FREE_BYTES,
+            "checkpoints of a large model may not fit; free some space",
+        ),
         ("shared memory", Path("/dev/shm"), MIN_SHARED_BYTES, ADVICE_ON_SHARED_MEMORY),
     ):
         if place.is_dir():
             usage = shutil.disk_usage(place)
             message = f"{human_bytes(usage.free)} of {human_bytes(usage.total)} free in {place}"
-            yield Finding("warning", name, message, advice) if usage.free < least else Finding("ok", name, message)
+            yield (
+                Finding("warning", name, message, advice)
+                if usage.free < least
+                else Finding("ok", name, message)
+            )
     try:
         path = find_ffmpeg()
         yield Finding("ok", "ffmpeg", f"{ffmpeg_version(path)} ({path})")
     except FfmpegError as error:
-        needed = Finding("warning", "ffmpeg", str(error), "the lists name files that only ffmpeg can decode")
+        needed = Finding(
+            "warning", "ffmpeg", str(error), "the lists name files that only ffmpeg can decode"
+        )
         unneeded = "not found, but only needed for m4a and similar files (as in VoxCeleb2)"
         yield needed if needs_ffmpeg else Finding("ok", "ffmpeg", unneeded)
     yield _torch_pair()
     if facts := gpu_facts():
-        gpus = ", ".join(f"{gpu['name']} ({human_bytes(gpu['memory_bytes'])})" for gpu in facts["gpus"])
-        yield Finding("ok", "GPU", f"{gpus}; CUDA {facts['cuda']}; driver {driver_version() or 'unknown'}")
+        gpus = ", ".join(
+            f"{gpu['name']} ({human_bytes(gpu['memory_bytes'])})" for gpu in facts["gpus"]
+        )
+        yield Finding(
+            "ok", "GPU", f"{gpus}; CUDA {facts['cuda']}; driver {driver_version() or 'unknown'}"
+        )
         return
     found, advice = unusable_gpu()
     none = f"none; training runs on {counted(usable_cores(), 'CPU core')}"
@@ -205,8 +251,11 @@ def machine_findings(save_path: Path, *, needs_ffmpeg: bool = False) -> Iterator
 
 
 def disk_finding(source: AudioSource, names: StringTable, check: str) -> Finding:
-    """Time whole-file reads by one reader, spread over the list so that few files are already in memory."""
-    num_read, started = 0, time.perf_counter()
+    """Time whole-file reads by one reader, spread over the list so that few files are already in
+    memory.
+    """
+    num_read = 0
+    started = time.perf_counter()
     for row in range(0, len(names), max(1, len(names) // NUM_TIMED_FILES)):
         with contextlib.suppress(AudioError):
             source.read(names[row])
@@ -223,13 +272,21 @@ def disk_finding(source: AudioSource, names: StringTable, check: str) -> Finding
 @functools.cache
 def _torch_pair() -> Finding:
     versions = {package: version_of(package) for package in ("torch", "torchaudio")}
-    message = ", ".join(f"{package} {version or '(not installed)'}" for package, version in versions.items())
+    message = ", ".join(
+        f"{package} {version or '(not installed)'}" for package, version in versions.items()
+    )
     # In a separate process, because a mismatched pair may crash it.
     command = [sys.executable, "-c", "import torchaudio"]
     try:
-        outcome = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_TIMEOUT_SECONDS, check=False)
+        outcome = subprocess.run(
+            command, capture_output=True, text=True, timeout=IMPORT_TIMEOUT_SECONDS, check=False
+        )
     except subprocess.TimeoutExpired:
-        return Finding("warning", "torch", f"{message}: torchaudio took more than {IMPORT_TIMEOUT_SECONDS} s to load")
+        return Finding(
+            "warning",
+            "torch",
+            f"{message}: torchaudio took more than {IMPORT_TIMEOUT_SECONDS} s to load",
+        )
     if outcome.returncode == 0:
         return Finding("ok", "torch", message)
     last = (outcome.stderr.strip().splitlines() or [f"exit status {outcome.returncode}"])[-1]
@@ -242,7 +299,8 @@ def duration_histogram(seconds: np.ndarray) -> str:
     counts, _ = np.histogram(seconds, bins=[*DURATION_EDGES, np.inf])
     ends = [*(f"to {edge:<4g} s" for edge in DURATION_EDGES[1:]), "s and more"]
     lines = [
-        f"{f'{first:>4g} {end}':<16} {count:>10,} {'#' * int(np.ceil(50 * count / max(1, counts.max())))}"
+        f"{f'{first:>4g} {end}':<16} {count:>10,} "
+        f"{'#' * int(np.ceil(50 * count / max(1, counts.max())))}"
         for first, end, count in zip(DURATION_EDGES, ends, counts, strict=True)
     ]
     # Drop empty bars at the end.

@@ -1,7 +1,7 @@
 """Read every file of a list once to find damaged, silent, clipped, truncated and duplicate audio.
 
-A copy in another format has other samples. It is found by its beginning: how the level of three bands changes during
-the first two seconds, which coding and a short delay hardly alter.
+A copy in another format has other samples. It is found by its beginning: how the level of three
+bands changes during the first two seconds, which coding and a short delay hardly alter.
 """
 
 import hashlib
@@ -36,20 +36,28 @@ MAX_LAG = 8
 MIN_FRAMES = 40
 """Shorter beginnings are too much alike to be compared."""
 MIN_CHANGE = 20.0
-"""Standard deviation of the levels, of 254, below which a beginning has no shape, as in noise (3 dB)."""
+"""Standard deviation of the levels, of 254, below which a beginning has no shape, as in noise (3
+dB).
+"""
 COPY_LIKENESS = 0.97
 COPY_SECONDS = 0.2
 """Largest difference in length of two copies: codings add silence at the ends."""
 MAX_NEIGHBOURS = 200
-"""Recordings of a speaker that one is compared with; only in corpora of equally long clips are there more."""
+"""Recordings of a speaker that one is compared with; only in corpora of equally long clips are
+there more.
+"""
 PAIRS_AT_ONCE = 4096
-ADVICE_ON_COPIES = "one recording in two formats, by its beginning: keep one, because a trial between them is trivial"
+ADVICE_ON_COPIES = (
+    "one recording in two formats, by its beginning: keep one, because a trial between them is "
+    "trivial"
+)
 
 
 @dataclass(frozen=True)
 class SampleFacts:
-    """Facts about the audio of each of `names`: root mean square, share of clipped samples and seconds (float32), hash
-    of the samples (uint64), whether the header promises more than the file contains (bool), and `shape_of_beginning`.
+    """Facts about the audio of each of `names`: root mean square, share of clipped samples and
+    seconds (float32), hash of the samples (uint64), whether the header promises more than the file
+    contains (bool), and `shape_of_beginning`.
 
     `problems` are the rows that could not be decoded, with the reason; their facts are zero.
     """
@@ -64,8 +72,12 @@ class SampleFacts:
     problems: dict[int, str]
 
 
-def read_facts(source: AudioSource, names: StringTable, num_jobs: int, description: str = "") -> SampleFacts:
-    """Read every file, several at once, with a progress bar; memory holds 321 bytes per row and the current blocks."""
+def read_facts(
+    source: AudioSource, names: StringTable, num_jobs: int, description: str = ""
+) -> SampleFacts:
+    """Read every file, several at once, with a progress bar; memory holds 321 bytes per row and the
+    current blocks.
+    """
     rows = len(names)
     facts = SampleFacts(
         names,
@@ -80,7 +92,10 @@ def read_facts(source: AudioSource, names: StringTable, num_jobs: int, descripti
 
     def look(some_rows: Sequence[int]) -> int:
         for row in some_rows:
-            power, clipped, total, digest = 0.0, 0, 0, hashlib.blake2b(digest_size=8)
+            power = 0.0
+            clipped = 0
+            total = 0
+            digest = hashlib.blake2b(digest_size=8)
             try:
                 for block in source.blocks(names[row], SAMPLES_AT_ONCE):
                     if total == 0:
@@ -88,32 +103,40 @@ def read_facts(source: AudioSource, names: StringTable, num_jobs: int, descripti
                     power += float(np.square(block, dtype=np.float64).sum())
                     clipped += int((np.abs(block) >= FULL_SCALE).sum())
                     total += len(block)
-                    # The hash covers the samples only: a different header does not make a different recording.
+                    # The hash covers the samples only: a different header does not make a different
+                    # recording.
                     digest.update(to_int16(block).tobytes())
                 path = source.path_of(names[row])
                 facts.cut_off[row] = bool(path) and audio_info(path).is_truncated
             except AudioError as error:
                 facts.problems[row] = str(error)
                 continue
-            facts.rms[row], facts.clipped[row] = (power / total) ** 0.5, clipped / total
+            facts.rms[row] = (power / total) ** 0.5
+            facts.clipped[row] = clipped / total
             facts.hashes[row] = int.from_bytes(digest.digest(), "little")
             facts.seconds[row] = total / source.sample_rate
         return len(some_rows)
 
-    tasks = (range(first, min(first + ROWS_PER_TASK, rows)) for first in range(0, rows, ROWS_PER_TASK))
+    tasks = (
+        range(first, min(first + ROWS_PER_TASK, rows)) for first in range(0, rows, ROWS_PER_TASK)
+    )
     list(parallel_map(look, tasks, num_jobs, description, total=rows, units_of=int))
     return facts
 
 
 def shape_of_beginning(samples: np.ndarray, sample_rate: int) -> np.ndarray:
-    """The levels of the bands in the first frames, uint8 (bands, NUM_FRAMES): 1 to 255, and 0 after the end."""
+    """The levels of the bands in the first frames, uint8 (bands, NUM_FRAMES): 1 to 255, and 0 after
+    the end.
+    """
     frame_samples = round(FRAME_SECONDS * sample_rate)
     count = min(len(samples) // frame_samples, NUM_FRAMES)
     levels = np.zeros((len(BANDS_HZ), NUM_FRAMES), dtype=np.uint8)
     if not count:
         return levels
     frames = samples[: count * frame_samples].reshape(count, frame_samples)
-    powers = np.abs(np.fft.rfft(frames * np.hanning(frame_samples).astype(np.float32))) ** 2  # (frames, bins)
+    powers = (
+        np.abs(np.fft.rfft(frames * np.hanning(frame_samples).astype(np.float32))) ** 2
+    )  # (frames, bins)
     hz = np.fft.rfftfreq(frame_samples, 1 / sample_rate)
     in_band = np.array([(hz >= low) & (hz < high) for low, high in BANDS_HZ], dtype=np.float32)
     decibels = 10 * np.log10(in_band @ powers.T + 1e-12)  # (bands, frames)
@@ -137,7 +160,8 @@ def likeness(first: np.ndarray, second: np.ndarray) -> np.ndarray:
         # Frames after the end of a recording do not count.
         is_there = ((left[:, :1] > 0) & (right[:, :1] > 0)).astype(np.float32)  # (pairs, 1, frames)
         counts = is_there.sum(axis=(1, 2))
-        left_centred, right_centred = _centred(left, is_there), _centred(right, is_there)
+        left_centred = _centred(left, is_there)
+        right_centred = _centred(right, is_there)
         left_energy = np.square(left_centred).sum(axis=(1, 2))
         right_energy = np.square(right_centred).sum(axis=(1, 2))
         least = len(BANDS_HZ) * counts * MIN_CHANGE**2
@@ -149,14 +173,18 @@ def likeness(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def _centred(levels: np.ndarray, is_there: np.ndarray) -> np.ndarray:
-    """The levels relative to the mean of their band, 0 where a frame does not count; (pairs, bands, frames)."""
+    """The levels relative to the mean of their band, 0 where a frame does not count; (pairs, bands,
+    frames).
+    """
     counts = np.maximum(is_there.sum(axis=2, keepdims=True), 1)
     means = (levels * is_there).sum(axis=2, keepdims=True) / counts
     return (levels - means) * is_there
 
 
 def are_copies(facts: SampleFacts, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Whether pairs of rows are one recording in two formats, bool (pairs,); equal samples do not count."""
+    """Whether pairs of rows are one recording in two formats, bool (pairs,); equal samples do not
+    count.
+    """
     is_near = np.abs(facts.seconds[first] - facts.seconds[second]) <= COPY_SECONDS
     pairs = np.flatnonzero(is_near & (facts.hashes[first] != facts.hashes[second]))
     is_copy = np.zeros(len(first), dtype=bool)
@@ -173,30 +201,58 @@ def copies_of_speakers(facts: SampleFacts, labels: np.ndarray) -> np.ndarray:
     order = np.lexsort((facts.seconds, labels))
     copies = [np.zeros((0, 2), dtype=np.int64)]
     for distance in range(1, min(MAX_NEIGHBOURS + 1, len(order))):
-        first, second = order[:-distance], order[distance:]
+        first = order[:-distance]
+        second = order[distance:]
         is_near = facts.seconds[second] - facts.seconds[first] <= COPY_SECONDS
         near = np.flatnonzero(is_near & (labels[first] == labels[second]))
         if not len(near):
             break
-        first, second = first[near], second[near]
+        first = first[near]
+        second = second[near]
         is_copy = are_copies(facts, first, second)
         copies.append(np.stack([first[is_copy], second[is_copy]], axis=1))
     return np.concatenate(copies)
 
 
-def sample_findings(facts: SampleFacts, check: str, labels: np.ndarray | None = None) -> list[Finding]:
-    """Findings about the samples; if each row's speaker is given, the same audio under two speakers is an error."""
+def sample_findings(
+    facts: SampleFacts, check: str, labels: np.ndarray | None = None
+) -> list[Finding]:
+    """Findings about the samples; if each row's speaker is given, the same audio under two speakers
+    is an error.
+    """
     names = facts.names.__getitem__
     advice = "recreate them from their source or remove them from the list"
     damaged = sorted(facts.problems)
-    findings = some("error", f"{check}: damaged", damaged, facts.problems.__getitem__, "undecodable file", advice)
+    findings = some(
+        "error",
+        f"{check}: damaged",
+        damaged,
+        facts.problems.__getitem__,
+        "undecodable file",
+        advice,
+    )
     is_read = ~np.isin(np.arange(len(facts.names)), damaged)
     for kind, is_bad, advice in (
-        ("silent", facts.rms < SILENT_RMS, "silence has no speaker; remove such files from the list"),
-        ("clipped", facts.clipped > CLIPPED_SHARE, "recorded too loud; fine for training, but listen to a few"),
+        (
+            "silent",
+            facts.rms < SILENT_RMS,
+            "silence has no speaker; remove such files from the list",
+        ),
+        (
+            "clipped",
+            facts.clipped > CLIPPED_SHARE,
+            "recorded too loud; fine for training, but listen to a few",
+        ),
         ("truncated", facts.cut_off, "copy or convert them again; their end is missing"),
     ):
-        findings += some("warning", f"{check}: {kind}", np.flatnonzero(is_read & is_bad), names, f"{kind} file", advice)
+        findings += some(
+            "warning",
+            f"{check}: {kind}",
+            np.flatnonzero(is_read & is_bad),
+            names,
+            f"{kind} file",
+            advice,
+        )
     # Silent files are left out: equal silence does not mean the same recording.
     rows = np.flatnonzero(facts.rms >= SILENT_RMS)
     rows = rows[np.argsort(facts.hashes[rows], kind="stable")]
@@ -209,47 +265,81 @@ def sample_findings(facts: SampleFacts, check: str, labels: np.ndarray | None = 
         groups.setdefault(speakers, []).append(" = ".join(map(names, pair)))
     crossed = [one for speakers, one in groups.items() if len(speakers) > 1]
     if crossed:
-        shown = (f"{one[0]}{f', and {len(one) - 1} more under these two' if one[1:] else ''}" for one in crossed)
+        shown = (
+            f"{one[0]}{f', and {len(one) - 1} more under these two' if one[1:] else ''}"
+            for one in crossed
+        )
         message = f"{counted(sum(map(len, crossed)), 'recording')} under two speakers"
-        advice = "one person in two folders, or a wrong label: merge the speakers or remove the rows"
+        advice = (
+            "one person in two folders, or a wrong label: merge the speakers or remove the rows"
+        )
         examples = tuple(itertools.islice(shown, MAX_NAMED))
         findings.append(Finding("error", f"{check}: two speakers", message, advice, examples))
     twice = [pair for speakers, one in groups.items() if len(speakers) < 2 for pair in one]
     advice = "they count twice, and a target trial between them is trivial"
-    findings += some("warning", f"{check}: duplicates", range(len(twice)), twice.__getitem__, "duplicate file", advice)
+    findings += some(
+        "warning",
+        f"{check}: duplicates",
+        range(len(twice)),
+        twice.__getitem__,
+        "duplicate file",
+        advice,
+    )
     if labels is not None:
         pairs_of_rows = copies_of_speakers(facts, labels).tolist()
         copies = [f"{names(first)} = {names(second)}" for first, second in pairs_of_rows]
         findings += some(
-            "warning", f"{check}: copies", range(len(copies)), copies.__getitem__, "copy", ADVICE_ON_COPIES
+            "warning",
+            f"{check}: copies",
+            range(len(copies)),
+            copies.__getitem__,
+            "copy",
+            ADVICE_ON_COPIES,
         )
     whole = f"all {len(facts.names):,} decode; none silent, clipped, truncated or duplicate"
     return findings or [Finding("ok", f"{check}: samples", whole)]
 
 
-def trial_findings(trials: TrialList, rows: np.ndarray, facts: SampleFacts, check: str) -> list[Finding]:
-    """Trials with the same recording on both sides, in other formats too; `rows` of the list's names were read."""
+def trial_findings(
+    trials: TrialList, rows: np.ndarray, facts: SampleFacts, check: str
+) -> list[Finding]:
+    """Trials with the same recording on both sides, in other formats too; `rows` of the list's
+    names were read.
+    """
     if trials.labels is None:
         return []
     place = np.full(len(trials.names), -1)
     place[rows] = np.arange(len(rows))
-    targets = np.flatnonzero((trials.labels == 1) & (place[trials.enrol] >= 0) & (place[trials.test] >= 0))
+    targets = np.flatnonzero(
+        (trials.labels == 1) & (place[trials.enrol] >= 0) & (place[trials.test] >= 0)
+    )
     copies = targets[are_copies(facts, place[trials.enrol[targets]], place[trials.test[targets]])]
-    hashes, has_sound = np.zeros(len(trials.names), np.uint64), np.zeros(len(trials.names), dtype=bool)
-    hashes[rows], has_sound[rows] = facts.hashes, facts.rms >= SILENT_RMS
-    enrol, test = trials.enrol, trials.test
-    wrong = np.flatnonzero((trials.labels == 0) & (hashes[enrol] == hashes[test]) & has_sound[enrol] & has_sound[test])
+    hashes = np.zeros(len(trials.names), np.uint64)
+    has_sound = np.zeros(len(trials.names), dtype=bool)
+    hashes[rows] = facts.hashes
+    has_sound[rows] = facts.rms >= SILENT_RMS
+    enrol = trials.enrol
+    test = trials.test
+    wrong = np.flatnonzero(
+        (trials.labels == 0) & (hashes[enrol] == hashes[test]) & has_sound[enrol] & has_sound[test]
+    )
 
     def pair(row: int) -> str:
         return f"{trials.names[int(enrol[row])]} = {trials.names[int(test[row])]}"
 
     advice = "the same recording on both sides: one person in two folders, or a wrong label"
     findings = some("error", f"{check}: two speakers", wrong, pair, "non-target trial", advice)
-    return findings + some("warning", f"{check}: copies", copies, pair, "target trial", ADVICE_ON_COPIES)
+    return findings + some(
+        "warning", f"{check}: copies", copies, pair, "target trial", ADVICE_ON_COPIES
+    )
 
 
-def shared_findings(known: SampleFacts, facts: SampleFacts, checks: tuple[str, str], *, renamed: bool) -> list[Finding]:
-    """Recordings that are in both lists; for two trial lists (`renamed`), only those with different names."""
+def shared_findings(
+    known: SampleFacts, facts: SampleFacts, checks: tuple[str, str], *, renamed: bool
+) -> list[Finding]:
+    """Recordings that are in both lists; for two trial lists (`renamed`), only those with different
+    names.
+    """
     rows_of = {int(known.hashes[row]): int(row) for row in np.flatnonzero(known.rms >= SILENT_RMS)}
     shared = [
         f"{facts.names[row]} = {known.names[other]}"
@@ -259,8 +349,13 @@ def shared_findings(known: SampleFacts, facts: SampleFacts, checks: tuple[str, s
     ]
     if not shared:
         return []
-    message = f"{counted(len(shared), 'recording')} also in {checks[0]}" + " under a different name" * renamed
-    advice = "the error rate says nothing about unseen speakers; perhaps one person is in two folders"
+    message = (
+        f"{counted(len(shared), 'recording')} also in {checks[0]}"
+        + " under a different name" * renamed
+    )
+    advice = (
+        "the error rate says nothing about unseen speakers; perhaps one person is in two folders"
+    )
     if renamed:
         advice = "a model chosen on one of the lists is not tested on new recordings by the other"
     return [Finding("warning", f"{checks[1]}: overlap", message, advice, tuple(shared[:MAX_NAMED]))]

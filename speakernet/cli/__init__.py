@@ -1,10 +1,12 @@
-"""The command line: one table of commands, one short file per command, imported only when it is called.
+"""The command line: one table of commands, one short file per command, imported only when it is
+called.
 
-A command's module has `ARGUMENTS` (option names -> keyword arguments of `add_argument`; or a function
-`add_arguments(parser)`) and `run(arguments)`, which returns the lines to print or an exit status. With
-`TAKES_CONFIG = True` it also accepts `--config FILE` and every configuration option; they arrive in
-`arguments.config_arguments`. A module with `main(arguments)` instead parses its own arguments. `ERROR_STATUS` is the
-exit status after an error, for commands whose status 1 is an answer.
+A command's module has `ARGUMENTS` (option names -> keyword arguments of `add_argument`; or a
+function `add_arguments(parser)`) and `run(arguments)`, which returns the lines to print or an exit
+status. With `TAKES_CONFIG = True` it also accepts `--config FILE` and every configuration option;
+they arrive in `arguments.config_arguments`. A module with `main(arguments)` instead parses its own
+arguments. `ERROR_STATUS` is the exit status after an error, for commands whose status 1 is an
+answer.
 """
 
 import argparse
@@ -64,7 +66,8 @@ COMMANDS = {
     "der": "compute diarization error rates from RTTM",
     "people": "list, remove, purge, re-embed and export the people of a store",
 }
-"""Command -> description; its module has the same name with underscores (`list` is `list_components`)."""
+"""Command -> description; its module has the same name with underscores (`list` is
+`list_components`)."""
 
 COMPONENTS = "speakernet.components"
 """Entry-point group in which installed packages declare components."""
@@ -81,9 +84,18 @@ EXIT_STATUSES = {
     0: "done",
     1: "failed; the message says what to do",
     2: "wrong usage",
-    75: "a loader worker or another rank died or hung; the same command resumes the run from last.pt",
-    129: "ended by SIGHUP (the terminal was closed); training wrote last.pt, and the same command resumes the run",
-    INTERRUPTED: "interrupted by Ctrl-C (SIGINT); training wrote last.pt, and the same command resumes the run",
+    75: (
+        "a loader worker or another rank died or hung; the same command resumes the run from "
+        "last.pt"
+    ),
+    129: (
+        "ended by SIGHUP (the terminal was closed); training wrote last.pt, and the same command "
+        "resumes the run"
+    ),
+    INTERRUPTED: (
+        "interrupted by Ctrl-C (SIGINT); training wrote last.pt, and the same command "
+        "resumes the run"
+    ),
     138: "ended by SIGUSR1 (the cluster is reclaiming the machine); otherwise like SIGTERM",
     BROKEN_PIPE: "the reader closed the output (`speakernet list | head`)",
     143: "ended by SIGTERM; training wrote last.pt, and the same command resumes the run",
@@ -100,7 +112,10 @@ SYSTEM_ADVICE = {
     errno.ENOENT: "check the path",
     errno.EEXIST: "choose another path",
 }
-SYSTEM_REASONS = {errno.ENOENT: "there is no such file or folder", errno.EEXIST: "a file is in the place of a folder"}
+SYSTEM_REASONS = {
+    errno.ENOENT: "there is no such file or folder",
+    errno.EEXIST: "a file is in the place of a folder",
+}
 
 
 EXTRAS = {
@@ -143,13 +158,18 @@ def run_command(module_name: str, program: str, arguments: Sequence[str]) -> int
     """
     _prepare_streams(module_name.partition(".")[0], is_quiet="--quiet" in arguments)
     if "torch" not in sys.modules:
-        # torch reads both on import; without the second, its profiler reports a missing GPU as an error.
+        # torch reads both on import; without the second, its profiler reports a missing GPU as an
+        # error.
         os.environ.setdefault(HUGE_PAGES, "1")
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     module = importlib.import_module(module_name)
     failed = getattr(module, "ERROR_STATUS", None)
     try:
-        done = module.main(arguments) if hasattr(module, "main") else module.run(_parse(module, program, arguments))
+        done = (
+            module.main(arguments)
+            if hasattr(module, "main")
+            else module.run(_parse(module, program, arguments))
+        )
         if isinstance(done, list):
             sys.stdout.writelines(f"{line}\n" for line in done)
         sys.stdout.flush()
@@ -169,14 +189,17 @@ def run_command(module_name: str, program: str, arguments: Sequence[str]) -> int
             if failed is None:
                 raise
             traceback.print_exc()
-        # If several ranks fail alike, one reports it; before they are connected, the first rank of each machine.
+        # If several ranks fail alike, one reports it; before they are connected, the first rank of
+        # each machine.
         elif not getattr(error, "is_reported", not is_first_here(os.environ)):
             sys.stderr.write(f"\n{program}: {message}\n")
         return getattr(error, "exit_status", 1) if failed is None else int(failed)
 
 
 def _prepare_streams(package: str, *, is_quiet: bool) -> None:
-    """Replace closed standard streams, escape what the terminal cannot show, and send logs to stderr."""
+    """Replace closed standard streams, escape what the terminal cannot show, and send logs to
+    stderr.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             # Otherwise the next file opened would get its descriptor.
@@ -186,8 +209,12 @@ def _prepare_streams(package: str, *, is_quiet: bool) -> None:
     # A notebook shows stderr in red.
     handler = TerminalHandler(sys.stdout if "ipykernel" in sys.modules else None)
     # DEBUG is for diagnosis and goes to the run's log.txt only.
-    handler.setLevel((logging.WARNING if is_quiet else logging.INFO) if is_first(os.environ) else logging.ERROR)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"))
+    handler.setLevel(
+        (logging.WARNING if is_quiet else logging.INFO) if is_first(os.environ) else logging.ERROR
+    )
+    handler.setFormatter(
+        logging.Formatter("%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+    )
     if not logging.getLogger().handlers:
         # Printed directly, Python's warnings would land on the line of a progress bar.
         logging.captureWarnings(True)
@@ -224,10 +251,16 @@ def build_parser(module: ModuleType, program: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    parser.add_argument("--quiet", action="store_true", help="log only warnings and errors; results are still printed")
+    parser.add_argument(
+        "--quiet",
+        action="store_true",
+        help="log only warnings and errors; results are still printed",
+    )
     parser.add_argument("--plugin", **PLUGIN)
     if getattr(module, "TAKES_CONFIG", False):
-        parser.usage = f"{program} --config FILE [--config FILE …] [--section.key VALUE …] [options below]"
+        parser.usage = (
+            f"{program} --config FILE [--config FILE …] [--section.key VALUE …] [options below]"
+        )
     for names, how in getattr(module, "ARGUMENTS", {}).items():
         parser.add_argument(*names.split(), **how)
     if hasattr(module, "add_arguments"):
@@ -256,24 +289,32 @@ def _parse(module: ModuleType, program: str, rest: Sequence[str]) -> argparse.Na
 
 
 def _refuse_unknown_options(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
-    """Report a mistyped option; argparse would first report the required option that it stands for as missing."""
+    """Report a mistyped option; argparse would first report the required option that it stands for
+    as missing.
+    """
     known = parser._option_string_actions
     given = itertools.takewhile(lambda one: one != "--", (one.partition("=")[0] for one in rest))
     if unknown := next((one for one in given if one.startswith("--") and one not in known), None):
         # Late: only a mistyped option needs it.
         from speakernet.options import nearest
 
-        meant = "".join(f"did you mean {one}? " for one in nearest(unknown, known.keys() - {"--help"}, 1))
+        meant = "".join(
+            f"did you mean {one}? " for one in nearest(unknown, known.keys() - {"--help"}, 1)
+        )
         parser.error(f"unknown option {unknown!r}; {meant}see `{parser.prog} --help`")
 
 
 def _add_components(rest: Sequence[str]) -> None:
-    """Add the components of installed packages and of `--plugin`, before the options of any component are read."""
+    """Add the components of installed packages and of `--plugin`, before the options of any
+    component are read.
+    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--plugin", **PLUGIN)
-    plugins, installed = parser.parse_known_args(rest)[0].plugin, importlib.metadata.entry_points(group=COMPONENTS)
+    plugins = parser.parse_known_args(rest)[0].plugin
+    installed = importlib.metadata.entry_points(group=COMPONENTS)
     if plugins or installed:
-        # Late: without external components, a command reads only the options of the components it uses.
+        # Late: without external components, a command reads only the options of the components it
+        # uses.
         from speakernet.config import components
 
         with wrong_usage():
@@ -293,18 +334,24 @@ def wrong_usage() -> Iterator[None]:
 
 
 def _message(error: Exception) -> str | None:
-    """The message for the user (for a system error, with file and advice), or None if the error is a bug."""
+    """The message for the user (for a system error, with file and advice), or None if the error is
+    a bug.
+    """
     if is_out_of_memory(error):
         # torch adds lines of statistics.
         found = str(error).partition("\n")[0]
         return (
-            f"out of memory ({found}); use a smaller batch (`speakernet find-batch-size` finds one that fits, "
-            "training.accumulation_steps keeps the recipe's size), fewer workers or a machine with more memory"
+            f"out of memory ({found}); use a smaller batch (`speakernet find-batch-size` finds one "
+            "that fits, training.accumulation_steps keeps the recipe's size), fewer workers or a "
+            "machine with more memory"
         )
     library = (getattr(error, "name", None) or "").partition(".")[0]
     if isinstance(error, ModuleNotFoundError) and library != "speakernet":
         extra = EXTRAS.get(library, "export")
-        return f"this needs the library {library}, which is not installed: pip install 'speakernet[{extra}]'"
+        return (
+            f"this needs the library {library}, which is not installed: pip install "
+            f"'speakernet[{extra}]'"
+        )
     if not isinstance(error, ValueError | OSError):
         return None
     if not isinstance(error, OSError) or not error.strerror:
@@ -317,7 +364,9 @@ def _message(error: Exception) -> str | None:
 
 
 def load_configuration(arguments: Sequence[str]) -> "LoadedConfig":
-    """The configuration from files and command line; a model file that it names sets the network's options."""
+    """The configuration from files and command line; a model file that it names sets the network's
+    options.
+    """
     # Late: a command that takes no configuration does not read the options of every component.
     from speakernet.config import load_config
 
@@ -329,7 +378,8 @@ def load_configuration(arguments: Sequence[str]) -> "LoadedConfig":
 
 def _is_classic_checkpoint(path: Path) -> bool:
     """Whether a file is a voxceleb_trainer checkpoint; reading it runs none of its code."""
-    # Late: only a command that scores a model without a configuration needs torch before its options are read.
+    # Late: only a command that scores a model without a configuration needs torch before its
+    # options are read.
     from speakernet.checkpoint import read_checkpoint
     from speakernet.models.importers import voxceleb_trainer
 
@@ -355,10 +405,13 @@ def _threshold(text: str) -> float | str:
 
 
 def model_path(name: str) -> str:
-    """The path of a model file, given as a path or as the name of a published model, which is fetched."""
+    """The path of a model file, given as a path or as the name of a published model, which is
+    fetched.
+    """
     if Path(name).exists():
         return name
-    # Late: only names need the table of published models and the code that fetches and imports them.
+    # Late: only names need the table of published models and the code that fetches and imports
+    # them.
     from speakernet.assembly.published import path_of
 
     with wrong_usage():
@@ -368,7 +421,9 @@ def model_path(name: str) -> str:
 class ModelFile(argparse.Action):
     """An argument that is a model file or the name of a published model."""
 
-    def __call__(self, parser: Any, namespace: argparse.Namespace, value: Any, option: Any = None) -> None:
+    def __call__(
+        self, parser: Any, namespace: argparse.Namespace, value: Any, option: Any = None
+    ) -> None:
         """Store the path of the file, fetching it if necessary."""
         setattr(namespace, self.dest, model_path(value))
 
@@ -379,27 +434,43 @@ MODEL_ARGUMENT: dict[str, Any] = {
 }
 MODEL = {
     "--model": {**MODEL_ARGUMENT, "required": True},
-    "--device": {"default": "auto", "help": "cpu, cuda, cuda:1; auto (the default) uses a GPU if there is one"},
+    "--device": {
+        "default": "auto",
+        "help": "cpu, cuda, cuda:1; auto (the default) uses a GPU if there is one",
+    },
 }
-FILE_TO_CHANGE = {"required": True, "help": "a model file; `speakernet fetch NAME --out FILE` writes a published one"}
-"""For commands that write to a model file or beside it: they must not change the cache of published models."""
+FILE_TO_CHANGE = {
+    "required": True,
+    "help": "a model file; `speakernet fetch NAME --out FILE` writes a published one",
+}
+"""For commands that write to a model file or beside it: they must not change the cache of published
+models."""
 STORE = {
     "--store": {"type": Path, "required": True, "help": "the store of people, such as people.db"},
     "--key-file": {
         "type": Path,
-        "help": f"file with the key that encrypts its embeddings (default: the variable {STORE_KEY_VARIABLE}, if set)",
+        "help": (
+            "file with the key that encrypts its embeddings (default: the variable "
+            f"{STORE_KEY_VARIABLE}, if set)"
+        ),
     },
 }
 DECISION = {
     "--far": {
         "type": float,
         "metavar": "RATE",
-        "help": "false-accept rate of the threshold to use (default 0.01, or the EER threshold if there is none)",
+        "help": (
+            "false-accept rate of the threshold to use (default 0.01, or the EER threshold if "
+            "there is none)"
+        ),
     },
     "--threshold": {
         "type": _threshold,
         "metavar": "SCORE",
-        "help": "a score, or the name of a threshold in the model file (eer, far_1%%); `default` is a cosine of 0.4",
+        "help": (
+            "a score, or the name of a threshold in the model file (eer, far_1%%); `default` "
+            "is a cosine of 0.4"
+        ),
     },
 }
 
@@ -411,8 +482,12 @@ def limits_of(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"false_accept_rate": arguments.far, "threshold": arguments.threshold}
 
 
-def load_verifier(arguments: argparse.Namespace, local_rank: int | None = None) -> "SpeakerVerifier":
-    """Load the model given by `--model`; with several ranks on a machine, each uses the GPU with its local rank."""
+def load_verifier(
+    arguments: argparse.Namespace, local_rank: int | None = None
+) -> "SpeakerVerifier":
+    """Load the model given by `--model`; with several ranks on a machine, each uses the GPU with
+    its local rank.
+    """
     # Late: --help and a mistyped option need no torch.
     from speakernet.inference.verifier import load
 
@@ -426,7 +501,9 @@ def store_key(arguments: argparse.Namespace) -> bytes | None:
 
 @contextlib.contextmanager
 def answer_first(*, is_verbose: bool) -> Iterator[None]:
-    """Log only errors in the block unless verbose, so that the answer is the first line on the screen."""
+    """Log only errors in the block unless verbose, so that the answer is the first line on the
+    screen.
+    """
     before = logging.root.manager.disable
     logging.disable(before if is_verbose else logging.WARNING)
     try:

@@ -1,12 +1,14 @@
 """Adapt a model to recordings of your own telephones, microphones or rooms.
 
-    speakernet adapt --model best.pt --recordings calls/                      no speaker labels needed
-    speakernet adapt --model best.pt --recordings calls/ --labels folders     one folder of calls per speaker
-    speakernet adapt --model best.pt --recordings calls/ --labels who.csv --trials trials.txt
+    speakernet adapt --model best.pt --recordings calls/                      no speaker labels
+    needed speakernet adapt --model best.pt --recordings calls/ --labels folders     one folder of
+    calls per speaker speakernet adapt --model best.pt --recordings calls/ --labels who.csv --trials
+    trials.txt
 
-A back end (mean, whitening, LDA, WCCN or PLDA) is fitted to the recordings and written to a new model file, which every
-command accepts; the network itself does not change. With labels, the best back end is chosen on held-out speakers, and
-the new file is calibrated. People have to be enrolled again, because a store belongs to one model.
+A back end (mean, whitening, LDA, WCCN or PLDA) is fitted to the recordings and written to a new
+model file, which every command accepts; the network itself does not change. With labels, the best
+back end is chosen on held-out speakers, and the new file is calibrated. People have to be enrolled
+again, because a store belongs to one model.
 """
 
 import argparse
@@ -22,23 +24,50 @@ ARGUMENTS = {
     "--recordings": {
         "nargs": "+",
         "required": True,
-        "help": "recordings of the target domain: files, folders, lists, a packed corpus, or the .npz of `embed`",
+        "help": (
+            "recordings of the target domain: files, folders, lists, a packed corpus, or the "
+            ".npz of `embed`"
+        ),
     },
     "--labels": {
-        "help": "`folders` (one per speaker), a list with `speaker path` on each line, or a CSV with path and speaker"
+        "help": (
+            "`folders` (one per speaker), a list with `speaker path` on each line, or a CSV "
+            "with path and speaker"
+        )
     },
     "--out": {"type": Path, "help": "output file (default: MODEL.adapted.pt)"},
     "--method": {
         "choices": ADAPTATIONS,
         "default": "auto",
-        "help": "what to fit (default: with labels the best, otherwise whitening, or mean if recordings are few)",
+        "help": (
+            "what to fit (default: with labels the best, otherwise whitening, or mean if "
+            "recordings are few)"
+        ),
     },
-    "--out-of-domain": {"metavar": "FOLDER", "help": "other recordings, one folder per speaker, for coral and plda"},
-    "--plda": {"metavar": "FILE", "help": "import the PLDA of Kaldi (binary or text) or wespeaker (HDF5)"},
-    "--mean": {"metavar": "FILE", "help": "with --plda: Kaldi's mean vector (default: the recordings' own mean)"},
-    "--transform": {"metavar": "FILE", "help": "with --plda: Kaldi's matrix to apply first, such as an LDA"},
-    "--trials": {"type": Path, "help": "labelled trial list of other people, on which both models are compared"},
-    "--audio": {"type": Path, "help": "folder or packed corpus with the list's audio (default: beside the list)"},
+    "--out-of-domain": {
+        "metavar": "FOLDER",
+        "help": "other recordings, one folder per speaker, for coral and plda",
+    },
+    "--plda": {
+        "metavar": "FILE",
+        "help": "import the PLDA of Kaldi (binary or text) or wespeaker (HDF5)",
+    },
+    "--mean": {
+        "metavar": "FILE",
+        "help": "with --plda: Kaldi's mean vector (default: the recordings' own mean)",
+    },
+    "--transform": {
+        "metavar": "FILE",
+        "help": "with --plda: Kaldi's matrix to apply first, such as an LDA",
+    },
+    "--trials": {
+        "type": Path,
+        "help": "labelled trial list of other people, on which both models are compared",
+    },
+    "--audio": {
+        "type": Path,
+        "help": "folder or packed corpus with the list's audio (default: beside the list)",
+    },
 }
 
 
@@ -51,7 +80,11 @@ def run(arguments: argparse.Namespace) -> list[str]:
     # Late: --help and a mistyped option need no torch.
     from speakernet.inference import adapt, decision
 
-    foreign = adapt.ForeignFiles(arguments.plda, arguments.mean, arguments.transform) if arguments.plda else None
+    foreign = (
+        adapt.ForeignFiles(arguments.plda, arguments.mean, arguments.transform)
+        if arguments.plda
+        else None
+    )
     found = adapt.adapt(
         arguments.model,
         arguments.recordings,
@@ -64,11 +97,19 @@ def run(arguments: argparse.Namespace) -> list[str]:
         audio=arguments.audio,
         device=arguments.device,
     )
-    tried = ["EER on held-out speakers:", *(f"  {one}" for one in adapt.in_words(found.tried))] if found.tried else []
+    tried = (
+        ["EER on held-out speakers:", *(f"  {one}" for one in adapt.in_words(found.tried))]
+        if found.tried
+        else []
+    )
     people = f" of {counted(found.num_speakers, 'speaker')}" if found.num_speakers else ""
     fitted = f"{found.method}, fitted on {counted(found.num_recordings, 'recording')}{people}"
-    thresholds = [f"no calibration; fit one with: speakernet calibrate --model {found.path} --trials LIST"]
+    thresholds = [
+        f"no calibration; fit one with: speakernet calibrate --model {found.path} --trials LIST"
+    ]
     if found.fit is not None:
-        thresholds = [f"threshold {decision.described_threshold(one)}" for one in found.fit.thresholds]
+        thresholds = [
+            f"threshold {decision.described_threshold(one)}" for one in found.fit.thresholds
+        ]
     written = f"{found.path} was written; {arguments.model} is unchanged"
     return [*tried, fitted, *found.notes, *thresholds, written]

@@ -1,4 +1,5 @@
-"""Measure the loader and the training step of a configuration: batch rate, step time, and time spent waiting for data.
+"""Measure the loader and the training step of a configuration: batch rate, step time, and time
+spent waiting for data.
 
     speakernet benchmark --config exp01.yaml --num_batches 100 [--json figures.json]
 
@@ -22,7 +23,11 @@ logger = logging.getLogger(__name__)
 
 
 ARGUMENTS = {
-    "--num_batches": {"type": int, "default": 100, "help": "batches and steps to measure (default %(default)s)"},
+    "--num_batches": {
+        "type": int,
+        "default": 100,
+        "help": "batches and steps to measure (default %(default)s)",
+    },
     "--json": {"type": Path, "metavar": "FILE", "help": "write all figures to a file"},
 }
 

@@ -1,10 +1,11 @@
 """Fit calibration and thresholds and write them into a model file, so that `verify` can decide.
 
-    speakernet calibrate --model best.pt --trials trials.txt              labelled trials of any speakers
-    speakernet calibrate --model best.pt --store people.db --cohort others/   your own people against strangers
+    speakernet calibrate --model best.pt --trials trials.txt              labelled trials of any
+    speakers speakernet calibrate --model best.pt --store people.db --cohort others/   your own
+    people against strangers
 
-Both apply to cosine scores of whole utterances, or to PLDA scores if the file scores by PLDA, as `verify` and
-`identify` do. The first time, the old model file is kept next to the new one.
+Both apply to cosine scores of whole utterances, or to PLDA scores if the file scores by PLDA, as
+`verify` and `identify` do. The first time, the old model file is kept next to the new one.
 """
 
 import argparse
@@ -24,11 +25,20 @@ QUALITIES = ("duration", "magnitude", "snr")
 ARGUMENTS = {
     **MODEL,
     "--model": FILE_TO_CHANGE,
-    "--trials": {"type": Path, "help": "labelled trial list with `1 enrol test` or `0 enrol test` on each line"},
-    "--audio": {"type": Path, "help": "folder or packed corpus with the list's audio (default: beside the list)"},
+    "--trials": {
+        "type": Path,
+        "help": "labelled trial list with `1 enrol test` or `0 enrol test` on each line",
+    },
+    "--audio": {
+        "type": Path,
+        "help": "folder or packed corpus with the list's audio (default: beside the list)",
+    },
     **STORE,
     "--store": {"type": Path, "help": "the store of people, such as people.db"},
-    "--cohort": {"nargs": "+", "help": "with --store: recordings of strangers (files, folders, lists)"},
+    "--cohort": {
+        "nargs": "+",
+        "help": "with --store: recordings of strangers (files, folders, lists)",
+    },
     "--quality": {
         "nargs": "+",
         "choices": QUALITIES,
@@ -48,7 +58,9 @@ def run(arguments: argparse.Namespace) -> list[str]:
     """Embed, score, fit and write; return the figures."""
     if (arguments.trials is None) == (arguments.store is None):
         raise ValueError("give either --trials LIST or, for your own people, --store people.db")
-    if (arguments.trials and arguments.cohort) or (arguments.store and (arguments.audio or arguments.quality)):
+    if (arguments.trials and arguments.cohort) or (
+        arguments.store and (arguments.audio or arguments.quality)
+    ):
         raise ValueError("--audio and --quality need --trials; --cohort needs --store")
     if not 0 < arguments.prior < 1:
         raise ValueError(f"--prior {arguments.prior}: expected a probability between 0 and 1")
@@ -58,21 +70,34 @@ def run(arguments: argparse.Namespace) -> list[str]:
     verifier = load_verifier(arguments)
     if arguments.store is None:
         fit, results, backup = bulk.calibrate_on_trials(
-            verifier, arguments.trials, arguments.audio, arguments.prior, arguments.out, arguments.quality
+            verifier,
+            arguments.trials,
+            arguments.audio,
+            arguments.prior,
+            arguments.out,
+            arguments.quality,
         )
     else:
         cohort = (
-            recordings.audio_inputs(arguments.cohort, verifier.sample_rate, sys.stdin) if arguments.cohort else None
+            recordings.audio_inputs(arguments.cohort, verifier.sample_rate, sys.stdin)
+            if arguments.cohort
+            else None
         )
         with verifier.people(arguments.store, store_key(arguments), must_exist=True) as store:
-            fit, results, backup = bulk.calibrate_on_people(verifier, store, cohort, arguments.prior, arguments.out)
+            fit, results, backup = bulk.calibrate_on_people(
+                verifier, store, cohort, arguments.prior, arguments.out
+            )
     notes = cautions(results)
     if arguments.cohort:
-        notes.append("each cohort recording counts as one speaker; if a person has several, the interval is too narrow")
+        notes.append(
+            "each cohort recording counts as one speaker; if a person has several, the interval is "
+            "too narrow"
+        )
     num_targets = results.num_targets or 0
     if num_targets < FEW_TARGETS:
         notes.append(
-            f"{num_targets} same-speaker pairs are too few to rely on; use {FEW_TARGETS} or more, from more people"
+            f"{num_targets} same-speaker pairs are too few to rely on; use {FEW_TARGETS} or more, "
+            "from more people"
         )
     thresholds = [f"threshold {decision.described_threshold(one)}" for one in fit.thresholds]
     written = f"now has a calibration and {counted(len(thresholds), 'threshold')}"

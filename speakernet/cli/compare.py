@@ -3,16 +3,22 @@
     speakernet compare exps/a exps/b exps/c
     speakernet compare a/scores.txt b/scores.txt --trials trials.txt
 
-Each system is compared with the first on the same bootstrap draws of speakers; a difference is significant if its 95 %
-interval excludes zero. Score files of other tools work too: `enrol test score` per line, in any order. Without
---trials, labels come from a folder or the fourth column of a score file (target or nontarget).
+Each system is compared with the first on the same bootstrap draws of speakers; a difference is
+significant if its 95 % interval excludes zero. Score files of other tools work too: `enrol test
+score` per line, in any order. Without --trials, labels come from a folder or the fourth column of a
+score file (target or nontarget).
 """
 
 import argparse
 from pathlib import Path
 
 from speakernet.data.lists import read_trials
-from speakernet.evaluation.figures import ALWAYS_SHOWN_PRIORS, MIN_DRAWS, compare_scores, short_names
+from speakernet.evaluation.figures import (
+    ALWAYS_SHOWN_PRIORS,
+    MIN_DRAWS,
+    compare_scores,
+    short_names,
+)
 from speakernet.evaluation.files import chosen_on_reported, find_scores, list_in_common
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import headline
@@ -23,9 +29,19 @@ DIGITS = 3
 
 
 ARGUMENTS = {
-    "scores": {"type": Path, "nargs": "+", "help": "score files, or folders of runs or evaluations"},
-    "--trials": {"type": Path, "help": "labelled trial list that all systems scored (default: from their folders)"},
-    "--speaker_table": {"type": Path, "help": "CSV with path and speaker, if file names do not show the speaker"},
+    "scores": {
+        "type": Path,
+        "nargs": "+",
+        "help": "score files, or folders of runs or evaluations",
+    },
+    "--trials": {
+        "type": Path,
+        "help": "labelled trial list that all systems scored (default: from their folders)",
+    },
+    "--speaker_table": {
+        "type": Path,
+        "help": "CSV with path and speaker, if file names do not show the speaker",
+    },
     "--priors": {
         "type": float,
         "nargs": "+",
@@ -44,28 +60,52 @@ ARGUMENTS = {
 def run(arguments: argparse.Namespace) -> list[str]:
     """Read and compare; return a table, and a sentence for each figure."""
     if len(arguments.scores) < 2:
-        raise ValueError(f"{arguments.scores[0]} is the only system; expected two or more to compare")
+        raise ValueError(
+            f"{arguments.scores[0]} is the only system; expected two or more to compare"
+        )
     if not all(0 < prior < 1 for prior in arguments.priors):
         raise ValueError(f"--priors {arguments.priors}: expected probabilities between 0 and 1")
     if arguments.draws < MIN_DRAWS:
-        raise ValueError(f"--draws {arguments.draws}: expected at least {MIN_DRAWS}; fewer give no interval")
+        raise ValueError(
+            f"--draws {arguments.draws}: expected at least {MIN_DRAWS}; fewer give no interval"
+        )
     if missing := [path for path in arguments.scores if not path.exists()]:
-        raise ValueError(f"{missing[0]}: there is no such file or folder; give a score file or the folder of a run")
+        raise ValueError(
+            f"{missing[0]}: there is no such file or folder; give a score file or the folder of a "
+            "run"
+        )
     if len({path.resolve() for path in arguments.scores}) < len(arguments.scores):
-        raise ValueError(f"a system was given twice: {', '.join(map(str, arguments.scores))}; name each one once")
+        raise ValueError(
+            f"a system was given twice: {', '.join(map(str, arguments.scores))}; name each one once"
+        )
     trials = read_trials(arguments.trials) if arguments.trials else list_in_common(arguments.scores)
     paths, systems = zip(*(find_scores(path, trials) for path in arguments.scores), strict=True)
     speakers = speakers_of(trials, arguments.speaker_table)
     result = compare_scores(
-        trials, systems, speakers, num_draws=arguments.draws, seed=arguments.seed, priors=arguments.priors
+        trials,
+        systems,
+        speakers,
+        num_draws=arguments.draws,
+        seed=arguments.seed,
+        priors=arguments.priors,
     )
     letters = [chr(ord("A") + number) for number in range(len(paths))]
     names = short_names([str(path) for path in paths])
-    lines = [f"{letter} = {name} ({path})" for letter, name, path in zip(letters, names, paths, strict=True)]
+    lines = [
+        f"{letter} = {name} ({path})"
+        for letter, name, path in zip(letters, names, paths, strict=True)
+    ]
     taken = f"{speakers.count:,} speakers, taken from the {speakers.rule}"
     lines += [f"{len(trials):,} trials of {trials.source}; {taken}", ""]
     lines.append(f"{'':<16}" + "".join(f"{letter:>10}" for letter in letters))
     for row in zip(*(headline(one, DIGITS) for one in result.systems), strict=True):
         lines.append(f"{row[0].label:<16}" + "".join(f"{figure.number:>10}" for figure in row))
-    chosen = [(letter, chosen_on_reported(path)) for letter, path in zip(letters, paths, strict=True)]
-    return [*lines, "", *result.sentences(letters), *(f"{letter}: {found}" for letter, found in chosen if found)]
+    chosen = [
+        (letter, chosen_on_reported(path)) for letter, path in zip(letters, paths, strict=True)
+    ]
+    return [
+        *lines,
+        "",
+        *result.sentences(letters),
+        *(f"{letter}: {found}" for letter, found in chosen if found),
+    ]

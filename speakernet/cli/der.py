@@ -3,9 +3,9 @@
     speakernet der reference/ hypothesis/ --collar 0.25
     speakernet der reference.rttm ours.rttm theirs.rttm --uem all.uem
 
-Files or folders of RTTM (or CTM with speakers). With several hypotheses, each is compared with the first on the same
-bootstrap draws of recordings; a difference is significant if its 95 % interval excludes zero. Fewer than five
-recordings give no interval.
+Files or folders of RTTM (or CTM with speakers). With several hypotheses, each is compared with the
+first on the same bootstrap draws of recordings; a difference is significant if its 95 % interval
+excludes zero. Fewer than five recordings give no interval.
 """
 
 import argparse
@@ -22,11 +22,21 @@ ARGUMENTS = {
         "type": float,
         "default": 0.0,
         "metavar": "SECONDS",
-        "help": "leave out this many seconds on each side of every reference boundary (default %(default)s)",
+        "help": (
+            "leave out this many seconds on each side of every reference boundary (default "
+            "%(default)s)"
+        ),
     },
-    "--skip-overlap": {"action": "store_true", "help": "do not score regions in which two people speak"},
+    "--skip-overlap": {
+        "action": "store_true",
+        "help": "do not score regions in which two people speak",
+    },
     "--each": {"action": "store_true", "help": "also print a line for each recording"},
-    "--draws": {"type": int, "default": 1000, "help": "bootstrap draws of recordings (default %(default)s)"},
+    "--draws": {
+        "type": int,
+        "default": 1000,
+        "help": "bootstrap draws of recordings (default %(default)s)",
+    },
     "--seed": {"type": int, "default": 0, "help": "seed of the draws"},
 }
 HEAD = f"{'':<24}{'DER %':>8}{'missed':>9}{'false':>8}{'confused':>10}{'JER %':>8}"
@@ -49,18 +59,21 @@ def run(arguments: argparse.Namespace) -> list[str]:
             if arguments.draws < 1
             else f"--collar {arguments.collar:g}: expected 0 or more seconds"
         )
-    reference, scored = read_turns(arguments.reference), read_uem(arguments.uem) if arguments.uem else None
+    reference = read_turns(arguments.reference)
+    scored = read_uem(arguments.uem) if arguments.uem else None
     given = [read_turns(path) for path in arguments.hypothesis]
     for path, turns in zip(arguments.hypothesis, given, strict=True):
         if not reference.keys() & turns.keys():
             raise ValueError(
-                f"{path} {'has' if any(turns.values()) else 'is empty and is named after'} none of the recordings in "
-                f"{arguments.reference}, such as {next(iter(reference), '')!r}"
+                f"{path} {'has' if any(turns.values()) else 'is empty and is named after'} none of "
+                f"the recordings in {arguments.reference}, such as {next(iter(reference), '')!r}"
             )
         if unlike := sorted(reference.keys() ^ turns.keys()):
             shown = ", ".join(unlike[:MAX_NAMED])
             logger.warning(
-                "only one of %s and the reference has %s; a missing recording counts as silence", path, shown
+                "only one of %s and the reference has %s; a missing recording counts as silence",
+                path,
+                shown,
             )
     how = {"collar": arguments.collar, "skips_overlap": arguments.skip_overlap}
     systems = [diarization_errors(reference, turns, scored, **how) for turns in given]
@@ -69,15 +82,27 @@ def run(arguments: argparse.Namespace) -> list[str]:
         if len(reference) < MIN_SPEAKERS
         else ""
     )
-    lines, drawn = [HEAD], [one.draws(arguments.draws, arguments.seed)[:, 0] for one in systems]
+    lines = [HEAD]
+    drawn = [one.draws(arguments.draws, arguments.seed)[:, 0] for one in systems]
     for path, one, draws in zip(arguments.hypothesis, systems, drawn, strict=True):
         rows = [(str(path)[-23:], one.rates())]
         if arguments.each:
-            rows += [(f"  {name[-20:]}", one.rates(slice(row, row + 1))) for row, name in enumerate(one.names)]
-        lines += [f"{name:<24}{r[0]:>8.2f}{r[1]:>9.2f}{r[2]:>8.2f}{r[3]:>10.2f}{r[4]:>8.2f}" for name, r in rows]
+            rows += [
+                (f"  {name[-20:]}", one.rates(slice(row, row + 1)))
+                for row, name in enumerate(one.names)
+            ]
+        lines += [
+            f"{name:<24}{r[0]:>8.2f}{r[1]:>9.2f}{r[2]:>8.2f}{r[3]:>10.2f}{r[4]:>8.2f}"
+            for name, r in rows
+        ]
         low, high = np.percentile(draws, [2.5, 97.5])
-        right = f"the number of speakers is correct in {one.num_right} of {counted(len(one.names), 'recording')}"
-        lines.append(f"  {too_few or f'DER 95 % interval {low:.2f} to {high:.2f}, bootstrap over recordings'}; {right}")
+        right = (
+            f"the number of speakers is correct in {one.num_right} of "
+            f"{counted(len(one.names), 'recording')}"
+        )
+        lines.append(
+            f"  {too_few or f'DER 95 % interval {low:.2f} to {high:.2f}, bootstrap over recordings'}; {right}"
+        )
     for path, one, draws in list(zip(arguments.hypothesis, systems, drawn, strict=True))[1:]:
         low, high = np.percentile(draws - drawn[0], [2.5, 97.5])
         difference = one.rates()[0] - systems[0].rates()[0]

@@ -1,12 +1,13 @@
-"""Embed recordings and write names, embeddings and the model's fingerprint to one file, as plain NumPy arrays.
+"""Embed recordings and write names, embeddings and the model's fingerprint to one file, as plain
+NumPy arrays.
 
     speakernet embed a.wav b.flac --model best.pt --out e.npz
     speakernet embed my_voices/ --model best.pt --out e.npz
     find . -name '*.wav' | speakernet embed - --model best.pt --out e.npz
 
-Folders are searched recursively; lists have one file (or `speaker path`) per line; a packed corpus is read directly.
-The same command resumes after a kill. Under torchrun or srun, each process embeds a part. The exit status is 1 if
-recordings were left out.
+Folders are searched recursively; lists have one file (or `speaker path`) per line; a packed corpus
+is read directly. The same command resumes after a kill. Under torchrun or srun, each process embeds
+a part. The exit status is 1 if recordings were left out.
 """
 
 import argparse
@@ -21,14 +22,23 @@ from speakernet.parallel.distributed import find_place
 from speakernet.terminal import counted
 
 ARGUMENTS = {
-    "audio": {"nargs": "+", "help": "files, folders, lists (.txt), a packed corpus, or - for names on stdin"},
+    "audio": {
+        "nargs": "+",
+        "help": "files, folders, lists (.txt), a packed corpus, or - for names on stdin",
+    },
     **MODEL,
     "--out": {"type": Path, "required": True, "help": "output file, such as e.npz"},
     "--part": {
         "metavar": "I/N",
-        "help": f"{PART_HELP}; give every process the same recordings, model and --out; the last to finish writes it",
+        "help": (
+            f"{PART_HELP}; give every process the same recordings, model and --out; the last "
+            "to finish writes it"
+        ),
     },
-    "--skip-broken": {"action": "store_true", "help": "leave out recordings that cannot be embedded"},
+    "--skip-broken": {
+        "action": "store_true",
+        "help": "leave out recordings that cannot be embedded",
+    },
 }
 
 logger = logging.getLogger(__name__)
@@ -42,7 +52,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     place = find_place(os.environ, 0)
     if place and arguments.part:
-        raise ValueError(f"leave out --part {arguments.part}: the {place.world_size} processes already share the work")
+        raise ValueError(
+            f"leave out --part {arguments.part}: the {place.world_size} processes already share "
+            "the work"
+        )
     part = parse_part(arguments.part) if arguments.part else WHOLE
     if place:
         part = WorkPart(place.rank + 1, place.world_size)

@@ -1,12 +1,15 @@
-"""Enrol one or more people: add recordings to a store of people, which is created if it does not exist.
+"""Enrol one or more people: add recordings to a store of people, which is created if it does not
+exist.
 
     speakernet enroll Ada a1.wav a2.wav a3.wav --model best.pt --store people.db
-    speakernet enroll --folder my_voices --model best.pt --store people.db      one subfolder per person
+    speakernet enroll --folder my_voices --model best.pt --store people.db      one subfolder per
+    person
 
-The store keeps the name, and the embedding and path of each recording, never audio. Too little speech, clipping, noise,
-a narrow band or a voice unlike the person's other recordings causes a warning, or with --strict an error. With
---folder, people whose recordings are refused are left out, the others are enrolled, and the exit status is 1; running
-the same command again adds only what is missing.
+The store keeps the name, and the embedding and path of each recording, never audio. Too little
+speech, clipping, noise, a narrow band or a voice unlike the person's other recordings causes a
+warning, or with --strict an error. With --folder, people whose recordings are refused are left out,
+the others are enrolled, and the exit status is 1; running the same command again adds only what is
+missing.
 """
 
 import argparse
@@ -22,7 +25,10 @@ from speakernet.terminal import counted
 ARGUMENTS = {
     "name": {"nargs": "?", "help": "the person's name, new or already in the store"},
     "audio": {"nargs": "*", "help": "recordings, lists, and folders to search recursively"},
-    "--folder": {"type": Path, "help": "a folder with one subfolder per person, instead of a name and recordings"},
+    "--folder": {
+        "type": Path,
+        "help": "a folder with one subfolder per person, instead of a name and recordings",
+    },
     **MODEL,
     **STORE,
     "--strict": {"action": "store_true", "help": "refuse recordings that cause a warning"},
@@ -32,10 +38,15 @@ logger = logging.getLogger(__name__)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check the recordings, embed them and store the embeddings; the exit status is 1 if people were left out."""
-    folder, store = arguments.folder, arguments.store
+    """Check the recordings, embed them and store the embeddings; the exit status is 1 if people
+    were left out.
+    """
+    folder = arguments.folder
+    store = arguments.store
     if bool(folder) == bool(arguments.audio) or (folder and arguments.name):
-        raise ValueError("give a person's name and recordings, or --folder with one subfolder per person")
+        raise ValueError(
+            "give a person's name and recordings, or --folder with one subfolder per person"
+        )
     # Path.is_file would raise for a name that is too long for a file.
     if arguments.name and os.path.isfile(arguments.name):  # noqa: PTH113
         raise ValueError(f"{arguments.name} is a file; the first argument is the person's name")
@@ -46,10 +57,14 @@ def run(arguments: argparse.Namespace) -> int:
 
     if folder:
         people = [
-            (path.name, [str(path)]) for path in sorted(folder.iterdir()) if path.is_dir() and not is_hidden(path.name)
+            (path.name, [str(path)])
+            for path in sorted(folder.iterdir())
+            if path.is_dir() and not is_hidden(path.name)
         ]
         if not people:
-            raise ValueError(f"{folder} has no subfolders; expected one per person, containing recordings")
+            raise ValueError(
+                f"{folder} has no subfolders; expected one per person, containing recordings"
+            )
     # Late, as above.
     from speakernet.inference.people import checked_name
     from speakernet.inference.recordings import audio_inputs
@@ -57,14 +72,22 @@ def run(arguments: argparse.Namespace) -> int:
 
     verifier = load_verifier(arguments)
     # The word "new" reveals a mistyped path, which creates a second store.
-    new, left_out = "" if store.exists() else "the new store ", 0
+    new = "" if store.exists() else "the new store "
+    left_out = 0
     opened = functools.cache(functools.partial(verifier.people, store, store_key(arguments)))
     # All names are checked before anybody is enrolled.
     for name, given in [(checked_name(name), given) for name, given in people]:
         try:
-            recordings = [verifier.open(file) for file in audio_inputs(given, verifier.sample_rate, sys.stdin)[1]]
+            recordings = [
+                verifier.open(file)
+                for file in audio_inputs(given, verifier.sample_rate, sys.stdin)[1]
+            ]
             done = enroll(
-                verifier, opened() if store.exists() else opened, name, recordings, is_strict=arguments.strict
+                verifier,
+                opened() if store.exists() else opened,
+                name,
+                recordings,
+                is_strict=arguments.strict,
             )
         except AudioError as error:
             if not folder:
@@ -79,5 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
         added = f"{counted(done.added, 'recording')} added{speech}, {done.total} in all"
         sys.stdout.write(f"{done.name}: {added}, in {new}{store}\n")
     if folder:
-        sys.stdout.write(f"{counted(len(people) - left_out, 'person')} of {len(people)} enrolled in {store}\n")
+        sys.stdout.write(
+            f"{counted(len(people) - left_out, 'person')} of {len(people)} enrolled in {store}\n"
+        )
     return int(left_out > 0)

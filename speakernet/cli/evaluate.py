@@ -3,8 +3,9 @@
     speakernet evaluate --scores scores.txt --trials trials.txt --save_path results/
     speakernet evaluate --config exp01.yaml --initial_model exps/exp01/best.pt
 
-The first form needs no model and no audio; the second is `speakernet train --eval`. Several score files are fused with
-weights fitted on `--fusion_scores` (the same systems, in the same order) and `--fusion_trials`.
+The first form needs no model and no audio; the second is `speakernet train --eval`. Several score
+files are fused with weights fitted on `--fusion_scores` (the same systems, in the same order) and
+`--fusion_trials`.
 """
 
 import argparse
@@ -40,16 +41,30 @@ TAKES_CONFIG = True
 
 ARGUMENTS = {
     **train.ARGUMENTS,
-    "--scores": {"type": Path, "nargs": "+", "help": "score files: `enrol test score` per line, in any order"},
+    "--scores": {
+        "type": Path,
+        "nargs": "+",
+        "help": "score files: `enrol test score` per line, in any order",
+    },
     "--trials": {"type": Path, "help": "trial list of the scores"},
-    "--fusion_scores": {"type": Path, "nargs": "+", "help": "scores of the same systems on --fusion_trials"},
-    "--fusion_trials": {"type": Path, "help": "labelled trial list on which fusion weights are fitted"},
+    "--fusion_scores": {
+        "type": Path,
+        "nargs": "+",
+        "help": "scores of the same systems on --fusion_trials",
+    },
+    "--fusion_trials": {
+        "type": Path,
+        "help": "labelled trial list on which fusion weights are fitted",
+    },
     "--prior": {
         "type": float,
         "default": default_of(EvaluationOptions, "calibration_prior"),
         "help": "target prior for calibration and fusion",
     },
-    "--scores_are_llrs": {"action": "store_true", "help": "scores are log-likelihood ratios (natural log)"},
+    "--scores_are_llrs": {
+        "action": "store_true",
+        "help": "scores are log-likelihood ratios (natural log)",
+    },
     "--priors": {
         "type": float,
         "nargs": "+",
@@ -61,7 +76,10 @@ ARGUMENTS = {
         "default": default_of(EvaluationOptions, "bootstrap_samples"),
         "help": "bootstrap draws of speakers for the intervals; 0 gives no intervals",
     },
-    "--csv": {"type": Path, "help": "CSV with path and speaker, if file names do not show the speaker"},
+    "--csv": {
+        "type": Path,
+        "help": "CSV with path and speaker, if file names do not show the speaker",
+    },
     "--out --save_path": {"dest": "save_path", "type": Path, "help": "folder for the results"},
 }
 """Options for score files; all others are configuration options."""
@@ -74,11 +92,17 @@ def run(arguments: argparse.Namespace) -> list[str] | int:
         arguments.config_arguments += [*where, "--eval"]
         return train.run(arguments)
     if arguments.config_arguments:
-        raise ValueError(f"{arguments.config_arguments[0]} does not apply to --scores, which runs no model")
+        raise ValueError(
+            f"{arguments.config_arguments[0]} does not apply to --scores, which runs no model"
+        )
     if not arguments.trials:
         raise ValueError("--scores needs --trials, the trial list of the scores")
-    if arguments.save_path and any((arguments.save_path / name).exists() for name in (METRICS, LAST, BEST)):
-        raise ValueError(f"{arguments.save_path} is the folder of a training run; give another one with --out")
+    if arguments.save_path and any(
+        (arguments.save_path / name).exists() for name in (METRICS, LAST, BEST)
+    ):
+        raise ValueError(
+            f"{arguments.save_path} is the folder of a training run; give another one with --out"
+        )
     evaluation = evaluate_scores(arguments)
     lines = [*evaluation.lines(DIGITS), *_details(evaluation.results)]
     if arguments.json:
@@ -97,19 +121,27 @@ def evaluate_scores(arguments: argparse.Namespace) -> Evaluation:
     """Evaluate one score file, or several fused ones."""
     for name, values in (("--prior", [arguments.prior]), ("--priors", arguments.priors)):
         if not all(0 < prior < 1 for prior in values):
-            raise ValueError(f"{name} {' '.join(map(str, values))}: expected probabilities between 0 and 1")
+            raise ValueError(
+                f"{name} {' '.join(map(str, values))}: expected probabilities between 0 and 1"
+            )
     if arguments.draws != 0 and arguments.draws < MIN_DRAWS:
-        raise ValueError(f"--draws {arguments.draws}: expected 0 (no intervals) or at least {MIN_DRAWS}")
+        raise ValueError(
+            f"--draws {arguments.draws}: expected 0 (no intervals) or at least {MIN_DRAWS}"
+        )
     options = EvaluationOptions(
-        dcf_target_priors=arguments.priors, bootstrap_samples=arguments.draws, calibration_prior=arguments.prior
+        dcf_target_priors=arguments.priors,
+        bootstrap_samples=arguments.draws,
+        calibration_prior=arguments.prior,
     )
     trials = read_trials(arguments.trials)
     files, columns = zip(*(find_scores(path, trials) for path in arguments.scores), strict=True)
     if arguments.save_path and len(files) > 1:
-        # The scores of one system are written back unchanged; fused scores would replace one of their inputs.
+        # The scores of one system are written back unchanged; fused scores would replace one of
+        # their inputs.
         refuse_overwriting([arguments.save_path / name for name in EVALUATION_FILES], files)
     fit = _fit(arguments, len(columns))
-    scores, llrs = columns[0], None
+    scores = columns[0]
+    llrs = None
     if fit is not None:
         llrs = fit.apply(np.stack(columns, axis=1))
         # A single system keeps its own scores; fused systems have only the ratios.
@@ -129,18 +161,23 @@ def evaluate_scores(arguments: argparse.Namespace) -> Evaluation:
         warnings=_warnings(
             results,
             files,
-            is_fitted_here=fit is not None and sha256_of(arguments.fusion_trials) == sha256_of(arguments.trials),
+            is_fitted_here=fit is not None
+            and sha256_of(arguments.fusion_trials) == sha256_of(arguments.trials),
         ),
     )
     return Evaluation(trials, scores, results, llrs, speakers=speakers)
 
 
 def _warnings(results: Results, files: Sequence[Path], *, is_fitted_here: bool) -> list[str]:
-    """The caveats of the figures, for the report; those not printed beside the figures are also logged."""
+    """The caveats of the figures, for the report; those not printed beside the figures are also
+    logged.
+    """
     found = cautions(results)
     found += [f"{file}: {one}" for file in files if (one := chosen_on_reported(file))]
     if is_fitted_here:
-        found.append("weights were fitted on the reported list: error rates and costs are optimistic")
+        found.append(
+            "weights were fitted on the reported list: error rates and costs are optimistic"
+        )
     for odd in found:
         if odd != results.interval_note:
             # The interval note is printed beside the figures.
@@ -158,12 +195,15 @@ def _fit(arguments: argparse.Namespace, num_systems: int) -> AffineCalibration |
         return None
     if not arguments.fusion_trials or len(arguments.fusion_scores) != num_systems:
         raise ValueError(
-            f"--fusion_scores has {counted(len(arguments.fusion_scores), 'file')} for {num_systems} in --scores; "
-            "give the same systems in the same order, and their list with --fusion_trials"
+            f"--fusion_scores has {counted(len(arguments.fusion_scores), 'file')} for "
+            f"{num_systems} in --scores; give the same systems in the same order, and their list "
+            "with --fusion_trials"
         )
     trials = read_trials(arguments.fusion_trials)
     if trials.labels is None:
-        raise ValueError(f"{arguments.fusion_trials} has no labels; fusion weights are fitted on a labelled list")
+        raise ValueError(
+            f"{arguments.fusion_trials} has no labels; fusion weights are fitted on a labelled list"
+        )
     columns = [find_scores(path, trials)[1] for path in arguments.fusion_scores]
     names = [path.stem if path.stem != "scores" else path.parent.name for path in arguments.scores]
     return fit_calibration(np.stack(columns, axis=1), trials.labels, arguments.prior, names)
@@ -176,5 +216,7 @@ def _details(results: Results) -> list[str]:
     # The first line names the EER and the minDCFs.
     others = headline(results, DIGITS, further=True)[1 + len(results.min_dcf) :]
     lines = [f"{one.name}: {one.text}" for one in others]
-    lines.append(f"{counted(results.num_speakers or 0, 'speaker')}, taken from the {results.speaker_rule}")
+    lines.append(
+        f"{counted(results.num_speakers or 0, 'speaker')}, taken from the {results.speaker_rule}"
+    )
     return [*lines, *filter(None, [results.interval_note])]

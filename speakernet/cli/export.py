@@ -1,9 +1,10 @@
 """Export a model file to ONNX, a torch.export archive, or safetensors.
 
-The extension of --out chooses the format. ONNX and the archive hold front end and network as one graph, with waveforms
-(batch, samples) at the model's rate as input and two outputs (batch, dim): `embedding`, as from `embed`, and
-`direction`, the embedding minus the model's mean, scaled to length 1, whose dot products are the scores. The file is
-written only if it reproduces the model's embeddings.
+The extension of --out chooses the format. ONNX and the archive hold front end and network as one
+graph, with waveforms (batch, samples) at the model's rate as input and two outputs (batch, dim):
+`embedding`, as from `embed`, and `direction`, the embedding minus the model's mean, scaled to
+length 1, whose dot products are the scores. The file is written only if it reproduces the model's
+embeddings.
 """
 
 import argparse
@@ -13,23 +14,40 @@ from speakernet.cli import MODEL_ARGUMENT
 
 ARGUMENTS = {
     "model": MODEL_ARGUMENT,
-    "--out": {"required": True, "metavar": "FILE", "help": "output file, ending in .onnx, .pt2 or .safetensors"},
+    "--out": {
+        "required": True,
+        "metavar": "FILE",
+        "help": "output file, ending in .onnx, .pt2 or .safetensors",
+    },
     "--speech": {
         "type": Path,
         "nargs": "+",
         "default": [],
         "metavar": "FILE",
-        "help": "recordings to compare embeddings on (default: some of --trials, otherwise synthetic voices)",
+        "help": (
+            "recordings to compare embeddings on (default: some of --trials, otherwise "
+            "synthetic voices)"
+        ),
     },
     "--for": {
         "dest": "runtime",
         "default": "",
         "metavar": "PROGRAM",
-        "help": "for .onnx: sherpa-onnx (a graph from features, with its metadata) or onnxruntime-web",
+        "help": (
+            "for .onnx: sherpa-onnx (a graph from features, with its metadata) or onnxruntime-web"
+        ),
     },
     "--int8": {"action": "store_true", "help": "for .onnx: 8-bit weights and activations"},
-    "--trials": {"type": Path, "metavar": "LIST", "help": "labelled trial list to measure the EER of int8 on"},
-    "--audio": {"type": Path, "metavar": "FOLDER", "help": "the folder that the paths of --trials are relative to"},
+    "--trials": {
+        "type": Path,
+        "metavar": "LIST",
+        "help": "labelled trial list to measure the EER of int8 on",
+    },
+    "--audio": {
+        "type": Path,
+        "metavar": "FOLDER",
+        "help": "the folder that the paths of --trials are relative to",
+    },
 }
 
 

@@ -1,11 +1,13 @@
 """Fetch a published model and convert it to a model file in the cache.
 
     speakernet fetch wespeaker/resnet34-LM                  prints the path of the model file
-    speakernet fetch wespeaker/resnet34-LM --out model.pt   also writes a copy, to calibrate or adapt
-    speakernet fetch owner/name@revision                    a hub repository written by `speakernet push`
+    speakernet fetch wespeaker/resnet34-LM --out model.pt   also writes a copy, to calibrate or
+    adapt speakernet fetch owner/name@revision                    a hub repository written by
+    `speakernet push`
 
-`speakernet models` lists the names. The download's SHA-256 is checked, and none of its code is run. HF_HUB_OFFLINE,
-HF_TOKEN and HF_HOME work as in huggingface_hub; SPEAKERNET_CACHE sets another cache folder for model files.
+`speakernet models` lists the names. The download's SHA-256 is checked, and none of its code is run.
+HF_HUB_OFFLINE, HF_TOKEN and HF_HOME work as in huggingface_hub; SPEAKERNET_CACHE sets another cache
+folder for model files.
 """
 
 import argparse
@@ -29,4 +31,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
     if arguments.out is not None:
         place(path.resolve(), arguments.out)
         path = arguments.out
-    return [f"{path}: {arguments.name}, {human_bytes(path.stat().st_size)}; `speakernet info {path}` shows its licence"]
+    return [
+        f"{path}: {arguments.name}, {human_bytes(path.stat().st_size)}; `speakernet info {path}` "
+        "shows its licence"
+    ]

@@ -1,7 +1,8 @@
 """Find the batch size that runs fastest within the available memory.
 
-Runs real steps on random waveforms of the configured length, uncompiled (compiling each size would take minutes), one
-micro-batch at a time if steps are accumulated. It reads the training list but no audio, and writes nothing.
+Runs real steps on random waveforms of the configured length, uncompiled (compiling each size would
+take minutes), one micro-batch at a time if steps are accumulated. It reads the training list but no
+audio, and writes nothing.
 """
 
 import argparse
@@ -27,12 +28,17 @@ def run(arguments: argparse.Namespace) -> list[str]:
     """Return every size tried, the fastest, and a recommendation."""
     config = load_configuration(arguments.config_arguments).config
     if not 0 <= arguments.memory_limit_gib < math.inf:
-        raise ValueError(f"--memory_limit_gib: {arguments.memory_limit_gib:g}; expected 0 (the default) or more GiB")
+        raise ValueError(
+            f"--memory_limit_gib: {arguments.memory_limit_gib:g}; expected 0 (the default) or more "
+            "GiB"
+        )
     # Late: torch takes two seconds to import, and a mistyped option should not wait for it.
     from speakernet.assembly.benchmark import configured_batch_size, find_batch_size, recommendation
 
     limit = int(arguments.memory_limit_gib * 2**30)
-    finder, best = find_batch_size(config, arguments.min_batch_size, arguments.max_batch_size, limit)
+    finder, best = find_batch_size(
+        config, arguments.min_batch_size, arguments.max_batch_size, limit
+    )
     lines = []
     for size, one in sorted(finder.tried.items()):
         figures = f"{one.throughput:8.1f} utterances/s, {one.memory_bytes / 2**20:8.0f} MiB"

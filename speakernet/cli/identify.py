@@ -2,9 +2,9 @@
 
     speakernet identify x.wav --model best.pt --store people.db
 
-The first line is the answer, `NAME score …` or `unknown score …`, with threshold and odds; the nearest people follow.
-A stranger is compared with everybody in the store, so --far is the share of strangers that may be taken for any of
-them. Replayed and synthetic voices are not detected.
+The first line is the answer, `NAME score …` or `unknown score …`, with threshold and odds; the
+nearest people follow. A stranger is compared with everybody in the store, so --far is the share of
+strangers that may be taken for any of them. Replayed and synthetic voices are not detected.
 """
 
 import argparse
@@ -26,7 +26,11 @@ ARGUMENTS = {
     "audio": {"help": "a recording: any format, rate and number of channels"},
     **MODEL,
     **STORE,
-    "--top": {"type": int, "default": DEFAULT_TOP, "help": "number of nearest people to show (default %(default)s)"},
+    "--top": {
+        "type": int,
+        "default": DEFAULT_TOP,
+        "help": "number of nearest people to show (default %(default)s)",
+    },
     **DECISION,
     "--far": {
         "type": float,
@@ -67,25 +71,35 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def answer_lines(found: "Identification", wanted_rate: float | None = None) -> list[str]:
-    """The answer, the nearest people, and the share of strangers that passes, compared with the rate asked for."""
+    """The answer, the nearest people, and the share of strangers that passes, compared with the
+    rate asked for.
+    """
     if found.decision is None:
         return ["unknown", "nobody is enrolled in this store"]
     decision = found.decision
     ratio = decision.log_likelihood_ratio
     odds = "" if ratio is None else f" log-likelihood-ratio {ratio:.2f}"
-    lines = [f"{found.name or 'unknown'} score {decision.score:.4f} threshold {decision.threshold:.4f}{odds}"]
-    lines += [f"  {row}. {score:.4f} {name}" for row, (name, score) in enumerate(found.candidates, start=1)]
+    lines = [
+        f"{found.name or 'unknown'} score {decision.score:.4f} threshold "
+        f"{decision.threshold:.4f}{odds}"
+    ]
+    lines += [
+        f"  {row}. {score:.4f} {name}"
+        for row, (name, score) in enumerate(found.candidates, start=1)
+    ]
     if found.name is None and decision.same_speaker:
         lines.append("the score reaches the threshold, but two speakers are more likely than one")
     if found.stranger_rate is not None and decision.false_accept_rate is not None:
         missed = (
-            f", more than the {100 * wanted_rate:.3g} % asked for; the model file has no stricter threshold"
+            f", more than the {100 * wanted_rate:.3g} % asked for; the model file has no stricter "
+            "threshold"
             if wanted_rate is not None and found.stranger_rate > wanted_rate
             else ""
         )
         lines.append(
-            f"on the list it was fitted on, the threshold accepts {100 * decision.false_accept_rate:.3g} % of "
-            f"different-speaker pairs: with {counted(found.num_people, 'person')} enrolled, up to "
+            "on the list it was fitted on, the threshold accepts "
+            f"{100 * decision.false_accept_rate:.3g} % of different-speaker pairs: with "
+            f"{counted(found.num_people, 'person')} enrolled, up to "
             f"{100 * found.stranger_rate:.3g} % of strangers may be taken for one of them{missed}"
         )
     return lines

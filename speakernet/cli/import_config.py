@@ -1,10 +1,12 @@
 """Convert a wespeaker configuration.
 
-    speakernet import-config conf/resnet.yaml --large-margin conf/resnet_lm.yaml --out my_resnet.yaml
+    speakernet import-config conf/resnet.yaml --large-margin conf/resnet_lm.yaml --out
+    my_resnet.yaml
 
-Network, features, augmentation, loss, schedules, batch and epochs are converted; learning rates are for all its
-GPUs together. Options without a counterpart are printed; an unsupported network or front end is an error. Add the
-lists yourself with --train_list, --test_list, --musan_path and --rir_path, or a second --config.
+Network, features, augmentation, loss, schedules, batch and epochs are converted; learning rates are
+for all its GPUs together. Options without a counterpart are printed; an unsupported network or
+front end is an error. Add the lists yourself with --train_list, --test_list, --musan_path and
+--rir_path, or a second --config.
 """
 
 import argparse
@@ -18,10 +20,17 @@ from speakernet.files import FileError, atomic_write, read_yaml_file, refuse_ove
 from speakernet.options import OptionError
 
 ERROR_STATUS = 2
-EXPECTED = "a configuration of wespeaker, with dataset_args, model, optimizer, scheduler and scheduler_args"
+EXPECTED = (
+    "a configuration of wespeaker, with dataset_args, model, optimizer, scheduler and "
+    "scheduler_args"
+)
 ARGUMENTS = {
     "file": {"type": Path, "help": "wespeaker's configuration"},
-    "--large-margin": {"type": Path, "metavar": "FILE", "help": "configuration of its large-margin stage"},
+    "--large-margin": {
+        "type": Path,
+        "metavar": "FILE",
+        "help": "configuration of its large-margin stage",
+    },
     "--out": {"type": Path, "required": True, "help": "the configuration to write"},
 }
 
@@ -30,8 +39,11 @@ def run(arguments: argparse.Namespace) -> list[str]:
     """Read, convert, check and write; return what was not converted."""
     files = [one for one in (arguments.file, arguments.large_margin) if one]
     refuse_overwriting([arguments.out], files)
-    read, names = [read_yaml_file(one, EXPECTED) for one in files], ", ".join(map(str, files))
-    for one in [one for one, contents in zip(files, read, strict=True) if not isinstance(contents, dict)]:
+    read = [read_yaml_file(one, EXPECTED) for one in files]
+    names = ", ".join(map(str, files))
+    for one in [
+        one for one, contents in zip(files, read, strict=True) if not isinstance(contents, dict)
+    ]:
         raise FileError(f"{one} is not a YAML mapping; expected {EXPECTED}")
     try:
         sections, notes = converted(*read)
@@ -44,9 +56,13 @@ def run(arguments: argparse.Namespace) -> list[str]:
     except ValueError as error:
         raise FileError(f"{names}: {error}") from error
     except (TypeError, AttributeError) as error:
-        raise FileError(f"{names}: an option has the wrong type (--debug shows where); expected {EXPECTED}") from error
+        raise FileError(
+            f"{names}: an option has the wrong type (--debug shows where); expected {EXPECTED}"
+        ) from error
     with atomic_write(arguments.out) as file:
-        file.write(f"# From wespeaker's {arguments.file.name}; set the lists and audio separately\n")
+        file.write(
+            f"# From wespeaker's {arguments.file.name}; set the lists and audio separately\n"
+        )
         yaml.safe_dump(sections, file, sort_keys=False)
     lines = [f"not converted: {note}" for note in notes]
     return [f"{arguments.out}: {sections['model']['name']} from {arguments.file}", *lines]

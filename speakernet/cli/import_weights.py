@@ -1,8 +1,9 @@
 """Convert another toolkit's checkpoint to a speakernet model file.
 
-For wespeaker, 3D-Speaker, SpeechBrain, ReDimNet and BUT (its MHFA recipes), the toolkit and the model's name are
-enough. A voxceleb_trainer checkpoint reveals embedding size, mel bands and pooling; options give the rest: whether the
-features are log mel energies, the sinc stride of RawNet3, the pooling of a VGGVox without attention, and the loss.
+For wespeaker, 3D-Speaker, SpeechBrain, ReDimNet and BUT (its MHFA recipes), the toolkit and the
+model's name are enough. A voxceleb_trainer checkpoint reveals embedding size, mel bands and
+pooling; options give the rest: whether the features are log mel energies, the sinc stride of
+RawNet3, the pooling of a VGGVox without attention, and the loss.
 """
 
 import argparse
@@ -12,11 +13,17 @@ ARGUMENTS = {
     "--from": {
         "dest": "source",
         "default": "voxceleb_trainer",
-        "help": "its toolkit: voxceleb_trainer (the default), wespeaker, 3dspeaker, speechbrain, redimnet or but",
+        "help": (
+            "its toolkit: voxceleb_trainer (the default), wespeaker, 3dspeaker, speechbrain, "
+            "redimnet or but"
+        ),
     },
     "--model": {
         "required": True,
-        "help": "its architecture, by the toolkit's name or ours, such as CAMPPlus; checked against the file",
+        "help": (
+            "its architecture, by the toolkit's name or ours, such as CAMPPlus; checked "
+            "against the file"
+        ),
     },
     "--licence": {"default": "", "help": "licence of the weights, kept in the model file"},
     "--trained-on": {"default": "", "help": "training data of the weights, kept in the model file"},
@@ -35,7 +42,11 @@ ARGUMENTS = {
         "default": 0,
         "help": "voxceleb_trainer: n_mels, if the filterbank was not saved",
     },
-    "--sinc-stride --sinc_stride": {"type": int, "default": 10, "help": "voxceleb_trainer: sinc_stride of RawNet3"},
+    "--sinc-stride --sinc_stride": {
+        "type": int,
+        "default": 10,
+        "help": "voxceleb_trainer: sinc_stride of RawNet3",
+    },
     "--loss --trainfunc": {
         "default": "",
         "help": "voxceleb_trainer: trainfunc; proto is scored without normalisation",

@@ -1,4 +1,6 @@
-"""Show the contents of a model file: network, front end, sizes, training, calibration and thresholds."""
+"""Show the contents of a model file: network, front end, sizes, training, calibration and
+thresholds.
+"""
 
 import argparse
 import math
@@ -19,31 +21,58 @@ def run(arguments: argparse.Namespace) -> list[str]:
 
     model = verifier.load(arguments.model, "cpu")
     path = Path(arguments.model)
-    net, contents = model.net, model.contents
+    net = model.net
+    contents = model.contents
     summary = contents.get("training_summary") or {}
     options = dict(contents["model"]["options"])
     # The configuration of a pretrained backbone is as long as the rest of the table.
-    config, source = options.pop("config", {}), options.pop("source", {})
+    config = options.pop("config", {})
+    source = options.pop("source", {})
     source |= {"architecture": config["model_type"]} if config else {}
     rows = [
-        ("file", f"{path} ({human_bytes(path.stat().st_size)}, format version {contents['format_version']})"),
+        (
+            "file",
+            f"{path} ({human_bytes(path.stat().st_size)}, format version "
+            f"{contents['format_version']})",
+        ),
         ("SHA-256", sha256_of(path)),
-        ("fingerprint", f"{model.fingerprint} (of weights and front end; ties a store of people to this model)"),
+        (
+            "fingerprint",
+            f"{model.fingerprint} (of weights and front end; ties a store of people to this model)",
+        ),
         ("model", f"{contents['model']['name']} {_options(options)}"),
-        *(("backbone" if key == "name" else f"backbone {key}", _value(one)) for key, one in source.items() if one),
-        ("front end", f"{contents['front_end']['name']} {_options(contents['front_end']['options'])}"),
+        *(
+            ("backbone" if key == "name" else f"backbone {key}", _value(one))
+            for key, one in source.items()
+            if one
+        ),
+        (
+            "front end",
+            f"{contents['front_end']['name']} {_options(contents['front_end']['options'])}",
+        ),
         ("parameters", f"{sum(parameter.numel() for parameter in net.parameters()):,}"),
         ("embedding", f"{net.embedding_dim} numbers"),
         ("sample rate", f"{net.sample_rate} Hz"),
-        ("mean embedding", _mean(contents.get("embedding_mean"), contents.get("embedding_mean_of"))),
+        (
+            "mean embedding",
+            _mean(contents.get("embedding_mean"), contents.get("embedding_mean_of")),
+        ),
         ("licence", str(summary.get("licence") or "not stated; ask the people who trained it")),
         (
             "calibrated",
-            f"yes; {model.rule.caution}".removesuffix("; ") if model.is_calibrated else f"no: {model.rule.advice}",
+            f"yes; {model.rule.caution}".removesuffix("; ")
+            if model.is_calibrated
+            else f"no: {model.rule.advice}",
         ),
-        *(("calibration", _fit(one)) for one in (contents.get("calibration") or {}).get("fits", ())),
         *(
-            ("threshold", f"{one['name']} {decision.described_threshold(one)}; {_options(one['backend'])}")
+            ("calibration", _fit(one))
+            for one in (contents.get("calibration") or {}).get("fits", ())
+        ),
+        *(
+            (
+                "threshold",
+                f"{one['name']} {decision.described_threshold(one)}; {_options(one['backend'])}",
+            )
             for one in contents.get("thresholds") or ()
         ),
         *((f"training {key}", _value(one)) for key, one in summary.items()),
@@ -63,11 +92,18 @@ def _options(options: Mapping[str, Any]) -> str:
 
 def _fit(fit: Mapping[str, Any]) -> str:
     """A calibration: its formula, the list it was fitted on, and the scoring method."""
-    terms = " + ".join(f"{weight:.4f} x {name}" for weight, name in zip(fit["weights"], fit["inputs"], strict=True))
+    terms = " + ".join(
+        f"{weight:.4f} x {name}" for weight, name in zip(fit["weights"], fit["inputs"], strict=True)
+    )
     fitted_on = f", fitted on {fit['list']}" if fit.get("list") else ""
     if "num_targets" in fit:
-        fitted_on += f" ({fit['num_targets']:,} target and {fit['num_nontargets']:,} non-target trials)"
-    return f"log-likelihood ratio = {fit['offset']:.4f} + {terms}{fitted_on}; {_options(fit['backend'])}"
+        fitted_on += (
+            f" ({fit['num_targets']:,} target and {fit['num_nontargets']:,} non-target trials)"
+        )
+    return (
+        f"log-likelihood ratio = {fit['offset']:.4f} + {terms}{fitted_on}; "
+        f"{_options(fit['backend'])}"
+    )
 
 
 def _mean(mean: Any, measured_on: Mapping[str, Any] | None) -> str:

@@ -1,7 +1,7 @@
 """List the available models, poolings, features, losses, optimizers, schedules and recipes.
 
-With a kind, also lists the options of its components (all sizes of a model family share theirs) and the cost of models.
-Nothing is built, so this takes less than a second.
+With a kind, also lists the options of its components (all sizes of a model family share theirs) and
+the cost of models. Nothing is built, so this takes less than a second.
 """
 
 import argparse
@@ -38,7 +38,9 @@ def run(arguments: argparse.Namespace) -> list[str]:
         if kind == "recipes":
             lines += _recipes()
         else:
-            names = [f"  {name:<24} {one.summary}" for name, one in CHOICES[HOLDERS[kind]].table.items()]
+            names = [
+                f"  {name:<24} {one.summary}" for name, one in CHOICES[HOLDERS[kind]].table.items()
+            ]
             lines += _models() if arguments.kind == "models" else names
             lines += _options(HOLDERS[kind]) if arguments.kind else []
     return lines
@@ -52,7 +54,8 @@ def _models() -> Iterator[str]:
         yield summary(next(iter(sizes.values())).options)
         for name, component in sizes.items():
             one: Any = component.options.published
-            giga, mels = f"{one.macs / 1e9:.2f} G", str(one.mels or "raw")
+            giga = f"{one.macs / 1e9:.2f} G"
+            mels = str(one.mels or "raw")
             yield MODEL_ROW.format(name, f"{one.parameters:,}", giga, one.dim, mels, one.paper)
 
 

@@ -1,4 +1,6 @@
-"""`speakernet` without a valid command: the list of commands, the version, or a suggestion for a mistyped name."""
+"""`speakernet` without a valid command: the list of commands, the version, or a suggestion for a
+mistyped name.
+"""
 
 import argparse
 import importlib
@@ -43,13 +45,17 @@ def completion(shell: str) -> str:
     from speakernet.config.schema import SECTIONS
 
     if shell not in shtab.SUPPORTED_SHELLS:
-        raise ValueError(f"--completion {shell}: expected one of {', '.join(shtab.SUPPORTED_SHELLS)}")
+        raise ValueError(
+            f"--completion {shell}: expected one of {', '.join(shtab.SUPPORTED_SHELLS)}"
+        )
     parser = argparse.ArgumentParser("speakernet")
     commands = parser.add_subparsers()
     for name, what in COMMANDS.items():
         module = importlib.import_module(module_of(name))
         own = [] if hasattr(module, "main") else [build_parser(module, name)]
-        command = commands.add_parser(name, help=what, parents=own, add_help=False, conflict_handler="resolve")
+        command = commands.add_parser(
+            name, help=what, parents=own, add_help=False, conflict_handler="resolve"
+        )
         if getattr(module, "TAKES_CONFIG", False):
             command.add_argument("--config", help="configuration file").complete = shtab.FILE  # type: ignore[attr-defined]
             for key in dict.fromkeys(row.key for section in SECTIONS for row in rows(section)):

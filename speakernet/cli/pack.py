@@ -3,13 +3,15 @@
     speakernet pack CORPUS --source FOLDER                        every audio file in a folder
     speakernet pack CORPUS --source FOLDER --list train_list.txt  the files named in a list
     speakernet pack CORPUS --source part_aa part_ab --list LIST   directly from zip and tar archives
-    speakernet pack CORPUS --source raw.list --write-list train.txt   wespeaker's raw.list or shard.list, a Kaldi folder
-    speakernet pack CORPUS --source … --part 2/4                  one of four parts; the last to finish joins them
-    speakernet pack s3://bucket/CORPUS --source …                 in shards to object storage (also gs://, file:// …)
-    speakernet pack CORPUS --verify                               read everything and compare every checksum
+    speakernet pack CORPUS --source raw.list --write-list train.txt   wespeaker's raw.list or
+    shard.list, a Kaldi folder speakernet pack CORPUS --source … --part 2/4                  one of
+    four parts; the last to finish joins them speakernet pack s3://bucket/CORPUS --source …
+           in shards to object storage (also gs://, file:// …) speakernet pack CORPUS --verify
+                                   read everything and compare every checksum
 
-Afterwards, use the corpus in place of the folder (`--data.train_path CORPUS`). The same command resumes after a kill.
-At an address, `--part 2/4` is one of four writers, each of which writes a quarter of the shards.
+Afterwards, use the corpus in place of the folder (`--data.train_path CORPUS`). The same command
+resumes after a kill. At an address, `--part 2/4` is one of four writers, each of which writes a
+quarter of the shards.
 """
 
 import argparse
@@ -17,7 +19,13 @@ import logging
 
 from speakernet.corpora.listing import positive_int
 from speakernet.corpora.pack_inputs import open_inputs
-from speakernet.data.lists import NameIndex, StringTable, read_training_list, read_trials, write_training_list
+from speakernet.data.lists import (
+    NameIndex,
+    StringTable,
+    read_training_list,
+    read_trials,
+    write_training_list,
+)
 from speakernet.data.packed import read_index, verify
 from speakernet.data.packing import SKIPPED, join_parts, pack, pack_part
 from speakernet.files import (
@@ -44,15 +52,34 @@ ARGUMENTS = {
     "--source": {
         "nargs": "+",
         "metavar": "PATH",
-        "help": "a folder, a Kaldi folder, wespeaker's raw.list or shard.list, or zip and tar archives (all parts)",
+        "help": (
+            "a folder, a Kaldi folder, wespeaker's raw.list or shard.list, or zip and tar "
+            "archives (all parts)"
+        ),
     },
-    "--list": {"action": "append", "default": [], "help": "training list: pack only the files it names (repeatable)"},
-    "--trials": {"action": "append", "default": [], "help": "trial list: pack only the files it names (repeatable)"},
+    "--list": {
+        "action": "append",
+        "default": [],
+        "help": "training list: pack only the files it names (repeatable)",
+    },
+    "--trials": {
+        "action": "append",
+        "default": [],
+        "help": "trial list: pack only the files it names (repeatable)",
+    },
     "--strip": {
         "type": int,
-        "help": "number of leading folders to drop from names in archives (default: found from the list, if any)",
+        "help": (
+            "number of leading folders to drop from names in archives (default: found from "
+            "the list, if any)"
+        ),
     },
-    "--write-list": {"help": "write a training list of what was packed (raw.list, shards, Kaldi folders with utt2spk)"},
+    "--write-list": {
+        "help": (
+            "write a training list of what was packed (raw.list, shards, Kaldi folders with "
+            "utt2spk)"
+        )
+    },
     "--sample-rate": {
         "type": positive_int,
         "default": 16000,
@@ -63,12 +90,22 @@ ARGUMENTS = {
         "default": usable_cores(),
         "help": "number of files to decode at once (default: one per core)",
     },
-    "--skip-bad": {"action": "store_true", "help": "leave out files that cannot be read, and report them"},
+    "--skip-bad": {
+        "action": "store_true",
+        "help": "leave out files that cannot be read, and report them",
+    },
     "--part": {
         "metavar": "I/N",
-        "help": f"{PART_HELP}; give every process the same sources and lists; the last to finish joins the parts",
+        "help": (
+            f"{PART_HELP}; give every process the same sources and lists; the last to finish "
+            "joins the parts"
+        ),
     },
-    "--shards": {"type": positive_int, "default": 0, "help": "shards at an address (default: 1 per 4,096 utterances)"},
+    "--shards": {
+        "type": positive_int,
+        "default": 0,
+        "help": "shards at an address (default: 1 per 4,096 utterances)",
+    },
     "--merge": {"action": "store_true", "help": "join parts in CORPUS that other machines made"},
     "--verify": {"action": "store_true", "help": "compare every utterance with its checksum"},
 }
@@ -77,30 +114,43 @@ ARGUMENTS = {
 def run(arguments: argparse.Namespace) -> int:
     """Pack, verify, or both."""
     if not arguments.source and not arguments.verify and not arguments.merge:
-        raise ValueError("give --source with a folder or archives to pack, or --verify to check a corpus")
+        raise ValueError(
+            "give --source with a folder or archives to pack, or --verify to check a corpus"
+        )
     if (arguments.merge and arguments.source) or (arguments.part and not arguments.source):
         raise ValueError("--part needs --source; --merge joins existing parts and takes neither")
     if (arguments.strip or 0) < 0:
         raise ValueError(f"--strip {arguments.strip}; expected at least 0")
     if is_address(arguments.corpus) and arguments.merge:
-        raise ValueError("--merge joins parts in a folder; at an address, the last writer joins them")
+        raise ValueError(
+            "--merge joins parts in a folder; at an address, the last writer joins them"
+        )
     if arguments.shards and not is_address(arguments.corpus):
-        raise ValueError("--shards applies to a corpus at an address (s3://…); use --part for a corpus on disk")
+        raise ValueError(
+            "--shards applies to a corpus at an address (s3://…); use --part for a corpus on disk"
+        )
     if arguments.write_list:
-        refuse_overwriting([arguments.write_list], [*arguments.list, *arguments.trials, *(arguments.source or ())])
+        refuse_overwriting(
+            [arguments.write_list], [*arguments.list, *arguments.trials, *(arguments.source or ())]
+        )
     if arguments.source:
         _pack(arguments)
     if arguments.merge:
         join_parts(arguments.corpus)
-    return _verify(arguments.corpus, arguments.num_threads, arguments.sample_rate) if arguments.verify else 0
+    return (
+        _verify(arguments.corpus, arguments.num_threads, arguments.sample_rate)
+        if arguments.verify
+        else 0
+    )
 
 
 def _pack(arguments: argparse.Namespace) -> None:
     source = open_inputs(arguments.source, _wanted(arguments), arguments.strip)
     if arguments.write_list and source.speakers is None:
         raise ValueError(
-            f"--write-list: {source.description} has no speaker labels; expected raw.list, shards or a Kaldi folder "
-            "with utt2spk. For a plain folder, make lists with `speakernet prepare folder`"
+            f"--write-list: {source.description} has no speaker labels; expected raw.list, shards "
+            "or a Kaldi folder with utt2spk. For a plain folder, make lists with `speakernet "
+            "prepare folder`"
         )
     part = parse_part(arguments.part) if arguments.part else None
     options = {
@@ -115,7 +165,9 @@ def _pack(arguments: argparse.Namespace) -> None:
         # Late: it imports fsspec.
         from speakernet.data.stores import pack_to_address
 
-        summary, num_missing = pack_to_address(source, arguments.corpus, part or WHOLE, arguments.shards, **options)
+        summary, num_missing = pack_to_address(
+            source, arguments.corpus, part or WHOLE, arguments.shards, **options
+        )
     elif part is None:
         summary = pack(source, arguments.corpus, **options)
     else:
@@ -135,12 +187,19 @@ def _pack(arguments: argparse.Namespace) -> None:
         unreadable = counted(summary.num_skipped, "file")
         logger.warning("%s could not be read; %s/%s names them", unreadable, folder, SKIPPED)
     if num_missing:
-        logger.info("%s: %s from other writers still missing", arguments.corpus, counted(num_missing, "shard"))
+        logger.info(
+            "%s: %s from other writers still missing",
+            arguments.corpus,
+            counted(num_missing, "shard"),
+        )
     elif missing:
         logger.info("%s: parts still missing: %s", arguments.corpus, list_parts(missing))
     elif arguments.write_list and source.speakers is not None:
         _write_list(
-            arguments.write_list, source.names, source.speakers, _names_of(arguments.corpus, arguments.sample_rate)
+            arguments.write_list,
+            source.names,
+            source.speakers,
+            _names_of(arguments.corpus, arguments.sample_rate),
         )
 
 
@@ -151,7 +210,11 @@ def _write_list(path: str, names: StringTable, speakers: StringTable, packed: St
     write_training_list(path, ((speakers[row], names[row]) for row in rows))
     logger.info("%s: %s", path, counted(len(rows), "utterance"))
     if len(rows) < sum(is_packed):
-        logger.warning("%s without a speaker left out of %s", counted(sum(is_packed) - len(rows), "utterance"), path)
+        logger.warning(
+            "%s without a speaker left out of %s",
+            counted(sum(is_packed) - len(rows), "utterance"),
+            path,
+        )
 
 
 def _names_of(corpus: str, sample_rate: int) -> StringTable:
@@ -189,7 +252,11 @@ def _verify(corpus: str, num_threads: int, sample_rate: int) -> int:
     for problem in problems[:PROBLEMS_SHOWN]:
         logger.error("%s", problem)
     if problems:
-        logger.error("%s: %s damaged; copy or pack the corpus again", corpus, counted(len(problems), "utterance"))
+        logger.error(
+            "%s: %s damaged; copy or pack the corpus again",
+            corpus,
+            counted(len(problems), "utterance"),
+        )
         return 1
     logger.info("%s: every checksum matches", corpus)
     return 0

@@ -3,8 +3,9 @@
 speakernet people list --store people.db             names, recordings, seconds of speech, dates
 speakernet people remove Ada --store people.db       keeps copies in backups
 speakernet people purge Ada --store people.db        also erases copies in backups
-speakernet people reembed --model new.pt --store people.db     reads recordings again from their paths
-speakernet people export --store people.db --out people.json [--name Ada]     includes embeddings
+speakernet people reembed --model new.pt --store people.db     reads recordings again from their
+paths speakernet people export --store people.db --out people.json [--name Ada]     includes
+embeddings
 """
 
 import argparse
@@ -25,7 +26,10 @@ ARGUMENTS = {
     **STORE,
     **MODEL,
     "--model": {**MODEL_ARGUMENT, "help": "reembed: the model file to change to"},
-    "--drop-missing": {"action": "store_true", "help": "reembed: leave out recordings whose files are gone"},
+    "--drop-missing": {
+        "action": "store_true",
+        "help": "reembed: leave out recordings whose files are gone",
+    },
     "--out": {"type": Path, "help": "export: output file, .json or .npz"},
     "--name": {"dest": "person", "help": "export: name of one person (default: everybody)"},
 }
@@ -38,7 +42,9 @@ def run(arguments: argparse.Namespace) -> int:
     # Late: --help and a mistyped option need no torch.
     from speakernet.inference.people import PeopleStore, backups_of
 
-    action, name, problems = arguments.action, arguments.name, []
+    action = arguments.action
+    name = arguments.name
+    problems = []
     needed = {
         "remove": ("name", "the person's name"),
         "purge": ("name", "the person's name"),
@@ -47,7 +53,9 @@ def run(arguments: argparse.Namespace) -> int:
     }.get(action)
     if needed and not getattr(arguments, needed[0]):
         raise ValueError(f"to {action}, give {needed[1]}")
-    with PeopleStore(arguments.store, fingerprint=None, embedding_dim=None, key=store_key(arguments)) as store:
+    with PeopleStore(
+        arguments.store, fingerprint=None, embedding_dim=None, key=store_key(arguments)
+    ) as store:
         if action == "list":
             text = _listed(store)
         elif action == "remove":
@@ -55,8 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
             text = f"{name} was removed ({count})"
             if backups_of(store.path):
                 text += (
-                    f". Backups may still hold the data; `speakernet people purge {name!r} --store {store.path}` "
-                    "erases it there too"
+                    f". Backups may still hold the data; `speakernet people purge {name!r} --store "
+                    f"{store.path}` erases it there too"
                 )
         elif action == "purge":
             text = f"{name} was purged from {', '.join(map(str, store.purge(name)))}"
@@ -76,8 +84,8 @@ def run(arguments: argparse.Namespace) -> int:
             )
             backup = max(backups_of(store.path), key=lambda one: one.stat().st_mtime)
             text = (
-                f"{store.path} now has embeddings of {counted(len(store), 'person')} from {verifier.name}; the old "
-                f"store is kept as {backup}"
+                f"{store.path} now has embeddings of {counted(len(store), 'person')} from "
+                f"{verifier.name}; the old store is kept as {backup}"
             )
     for problem in problems:
         logger.warning("left out: %s", problem)
@@ -86,9 +94,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _listed(store: "PeopleStore") -> str:
-    people, facts = store.people(), store.facts
+    people = store.people()
+    facts = store.facts
     rows = [("name", "recordings", "speech", "first", "last")]
-    rows += [(one.name, str(one.recordings), f"{one.speech_seconds:.1f} s", one.created, one.changed) for one in people]
+    rows += [
+        (one.name, str(one.recordings), f"{one.speech_seconds:.1f} s", one.created, one.changed)
+        for one in people
+    ]
     encrypted = ", encrypted" if facts["is_encrypted"] else ""
-    model = f"model {facts['model']} (fingerprint {facts['fingerprint'][:12]}, {facts['embedding_dim']} numbers)"
+    model = (
+        f"model {facts['model']} (fingerprint {facts['fingerprint'][:12]}, "
+        f"{facts['embedding_dim']} numbers)"
+    )
     return "\n".join([*text_table(rows), f"{counted(len(people), 'person')}, {model}{encrypted}"])

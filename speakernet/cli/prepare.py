@@ -1,4 +1,5 @@
-"""Prepare a corpus: download, convert, split, write lists and trials; data_prep/NAME.py in a checkout does the same.
+"""Prepare a corpus: download, convert, split, write lists and trials; data_prep/NAME.py in a
+checkout does the same.
 
     speakernet prepare folder my_voices                 your own recordings
     speakernet prepare voxceleb --save_path data --all
@@ -31,7 +32,8 @@ CORPORA = {
     "trials": "trial lists: make them from any list, drop trials whose files are missing",
     "synthetic": "synthetic speakers with lists, trials, noise and RIRs",
 }
-"""Name -> description; its module in `speakernet.corpora` has `run(arguments)`, `ARGUMENTS` and perhaps `ACTIONS`."""
+"""Name -> description; its module in `speakernet.corpora` has `run(arguments)`, `ARGUMENTS` and
+perhaps `ACTIONS`."""
 MODULES = {"folder": "own_folder", "trials": "trial_lists"}
 
 
@@ -39,7 +41,9 @@ def main(arguments: Sequence[str]) -> int:
     """Prepare the corpus named by the first argument; return the exit status."""
     name = arguments[0] if arguments else ""
     if name and name not in (*CORPORA, "-h", "--help"):
-        sys.stderr.write(f"speakernet prepare: unknown corpus {name!r}; {suggestion(name, CORPORA)}\n")
+        sys.stderr.write(
+            f"speakernet prepare: unknown corpus {name!r}; {suggestion(name, CORPORA)}\n"
+        )
         return 2
     if name not in CORPORA:
         listed = "".join(f"  {corpus:<14}{what}\n" for corpus, what in CORPORA.items())

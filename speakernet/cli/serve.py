@@ -1,7 +1,8 @@
 """Serve a JSON API and a web page over HTTP to record, compare, enrol and recognise voices.
 
-Listens on this machine only, unless --host is a different address; then requests need a token, which is generated and
-printed unless --token-file or the variable SPEAKERNET_TOKEN gives one. Audio is never kept; the store holds embeddings.
+Listens on this machine only, unless --host is a different address; then requests need a token,
+which is generated and printed unless --token-file or the variable SPEAKERNET_TOKEN gives one. Audio
+is never kept; the store holds embeddings.
 """
 
 import argparse
@@ -11,16 +12,35 @@ from speakernet.cli import MODEL, store_key
 
 ARGUMENTS = {
     **MODEL,
-    "--store": {"type": Path, "metavar": "FILE", "help": "store of enrolled people (default: nobody is kept)"},
-    "--key-file": {"type": Path, "metavar": "FILE", "help": "the store's key (default: SPEAKERNET_STORE_KEY)"},
+    "--store": {
+        "type": Path,
+        "metavar": "FILE",
+        "help": "store of enrolled people (default: nobody is kept)",
+    },
+    "--key-file": {
+        "type": Path,
+        "metavar": "FILE",
+        "help": "the store's key (default: SPEAKERNET_STORE_KEY)",
+    },
     "--host": {"default": "127.0.0.1", "help": "address to listen on (default %(default)s)"},
-    "--port": {"type": int, "default": 8000, "help": "port; 0 picks a free one (default %(default)s)"},
+    "--port": {
+        "type": int,
+        "default": 8000,
+        "help": "port; 0 picks a free one (default %(default)s)",
+    },
     "--in-browser": {
         "type": Path,
         "metavar": "FOLDER",
-        "help": "run the model in the page, which then sends no recording; FOLDER is `dist` of onnxruntime-web",
+        "help": (
+            "run the model in the page, which then sends no recording; FOLDER is `dist` of "
+            "onnxruntime-web"
+        ),
     },
-    "--token-file": {"type": Path, "metavar": "FILE", "help": "file with the token that requests need"},
+    "--token-file": {
+        "type": Path,
+        "metavar": "FILE",
+        "help": "file with the token that requests need",
+    },
 }
 
 

@@ -1,6 +1,7 @@
 """Print the configuration that a command line results in, with every default filled in.
 
-The YAML goes to standard output, so that it can be saved and edited; the paths of its files go to the log.
+The YAML goes to standard output, so that it can be saved and edited; the paths of its files go to
+the log.
 """
 
 import argparse
@@ -19,13 +20,26 @@ logger = logging.getLogger(__name__)
 
 
 ARGUMENTS = {
-    "--given": {"action": "store_true", "help": "show only the options set in files or on the command line"},
+    "--given": {
+        "action": "store_true",
+        "help": "show only the options set in files or on the command line",
+    },
     "--schedule": {
         "action": "store_true",
-        "help": "show learning rate and margin in the first and last epochs, after warm-up and in the margin ramp",
+        "help": (
+            "show learning rate and margin in the first and last epochs, after warm-up and in "
+            "the margin ramp"
+        ),
     },
-    "--diff": {"nargs": 2, "metavar": "FILE", "help": "show the options that differ between two configurations"},
-    "--schema": {"action": "store_true", "help": "show the JSON schema for checking and completion in editors"},
+    "--diff": {
+        "nargs": 2,
+        "metavar": "FILE",
+        "help": "show the options that differ between two configurations",
+    },
+    "--schema": {
+        "action": "store_true",
+        "help": "show the JSON schema for checking and completion in editors",
+    },
     "--reference": {"action": "store_true", "help": "show all options as Markdown"},
 }
 
@@ -42,7 +56,8 @@ def run(arguments: argparse.Namespace) -> list[str]:
     logger.info("files: %s", ", ".join(map(str, loaded.files)) or "none")
     logger.info("options not given have the defaults of %s", loaded.defaults)
     if arguments.schedule:
-        # Late: the schedules of a run need its loss and therefore torch; printing a configuration does not.
+        # Late: the schedules of a run need its loss and therefore torch; printing a configuration
+        # does not.
         from speakernet.assembly.fine_tuning import schedule_table
 
         return [schedule_table(loaded.config)]
@@ -58,13 +73,20 @@ def run(arguments: argparse.Namespace) -> list[str]:
 
 
 def _differences(names: Sequence[str], common: Sequence[str]) -> list[str]:
-    """The options that differ between two configurations, one per line; `common` applies to both."""
-    before, after = (load_configuration(["--config", name, *common]).config.model_dump() for name in names)
+    """The options that differ between two configurations, one per line; `common` applies to
+    both.
+    """
+    before, after = (
+        load_configuration(["--config", name, *common]).config.model_dump() for name in names
+    )
     lines = []
     for section in before:
         for field in dict.fromkeys([*before[section], *after[section]]):
             # The run folder is named after the file.
-            values = [json.dumps(values[section].get(field, "-"), ensure_ascii=False) for values in (before, after)]
+            values = [
+                json.dumps(values[section].get(field, "-"), ensure_ascii=False)
+                for values in (before, after)
+            ]
             if values[0] != values[1] and field != "save_path":
                 lines.append(f"{section}.{field}: {values[0]} -> {values[1]}")
     return lines or ["no option differs"]

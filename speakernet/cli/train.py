@@ -23,7 +23,12 @@ if TYPE_CHECKING:
     from speakernet.assembly.runs import TrainingOutcome
 
 TAKES_CONFIG = True
-ARGUMENTS = {"--json": {"action": "store_true", "help": "print the results as a JSON object, as in results.json"}}
+ARGUMENTS = {
+    "--json": {
+        "action": "store_true",
+        "help": "print the results as a JSON object, as in results.json",
+    }
+}
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 logger = logging.getLogger(__name__)
@@ -39,13 +44,19 @@ def run(arguments: argparse.Namespace) -> int | list[str]:
     from speakernet.parallel import group
 
     if config.runtime.distributed and is_alone and (count := group.num_gpus(config.runtime)) > 1:
-        return group.launch(count, config.runtime.port, ["train", *plugins, *arguments.config_arguments])
+        return group.launch(
+            count, config.runtime.port, ["train", *plugins, *arguments.config_arguments]
+        )
     with group.joined(config.runtime):
         distributed.from_main(lambda: refuse_unusable(config.training.save_path))
         # Late: every rank imports it after the process group exists.
         from speakernet.assembly.runs import score_experiment, train_experiment
 
-        with contextlib.nullcontext() if loaded.evaluate_only else _log_file(Path(config.training.save_path) / LOG):
+        with (
+            contextlib.nullcontext()
+            if loaded.evaluate_only
+            else _log_file(Path(config.training.save_path) / LOG)
+        ):
             # A file in sections gets speakernet's defaults, as everybody expects.
             level = logging.DEBUG if loaded.files and not loaded.is_classic else logging.INFO
             logger.log(level, "options not given have the defaults of %s", loaded.defaults)
@@ -88,18 +99,25 @@ def written_line(files: Sequence[Path]) -> str:
 def _training_lines(
     outcome: "TrainingOutcome", plugins: Sequence[str], *, max_epochs: int, has_stages: bool
 ) -> list[str]:
-    summary, folder = outcome.summary, outcome.run_folder
+    summary = outcome.summary
+    folder = outcome.run_folder
     quoted = shlex.quote(str(folder))
     # The run's copy of the configuration also has the options of the command line.
     command = " ".join(
-        [own_command("train"), *map(shlex.quote, plugins), "--config", shlex.quote(str(folder / CONFIG))]
+        [
+            own_command("train"),
+            *map(shlex.quote, plugins),
+            "--config",
+            shlex.quote(str(folder / CONFIG)),
+        ]
     )
     stage = f" of the {summary['best_stage']}" if summary["best_stage"] else ""
     best = f"best model: {folder / BEST} (epoch {summary['best_epoch']}{stage})"
     if outcome.evaluation is None:
         epochs = summary["epochs"]
         return [
-            f"this run is finished: {counted(epochs, 'epoch')}, best held-out EER {summary['best_eer_percent']:.2f} %",
+            f"this run is finished: {counted(epochs, 'epoch')}, best held-out EER "
+            f"{summary['best_eer_percent']:.2f} %",
             best,
             "to start another run, give a different folder with --save_path",
         ]
@@ -107,7 +125,10 @@ def _training_lines(
         warnings = sum(" WARNING " in line for line in log)
     return [
         # Marked "test", because the figures logged during training are of the validation list.
-        *(f"test {line}" if line.startswith("EER") else line for line in outcome.evaluation.lines()),
+        *(
+            f"test {line}" if line.startswith("EER") else line
+            for line in outcome.evaluation.lines()
+        ),
         *(outcome.evaluation.results.initial_model or {}).get("sentences", ()),
         *filter(None, [summary["performance_sentence"]]),
         f"time: {duration(summary['seconds'])} for {counted(summary['epochs'], 'epoch')}",
@@ -115,7 +136,8 @@ def _training_lines(
         f"report: {folder / REPORT}",
         *([f"warnings: {warnings}, in {folder / LOG}"] if warnings else []),
         "next:",
-        f"  {command} --eval --initial_model {shlex.quote(str(folder / BEST))}    score a trial list with it",
+        f"  {command} --eval --initial_model {shlex.quote(str(folder / BEST))}    score a trial "
+        "list with it",
         f"  tensorboard --logdir {quoted}    show the curves"
         if has_stages
         else f"  {command} --max_epoch {2 * max_epochs}    continue training",

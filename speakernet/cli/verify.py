@@ -4,9 +4,10 @@
     speakernet verify a.wav b.wav --model best.pt --far 0.001 --json
     arecord -f S16_LE -r 16000 -t wav | speakernet verify - enrolled.wav --model best.pt
 
-With `-` the first recording is read as it arrives, and an interim answer goes to standard error after each second.
-Exit status: 0 same speaker, 1 different speakers, 2 any error. The model file needs a calibration (`speakernet
-calibrate`) unless --threshold is given. Replayed and synthetic voices are not detected.
+With `-` the first recording is read as it arrives, and an interim answer goes to standard error
+after each second. Exit status: 0 same speaker, 1 different speakers, 2 any error. The model file
+needs a calibration (`speakernet calibrate`) unless --threshold is given. Replayed and synthetic
+voices are not detected.
 """
 
 import argparse
@@ -17,10 +18,14 @@ import sys
 
 from speakernet.cli import DECISION, MODEL, answer_first, limits_of, load_verifier
 
-SAME, DIFFERENT, ERROR_STATUS = 0, 1, 2
+SAME = 0
+DIFFERENT = 1
+ERROR_STATUS = 2
 
 ARGUMENTS = {
-    "first": {"help": "a recording, in any format, rate and number of channels; - is standard input"},
+    "first": {
+        "help": "a recording, in any format, rate and number of channels; - is standard input"
+    },
     "second": {"help": "the recording to compare it with"},
     **MODEL,
     **DECISION,
@@ -36,9 +41,13 @@ def run(arguments: argparse.Namespace) -> int:
     # Late: --help and a mistyped option need no torch.
     from speakernet.inference import recordings
 
-    limits, qualities = limits_of(arguments), []
+    limits = limits_of(arguments)
+    qualities = []
     if arguments.second == recordings.STANDARD_INPUT:
-        raise ValueError("only the first recording can be -, which is standard input; give a file as the second one")
+        raise ValueError(
+            "only the first recording can be -, which is standard input; give a file as the second "
+            "one"
+        )
     with answer_first(is_verbose=arguments.verbose):
         verifier = load_verifier(arguments)
         # Refuse impossible limits before audio is read.
@@ -56,10 +65,16 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             both = [verifier.open(one) for one in (arguments.first, arguments.second)]
             least = recordings.MIN_TEST_SECONDS
-            qualities = [recordings.inspect_recording(one, min_speech_seconds=least) for one in both]
+            qualities = [
+                recordings.inspect_recording(one, min_speech_seconds=least) for one in both
+            ]
             embeddings = [verifier.embed(one) for one in both]
-            decision = verifier.rule_for(both, embeddings).decide(verifier.compare(*embeddings), **limits)
-    sys.stdout.write(f"{json.dumps(dataclasses.asdict(decision)) if arguments.json else decision.sentence}\n")
+            decision = verifier.rule_for(both, embeddings).decide(
+                verifier.compare(*embeddings), **limits
+            )
+    sys.stdout.write(
+        f"{json.dumps(dataclasses.asdict(decision)) if arguments.json else decision.sentence}\n"
+    )
     sys.stdout.flush()
     for quality in qualities:
         for warning in quality.warnings:

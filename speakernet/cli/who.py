@@ -2,9 +2,10 @@
 
     speakernet who meeting.wav --model best.pt --store people.db --out meeting
 
-Without --out the turns are printed as RTTM. With it, DIR gets RTTM, RTTM with one speaker at a time, JSON, and a page
-with a timeline that plays the turn you click. People who are not in the store are `speaker 1`, `speaker 2`, …; --enroll
-adds one of them to the store. `-` reads a WAV from a pipe and prints each turn as it ends.
+Without --out the turns are printed as RTTM. With it, DIR gets RTTM, RTTM with one speaker at a
+time, JSON, and a page with a timeline that plays the turn you click. People who are not in the
+store are `speaker 1`, `speaker 2`, …; --enroll adds one of them to the store. `-` reads a WAV from
+a pipe and prints each turn as it ends.
 """
 
 import argparse
@@ -23,20 +24,34 @@ if TYPE_CHECKING:
 STANDARD_INPUT = "-"
 
 ARGUMENTS = {
-    "audio": {"help": "a recording, in any format, rate, length and number of channels; - is a WAV from a pipe"},
+    "audio": {
+        "help": (
+            "a recording, in any format, rate, length and number of channels; - is a WAV from "
+            "a pipe"
+        )
+    },
     **MODEL,
     **STORE,
     "--store": {"type": Path, "help": "the store of people to name, such as people.db"},
     "--speakers": {"type": int, "metavar": "N", "help": "number of speakers, if known"},
-    "--max-speakers": {"type": int, "metavar": "N", "help": "maximum number of speakers, if not known (default 10)"},
+    "--max-speakers": {
+        "type": int,
+        "metavar": "N",
+        "help": "maximum number of speakers, if not known (default 10)",
+    },
     "--out": {"type": Path, "metavar": "DIR", "help": "folder for RTTM, JSON and the page"},
     "--enroll": {
         "action": "append",
         "default": [],
         "metavar": "SPEAKER=NAME",
-        "help": 'add a speaker of the recording to the store, such as "speaker 2=Anna" (repeatable)',
+        "help": (
+            'add a speaker of the recording to the store, such as "speaker 2=Anna" (repeatable)'
+        ),
     },
-    "--transcript": {"type": Path, "help": "words in JSON, or a .srt, to write with names beside the other files"},
+    "--transcript": {
+        "type": Path,
+        "help": "words in JSON, or a .srt, to write with names beside the other files",
+    },
     **DECISION,
     "--far": {
         "type": float,
@@ -58,7 +73,11 @@ def run(arguments: argparse.Namespace) -> list[str]:
     _check(arguments, wanted)
     transcript = files.read_transcript(arguments.transcript) if arguments.transcript else None
     verifier = load_verifier(arguments)
-    given = {"num_speakers": arguments.speakers, "max_speakers": arguments.max_speakers, **limits_of(arguments)}
+    given = {
+        "num_speakers": arguments.speakers,
+        "max_speakers": arguments.max_speakers,
+        **limits_of(arguments),
+    }
     how = {name: value for name, value in given.items() if value is not None}
     store = None
     # With --enroll, a missing store is created once there is somebody to add.
@@ -77,7 +96,13 @@ def run(arguments: argparse.Namespace) -> list[str]:
         people = verifier.people(arguments.store, store_key(arguments)) if store is None else store
         for label, name in wanted:
             total = enroll_speaker(people, found, label.strip(), name)
-            logger.info("%s is now %s in %s, with %s", label, name.strip(), people.path, counted(total, "recording"))
+            logger.info(
+                "%s is now %s in %s, with %s",
+                label,
+                name.strip(),
+                people.path,
+                counted(total, "recording"),
+            )
     if arguments.out is None:
         return files.rttm_lines(files.name_of(found.recording), found.turns)
     named = None if transcript is None else files.named_transcript(transcript, found.exclusive)
@@ -88,16 +113,23 @@ def _check(arguments: argparse.Namespace, wanted: list[tuple[str, str]]) -> None
     # Late: --help and a mistyped option need no torch.
     from speakernet.inference.people import checked_name
 
-    if arguments.store is None and (wanted or arguments.far is not None or arguments.threshold is not None):
-        raise ValueError("--enroll, --far and --threshold need a store of people; give one with --store")
+    if arguments.store is None and (
+        wanted or arguments.far is not None or arguments.threshold is not None
+    ):
+        raise ValueError(
+            "--enroll, --far and --threshold need a store of people; give one with --store"
+        )
     if arguments.transcript and arguments.out is None:
         raise ValueError("--transcript needs a folder to write to; give one with --out")
     if arguments.audio == STANDARD_INPUT and (wanted or arguments.out or arguments.speakers):
-        raise ValueError("--enroll, --out and --speakers need the whole recording, not a pipe; save it to a file first")
+        raise ValueError(
+            "--enroll, --out and --speakers need the whole recording, not a pipe; save it to a "
+            "file first"
+        )
     if arguments.max_speakers is not None and (arguments.speakers or 0) > arguments.max_speakers:
         raise ValueError(
-            f"--speakers {arguments.speakers} is more than --max-speakers {arguments.max_speakers}; give only one of "
-            "them: --speakers if the number is known"
+            f"--speakers {arguments.speakers} is more than --max-speakers "
+            f"{arguments.max_speakers}; give only one of them: --speakers if the number is known"
         )
     for text, (label, name) in zip(arguments.enroll, wanted, strict=True):
         if not label.strip() or not name.strip():
@@ -110,7 +142,8 @@ def _log(found: "Conversation", seconds: float) -> None:
     logger.info("%.0f s of audio in %.1f s (%s)", found.seconds, seconds, factor)
     if found.detector == "energy":
         logger.warning(
-            "speech is detected by energy alone, which takes music and doors for speech; pip install 'speakernet[who]'"
+            "speech is detected by energy alone, which takes music and doors for speech; pip "
+            "install 'speakernet[who]'"
         )
     if not found.turns:
         logger.warning("%s: no speech found", found.recording)
@@ -118,7 +151,9 @@ def _log(found: "Conversation", seconds: float) -> None:
 
 def summary(found: "Conversation") -> list[str]:
     """One line per speaker: how long they speak, and how certain the name is."""
-    head = f"{counted(len(found.speakers), 'speaker')} in {duration(found.speech_seconds)} of speech"
+    head = (
+        f"{counted(len(found.speakers), 'speaker')} in {duration(found.speech_seconds)} of speech"
+    )
     lines = [f"{head}, {duration(found.seconds)} in all"]
     for one in found.speakers:
         sure = f", probability {one.posterior:.4f}" if one.posterior is not None else ""

@@ -1,4 +1,6 @@
-"""Configuration: combines the options of all packages and loads them from YAML files and the command line."""
+"""Configuration: combines the options of all packages and loads them from YAML files and the
+command line.
+"""
 
 from speakernet.config.loading import ConfigError, LoadedConfig, load_config
 from speakernet.config.schema import Config, config_from_dict

@@ -1,7 +1,7 @@
 """Other toolkits' option names, voxceleb_trainer's defaults, and removed options.
 
-Sources of the names: voxceleb_trainer (commit f51bab8), its performance-optimised fork, and options common to Hugging
-Face style trainers. Each row has a test.
+Sources of the names: voxceleb_trainer (commit f51bab8), its performance-optimised fork, and options
+common to Hugging Face style trainers. Each row has a test.
 """
 
 from typing import Any
@@ -107,24 +107,44 @@ VALUES: dict[str, Values] = {
     # voxceleb_trainer's default; any free port works.
     "port": {"8888": None},
 }
-"""Old name -> old value -> ours, or None to drop the option. Values not listed mean the same in both programs."""
+"""Old name -> old value -> ours, or None to drop the option. Values not listed mean the same in
+both programs."""
 TYPOS = {"nLcasses": "nClasses"}
 """Misspelt names in voxceleb_trainer's published recipes; its own parser rejects them."""
 REMOVED: dict[str, str] = {
-    "runtime.cuda_graphs": "set runtime.compile: on and runtime.compile_mode: reduce-overhead (torch's CUDA graphs)",
+    "runtime.cuda_graphs": (
+        "set runtime.compile: on and runtime.compile_mode: reduce-overhead (torch's CUDA graphs)"
+    ),
 }
-"""Options of earlier versions -> what to write instead. Saved configurations may still contain them."""
+"""Options of earlier versions -> what to write instead. Saved configurations may still contain
+them."""
 WESPEAKER = {
-    *("data_type", "dataloader_args", "dataset_args", "do_lm", "enable_amp", "gpus", "log_batch_interval"),
-    *("loss_args", "margin_scheduler", "margin_update", "model_args", "model_init", "num_avg", "num_epochs"),
-    *("optimizer_args", "projection_args", "save_epoch_interval", "scheduler_args"),
+    "data_type",
+    "dataloader_args",
+    "dataset_args",
+    "do_lm",
+    "enable_amp",
+    "gpus",
+    "log_batch_interval",
+    "loss_args",
+    "margin_scheduler",
+    "margin_update",
+    "model_args",
+    "model_init",
+    "num_avg",
+    "num_epochs",
+    "optimizer_args",
+    "projection_args",
+    "save_epoch_interval",
+    "scheduler_args",
 }
 """Top-level keys that only wespeaker's configurations have."""
 
 
 def translate(name: str, value: Any) -> dict[str, Any]:
     """Our dotted key and value for an old name and value; empty if the option is dropped."""
-    key, values = ALIASES[name], VALUES.get(name, {})
+    key = ALIASES[name]
+    values = VALUES.get(name, {})
     value = values.get(str(value).casefold(), value)
     if name == "dcf_p_target" and not isinstance(value, list):
         value = [value]

@@ -1,8 +1,9 @@
 """External components, which a user's file or an installed package adds to the tables.
 
-Their module defines `COMPONENTS`: kind -> name -> `Component(options, "module:name")`. Code is imported only for the
-command line (`--plugin FILE`) and for installed packages (entry points `speakernet.components`); a configuration, run
-folder or model file only names the components it needs.
+Their module defines `COMPONENTS`: kind -> name -> `Component(options, "module:name")`. Code is
+imported only for the command line (`--plugin FILE`) and for installed packages (entry points
+`speakernet.components`); a configuration, run folder or model file only names the components it
+needs.
 """
 
 import hashlib
@@ -24,7 +25,9 @@ from speakernet.options import OUTSIDE, Component, Options, lookup
 from speakernet.training.options import OptimizerOptions
 from speakernet.training.options.schedules import ScheduleOptions
 
-TABLES: Mapping[str, Any] = {one.kind: one.table for one in CHOICES.values()} | {"augmentation": AUGMENTATIONS}
+TABLES: Mapping[str, Any] = {one.kind: one.table for one in CHOICES.values()} | {
+    "augmentation": AUGMENTATIONS
+}
 BASES: Mapping[str, type[Options]] = {
     "model": TrunkOptions,
     "pooling": PoolingOptions,
@@ -52,7 +55,8 @@ def add_file(path: str | Path) -> None:
             if file.is_file()
             else f"--plugin {path}: there is no such file"
         )
-    # At the end of sys.path, so that the folder shadows nothing; loader workers inherit the path and find the file too.
+    # At the end of sys.path, so that the folder shadows nothing; loader workers inherit the path
+    # and find the file too.
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))
     importlib.invalidate_caches()
@@ -75,7 +79,9 @@ def _add(module_name: str, where: str) -> None:
         module = importlib.import_module(module_name)
         found = list(_rows(module))
     except Exception as error:
-        raise ValueError(f"{where}: {type(error).__name__}: {error}; --debug shows the traceback") from error
+        raise ValueError(
+            f"{where}: {type(error).__name__}: {error}; --debug shows the traceback"
+        ) from error
     for table, name, component in found:
         table[name] = component
     source = Path(inspect.getfile(module)).read_bytes()

@@ -1,10 +1,11 @@
 """Load a checked `Config` from configuration files and the command line, and save a copy.
 
-Precedence: default < YAML files in the order given < command line. Each value is a `Setting` that knows its file and
-line. Defaults are voxceleb_trainer's for a flat YAML, for `--defaults voxceleb_trainer` and for scoring its checkpoint
-without a configuration, otherwise ours; an initial model defines the network. No option is silently ignored: one that
-the chosen component does not take is refused, unless a later layer replaced the component it was meant for, or the file
-was written for another program.
+Precedence: default < YAML files in the order given < command line. Each value is a `Setting` that
+knows its file and line. Defaults are voxceleb_trainer's for a flat YAML, for `--defaults
+voxceleb_trainer` and for scoring its checkpoint without a configuration, otherwise ours; an initial
+model defines the network. No option is silently ignored: one that the chosen component does not
+take is refused, unless a later layer replaced the component it was meant for, or the file was
+written for another program.
 """
 
 import contextlib
@@ -42,20 +43,39 @@ from speakernet.config.schema import (
     problems,
     split_key,
 )
-from speakernet.files import MAX_YAML, FileError, atomic_write, is_address, open_text, reading, yaml_nodes, yaml_value
-from speakernet.options import OUTSIDE, OptionError, Options, alternatives, is_input, nearest, suggestion
+from speakernet.files import (
+    MAX_YAML,
+    FileError,
+    atomic_write,
+    is_address,
+    open_text,
+    reading,
+    yaml_nodes,
+    yaml_value,
+)
+from speakernet.options import (
+    OUTSIDE,
+    OptionError,
+    Options,
+    alternatives,
+    is_input,
+    nearest,
+    suggestion,
+)
 from speakernet.run_folder import CONFIG
 
 logger = logging.getLogger(__name__)
 
 COMMAND_LINE = "command line"
-OURS, CLASSIC = "speakernet", "voxceleb_trainer"
+OURS = "speakernet"
+CLASSIC = "voxceleb_trainer"
 COMMENT = re.compile(r'("(?:[^"\\\n]|\\.)*")|//.*')
 """A comment in JSON, or a string, which is kept."""
 _PACKAGE = Path(speakernet.__file__).resolve().parent
 _CHECKOUT = _PACKAGE.parent / "configs"
 RECIPES = _CHECKOUT if (_CHECKOUT / "exp01.yaml").is_file() else _PACKAGE / "recipes"
-"""The folder of the recipes: `configs/` of the checkout, or `speakernet/recipes` of an installed wheel."""
+"""The folder of the recipes: `configs/` of the checkout, or `speakernet/recipes` of an installed
+wheel."""
 
 
 class ConfigError(FileError):
@@ -66,16 +86,20 @@ class Setting(NamedTuple):
     """One value given in a file or on the command line."""
 
     key: str
-    """At first as written, later dotted: section and option, or `model.options` and an option of the model."""
+    """At first as written, later dotted: section and option, or `model.options` and an option of
+    the model."""
     value: Any
     where: str
-    """File and line, or the command line, with the option as written unless it is the dotted key."""
+    """File and line, or the command line, with the option as written unless it is the dotted
+    key."""
     layer: int = 0
     """Number of its file; the command line comes last."""
 
     @property
     def is_sectioned(self) -> bool:
-        """Whether the key is in our sections: `model:` with a block is, `model: ResNetSE34L` is an old flat name."""
+        """Whether the key is in our sections: `model:` with a block is, `model: ResNetSE34L` is an
+        old flat name.
+        """
         section, dot, _ = self.key.partition(".")
         return section in SECTIONS and (bool(dot) or self.value in (None, {}))
 
@@ -102,40 +126,62 @@ def load_config(
     is_classic_checkpoint: Callable[[Path], bool] = lambda path: False,
     settings_of_model: Callable[[Path], Mapping[str, Any]] = lambda path: {},
 ) -> LoadedConfig:
-    """Read `--config FILE` (repeatable, later wins), `--defaults NAME` and all other options of a command line."""
+    """Read `--config FILE` (repeatable, later wins), `--defaults NAME` and all other options of a
+    command line.
+    """
     config_names, asked, options = _split_command_line(arguments)
     files = tuple(map(find_config, config_names))
     layers = [_read_file(file) for file in files]
     numbered = list(enumerate(zip(files, layers, strict=True)))
-    # Copies saved by a run. A recipe may also name every section, so the file name has to match too.
+    # Copies saved by a run. A recipe may also name every section, so the file name has to match
+    # too.
     copies = {
         number
         for number, (file, layer) in numbered
         if file.name == CONFIG and {one.key.partition(".")[0] for one in layer} >= set(SECTIONS)
     }
-    flat = {number for number, layer in enumerate(layers) if not any(one.is_sectioned for one in layer)}
+    flat = {
+        number for number, layer in enumerate(layers) if not any(one.is_sectioned for one in layer)
+    }
     first = next((number for number, layer in enumerate(layers) if layer), None)
-    is_classic, why = False, "the default"
+    is_classic = False
+    why = "the default"
     if asked:
-        is_classic, why = asked == CLASSIC, "--defaults"
+        is_classic = asked == CLASSIC
+        why = "--defaults"
     elif first is not None:
-        is_classic, why = first in flat, f"{files[first]} {'has no' if first in flat else 'is divided into'} sections"
+        is_classic = first in flat
+        why = f"{files[first]} {'has no' if first in flat else 'is divided into'} sections"
     elif any(one.key in CLASSIC_NAMES for one in options):
         why = f"use --defaults {CLASSIC} to get that program's"
     settings: list[Setting] = []
     for number, (file, layer) in numbered:
-        kept = (one._replace(layer=number) for one in layer if number not in copies or one.key not in REMOVED)
+        kept = (
+            one._replace(layer=number)
+            for one in layer
+            if number not in copies or one.key not in REMOVED
+        )
         settings += [_resolve_input(one, file) for setting in kept for one in _translated(setting)]
     for setting in options:
         settings += _translated(setting._replace(layer=len(files)))
     last = {one.key: one for one in settings}
     scores = str(last["eval"].value).casefold() if "eval" in last else "false"
     if scores not in ("true", "false"):
-        raise ConfigError(f"{last['eval'].where}: eval is {last['eval'].value!r}; expected true or false")
+        raise ConfigError(
+            f"{last['eval'].where}: eval is {last['eval'].value!r}; expected true or false"
+        )
     model = str(last["training.initial_model"].value) if "training.initial_model" in last else ""
     forgiven = flat | ({len(files)} if is_classic else set())
-    if scores == "true" and model and not files and not asked and is_classic_checkpoint(Path(model)):
-        is_classic, why, forgiven = True, f"{model} is its checkpoint", {0}
+    if (
+        scores == "true"
+        and model
+        and not files
+        and not asked
+        and is_classic_checkpoint(Path(model))
+    ):
+        is_classic = True
+        why = f"{model} is its checkpoint"
+        forgiven = {0}
     settings = _drop_folders_of_other_lists([one for one in settings if one.key != "eval"], copies)
     defaults: dict[str, Any] = dict(CLASSIC_DEFAULTS) if is_classic else {}
     if is_classic:
@@ -158,37 +204,54 @@ def load_config(
     given = frozenset(one.key for one in settings)
     described = f"{CLASSIC if is_classic else OURS} ({why})"
     if is_classic and (differing := _differences(config, given)):
-        described += f"; these differ from {OURS}'s (in brackets): {differing}; --defaults {OURS} selects those"
+        described += (
+            f"; these differ from {OURS}'s (in brackets): {differing}; --defaults {OURS} "
+            "selects those"
+        )
     return LoadedConfig(config, files, is_classic, scores == "true", given, described)
 
 
 def find_config(name: str) -> Path:
-    """Find a configuration by path, or by name among the recipes of speakernet; `.yaml` may be left out."""
+    """Find a configuration by path, or by name among the recipes of speakernet; `.yaml` may be left
+    out.
+    """
     for candidate in (Path(name), Path(name + ".yaml"), RECIPES / name, RECIPES / (name + ".yaml")):
         if candidate.exists() and not candidate.is_dir():
             return candidate
     if not (RECIPES / Path(name).parent).is_dir() or Path(name).is_absolute():
         raise ConfigError(
-            f"{name}: {'a folder' if Path(name).is_dir() else 'no such file'}; expected a configuration in YAML"
+            f"{name}: {'a folder' if Path(name).is_dir() else 'no such file'}; expected a "
+            "configuration in YAML"
         )
     recipes = [recipe.relative_to(RECIPES).as_posix() for recipe in sorted(RECIPES.rglob("*.yaml"))]
-    raise ConfigError(f"no configuration {name!r} in the working directory or in configs/; {suggestion(name, recipes)}")
+    raise ConfigError(
+        f"no configuration {name!r} in the working directory or in configs/; "
+        f"{suggestion(name, recipes)}"
+    )
 
 
 def save_config(config: Config, path: Path) -> None:
     """Write the resolved configuration as YAML, atomically.
 
-    The file works from any working directory: inputs are absolute, and the run folder is the file's own. Modules with
-    external components are copied next to it.
+    The file works from any working directory: inputs are absolute, and the run folder is the file's
+    own. Modules with external components are copied next to it.
     """
     values = config.model_dump()
     del values["training"]["save_path"]
     for section, fields in values.items():
         owner = type(getattr(config, section))
         paths = [name for name, value in fields.items() if value and is_input(owner, name)]
-        fields |= {name: str(Path(fields[name]).absolute()) for name in paths if not is_address(fields[name])}
+        fields |= {
+            name: str(Path(fields[name]).absolute())
+            for name in paths
+            if not is_address(fields[name])
+        }
     for one in (*values["data"]["test_lists"].values(), *values["data"]["corpora"].values()):
-        paths = [name for name in one if name.endswith(("list", "path")) and one[name] and not is_address(one[name])]
+        paths = [
+            name
+            for name in one
+            if name.endswith(("list", "path")) and one[name] and not is_address(one[name])
+        ]
         one |= {name: str(Path(one[name]).absolute()) for name in paths}
     for name, (text, _) in OUTSIDE.items():
         with atomic_write(path.with_name(f"{name}.py"), "wb") as copy:
@@ -197,27 +260,39 @@ def save_config(config: Config, path: Path) -> None:
         yaml.safe_dump(values, file, sort_keys=False, allow_unicode=True)
 
 
-def compose(settings: Sequence[Setting], defaults: Mapping[str, Any], forgiven: Collection[int] = ()) -> Config:
+def compose(
+    settings: Sequence[Setting], defaults: Mapping[str, Any], forgiven: Collection[int] = ()
+) -> Config:
     """Compose a configuration from settings, in the order of their layers, on top of the defaults.
 
     A setting without effect is refused, or only warned about if its layer is `forgiven`.
     """
-    names: Names = DEFAULT_NAMES | {one: defaults[CHOICES[one].key] for one in CHOICES if CHOICES[one].key in defaults}
+    names: Names = DEFAULT_NAMES | {
+        one: defaults[CHOICES[one].key] for one in CHOICES if CHOICES[one].key in defaults
+    }
     chosen_in: dict[str, int] = {}
     """Holder -> the last layer that chose another component for it."""
     for layer in sorted({setting.layer for setting in settings}):
         own = {setting.key: setting for setting in settings if setting.layer == layer}
-        before, names = names, {**names, **{one: str(own[c.key].value) for one, c in CHOICES.items() if c.key in own}}
+        before = names
+        names = {
+            **names,
+            **{one: str(own[c.key].value) for one, c in CHOICES.items() if c.key in own},
+        }
         for holder, choice in CHOICES.items():
             try:
-                chosen_in |= {holder: layer} if chosen(holder, names) != chosen(holder, before) else {}
+                chosen_in |= (
+                    {holder: layer} if chosen(holder, names) != chosen(holder, before) else {}
+                )
             except ValueError as error:
                 # A model without the pooling that an earlier layer named.
                 at = own.get(choice.key) or own["model.name"]
                 raise ConfigError(f"{at.where}: {choice.key}: {error}") from error
-    last, dropped = {one.key: one for one in settings}, []
+    last = {one.key: one for one in settings}
+    dropped = []
     owners: dict[str, type[Options]] = {}
-    """Key -> the class with the option; options that the chosen components do not take are missing."""
+    """Key -> the class with the option; options that the chosen components do not take are
+    missing."""
     for key in {**defaults, **last}:
         holder, option = split_key(key)
         owner = owner_of(holder, names)
@@ -226,9 +301,17 @@ def compose(settings: Sequence[Setting], defaults: Mapping[str, Any], forgiven: 
     placed = {key: value for key, value in defaults.items() if key in owners}
     for key, setting in last.items():
         holder, option = split_key(key)
-        replaced = [one for one in (holder, holder.partition(".")[0]) if chosen_in.get(one, 0) > setting.layer]
+        replaced = [
+            one
+            for one in (holder, holder.partition(".")[0])
+            if chosen_in.get(one, 0) > setting.layer
+        ]
         # An option meant for one network does not apply to another, even if both take it.
-        is_other = holder in replaced and "." in holder and all(key != choice.key for choice in CHOICES.values())
+        is_other = (
+            holder in replaced
+            and "." in holder
+            and all(key != choice.key for choice in CHOICES.values())
+        )
         if key in owners and not is_other:
             is_text = str in alternatives(owners[key].model_fields[option].annotation)
             placed[key] = setting.value if is_text else _read_text(setting)
@@ -239,11 +322,16 @@ def compose(settings: Sequence[Setting], defaults: Mapping[str, Any], forgiven: 
         else:
             raise ConfigError(f"{setting.where}: {_no_effect_message(key, names)}")
     if dropped:
-        logger.warning("ignored, because a later file or option chose another component: %s", ", ".join(dropped))
+        logger.warning(
+            "ignored, because a later file or option chose another component: %s",
+            ", ".join(dropped),
+        )
     values: dict[str, Any] = {}
     for key, value in placed.items():
         holder, option = split_key(key)
-        functools.reduce(lambda at, word: at.setdefault(word, {}), holder.split("."), values)[option] = value
+        functools.reduce(lambda at, word: at.setdefault(word, {}), holder.split("."), values)[
+            option
+        ] = value
     try:
         config = config_from_dict(values)
         if config.training.stages and "training.max_epochs" not in last:
@@ -253,7 +341,9 @@ def compose(settings: Sequence[Setting], defaults: Mapping[str, Any], forgiven: 
         found = [(error.field, f"{error.field} {error.found}")]
     if found:
         nowhere = Setting("", None, "default")
-        raise ConfigError("\n".join(f"{last.get(key, nowhere).where}: {message}" for key, message in found))
+        raise ConfigError(
+            "\n".join(f"{last.get(key, nowhere).where}: {message}" for key, message in found)
+        )
     return config
 
 
@@ -271,29 +361,38 @@ def _read_text(setting: Setting) -> Any:
 def _no_effect_message(key: str, names: Names) -> str:
     holder, option = split_key(key)
     section, _, field = holder.partition(".")
-    owner, kind = owner_of(holder, names), CHOICES[holder].kind if holder in CHOICES else ""
+    owner = owner_of(holder, names)
+    kind = CHOICES[holder].kind if holder in CHOICES else ""
     if owner is not None and kind and field:
         own = [name for name in owner.model_fields if name != "name"]
         lacks = f"no option {option!r}; {suggestion(option, own)}" if own else "no options"
         return f"{key} has no effect: the {kind} {chosen(holder, names)} has {lacks}"
     if section not in CHOICES:
-        return f"{key} does not exist; options in this section are not nested: write {section}.OPTION"
+        return (
+            f"{key} does not exist; options in this section are not nested: write {section}.OPTION"
+        )
     wanted = key.split(".")[1]
-    takers = [name for name, one in CHOICES[section].table.items() if wanted in one.options.model_fields]
+    takers = [
+        name for name, one in CHOICES[section].table.items() if wanted in one.options.model_fields
+    ]
     return (
-        f"{key} has no effect: the {CHOICES[section].kind} {chosen(section, names)} does not take it "
-        f"({', '.join(takers)} would); remove it, or choose another {section}.name"
+        f"{key} has no effect: the {CHOICES[section].kind} {chosen(section, names)} does not take "
+        f"it ({', '.join(takers)} would); remove it, or choose another {section}.name"
     )
 
 
 def _split_command_line(arguments: Sequence[str]) -> tuple[list[str], str, list[Setting]]:
-    """The `--config` names, `--defaults`, and the other options; an option without a value is true."""
+    """The `--config` names, `--defaults`, and the other options; an option without a value is
+    true.
+    """
     pairs: list[tuple[str, Any]] = []
     remaining = list(arguments)
     while remaining:
         option = remaining.pop(0)
         if not option.startswith("--") or option == "--":
-            raise ConfigError(f"{COMMAND_LINE}: found {option!r}; expected an option such as --config")
+            raise ConfigError(
+                f"{COMMAND_LINE}: found {option!r}; expected an option such as --config"
+            )
         name, equals, value = option[2:].partition("=")
         is_flag = not equals and (not remaining or remaining[0].startswith("--"))
         pairs.append((name, True if is_flag else value if equals else remaining.pop(0)))
@@ -302,10 +401,14 @@ def _split_command_line(arguments: Sequence[str]) -> tuple[list[str], str, list[
         raise ConfigError("--config needs a file name")
     asked = [value for name, value in pairs if name == "defaults"]
     if not set(asked) <= {OURS, CLASSIC}:
-        raise ConfigError(f"{COMMAND_LINE}: --defaults is {asked[-1]!r}; expected {OURS} or {CLASSIC}")
+        raise ConfigError(
+            f"{COMMAND_LINE}: --defaults is {asked[-1]!r}; expected {OURS} or {CLASSIC}"
+        )
     settings = [
         Setting(
-            name if name in ALIASES else name.replace("-", "_"), value, COMMAND_LINE + f": --{name}" * ("." not in name)
+            name if name in ALIASES else name.replace("-", "_"),
+            value,
+            COMMAND_LINE + f": --{name}" * ("." not in name),
         )
         for name, value in pairs
         if name not in ("config", "defaults")
@@ -314,11 +417,14 @@ def _split_command_line(arguments: Sequence[str]) -> tuple[list[str], str, list[
 
 
 def _read_file(path: Path) -> list[Setting]:
-    """The settings of a YAML or JSON file: top-level keys with values, and the keys one level below a mapping."""
+    """The settings of a YAML or JSON file: top-level keys with values, and the keys one level below
+    a mapping.
+    """
     with reading(path, "a configuration in YAML or JSON", ConfigError), open_text(path) as file:
         text = file.read(MAX_YAML + 1)
         if path.suffix == ".json":
-            # JSON may be indented with tabs, which YAML does not allow, and have comments; a string may contain //.
+            # JSON may be indented with tabs, which YAML does not allow, and have comments; a string
+            # may contain //.
             text = COMMENT.sub(lambda found: found[1] or "", text.replace("\t", "    "))
         root = yaml_nodes(text, str(path), has_lines=True)
         if root is not None and not isinstance(root, yaml.MappingNode):
@@ -328,7 +434,9 @@ def _read_file(path: Path) -> list[Setting]:
             if key == "$schema":
                 continue
             children = _pairs(node, path) if isinstance(node, yaml.MappingNode) else []
-            pairs = [(f"{key}.{child}", one, at) for child, one, at in children] or [(key, node, where)]
+            pairs = [(f"{key}.{child}", one, at) for child, one, at in children] or [
+                (key, node, where)
+            ]
             below: list[Any] = [value for _, value, _ in pairs]
             # Refuses duplicate keys at deeper levels too; the list grows while it is iterated.
             for value in below:
@@ -340,35 +448,51 @@ def _read_file(path: Path) -> list[Setting]:
     found = dict.fromkeys(one.key.partition(".")[0] for one in settings)
     if not WESPEAKER.isdisjoint(found):
         listed = ", ".join(list(found)[:8])
-        raise ConfigError(f"{path}: {listed} are options of wespeaker; see docs/migration.md for what to write instead")
+        raise ConfigError(
+            f"{path}: {listed} are options of wespeaker; see docs/migration.md for what to write "
+            "instead"
+        )
     return settings
 
 
 def _pairs(mapping: yaml.MappingNode, path: Path | str) -> list[tuple[str, yaml.Node, str]]:
     pairs: dict[str, tuple[str, yaml.Node, str]] = {}
     for key_node, value_node in mapping.value:
-        key, where = str(key_node.value), f"{path}:{key_node.start_mark.line + 1}"
+        key = str(key_node.value)
+        where = f"{path}:{key_node.start_mark.line + 1}"
         if key in pairs:
-            raise ConfigError(f"{where}: {key} is given twice (first at {pairs[key][2]}); keep one of them")
+            raise ConfigError(
+                f"{where}: {key} is given twice (first at {pairs[key][2]}); keep one of them"
+            )
         pairs[key] = (key, value_node, where)
     return list(pairs.values())
 
 
 def _differences(config: Config, given: frozenset[str]) -> str:
-    """The defaults taken from voxceleb_trainer that differ from ours, each with ours in brackets."""
-    values, ours = config.model_dump(), Config().model_dump()
+    """The defaults taken from voxceleb_trainer that differ from ours, each with ours in
+    brackets.
+    """
+    values = config.model_dump()
+    ours = Config().model_dump()
     # Those that are most costly to overlook come first.
     keys = dict.fromkeys(["training.max_grad_norm", "runtime.precision", *CLASSIC_DEFAULTS])
     found = []
     for section, field in (key.split(".") for key in keys if key not in given):
-        value, default = values[section].get(field), ours[section].get(field)
-        if None not in (value, default) and value != default and not field.endswith(("_path", "_list")):
+        value = values[section].get(field)
+        default = ours[section].get(field)
+        if (
+            None not in (value, default)
+            and value != default
+            and not field.endswith(("_path", "_list"))
+        ):
             found.append(f"{section}.{field} {value} ({default})")
     return ", ".join(found)
 
 
 def _resolve_input(setting: Setting, file: Path) -> Setting:
-    """Resolve an input path relative to the file that names it, if it exists there but not in the working directory."""
+    """Resolve an input path relative to the file that names it, if it exists there but not in the
+    working directory.
+    """
     section, option = split_key(setting.key)
     owner = SECTIONS.get(section, Options)
     same_as = {"data.test_lists": "data.test_", "data.corpora": "data."}.get(setting.key)
@@ -377,7 +501,10 @@ def _resolve_input(setting: Setting, file: Path) -> Setting:
         found: dict[Any, Any] = {}
         for name, given in setting.value.items():
             inputs = given if isinstance(given, dict) else {"list": given}
-            settings = {key: setting._replace(key=f"{same_as}{key}", value=one) for key, one in inputs.items()}
+            settings = {
+                key: setting._replace(key=f"{same_as}{key}", value=one)
+                for key, one in inputs.items()
+            }
             found[name] = {key: _resolve_input(one, file).value for key, one in settings.items()}
         return setting._replace(value=found)
     if setting.value and option in owner.model_fields and is_input(owner, option):
@@ -389,10 +516,13 @@ def _resolve_input(setting: Setting, file: Path) -> Setting:
     return setting
 
 
-def _drop_folders_of_other_lists(settings: Sequence[Setting], copies: Collection[int]) -> list[Setting]:
+def _drop_folders_of_other_lists(
+    settings: Sequence[Setting], copies: Collection[int]
+) -> list[Setting]:
     """Drop audio folders that a run saved along with a list, if a later layer names another list.
 
-    A run's copy names every folder, including those nobody gave, and the folder of one list does not apply to another.
+    A run's copy names every folder, including those nobody gave, and the folder of one list does
+    not apply to another.
     """
     last = {setting.key: setting for setting in settings}
     kept = []
@@ -401,17 +531,24 @@ def _drop_folders_of_other_lists(settings: Sequence[Setting], copies: Collection
         is_saved = setting.layer in copies and last[setting.key] is setting and bool(setting.value)
         if named and is_saved and named.layer > setting.layer:
             # The same list keeps its folder; a copy saves absolute paths.
-            own = [one.value for one in settings if (one.key, one.layer) == (named.key, setting.layer)]
+            own = [
+                one.value for one in settings if (one.key, one.layer) == (named.key, setting.layer)
+            ]
             if str(Path(str(named.value)).absolute()) not in own:
-                logger.info("%s names another list, so the saved %s is ignored", named.where, setting.key)
+                logger.info(
+                    "%s names another list, so the saved %s is ignored", named.where, setting.key
+                )
                 continue
         kept.append(setting)
     return kept
 
 
 def _translated(setting: Setting) -> Iterator[Setting]:
-    """Translate a setting as written to our dotted keys, one for each option of a component's mapping."""
-    key, where = setting.key, setting.where
+    """Translate a setting as written to our dotted keys, one for each option of a component's
+    mapping.
+    """
+    key = setting.key
+    where = setting.where
     if key in TYPOS:
         logger.warning("%s: %s is misspelt; using %s", where, key, TYPOS[key])
         key = TYPOS[key]
@@ -427,15 +564,26 @@ def _translated(setting: Setting) -> Iterator[Setting]:
             raise ConfigError(f"{where}: {key} is {given!r}; expected `option: value` pairs")
         for name, value in given.items():
             yield setting._replace(key=f"{key}.{name}", value=value)
-    elif key in MODE_FLAGS or (section in SECTIONS and field.partition(".")[0] in known_fields(section)):
+    elif key in MODE_FLAGS or (
+        section in SECTIONS and field.partition(".")[0] in known_fields(section)
+    ):
         yield setting
     elif section not in SECTIONS or field:
         homes = [f"{one}.{field or key}" for one in SECTIONS if (field or key) in known_fields(one)]
         known = [f"{one}.{name}" for one in SECTIONS for name in known_fields(one)]
-        near = known_fields(section) if section in SECTIONS else [*ALIASES, *MODE_FLAGS, *SECTIONS, *known]
+        near = (
+            known_fields(section)
+            if section in SECTIONS
+            else [*ALIASES, *MODE_FLAGS, *SECTIONS, *known]
+        )
         wanted = field if section in SECTIONS else key
-        listed = suggestion(wanted, near) if nearest(wanted, near) else "--help all lists every option"
+        listed = (
+            suggestion(wanted, near) if nearest(wanted, near) else "--help all lists every option"
+        )
         meant = f"did you mean {' or '.join(map(repr, homes))}?" if homes else listed
         raise ConfigError(f"{where}: unknown key {key}; {meant}")
     elif not setting.is_sectioned:
-        raise ConfigError(f"{where}: {section} is {setting.value!r}; expected `key: value` lines below the section")
+        raise ConfigError(
+            f"{where}: {section} is {setting.value!r}; expected `key: value` lines below the "
+            "section"
+        )

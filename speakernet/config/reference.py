@@ -1,4 +1,6 @@
-"""Descriptions of all options: the text of `--help`, the reference in Markdown, and the JSON schema."""
+"""Descriptions of all options: the text of `--help`, the reference in Markdown, and the JSON
+schema.
+"""
 
 import itertools
 import json
@@ -74,7 +76,9 @@ set.
 
 
 class Row(NamedTuple):
-    """An option of a section; one name has several rows if it means different things to different components."""
+    """An option of a section; one name has several rows if it means different things to different
+    components.
+    """
 
     key: str
     words: tuple[str, ...]
@@ -88,15 +92,23 @@ class Row(NamedTuple):
 
 
 def help_text(topic: str = "") -> str:
-    """The options as text: those of one section, all of them, or, without a topic, the everyday ones."""
+    """The options as text: those of one section, all of them, or, without a topic, the everyday
+    ones.
+    """
     if not topic:
         lines = ["Common options (YAML: section, then key; command line: --section.key VALUE):"]
         known = {row.key: row for section in SECTIONS for row in reversed(rows(section))}
         for title, keys in EVERYDAY.items():
             lines += ["", f"  {title}:", *(line for key in keys for line in _as_text(known[key]))]
-        return "\n".join([*lines, "", f"All options: --help all, or one section: --help {'|'.join(SECTIONS)}"])
+        return "\n".join(
+            [*lines, "", f"All options: --help all, or one section: --help {'|'.join(SECTIONS)}"]
+        )
     titles = {one: summary(owner) for one, owner in SECTIONS.items()}
-    titles |= {one: f"options of the chosen {choice.kind}" for one, choice in CHOICES.items() if one not in SECTIONS}
+    titles |= {
+        one: f"options of the chosen {choice.kind}"
+        for one, choice in CHOICES.items()
+        if one not in SECTIONS
+    }
     if topic not in ("all", *titles):
         raise ValueError(f"--help {topic}: expected all or one of {', '.join(titles)}")
     lines = []
@@ -105,8 +117,10 @@ def help_text(topic: str = "") -> str:
         lines += [line for row in rows(section) for line in _as_text(row)] + [""]
     if topic == "all":
         lines += [
-            f"--defaults {OURS}|{CLASSIC}: the defaults of options that are left out. Without it, {CLASSIC}'s apply to",
-            f"a flat YAML and to a {CLASSIC} checkpoint scored without --config, and {OURS}'s to everything else.",
+            f"--defaults {OURS}|{CLASSIC}: the defaults of options that are left out. Without it, "
+            f"{CLASSIC}'s apply to",
+            f"a flat YAML and to a {CLASSIC} checkpoint scored without --config, and {OURS}'s to "
+            "everything else.",
             "",
             "Other names accepted in flat YAML files and on the command line:",
             *(f"  --{name:<32} {ALIASES[name]}" for name in sorted(ALIASES, key=str.casefold)),
@@ -123,23 +137,36 @@ def _as_text(row: Row) -> Iterator[str]:
 
 
 def rows(holder: str) -> list[Row]:
-    """The options of a section, or of the components that a field can hold, the everyday ones first."""
+    """The options of a section, or of the components that a field can hold, the everyday ones
+    first.
+    """
     owners: list[tuple[str, type[Options]]] = [("", SECTIONS.get(holder, Options))]
     if holder == "model.options":
         # All sizes of a family share one name.
-        owners = [(family, component.options) for family, sizes in FAMILIES.items() for component in sizes.values()]
+        owners = [
+            (family, component.options)
+            for family, sizes in FAMILIES.items()
+            for component in sizes.values()
+        ]
     elif holder in CHOICES:
         owners = [(name, component.options) for name, component in CHOICES[holder].table.items()]
     every = list(dict.fromkeys(name for name, _ in owners))
     names = {choice.key: choice.default for choice in CHOICES.values()}
-    # Row (options with the same name, values and description) -> default -> the components with that default.
+    # Row (options with the same name, values and description) -> default -> the components with
+    # that default.
     found: dict[tuple[str, str, tuple[str, ...], str], dict[str, dict[str, None]]] = {}
     for component, owner in owners:
         for field, info in owner.model_fields.items():
-            key, declared = f"{holder}.{field}", info.rebuild_annotation()
+            key = f"{holder}.{field}"
+            declared = info.rebuild_annotation()
             words = tuple(one for one in alternatives(info.annotation) if isinstance(one, str))
             default = names.get(key) or _default(key, default_of(owner, field))
-            row = key, "a name" if key in names else in_words(declared), words, description_of(owner, field)
+            row = (
+                key,
+                "a name" if key in names else in_words(declared),
+                words,
+                description_of(owner, field),
+            )
             found.setdefault(row, {}).setdefault(default, {})[component] = None
     made = []
     for (key, takes, words, text), defaults in found.items():
@@ -160,13 +187,21 @@ def rows(holder: str) -> list[Row]:
 def _default(key: str, value: Any) -> str:
     if key in CHOICES:
         return f"the {CHOICES[key].kind}'s defaults"
-    return "empty" if value in ("", None, [], {}) else str(value).lower() if isinstance(value, bool) else str(value)
+    return (
+        "empty"
+        if value in ("", None, [], {})
+        else str(value).lower()
+        if isinstance(value, bool)
+        else str(value)
+    )
 
 
 def reference() -> str:
     """The page of all options."""
     lines = [HEAD, "| section | contents |", "|---|---|"]
-    lines += [f"| [{section}](#{section}) | {summary(owner)} |" for section, owner in SECTIONS.items()]
+    lines += [
+        f"| [{section}](#{section}) | {summary(owner)} |" for section, owner in SECTIONS.items()
+    ]
     for section, owner in SECTIONS.items():
         lines += ["", f"## {section}", "", summary(owner), ""]
         if section in CHOICES:
@@ -178,7 +213,10 @@ def reference() -> str:
             lines += ["", f"### {holder}", ""]
             if section in CHOICES:
                 kind = CHOICES[holder].kind
-                lines += [f"The {kind} in `combined`: {names}, each with its options from section `{section}`."]
+                lines += [
+                    f"The {kind} in `combined`: {names}, each with its options from section "
+                    f"`{section}`."
+                ]
             else:
                 lines += [f"Options of the chosen {CHOICES[holder].kind}.", "", *_table(holder)]
     return "\n".join([*lines, ""])
@@ -187,7 +225,10 @@ def reference() -> str:
 def json_schema() -> dict[str, Any]:
     """The JSON schema of a configuration, which lets editors complete and check it."""
     definitions: dict[str, Any] = {}
-    properties = {"$schema": {"type": "string"}, **{one: _object(one, definitions) for one in SECTIONS}}
+    properties = {
+        "$schema": {"type": "string"},
+        **{one: _object(one, definitions) for one in SECTIONS},
+    }
     # Stages may also be written at the top level, where they are easier to read.
     properties["stages"] = properties["training"]["properties"]["stages"]
     return {
@@ -196,12 +237,18 @@ def json_schema() -> dict[str, Any]:
         "type": "object",
         "properties": properties,
         "additionalProperties": False,
-        "$defs": {name: one for name, one in definitions.items() if f"#/$defs/{name}" in json.dumps(properties)},
+        "$defs": {
+            name: one
+            for name, one in definitions.items()
+            if f"#/$defs/{name}" in json.dumps(properties)
+        },
     }
 
 
 def _object(holder: str, definitions: dict[str, Any]) -> dict[str, Any]:
-    """The options of a section or field: those of all components, with rules for which component takes which."""
+    """The options of a section or field: those of all components, with rules for which component
+    takes which.
+    """
     owners = [one.options for one in CHOICES[holder].table.values()] if holder in CHOICES else []
     fields: dict[str, dict[str, Any]] = {}
     for owner in [SECTIONS.get(holder, Options), *owners]:
@@ -209,10 +256,13 @@ def _object(holder: str, definitions: dict[str, Any]) -> dict[str, Any]:
         definitions |= made.pop("$defs", {})
         for name, declared in made.get("properties", {}).items():
             # Defaults and titles may differ between components that otherwise take the same values.
-            kept = {key: value for key, value in declared.items() if key not in ("default", "title")}
+            kept = {
+                key: value for key, value in declared.items() if key not in ("default", "title")
+            }
             fields.setdefault(name, {})[json.dumps(kept, sort_keys=True)] = kept
     properties = {
-        name: next(iter(one.values())) if len(one) == 1 else {"anyOf": [*one.values()]} for name, one in fields.items()
+        name: next(iter(one.values())) if len(one) == 1 else {"anyOf": [*one.values()]}
+        for name, one in fields.items()
     }
     rules = []
     for held, choice in CHOICES.items():
@@ -228,7 +278,12 @@ def _object(holder: str, definitions: dict[str, Any]) -> dict[str, Any]:
             for taken, names in takers.items():
                 limit = {"propertyNames": {"enum": list(taken)}}
                 then = {"properties": {within: limit}} if within else limit
-                rules.append({"if": {"properties": {field: {"enum": names}}, "required": [field]}, "then": then})
+                rules.append(
+                    {
+                        "if": {"properties": {field: {"enum": names}}, "required": [field]},
+                        "then": then,
+                    }
+                )
         if held.rpartition(".")[0] == holder:
             properties[within] = _object(held, definitions)
     described = {"description": summary(SECTIONS[holder])} if holder in SECTIONS else {}
@@ -242,6 +297,13 @@ def _table(holder: str) -> Iterator[str]:
     yield f"|---|---|---|{'---|' if is_chosen else ''}---|"
     for row in rows(holder):
         old = ", ".join(f"`{name}`" for name, key in ALIASES.items() if key == row.key)
-        option, components = f"`{row.key.removeprefix(f'{holder}.')}`", [row.components] if is_chosen else []
-        cells = [option, row.takes, row.default, *components, f"{row.text} Old name: {old}." if old else row.text]
+        option = f"`{row.key.removeprefix(f'{holder}.')}`"
+        components = [row.components] if is_chosen else []
+        cells = [
+            option,
+            row.takes,
+            row.default,
+            *components,
+            f"{row.text} Old name: {old}." if old else row.text,
+        ]
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

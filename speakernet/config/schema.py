@@ -1,7 +1,7 @@
 """The whole configuration: the options of all packages, by section.
 
-A section whose `name` chooses a component has that component's options: `config.schedule.decay` exists only if the
-chosen schedule takes it. `loading.py` reads configurations.
+A section whose `name` chooses a component has that component's options: `config.schedule.decay`
+exists only if the chosen schedule takes it. `loading.py` reads configurations.
 """
 
 import functools
@@ -16,11 +16,37 @@ from speakernet.data.augment.options import AugmentOptions
 from speakernet.data.options import DataOptions
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.frontend.options import FEATURES, FrontendOptions, LogMelOptions
-from speakernet.losses.options import CLASSIFICATIONS, LOSSES, METRICS, AAMSoftmaxOptions, CombinedOptions, LossOptions
+from speakernet.losses.options import (
+    CLASSIFICATIONS,
+    LOSSES,
+    METRICS,
+    AAMSoftmaxOptions,
+    CombinedOptions,
+    LossOptions,
+)
 from speakernet.models.options import MODELS, POOLINGS, ModelOptions, pooling_of
-from speakernet.options import LARGE_MARGIN, Component, OptionError, Options, default_of, lookup, suggestion
-from speakernet.training.options import OPTIMIZERS, AdamOptions, OptimizerOptions, RuntimeOptions, TrainingOptions
-from speakernet.training.options.schedules import SCHEDULES, ExponentialOptions, FloorOptions, ScheduleOptions
+from speakernet.options import (
+    LARGE_MARGIN,
+    Component,
+    OptionError,
+    Options,
+    default_of,
+    lookup,
+    suggestion,
+)
+from speakernet.training.options import (
+    OPTIMIZERS,
+    AdamOptions,
+    OptimizerOptions,
+    RuntimeOptions,
+    TrainingOptions,
+)
+from speakernet.training.options.schedules import (
+    SCHEDULES,
+    ExponentialOptions,
+    FloorOptions,
+    ScheduleOptions,
+)
 
 
 class Config(Options):
@@ -48,10 +74,14 @@ class Choice(NamedTuple):
     default: str
 
 
-SECTIONS: dict[str, type[Options]] = {name: field.annotation for name, field in Config.model_fields.items()}  # type: ignore[misc]
+SECTIONS: dict[str, type[Options]] = {
+    name: field.annotation for name, field in Config.model_fields.items()
+}  # type: ignore[misc]
 CHOICES = {
     "model.options": Choice("model", MODELS, "model.name", default_of(ModelOptions, "name")),
-    "model.pooling_options": Choice("pooling", POOLINGS, "model.pooling", default_of(ModelOptions, "pooling")),
+    "model.pooling_options": Choice(
+        "pooling", POOLINGS, "model.pooling", default_of(ModelOptions, "pooling")
+    ),
     "frontend": Choice("front end", FEATURES, "frontend.name", default_of(LogMelOptions, "name")),
     "loss": Choice("loss", LOSSES, "loss.name", default_of(AAMSoftmaxOptions, "name")),
     "loss.classification": Choice(
@@ -60,35 +90,57 @@ CHOICES = {
         "loss.classification.name",
         default_of(CombinedOptions, "classification").name,
     ),
-    "loss.metric": Choice("metric loss", METRICS, "loss.metric.name", default_of(CombinedOptions, "metric").name),
+    "loss.metric": Choice(
+        "metric loss", METRICS, "loss.metric.name", default_of(CombinedOptions, "metric").name
+    ),
     "optimizer": Choice("optimizer", OPTIMIZERS, "optimizer.name", default_of(AdamOptions, "name")),
     "schedule": Choice("schedule", SCHEDULES, "schedule.name", default_of(FloorOptions, "name")),
 }
 """Holder (the section or field with the chosen component's options) -> the choice."""
 OF_A_STAGE: dict[str, Collection[str]] = {
     "data": (
-        *("crop_frames", "crop_frames_max", "batch_size", "utterances_per_speaker", "max_utterances_per_speaker"),
-        *("sampler", "min_seconds", "max_seconds"),
+        "crop_frames",
+        "crop_frames_max",
+        "batch_size",
+        "utterances_per_speaker",
+        "max_utterances_per_speaker",
+        "sampler",
+        "min_seconds",
+        "max_seconds",
     ),
     "model": ("options",),
     "model.pooling_options": (),
     "loss": ("margin", "scale", "inter_top_k"),
     "loss.metric": (),
     "training": (
-        *("freeze_epochs", "freeze_norm_statistics", "accumulation_steps", "reference_batch", "batch_scaling"),
-        *("test_interval", "patience", "average_checkpoints", "ema_decay", "ema_statistics", "max_grad_norm"),
-        *("log_interval", "save_steps", "save_minutes", "keep_checkpoints"),
+        "freeze_epochs",
+        "freeze_norm_statistics",
+        "accumulation_steps",
+        "reference_batch",
+        "batch_scaling",
+        "test_interval",
+        "patience",
+        "average_checkpoints",
+        "ema_decay",
+        "ema_statistics",
+        "max_grad_norm",
+        "log_interval",
+        "save_steps",
+        "save_minutes",
+        "keep_checkpoints",
     ),
 }
 OF_A_STAGE["loss.classification"] = OF_A_STAGE["loss"]
-"""Holder -> the options that a stage can change; of a holder that is not listed, it can change all."""
+"""Holder -> the options that a stage can change; of a holder that is not listed, it can change
+all."""
 ONCE: dict[str, dict[str, Any]] = {
     "augment": {"real_epochs": 0},
     "model.options": {"unfreeze_epochs": 0},
     "schedule": {"margin": "constant"},
     "training": {"freeze_epochs": 0, "initial_weight": 0.0},
 }
-"""Options tied to the start or end of a stage; the next stage resets them unless it sets them itself."""
+"""Options tied to the start or end of a stage; the next stage resets them unless it sets them
+itself."""
 RECORDED = [(1.0, 1.0)]
 """The voice as recorded: speed and vocal-tract factor."""
 DEFAULT_NAMES = {holder: choice.default for holder, choice in CHOICES.items()}
@@ -98,7 +150,9 @@ Names = Mapping[str, str]
 
 
 def split_key(key: str) -> tuple[str, str]:
-    """Split a dotted key into holder or section, and option: `loss.metric.margin` is `margin` of `loss.metric`."""
+    """Split a dotted key into holder or section, and option: `loss.metric.margin` is `margin` of
+    `loss.metric`.
+    """
     holder = key.rpartition(".")[0]
     parts = key.rpartition(".") if holder in CHOICES or holder in SECTIONS else key.partition(".")
     return parts[0], parts[2]
@@ -106,7 +160,8 @@ def split_key(key: str) -> tuple[str, str]:
 
 def names_in(values: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """The chosen names in these sections, or the default names."""
-    found, given = {}, cast("Any", values)
+    found = {}
+    given = cast("Any", values)
     for holder, choice in CHOICES.items():
         name = functools.reduce(lambda at, word: (at or {}).get(word), choice.key.split("."), given)
         found[holder] = choice.default if name is None else str(name)
@@ -114,8 +169,11 @@ def names_in(values: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 
 
 def chosen(holder: str, names: Names) -> str:
-    """The component whose options a holder has; `auto` as front end or pooling is the model's default."""
-    name, model = names[holder], names["model.options"]
+    """The component whose options a holder has; `auto` as front end or pooling is the model's
+    default.
+    """
+    name = names[holder]
+    model = names["model.options"]
     if holder == "model.pooling_options":
         return pooling_of(model, name)
     if holder == "frontend" and name == "auto":
@@ -130,7 +188,11 @@ def owner_of(holder: str, names: Names) -> type[Options] | None:
     section, _, field = holder.partition(".")
     if field and field not in (owner_of(section, names) or Options).model_fields:
         return None
-    return CHOICES[holder].table[chosen(holder, names)].options if holder in CHOICES else SECTIONS[holder]
+    return (
+        CHOICES[holder].table[chosen(holder, names)].options
+        if holder in CHOICES
+        else SECTIONS[holder]
+    )
 
 
 def known_fields(section: str) -> list[str]:
@@ -141,9 +203,13 @@ def known_fields(section: str) -> list[str]:
 
 
 def config_from_dict(values: Mapping[str, Mapping[str, Any]]) -> Config:
-    """Build a configuration from nested values, as from `model_dump`; missing options keep their defaults."""
+    """Build a configuration from nested values, as from `model_dump`; missing options keep their
+    defaults.
+    """
     if unknown := set(values) - set(SECTIONS):
-        raise ValueError(f"unknown configuration section {min(unknown)!r}; known: {', '.join(SECTIONS)}")
+        raise ValueError(
+            f"unknown configuration section {min(unknown)!r}; known: {', '.join(SECTIONS)}"
+        )
     names = names_in(values)
     made: dict[str, Any] = {section: dict(values.get(section, {})) for section in SECTIONS}
     # Fields of a section are built before the section.
@@ -151,7 +217,11 @@ def config_from_dict(values: Mapping[str, Mapping[str, Any]]) -> Config:
         section, _, field = holder.partition(".")
         at, key = (made[section], field) if field else (made, section)
         if owner := owner_of(holder, names):
-            given = {name: one for name, one in (at.get(key) or {}).items() if f"{holder}.{name}" not in REMOVED}
+            given = {
+                name: one
+                for name, one in (at.get(key) or {}).items()
+                if f"{holder}.{name}" not in REMOVED
+            }
             try:
                 at[key] = owner(**given)
             except OptionError as error:
@@ -165,9 +235,11 @@ def config_from_dict(values: Mapping[str, Mapping[str, Any]]) -> Config:
 
 
 def replaced(config: Config, **sections: Mapping[str, Any]) -> Config:
-    """A copy with some values changed: `replaced(config, loss={"name": "softmax"}, data={"batch_size": 8})`.
+    """A copy with some values changed: `replaced(config, loss={"name": "softmax"},
+    data={"batch_size": 8})`.
 
-    If a component is replaced, its options are dropped, and the new component's start from their defaults.
+    If a component is replaced, its options are dropped, and the new component's start from their
+    defaults.
     """
     values = config.model_dump()
     before = names_in(values)
@@ -181,33 +253,40 @@ def replaced(config: Config, **sections: Mapping[str, Any]) -> Config:
             continue
         if not field:
             kept = {*SECTIONS[section].model_fields, *given}
-            values[section] = {name: value for name, value in values[section].items() if name in kept}
+            values[section] = {
+                name: value for name, value in values[section].items() if name in kept
+            }
         elif field not in given:
             values[section].pop(field, None)
     return config_from_dict(values)
 
 
 def stages_of(config: Config) -> dict[str, Config]:
-    """The configuration of each stage by name, in order; a run without stages has one stage without a name.
+    """The configuration of each stage by name, in order; a run without stages has one stage without
+    a name.
 
     Raises:
         ValueError: a stage sets options that it cannot change.
     """
     training = config.training
     found: dict[str, Config] = {} if training.stages else {"": config}
-    plans = [(one.name, one.epochs, {k: v for k, v in one if isinstance(v, dict)}) for one in training.stages]
+    plans = [
+        (one.name, one.epochs, {k: v for k, v in one if isinstance(v, dict)})
+        for one in training.stages
+    ]
     if training.large_margin_epochs:
         plans.append((LARGE_MARGIN, training.large_margin_epochs, _large_margin(config)))
     before = config
     for name, epochs, changes in plans:
         try:
             found[name] = before = _changed(before, epochs, changes, ONCE if found else {})
-            voices, first = _voices(before), _voices(next(iter(found.values())))
+            voices = _voices(before)
+            first = _voices(next(iter(found.values())))
             # Recorded voices keep their labels, whichever other voices the head has.
             if voices != first and (voices != RECORDED or RECORDED[0] not in first):
                 raise ValueError(
-                    "augment.speed_factors and warp_factors need classes that the head does not have; expected the "
-                    "factors of the first stage, or [1.0] if they include it"
+                    "augment.speed_factors and warp_factors need classes that the head does not "
+                    "have; expected the factors of the first stage, or [1.0] if they include it"
                 )
         except OptionError as error:
             raise ValueError(f"{name}: {error.field} {error.found}") from error
@@ -217,17 +296,26 @@ def stages_of(config: Config) -> dict[str, Config]:
 
 
 def _large_margin(config: Config) -> dict[str, dict[str, Any]]:
-    """The changes of the large-margin stage: longer crops, larger margin, small learning rate, voices as recorded.
+    """The changes of the large-margin stage: longer crops, larger margin, small learning rate,
+    voices as recorded.
 
-    Source: Thienpondt et al. 2021, "The IDLab VoxCeleb speaker recognition challenge 2020 system description"; the
-    learning-rate decay follows wespeaker's `resnet_lm.yaml` or 3D-Speaker's `eres2netv2_lm.yaml`.
+    Source: Thienpondt et al. 2021, "The IDLab VoxCeleb speaker recognition challenge 2020 system
+    description"; the learning-rate decay follows wespeaker's `resnet_lm.yaml` or 3D-Speaker's
+    `eres2netv2_lm.yaml`.
     """
-    training, loss = config.training, getattr(config.loss, "classification", config.loss)
+    training = config.training
+    loss = getattr(config.loss, "classification", config.loss)
     if not hasattr(loss, "margin"):
-        raise ValueError(f"the loss {config.loss.name} has no margin; use one that has, or set large_margin_epochs: 0")
+        raise ValueError(
+            f"the loss {config.loss.name} has no margin; use one that has, or set "
+            "large_margin_epochs: 0"
+        )
     # As in wespeaker, the larger margin replaces the penalty on the nearest other speakers.
-    margin = {"margin": training.large_margin} | ({"inter_top_k": 0} if hasattr(loss, "inter_top_k") else {})
-    rate, final = training.large_margin_learning_rate, training.large_margin_final_learning_rate
+    margin = {"margin": training.large_margin} | (
+        {"inter_top_k": 0} if hasattr(loss, "inter_top_k") else {}
+    )
+    rate = training.large_margin_learning_rate
+    final = training.large_margin_final_learning_rate
     is_cosine = training.large_margin_schedule == "cosine"
     schedule = (FloorOptions if is_cosine else ExponentialOptions)(
         final_learning_rate=rate / 4 if final == "auto" else final,
@@ -241,7 +329,12 @@ def _large_margin(config: Config) -> dict[str, dict[str, Any]]:
             "crop_frames_max": 0,
             "batch_size": training.large_margin_batch_size or config.data.batch_size,
         },
-        "augment": {"speed_factors": [1.0], "warp_factors": [1.0], "real_share": "auto", "enabled": is_enabled},
+        "augment": {
+            "speed_factors": [1.0],
+            "warp_factors": [1.0],
+            "real_share": "auto",
+            "enabled": is_enabled,
+        },
         "loss": margin if loss is config.loss else {"classification": margin},
         "optimizer": {"learning_rate": rate},
         "schedule": schedule.model_dump(),
@@ -250,21 +343,33 @@ def _large_margin(config: Config) -> dict[str, dict[str, Any]]:
 
 
 def _changed(
-    before: Config, epochs: int, changes: Mapping[str, Mapping[str, Any]], once: Mapping[str, Mapping[str, Any]]
+    before: Config,
+    epochs: int,
+    changes: Mapping[str, Mapping[str, Any]],
+    once: Mapping[str, Mapping[str, Any]],
 ) -> Config:
     """The configuration of a stage, given that of the previous stage."""
-    values, given = before.model_dump(), {section: dict(fields) for section, fields in changes.items()}
+    values = before.model_dump()
+    given = {section: dict(fields) for section, fields in changes.items()}
     for holder in [*changes, *(one for one in CHOICES if "." in one)]:
         section, _, field = holder.partition(".")
         named = given.get(section, {}).get(field, {}) if field else given[section]
         own = values[section].get(field) if field else values[section]
-        free = before.model.options.training_only if holder == "model.options" else OF_A_STAGE.get(holder)
+        free = (
+            before.model.options.training_only
+            if holder == "model.options"
+            else OF_A_STAGE.get(holder)
+        )
         if not isinstance(named, Mapping):
             raise ValueError(f"{holder} is {named!r}; expected `option: value` pairs")
         for name in named:
             if free is not None and name not in free and f"{holder}.{name}" not in CHOICES:
                 is_ours = name in (own or {}) or not free
-                why = "belongs to the whole run" if is_ours else f"does not exist; {suggestion(name, free)}"
+                why = (
+                    "belongs to the whole run"
+                    if is_ours
+                    else f"does not exist; {suggestion(name, free)}"
+                )
                 can = f"a stage can change {', '.join(sorted(free)) or 'none of its options'}"
                 raise ValueError(f"{holder}.{name} {why}; {can}")
         reset = {name: value for name, value in once.get(holder, {}).items() if name in (own or {})}
@@ -279,15 +384,22 @@ def _changed(
 def _voices(config: Config) -> list[tuple[float, float]]:
     """Speed and vocal-tract factor of each voice, in the order of the classes of a head."""
     augment = config.augment
-    return list(itertools.product(augment.speed_factors, augment.warp_factors)) if augment.enabled else RECORDED
+    return (
+        list(itertools.product(augment.speed_factors, augment.warp_factors))
+        if augment.enabled
+        else RECORDED
+    )
 
 
 def problems(config: Config) -> Iterator[tuple[str, str]]:
     """Values that contradict each other, as (dotted key, what was found and what is expected)."""
-    is_sound, training = True, config.training
+    is_sound = True
+    training = config.training
     for holder in {**SECTIONS, **CHOICES}:
         section, _, field = holder.partition(".")
-        options = getattr(getattr(config, section), field, None) if field else getattr(config, section)
+        options = (
+            getattr(getattr(config, section), field, None) if field else getattr(config, section)
+        )
         for option, message in options.problems() if options is not None else ():
             is_sound = False
             yield f"{holder}.{option}", message
@@ -295,8 +407,14 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
         key = "training.stages" if training.stages else "training.large_margin_epochs"
         try:
             for name, stage in stages_of(config).items():
-                yield from ((key, f"{name}: {one}: {message}") for one, message in (problems(stage) if name else ()))
+                yield from (
+                    (key, f"{name}: {one}: {message}")
+                    for one, message in (problems(stage) if name else ())
+                )
             if config.runtime.parallel == "fsdp" and len(stages_of(config)) > 1:
-                yield "runtime.parallel", f"fsdp does not support {key}; train stages one by one with --initial_model"
+                yield (
+                    "runtime.parallel",
+                    f"fsdp does not support {key}; train stages one by one with --initial_model",
+                )
         except ValueError as error:
             yield key, str(error)

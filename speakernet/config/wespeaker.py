@@ -45,7 +45,11 @@ SAME = {
 }
 """wespeaker's option -> ours with the same meaning."""
 MODELS = {
-    **{one: one for one in OUR_MODELS if one.startswith(("ResNet1", "ResNet2", "ResNet3", "ResNet5"))},
+    **{
+        one: one
+        for one in OUR_MODELS
+        if one.startswith(("ResNet1", "ResNet2", "ResNet3", "ResNet5"))
+    },
     **{one: one for one in OUR_MODELS if one.startswith(("CAMPPlus", "Gemini_DF", "ReDimNet"))},
     **{"XVEC": "XVector", "Res2Net34_Base": "Res2Net34"},
     **{"ECAPA_TDNN_c512": "ECAPA_TDNN", "ECAPA_TDNN_GLOB_c512": "ECAPA_TDNN"},
@@ -67,12 +71,14 @@ FRONT_ENDS = {
 }
 OPTIMIZERS = {"SGD": "sgd", "Adam": "adam", "AdamW": "adamw"}
 BATCH = 64
-"""Utterances per step for which wespeaker states its learning rates; it scales them with the batch."""
+"""Utterances per step for which wespeaker states its learning rates; it scales them with the
+batch."""
 FRAMES_PER_SECOND = 100
 LONGEST = "dataset_args.filter_args.max_num_frames"
 ALWAYS: dict[str, Any] = {
     "data": {"sampler": "shuffled"},
-    # Half reverberation, half a file drawn from all 2,016 of MUSAN, of which 46 % are noise, 33 % music, 21 % speech.
+    # Half reverberation, half a file drawn from all 2,016 of MUSAN, of which 46 % are noise, 33 %
+    # music, 21 % speech.
     "augment": {
         "categories": [*["reverb"] * 6, *["noise"] * 3, *["music"] * 2, "babble"],
         **{"babble_speakers": [1, 1], "babble_snr_db": [10, 30]},
@@ -88,28 +94,49 @@ ALWAYS: dict[str, Any] = {
 }
 """What wespeaker's code and run.sh always do, without an option for it."""
 READ = (
-    *("model", "optimizer", "scheduler", "gpus", "enable_amp", "dataset_args.frontend", "dataset_args.speed_perturb"),
-    *("dataset_args.filter_args.min_num_frames", "dataset_args.tfmel_args.do_preemph", "dataloader_args.batch_size"),
-    *("model_args.two_emb_layer", "projection_args.project_type", "projection_args.do_lm", "scheduler_args."),
+    "model",
+    "optimizer",
+    "scheduler",
+    "gpus",
+    "enable_amp",
+    "dataset_args.frontend",
+    "dataset_args.speed_perturb",
+    "dataset_args.filter_args.min_num_frames",
+    "dataset_args.tfmel_args.do_preemph",
+    "dataloader_args.batch_size",
+    "model_args.two_emb_layer",
+    "projection_args.project_type",
+    "projection_args.do_lm",
+    "scheduler_args.",
     "margin_update.",
 )
 # Specific to wespeaker's code or the machine, or the same in all its configurations.
 NOT_NEEDED = (
-    *("exp_dir", "save_epoch_interval", "log_batch_interval", "do_lm", "data_type", "model_init", "loss"),
-    *(
-        "margin_scheduler",
-        "dataset_args.filter",
-        "dataloader_args.",
-        "dataset_args.shuffle",
-        "dataset_args.sample_num_per_epoch",
-    ),
-    *("dataset_args.cmvn", "dataset_args.fbank_args.frame", "dataset_args.spec_aug_args.prob"),
-    *("dataset_args.tfmel_args.", "model_args.feat_dim"),
+    "exp_dir",
+    "save_epoch_interval",
+    "log_batch_interval",
+    "do_lm",
+    "data_type",
+    "model_init",
+    "loss",
+    "margin_scheduler",
+    "dataset_args.filter",
+    "dataloader_args.",
+    "dataset_args.shuffle",
+    "dataset_args.sample_num_per_epoch",
+    "dataset_args.cmvn",
+    "dataset_args.fbank_args.frame",
+    "dataset_args.spec_aug_args.prob",
+    "dataset_args.tfmel_args.",
+    "model_args.feat_dim",
 )
 
 
-def converted(theirs: Mapping[str, Any], stage: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], list[str]]:
-    """Our sections, and the options of `theirs` without a counterpart; `stage` is the large-margin configuration.
+def converted(
+    theirs: Mapping[str, Any], stage: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Any], list[str]]:
+    """Our sections, and the options of `theirs` without a counterpart; `stage` is the large-margin
+    configuration.
 
     Raises:
         ValueError: the front end, network, loss, optimizer or schedule is not supported.
@@ -119,7 +146,9 @@ def converted(theirs: Mapping[str, Any], stage: Mapping[str, Any] | None = None)
     lookup({"ExponentialDecrease": 0}, given["scheduler"], "scheduler")
     sections: dict[str, Any] = {
         **{name: dict(values) for name, values in ALWAYS.items()},
-        "frontend": dict(lookup(FRONT_ENDS, given.get("dataset_args.frontend", "fbank"), "front end")),
+        "frontend": dict(
+            lookup(FRONT_ENDS, given.get("dataset_args.frontend", "fbank"), "front end")
+        ),
         "model": {"name": lookup(MODELS, given["model"], "model of wespeaker")},
         "loss": dict(lookup(LOSSES, given["projection_args.project_type"], "project_type")),
     }
@@ -128,16 +157,24 @@ def converted(theirs: Mapping[str, Any], stage: Mapping[str, Any] | None = None)
         if name in given:
             sections[section][option] = given[name]
     size = given["dataloader_args.batch_size"] * (str(given.get("gpus", "")).count(",") + 1)
-    shortest = given.get("dataset_args.filter_args.min_num_frames", 0) if given.get("dataset_args.filter", True) else 0
+    shortest = (
+        given.get("dataset_args.filter_args.min_num_frames", 0)
+        if given.get("dataset_args.filter", True)
+        else 0
+    )
     sections["data"] |= {"batch_size": size, "min_seconds": shortest / FRAMES_PER_SECOND}
-    sections["augment"]["speed_factors"] = [0.9, 1.0, 1.1] if given.get("dataset_args.speed_perturb") else [1.0]
+    sections["augment"]["speed_factors"] = (
+        [0.9, 1.0, 1.1] if given.get("dataset_args.speed_perturb") else [1.0]
+    )
     sections["optimizer"] |= {
         "name": lookup(OPTIMIZERS, given["optimizer"], "optimizer"),
         "learning_rate": given["scheduler_args.initial_lr"] * size / BATCH,
     }
     sections["schedule"] |= {
         "final_learning_rate": given["scheduler_args.final_lr"] * size / BATCH,
-        "warmup_epochs": given["scheduler_args.warm_up_epoch"] if given["scheduler_args.warm_from_zero"] else 0,
+        "warmup_epochs": given["scheduler_args.warm_up_epoch"]
+        if given["scheduler_args.warm_from_zero"]
+        else 0,
     }
     first, last = (given[f"margin_update.{one}_margin"] for one in ("initial", "final"))
     ramps = given["margin_update.update_margin"] and first != last
@@ -156,7 +193,9 @@ def converted(theirs: Mapping[str, Any], stage: Mapping[str, Any] | None = None)
         sections["training"] |= _second_stage(converted(stage)[0])
     # Long utterances are kept, so their limit is reported as not converted.
     unknown = (one for one in given if one not in SAME and not one.startswith((*READ, *NOT_NEEDED)))
-    return sections, [f"{one}: {given[one]}" for one in (*unknown, *(LONGEST,) * (LONGEST in given))]
+    return sections, [
+        f"{one}: {given[one]}" for one in (*unknown, *(LONGEST,) * (LONGEST in given))
+    ]
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
@@ -169,21 +208,32 @@ def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, An
 
 
 def _adapt_network(given: Mapping[str, Any], sections: dict[str, Any]) -> None:
-    """Set what depends on the network, and drop options that the chosen front end and loss do not take."""
-    theirs, model, loss = given["model"], sections["model"], sections["loss"]
+    """Set what depends on the network, and drop options that the chosen front end and loss do not
+    take.
+    """
+    theirs = given["model"]
+    model = sections["model"]
+    loss = sections["loss"]
     if theirs.startswith("SimAM"):
         model["pooling"] = "ASP"
     elif model.get("pooling") == "ASTP" and ("GLOB" in theirs or theirs.startswith("ReDimNet")):
         model["pooling"] = "GlobalASTP"
-    options = {"two_layers": given.get("model_args.two_emb_layer"), "pooled_norm": not theirs.startswith("ReDimNetB")}
-    model["options"] = {name: value for name, value in options.items() if value is (name == "two_layers")}
+    options = {
+        "two_layers": given.get("model_args.two_emb_layer"),
+        "pooled_norm": not theirs.startswith("ReDimNetB"),
+    }
+    model["options"] = {
+        name: value for name, value in options.items() if value is (name == "two_layers")
+    }
     if given.get("projection_args.do_lm"):
         loss["inter_top_k"] = 0
     if not given.get("dataset_args.tfmel_args.do_preemph", True):
         sections["frontend"]["preemphasis"] = 0.0
     for holder in ("frontend", "loss"):
         known = CHOICES[holder].table[sections[holder]["name"]].options.model_fields
-        sections[holder] = {name: value for name, value in sections[holder].items() if name in known}
+        sections[holder] = {
+            name: value for name, value in sections[holder].items() if name in known
+        }
 
 
 def _second_stage(ours: Mapping[str, Any]) -> dict[str, Any]:

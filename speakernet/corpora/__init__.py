@@ -1,1 +1,3 @@
-"""Data preparation: download, verify, unpack, convert, list, split, pair; data_prep/ has thin scripts for it."""
+"""Data preparation: download, verify, unpack, convert, list, split, pair; data_prep/ has thin
+scripts for it.
+"""

@@ -1,7 +1,7 @@
 """Archives in pieces, joined or read as one; zip and tar unpacked safely and in parallel.
 
-Archives are untrusted: every name is checked, and links, devices and archives that unpack to far more than their size
-are refused. A file gets its final name when it is complete.
+Archives are untrusted: every name is checked, and links, devices and archives that unpack to far
+more than their size are refused. A file gets its final name when it is complete.
 """
 
 import bisect
@@ -31,8 +31,10 @@ from speakernet.files import (
 )
 from speakernet.terminal import Bar
 
-BLOCK_BYTES, BUFFER_BYTES = 1 << 20, 1 << 18
-#: Recorded speech packs to a third at best, silence to a thousandth; a genuine corpus stays far below this ratio.
+BLOCK_BYTES = 1 << 20
+BUFFER_BYTES = 1 << 18
+#: Recorded speech packs to a third at best, silence to a thousandth; a genuine corpus stays far
+# below this ratio.
 MAX_RATIO = 100
 #: Archives that unpack to less are harmless at any ratio.
 ALWAYS_ALLOWED_BYTES = 256 << 20
@@ -54,7 +56,9 @@ def group_pieces(paths: Sequence[Path]) -> list[list[Path]]:
     groups: dict[tuple[Path, str], list[Path]] = {}
     for path in paths:
         match = PIECE.match(path.name)
-        groups.setdefault((path.parent, match["stem"] + "/" if match else path.name), []).append(path)
+        groups.setdefault((path.parent, match["stem"] + "/" if match else path.name), []).append(
+            path
+        )
     return [sorted(group) for group in groups.values()]
 
 
@@ -98,7 +102,11 @@ class _JoinedFile(io.RawIOBase):
 
 
 def join_pieces(
-    pieces: Sequence[Path], whole: Path, md5: str | None, summary: StepSummary, keep_pieces: bool = False
+    pieces: Sequence[Path],
+    whole: Path,
+    md5: str | None,
+    summary: StepSummary,
+    keep_pieces: bool = False,
 ) -> None:
     """Join pieces into the whole archive, and remove the pieces only once the whole is verified.
 
@@ -109,7 +117,9 @@ def join_pieces(
     else:
         missing = [piece.name for piece in pieces if not piece.is_file()]
         if missing:
-            summary.add_broken(whole.name, f"pieces are missing: {', '.join(missing)}; run --download first")
+            summary.add_broken(
+                whole.name, f"pieces are missing: {', '.join(missing)}; run --download first"
+            )
             return
         num_bytes = sum(piece.stat().st_size for piece in pieces)
         # The pieces are kept until the checksum is verified, so both are on the disk for a while.
@@ -123,7 +133,10 @@ def join_pieces(
         found = digest_of(half, "md5")
         if md5 not in (None, found):
             half.unlink()
-            summary.add_broken(whole.name, f"MD5 of the joined pieces is {found}, expected {md5}; the pieces are kept")
+            summary.add_broken(
+                whole.name,
+                f"MD5 of the joined pieces is {found}, expected {md5}; the pieces are kept",
+            )
             return
         half.replace(whole)
         remember_md5(whole, found)
@@ -134,12 +147,15 @@ def join_pieces(
 
 
 def extract(archive: Path, folder: str | Path, summary: StepSummary, num_jobs: int = 1) -> None:
-    """Unpack a zip or tar archive into `folder`; members that already exist with the right size are skipped.
+    """Unpack a zip or tar archive into `folder`; members that already exist with the right size are
+    skipped.
 
     A zip is unpacked by `num_jobs` threads; a compressed tar is one stream.
     """
     target = Folder(folder)
-    with reading(archive, "a complete zip or tar archive whose files stay in its folder", ArchiveError):
+    with reading(
+        archive, "a complete zip or tar archive whose files stay in its folder", ArchiveError
+    ):
         open_regular(archive).close()
         if zipfile.is_zipfile(archive):
             _extract_zip(archive, target, summary, num_jobs)
@@ -159,7 +175,9 @@ def tar_members(archive: tarfile.TarFile, path: Path | str) -> Iterator[tarfile.
     while (member := archive.next()) is not None:
         if not member.isdir():
             if not member.isreg() or member.issparse():
-                raise ArchiveError(f"{path}: refused: {member.name!r} is a link or a device; expected files only")
+                raise ArchiveError(
+                    f"{path}: refused: {member.name!r} is a link or a device; expected files only"
+                )
             yield member
         # tarfile keeps every header it has seen: a gigabyte for a million files.
         archive.members = []  # type: ignore[attr-defined]
@@ -169,7 +187,11 @@ def _extract_zip(path: Path, folder: Folder, summary: StepSummary, num_jobs: int
     with zipfile.ZipFile(path) as archive:
         # All names are checked before the first file is written.
         targets = [(member, folder.path(member.filename)) for member in zip_members(archive, path)]
-        missing = [(member, target) for member, target in targets if not _is_there(target, member.file_size)]
+        missing = [
+            (member, target)
+            for member, target in targets
+            if not _is_there(target, member.file_size)
+        ]
         summary.add(skipped=len(targets) - len(missing))
         check_space(folder.root, sum(member.file_size for member, _ in missing))
 
@@ -182,7 +204,8 @@ def _extract_zip(path: Path, folder: Folder, summary: StepSummary, num_jobs: int
             except FileError:
                 raise
             except Exception as error:
-                # A damaged member, or an unknown compression: zipfile raises whatever its parsers raise.
+                # A damaged member, or an unknown compression: zipfile raises whatever its parsers
+                # raise.
                 summary.add_broken(member.filename, error_line(error))
             else:
                 summary.add(made=1)
@@ -217,6 +240,6 @@ def _check_size(path: Path, unpacked_bytes: int) -> None:
     packed_bytes = path.stat().st_size
     if unpacked_bytes > max(ALWAYS_ALLOWED_BYTES, MAX_RATIO * packed_bytes):
         raise ArchiveError(
-            f"{path}: refused: {human_bytes(packed_bytes)} would unpack to {human_bytes(unpacked_bytes)} or more; "
-            f"expected at most {MAX_RATIO} times its size"
+            f"{path}: refused: {human_bytes(packed_bytes)} would unpack to "
+            f"{human_bytes(unpacked_bytes)} or more; expected at most {MAX_RATIO} times its size"
         )

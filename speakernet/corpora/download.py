@@ -1,8 +1,9 @@
-"""Fetch public corpora over HTTP: files and addresses from catalogue.yaml, resumed, retried, verified by MD5.
+"""Fetch public corpora over HTTP: files and addresses from catalogue.yaml, resumed, retried,
+verified by MD5.
 
-A file is fetched to `NAME.part`, verified and only then renamed to `NAME`; the next run resumes after a kill.
-Credentials are never sent to another host: requests drops them on a redirect. Addresses are never logged in full,
-because a query may contain an access key.
+A file is fetched to `NAME.part`, verified and only then renamed to `NAME`; the next run resumes
+after a kill. Credentials are never sent to another host: requests drops them on a redirect.
+Addresses are never logged in full, because a query may contain an access key.
 """
 
 import contextlib
@@ -44,7 +45,12 @@ NOTES_FOLDER = ".prepared"
 BLOCK_BYTES = 1 << 20
 #: Worth retrying: a dropped connection, a busy server.
 RETRIED_CODES = (408, 429, 500, 502, 503, 504)
-RETRIED = (requests.ConnectionError, requests.Timeout, requests.HTTPError, urllib3.exceptions.HTTPError)
+RETRIED = (
+    requests.ConnectionError,
+    requests.Timeout,
+    requests.HTTPError,
+    urllib3.exceptions.HTTPError,
+)
 UNANSWERED = (requests.ConnectTimeout, requests.exceptions.ProxyError)
 """A firewall that drops everything, a proxy that does not exist."""
 
@@ -55,7 +61,9 @@ class DownloadError(FileError):
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """One file to fetch. `urls` are tried in order; they may contain a key, so they are never logged in full."""
+    """One file to fetch. `urls` are tried in order; they may contain a key, so they are never
+    logged in full.
+    """
 
     name: str
     urls: tuple[str, ...]
@@ -68,7 +76,9 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Corpus:
-    """All files of one corpus, by name; the ordered pieces of archives published in pieces; the checksums."""
+    """All files of one corpus, by name; the ordered pieces of archives published in pieces; the
+    checksums.
+    """
 
     files: Mapping[str, RemoteFile]
     joined: Mapping[str, tuple[str, ...]]
@@ -95,19 +105,32 @@ class DownloadOptions:
 def load_catalogue(path: str | Path | None = None) -> dict[str, Any]:
     """The whole table: the shipped one, or a file in the same format."""
     if path is None:
-        return dict(read_yaml(resources.files(__package__).joinpath("catalogue.yaml").read_text("utf-8"), "catalogue"))
+        return dict(
+            read_yaml(
+                resources.files(__package__).joinpath("catalogue.yaml").read_text("utf-8"),
+                "catalogue",
+            )
+        )
     table = read_yaml_file(path, EXPECTED)
-    if not isinstance(table, dict) or not all(isinstance(entry, dict) and "files" in entry for entry in table.values()):
+    if not isinstance(table, dict) or not all(
+        isinstance(entry, dict) and "files" in entry for entry in table.values()
+    ):
         raise ValueError(f"{path}: expected {EXPECTED}")
     return table
 
 
 def load_corpus(
-    name: str, *, key: str = "", base_url: str | None = None, catalogue_path: str | Path | None = None
+    name: str,
+    *,
+    key: str = "",
+    base_url: str | None = None,
+    catalogue_path: str | Path | None = None,
 ) -> Corpus:
-    """The files of one corpus, with the file for `{name}` and the access key for `{key}` in their addresses.
+    """The files of one corpus, with the file for `{name}` and the access key for `{key}` in their
+    addresses.
 
-    `base_url` is a mirror that replaces the table's addresses, `catalogue_path` a table that replaces the shipped one.
+    `base_url` is a mirror that replaces the table's addresses, `catalogue_path` a table that
+    replaces the shipped one.
     """
     entry = lookup(load_catalogue(catalogue_path), name, "corpus")
     with reading(catalogue_path or "catalogue.yaml", EXPECTED):
@@ -119,7 +142,9 @@ def load_corpus(
             quoted, quoted_key = (urllib.parse.quote(one, safe="") for one in (file_name, key))
             files[file_name] = RemoteFile(
                 name=file_name,
-                urls=tuple(one.replace("{name}", quoted).replace("{key}", quoted_key) for one in templates),
+                urls=tuple(
+                    one.replace("{name}", quoted).replace("{key}", quoted_key) for one in templates
+                ),
                 md5=facts.get("md5"),
                 num_bytes=int(facts.get("gigabytes", 0) * BYTES_PER_GIGABYTE),
                 access=entry.get("access", ""),
@@ -128,7 +153,9 @@ def load_corpus(
             )
         joined = entry.get("joined", {})
         sums = {one: facts.get("md5") for one, facts in (entry["files"] | joined).items()}
-        return Corpus(files, {whole: tuple(facts["parts"]) for whole, facts in joined.items()}, sums)
+        return Corpus(
+            files, {whole: tuple(facts["parts"]) for whole, facts in joined.items()}, sums
+        )
 
 
 def remember_md5(path: Path, md5: str) -> None:
@@ -139,9 +166,11 @@ def remember_md5(path: Path, md5: str) -> None:
 
 
 def has_md5(path: Path, md5: str | None) -> bool:
-    """Whether the file exists with this sum; without a published sum (None), any non-empty file counts.
+    """Whether the file exists with this sum; without a published sum (None), any non-empty file
+    counts.
 
-    A sum is remembered while size and time are unchanged; otherwise a second run would read 115 GB of archives again.
+    A sum is remembered while size and time are unchanged; otherwise a second run would read 115 GB
+    of archives again.
     """
     if not path.is_file():
         return False
@@ -164,7 +193,11 @@ def _note(path: Path, md5: str) -> tuple[Path, dict[str, Any]]:
 
 
 def download_all(
-    files: Iterable[RemoteFile], folder: str | Path, num_jobs: int, options: DownloadOptions, summary: StepSummary
+    files: Iterable[RemoteFile],
+    folder: str | Path,
+    num_jobs: int,
+    options: DownloadOptions,
+    summary: StepSummary,
 ) -> None:
     """Fetch missing files, several at once; a file with the right sum is left alone."""
     root = Folder(folder)
@@ -173,8 +206,11 @@ def download_all(
     missing = [file for file, there in zip(listed, is_there, strict=True) if not there]
     summary.add(skipped=len(listed) - len(missing))
     sizes = [file.num_bytes for file in missing]
-    # Checked first, so that a lack of space for 115 GB does not show only after a night of downloading.
-    check_space(root.root, sum(sizes) - sum(_num_bytes(_part_of(root, file.name)) for file in missing))
+    # Checked first, so that a lack of space for 115 GB does not show only after a night of
+    # downloading.
+    check_space(
+        root.root, sum(sizes) - sum(_num_bytes(_part_of(root, file.name)) for file in missing)
+    )
     lock = threading.Lock()
     with Bar("download", sum(sizes) if all(sizes) else None, "B", is_shown=bool(missing)) as bar:
 
@@ -194,15 +230,20 @@ def download_all(
 
 
 def download_file(
-    file: RemoteFile, root: Folder, options: DownloadOptions, on_bytes: Callable[[int], object] = lambda count: None
+    file: RemoteFile,
+    root: Folder,
+    options: DownloadOptions,
+    on_bytes: Callable[[int], object] = lambda count: None,
 ) -> Path:
     """Fetch and verify one file, named as in the table, in `root`; addresses are tried in order."""
-    target, part = root.path(file.name), _part_of(root, file.name)
+    target = root.path(file.name)
+    part = _part_of(root, file.name)
     if file.needs_key and any(url.endswith("key=") for url in file.urls):
         raise DownloadError(f"{file.name}: needs an access key, but none was given. {file.access}")
     reasons = [] if file.urls else ["no address is known"]
     for url in file.urls:
-        # A wrong sum may come from an old partial file: start afresh once, then try the next address.
+        # A wrong sum may come from an old partial file: start afresh once, then try the next
+        # address.
         for _ in range(2):
             try:
                 _fetch(url, part, options, on_bytes)
@@ -215,11 +256,15 @@ def download_file(
                 part.replace(target)
                 remember_md5(target, found)
                 return target
-            # Inspected before it is removed: the usual reason is a login page in place of the archive.
+            # Inspected before it is removed: the usual reason is a login page in place of the
+            # archive.
             with part.open("rb") as content:
                 instead = in_place_of_a_file(content) or "a different file"
             part.unlink()
-            reasons.append(f"{shown_url(url)}: MD5 sum {found} instead of {file.md5}; the server sent {instead}")
+            reasons.append(
+                f"{shown_url(url)}: MD5 sum {found} instead of {file.md5}; the server sent "
+                f"{instead}"
+            )
     raise DownloadError(f"{file.name}: " + "; ".join(dict.fromkeys(reasons)) + f". {file.access}")
 
 
@@ -230,7 +275,9 @@ def shown_url(url: str) -> str:
     'https://host.org/a/b.zip'
     """
     pieces = urllib.parse.urlsplit(url)
-    return urllib.parse.urlunsplit((pieces.scheme, pieces.netloc.rsplit("@", 1)[-1], pieces.path, "", ""))
+    return urllib.parse.urlunsplit(
+        (pieces.scheme, pieces.netloc.rsplit("@", 1)[-1], pieces.path, "", "")
+    )
 
 
 def _part_of(root: Folder, name: str) -> Path:
@@ -238,7 +285,9 @@ def _part_of(root: Folder, name: str) -> Path:
 
 
 def _note_of(part: Path) -> Path:
-    """The file that records the version of a partial file: the address and the server's version tag."""
+    """The file that records the version of a partial file: the address and the server's version
+    tag.
+    """
     return part.with_name(part.name + ".version")
 
 
@@ -246,7 +295,9 @@ def _num_bytes(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _fetch(url: str, part: Path, options: DownloadOptions, on_bytes: Callable[[int], object]) -> None:
+def _fetch(
+    url: str, part: Path, options: DownloadOptions, on_bytes: Callable[[int], object]
+) -> None:
     """Complete `NAME.part`, waiting and retrying while that can help."""
     failures = 0
     while True:
@@ -261,39 +312,52 @@ def _fetch(url: str, part: Path, options: DownloadOptions, on_bytes: Callable[[i
             while (below := cause.__cause__ or cause.__context__) is not None:
                 cause = below
             reason = f"{type(cause).__name__}: {cause}"
-            if not failures and (isinstance(cause, socket.gaierror) or isinstance(error, UNANSWERED)):
+            if not failures and (
+                isinstance(cause, socket.gaierror) or isinstance(error, UNANSWERED)
+            ):
                 # Retrying for minutes helps if a connection drops, but not if there is none.
                 raise DownloadError(
-                    f"no connection to the server ({reason}); check the network and the proxy settings"
+                    f"no connection to the server ({reason}); check the network and the proxy "
+                    "settings"
                 ) from error
         except requests.RequestException as error:
             reason = f"{type(error).__name__}; expected an http or https address of a file"
             raise DownloadError(reason) from error
         except OSError as error:
             raise DiskFullError(
-                f"{part} cannot be written ({error.strerror or error}); the fetched part is kept: free some space and "
-                "run this again"
+                f"{part} cannot be written ({error.strerror or error}); the fetched part is kept: "
+                "free some space and run this again"
             ) from error
-        # A connection that drops every minute still finishes; one that delivers nothing is given up.
+        # A connection that drops every minute still finishes; one that delivers nothing is given
+        # up.
         failures = 1 if _num_bytes(part) > before else failures + 1
         if failures > options.num_retries:
-            raise DownloadError(f"gave up after {options.num_retries} consecutive attempts ({reason})")
+            raise DownloadError(
+                f"gave up after {options.num_retries} consecutive attempts ({reason})"
+            )
         wait = min(options.first_wait_seconds * 2 ** (failures - 1), options.longest_wait_seconds)
         logger.info("%s: %s; retrying in %.0f s", part.stem, reason, wait)
         options.sleep(wait)
 
 
-def _fetch_once(url: str, part: Path, options: DownloadOptions, on_bytes: Callable[[int], object]) -> bool:
+def _fetch_once(
+    url: str, part: Path, options: DownloadOptions, on_bytes: Callable[[int], object]
+) -> bool:
     """Make one request and append to `NAME.part`; True once the file has its full length."""
-    there, note = _num_bytes(part), _note_of(part)
+    there = _num_bytes(part)
+    note = _note_of(part)
     # No compression in transit: offsets and sums are those of the published file.
     headers = {"User-Agent": "speakernet-data-preparation", "Accept-Encoding": "identity"}
     if there:
         headers["Range"] = f"bytes={there}-"
-        address, _, version = note.read_text("utf-8", "replace").partition("\n") if note.exists() else ("", "", "")
+        address, _, version = (
+            note.read_text("utf-8", "replace").partition("\n") if note.exists() else ("", "", "")
+        )
         headers |= {"If-Range": version} if version and address == shown_url(url) else {}
     auth = (options.user, options.password) if options.user or options.password else None
-    with requests.get(url, headers=headers, auth=auth, stream=True, timeout=options.timeout_seconds) as reply:
+    with requests.get(
+        url, headers=headers, auth=auth, stream=True, timeout=options.timeout_seconds
+    ) as reply:
         if reply.status_code == 416:
             is_whole = reply.headers.get("Content-Range", "").endswith(f"/{there}")
             if not is_whole:
@@ -307,16 +371,20 @@ def _fetch_once(url: str, part: Path, options: DownloadOptions, on_bytes: Callab
         start = there if reply.status_code == 206 else 0
         on_bytes(start - there)
         length = int(reply.headers.get("Content-Length") or 0)
-        # Other files arrive at the same time, so space that was free at the start may be taken by now.
+        # Other files arrive at the same time, so space that was free at the start may be taken by
+        # now.
         check_space(part.parent, length)
         etag = reply.headers.get("ETag", "")
         # A weak ETag may not be used with If-Range (RFC 9110, 13.1.5).
-        version = etag if etag and not etag.startswith("W/") else reply.headers.get("Last-Modified", "")
+        version = (
+            etag if etag and not etag.startswith("W/") else reply.headers.get("Last-Modified", "")
+        )
         with part.open("r+b" if part.exists() else "xb") as output:
             output.seek(start)
             output.truncate()
             note.write_text(f"{shown_url(url)}\n{version}", "utf-8")
-            # The raw body: requests would unpack a reply labelled gzip, as which some servers send every .tar.gz.
+            # The raw body: requests would unpack a reply labelled gzip, as which some servers send
+            # every .tar.gz.
             while block := reply.raw.read(BLOCK_BYTES):
                 output.write(block)
                 on_bytes(len(block))

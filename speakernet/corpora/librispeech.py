@@ -1,7 +1,9 @@
-"""LibriSpeech: download, unpack, write lists for its own splits (train-*, dev-*, test-*) and balanced trials.
+"""LibriSpeech: download, unpack, write lists for its own splits (train-*, dev-*, test-*) and
+balanced trials.
 
-    speakernet prepare librispeech --save_path data --download --parts train-clean-100 dev-clean test-clean
-    speakernet prepare librispeech --save_path data            lists only, of the archives on disk
+    speakernet prepare librispeech --save_path data --download --parts train-clean-100 dev-clean
+    test-clean speakernet prepare librispeech --save_path data            lists only, of the
+    archives on disk
 
 Lists go to data/librispeech_lists, with paths relative to data. A chapter counts as a session.
 """
@@ -34,18 +36,28 @@ ARGUMENTS = {
 
 def run(arguments: argparse.Namespace) -> int:
     files = [f"{part}.tar.gz" for part in arguments.parts]
-    return prepare_public("librispeech", arguments, librispeech_rows, split_of=librispeech_split, files=files)
+    return prepare_public(
+        "librispeech", arguments, librispeech_rows, split_of=librispeech_split, files=files
+    )
 
 
 def librispeech_rows(root: Path) -> Iterator[Row]:
-    """LibriSpeech/PART/SPEAKER/CHAPTER/*.flac; a chapter is a session, genders come from SPEAKERS.TXT."""
+    """LibriSpeech/PART/SPEAKER/CHAPTER/*.flac; a chapter is a session, genders come from
+    SPEAKERS.TXT.
+    """
     corpus = root / "LibriSpeech"
     if not corpus.is_dir():
-        raise ValueError(f"{root} has no folder LibriSpeech; give its parent folder, or fetch it with --download")
+        raise ValueError(
+            f"{root} has no folder LibriSpeech; give its parent folder, or fetch it with --download"
+        )
     facts = corpus / "SPEAKERS.TXT"
-    lines = facts.read_text(encoding="utf-8", errors="replace").splitlines() if facts.is_file() else []
+    lines = (
+        facts.read_text(encoding="utf-8", errors="replace").splitlines() if facts.is_file() else []
+    )
     # ID | SEX | SUBSET | MINUTES | NAME; comments begin with a semicolon.
-    rows = ([field.strip() for field in line.split("|")] for line in lines if not line.startswith(";"))
+    rows = (
+        [field.strip() for field in line.split("|")] for line in lines if not line.startswith(";")
+    )
     genders = {row[0]: row[1] for row in rows if len(row) > 2}
     for name in walk_files(corpus, {".flac", ".wav"}):
         folders = name.split("/")

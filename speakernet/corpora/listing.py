@@ -1,7 +1,9 @@
-"""From a corpus on disk to lists and a configuration: scan headers, leave out unusable files, split, pair, write.
+"""From a corpus on disk to lists and a configuration: scan headers, leave out unusable files,
+split, pair, write.
 
-Also the parts shared by the subcommands of `speakernet prepare`: options, and the download of a public corpus. Each
-subcommand is a module with `ARGUMENTS` and `run(arguments) -> exit status`, and its docstring is its help.
+Also the parts shared by the subcommands of `speakernet prepare`: options, and the download of a
+public corpus. Each subcommand is a module with `ARGUMENTS` and `run(arguments) -> exit status`, and
+its docstring is its help.
 """
 
 import argparse
@@ -48,15 +50,21 @@ SEED = 10
 STEPS = ("download", "extract", "prepare")
 SCANNED = ("usable by their headers", "skipped", "left out")
 MIN_FOR_AN_INTERVAL = 5
-"""Minimum number of speakers for an evaluation to give an interval; a test compares it with `evaluation/figures.py`."""
+"""Minimum number of speakers for an evaluation to give an interval; a test compares it with
+`evaluation/figures.py`."""
 
-#: Utterances seen in a whole run on a small corpus: a few minutes on a GPU, a quarter of an hour on two CPU cores.
+#: Utterances seen in a whole run on a small corpus: a few minutes on a GPU, a quarter of an hour on
+# two CPU cores.
 WANTED_UTTERANCES = 50_000
-MIN_EPOCHS, MAX_EPOCHS = 20, 60
-LARGEST_BATCH, LARGEST_SMALL_BATCH = 64, 32
-#: Up to this many utterances, the compact network below is large enough and can be trained on a CPU.
+MIN_EPOCHS = 20
+MAX_EPOCHS = 60
+LARGEST_BATCH = 64
+LARGEST_SMALL_BATCH = 32
+#: Up to this many utterances, the compact network below is large enough and can be trained on a
+# CPU.
 SMALL_CORPUS_UTTERANCES = 20_000
-#: The network and optimizer of configs/speechocean_fast.yaml, which were tuned on 150 speakers of real speech.
+#: The network and optimizer of configs/speechocean_fast.yaml, which were tuned on 150 speakers of
+# real speech.
 SMALL_CORPUS_SECTIONS: dict[str, dict[str, Any]] = {
     "frontend": {"num_mels": 56, "spec_augment": True, "mel_mask_width": 6, "frame_mask_width": 20},
     "model": {
@@ -69,14 +77,20 @@ SMALL_CORPUS_SECTIONS: dict[str, dict[str, Any]] = {
 }
 #: Up to this many training utterances, a folder's lists are for the small-data recipe.
 LITTLE_DATA_UTTERANCES = 5_000
-LITTLE_DATA, FINE_TUNING = "small_data.yaml", "finetune.yaml"
+LITTLE_DATA = "small_data.yaml"
+FINE_TUNING = "finetune.yaml"
 MIN_STEPS = 8  # per epoch
 FRAMES_PER_SECOND = 100
-SHORTEST_CROP, LONGEST_CROP = 50, 200
-LITTLE_DATA_CROP, LITTLE_DATA_EPOCHS, LITTLE_DATA_RAMP = 150, 200, (12, 58)
-"""From configs/small_data.yaml: frames per crop, epochs of the run, first and last epoch of the margin's ramp."""
+SHORTEST_CROP = 50
+LONGEST_CROP = 200
+LITTLE_DATA_CROP = 150
+LITTLE_DATA_EPOCHS = 200
+LITTLE_DATA_RAMP = (12, 58)
+"""From configs/small_data.yaml: frames per crop, epochs of the run, first and last epoch of the
+margin's ramp."""
 LITTLE_DATA_TUNED_UTTERANCES = 1_200
-"""Utterances for which these epochs were tuned; with more there are fewer epochs, so that a run takes no longer."""
+"""Utterances for which these epochs were tuned; with more there are fewer epochs, so that a run
+takes no longer."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +139,11 @@ LIST_ARGUMENTS: dict[str, dict[str, Any]] = {
         "default": DEFAULT_SHARE,
         "help": "share of speakers for validation if a split is drawn",
     },
-    "--test_share": {"type": float, "default": DEFAULT_SHARE, "help": "share of speakers for test if a split is drawn"},
+    "--test_share": {
+        "type": float,
+        "default": DEFAULT_SHARE,
+        "help": "share of speakers for test if a split is drawn",
+    },
     "--targets_per_speaker": {
         "type": positive_int,
         "default": DEFAULT_TARGETS_PER_SPEAKER,
@@ -138,19 +156,26 @@ LIST_ARGUMENTS: dict[str, dict[str, Any]] = {
 CORPUS_ARGUMENTS: dict[str, dict[str, Any]] = {
     **COMMON_ARGUMENTS,
     **LIST_ARGUMENTS,
-    "--min_utterances": {"type": positive_int, "default": 1, "help": "do not train on speakers with fewer utterances"},
+    "--min_utterances": {
+        "type": positive_int,
+        "default": 1,
+        "help": "do not train on speakers with fewer utterances",
+    },
 }
 DOWNLOAD_ARGUMENTS: dict[str, dict[str, Any]] = {
     **{
         f"--{name}": {
             "default": "",
-            "help": f"{what}, never logged; better set SPEAKERNET_{name.upper()} in the environment, because other "
-            "users can see command lines",
+            "help": f"{what}, never logged; better set SPEAKERNET_{name.upper()} in the "
+            "environment, because other users can see command lines",
         }
         for name, what in {"key": "access key", "user": "user name", "password": "password"}.items()
     },
     "--base_url": {"help": "a mirror to fetch from instead; {name} is replaced by the file's name"},
-    "--catalogue": {"type": Path, "help": "a table of sources instead of the shipped catalogue.yaml"},
+    "--catalogue": {
+        "type": Path,
+        "help": "a table of sources instead of the shipped catalogue.yaml",
+    },
     "--retries": {
         "type": int,
         "default": DownloadOptions.num_retries,
@@ -179,14 +204,18 @@ def steps_of(arguments: argparse.Namespace) -> Sequence[str]:
 def corpus_of(name: str, arguments: argparse.Namespace) -> Corpus:
     """The files of a corpus, from the requested table and mirror."""
     key = arguments.key or os.environ.get("SPEAKERNET_KEY", "")
-    return load_corpus(name, key=key, base_url=arguments.base_url, catalogue_path=arguments.catalogue)
+    return load_corpus(
+        name, key=key, base_url=arguments.base_url, catalogue_path=arguments.catalogue
+    )
 
 
 def download_options(arguments: argparse.Namespace) -> DownloadOptions:
     """Retries, timeout and credentials of downloads."""
     user = arguments.user or os.environ.get("SPEAKERNET_USER", "")
     password = arguments.password or os.environ.get("SPEAKERNET_PASSWORD", "")
-    return DownloadOptions(arguments.retries, timeout_seconds=arguments.timeout, user=user, password=password)
+    return DownloadOptions(
+        arguments.retries, timeout_seconds=arguments.timeout, user=user, password=password
+    )
 
 
 def fetch(
@@ -195,7 +224,9 @@ def fetch(
     steps: Sequence[str] = ("download", "extract"),
     files: Sequence[str] | None = None,
 ) -> list[StepSummary]:
-    """Download a corpus's files into the target folder, join those published in pieces, and unpack them there."""
+    """Download a corpus's files into the target folder, join those published in pieces, and unpack
+    them there.
+    """
     root = arguments.save_path
     corpus = corpus_of(name, arguments)
     pieces = {piece for some in corpus.joined.values() for piece in some}
@@ -204,7 +235,11 @@ def fetch(
     if "download" in steps:
         summary = StepSummary(f"download_{name}", root, made="fetched")
         # A verified whole archive needs no pieces, which were removed after joining.
-        missing = [one for one in archives if one not in corpus.joined or not has_md5(root / one, corpus.sums[one])]
+        missing = [
+            one
+            for one in archives
+            if one not in corpus.joined or not has_md5(root / one, corpus.sums[one])
+        ]
         wanted = [corpus.files[piece] for one in missing for piece in corpus.pieces(one)]
         download_all(wanted, root, arguments.num_jobs, download_options(arguments), summary)
         if summary.broken == summary.found > 0:
@@ -221,10 +256,14 @@ def fetch(
     return summaries
 
 
-def unpack(archive: Path, md5: str | None, folder: Path, summary: StepSummary, num_jobs: int) -> None:
+def unpack(
+    archive: Path, md5: str | None, folder: Path, summary: StepSummary, num_jobs: int
+) -> None:
     """Extract an archive if it exists and verifies; otherwise count it as broken."""
     if not archive.is_file():
-        summary.add_broken(archive.name, f"does not exist; run with --download, or put it into {archive.parent}")
+        summary.add_broken(
+            archive.name, f"does not exist; run with --download, or put it into {archive.parent}"
+        )
     elif not has_md5(archive, md5):
         summary.add_broken(archive.name, "its MD5 sum is wrong; remove it and run with --download")
     else:
@@ -240,17 +279,24 @@ def prepare_public(
     files: Sequence[str] | None = None,
     more: Sequence[StepSummary] = (),
 ) -> int:
-    """Fetch a public corpus if requested, then write its lists and configuration; returns the exit code.
+    """Fetch a public corpus if requested, then write its lists and configuration; returns the exit
+    code.
 
     `more` are the summaries of steps inside `rows_of`.
     """
     root = arguments.save_path
-    options = argparse.Namespace(**vars(arguments) | {"root": root, "save_path": root / f"{name}_lists"})
+    options = argparse.Namespace(
+        **vars(arguments) | {"root": root, "save_path": root / f"{name}_lists"}
+    )
     with exclusive(root):
-        summaries = fetch(name, arguments, files=files) if getattr(arguments, "download", False) else []
+        summaries = (
+            fetch(name, arguments, files=files) if getattr(arguments, "download", False) else []
+        )
         scan = StepSummary("scan", options.save_path, *SCANNED)
         listed = list(rows_of(root))
-        lists = prepare_lists(listable_rows(listed, (row.name for row in listed), scan), options, scan, split_of)
+        lists = prepare_lists(
+            listable_rows(listed, (row.name for row in listed), scan), options, scan, split_of
+        )
         # The run folder is named after the file: exps/librispeech, not exps/librispeech_lists.
         config = options.save_path / f"{name}.yaml"
         write_recipe(config, root, lists)
@@ -267,13 +313,19 @@ def print_next_command(*configs: Path, options: str = "") -> None:
 
 
 def prepare_lists(
-    rows: Iterable[Row], options: argparse.Namespace, scan: StepSummary, split_of: Callable[[str], str] | None = None
+    rows: Iterable[Row],
+    options: argparse.Namespace,
+    scan: StepSummary,
+    split_of: Callable[[str], str] | None = None,
 ) -> ListFiles:
     """Scan the headers of listable utterances, split them, and write lists and trials.
 
-    `split_of` returns `train`, `validation` or `test` for a path if the corpus has splits; None draws a split.
+    `split_of` returns `train`, `validation` or `test` for a path if the corpus has splits; None
+    draws a split.
     """
-    utterances, seconds = usable_utterances(rows, options.root, options.min_seconds, options.num_jobs, scan)
+    utterances, seconds = usable_utterances(
+        rows, options.root, options.min_seconds, options.num_jobs, scan
+    )
     if not len(utterances):
         first = scan.first_broken[0]
         advice = advice_on_name(first.partition(": ")[0])
@@ -284,7 +336,9 @@ def prepare_lists(
     split = split_as_published(utterances, split_of) if split_of else None
     if split is None:
         fewest = MIN_FOR_SAME_GENDER if options.same_gender else MIN_HELD_OUT_SPEAKERS
-        split = split_speakers(utterances, options.seed, options.validation_share, options.test_share, fewest)
+        split = split_speakers(
+            utterances, options.seed, options.validation_share, options.test_share, fewest
+        )
     fewest = vars(options).get("min_utterances", 1)
     is_enough = utterances.counts()[utterances.labels[split.train]] >= fewest
     if not is_enough.all():
@@ -299,7 +353,9 @@ def prepare_lists(
     test = _write_trials(options, utterances, "test", split.test, rules)
     num_speakers = len(np.unique(utterances.labels[training]))
     hours = float(seconds.sum()) / 3600
-    return ListFiles(train, validation, test, len(training), num_speakers, float(np.median(seconds)), hours)
+    return ListFiles(
+        train, validation, test, len(training), num_speakers, float(np.median(seconds)), hours
+    )
 
 
 def can_tell_sessions(utterances: Utterances, split: Split) -> bool:
@@ -311,8 +367,9 @@ def can_tell_sessions(utterances: Utterances, split: Split) -> bool:
     held_out = np.concatenate([split.validation, split.test])
     if (utterances.sessions[held_out] == UNKNOWN).all():
         logger.warning(
-            "no sessions are known, because the speakers' folders have no folders in them. Target trials may pair "
-            "recordings of one session, whose common room and microphone make the error rate optimistic"
+            "no sessions are known, because the speakers' folders have no folders in them. Target "
+            "trials may pair recordings of one session, whose common room and microphone make the "
+            "error rate optimistic"
         )
         return True
     for rows in filter(len, (split.validation, split.test)):
@@ -321,17 +378,24 @@ def can_tell_sessions(utterances: Utterances, split: Split) -> bool:
         alone = speakers[(counts == 1) & (pairs[1][first] != UNKNOWN)]
         if len(alone):
             logger.warning(
-                "%d of %d held-out speakers have only one session (first: %s) and so no target trials between "
-                "sessions; trials within a session (--same_session) make the error rate optimistic",
-                *(len(alone), len(speakers), utterances.speakers[int(alone[0])]),
+                "%d of %d held-out speakers have only one session (first: %s) and so no target "
+                "trials between sessions; trials within a session (--same_session) make the error "
+                "rate optimistic",
+                len(alone),
+                len(speakers),
+                utterances.speakers[int(alone[0])],
             )
         if len(alone) == len(speakers):
             return False
     return True
 
 
-def listable_rows(rows: Iterable[Row | None], names: Iterable[str], summary: StepSummary) -> Iterator[Row]:
-    """Rows that can go into a list, with speakers as one word; the others are counted as broken, with the reason."""
+def listable_rows(
+    rows: Iterable[Row | None], names: Iterable[str], summary: StepSummary
+) -> Iterator[Row]:
+    """Rows that can go into a list, with speakers as one word; the others are counted as broken,
+    with the reason.
+    """
     originals: dict[str, str] = {}
     for name, row in zip(names, rows, strict=True):
         speaker = one_word(row.speaker) if row else ""
@@ -351,7 +415,9 @@ def listable_rows(rows: Iterable[Row | None], names: Iterable[str], summary: Ste
 def usable_utterances(
     rows: Iterable[Row], root: Path, min_seconds: float, num_jobs: int, summary: StepSummary
 ) -> tuple[Utterances, np.ndarray]:
-    """Utterances with valid headers that last at least `min_seconds`, and their durations; the rest are broken."""
+    """Utterances with valid headers that last at least `min_seconds`, and their durations; the rest
+    are broken.
+    """
     found = Utterances.from_rows(rows)
     if not len(found):
         raise ValueError(f"{root}: no utterances found; see --help for the supported layouts")
@@ -372,9 +438,15 @@ def usable_utterances(
 
 
 def _write_trials(
-    options: argparse.Namespace, utterances: Utterances, name: str, rows: np.ndarray, rules: PairRules
+    options: argparse.Namespace,
+    utterances: Utterances,
+    name: str,
+    rows: np.ndarray,
+    rules: PairRules,
 ) -> Path | None:
-    """Write the list of a held-out split and balanced trials among its utterances; None for an empty split."""
+    """Write the list of a held-out split and balanced trials among its utterances; None for an
+    empty split.
+    """
     if not len(rows):
         return None
     write_training_list(options.save_path / f"{name}_list.txt", utterances.pairs(rows))
@@ -382,21 +454,27 @@ def _write_trials(
     num_targets = int(pairs.labels.sum())
     if num_targets in (0, len(pairs)):
         raise ValueError(
-            f"the {name} split has {num_targets} target trials out of {len(pairs)}: its speakers have too few "
-            "utterances, or only one session each; add recordings, or allow trials within a session (--same_session)"
+            f"the {name} split has {num_targets} target trials out of {len(pairs)}: its speakers "
+            "have too few utterances, or only one session each; add recordings, or allow trials "
+            "within a session (--same_session)"
         )
     path = options.save_path / f"{name}_trials.txt"
     write_trials(path, pairs.rows(utterances))
     num_speakers = len(np.unique(utterances.labels[rows]))
     logger.info(
         "%s: %s trials over %s speakers, %s of them targets",
-        *(path, f"{len(pairs):,}", f"{num_speakers:,}", f"{num_targets:,}"),
+        path,
+        f"{len(pairs):,}",
+        f"{num_speakers:,}",
+        f"{num_targets:,}",
     )
     if num_speakers < MIN_FOR_AN_INTERVAL:
         logger.warning(
-            "only %d speakers: an interval of the error rate needs at least %d, a narrow one 20 or more; record "
-            "more speakers, or hold out more of them with --%s_share",
-            *(num_speakers, MIN_FOR_AN_INTERVAL, name),
+            "only %d speakers: an interval of the error rate needs at least %d, a narrow one 20 or "
+            "more; record more speakers, or hold out more of them with --%s_share",
+            num_speakers,
+            MIN_FOR_AN_INTERVAL,
+            name,
         )
     return path
 
@@ -404,23 +482,29 @@ def _write_trials(
 def write_recipe(path: Path, root: Path, lists: ListFiles, **sets: Path | None) -> None:
     """Write a complete configuration that trains on the lists, sized to the amount of data.
 
-    `sets` may give `noise_path` and `rir_path`. All paths are absolute, so it works from any folder.
+    `sets` may give `noise_path` and `rir_path`. All paths are absolute, so it works from any
+    folder.
     """
     epochs = max(MIN_EPOCHS, min(MAX_EPOCHS, WANTED_UTTERANCES // max(1, lists.num_train)))
     sections = _inputs(root, lists, sets) | {"training": {"max_epochs": epochs}}
     if lists.num_train <= SMALL_CORPUS_UTTERANCES:
         # As in speechocean_fast.yaml, the margin grows once the speakers are roughly separated.
-        ramp = {"margin": "linear", "margin_begin_epoch": epochs // 8, "margin_end_epoch": epochs // 2}
+        ramp = {
+            "margin": "linear",
+            "margin_begin_epoch": epochs // 8,
+            "margin_end_epoch": epochs // 2,
+        }
         schedule = {"name": "cosine", "warmup_epochs": 2, "final_learning_rate": 1.0e-5, **ramp}
         sections |= SMALL_CORPUS_SECTIONS | {"schedule": schedule}
     _write(path, root, lists, "--config THIS", sections)
 
 
 def write_little_data_lists(path: Path, root: Path, lists: ListFiles, **sets: Path | None) -> None:
-    """Write a configuration with only the lists and the run folder, for use with the small-data recipe.
+    """Write a configuration with only the lists and the run folder, for use with the small-data
+    recipe.
 
-    It overrides the batch or the crop if the utterances are too few or too short for the recipe's, and the epochs if
-    there are more utterances than they were tuned for.
+    It overrides the batch or the crop if the utterances are too few or too short for the recipe's,
+    and the epochs if there are more utterances than they were tuned for.
     """
     sections = _inputs(root, lists, sets) | {"training": {"save_path": f"exps/{path.stem}"}}
     for name, usual in (("batch_size", LARGEST_SMALL_BATCH), ("crop_frames", LITTLE_DATA_CROP)):
@@ -437,9 +521,17 @@ def write_little_data_lists(path: Path, root: Path, lists: ListFiles, **sets: Pa
 
 
 def write_fine_tuning_lists(path: Path, root: Path, lists: ListFiles, **sets: Path | None) -> None:
-    """Write a configuration with only the lists and a run folder, for use with the fine-tuning recipe."""
+    """Write a configuration with only the lists and a run folder, for use with the fine-tuning
+    recipe.
+    """
     sections = _inputs(root, lists, sets) | {"training": {"save_path": f"exps/{path.stem}"}}
-    _write(path, root, lists, f"--config {FINE_TUNING} --config THIS --initial_model MODEL.pt", sections)
+    _write(
+        path,
+        root,
+        lists,
+        f"--config {FINE_TUNING} --config THIS --initial_model MODEL.pt",
+        sections,
+    )
 
 
 def _inputs(root: Path, lists: ListFiles, sets: dict[str, Path | None]) -> dict[str, Any]:
@@ -449,12 +541,18 @@ def _inputs(root: Path, lists: ListFiles, sets: dict[str, Path | None]) -> dict[
     data: dict[str, Any] = {
         "train_list": str(lists.train.resolve()),
         "train_path": str(root.resolve()),
-        # With batches of 64, 8 epochs of 1,440 utterances taught next to nothing; 32 and a ramped margin worked.
+        # With batches of 64, 8 epochs of 1,440 utterances taught next to nothing; 32 and a ramped
+        # margin worked.
         "batch_size": max(2, min(largest, lists.num_train // MIN_STEPS)),
         # Most utterances are at least this long; shorter ones are repeated.
-        "crop_frames": int(min(LONGEST_CROP, max(SHORTEST_CROP, lists.median_seconds * FRAMES_PER_SECOND * 0.8))),
+        "crop_frames": int(
+            min(LONGEST_CROP, max(SHORTEST_CROP, lists.median_seconds * FRAMES_PER_SECOND * 0.8))
+        ),
     }
-    for name, trials in (("validation", lists.validation), ("test", lists.test or lists.validation)):
+    for name, trials in (
+        ("validation", lists.validation),
+        ("test", lists.test or lists.validation),
+    ):
         if trials is not None:
             data |= {f"{name}_list": str(trials.resolve()), f"{name}_path": str(root.resolve())}
     return {"data": data, "augment": {"enabled": bool(given), **given}}
@@ -463,7 +561,13 @@ def _inputs(root: Path, lists: ListFiles, sets: dict[str, Path | None]) -> dict[
 def _write(path: Path, root: Path, lists: ListFiles, use: str, sections: dict[str, Any]) -> None:
     with atomic_write(path) as file:
         file.write(
-            f"# {lists.num_train} utterances of {lists.num_speakers} speakers from {root.name}, for `{use}`.\n"
-            "# Options that are not set here keep their defaults; `speakernet show-config --config FILE` shows all.\n"
+            f"# {lists.num_train} utterances of {lists.num_speakers} speakers from {root.name}, "
+            f"for `{use}`.\n# Options that are not set here keep their defaults; `speakernet "
+            "show-config --config FILE` shows all.\n"
         )
-        yaml.safe_dump({name: one for name, one in sections.items() if one}, file, sort_keys=False, allow_unicode=True)
+        yaml.safe_dump(
+            {name: one for name, one in sections.items() if one},
+            file,
+            sort_keys=False,
+            allow_unicode=True,
+        )

@@ -1,19 +1,34 @@
-"""MUSAN (music, speech and noise for augmentation): download, verify, unpack, cut into five-second pieces.
+"""MUSAN (music, speech and noise for augmentation): download, verify, unpack, cut into five-second
+pieces.
 
     speakernet prepare musan --save_path data             everything
     speakernet prepare musan --save_path data --split     only cut what is unpacked
 
-Train with --musan_path data/musan_split (pieces, the fastest) or data/musan (whole files). A folder musan_split made by
-voxceleb_trainer is completed, not made again: pieces have the same names as in the classic tools.
+Train with --musan_path data/musan_split (pieces, the fastest) or data/musan (whole files). A folder
+musan_split made by voxceleb_trainer is completed, not made again: pieces have the same names as in
+the classic tools.
 """
 
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from speakernet.corpora.listing import COMMON_ARGUMENTS, DOWNLOAD_ARGUMENTS, STEP_ARGUMENTS, STEPS, fetch, steps_of
+from speakernet.corpora.listing import (
+    COMMON_ARGUMENTS,
+    DOWNLOAD_ARGUMENTS,
+    STEP_ARGUMENTS,
+    STEPS,
+    fetch,
+    steps_of,
+)
 from speakernet.corpora.steps import Folder, StepSummary, audio_seconds, finish
-from speakernet.data.audio import READABLE_SUFFIXES, SAMPLE_RATE, audio_info, read_audio, write_audio
+from speakernet.data.audio import (
+    READABLE_SUFFIXES,
+    SAMPLE_RATE,
+    audio_info,
+    read_audio,
+    write_audio,
+)
 from speakernet.data.folders import walk_files
 from speakernet.files import exclusive
 
@@ -26,22 +41,35 @@ SPLIT_FOLDER = "musan_split"
 ARGUMENTS = {
     **COMMON_ARGUMENTS,
     **STEP_ARGUMENTS,
-    "--split": {"action": "store_true", "dest": "prepare", "help": f"cut musan/ into {SPLIT_FOLDER}/"},
+    "--split": {
+        "action": "store_true",
+        "dest": "prepare",
+        "help": f"cut musan/ into {SPLIT_FOLDER}/",
+    },
     "--piece_seconds": {"type": float, "default": PIECE_SECONDS, "help": "length of a piece"},
-    "--hop_seconds": {"type": float, "default": HOP_SECONDS, "help": "from the start of one piece to the next"},
+    "--hop_seconds": {
+        "type": float,
+        "default": HOP_SECONDS,
+        "help": "from the start of one piece to the next",
+    },
     **DOWNLOAD_ARGUMENTS,
 }
 
 
 def run(arguments: argparse.Namespace) -> int:
-    piece, hop = arguments.piece_seconds, arguments.hop_seconds
-    # As in the classic tools, pieces are named after the second at which they start, so two must not share one.
+    piece = arguments.piece_seconds
+    hop = arguments.hop_seconds
+    # As in the classic tools, pieces are named after the second at which they start, so two must
+    # not share one.
     if not piece > 0 or not (hop >= 1 and hop.is_integer()):
         raise ValueError(
-            f"--piece_seconds {piece:g}, --hop_seconds {hop:g}: expected more than 0 and a whole number of at least 1"
+            f"--piece_seconds {piece:g}, --hop_seconds {hop:g}: expected more than 0 and a whole "
+            "number of at least 1"
         )
     with exclusive(arguments.save_path):
-        return finish(prepare(arguments, steps_of(arguments), piece, hop), arguments.save_path / "summary.txt")
+        return finish(
+            prepare(arguments, steps_of(arguments), piece, hop), arguments.save_path / "summary.txt"
+        )
 
 
 def prepare(
@@ -55,14 +83,18 @@ def prepare(
     root: Path = arguments.save_path
     if "prepare" in steps:
         if not (root / "musan").is_dir():
-            raise ValueError(f"{root} has no folder musan; run with --download and --extract, or put it there")
+            raise ValueError(
+                f"{root} has no folder musan; run with --download and --extract, or put it there"
+            )
         target = Folder(root / SPLIT_FOLDER)
 
         def cut(name: str) -> tuple[int, int]:
             return _cut_file(root / "musan" / name, target, name, piece_seconds, hop_seconds)
 
         summaries.append(StepSummary("split_musan", root))
-        summaries[-1].count_each(cut, walk_files(root / "musan", READABLE_SUFFIXES), arguments.num_jobs, "split")
+        summaries[-1].count_each(
+            cut, walk_files(root / "musan", READABLE_SUFFIXES), arguments.num_jobs, "split"
+        )
     return summaries
 
 
@@ -74,14 +106,20 @@ def piece_starts(num_samples: int, piece_samples: int, hop_samples: int) -> list
     >>> piece_starts(3, 5, 3)
     [0]
     """
-    # The classic tool leaves out a piece that reaches the file's end, and makes none of a shorter file.
+    # The classic tool leaves out a piece that reaches the file's end, and makes none of a shorter
+    # file.
     return list(range(0, max(1, num_samples - piece_samples + 1), hop_samples))
 
 
-def _cut_file(path: Path, target: Folder, name: str, piece_seconds: float, hop_seconds: float) -> tuple[int, int]:
-    """Cut a file into pieces `NAME/SSSSS.wav`, SSSSS being the second at which a piece starts; (made, skipped)."""
+def _cut_file(
+    path: Path, target: Folder, name: str, piece_seconds: float, hop_seconds: float
+) -> tuple[int, int]:
+    """Cut a file into pieces `NAME/SSSSS.wav`, SSSSS being the second at which a piece starts;
+    (made, skipped).
+    """
     num_samples = audio_info(path).num_samples_at(SAMPLE_RATE)
-    piece, hop = int(piece_seconds * SAMPLE_RATE), int(hop_seconds * SAMPLE_RATE)
+    piece = int(piece_seconds * SAMPLE_RATE)
+    hop = int(hop_seconds * SAMPLE_RATE)
     starts = piece_starts(num_samples, piece, hop)
     wanted = []
     for start in starts:

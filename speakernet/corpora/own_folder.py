@@ -1,13 +1,15 @@
-"""Your own recordings, ready for training: lists, a speaker-disjoint split, trials, configurations, the next command.
+"""Your own recordings, ready for training: lists, a speaker-disjoint split, trials, configurations,
+the next command.
 
 One folder per speaker, with sessions in folders below it if you have them:
 
     my_voices/anna/monday/1.wav    my_voices/bert/2.flac
 
-or the same below folders named train, dev or test, whose speakers then stay in these splits (--layout pooled splits
-them again), or a table with the headings path,speaker[,session,gender] (--csv), or a regular expression over the
-paths with the groups speaker and, optionally, session and gender (--pattern '(?P<speaker>[^_]+)_(?P<session>[^_]+)_').
-WAV, FLAC, OGG and MP3 are used in place; m4a, aac, webm and similar files are converted first (needs ffmpeg).
+or the same below folders named train, dev or test, whose speakers then stay in these splits
+(--layout pooled splits them again), or a table with the headings path,speaker[,session,gender]
+(--csv), or a regular expression over the paths with the groups speaker and, optionally, session and
+gender (--pattern '(?P<speaker>[^_]+)_(?P<session>[^_]+)_'). WAV, FLAC, OGG and MP3 are used in
+place; m4a, aac, webm and similar files are converted first (needs ffmpeg).
 
     speakernet prepare folder my_voices
 """
@@ -64,7 +66,9 @@ CONTAINERS = frozenset({"wav", "wavs", "flac", "audio", "data", "speech"})
 
 
 class Layout(NamedTuple):
-    """How many folders are above the speakers' folders, and which of them names the split (None: no splits)."""
+    """How many folders are above the speakers' folders, and which of them names the split (None: no
+    splits).
+    """
 
     depth: int
     split_depth: int | None = None
@@ -76,18 +80,31 @@ ARGUMENTS = {
         "type": Path,
         "help": "the folder with the recordings; paths in lists are relative to it",
     },
-    "--save_path": {"type": Path, "help": "where lists and configuration go (default: data/NAME OF THE FOLDER)"},
-    "--csv": {"type": Path, "dest": "table", "help": "table with the headings path,speaker[,session,gender]"},
+    "--save_path": {
+        "type": Path,
+        "help": "where lists and configuration go (default: data/NAME OF THE FOLDER)",
+    },
+    "--csv": {
+        "type": Path,
+        "dest": "table",
+        "help": "table with the headings path,speaker[,session,gender]",
+    },
     "--pattern": {"help": "regular expression over relative paths with a group named speaker"},
     "--layout": {
         "choices": LAYOUTS,
         "default": "auto",
-        "help": "speakers: the top folders are speakers; parts: they are train, dev and test, kept apart; pooled: like "
-        "parts, but the speakers are split again; auto: depends on the names",
+        "help": "speakers: the top folders are speakers; parts: they are train, dev and test, kept "
+        "apart; pooled: like parts, but the speakers are split again; auto: depends on the names",
     },
-    "--speaker_depth": {"type": int, "help": "folders above the speakers' folders (default: detected)"},
+    "--speaker_depth": {
+        "type": int,
+        "help": "folders above the speakers' folders (default: detected)",
+    },
     **LIST_ARGUMENTS,
-    "--same_session": {"action": "store_true", "help": "also make target trials within one session"},
+    "--same_session": {
+        "action": "store_true",
+        "help": "also make target trials within one session",
+    },
     "--noise_path": {"type": Path, "help": "noise folder (MUSAN's layout) for augmentation"},
     "--rir_path": {"type": Path, "help": "room impulse responses for augmentation"},
     "--ffmpeg": {"help": "ffmpeg to use (default: the one on the PATH)"},
@@ -100,8 +117,9 @@ def run(arguments: argparse.Namespace) -> int:
     # Checked first, so that nothing is made for a mistyped folder.
     if arguments.table is None and not arguments.root.is_dir():
         raise ValueError(
-            f"{arguments.root} {'is a file, not a folder' if arguments.root.is_file() else 'does not exist'}; "
-            "give the folder that contains the speakers' folders"
+            f"{arguments.root} "
+            f"{'is a file, not a folder' if arguments.root.is_file() else 'does not exist'}; give "
+            "the folder that contains the speakers' folders"
         )
     if arguments.ffmpeg:
         os.environ[FFMPEG_VARIABLE] = arguments.ffmpeg
@@ -113,11 +131,15 @@ def run(arguments: argparse.Namespace) -> int:
     # Not fetched automatically, because they take 12 GB.
     if options.noise_path is None or options.rir_path is None:
         logger.info(
-            "augmentation helps most with few recordings: fetch noise and RIRs with %s and %s, then give "
-            "--noise_path data/musan_split and --rir_path data/RIRS_NOISES/simulated_rirs here",
+            "augmentation helps most with few recordings: fetch noise and RIRs with %s and %s, "
+            "then give --noise_path data/musan_split and --rir_path "
+            "data/RIRS_NOISES/simulated_rirs here",
             own_command("prepare musan"), own_command("prepare rirs"),
         )  # fmt: skip
-    logger.info("the first command trains from scratch, the second fine-tunes MODEL.pt (models: docs/published.md)")
+    logger.info(
+        "the first command trains from scratch, the second fine-tunes MODEL.pt (models: "
+        "docs/published.md)"
+    )
     print_next_command(*configs)
     print_next_command(Path(FINE_TUNING), fine_tuning, options="--initial_model MODEL.pt")
     return code
@@ -127,7 +149,8 @@ def prepare_folder(options: argparse.Namespace) -> tuple[list[Path], Path, list[
     """Make lists, split, trials and configurations under `save_path`.
 
     Returns:
-        The configurations that train from scratch, the one for fine-tuning, and a summary of each step.
+        The configurations that train from scratch, the one for fine-tuning, and a summary of each
+        step.
     """
     summaries = []
     scan = StepSummary("scan", options.save_path, *SCANNED)
@@ -135,7 +158,10 @@ def prepare_folder(options: argparse.Namespace) -> tuple[list[Path], Path, list[
     rows = without_copies(listed, scan)
     on_disk = UnicodeNames(options.root).on_disk
     pairs = {
-        row: (options.root / on_disk(row.name), _converted_folder(options) / _converted_name(row.name))
+        row: (
+            options.root / on_disk(row.name),
+            _converted_folder(options) / _converted_name(row.name),
+        )
         for row in rows
         if Path(row.name).suffix.lower() in CONVERTIBLE_SUFFIXES
     }
@@ -143,7 +169,9 @@ def prepare_folder(options: argparse.Namespace) -> tuple[list[Path], Path, list[
         summaries.append(StepSummary("convert", options.save_path))
         convert_all(pairs.values(), "wav", SAMPLE_RATE, options.num_jobs, summaries[0])
     found = [row for row in rows if row not in pairs]
-    found += [row._replace(name=str(target)) for row, (_, target) in pairs.items() if target.exists()]
+    found += [
+        row._replace(name=str(target)) for row, (_, target) in pairs.items() if target.exists()
+    ]
     lists = prepare_lists(found, options, scan, split_of)
     config = options.save_path / f"{options.save_path.resolve().name}.yaml"
     fine_tuning = config.with_name(f"{config.stem}_finetune.yaml")
@@ -153,13 +181,16 @@ def prepare_folder(options: argparse.Namespace) -> tuple[list[Path], Path, list[
     write_fine_tuning_lists(fine_tuning, options.root, lists, **sets)
     logger.info(
         "%s of %s for training, %.1f hours in total",
-        *(counted(lists.num_train, "utterance"), counted(lists.num_speakers, "speaker"), lists.hours),
+        counted(lists.num_train, "utterance"),
+        counted(lists.num_speakers, "speaker"),
+        lists.hours,
     )
     return [Path(LITTLE_DATA), config] if is_little else [config], fine_tuning, [*summaries, scan]
 
 
 def without_copies(rows: Iterable[Row], scan: StepSummary) -> list[Row]:
-    """One row for every recording: `0.m4a` beside `0.wav` or `0.m4a.wav` is the same recording in another format.
+    """One row for every recording: `0.m4a` beside `0.wav` or `0.m4a.wav` is the same recording in
+    another format.
 
     A trial between the two would be trivial, so only the one that is easiest to read stays.
     """
@@ -208,29 +239,39 @@ def find_layout(root: Path, wanted: str = "auto") -> Layout:
         return Layout(depth)
     if not splits or len(splits) < len(names):
         raise ValueError(
-            f"{folder} contains {', '.join(names[:NUM_EXAMPLES])}; expected only folders with names such as "
-            "train, dev and test. If each is a speaker, give --layout speakers; otherwise give the folder that "
-            "contains either parts or speakers"
+            f"{folder} contains {', '.join(names[:NUM_EXAMPLES])}; expected only folders with "
+            "names such as train, dev and test. If each is a speaker, give --layout speakers; "
+            "otherwise give the folder that contains either parts or speakers"
         )
     # With train/wav/anna beside dev/bert, a common depth would take `wav` for a speaker.
     depths = {_below_containers(folder / name, depth + 1)[0] for name in splits}
     if len(depths) > 1:
-        raise ValueError(f"the speakers' folders are at different depths in {', '.join(splits)}; give --speaker_depth")
+        raise ValueError(
+            f"the speakers' folders are at different depths in {', '.join(splits)}; give "
+            "--speaker_depth"
+        )
     return Layout(depths.pop(), None if wanted == "pooled" else depth)
 
 
 def _below_containers(folder: Path, depth: int) -> tuple[int, Path]:
     while (names := _folders(folder)) and all(name.lower() in CONTAINERS for name in names):
-        depth, folder = depth + 1, folder / names[0]
+        depth = depth + 1
+        folder = folder / names[0]
     return depth, folder
 
 
 def _folders(folder: Path) -> list[str]:
-    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not is_hidden(entry.name))
+    return sorted(
+        entry.name for entry in folder.iterdir() if entry.is_dir() and not is_hidden(entry.name)
+    )
 
 
-def _rows(options: argparse.Namespace, scan: StepSummary) -> tuple[Iterator[Row], Callable[[str], str] | None]:
-    """Rows of the table, or of the folder by pattern or layout; and the function that gives the split of a path."""
+def _rows(
+    options: argparse.Namespace, scan: StepSummary
+) -> tuple[Iterator[Row], Callable[[str], str] | None]:
+    """Rows of the table, or of the folder by pattern or layout; and the function that gives the
+    split of a path.
+    """
     chosen = {
         "csv": options.table is not None,
         "pattern": options.pattern is not None,
@@ -255,20 +296,27 @@ def _rows(options: argparse.Namespace, scan: StepSummary) -> tuple[Iterator[Row]
         return listable_rows((row_by_pattern(rule, name) for name in names), names, scan), None
     if names and not any("/" in name for name in names):
         raise ValueError(
-            f"{options.root} contains {len(names):,} recordings but no speakers' folders. If they are all of one "
-            "speaker, give the folder above it, which has the other speakers' folders; if their names contain the "
-            "speakers, give --pattern or --csv"
+            f"{options.root} contains {len(names):,} recordings but no speakers' folders. If they "
+            "are all of one speaker, give the folder above it, which has the other speakers' "
+            "folders; if their names contain the speakers, give --pattern or --csv"
         )
     depth = options.speaker_depth
     layout = find_layout(options.root, options.layout) if depth is None else Layout(depth)
     if layout.depth and options.speaker_depth is None:
         kept = "keep their splits" if layout.split_depth is not None else "are split again"
-        logger.info("the speakers' folders are at depth %d below %s; speakers %s", layout.depth, options.root, kept)
+        logger.info(
+            "the speakers' folders are at depth %d below %s; speakers %s",
+            layout.depth,
+            options.root,
+            kept,
+        )
     _warn_of_empty_folders(options.root, names, layout.depth)
     # A generator, so that names that cannot be listed are counted once, while it is consumed.
     rows = listable_rows((row_by_folder(name, layout.depth) for name in names), names, scan)
-    # Converted files have absolute names, with the same folders below the folder of converted files.
-    split_depth, converted = layout.split_depth, f"{_converted_folder(options)}/"
+    # Converted files have absolute names, with the same folders below the folder of converted
+    # files.
+    split_depth = layout.split_depth
+    converted = f"{_converted_folder(options)}/"
 
     def split_of(name: str) -> str:
         return SPLIT_FOLDERS[name.removeprefix(converted).split("/")[split_depth or 0].lower()]
@@ -277,15 +325,23 @@ def _rows(options: argparse.Namespace, scan: StepSummary) -> tuple[Iterator[Row]
 
 
 def _warn_of_empty_folders(root: Path, names: Sequence[str], depth: int) -> None:
-    """Warn about speakers' folders without recordings, because these speakers are missing from the lists."""
+    """Warn about speakers' folders without recordings, because these speakers are missing from the
+    lists.
+    """
     filled = {"/".join(name.split("/")[: depth + 1]) for name in names}
-    folders = (path.relative_to(root).as_posix() for path in root.glob("/".join("*" * (depth + 1))) if path.is_dir())
+    folders = (
+        path.relative_to(root).as_posix()
+        for path in root.glob("/".join("*" * (depth + 1)))
+        if path.is_dir()
+    )
     shown = (name for name in folders if not any(map(is_hidden, name.split("/"))))
     empty = sorted(name for name in shown if name not in filled)
     if empty:
         logger.warning(
             "%d of %d speakers' folders contain no readable recording: %s",
-            *(len(empty), len(empty) + len(filled), ", ".join(empty[:NUM_EXAMPLES])),
+            len(empty),
+            len(empty) + len(filled),
+            ", ".join(empty[:NUM_EXAMPLES]),
         )
 
 
@@ -294,6 +350,8 @@ def _converted_folder(options: argparse.Namespace) -> Path:
 
 
 def _converted_name(name: str) -> Path:
-    """Where a converted file goes: in the same folders, with the old suffix kept so that a.m4a and a.aac differ."""
+    """Where a converted file goes: in the same folders, with the old suffix kept so that a.m4a and
+    a.aac differ.
+    """
     pieces = [piece for piece in Path(name).parts if piece not in (Path(name).anchor, "..")]
     return Path(*pieces[:-1], pieces[-1] + ".wav")

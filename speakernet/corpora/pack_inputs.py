@@ -1,8 +1,10 @@
-"""The inputs of a packed corpus: the files of a folder or list, or members of zip and tar archives, read in place.
+"""The inputs of a packed corpus: the files of a folder or list, or members of zip and tar archives,
+read in place.
 
-Utterances of a Kaldi folder, of wespeaker's `raw.list` (one JSON object per line) and of its shards (`shard.list`, one
-tar archive per line) are named by id, those of other archives by a list if there is one. Archives are not unpacked:
-members are read into memory. Names are untrusted and are checked before anything is read.
+Utterances of a Kaldi folder, of wespeaker's `raw.list` (one JSON object per line) and of its shards
+(`shard.list`, one tar archive per line) are named by id, those of other archives by a list if there
+is one. Archives are not unpacked: members are read into memory. Names are untrusted and are checked
+before anything is read.
 """
 
 import collections
@@ -17,7 +19,13 @@ from typing import IO, Any
 
 import numpy as np
 
-from speakernet.corpora.archives import ArchiveError, group_pieces, open_pieces, tar_members, zip_members
+from speakernet.corpora.archives import (
+    ArchiveError,
+    group_pieces,
+    open_pieces,
+    tar_members,
+    zip_members,
+)
 from speakernet.corpora.steps import checked_relative, name_problem
 from speakernet.data.audio import AUDIO_SUFFIXES, AudioError, read_audio, read_audio_bytes, to_int16
 from speakernet.data.ffmpeg import CONVERTIBLE_SUFFIXES
@@ -41,7 +49,9 @@ from speakernet.data.packing import PackInput
 from speakernet.files import reading
 
 NOT_IN_ANY = -1
-FOLDER, KALDI, ARCHIVE = "folder", "Kaldi folder", "archive"
+FOLDER = "folder"
+KALDI = "Kaldi folder"
+ARCHIVE = "archive"
 SHARD_LIST = "shard.list"
 RAW_FIELDS = ("key", "wav", "spk")
 SHARD_SUFFIXES = (b".tar", b".tar.gz", b".tgz")
@@ -57,15 +67,26 @@ NAMED_ARCHIVES = 5
 
 
 class FileInput(PackInput):
-    """Files by name: all recordings, or those in a list; relative paths are below `root` or the working directory."""
+    """Files by name: all recordings, or those in a list; relative paths are below `root` or the
+    working directory.
+    """
 
     def __init__(
-        self, recordings: Recordings, description: str, *, root: str = "", wanted: StringTable | None = None
+        self,
+        recordings: Recordings,
+        description: str,
+        *,
+        root: str = "",
+        wanted: StringTable | None = None,
     ) -> None:
-        names, files, speakers = recordings.names, recordings.files, recordings.speakers
+        names = recordings.names
+        files = recordings.files
+        speakers = recordings.speakers
         if wanted is not None:
             rows = NameIndex(names).find(wanted)
-            names, files, speakers = wanted, files.take(rows), speakers.take(rows) if speakers else None
+            names = wanted
+            files = files.take(rows)
+            speakers = speakers.take(rows) if speakers else None
         super().__init__(names, description, speakers)
         self._files = files
         self._root = root
@@ -96,21 +117,31 @@ class FolderInput(FileInput):
 class ArchiveInput(PackInput):
     """Members of one or several archives, and the names in a list that none of them has."""
 
-    def __init__(self, archives: Sequence["Archive"], wanted: StringTable | None, strip: int | None) -> None:
+    def __init__(
+        self, archives: Sequence["Archive"], wanted: StringTable | None, strip: int | None
+    ) -> None:
         names: list[str] = []
         speakers: list[str] = []
-        of_archive, of_member = [], []
+        of_archive = []
+        of_member = []
         for number, archive in enumerate(archives):
             members, chosen = match_members(archive, wanted, strip)
             names += chosen
-            speakers += [archive.speakers[member] for member in members.tolist()] if archive.speakers else []
+            speakers += (
+                [archive.speakers[member] for member in members.tolist()]
+                if archive.speakers
+                else []
+            )
             of_archive.append(np.full(len(members), number))
             of_member.append(members)
         description = ", ".join(archive.name for archive in archives[:NAMED_ARCHIVES])
         description += " and more" if len(archives) > NAMED_ARCHIVES else ""
         if len(set(names)) < len(names):
             (twice, _), *_ = collections.Counter(names).most_common(1)
-            raise ArchiveError(f"{description}: {twice!r} occurs twice; pack the archives separately or change --strip")
+            raise ArchiveError(
+                f"{description}: {twice!r} occurs twice; pack the archives separately or change "
+                "--strip"
+            )
         # If one archive has no speakers, there is no training list for the whole.
         has_speakers = len(speakers) == len(names)
         if wanted is not None:
@@ -137,7 +168,8 @@ class ArchiveInput(PackInput):
     def decode(self, row: int, content: bytes | None, sample_rate: int) -> np.ndarray:
         if self._of_archive[row] == NOT_IN_ANY:
             raise AudioError(ABSENT.format(name=self.names[row], source=self.description))
-        archive, member = self._archives[self._of_archive[row]], int(self._of_member[row])
+        archive = self._archives[self._of_archive[row]]
+        member = int(self._of_member[row])
         content = archive.read(member) if content is None else content
         label = f"{archive.name}: {archive.files[member]}"
         suffix = os.path.splitext(archive.files[member])[1].lower()  # noqa: PTH122
@@ -156,7 +188,9 @@ class ArchiveInput(PackInput):
 def open_inputs(
     sources: Sequence[str | Path], wanted: StringTable | None = None, strip: int | None = None
 ) -> PackInput:
-    """Open `sources` as one input: one folder, one list, or archives (the pieces of one archive count as one)."""
+    """Open `sources` as one input: one folder, one list, or archives (the pieces of one archive
+    count as one).
+    """
     kinds = [(path, _kind(path)) for path in map(Path, sources)]
     if len(kinds) == 1:
         path, kind = kinds[0]
@@ -166,24 +200,40 @@ def open_inputs(
             recordings = read_raw_list(path) if kind == RAW_LIST else _of_kaldi_folder(path)
             return FileInput(recordings, str(path), wanted=wanted)
     if {kind for _, kind in kinds} - {ARCHIVE, SHARD_LIST}:
-        raise AudioError("a folder or list is among several sources; expected one folder, one list, or only archives")
-    paths = [one for path, kind in kinds for one in (read_shard_list(path) if kind == SHARD_LIST else [path])]
+        raise AudioError(
+            "a folder or list is among several sources; expected one folder, one list, or only "
+            "archives"
+        )
+    paths = [
+        one
+        for path, kind in kinds
+        for one in (read_shard_list(path) if kind == SHARD_LIST else [path])
+    ]
     for path in paths:
         _kind(path)
     return ArchiveInput([open_archive(pieces) for pieces in group_pieces(paths)], wanted, strip)
 
 
-def match_members(archive: "Archive", wanted: StringTable | None, strip: int | None) -> tuple[np.ndarray, list[str]]:
+def match_members(
+    archive: "Archive", wanted: StringTable | None, strip: int | None
+) -> tuple[np.ndarray, list[str]]:
     """Members to take, ascending, and their names in the corpus.
 
-    With a list, members are matched to its names: leading folders that are not in the list are dropped, and a different
-    suffix counts as a different format of the same recording (`.m4a` in the archive, `.wav` in the list).
+    With a list, members are matched to its names: leading folders that are not in the list are
+    dropped, and a different suffix counts as a different format of the same recording (`.m4a` in
+    the archive, `.wav` in the list).
     """
     if wanted is None:
-        kept = [(row, "/".join(name.split("/")[strip or 0 :])) for row, name in enumerate(archive.names)]
+        kept = [
+            (row, "/".join(name.split("/")[strip or 0 :])) for row, name in enumerate(archive.names)
+        ]
         kept = [(row, name) for row, name in kept if name]
         return np.array([row for row, _ in kept], dtype=np.int64), [name for _, name in kept]
-    depths = range(max((name.count("/") for name in archive.names), default=0) + 1) if strip is None else [strip]
+    depths = (
+        range(max((name.count("/") for name in archive.names), default=0) + 1)
+        if strip is None
+        else [strip]
+    )
     found = [np.zeros(0, dtype=np.int64)]
     for plain in (str, without_suffix):
         # A Mac's archive has decomposed names.
@@ -225,7 +275,9 @@ def _of_kaldi_folder(path: Path) -> Recordings:
 
 
 def read_raw_list(path: Path) -> Recordings:
-    """Names, files and speakers of a `raw.list`; files are absolute or relative to the working directory."""
+    """Names, files and speakers of a `raw.list`; files are absolute or relative to the working
+    directory.
+    """
     file = ListFile(path)
     rows: list[tuple[str, ...]] = []
     for number, line in file:
@@ -239,8 +291,13 @@ def read_raw_list(path: Path) -> Recordings:
         else:
             rows.append(tuple(row[field] for field in RAW_FIELDS))
     if not rows:
-        raise ListError(f"{path}: the list is empty; expected one JSON object with {', '.join(RAW_FIELDS)} per line")
-    names, files, speakers = (StringTable.from_strings(column) for column in zip(*rows, strict=True))
+        raise ListError(
+            f"{path}: the list is empty; expected one JSON object with {', '.join(RAW_FIELDS)} per "
+            "line"
+        )
+    names, files, speakers = (
+        StringTable.from_strings(column) for column in zip(*rows, strict=True)
+    )
     NameIndex(names).refuse_repeated(path)
     return Recordings(names, files, speakers)
 
@@ -250,7 +307,10 @@ def _raw_problem(row: Any) -> str:
     if not isinstance(row, dict) or not set(RAW_FIELDS) <= set(row):
         return f"expected a JSON object with {', '.join(RAW_FIELDS)}"
     if "vad" in row:
-        return "vad: segments are not supported; cut them with make_shard_list.py (--vad_file) and pack the shards"
+        return (
+            "vad: segments are not supported; cut them with make_shard_list.py (--vad_file) "
+            "and pack the shards"
+        )
     for field in RAW_FIELDS:
         value = row[field]
         if not isinstance(value, str) or not value or name_problem(value) or "\0" in value:
@@ -261,19 +321,29 @@ def _raw_problem(row: Any) -> str:
 
 
 def read_shard_list(path: Path) -> list[Path]:
-    """The archives in a `shard.list`, absolute or relative to the working directory; ListError for an address."""
-    file, found = ListFile(path), []
+    """The archives in a `shard.list`, absolute or relative to the working directory; ListError for
+    an address.
+    """
+    file = ListFile(path)
+    found = []
     for number, line in file:
         text = line.decode("utf-8")
         if "://" in text:
-            file.refuse(number, f"{text[:SHOWN_CHARACTERS]!r} is an address; fetch the shard and give the file")
+            file.refuse(
+                number,
+                f"{text[:SHOWN_CHARACTERS]!r} is an address; fetch the shard and give the file",
+            )
         found.append(Path(text))
     return found
 
 
 def open_archive(paths: Sequence[Path]) -> "Archive":
     """The archive that consists of the pieces `paths`."""
-    with reading(paths[0], "a complete zip or tar archive; give all of its parts, or fetch it again", ArchiveError):
+    with reading(
+        paths[0],
+        "a complete zip or tar archive; give all of its parts, or fetch it again",
+        ArchiveError,
+    ):
         with open_pieces(paths) as file:
             is_zip = zipfile.is_zipfile(file)
         return ZipAudio(paths) if is_zip else TarAudio(paths)
@@ -282,7 +352,9 @@ def open_archive(paths: Sequence[Path]) -> "Archive":
 class Archive:
     """The audio files in an archive, in stored order."""
 
-    def __init__(self, name: str, files: Sequence[str], speakers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, name: str, files: Sequence[str], speakers: Mapping[str, str] | None = None
+    ) -> None:
         self.name = name
         self.files = files
         self.names = [without_suffix(file) for file in files] if speakers else files
@@ -290,10 +362,14 @@ class Archive:
 
     def read(self, member: int) -> bytes:
         """The bytes of one member that `contents` did not yield; called from several threads."""
-        raise AudioError(f"{self.name}: {self.files[member]}: the archive ends in the middle of this file")
+        raise AudioError(
+            f"{self.name}: {self.files[member]}: the archive ends in the middle of this file"
+        )
 
     def contents(self, members: np.ndarray) -> Iterator[bytes | None]:
-        """Bytes of ascending members if the archive can only be read in order; otherwise None: call `read`."""
+        """Bytes of ascending members if the archive can only be read in order; otherwise None: call
+        `read`.
+        """
         yield from [None] * len(members)
 
 
@@ -306,8 +382,12 @@ class ZipAudio(Archive):
         for one in members:
             checked_relative(one.filename)
         # In the order of their bytes, so that a spinning disk reads sequentially.
-        self._members = sorted((one for one in members if _is_audio(one.filename)), key=lambda one: one.header_offset)
-        super().__init__(str(paths[0]), [str(checked_relative(one.filename)) for one in self._members])
+        self._members = sorted(
+            (one for one in members if _is_audio(one.filename)), key=lambda one: one.header_offset
+        )
+        super().__init__(
+            str(paths[0]), [str(checked_relative(one.filename)) for one in self._members]
+        )
 
     def read(self, member: int) -> bytes:
         with reading(f"{self.name}: {self.files[member]}", "a whole member", AudioError):
@@ -317,15 +397,19 @@ class ZipAudio(Archive):
 class TarAudio(Archive):
     """A tar archive, in one file or in pieces.
 
-    A wespeaker or WebDataset shard has the speaker beside KEY.wav: in KEY.spk, KEY.cls or a field of KEY.json.
+    A wespeaker or WebDataset shard has the speaker beside KEY.wav: in KEY.spk, KEY.cls or a field
+    of KEY.json.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = paths
-        files, places, speakers = [], [], {}
+        files = []
+        places = []
+        speakers = {}
         # Opened for each read: a corpus of a thousand shards would keep a thousand files open.
         with open_pieces(paths) as file:
-            # A compressed tar starts with the compressor's magic bytes, a plain one has its own at byte 257.
+            # A compressed tar starts with the compressor's magic bytes, a plain one has its own at
+            # byte 257.
             self._is_plain = file.read(262)[257:262] == b"ustar"
             file.seek(0)
             for archive, member in self._walk(file):
@@ -343,8 +427,8 @@ class TarAudio(Archive):
         unnamed = [one for one in files if without_suffix(one) not in speakers] if speakers else []
         if unnamed:
             raise ArchiveError(
-                f"{paths[0]}: {unnamed[0]}: no {without_suffix(unnamed[0])}.spk in the shard (nor .cls or .json "
-                "with its speaker); pack such tars separately"
+                f"{paths[0]}: {unnamed[0]}: no {without_suffix(unnamed[0])}.spk in the shard (nor "
+                ".cls or .json with its speaker); pack such tars separately"
             )
         super().__init__(str(paths[0]), files, speakers)
 
@@ -354,7 +438,9 @@ class TarAudio(Archive):
                 yield archive, member
 
     def contents(self, members: np.ndarray) -> Iterator[bytes | None]:
-        """See `Archive.contents`. Plain archives are read at the members' offsets, compressed ones from end to end."""
+        """See `Archive.contents`. Plain archives are read at the members' offsets, compressed ones
+        from end to end.
+        """
         if not len(members):
             return
         with open_pieces(self._paths) as file:
@@ -365,7 +451,9 @@ class TarAudio(Archive):
                     yield content if len(content) == size else None
                 return
             wanted = set(members.tolist())
-            audio = ((archive, member) for archive, member in self._walk(file) if _is_audio(member.name))
+            audio = (
+                (archive, member) for archive, member in self._walk(file) if _is_audio(member.name)
+            )
             for number, (archive, member) in enumerate(audio):
                 if number in wanted:
                     yield archive.extractfile(member).read()  # type: ignore[union-attr]
@@ -373,7 +461,9 @@ class TarAudio(Archive):
 
 def _speaker_in_json(content: bytes, path: Path, name: str) -> bytes:
     """The speaker in a JSON member of a WebDataset; empty if there is none."""
-    with reading(f"{path}: {name}", f"a JSON object of at most {MAX_JSON_BYTES:,} bytes", ArchiveError):
+    with reading(
+        f"{path}: {name}", f"a JSON object of at most {MAX_JSON_BYTES:,} bytes", ArchiveError
+    ):
         fields = json.loads(content)
     fields = fields if isinstance(fields, dict) else {}
     return next((str(fields[field]).encode() for field in SPEAKER_FIELDS if field in fields), b"")
@@ -382,8 +472,16 @@ def _speaker_in_json(content: bytes, path: Path, name: str) -> bytes:
 def _speaker(content: bytes, path: Path, name: str) -> str:
     """The speaker in a member beside the audio."""
     word = content.decode("utf-8", "replace").strip()
-    if len(content) > MAX_SPEAKER_BYTES or word.split() != [word] or "\ufffd" in word or "\0" in word:
-        raise ArchiveError(f"{path}: refused: {name}: {word[:40]!r}; expected one word, the speaker of the utterance")
+    if (
+        len(content) > MAX_SPEAKER_BYTES
+        or word.split() != [word]
+        or "\ufffd" in word
+        or "\0" in word
+    ):
+        raise ArchiveError(
+            f"{path}: refused: {name}: {word[:40]!r}; expected one word, the speaker of the "
+            "utterance"
+        )
     return word
 
 

@@ -1,10 +1,12 @@
-"""RIRS_NOISES (simulated and measured room impulse responses): download, verify, unpack, check, make mono and trim.
+"""RIRS_NOISES (simulated and measured room impulse responses): download, verify, unpack, check,
+make mono and trim.
 
     speakernet prepare rirs --save_path data              everything
     speakernet prepare rirs --save_path data --prepare    only check and trim what is unpacked
 
-Train with --rir_path data/RIRS_NOISES/simulated_rirs (as in the classic tools) or data/RIRS_NOISES/real_rirs_mono
-(measured, one file per microphone, cut where the RIR has decayed by 60 dB).
+Train with --rir_path data/RIRS_NOISES/simulated_rirs (as in the classic tools) or
+data/RIRS_NOISES/real_rirs_mono (measured, one file per microphone, cut where the RIR has decayed by
+60 dB).
 """
 
 import argparse
@@ -15,7 +17,14 @@ from pathlib import Path
 import numpy as np
 from scipy.signal import resample_poly
 
-from speakernet.corpora.listing import COMMON_ARGUMENTS, DOWNLOAD_ARGUMENTS, STEP_ARGUMENTS, STEPS, fetch, steps_of
+from speakernet.corpora.listing import (
+    COMMON_ARGUMENTS,
+    DOWNLOAD_ARGUMENTS,
+    STEP_ARGUMENTS,
+    STEPS,
+    fetch,
+    steps_of,
+)
 from speakernet.corpora.steps import Folder, StepSummary, audio_seconds, finish
 from speakernet.data.audio import (
     READABLE_SUFFIXES,
@@ -55,14 +64,21 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def prepare(arguments: argparse.Namespace, steps: Sequence[str] = STEPS) -> list[StepSummary]:
-    """Make and check `RIRS_NOISES/` below the target folder, with mono files of its measured RIRs."""
+    """Make and check `RIRS_NOISES/` below the target folder, with mono files of its measured
+    RIRs.
+    """
     summaries = fetch("rirs", arguments, steps)
     if "prepare" not in steps:
         return summaries
-    root, num_jobs = arguments.save_path, arguments.num_jobs
-    simulated, measured = root / SIMULATED_FOLDER, root / MEASURED_FOLDER
+    root = arguments.save_path
+    num_jobs = arguments.num_jobs
+    simulated = root / SIMULATED_FOLDER
+    measured = root / MEASURED_FOLDER
     if not simulated.is_dir() and not measured.is_dir():
-        raise ValueError(f"{root} has neither {SIMULATED_FOLDER} nor {MEASURED_FOLDER}; run with --download first")
+        raise ValueError(
+            f"{root} has neither {SIMULATED_FOLDER} nor {MEASURED_FOLDER}; run with --download "
+            "first"
+        )
 
     def check(name: str) -> tuple[int, int]:
         if audio_seconds(simulated / name) is None:
@@ -71,20 +87,25 @@ def prepare(arguments: argparse.Namespace, steps: Sequence[str] = STEPS) -> list
 
     summary = StepSummary("prepare_rirs", root)
     if simulated.is_dir():
-        summary.count_each(check, walk_files(simulated, READABLE_SUFFIXES), num_jobs, "check simulated")
+        summary.count_each(
+            check, walk_files(simulated, READABLE_SUFFIXES), num_jobs, "check simulated"
+        )
     if measured.is_dir():
         target = Folder(root / PREPARED_FOLDER)
         # Names in this folder: RVB2014_type1_noise_… are recordings of noise, …_rir_… are RIRs.
         names = walk_files(measured, READABLE_SUFFIXES)
         responses = (name for name in names if "noise" not in name.rsplit("/", 1)[-1].lower())
-        summary.count_each(partial(_prepare_response, measured, target), responses, num_jobs, "measured responses")
+        summary.count_each(
+            partial(_prepare_response, measured, target), responses, num_jobs, "measured responses"
+        )
     return [*summaries, summary]
 
 
 def trimmed_response(response: np.ndarray, decay_db: float = DECAY_DB) -> np.ndarray:
     """The RIR up to where the remaining energy is `decay_db` below the total; shape (samples,).
 
-    Source: Schroeder, "New method of measuring reverberation time", JASA 1965, eq. 2 (backward integration).
+    Source: Schroeder, "New method of measuring reverberation time", JASA 1965, eq. 2 (backward
+    integration).
     """
     energy = np.cumsum(np.square(response[::-1], dtype=np.float64))[::-1]
     if not len(energy) or energy[0] <= 0:
@@ -96,26 +117,34 @@ def trimmed_response(response: np.ndarray, decay_db: float = DECAY_DB) -> np.nda
 
 def _prepare_response(root: Path, target: Folder, name: str) -> tuple[int, int]:
     """Write one mono file per channel of an RIR; returns (made, skipped)."""
-    path, stem = root / name, name.rsplit(".", 1)[0]
+    path = root / name
+    stem = name.rsplit(".", 1)[0]
     num_channels = audio_info(path).num_channels
     paths = [target.path(f"{stem}_ch{channel + 1}.wav") for channel in range(num_channels)]
     if all(audio_seconds(one, SAMPLE_RATE) is not None for one in paths):
         return 0, num_channels
     for channel, one in zip(_channels(path), paths, strict=True):
         response = trimmed_response(channel)
-        # Scaled up, because the file has 16 bits: a quiet recording would lose its tail to rounding.
+        # Scaled up, because the file has 16 bits: a quiet recording would lose its tail to
+        # rounding.
         write_audio(one, response * (0.9 / max(float(np.abs(response).max()), 1e-9)), SAMPLE_RATE)
     return num_channels, 0
 
 
 def _channels(path: Path) -> list[np.ndarray]:
-    """Each channel separately at 16 kHz: mixing the microphones of an array would comb-filter the RIR."""
+    """Each channel separately at 16 kHz: mixing the microphones of an array would comb-filter the
+    RIR.
+    """
     info = audio_info(path)
     if info.num_channels == 1:
         return [read_audio(path)]
     if info.data_offset < 0:
-        raise AudioError(f"{path}: {info.num_channels} channels of {info.format}; expected WAV, convert it first")
+        raise AudioError(
+            f"{path}: {info.num_channels} channels of {info.format}; expected WAV, convert it first"
+        )
     content = path.read_bytes()[info.data_offset :]
-    samples = decode_pcm(content[: info.num_samples * info.num_channels * SAMPLE_BYTES[info.format]], info.format)
+    samples = decode_pcm(
+        content[: info.num_samples * info.num_channels * SAMPLE_BYTES[info.format]], info.format
+    )
     frames = samples.reshape(-1, info.num_channels).astype(np.float64)
     return list(resample_poly(frames, SAMPLE_RATE, info.sample_rate, axis=0).T.astype(np.float32))

@@ -1,7 +1,8 @@
-"""Shared by the steps of data preparation: counts of results, names that stay in one folder, conversion.
+"""Shared by the steps of data preparation: counts of results, names that stay in one folder,
+conversion.
 
-A step (download, extract, convert, …) counts into one `StepSummary`. Broken items go straight to a text file, one per
-line with the reason, so that a million bad files cost no memory.
+A step (download, extract, convert, …) counts into one `StepSummary`. Broken items go straight to a
+text file, one per line with the reason, so that a million bad files cost no memory.
 """
 
 import itertools
@@ -18,9 +19,11 @@ from speakernet.terminal import MAX_NAMED
 
 logger = logging.getLogger(__name__)
 
-# Starting ffmpeg costs 20 ms, decoding a four-second m4a 3 ms: one call for 16 files is about four times as fast.
+# Starting ffmpeg costs 20 ms, decoding a four-second m4a 3 ms: one call for 16 files is about four
+# times as fast.
 BATCH_FILES = 16
-#: A codec pads a frame or two (1024 samples each) at either end; a larger difference is missing audio.
+#: A codec pads a frame or two (1024 samples each) at either end; a larger difference is missing
+# audio.
 TOLERANCE_SECONDS = 0.15
 TOLERANCE_SHARE = 0.01
 #: For containers without a duration, ffmpeg estimates it from the bit rate, which may be far off.
@@ -37,9 +40,11 @@ class DiskFullError(FileError):
 
 
 class StepSummary:
-    """Counts of one step: found = made + skipped + broken; the file of broken items is from the last run.
+    """Counts of one step: found = made + skipped + broken; the file of broken items is from the
+    last run.
 
-    `made`, `skipped` and `left_out` are the step's own words for the three counts. Counting is thread-safe.
+    `made`, `skipped` and `left_out` are the step's own words for the three counts. Counting is
+    thread-safe.
     """
 
     def __init__(
@@ -78,9 +83,15 @@ class StepSummary:
                 file.write(line + "\n")
 
     def count_each(
-        self, work: Callable[[str], tuple[int, int]], names: Iterable[str], num_jobs: int, description: str
+        self,
+        work: Callable[[str], tuple[int, int]],
+        names: Iterable[str],
+        num_jobs: int,
+        description: str,
     ) -> None:
-        """Call `work(name) -> (made, skipped)` from several threads; an AudioError counts the name as broken."""
+        """Call `work(name) -> (made, skipped)` from several threads; an AudioError counts the name
+        as broken.
+        """
 
         def outcome(name: str) -> None:
             try:
@@ -92,17 +103,25 @@ class StepSummary:
 
     def text(self) -> str:
         numbered = zip((self.made, self.skipped, self.broken), self.words, strict=True)
-        counts = ", ".join([f"{self.found:,} found", *(f"{number:,} {word}" for number, word in numbered)])
-        return f"{self.step}: {counts}" + (f" (listed in {self.broken_path})" if self.broken else "")
+        counts = ", ".join(
+            [f"{self.found:,} found", *(f"{number:,} {word}" for number, word in numbered)]
+        )
+        return f"{self.step}: {counts}" + (
+            f" (listed in {self.broken_path})" if self.broken else ""
+        )
 
 
 def one_line(text: str) -> str:
-    r"""Escape line breaks, tabs and other control characters, so that the text fits one line of a file or log.
+    r"""Escape line breaks, tabs and other control characters, so that the text fits one line of a
+    file or log.
 
     >>> one_line("two\nlines")
     'two\\nlines'
     """
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
+        for char in text
+    )
 
 
 def name_problem(name: str) -> str | None:
@@ -110,11 +129,16 @@ def name_problem(name: str) -> str | None:
     is_one_line = len(name.splitlines()) == 1 and "\t" not in name and name == name.strip()
     if is_one_line and not any("\ud800" <= letter <= "\udfff" for letter in name):
         return None
-    return "a list cannot contain this name (line break, tab, leading or trailing space, or not UTF-8); rename the file"
+    return (
+        "a list cannot contain this name (line break, tab, leading or trailing space, or not "
+        "UTF-8); rename the file"
+    )
 
 
 def finish(summaries: Iterable[StepSummary], report_path: str | Path | None = None) -> int:
-    """Log every step's counts, write them to `report_path`, and return the exit code: 1 if anything is broken."""
+    """Log every step's counts, write them to `report_path`, and return the exit code: 1 if anything
+    is broken.
+    """
     summaries = list(summaries)
     for summary in summaries:
         logger.info("%s", summary.text())
@@ -137,23 +161,29 @@ def check_space(folder: Path, num_bytes: int) -> None:
 
 
 def checked_relative(name: str) -> PurePosixPath:
-    """An untrusted name (archive, server, table) as a relative path with forward slashes, or UnsafeNameError.
+    """An untrusted name (archive, server, table) as a relative path with forward slashes, or
+    UnsafeNameError.
 
     >>> checked_relative("id1/a b/00001.wav").as_posix()
     'id1/a b/00001.wav'
     """
     # Backslashes are separators only on Windows, but in an archive they mean the same everywhere.
     pieces = [piece for piece in name.replace("\\", "/").split("/") if piece not in ("", ".")]
-    is_absolute = name[:1] in ("/", "\\") or (pieces and len(pieces[0]) == 2 and pieces[0][1] == ":")
+    is_absolute = name[:1] in ("/", "\\") or (
+        pieces and len(pieces[0]) == 2 and pieces[0][1] == ":"
+    )
     if not pieces or is_absolute or ".." in pieces or "\0" in name:
         raise UnsafeNameError(
-            f"refused: the name {name!r} is empty, absolute or leads outside the folder; expected a path in the folder"
+            f"refused: the name {name!r} is empty, absolute or leads outside the folder; expected "
+            "a path in the folder"
         )
     return PurePosixPath(*pieces)
 
 
 class Folder:
-    """A target folder: makes subfolders on demand and refuses any path that leaves it, even through a link."""
+    """A target folder: makes subfolders on demand and refuses any path that leaves it, even through
+    a link.
+    """
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
@@ -171,12 +201,15 @@ class Folder:
             resolved = folder.resolve()
             if not resolved.is_relative_to(self._resolved_root):
                 raise UnsafeNameError(
-                    f"{folder} leads to {resolved}, outside {self.root}; use the real folder as the target"
+                    f"{folder} leads to {resolved}, outside {self.root}; use the real folder as "
+                    "the target"
                 )
             folder.mkdir(parents=True, exist_ok=True)
             self._known.add(folder)
         if path.is_symlink():
-            raise UnsafeNameError(f"{path} is a link; remove it, so that nothing outside {self.root} is written")
+            raise UnsafeNameError(
+                f"{path} is a link; remove it, so that nothing outside {self.root} is written"
+            )
         return path
 
 
@@ -190,17 +223,22 @@ def convert_all(
     keep_sources: bool = True,
     description: str = "convert",
 ) -> None:
-    """Convert sources whose targets do not exist yet to mono WAV or FLAC; `pairs` are (source, target).
+    """Convert sources whose targets do not exist yet to mono WAV or FLAC; `pairs` are (source,
+    target).
 
-    A target gets its final name when it is complete. Takes an iterator and keeps a few batches in flight, so a million
-    files need no more memory than a hundred.
+    A target gets its final name when it is complete. Takes an iterator and keeps a few batches in
+    flight, so a million files need no more memory than a hundred.
     """
     ffmpeg = find_ffmpeg()
     iterator = iter(pairs)
 
     def convert(batch: list[tuple[Path, Path]]) -> int:
         # A truncated file or a bare header, as left by a killed tool, counts as missing.
-        missing = [(source, target) for source, target in batch if audio_seconds(target, sample_rate) is None]
+        missing = [
+            (source, target)
+            for source, target in batch
+            if audio_seconds(target, sample_rate) is None
+        ]
         broken = _decode(ffmpeg, missing, file_format, sample_rate) if missing else {}
         for source, reason in broken.items():
             summary.add_broken(str(source), reason)
@@ -214,22 +252,28 @@ def convert_all(
     list(parallel_map(convert, batches, num_jobs, description, units_of=int))
 
 
-def _decode(ffmpeg: str, batch: list[tuple[Path, Path]], file_format: str, sample_rate: int) -> dict[Path, str]:
+def _decode(
+    ffmpeg: str, batch: list[tuple[Path, Path]], file_format: str, sample_rate: int
+) -> dict[Path, str]:
     """Decode a batch and rename complete files; returns the reason for each source that failed."""
     for _, target in batch:
         target.parent.mkdir(parents=True, exist_ok=True)
     halves = [temporary_beside(target) for _, target in batch]
     broken: dict[Path, str] = {}
     try:
-        decoded = decode_batch(ffmpeg, [source for source, _ in batch], halves, file_format, sample_rate)
+        decoded = decode_batch(
+            ffmpeg, [source for source, _ in batch], halves, file_format, sample_rate
+        )
         for (source, target), half, facts in zip(batch, halves, decoded, strict=True):
             if problem := length_problem(audio_seconds(half, sample_rate) or 0.0, facts):
                 broken[source] = problem
             else:
-                # Not flushed: a million flushes take hours on a spinning disk, and a process kill loses nothing.
+                # Not flushed: a million flushes take hours on a spinning disk, and a process kill
+                # loses nothing.
                 half.replace(target)
     except FfmpegError as error:
-        # With a full disk every further file would fail: stop, rather than list a million as broken.
+        # With a full disk every further file would fail: stop, rather than list a million as
+        # broken.
         check_space(batch[0][1].parent, MIN_FREE_BYTES)
         if len(batch) == 1:
             return {batch[0][0]: str(error)}
@@ -243,22 +287,32 @@ def _decode(ffmpeg: str, batch: list[tuple[Path, Path]], file_format: str, sampl
 
 
 def audio_seconds(path: Path, sample_rate: int | None = None) -> float | None:
-    """Duration of a complete, non-empty audio file from its header, or None; `sample_rate` None accepts any rate."""
+    """Duration of a complete, non-empty audio file from its header, or None; `sample_rate` None
+    accepts any rate.
+    """
     try:
         info = audio_info(path)
     except (AudioError, OSError):
         return None
-    if info.num_samples <= 0 or info.is_truncated or (sample_rate is not None and info.sample_rate != sample_rate):
+    if (
+        info.num_samples <= 0
+        or info.is_truncated
+        or (sample_rate is not None and info.sample_rate != sample_rate)
+    ):
         return None
     return info.seconds
 
 
 def length_problem(found_seconds: float, decoded: Decoded) -> str | None:
-    """What is wrong with a decoded length, or None. Too short means truncated audio, too long a damaged header."""
+    """What is wrong with a decoded length, or None. Too short means truncated audio, too long a
+    damaged header.
+    """
     expected, is_guess = decoded
     if found_seconds <= 0:
         return "decoded no audio"
     share = ESTIMATE_SHARE if is_guess else TOLERANCE_SHARE
-    if expected is not None and abs(found_seconds - expected) > max(TOLERANCE_SECONDS, share * expected):
+    if expected is not None and abs(found_seconds - expected) > max(
+        TOLERANCE_SECONDS, share * expected
+    ):
         return f"decoded {found_seconds:.2f} of {expected:.2f} s; the source is damaged"
     return None

@@ -1,15 +1,16 @@
-"""Trial lists: make them from any list, drop trials whose files are missing, rewrite a list for a different layout.
+"""Trial lists: make them from any list, drop trials whose files are missing, rewrite a list for a
+different layout.
 
-    speakernet prepare trials make test_list.txt trials.txt --kind balanced --training train_list.txt
-    speakernet prepare trials make calls.csv trials.txt --across call --same_gender
-    speakernet prepare trials make train_list.txt calibration.txt --calibration data/train --like trials.txt data/test
-    speakernet prepare trials clean trials.txt --root data/voxceleb1/wav
+    speakernet prepare trials make test_list.txt trials.txt --kind balanced --training
+    train_list.txt speakernet prepare trials make calls.csv trials.txt --across call --same_gender
+    speakernet prepare trials make train_list.txt calibration.txt --calibration data/train --like
+    trials.txt data/test speakernet prepare trials clean trials.txt --root data/voxceleb1/wav
     speakernet prepare trials rewrite trials.txt kaldi_trials.txt --form kaldi --prefix wav/
     speakernet prepare trials hold_out train_list.txt data/tuning --speakers 30
 
-`make` takes a training list (speaker path) or a table (path,speaker[,session,gender] as .csv or .tsv). `hold_out` takes
-some speakers out of a training list and pairs their utterances: judge experiments by these trials, never by those that
-you report.
+`make` takes a training list (speaker path) or a table (path,speaker[,session,gender] as .csv or
+.tsv). `hold_out` takes some speakers out of a training list and pairs their utterances: judge
+experiments by these trials, never by those that you report.
 """
 
 import argparse
@@ -67,7 +68,9 @@ TrialRow = tuple[int | None, str, str]
 
 
 _LIST = {"list": {"type": Path, "help": "trial or training list"}}
-_KIND = {"--kind": {"choices": ("trials", "training"), "help": "what the list is (default: detected)"}}
+_KIND = {
+    "--kind": {"choices": ("trials", "training"), "help": "what the list is (default: detected)"}
+}
 _FORM = {"--form": {"choices": FORMS, "default": "label_first", "help": "form of trial lines"}}
 _DRAWS: dict[str, dict[str, Any]] = {
     "--nontargets_per_target": {
@@ -85,26 +88,44 @@ ACTIONS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
             "list": {"type": Path, "help": "training list, or table with headings"},
             "output": {"type": Path, "help": "trial list to write"},
             "--kind": {"choices": KINDS, "default": "balanced", "help": "which pairs"},
-            "--num_trials": {"type": positive_int, "default": 10000, "help": "random: number of trials"},
+            "--num_trials": {
+                "type": positive_int,
+                "default": 10000,
+                "help": "random: number of trials",
+            },
             "--targets_per_speaker": {
                 "type": positive_int,
                 "default": DEFAULT_TARGETS_PER_SPEAKER,
                 "help": "balanced: maximum number of target trials per speaker",
             },
-            "--embeddings": {"type": Path, "help": "hard: .npz with names and embeddings of the utterances"},
-            "--nearest": {"type": positive_int, "default": 5, "help": "hard: non-targets per utterance"},
-            "--same_gender": {"action": "store_true", "help": "leave out non-targets across genders (needs a table)"},
-            "--same_session": {"action": "store_true", "help": "also pair utterances of one session"},
+            "--embeddings": {
+                "type": Path,
+                "help": "hard: .npz with names and embeddings of the utterances",
+            },
+            "--nearest": {
+                "type": positive_int,
+                "default": 5,
+                "help": "hard: non-targets per utterance",
+            },
+            "--same_gender": {
+                "action": "store_true",
+                "help": "leave out non-targets across genders (needs a table)",
+            },
+            "--same_session": {
+                "action": "store_true",
+                "help": "also pair utterances of one session",
+            },
             "--across": {
                 "metavar": "COLUMN",
-                "help": "targets pair utterances that differ in this column of the table (call, day, phone); for a "
-                "training list only `folder`: the folders between the speaker's folder and the file",
+                "help": "targets pair utterances that differ in this column of the table (call, "
+                "day, phone); for a training list only `folder`: the folders between the speaker's "
+                "folder and the file",
             },
             "--calibration": {
                 "type": Path,
                 "metavar": "AUDIO",
-                "help": "balanced trials to calibrate on, from a training list and its audio: a few utterances of each "
-                "speaker, from different sessions if possible",
+                "help": "balanced trials to calibrate on, from a training list and its audio: a "
+                "few utterances of each speaker, from different sessions if possible",
             },
             "--like": {
                 "nargs": 2,
@@ -112,8 +133,14 @@ ACTIONS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
                 "metavar": ("LIST", "AUDIO"),
                 "help": "calibration: draw durations like those in this trial or training list",
             },
-            "--training": {"type": Path, "help": "training list with which the trials must not share speakers"},
-            "--allow_overlap": {"action": "store_true", "help": "make the trials even if they share speakers"},
+            "--training": {
+                "type": Path,
+                "help": "training list with which the trials must not share speakers",
+            },
+            "--allow_overlap": {
+                "action": "store_true",
+                "help": "make the trials even if they share speakers",
+            },
             **_FORM,
             **_DRAWS,
         },
@@ -122,9 +149,16 @@ ACTIONS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
         "drop rows whose files do not exist",
         {
             **_LIST,
-            "--root": {"type": Path, "required": True, "help": "folder or packed corpus with the files"},
+            "--root": {
+                "type": Path,
+                "required": True,
+                "help": "folder or packed corpus with the files",
+            },
             "--output": {"type": Path, "help": "default: NAME_clean beside the list"},
-            "--dropped": {"type": Path, "help": "where dropped rows go; default: NAME_dropped beside the list"},
+            "--dropped": {
+                "type": Path,
+                "help": "where dropped rows go; default: NAME_dropped beside the list",
+            },
             **_KIND,
         },
     ),
@@ -135,7 +169,10 @@ ACTIONS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
             "output": {"type": Path, "help": "list to write"},
             "--strip": {"default": "", "help": "remove this from the start of names"},
             "--prefix": {"default": "", "help": "add this to the start of names"},
-            "--suffix": {"default": "", "help": "replace the suffix of names with this, such as .flac"},
+            "--suffix": {
+                "default": "",
+                "help": "replace the suffix of names with this, such as .flac",
+            },
             "--replace": {
                 "nargs": 2,
                 "action": "append",
@@ -151,8 +188,15 @@ ACTIONS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
         "take speakers out of a training list and make trials among them",
         {
             "list": {"type": Path, "help": "training list"},
-            "folder": {"type": Path, "help": "where train_list.txt and trials.txt go; paths in them are unchanged"},
-            "--speakers": {"type": positive_int, "required": True, "help": "how many speakers to hold out"},
+            "folder": {
+                "type": Path,
+                "help": "where train_list.txt and trials.txt go; paths in them are unchanged",
+            },
+            "--speakers": {
+                "type": positive_int,
+                "required": True,
+                "help": "how many speakers to hold out",
+            },
             **_DRAWS,
         },
     ),
@@ -160,7 +204,9 @@ ACTIONS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
 
 
 def run(arguments: argparse.Namespace) -> int:
-    return {"make": _make, "clean": _clean, "rewrite": _rewrite, "hold_out": _hold_out}[arguments.action](arguments)
+    return {"make": _make, "clean": _clean, "rewrite": _rewrite, "hold_out": _hold_out}[
+        arguments.action
+    ](arguments)
 
 
 def _make(arguments: argparse.Namespace) -> int:
@@ -175,15 +221,21 @@ def _make(arguments: argparse.Namespace) -> int:
     if arguments.training is not None and not arguments.allow_overlap:
         refuse_overlap(utterances, read_training_list(arguments.training))
     if arguments.same_gender and (utterances.genders == UNKNOWN).any():
-        raise ValueError(f"{arguments.list} lacks the gender of some speakers; give a table with a gender column")
+        raise ValueError(
+            f"{arguments.list} lacks the gender of some speakers; give a table with a gender column"
+        )
     utterances, pairs = _pairs(arguments, utterances)
     if not len(pairs):
         raise ValueError(f"{arguments.list} gives no pairs under these rules; relax them")
     write_in_form(arguments.output, pairs.rows(utterances), arguments.form)
     num_targets = int(pairs.labels.sum())
-    logger.info("%s: %s trials, %s targets", arguments.output, f"{len(pairs):,}", f"{num_targets:,}")
+    logger.info(
+        "%s: %s trials, %s targets", arguments.output, f"{len(pairs):,}", f"{num_targets:,}"
+    )
     if num_targets in (0, len(pairs)):
-        logger.warning("all trials are targets, or all are non-targets: no error rate can be computed")
+        logger.warning(
+            "all trials are targets, or all are non-targets: no error rate can be computed"
+        )
     return 0
 
 
@@ -199,29 +251,36 @@ def _read_across(arguments: argparse.Namespace, is_table: bool) -> Utterances:
         return listed
     if across not in ("", "folder"):
         raise ValueError(
-            f"--across {across}: {arguments.list} is a training list, which has no columns; expected --across folder, "
-            "or a table (.csv, .tsv) with that column"
+            f"--across {across}: {arguments.list} is a training list, which has no columns; "
+            "expected --across folder, or a table (.csv, .tsv) with that column"
         )
     rows = [row_by_speaker_folder(*pair) for pair in listed.pairs()]
     unknown = [row.name for row in rows if not row.session]
     if unknown and across:
         raise ValueError(
-            f"{arguments.list}: {len(unknown)} paths have no folder between the speaker's folder and the file (first: "
-            f"{unknown[0]}); give a table with a column for it"
+            f"{arguments.list}: {len(unknown)} paths have no folder between the speaker's folder "
+            f"and the file (first: {unknown[0]}); give a table with a column for it"
         )
     return Utterances.from_rows(rows)
 
 
 def _pairs(arguments: argparse.Namespace, utterances: Utterances) -> tuple[Utterances, Pairs]:
-    """Pairs of rows of these utterances or, for calibration, of some of them; also returns the utterances."""
+    """Pairs of rows of these utterances or, for calibration, of some of them; also returns the
+    utterances.
+    """
     rules = PairRules(other_session=not arguments.same_session, same_gender=arguments.same_gender)
-    rows, seed = np.arange(len(utterances)), arguments.seed
+    rows = np.arange(len(utterances))
+    seed = arguments.seed
     if arguments.calibration is not None:
         wanted = seconds = _seconds_of(arguments.calibration, utterances.names)
         if arguments.like is not None:
             _, listed = read_rows(arguments.like[0], None)
-            wanted = _seconds_of(arguments.like[1], dict.fromkeys(name for row in listed for name in row[1:]))
-        return calibration_pairs(utterances, seconds, wanted, rules, seed, arguments.nontargets_per_target)
+            wanted = _seconds_of(
+                arguments.like[1], dict.fromkeys(name for row in listed for name in row[1:])
+            )
+        return calibration_pairs(
+            utterances, seconds, wanted, rules, seed, arguments.nontargets_per_target
+        )
     if arguments.kind == "all":
         return utterances, all_pairs(utterances, rows, rules)
     if arguments.kind == "random":
@@ -240,7 +299,8 @@ def _seconds_of(audio: Path, names: Iterable[str]) -> np.ndarray:
     table = open_source(audio).lookup_table(StringTable.from_strings(names))
     if table.problems:
         raise AudioError(
-            f"{len(table.problems)} recordings cannot be used; the first: {min(table.problems.items())[1]}"
+            f"{len(table.problems)} recordings cannot be used; the first: "
+            f"{min(table.problems.items())[1]}"
         )
     return table.seconds
 
@@ -257,19 +317,26 @@ def _clean(arguments: argparse.Namespace) -> int:
     missing = {names[row] for row in source.missing(names).tolist()}
     kept = [row for row in rows if missing.isdisjoint(row[1:])]
     if not kept:
+        advice = advice_on_name(rows[0][-1]) or (
+            "give the folder or packed corpus that the paths of the list are relative to with "
+            "--root"
+        )
         raise ValueError(
-            f"0 of {len(rows):,} rows of {path} have their files in {arguments.root}, so nothing was written; "
-            + (
-                advice_on_name(rows[0][-1])
-                or "give the folder or packed corpus that the paths of the list are relative to with --root"
-            )
+            f"0 of {len(rows):,} rows of {path} have their files in {arguments.root}, so nothing "
+            f"was written; {advice}"
         )
     summary = StepSummary("clean", output.parent, made="kept", skipped="dropped")
     summary.add(len(kept), len(rows) - len(kept))
     write = write_trials if is_trials else write_training_list
     write(output, kept)
     write(dropped, [row for row in rows if not missing.isdisjoint(row[1:])])
-    logger.info("%s: %s of %s rows kept; dropped rows are in %s", output, f"{len(kept):,}", f"{len(rows):,}", dropped)
+    logger.info(
+        "%s: %s of %s rows kept; dropped rows are in %s",
+        output,
+        f"{len(kept):,}",
+        f"{len(rows):,}",
+        dropped,
+    )
     return finish([summary])
 
 
@@ -300,70 +367,108 @@ def _hold_out(arguments: argparse.Namespace) -> int:
 
 
 def write_held_out(found: HeldOut, folder: Path) -> tuple[Path, Path]:
-    """Write train_list.txt and trials.txt to a folder, with unchanged paths; returns the two files."""
+    """Write train_list.txt and trials.txt to a folder, with unchanged paths; returns the two
+    files.
+    """
     training, trials = (folder / name for name in HELD_OUT_NAMES)
     write_training_list(training, Utterances.from_list(found.training).pairs())
     write_trials(trials, trial_rows(found.trials))
-    logger.info("%s: %s", training, f"{len(found.training):,} utterances of {len(found.training.speakers):,} speakers")
+    logger.info(
+        "%s: %s",
+        training,
+        f"{len(found.training):,} utterances of {len(found.training.speakers):,} speakers",
+    )
     logger.info(
         "%s: %s trials, %s targets",
-        *(trials, f"{len(found.trials):,}", f"{np.count_nonzero(found.trials.labels):,}"),  # type: ignore[arg-type]
+        trials,
+        f"{len(found.trials):,}",
+        f"{np.count_nonzero(found.trials.labels):,}",  # type: ignore[arg-type]
     )
     return training, trials
 
 
 def refuse_overlap(utterances: Utterances, training: TrainingList) -> None:
     """Raise ListError if a speaker or file of the trials is in the training list."""
-    speakers = sorted(set(map(composed, utterances.speakers)) & set(map(composed, training.speakers)))
+    speakers = sorted(
+        set(map(composed, utterances.speakers)) & set(map(composed, training.speakers))
+    )
     # Two lists may name the same speakers differently; then shared files show the overlap.
-    files = [] if speakers else sorted(set(map(normal_name, utterances.names)) & set(map(normal_name, training.paths)))
+    files = (
+        []
+        if speakers
+        else sorted(set(map(normal_name, utterances.names)) & set(map(normal_name, training.paths)))
+    )
     if speakers or files:
         kind, shared = ("speakers", speakers) if speakers else ("files", files)
         raise ListError(
-            f"{len(shared)} {kind} are also in {training.source} (first: {', '.join(shared[:NUM_EXAMPLES])}): trials "
-            "with them say nothing about new speakers; use other speakers, or give --allow_overlap"
+            f"{len(shared)} {kind} are also in {training.source} (first: "
+            f"{', '.join(shared[:NUM_EXAMPLES])}): trials with them say nothing about new "
+            "speakers; use other speakers, or give --allow_overlap"
         )
 
 
 def load_embeddings(path: Path, names: StringTable) -> np.ndarray:
-    """The embedding of every name, float32 (names, dim), from an .npz with `names` (strings) and `embeddings`.
+    """The embedding of every name, float32 (names, dim), from an .npz with `names` (strings) and
+    `embeddings`.
 
     Also reads the files that scoring caches in `<save_path>/embeddings`; crops are averaged.
     """
     expected = "an .npz file with the arrays names (strings) and embeddings (utterances, dim)"
     with reading(path, expected):
         stored = read_arrays(path, expected)
-        known, embeddings = stored["names"], stored["embeddings"]
-        kept = StringTable(known, stored["name_offsets"]) if "name_offsets" in stored else known.tolist()
+        known = stored["names"]
+        embeddings = stored["embeddings"]
+        kept = (
+            StringTable(known, stored["name_offsets"])
+            if "name_offsets" in stored
+            else known.tolist()
+        )
         row_of = {str(name): row for row, name in enumerate(kept)}
-        if len(row_of) > len(embeddings) or embeddings.ndim not in (2, 3) or embeddings.dtype.kind != "f":
-            raise FileError(f"{path}: {len(row_of)} names and embeddings {embeddings.shape}; expected {expected}")
+        if (
+            len(row_of) > len(embeddings)
+            or embeddings.ndim not in (2, 3)
+            or embeddings.dtype.kind != "f"
+        ):
+            raise FileError(
+                f"{path}: {len(row_of)} names and embeddings {embeddings.shape}; expected "
+                f"{expected}"
+            )
     missing = [name for name in names if name not in row_of]
     if missing:
-        raise ValueError(f"{path} has no embeddings of {len(missing)} utterances; the first: {missing[0]}")
+        raise ValueError(
+            f"{path} has no embeddings of {len(missing)} utterances; the first: {missing[0]}"
+        )
     if embeddings.ndim == 3:
         embeddings = embeddings.mean(axis=1)  # (utterances, crops, dim) -> (utterances, dim)
     return embeddings[[row_of[name] for name in names]].astype(np.float32)
 
 
 def write_in_form(path: Path, rows: Iterable[TrialRow], form: str) -> None:
-    """Atomically write (label, enrol, test) rows in one of `FORMS`; ListError if Kaldi's form does not allow them."""
+    """Atomically write (label, enrol, test) rows in one of `FORMS`; ListError if Kaldi's form does
+    not allow them.
+    """
     if form == "training":
         write_training_list(path, rows)  # type: ignore[arg-type]
     elif form != "kaldi":
-        write_trials(path, ((None if form == "unlabelled" else label, one, other) for label, one, other in rows))
+        write_trials(
+            path,
+            ((None if form == "unlabelled" else label, one, other) for label, one, other in rows),
+        )
     else:
         with atomic_write(path) as file:
             for label, one, other in rows:
                 if label is None or one.split() != [one] or other.split() != [other]:
                     raise ListError(
-                        f"{path}: Kaldi's form needs a label and names without white space, found {one!r}, {other!r}"
+                        f"{path}: Kaldi's form needs a label and names without white space, found "
+                        f"{one!r}, {other!r}"
                     )
                 file.write(f"{one} {other} {'target' if label else 'nontarget'}\n")
 
 
 def read_rows(path: Path, kind: str | None) -> tuple[bool, list]:
-    """Whether a list has trials, and its rows: (label, enrol, test) or (speaker, name); kind None detects it."""
+    """Whether a list has trials, and its rows: (label, enrol, test) or (speaker, name); kind None
+    detects it.
+    """
     trials = None
     if kind != "training":
         with contextlib.suppress(*(() if kind == "trials" else (ListError,))):

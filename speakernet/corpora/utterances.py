@@ -1,8 +1,8 @@
-"""The utterances of a corpus as compact arrays (name, speaker, session, gender); splits into training, validation and
-test, and trials made from them.
+"""The utterances of a corpus as compact arrays (name, speaker, session, gender); splits into
+training, validation and test, and trials made from them.
 
-Built from list files, tables or folder walks; no audio is read here. A pair occurs only once, in one of its orders, and
-no utterance is paired with itself.
+Built from list files, tables or folder walks; no audio is read here. A pair occurs only once, in
+one of its orders, and no utterance is paired with itself.
 """
 
 import csv
@@ -30,7 +30,8 @@ NUM_EXAMPLES = 5
 #: Headings that a table may use -> their meaning here.
 HEADINGS = {
     "path": "path", "file": "path", "filename": "path", "audio": "path", "wav": "path",
-    "speaker": "speaker", "speaker_id": "speaker", "client_id": "speaker", "spk": "speaker", "spk_id": "speaker",
+    "speaker": "speaker", "speaker_id": "speaker", "client_id": "speaker", "spk": "speaker",
+    "spk_id": "speaker",
     "session": "session", "session_id": "session",
     "gender": "gender", "sex": "gender",
 }  # fmt: skip
@@ -52,7 +53,8 @@ DEFAULT_TARGETS_PER_SPEAKER = 50
 DEFAULT_NONTARGETS_PER_TARGET = 5
 #: A speaker with thousands of utterances has millions of pairs; a sample is just as good.
 MAX_PAIRED = 200
-HELD_OUT_STREAM, CALIBRATION_STREAM = 7301, 7302
+HELD_OUT_STREAM = 7301
+CALIBRATION_STREAM = 7302
 CALIBRATION_UTTERANCES = 6
 """Per speaker, for calibration trials: further utterances of one speaker add little."""
 
@@ -91,14 +93,17 @@ class Utterances:
         speakers, labels = np.unique([row.speaker for row in listed], return_inverse=True)
         numbers: dict[tuple[str, str], int] = {}
         sessions = [
-            numbers.setdefault((row.speaker, row.session), len(numbers)) if row.session else UNKNOWN for row in listed
+            numbers.setdefault((row.speaker, row.session), len(numbers)) if row.session else UNKNOWN
+            for row in listed
         ]
         letters: dict[str, str] = {}
         for row in listed:
             if row.gender:
                 letters.setdefault(row.speaker, row.gender.strip().lower()[:1])
         kinds = list(dict.fromkeys(letters.values()))
-        genders = [kinds.index(letters[one]) if one in letters else UNKNOWN for one in speakers.tolist()]
+        genders = [
+            kinds.index(letters[one]) if one in letters else UNKNOWN for one in speakers.tolist()
+        ]
         return cls(
             names=StringTable.from_strings(row.name for row in listed),
             labels=labels.astype(np.int32),
@@ -132,12 +137,16 @@ class Utterances:
 
 
 def read_table(path: str | Path, session: str = "") -> Iterator[Row]:
-    """Rows of a CSV or TSV table with headings `path,speaker[,session,gender]` (in any order; others are ignored).
+    """Rows of a CSV or TSV table with headings `path,speaker[,session,gender]` (in any order;
+    others are ignored).
 
     `session` names a different column to use as the session; no row may leave it empty.
     """
     path = Path(path)
-    with reading(path, f"a table in UTF-8 with {EXPECTED_HEADINGS}", ListError), open_text(path) as file:
+    with (
+        reading(path, f"a table in UTF-8 with {EXPECTED_HEADINGS}", ListError),
+        open_text(path) as file,
+    ):
         first = file.readline()
         file.seek(0)
         reader = csv.DictReader(file, delimiter="\t" if "\t" in first else ",")
@@ -150,22 +159,30 @@ def read_table(path: str | Path, session: str = "") -> Iterator[Row]:
             if not found:
                 near = suggestion(session, headings)
                 raise ListError(
-                    f"{path}, line 1: there is no column {session!r}; the columns are {', '.join(headings)} ({near})"
+                    f"{path}, line 1: there is no column {session!r}; the columns are "
+                    f"{', '.join(headings)} ({near})"
                 )
             columns["session"] = found[0]
         if missing := {"path", "speaker"} - set(columns):
             near = suggestion(min(missing), headings)
             raise ListError(
-                f"{path}, line 1: there is no column {min(missing)!r}; the columns are {', '.join(headings)} ({near}); "
-                f"expected {EXPECTED_HEADINGS}"
+                f"{path}, line 1: there is no column {min(missing)!r}; the columns are "
+                f"{', '.join(headings)} ({near}); expected {EXPECTED_HEADINGS}"
             )
         for row in reader:
             values = {meaning: (row[heading] or "").strip() for meaning, heading in columns.items()}
             if not values["path"] or not values["speaker"]:
-                raise ListError(f"{path}, line {reader.line_num}: no path or no speaker in this row")
+                raise ListError(
+                    f"{path}, line {reader.line_num}: no path or no speaker in this row"
+                )
             if session and not values["session"]:
                 raise ListError(f"{path}, line {reader.line_num}: no {session} in this row")
-            yield Row(values["speaker"], values["path"], values.get("session", ""), values.get("gender", ""))
+            yield Row(
+                values["speaker"],
+                values["path"],
+                values.get("session", ""),
+                values.get("gender", ""),
+            )
 
 
 def distinct_rows(rows: Iterable[Row], source: str | Path) -> list[Row]:
@@ -179,21 +196,26 @@ def distinct_rows(rows: Iterable[Row], source: str | Path) -> list[Row]:
         known = first.setdefault(normal_name(row.name), row)
         if composed(known.speaker) != composed(row.speaker):
             raise ListError(
-                f"{source}: {row.name!r} is listed under two speakers, {known.speaker!r} and {row.speaker!r}; keep one"
+                f"{source}: {row.name!r} is listed under two speakers, {known.speaker!r} and "
+                f"{row.speaker!r}; keep one"
             )
     return list(first.values())
 
 
 def pattern_rule(pattern: str) -> "re.Pattern[str]":
-    """A regular expression over relative paths with the group `speaker` and, optionally, `session` and `gender`."""
+    """A regular expression over relative paths with the group `speaker` and, optionally, `session`
+    and `gender`.
+    """
     try:
         compiled = re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"the pattern {pattern!r} is not a regular expression ({error}); correct it") from error
+        raise ValueError(
+            f"the pattern {pattern!r} is not a regular expression ({error}); correct it"
+        ) from error
     if "speaker" not in compiled.groupindex:
         raise ValueError(
-            f"the pattern {pattern!r} has no group named speaker; write (?P<speaker>...) for the speaker's name, as in "
-            "(?P<speaker>[^/]+)/(?P<session>[^/]+)/.*"
+            f"the pattern {pattern!r} has no group named speaker; write (?P<speaker>...) for the "
+            "speaker's name, as in (?P<speaker>[^/]+)/(?P<session>[^/]+)/.*"
         )
     return compiled
 
@@ -203,11 +225,14 @@ def row_by_pattern(rule: "re.Pattern[str]", name: str) -> Row | None:
     match = rule.search(name)
     groups = match.groupdict(default="") if match else {"speaker": ""}
     speaker = groups["speaker"]
-    return Row(speaker, name, groups.get("session", ""), groups.get("gender", "")) if speaker else None
+    return (
+        Row(speaker, name, groups.get("session", ""), groups.get("gender", "")) if speaker else None
+    )
 
 
 def row_by_folder(name: str, depth: int = 0) -> Row | None:
-    """The row of `speaker/utterance` or `speaker/session/…/utterance` below `depth` folders; None if not that deep.
+    """The row of `speaker/utterance` or `speaker/session/…/utterance` below `depth` folders; None
+    if not that deep.
 
     >>> row_by_folder("anna/monday/1.wav")
     Row(speaker='anna', name='anna/monday/1.wav', session='monday', gender='')
@@ -219,17 +244,22 @@ def row_by_folder(name: str, depth: int = 0) -> Row | None:
 
 
 def row_by_speaker_folder(speaker: str, name: str) -> Row:
-    """The row of a training list; its session is the folders between the speaker's folder and the file.
+    """The row of a training list; its session is the folders between the speaker's folder and the
+    file.
 
     >>> row_by_speaker_folder("anna", "wav/anna/monday/1.wav")
     Row(speaker='anna', name='wav/anna/monday/1.wav', session='monday', gender='')
     """
     folders = name.split("/")[:-1]
-    return Row(speaker, name, "/".join(folders[folders.index(speaker) + 1 :]) if speaker in folders else "")
+    return Row(
+        speaker, name, "/".join(folders[folders.index(speaker) + 1 :]) if speaker in folders else ""
+    )
 
 
 class Split(NamedTuple):
-    """Rows of the training, validation and test utterances, int64, ascending; `test` may be empty."""
+    """Rows of the training, validation and test utterances, int64, ascending; `test` may be
+    empty.
+    """
 
     train: np.ndarray
     validation: np.ndarray
@@ -245,17 +275,20 @@ def split_speakers(
 ) -> Split:
     """Speaker-disjoint split with evenly spread genders, determined by the speakers and the seed.
 
-    Speakers with a single utterance cannot give target trials and stay in training. With fewer than eight speakers
-    there is no test split; with fewer than four, validation uses held-out utterances of the training speakers.
-    `min_held_out` is the minimum number of speakers in a held-out split: trials within a gender need two of each.
+    Speakers with a single utterance cannot give target trials and stay in training. With fewer than
+    eight speakers there is no test split; with fewer than four, validation uses held-out utterances
+    of the training speakers. `min_held_out` is the minimum number of speakers in a held-out split:
+    trials within a gender need two of each.
     """
     num_speakers = len(utterances.speakers)
     if num_speakers < 2:
-        raise ValueError(f"only {num_speakers} speaker has usable recordings; training needs at least two")
+        raise ValueError(
+            f"only {num_speakers} speaker has usable recordings; training needs at least two"
+        )
     if validation_share < 0 or test_share < 0 or validation_share + test_share >= 1:
         raise ValueError(
-            f"--validation_share {validation_share:g} and --test_share {test_share:g} leave no speakers for training; "
-            "expected shares from 0 that add up to less than 1"
+            f"--validation_share {validation_share:g} and --test_share {test_share:g} leave no "
+            "speakers for training; expected shares from 0 that add up to less than 1"
         )
     usable = np.flatnonzero(utterances.counts() >= 2)
     if num_speakers < MIN_SPEAKERS_FOR_VALIDATION or len(usable) < MIN_HELD_OUT_SPEAKERS:
@@ -263,10 +296,17 @@ def split_speakers(
     order = _interleaved(usable, utterances.genders[usable], seed)
 
     def held_out(share: float, available: int) -> int:
-        return 0 if share == 0 else min(max(min_held_out, round(num_speakers * share)), max(0, available))
+        return (
+            0
+            if share == 0
+            else min(max(min_held_out, round(num_speakers * share)), max(0, available))
+        )
 
     if num_speakers < MIN_SPEAKERS_FOR_TEST and test_share > 0:
-        logger.warning("too few speakers (%d) for a test split; the validation trials are used instead", num_speakers)
+        logger.warning(
+            "too few speakers (%d) for a test split; the validation trials are used instead",
+            num_speakers,
+        )
         test_share = 0
     num_validation = held_out(validation_share, len(order))
     num_test = held_out(test_share, len(order) - num_validation)
@@ -275,7 +315,8 @@ def split_speakers(
     split[order[num_validation : num_validation + num_test]] = 2
     if (num_train := int((split == 0).sum())) < 2:
         raise ValueError(
-            f"{num_speakers} speakers leave {num_train} for training; lower --validation_share or --test_share"
+            f"{num_speakers} speakers leave {num_train} for training; lower --validation_share or "
+            "--test_share"
         )
     of_row = split[utterances.labels]
     return Split(*(np.flatnonzero(of_row == number) for number in range(3)))
@@ -289,15 +330,16 @@ def split_as_published(utterances: Utterances, split_of: Callable[[str], str]) -
         logger.warning("only one of the corpus's splits is on disk: the speakers are split again")
         return None
     if not len(rows[1]):
-        # Without a validation split, the test split chooses the best checkpoint, and the report says so.
+        # Without a validation split, the test split chooses the best checkpoint, and the report
+        # says so.
         rows[1], rows[2] = rows[2], rows[1]
     shared = np.intersect1d(utterances.labels[rows[0]], utterances.labels[np.concatenate(rows[1:])])
     if len(shared):
         names = ", ".join(utterances.speakers[label] for label in shared[:NUM_EXAMPLES].tolist())
         raise ValueError(
-            f"{len(shared)} speakers are in both the training and a held-out split (first: {names}), so error rates "
-            "say nothing about new speakers. Check that the corpus is complete; for your own folders, --layout pooled "
-            "splits the speakers again"
+            f"{len(shared)} speakers are in both the training and a held-out split (first: "
+            f"{names}), so error rates say nothing about new speakers. Check that the corpus is "
+            "complete; for your own folders, --layout pooled splits the speakers again"
         )
     return Split(*rows)
 
@@ -305,7 +347,8 @@ def split_as_published(utterances: Utterances, split_of: Callable[[str], str]) -
 def _interleaved(speakers: np.ndarray, genders: np.ndarray, seed: int) -> np.ndarray:
     """Shuffle the speakers so that every stretch has the overall proportion of genders."""
     shuffled = numpy_generator(seed).permutation(len(speakers))
-    speakers, genders = speakers[shuffled], genders[shuffled]
+    speakers = speakers[shuffled]
+    genders = genders[shuffled]
     position = np.empty(len(speakers))
     for gender in np.unique(genders):
         members = np.flatnonzero(genders == gender)
@@ -315,10 +358,12 @@ def _interleaved(speakers: np.ndarray, genders: np.ndarray, seed: int) -> np.nda
 
 
 def _split_utterances(utterances: Utterances, seed: int) -> Split:
-    """A third of each speaker's utterances, at least two, for validation; whole sessions first if known."""
+    """A third of each speaker's utterances, at least two, for validation; whole sessions first if
+    known.
+    """
     logger.warning(
-        "too few speakers (%d) for speaker-disjoint validation: utterances of the training speakers are held out, "
-        "so the error rate is optimistic for new speakers",
+        "too few speakers (%d) for speaker-disjoint validation: utterances of the training "
+        "speakers are held out, so the error rate is optimistic for new speakers",
         len(utterances.speakers),
     )
     held = []
@@ -335,11 +380,15 @@ def _split_utterances(utterances: Utterances, seed: int) -> Split:
         held.append(order[: max(2, len(order) // 3)])
     if len(held) < 2:
         raise ValueError(
-            f"too few recordings for validation: {len(held)} of {len(utterances.speakers)} speakers have four or more "
-            "utterances; at least two speakers need them"
+            f"too few recordings for validation: {len(held)} of {len(utterances.speakers)} "
+            "speakers have four or more utterances; at least two speakers need them"
         )
     validation = np.sort(np.concatenate(held))
-    return Split(np.setdiff1d(np.arange(len(utterances)), validation), validation, np.empty(0, dtype=np.int64))
+    return Split(
+        np.setdiff1d(np.arange(len(utterances)), validation),
+        validation,
+        np.empty(0, dtype=np.int64),
+    )
 
 
 @dataclass(frozen=True)
@@ -352,7 +401,9 @@ class PairRules:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Trials as rows of the utterances: enrol, test int64 (trials,) and labels int8 (trials,), 1 for targets."""
+    """Trials as rows of the utterances: enrol, test int64 (trials,) and labels int8 (trials,), 1
+    for targets.
+    """
 
     enrol: np.ndarray
     test: np.ndarray
@@ -368,27 +419,35 @@ class Pairs:
 
     def rows(self, utterances: Utterances) -> Iterator[tuple[int, str, str]]:
         """(label, enrol, test) with names, ready for `write_trials`."""
-        for label, enrol, test in zip(self.labels.tolist(), self.enrol.tolist(), self.test.tolist(), strict=True):
+        for label, enrol, test in zip(
+            self.labels.tolist(), self.enrol.tolist(), self.test.tolist(), strict=True
+        ):
             yield label, utterances.names[enrol], utterances.names[test]
 
 
-def allowed(utterances: Utterances, enrol: np.ndarray, test: np.ndarray, rules: PairRules) -> np.ndarray:
+def allowed(
+    utterances: Utterances, enrol: np.ndarray, test: np.ndarray, rules: PairRules
+) -> np.ndarray:
     """Which pairs the rules allow, bool with the shape of the pairs."""
-    left, right = utterances.labels[enrol], utterances.labels[test]
+    left = utterances.labels[enrol]
+    right = utterances.labels[test]
     is_target = left == right
     keep = enrol != test
     if rules.other_session:
-        first, second = utterances.sessions[enrol], utterances.sessions[test]
+        first = utterances.sessions[enrol]
+        second = utterances.sessions[test]
         keep &= ~(is_target & (first == second) & (first != UNKNOWN))
     if rules.same_gender:
-        first, second = utterances.genders[left], utterances.genders[right]
+        first = utterances.genders[left]
+        second = utterances.genders[right]
         keep &= is_target | (first == second) | (first == UNKNOWN) | (second == UNKNOWN)
     return keep
 
 
 def all_pairs(utterances: Utterances, rows: np.ndarray, rules: PairRules) -> Pairs:
     """Every allowed pair among the rows, in order; n (n - 1) / 2 pairs without rules."""
-    enrol, test = [rows[:0]], [rows[:0]]
+    enrol = [rows[:0]]
+    test = [rows[:0]]
     for start in range(0, len(rows), BLOCK_ROWS):
         # In blocks: all pairs of 100,000 utterances at once would take 10 GB per mask.
         left = np.arange(start, min(start + BLOCK_ROWS, len(rows)))[:, None]
@@ -399,8 +458,12 @@ def all_pairs(utterances: Utterances, rows: np.ndarray, rules: PairRules) -> Pai
     return Pairs.of(utterances, np.concatenate(enrol), np.concatenate(test))
 
 
-def random_pairs(utterances: Utterances, rows: np.ndarray, num_trials: int, rules: PairRules, seed: int) -> Pairs:
-    """`num_trials` distinct pairs, drawn uniformly from all allowed ones; fewer if there are not that many."""
+def random_pairs(
+    utterances: Utterances, rows: np.ndarray, num_trials: int, rules: PairRules, seed: int
+) -> Pairs:
+    """`num_trials` distinct pairs, drawn uniformly from all allowed ones; fewer if there are not
+    that many.
+    """
     random = numpy_generator(seed)
     # If a large share of all pairs is wanted, repeated draws would find little that is new.
     if num_trials * 4 >= len(rows) * (len(rows) - 1) // 2:
@@ -410,7 +473,8 @@ def random_pairs(utterances: Utterances, rows: np.ndarray, num_trials: int, rule
     codes = np.empty(0, dtype=np.int64)
     for _ in range(MAX_ROUNDS):
         first, second = random.integers(0, len(rows), size=(2, 2 * num_trials))
-        low, high = np.minimum(first, second), np.maximum(first, second)
+        low = np.minimum(first, second)
+        high = np.maximum(first, second)
         keep = allowed(utterances, rows[low], rows[high], rules)
         codes = np.concatenate([codes, low[keep] * len(rows) + high[keep]])
         codes = codes[np.sort(np.unique(codes, return_index=True)[1])]
@@ -430,13 +494,14 @@ def balanced_pairs(
 ) -> Pairs:
     """The same number of trials for every speaker, as far as the utterances allow.
 
-    Each speaker gives up to `targets_per_speaker` target pairs and, for each of these, `nontargets_per_target` pairs
-    with an utterance of another speaker, drawn uniformly.
+    Each speaker gives up to `targets_per_speaker` target pairs and, for each of these,
+    `nontargets_per_target` pairs with an utterance of another speaker, drawn uniformly.
     """
     labels = utterances.labels[rows]
     speakers = np.unique(labels)
     members = {int(speaker): rows[labels == speaker] for speaker in speakers}
-    enrol, test = [], []
+    enrol = []
+    test = []
     seen: set[tuple[int, int]] = set()
     for speaker in speakers.tolist():
         own = members[speaker]
@@ -466,9 +531,11 @@ def calibration_pairs(
     seed: int,
     nontargets_per_target: int = DEFAULT_NONTARGETS_PER_TARGET,
 ) -> tuple[Utterances, Pairs]:
-    """Balanced pairs among a few utterances of each speaker, with durations drawn like the wanted ones.
+    """Balanced pairs among a few utterances of each speaker, with durations drawn like the wanted
+    ones.
 
-    A speaker's utterances come from as many sessions as possible; those of a single session are paired within it.
+    A speaker's utterances come from as many sessions as possible; those of a single session are
+    paired within it.
 
     Args:
         utterances: for example those of a training list.
@@ -481,10 +548,13 @@ def calibration_pairs(
     Returns:
         The chosen utterances, and pairs of their rows.
     """
-    chosen, logs = [], np.log(np.maximum(seconds, 1e-3))
+    chosen = []
+    logs = np.log(np.maximum(seconds, 1e-3))
     for speaker in range(len(utterances.speakers)):
-        own, random = np.flatnonzero(utterances.labels == speaker), numpy_generator(seed, CALIBRATION_STREAM, speaker)
-        sessions, times_used = utterances.sessions[own], np.zeros(len(own))
+        own = np.flatnonzero(utterances.labels == speaker)
+        random = numpy_generator(seed, CALIBRATION_STREAM, speaker)
+        sessions = utterances.sessions[own]
+        times_used = np.zeros(len(own))
         for one in np.log(random.choice(wanted, min(CALIBRATION_UTTERANCES, len(own)))):
             # The utterance with the nearest duration, from the least used sessions.
             row = np.lexsort((np.abs(logs[own] - one), times_used))[0]
@@ -497,25 +567,38 @@ def calibration_pairs(
         if len(np.unique(found.sessions[own])) == 1:
             found.sessions[own] = UNKNOWN
     rows = np.arange(len(found))
-    return found, balanced_pairs(found, rows, rules, seed, nontargets_per_target=nontargets_per_target)
+    return found, balanced_pairs(
+        found, rows, rules, seed, nontargets_per_target=nontargets_per_target
+    )
 
 
 def hard_pairs(
-    utterances: Utterances, rows: np.ndarray, embeddings: np.ndarray, rules: PairRules, nearest: int, seed: int
+    utterances: Utterances,
+    rows: np.ndarray,
+    embeddings: np.ndarray,
+    rules: PairRules,
+    nearest: int,
+    seed: int,
 ) -> Pairs:
-    """The `nearest` most similar utterances of other speakers for every utterance, and the balanced targets.
+    """The `nearest` most similar utterances of other speakers for every utterance, and the balanced
+    targets.
 
-    `embeddings` has one of any norm for each of `rows`, float (rows, dim); the seed is for the targets.
+    `embeddings` has one of any norm for each of `rows`, float (rows, dim); the seed is for the
+    targets.
     """
     # In float32 the scores take half the memory; ranking neighbours does not need more digits.
-    unit = (embeddings / np.maximum(np.linalg.norm(embeddings, axis=1, keepdims=True), 1e-12)).astype(np.float32)
+    unit = (
+        embeddings / np.maximum(np.linalg.norm(embeddings, axis=1, keepdims=True), 1e-12)
+    ).astype(np.float32)
     codes = []
     nearest = min(nearest, len(rows) - 1)
     for start in range(0, len(rows), BLOCK_ROWS):
         left = np.arange(start, min(start + BLOCK_ROWS, len(rows)))
         scores = unit[left] @ unit.T
         enrol, test = np.broadcast_arrays(rows[left][:, None], rows[None, :])
-        keep = allowed(utterances, enrol, test, rules) & (utterances.labels[enrol] != utterances.labels[test])
+        keep = allowed(utterances, enrol, test, rules) & (
+            utterances.labels[enrol] != utterances.labels[test]
+        )
         scores[~keep] = -np.inf
         best = np.argpartition(-scores, nearest - 1, axis=1)[:, :nearest]
         is_real = np.isfinite(np.take_along_axis(scores, best, axis=1))
@@ -538,7 +621,9 @@ def _nontarget_pairs(
     random: np.random.Generator,
     seen: set[tuple[int, int]],
 ) -> np.ndarray:
-    """Up to `wanted` new pairs of own utterances with those of other speakers, int64 (pairs, 2); updates `seen`."""
+    """Up to `wanted` new pairs of own utterances with those of other speakers, int64 (pairs, 2);
+    updates `seen`.
+    """
     pairs: list[tuple[int, int]] = []
     for _ in range(MAX_ROUNDS if len(others) else 0):
         for left in random.choice(own, size=wanted).tolist():
@@ -562,13 +647,17 @@ class HeldOut(NamedTuple):
 
 
 def hold_out(
-    training: TrainingList, num_speakers: int, seed: int, nontargets_per_target: int = DEFAULT_NONTARGETS_PER_TARGET
+    training: TrainingList,
+    num_speakers: int,
+    seed: int,
+    nontargets_per_target: int = DEFAULT_NONTARGETS_PER_TARGET,
 ) -> HeldOut:
-    """Hold out `num_speakers` speakers, drawn from those with at least two utterances, and pair their utterances.
+    """Hold out `num_speakers` speakers, drawn from those with at least two utterances, and pair
+    their utterances.
 
-    Every held-out speaker gives up to 50 target trials and several non-target trials for each of these. The same
-    list, number and seed give the same speakers and trials. Sessions are unknown here: if speakers have several, use
-    `prepare folder` for a better split.
+    Every held-out speaker gives up to 50 target trials and several non-target trials for each of
+    these. The same list, number and seed give the same speakers and trials. Sessions are unknown
+    here: if speakers have several, use `prepare folder` for a better split.
     """
     utterances = Utterances.from_list(training)
     counts = utterances.counts()
@@ -577,8 +666,8 @@ def hold_out(
     most = min(len(usable), len(counts) - 2)
     if not 2 <= num_speakers <= most:
         raise ListError(
-            f"--speakers {num_speakers}: {training.source} has {len(counts):,} speakers, {len(usable):,} of them with "
-            f"at least two utterances; expected 2 to {max(most, 0)}"
+            f"--speakers {num_speakers}: {training.source} has {len(counts):,} speakers, "
+            f"{len(usable):,} of them with at least two utterances; expected 2 to {max(most, 0)}"
         )
     chosen = numpy_generator(seed, HELD_OUT_STREAM).permutation(usable)[:num_speakers]
     is_held_out = np.isin(training.labels, chosen)
@@ -587,9 +676,12 @@ def hold_out(
     # A recording that is listed twice must not be paired with itself.
     rows = np.delete(rows, repeated_rows(training.paths.take(rows)))
     rest = TrainingList(left.names, left.labels, left.speakers, training.source, training.sha256)
-    pairs = balanced_pairs(utterances, rows, PairRules(), seed, nontargets_per_target=nontargets_per_target)
+    pairs = balanced_pairs(
+        utterances, rows, PairRules(), seed, nontargets_per_target=nontargets_per_target
+    )
     used, numbers = np.unique(np.concatenate([pairs.enrol, pairs.test]), return_inverse=True)
-    enrol, test = numbers[: len(pairs)].astype(np.int32), numbers[len(pairs) :].astype(np.int32)
+    enrol = numbers[: len(pairs)].astype(np.int32)
+    test = numbers[len(pairs) :].astype(np.int32)
     names = training.paths.take(used)
     digest = hashlib.sha256()
     for array in (names.content, names.offsets, enrol, test, pairs.labels):

@@ -3,8 +3,8 @@
     speakernet prepare vctk --save_path data --download
     speakernet prepare vctk --save_path data            lists only
 
-Lists go to data/vctk_lists, with paths relative to data. Files are 48 kHz: pack them (speakernet pack) to train faster.
-Every speaker was recorded in one session, so error rates are optimistic.
+Lists go to data/vctk_lists, with paths relative to data. Files are 48 kHz: pack them (speakernet
+pack) to train faster. Every speaker was recorded in one session, so error rates are optimistic.
 """
 
 import argparse
@@ -21,7 +21,11 @@ AUDIO = "wav48_silence_trimmed"
 ARGUMENTS = {
     **CORPUS_ARGUMENTS,
     "--download": {"action": "store_true", "help": "fetch and unpack it unless it is there"},
-    "--microphone": {"choices": ("mic1", "mic2"), "default": "mic1", "help": "which of the two recordings to use"},
+    "--microphone": {
+        "choices": ("mic1", "mic2"),
+        "default": "mic1",
+        "help": "which of the two recordings to use",
+    },
     **DOWNLOAD_ARGUMENTS,
 }
 
@@ -31,13 +35,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def vctk_rows(root: Path, microphone: str) -> Iterator[Row]:
-    """wav48_silence_trimmed/SPEAKER/SPEAKER_TEXT_MIC.flac of one microphone, genders from speaker-info.txt."""
+    """wav48_silence_trimmed/SPEAKER/SPEAKER_TEXT_MIC.flac of one microphone, genders from
+    speaker-info.txt.
+    """
     prefix = next((one for one in ("", "VCTK-Corpus-0.92/") if (root / one / AUDIO).is_dir()), None)
     if prefix is None:
         raise ValueError(f"{root} has no folder {AUDIO} (VCTK 0.92); fetch it with --download")
     facts = root / prefix / "speaker-info.txt"
     # ID AGE GENDER ACCENTS REGION; the first line is the header.
-    lines = facts.read_text(encoding="utf-8", errors="replace").splitlines()[1:] if facts.is_file() else []
+    lines = (
+        facts.read_text(encoding="utf-8", errors="replace").splitlines()[1:]
+        if facts.is_file()
+        else []
+    )
     genders = {fields[0]: fields[2] for fields in map(str.split, lines) if len(fields) > 2}
     for name in walk_files(root / prefix / AUDIO, {".flac", ".wav"}):
         speaker = name.split("/")[0]

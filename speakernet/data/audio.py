@@ -1,9 +1,10 @@
 """Audio files: read a header, read a crop as float32, write a file.
 
-PCM and float WAV files are read by seeking to the samples; FLAC, OGG, MP3, A-law … go through soundfile's seek. Only
-the crop is read. Formats that soundfile cannot read (m4a, aac, webm …) are decoded whole by ffmpeg to 16 kHz, as in
-`prepare folder`. Other rates are resampled, several channels mixed down. Positions and lengths passed in are in samples
-at the requested rate. `sources.FolderRows` has its own faster path for plain 16-bit WAV files.
+PCM and float WAV files are read by seeking to the samples; FLAC, OGG, MP3, A-law … go through
+soundfile's seek. Only the crop is read. Formats that soundfile cannot read (m4a, aac, webm …) are
+decoded whole by ffmpeg to 16 kHz, as in `prepare folder`. Other rates are resampled, several
+channels mixed down. Positions and lengths passed in are in samples at the requested rate.
+`sources.FolderRows` has its own faster path for plain 16-bit WAV files.
 """
 
 import base64
@@ -28,7 +29,8 @@ from speakernet.data.ffmpeg import CONVERTIBLE_SUFFIXES, FfmpegError, decode_to_
 from speakernet.files import FileError, atomic_write, in_place_of_a_file, open_regular, reading
 
 SAMPLE_RATE = 16_000  # Hz, by default
-# The NumPy type of each coding's samples and the factor that scales them to -1..1; 24 bits are widened to 32.
+# The NumPy type of each coding's samples and the factor that scales them to -1..1; 24 bits are
+# widened to 32.
 PCM_TYPES = {
     "pcm_u8": ("u1", 2.0**-7),
     "pcm_s16": ("<i2", 2.0**-15),
@@ -38,15 +40,20 @@ PCM_TYPES = {
     "float64": ("<f8", 1.0),
 }
 SAMPLE_BYTES = {"pcm_u8": 1, "pcm_s16": 2, "pcm_s24": 3, "pcm_s32": 4, "float32": 4, "float64": 8}
-# A header with a rate outside these bounds is broken; resampling from it would take filters of gigabytes.
-LOWEST_RATE, HIGHEST_RATE = 1_000, 192_000
+# A header with a rate outside these bounds is broken; resampling from it would take filters of
+# gigabytes.
+LOWEST_RATE = 1_000
+HIGHEST_RATE = 192_000
 # 24 dB above full scale: no recording reaches it, and unscaled int16 samples go far beyond.
 LOUDEST_SAMPLE = 16.0
 WRITABLE = {".wav": "WAV", ".flac": "FLAC"}
-READABLE_SUFFIXES = frozenset({".wav", ".flac", ".ogg", ".opus", ".mp3", ".aif", ".aiff", ".au", ".sph"})
+READABLE_SUFFIXES = frozenset(
+    {".wav", ".flac", ".ogg", ".opus", ".mp3", ".aif", ".aiff", ".au", ".sph"}
+)
 AUDIO_SUFFIXES = READABLE_SUFFIXES | CONVERTIBLE_SUFFIXES
 """Suffixes that count as audio when a folder is searched."""
-# First bytes of the formats that ffmpeg decodes, and its names for them; MP4 is recognised by its first box.
+# First bytes of the formats that ffmpeg decodes, and its names for them; MP4 is recognised by its
+# first box.
 CONTAINERS = {
     b"\x1aE\xdf\xa3": "matroska",
     b"0&\xb2u\x8ef\xcf\x11": "asf",
@@ -56,15 +63,21 @@ CONTAINERS = {
     b"\xff\xf9": "aac",
 }
 MP4_BOXES = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")
-CUT_SHORT_SECONDS, CUT_SHORT_SHARE = 0.15, 0.01  # by which a file may decode to less than its container claims
+CUT_SHORT_SECONDS, CUT_SHORT_SHARE = (
+    0.15,
+    0.01,
+)  # by which a file may decode to less than its container claims
 KEPT_DECODED = 8  # files decoded by ffmpeg: a long recording is read window by window
 HOPS_A_SECOND = 100  # frames of 10 ms
 WINDOW_EXTRA_SECONDS = 0.015  # a window of 25 ms reaches 15 ms beyond its hop
 MAX_SAMPLES_PER_BYTE = 8192
-"""For any coding: FLAC packs 65,535 samples of silence into 14 bytes. A header that claims more is broken."""
+"""For any coding: FLAC packs 65,535 samples of silence into 14 bytes. A header that claims more is
+broken."""
 DECODED_AT_ONCE = 1 << 22  # samples allocated at once, since a header may claim any number
 EXPECTED = "an audio file (WAV, FLAC, OGG, MP3 …); restore it, convert it again or leave it out"
-RESAMPLER_REACH = 10  # scipy's default filter reaches this many samples of the slower rate to each side.
+RESAMPLER_REACH = (
+    10  # scipy's default filter reaches this many samples of the slower rate to each side.
+)
 WAV_CODINGS = {
     (1, 8): "pcm_u8",
     (1, 16): "pcm_s16",
@@ -124,15 +137,23 @@ def audio_info(path: str | Path) -> AudioInfo:
 
 
 @contextlib.contextmanager
-def open_audio(path: str | Path, known: AudioInfo | None = None) -> Iterator[tuple[IO[bytes], AudioInfo]]:
-    """Open a file for `crop_of_file` and read its header, unless it is `known` and the file unchanged.
+def open_audio(
+    path: str | Path, known: AudioInfo | None = None
+) -> Iterator[tuple[IO[bytes], AudioInfo]]:
+    """Open a file for `crop_of_file` and read its header, unless it is `known` and the file
+    unchanged.
 
     A file that only ffmpeg can read is decoded first.
     """
     with reading(path, EXPECTED, AudioError), open_regular(path, buffering=0) as file:
         status = os.fstat(file.fileno())
-        size, modified_ns = status.st_size, status.st_mtime_ns
-        known = known if known and (size, modified_ns) == (known.file_bytes, known.modified_ns) else None
+        size = status.st_size
+        modified_ns = status.st_mtime_ns
+        known = (
+            known
+            if known and (size, modified_ns) == (known.file_bytes, known.modified_ns)
+            else None
+        )
         if not (known and known.data_offset >= 0) and (container := _container_of(file)):
             decoded = _decode_kept(str(path), size, modified_ns, container)
             info = _info_of_file(io.BytesIO(decoded), container, len(decoded), 0)
@@ -157,7 +178,11 @@ def open_audio_bytes(content: bytes, name: str) -> tuple[IO[bytes], AudioInfo]:
 
 
 def read_audio_bytes(
-    content: bytes, name: str, start: int = 0, num_samples: int | None = None, sample_rate: int = SAMPLE_RATE
+    content: bytes,
+    name: str,
+    start: int = 0,
+    num_samples: int | None = None,
+    sample_rate: int = SAMPLE_RATE,
 ) -> np.ndarray:
     """`read_audio` for a whole file that is already in memory; `name` is for messages."""
     file, info = open_audio_bytes(content, name)
@@ -175,7 +200,8 @@ def read_audio(
 ) -> np.ndarray:
     """Read a crop as float32 in -1..1, mono, at `sample_rate`; shape (samples,).
 
-    The crop ends at the end of the file, so it may be shorter than requested; `wrap_to_length` extends it.
+    The crop ends at the end of the file, so it may be shorter than requested; `wrap_to_length`
+    extends it.
     """
     with open_audio(path) as (file, info):
         return crop_of_file(file, info, path, start, num_samples, sample_rate, mixes=mixes)
@@ -195,15 +221,22 @@ def crop_of_file(
     total = info.num_samples_at(sample_rate)
     stop = total if num_samples is None else min(total, start + num_samples)
     if total == 0:
-        raise AudioError(f"{name}: the file holds no samples (header only); convert it again from its source")
+        raise AudioError(
+            f"{name}: the file holds no samples (header only); convert it again from its source"
+        )
     if start < 0 or stop <= start:
-        raise AudioError(f"{name}: samples {start} to {stop} requested, but the file has {total} at {sample_rate} Hz")
-    # resample_poly maps sample k * down of the source to sample k * up of the result, so cutting the source at a
-    # multiple of `down`, far enough before the crop, gives the same samples as resampling the whole file.
+        raise AudioError(
+            f"{name}: samples {start} to {stop} requested, but the file has {total} at "
+            f"{sample_rate} Hz"
+        )
+    # resample_poly maps sample k * down of the source to sample k * up of the result, so cutting
+    # the source at a multiple of `down`, far enough before the crop, gives the same samples as
+    # resampling the whole file.
     up, down = Fraction(sample_rate, info.sample_rate).as_integer_ratio()
     reach = 0 if up == down else RESAMPLER_REACH * max(up, down) // up + 1
     blocks = start if up == down else max(0, start // up - (reach // down + 1))
-    first, last = blocks * down, min(info.num_samples, -(-stop * down // up) + reach)
+    first = blocks * down
+    last = min(info.num_samples, -(-stop * down // up) + reach)
     if info.data_offset >= 0:
         frame_bytes = SAMPLE_BYTES[info.format] * info.num_channels
         file.seek(info.data_offset + first * frame_bytes)
@@ -219,14 +252,18 @@ def crop_of_file(
 
 def resample(audio: np.ndarray, up: int, down: int) -> np.ndarray:
     """Resample float32 audio by `up` / `down` with scipy's polyphase filter."""
-    # Imported late: scipy.signal takes 40 MB in every worker process, and few corpora are resampled.
+    # Imported late: scipy.signal takes 40 MB in every worker process, and few corpora are
+    # resampled.
     from scipy.signal import resample_poly
 
     return resample_poly(audio, up, down).astype(np.float32, copy=False)
 
 
-def audio_of_array(samples: np.ndarray, sample_rate: int, wanted_rate: int = SAMPLE_RATE) -> np.ndarray:
-    """Convert samples in memory to what `read_audio` returns for a file: float32 in -1..1, mono, at `wanted_rate`.
+def audio_of_array(
+    samples: np.ndarray, sample_rate: int, wanted_rate: int = SAMPLE_RATE
+) -> np.ndarray:
+    """Convert samples in memory to what `read_audio` returns for a file: float32 in -1..1, mono, at
+    `wanted_rate`.
 
     Returns:
         (samples,) float32.
@@ -236,12 +273,18 @@ def audio_of_array(samples: np.ndarray, sample_rate: int, wanted_rate: int = SAM
         samples = samples.reshape(-1, 1)
     if samples.ndim != 2 or samples.size == 0 or samples.shape[1] > samples.shape[0]:
         raise AudioError(
-            f"samples of shape {np.shape(samples)}; expected (samples,) or (samples, channels), one recording at a time"
+            f"samples of shape {np.shape(samples)}; expected (samples,) or (samples, channels), "
+            "one recording at a time"
         )
     if samples.dtype != np.int16 and not np.issubdtype(samples.dtype, np.floating):
-        raise AudioError(f"samples of type {samples.dtype}; expected floating point in -1..1 or int16")
+        raise AudioError(
+            f"samples of type {samples.dtype}; expected floating point in -1..1 or int16"
+        )
     if not LOWEST_RATE <= sample_rate <= HIGHEST_RATE or sample_rate != int(sample_rate):
-        raise AudioError(f"sample_rate {sample_rate}; expected a whole number from {LOWEST_RATE} to {HIGHEST_RATE} Hz")
+        raise AudioError(
+            f"sample_rate {sample_rate}; expected a whole number from {LOWEST_RATE} to "
+            f"{HIGHEST_RATE} Hz"
+        )
     scale = np.float32(1 / 32768 if samples.dtype == np.int16 else 1.0)
     mono = finish_frames(samples.astype(np.float32) * scale, "the array")
     up, down = Fraction(wanted_rate, int(sample_rate)).as_integer_ratio()
@@ -249,31 +292,41 @@ def audio_of_array(samples: np.ndarray, sample_rate: int, wanted_rate: int = SAM
 
 
 def write_audio(path: str | Path, waveform: np.ndarray, sample_rate: int = SAMPLE_RATE) -> None:
-    """Atomically write mono 16-bit WAV or FLAC, depending on the suffix; samples beyond -1..1 are clipped."""
+    """Atomically write mono 16-bit WAV or FLAC, depending on the suffix; samples beyond -1..1 are
+    clipped.
+    """
     format_name = WRITABLE.get(Path(path).suffix.lower())
     if format_name is None:
-        raise AudioError(f"{path}: cannot write {Path(path).suffix!r}; expected {' or '.join(WRITABLE)}")
-    # In memory first: on a full disk soundfile fails with an assertion that names neither disk nor file.
+        raise AudioError(
+            f"{path}: cannot write {Path(path).suffix!r}; expected {' or '.join(WRITABLE)}"
+        )
+    # In memory first: on a full disk soundfile fails with an assertion that names neither disk nor
+    # file.
     content = encode_audio(waveform, sample_rate, format_name)
     with atomic_write(path, "wb") as file:
         file.write(content)
 
 
 def flac_address(waveform: np.ndarray, sample_rate: int) -> str:
-    """A mono waveform, (samples,), as a `data:` URL; FLAC is half the size of WAV and plays in every browser."""
+    """A mono waveform, (samples,), as a `data:` URL; FLAC is half the size of WAV and plays in
+    every browser.
+    """
     return f"data:audio/flac;base64,{base64.b64encode(encode_audio(waveform, sample_rate, 'FLAC')).decode()}"
 
 
 def encode_audio(waveform: np.ndarray, sample_rate: int, format_name: str) -> bytes:
     """Encode a mono waveform, (samples,), as a 16-bit file."""
-    samples, buffer = np.asarray(waveform), io.BytesIO()
+    samples = np.asarray(waveform)
+    buffer = io.BytesIO()
     samples = samples if samples.dtype == np.int16 else to_int16(samples)
     soundfile.write(buffer, samples, sample_rate, subtype="PCM_16", format=format_name)
     return buffer.getvalue()
 
 
 def to_int16(waveform: np.ndarray) -> np.ndarray:
-    """Convert float samples in -1..1 to int16, rounded and clipped; the inverse of dividing by 32768."""
+    """Convert float samples in -1..1 to int16, rounded and clipped; the inverse of dividing by
+    32768.
+    """
     return np.clip(np.rint(waveform * np.float32(32768.0)), -32768, 32767).astype(np.int16)
 
 
@@ -306,14 +359,19 @@ def decode_pcm(raw: bytes | np.ndarray, format_name: str) -> np.ndarray:
 
 
 def finish_frames(frames: np.ndarray, name: str | Path, mixes: bool = True) -> np.ndarray:
-    """Mix (samples, channels) to (samples,), or take the first channel; reject NaN and far too loud samples."""
+    """Mix (samples, channels) to (samples,), or take the first channel; reject NaN and far too loud
+    samples.
+    """
     # Comparisons with NaN are false.
     if not (frames.max() <= LOUDEST_SAMPLE and frames.min() >= -LOUDEST_SAMPLE):
         loudest = float(np.abs(frames).max())
         if not math.isfinite(loudest):
-            raise AudioError(f"{name}: holds NaN or infinite samples; convert it again from its source")
+            raise AudioError(
+                f"{name}: holds NaN or infinite samples; convert it again from its source"
+            )
         raise AudioError(
-            f"{name}: samples up to {loudest:.6g}; expected floating point in -1..1 (divide int16 values by 32768)"
+            f"{name}: samples up to {loudest:.6g}; expected floating point in -1..1 (divide int16 "
+            "values by 32768)"
         )
     mono = frames.mean(axis=1, dtype=np.float32) if mixes and frames.shape[1] > 1 else frames[:, 0]
     return np.ascontiguousarray(mono)
@@ -328,37 +386,56 @@ def _info_of_file(file: IO[bytes], name: str | Path, size: int, modified_ns: int
         file.seek(0)
         try:
             with soundfile.SoundFile(file) as sound:
-                format_name, total = str(sound.format).lower(), sound.frames * sound.channels
+                format_name = str(sound.format).lower()
+                total = sound.frames * sound.channels
                 info = AudioInfo(
-                    sound.frames, sound.samplerate, sound.channels, format_name, -1, False, size, modified_ns
+                    sound.frames,
+                    sound.samplerate,
+                    sound.channels,
+                    format_name,
+                    -1,
+                    False,
+                    size,
+                    modified_ns,
                 )
         except (soundfile.LibsndfileError, RuntimeError, TypeError) as error:
             file.seek(0)
             reason = in_place_of_a_file(file) or _reason(error)
-            raise AudioError(f"{name}: not a readable audio file ({reason}); expected {EXPECTED}") from error
+            raise AudioError(
+                f"{name}: not a readable audio file ({reason}); expected {EXPECTED}"
+            ) from error
         if total > size * MAX_SAMPLES_PER_BYTE:
             raise AudioError(
-                f"{name}: broken {format_name.upper()} file: claims {total:,} samples in {size:,} bytes; "
-                "convert it again from its source"
+                f"{name}: broken {format_name.upper()} file: claims {total:,} samples in {size:,} "
+                "bytes; convert it again from its source"
             )
     if not LOWEST_RATE <= info.sample_rate <= HIGHEST_RATE:
-        raise AudioError(f"{name}: broken header: {info.sample_rate} Hz; expected {LOWEST_RATE} to {HIGHEST_RATE} Hz")
+        raise AudioError(
+            f"{name}: broken header: {info.sample_rate} Hz; expected {LOWEST_RATE} to "
+            f"{HIGHEST_RATE} Hz"
+        )
     return info
 
 
-def parse_riff(file: IO[bytes], name: str | Path, file_bytes: int, modified_ns: int = 0) -> AudioInfo | None:
-    """Find the samples of an open WAV file of `file_bytes` bytes; None if it is not a WAV of plain samples.
+def parse_riff(
+    file: IO[bytes], name: str | Path, file_bytes: int, modified_ns: int = 0
+) -> AudioInfo | None:
+    """Find the samples of an open WAV file of `file_bytes` bytes; None if it is not a WAV of plain
+    samples.
 
-    Accepts every layout of plain PCM and float WAV files: chunks before and after the samples, the extensible form,
-    RF64 and BW64 with 64-bit sizes, sizes left at 0 or 0xFFFFFFFF by a recorder that wrote to a pipe. Everything else
-    (A-law, ADPCM, big-endian RIFX) is left to soundfile. If the data chunk claims more than the file has, only what is
-    there counts (`is_truncated`).
+    Accepts every layout of plain PCM and float WAV files: chunks before and after the samples, the
+    extensible form, RF64 and BW64 with 64-bit sizes, sizes left at 0 or 0xFFFFFFFF by a recorder
+    that wrote to a pipe. Everything else (A-law, ADPCM, big-endian RIFX) is left to soundfile. If
+    the data chunk claims more than the file has, only what is there counts (`is_truncated`).
     """
     head = file.read(RIFF_HEADER_BYTES)
     if len(head) < 12 or head[:4] not in (b"RIFF", b"RF64", b"BW64") or head[8:12] != b"WAVE":
         return None
     long_size: int | None = None
-    position, coding, channels, rate = 12, "", 0, 0
+    position = 12
+    coding = ""
+    channels = 0
+    rate = 0
     for _ in range(MAX_CHUNKS):
         chunk = head[position : position + 48]
         if len(chunk) < 48 and len(head) == RIFF_HEADER_BYTES:
@@ -366,7 +443,9 @@ def parse_riff(file: IO[bytes], name: str | Path, file_bytes: int, modified_ns: 
             chunk = file.read(48)
         if len(chunk) < 8:
             break
-        kind, size, body = chunk[:4], struct.unpack("<I", chunk[4:8])[0], chunk[8:]
+        kind = chunk[:4]
+        size = struct.unpack("<I", chunk[4:8])[0]
+        body = chunk[8:]
         if kind == b"ds64" and len(body) >= 24:
             long_size = struct.unpack("<Q", body[8:16])[0]
         elif kind == b"fmt ":
@@ -380,20 +459,32 @@ def parse_riff(file: IO[bytes], name: str | Path, file_bytes: int, modified_ns: 
             if not coding:
                 return None
             if not 0 < channels <= MAX_CHANNELS or rate == 0 or frame_bytes != channels * bits // 8:
-                raise _broken(name, f"{channels} channels of {bits} bits at {rate} Hz in frames of {frame_bytes} bytes")
+                raise _broken(
+                    name,
+                    f"{channels} channels of {bits} bits at {rate} Hz in frames of {frame_bytes} "
+                    "bytes",
+                )
         elif kind == b"data":
             if not coding:
                 raise _broken(name, "the samples come before the 'fmt ' chunk")
-            offset, available = position + 8, max(0, file_bytes - position - 8)
+            offset = position + 8
+            available = max(0, file_bytes - position - 8)
             size = long_size if size == 0xFFFFFFFF and long_size is not None else size
-            # A recorder that never filled in the size leaves 0 or 0xFFFFFFFF: the rest of the file is samples.
+            # A recorder that never filled in the size leaves 0 or 0xFFFFFFFF: the rest of the file
+            # is samples.
             is_unfinished = size == 0xFFFFFFFF or (size == 0 and available > 0)
-            num_samples = (available if is_unfinished else min(size, available)) // (SAMPLE_BYTES[coding] * channels)
+            num_samples = (available if is_unfinished else min(size, available)) // (
+                SAMPLE_BYTES[coding] * channels
+            )
             is_cut = not is_unfinished and size > available
-            return AudioInfo(num_samples, rate, channels, coding, offset, is_cut, file_bytes, modified_ns)
+            return AudioInfo(
+                num_samples, rate, channels, coding, offset, is_cut, file_bytes, modified_ns
+            )
         # Chunks are padded to an even length.
         position += 8 + size + (size & 1)
-    raise _broken(name, "no 'fmt ' chunk" if not coding else "no 'data' chunk: the file ends after its header")
+    raise _broken(
+        name, "no 'fmt ' chunk" if not coding else "no 'data' chunk: the file ends after its header"
+    )
 
 
 def _broken(name: str | Path, problem: str) -> AudioError:
@@ -417,12 +508,13 @@ def _decode_frames(file: IO[bytes], name: str | Path, start: int, count: int) ->
             frames = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
     except (soundfile.LibsndfileError, RuntimeError) as error:
         raise AudioError(
-            f"{name}: the file is damaged: samples {start} to {start + count} cannot be decoded ({_reason(error)}); "
-            "convert it again from its source or leave it out"
+            f"{name}: the file is damaged: samples {start} to {start + count} cannot be decoded "
+            f"({_reason(error)}); convert it again from its source or leave it out"
         ) from error
     if len(frames) < count:
         raise AudioError(
-            f"{name}: the file is damaged: decoding stopped after {start + len(frames)} of {start + count} samples"
+            f"{name}: the file is damaged: decoding stopped after {start + len(frames)} of "
+            f"{start + count} samples"
         )
     return frames
 
@@ -444,16 +536,26 @@ def _decode_kept(path: str, _size: int, _modified_ns: int, container: str) -> by
 def _decode_with_ffmpeg(source: Path | bytes, name: str, container: str) -> bytes:
     """Decode with ffmpeg to the content of a WAV file."""
     try:
-        raw, (promised_seconds, is_guess) = decode_to_bytes(find_ffmpeg(), source, SAMPLE_RATE, container)
+        raw, (promised_seconds, is_guess) = decode_to_bytes(
+            find_ffmpeg(), source, SAMPLE_RATE, container
+        )
     except FfmpegError as error:
         advice = ""
         if isinstance(source, bytes) and container == "mov":
-            advice = "; decoding m4a and mp4 may need a seekable file: pass a file, or convert it to WAV or FLAC"
+            advice = (
+                "; decoding m4a and mp4 may need a seekable file: pass a file, or convert it "
+                "to WAV or FLAC"
+            )
         raise AudioError(f"{name}: {error}{advice}") from error
     seconds = len(raw) / 2 / SAMPLE_RATE
     promised_seconds = None if is_guess else promised_seconds
-    if promised_seconds and seconds < promised_seconds - max(CUT_SHORT_SECONDS, CUT_SHORT_SHARE * promised_seconds):
-        raise AudioError(f"{name}: decodes to {seconds:.2f} of {promised_seconds:.2f} seconds; the file is truncated")
+    if promised_seconds and seconds < promised_seconds - max(
+        CUT_SHORT_SECONDS, CUT_SHORT_SHARE * promised_seconds
+    ):
+        raise AudioError(
+            f"{name}: decodes to {seconds:.2f} of {promised_seconds:.2f} seconds; the file is "
+            "truncated"
+        )
     buffer = io.BytesIO()
     with wave.open(buffer, "wb") as file:
         file.setparams((1, 2, SAMPLE_RATE, len(raw) // 2, "NONE", ""))

@@ -1,8 +1,9 @@
 """From rows of the list to a batch of crops: the work of a worker process, whole batches at a time.
 
-A `BatchMaker` reads the crops of a request into one array and augments them if that happens on the CPU; a
-`ResidentMaker` cuts them from a corpus on the training device. Neither knows about queues or processes, and labels only
-serve to find another utterance of the same speaker. Every random choice is keyed by (seed, epoch, row).
+A `BatchMaker` reads the crops of a request into one array and augments them if that happens on the
+CPU; a `ResidentMaker` cuts them from a corpus on the training device. Neither knows about queues or
+processes, and labels only serve to find another utterance of the same speaker. Every random choice
+is keyed by (seed, epoch, row).
 """
 
 import functools
@@ -26,7 +27,9 @@ from speakernet.data.sharing import Shareable
 from speakernet.data.sources import RowReader
 from speakernet.random import REPLACEMENT_STREAM, START_STREAM, KeyedRandom
 
-RESAMPLER_MARGIN = 32  # samples read beyond a crop whose speed is changed, so that its end has no filter transient
+RESAMPLER_MARGIN = (
+    32  # samples read beyond a crop whose speed is changed, so that its end has no filter transient
+)
 KAISER_BETA = 5.0  # of scipy's default window
 LARGEST_DENOMINATOR = 20  # of a factor: larger ones would make the resampler's filter long
 KEPT_FILTERS = 64
@@ -80,19 +83,24 @@ class SpeakerIndex(Shareable):
     shared_arrays = ("order", "first", "labels")
 
     def __init__(self, labels: np.ndarray, eligible: np.ndarray) -> None:
-        self.labels, self.order = labels, eligible[np.argsort(labels[eligible], kind="stable")].astype(np.int32)
+        self.labels = labels
+        self.order = eligible[np.argsort(labels[eligible], kind="stable")].astype(np.int32)
         counts = np.bincount(labels[eligible], minlength=int(labels.max(initial=0)) + 1)
         self.first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
     def another(self, row: int, uniform: float) -> int:
-        """Another row of the speaker of `row`, chosen by a number in [0, 1); `row` itself if it is the only one."""
+        """Another row of the speaker of `row`, chosen by a number in [0, 1); `row` itself if it is
+        the only one.
+        """
         first, last = self.first[self.labels[row] :][:2].tolist()
         return int(self.order[first + int(uniform * (last - first))]) if last > first else row
 
 
 @dataclass(eq=False)
 class CropMaker(ABC):
-    """Makes the crops of batches: in this process, in worker processes, or on the training device."""
+    """Makes the crops of batches: in this process, in worker processes, or on the training
+    device.
+    """
 
     reader: RowReader
     lengths: np.ndarray
@@ -102,11 +110,14 @@ class CropMaker(ABC):
     augmenter: Augmenter | None = None
     """Augments the crops right away; None: they are augmented later or not at all."""
     changes_speed: bool = True
-    """Whether the crops already have their speeds; if not, each row has the samples that its speed needs."""
+    """Whether the crops already have their speeds; if not, each row has the samples that its speed
+    needs."""
 
     @abstractmethod
     def run(self, requests: Sequence[BatchRequest]) -> Iterator[Made]:
-        """Yield each request, in order, with its crops (batch, samples; valid until the next request) and report."""
+        """Yield each request, in order, with its crops (batch, samples; valid until the next
+        request) and report.
+        """
 
     def close(self) -> None:
         """Release the resources held between epochs."""
@@ -115,36 +126,52 @@ class CropMaker(ABC):
     def crop_places(
         self, request: BatchRequest, lengths: np.ndarray, places: np.ndarray | slice = slice(None)
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Where each crop begins in its utterance of `lengths`, and how many samples are read for it, int64 (crops,).
+        """Where each crop begins in its utterance of `lengths`, and how many samples are read for
+        it, int64 (crops,).
 
         Keyed by the requested row, so that a replacement is cut where the original would have been.
         """
-        uniform = KeyedRandom(self.seed, request.epoch, request.rows[places]).uniform(START_STREAM)[:, 0]
+        uniform = KeyedRandom(self.seed, request.epoch, request.rows[places]).uniform(START_STREAM)[
+            :, 0
+        ]
         counts = np.array([samples_to_read(factor, request.num_samples) for factor in self.speeds])
         counts = counts[request.speeds[places]]
         return (uniform * np.maximum(lengths - counts + 1, 1)).astype(np.int64), counts
 
-    def _read(self, request: BatchRequest, rows: np.ndarray, places: np.ndarray, out: np.ndarray) -> dict[int, str]:
+    def _read(
+        self, request: BatchRequest, rows: np.ndarray, places: np.ndarray, out: np.ndarray
+    ) -> dict[int, str]:
         """Read `rows` into `out[places]`; returns place -> problem."""
         raise NotImplementedError
 
     def _read_or_replace(self, request: BatchRequest, report: BatchReport, out: np.ndarray) -> None:
-        """Read the rows of a request; an unreadable row is replaced by another of its speaker and reported."""
+        """Read the rows of a request; an unreadable row is replaced by another of its speaker and
+        reported.
+        """
         places = np.arange(len(request.rows))
         attempt = 0
         while problems := self._read(request, report.rows[places], places, out):
             if self.speakers is None or attempt == MAX_REPLACEMENTS:
-                advice = "" if self.speakers else " (data.on_bad_audio: skip replaces such utterances and counts them)"
+                advice = (
+                    ""
+                    if self.speakers
+                    else " (data.on_bad_audio: skip replaces such utterances and counts them)"
+                )
                 raise AudioError(next(iter(problems.values())) + advice)
-            # A new draw for each attempt, keyed by the requested row, so that workers and ranks do not matter.
+            # A new draw for each attempt, keyed by the requested row, so that workers and ranks do
+            # not matter.
             attempt += 1
             report.problems.extend(problems.values())
             places = np.array(sorted(problems))
             wanted = request.rows[places]
-            uniform = KeyedRandom(self.seed, request.epoch, wanted).uniform(REPLACEMENT_STREAM, attempt)[:, -1]
+            uniform = KeyedRandom(self.seed, request.epoch, wanted).uniform(
+                REPLACEMENT_STREAM, attempt
+            )[:, -1]
             report.rows[places] = [
                 self.speakers.another(row, number)
-                for row, number in zip((wanted % len(self.lengths)).tolist(), uniform.tolist(), strict=True)
+                for row, number in zip(
+                    (wanted % len(self.lengths)).tolist(), uniform.tolist(), strict=True
+                )
             ]
 
 
@@ -171,12 +198,15 @@ class BatchMaker(Shareable, CropMaker):
         """Make the batches in this process, one after the other; see `CropMaker.run`."""
         for request in requests:
             # New memory for each batch, because float32 crops are passed on without a copy.
-            out: np.ndarray = np.empty((len(request.rows), self.width(request.num_samples)), dtype=self.dtype)
+            out: np.ndarray = np.empty(
+                (len(request.rows), self.width(request.num_samples)), dtype=self.dtype
+            )
             yield request, torch.from_numpy(out), self.make(request, out)
 
     def make(self, request: BatchRequest, out: np.ndarray) -> BatchReport:
         """Fill `out` (batch, `width`) of `dtype`."""
-        # The reader counts from its creation, here or in a worker; the report has only this batch's share.
+        # The reader counts from its creation, here or in a worker; the report has only this batch's
+        # share.
         before = Counter(self.reader.counts)
         report = BatchReport(request.rows % len(self.lengths))
         begin = time.perf_counter()
@@ -189,9 +219,12 @@ class BatchMaker(Shareable, CropMaker):
         report.counts = Counter(self.reader.counts) - before
         return report
 
-    def _read(self, request: BatchRequest, rows: np.ndarray, places: np.ndarray, out: np.ndarray) -> dict[int, str]:
+    def _read(
+        self, request: BatchRequest, rows: np.ndarray, places: np.ndarray, out: np.ndarray
+    ) -> dict[int, str]:
         starts, counts = self.crop_places(request, self.lengths[rows], places)
-        speeds, num_samples = request.speeds[places], request.num_samples
+        speeds = request.speeds[places]
+        num_samples = request.num_samples
         if not speeds.any() and self.speeds[0] == 1 and out.shape == (len(places), num_samples):
             # The usual batch, at one speed and without replacements, is read in place.
             return self.reader.fill(rows, starts, out)
@@ -200,7 +233,9 @@ class BatchMaker(Shareable, CropMaker):
             chosen = np.flatnonzero(speeds == speed)
             factor = self.speeds[speed]
             is_changed = factor != 1 and self.changes_speed
-            crops = np.empty((len(chosen), counts[chosen[0]]), dtype=np.float32 if is_changed else out.dtype)
+            crops = np.empty(
+                (len(chosen), counts[chosen[0]]), dtype=np.float32 if is_changed else out.dtype
+            )
             for position, problem in self.reader.fill(rows[chosen], starts[chosen], crops).items():
                 problems[int(places[chosen[position]])] = problem
             if is_changed:
@@ -212,10 +247,11 @@ class BatchMaker(Shareable, CropMaker):
 
 @dataclass(eq=False)
 class ResidentMaker(CropMaker):
-    """Cuts the crops on a device, from a packed or in-memory corpus stored there as one int16 tensor.
+    """Cuts the crops on a device, from a packed or in-memory corpus stored there as one int16
+    tensor.
 
-    The CPU only draws where crops begin, from the lengths in the headers and thus at the same places as `BatchMaker`.
-    The same code runs on a CPU device, for tests.
+    The CPU only draws where crops begin, from the lengths in the headers and thus at the same
+    places as `BatchMaker`. The same code runs on a CPU device, for tests.
     """
 
     reader: PackedRows
@@ -225,7 +261,8 @@ class ResidentMaker(CropMaker):
         samples = self.reader.samples
         self.corpus = DeviceAudio(torch.empty(len(samples), dtype=torch.int16, device=self.device))
         for first in range(0, len(samples), COPY_SAMPLES):
-            # Copied: a packed corpus is mapped read-only, and torch warns about tensors over read-only memory.
+            # Copied: a packed corpus is mapped read-only, and torch warns about tensors over
+            # read-only memory.
             part = np.array(samples[first : first + COPY_SAMPLES])
             self.corpus.samples[first : first + len(part)] = torch.from_numpy(part).to(self.device)
 
@@ -235,18 +272,25 @@ class ResidentMaker(CropMaker):
             yield request, *self.make(request)
 
     def make(self, request: BatchRequest) -> tuple[Tensor, BatchReport]:
-        """The request's crops, float32 (batch, samples), on the device; short utterances are wrapped around."""
+        """The request's crops, float32 (batch, samples), on the device; short utterances are
+        wrapped around.
+        """
         report = BatchReport(request.rows % len(self.lengths))
         self._read_or_replace(request, report, np.empty(0))
         starts, _ = self.crop_places(request, self.lengths[report.rows])
         lengths = self.reader.lengths[report.rows]
-        # An utterance shorter than its header claims may end before the start that was drawn for it.
+        # An utterance shorter than its header claims may end before the start that was drawn for
+        # it.
         starts[starts >= lengths] = 0
         most = most_samples_to_read(self.speeds, request.num_samples)
         crops = self.corpus.crops(self.reader.starts_of(report.rows), starts, lengths, most)
-        return change_speeds(to_float(crops), request.speeds, self.speeds, request.num_samples), report
+        return change_speeds(
+            to_float(crops), request.speeds, self.speeds, request.num_samples
+        ), report
 
-    def _read(self, request: BatchRequest, rows: np.ndarray, places: np.ndarray, out: np.ndarray) -> dict[int, str]:
+    def _read(
+        self, request: BatchRequest, rows: np.ndarray, places: np.ndarray, out: np.ndarray
+    ) -> dict[int, str]:
         """Report rows that the corpus does not have; nothing is read."""
         problems = {}
         for position in np.flatnonzero(self.reader.lengths[rows] <= 0).tolist():
@@ -258,12 +302,15 @@ class ResidentMaker(CropMaker):
 
 
 def speed_fractions(factors: list[float]) -> list[Fraction]:
-    """The speed factors as fractions, with 1 first if included, so that speakers at speed 1 keep their labels.
+    """The speed factors as fractions, with 1 first if included, so that speakers at speed 1 keep
+    their labels.
 
     >>> speed_fractions([0.9, 1.0, 1.1])
     [Fraction(1, 1), Fraction(9, 10), Fraction(11, 10)]
     """
-    fractions = [Fraction(factor).limit_denominator(LARGEST_DENOMINATOR) for factor in dict.fromkeys(factors)]
+    fractions = [
+        Fraction(factor).limit_denominator(LARGEST_DENOMINATOR) for factor in dict.fromkeys(factors)
+    ]
     return sorted(fractions, key=lambda fraction: fraction != 1)
 
 
@@ -280,34 +327,42 @@ def most_samples_to_read(factors: Sequence[Fraction], num_samples: int) -> int:
 
 
 def change_speed(crops: Tensor, factor: Fraction, num_samples: int) -> Tensor:
-    """Play float32 (batch, samples) `factor` times as fast (tempo and pitch, like sox's `speed`), cut to `num_samples`.
+    """Play float32 (batch, samples) `factor` times as fast (tempo and pitch, like sox's `speed`),
+    cut to `num_samples`.
 
     The signal counts as silent before the first sample and after the last.
     """
     if factor == 1:
         return crops[:, :num_samples]
-    up, down = factor.denominator, factor.numerator
+    up = factor.denominator
+    down = factor.numerator
     bank, before = _filter_bank(factor, crops.device)
-    # Output q * up + p is a sum over the samples around q * down: one window for each q gives `up` outputs.
+    # Output q * up + p is a sum over the samples around q * down: one window for each q gives `up`
+    # outputs.
     num_windows = -(-num_samples // up)
     needed = (num_windows - 1) * down + len(bank)
     padded = functional.pad(crops, (before, max(0, needed - before - crops.shape[1])))
     windows = padded[:, :needed].unfold(1, len(bank), down)
-    # A matrix product keeps all bits of float32 (`machine.settings`); TF32 would keep only ten, too few for the stop
-    # band. Autocast is off because a caller may have it on (when measuring statistics), and audio must stay float32.
+    # A matrix product keeps all bits of float32 (`machine.settings`); TF32 would keep only ten, too
+    # few for the stop band. Autocast is off because a caller may have it on (when measuring
+    # statistics), and audio must stay float32.
     with torch.autocast(crops.device.type, enabled=False):
         filtered = windows @ bank
     return filtered.reshape(len(crops), num_windows * up)[:, :num_samples]
 
 
-def change_speeds(crops: Tensor, speeds: np.ndarray, factors: Sequence[Fraction], num_samples: int) -> Tensor:
+def change_speeds(
+    crops: Tensor, speeds: np.ndarray, factors: Sequence[Fraction], num_samples: int
+) -> Tensor:
     """Play every row of a batch at its own speed.
 
     Returns:
         Float32 (batch, num_samples).
     """
     if not speeds.any():
-        return change_speed(crops[:, : samples_to_read(factors[0], num_samples)], factors[0], num_samples)
+        return change_speed(
+            crops[:, : samples_to_read(factors[0], num_samples)], factors[0], num_samples
+        )
     out = torch.empty(len(crops), num_samples, device=crops.device)
     present = np.unique(speeds).tolist()
     sent = send(crops.device, [np.flatnonzero(speeds == speed) for speed in present])
@@ -319,15 +374,20 @@ def change_speeds(crops: Tensor, speeds: np.ndarray, factors: Sequence[Fraction]
 
 @functools.lru_cache(maxsize=KEPT_FILTERS)
 def _filter_bank(factor: Fraction, device: torch.device) -> tuple[Tensor, int]:
-    """Float32 (taps, up), one filter for each of the `up` outputs of a window, and the taps before its own sample."""
-    up, down = factor.denominator, factor.numerator
+    """Float32 (taps, up), one filter for each of the `up` outputs of a window, and the taps before
+    its own sample.
+    """
+    up = factor.denominator
+    down = factor.numerator
     slower = max(up, down)
     reach = RESAMPLER_REACH * slower
     places = np.arange(-reach, reach + 1)
     taps = np.sinc(places / slower) * np.kaiser(2 * reach + 1, KAISER_BETA)
     taps *= up / taps.sum()
-    before, after = reach // up, ((up - 1) * down + reach) // up
-    # Output p is `p * down` steps of the fine grid after the window's own sample; sample j is at `j * up`.
+    before = reach // up
+    after = ((up - 1) * down + reach) // up
+    # Output p is `p * down` steps of the fine grid after the window's own sample; sample j is at `j
+    # * up`.
     distance = np.arange(up) * down - np.arange(-before, after + 1)[:, None] * up
     is_inside = np.abs(distance) <= reach
     bank = np.where(is_inside, taps[np.where(is_inside, distance, 0) + reach], 0.0)

@@ -1,6 +1,8 @@
-"""Automatic choices for loading, each with its reason: workers, prefetching, RAM corpus, corpus on the device.
+"""Automatic choices for loading, each with its reason: workers, prefetching, RAM corpus, corpus on
+the device.
 
-Pure functions of facts about machine and corpus, which the caller passes in; the caller logs the reasons.
+Pure functions of facts about machine and corpus, which the caller passes in; the caller logs the
+reasons.
 """
 
 import math
@@ -12,7 +14,8 @@ MIN_BATCHES_FOR_WORKERS = 8  # shorter epochs are over before workers have start
 MAX_WORKERS = 12  # with more, the training process itself is the limit
 MAX_SPAWNED_WORKERS = 4  # each imports torch again: seconds, and hundreds of megabytes
 MEMORY_SHARE = 0.5  # of the free memory, for corpora kept in memory
-# For a two-second crop, measured on one core: 0.20 to 0.25 ms to change its speed, 0.03 ms to pass it to a process.
+# For a two-second crop, measured on one core: 0.20 to 0.25 ms to change its speed, 0.03 ms to pass
+# it to a process.
 SPEED_MILLISECONDS = 0.25
 HANDOVER_MILLISECONDS = 0.05
 MAX_CROPS_PER_SECOND = 10_000  # more than one GPU trains on, so further workers would wait
@@ -34,16 +37,27 @@ def choose_num_workers(
     """How many loader processes to start."""
     share = max(1, cores // max(1, processes_on_machine))
     if share == 1:
-        return Choice(0, "this process has only one core, for which a worker would compete with training")
+        return Choice(
+            0, "this process has only one core, for which a worker would compete with training"
+        )
     if num_batches < MIN_BATCHES_FOR_WORKERS:
-        return Choice(0, f"an epoch of {num_batches} batches is over before workers have started up")
-    speed_milliseconds, is_copy = changed_share * SPEED_MILLISECONDS, is_reading_free and not augments_in_workers
+        return Choice(
+            0, f"an epoch of {num_batches} batches is over before workers have started up"
+        )
+    speed_milliseconds = changed_share * SPEED_MILLISECONDS
+    is_copy = is_reading_free and not augments_in_workers
     if is_copy and speed_milliseconds <= HANDOVER_MILLISECONDS:
-        return Choice(0, "reading a crop is one copy in memory: passing it between processes would cost more")
+        return Choice(
+            0, "reading a crop is one copy in memory: passing it between processes would cost more"
+        )
     useful = math.ceil(speed_milliseconds * MAX_CROPS_PER_SECOND / 1000)
-    # Half of the free memory, at two batches per worker, so that `choose_prefetch` finds memory for two each.
+    # Half of the free memory, at two batches per worker, so that `choose_prefetch` finds memory for
+    # two each.
     fitting = int(free_shared_bytes // 2 // max(1, 2 * batch_bytes))
-    memory = f"shared memory has {human_bytes(free_shared_bytes)} left and a batch takes {human_bytes(batch_bytes)}"
+    memory = (
+        f"shared memory has {human_bytes(free_shared_bytes)} left and a batch takes "
+        f"{human_bytes(batch_bytes)}"
+    )
     limits = [
         (max(1, share // 4), f"the network itself needs most of the {share} cores", trains_on_cpu),
         (share - 1, f"{share} cores, one of them for training", not trains_on_cpu),
@@ -61,22 +75,31 @@ def choose_prefetch(*, num_workers: int, batch_bytes: int, free_shared_bytes: in
         return Choice(2, "no workers")
     fitting = free_shared_bytes // 2 // max(1, batch_bytes * num_workers)
     if fitting < 4:
-        return Choice(max(1, int(fitting)), f"shared memory has {human_bytes(free_shared_bytes)} left")
+        return Choice(
+            max(1, int(fitting)), f"shared memory has {human_bytes(free_shared_bytes)} left"
+        )
     return Choice(4, "evens out slow reads; more would only take memory")
 
 
 def choose_ram_corpus(
     *, switch: str, corpus_bytes: int, is_compressed: bool, is_packed: bool, budget_bytes: int
 ) -> Choice[bool]:
-    """Whether to decode the corpus once into shared memory; ValueError if it is requested but too large."""
-    sizes = f"the corpus takes {human_bytes(corpus_bytes)}, the limit is {human_bytes(budget_bytes)}"
+    """Whether to decode the corpus once into shared memory; ValueError if it is requested but too
+    large.
+    """
+    sizes = (
+        f"the corpus takes {human_bytes(corpus_bytes)}, the limit is {human_bytes(budget_bytes)}"
+    )
     if switch == "off":
         return Choice(False, "switched off")
     if is_packed:
         return Choice(False, "a packed corpus is already mapped into memory")
     if corpus_bytes > budget_bytes:
         if switch == "on":
-            raise ValueError(f"data.ram_corpus: on, but {sizes}; raise data.ram_corpus_gigabytes or pack the corpus")
+            raise ValueError(
+                f"data.ram_corpus: on, but {sizes}; raise data.ram_corpus_gigabytes or pack the "
+                "corpus"
+            )
         return Choice(False, sizes)
     if switch == "on":
         return Choice(True, f"switched on; {sizes}")
@@ -94,16 +117,23 @@ def choose_device_resident(
     budget_bytes: int,
     augments_elsewhere: bool = False,
 ) -> Choice[bool]:
-    """Whether to keep the corpus on the training device; ValueError if it is requested but impossible.
+    """Whether to keep the corpus on the training device; ValueError if it is requested but
+    impossible.
 
-    `augments_elsewhere`: noise and RIRs will not be on the device, because of `augment.device` or their size.
+    `augments_elsewhere`: noise and RIRs will not be on the device, because of `augment.device` or
+    their size.
     """
-    sizes = f"the corpus takes {human_bytes(corpus_bytes)}, the limit is {human_bytes(budget_bytes)}"
+    sizes = (
+        f"the corpus takes {human_bytes(corpus_bytes)}, the limit is {human_bytes(budget_bytes)}"
+    )
     obstacle = ""
     if not is_flat:
         obstacle = "the corpus is neither packed (speakernet pack) nor in memory"
     elif augments_elsewhere:
-        obstacle = "noise and RIRs for its crops are not on the device (augment.device, data.device_gigabytes)"
+        obstacle = (
+            "noise and RIRs for its crops are not on the device (augment.device, "
+            "data.device_gigabytes)"
+        )
     elif corpus_bytes > budget_bytes:
         obstacle = sizes
     if switch == "on" and obstacle:
@@ -118,9 +148,13 @@ def choose_device_banks(
 ) -> Choice[bool]:
     """Whether to keep noise and RIRs on the training device.
 
-    `needs_corpus`: babble is mixed from training utterances, so the corpus must be on the device too.
+    `needs_corpus`: babble is mixed from training utterances, so the corpus must be on the device
+    too.
     """
     sizes = f"they take {human_bytes(bank_bytes)}, the limit is {human_bytes(budget_bytes)}"
     if bank_bytes <= budget_bytes and needs_corpus and not is_corpus_there:
-        return Choice(False, "babble needs training utterances, which are not on the device (add a folder 'speech')")
+        return Choice(
+            False,
+            "babble needs training utterances, which are not on the device (add a folder 'speech')",
+        )
     return Choice(bank_bytes <= budget_bytes, sizes)

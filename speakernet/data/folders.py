@@ -1,8 +1,9 @@
 """Searching folders for recordings, noise and room impulse responses: one walk for all commands.
 
-Links to folders are followed; hidden files and folders and the `__MACOSX` of an archive made on a Mac are not
-recordings. What else is not taken is counted and named by `LeftOut`. Names are as on disk; `UnicodeNames` finds a file
-whose name on disk has the other Unicode form. No file is opened here.
+Links to folders are followed; hidden files and folders and the `__MACOSX` of an archive made on a
+Mac are not recordings. What else is not taken is counted and named by `LeftOut`. Names are as on
+disk; `UnicodeNames` finds a file whose name on disk has the other Unicode form. No file is opened
+here.
 """
 
 import logging
@@ -46,7 +47,9 @@ class LeftOut:
     def __str__(self) -> str:
         """All kinds, the most frequent first; empty if nothing was left out."""
         kinds = self.counts.most_common()
-        shown = [f"{number:,} {kind} (first: {self.first[kind]})" for kind, number in kinds[:NAMED_KINDS]]
+        shown = [
+            f"{number:,} {kind} (first: {self.first[kind]})" for kind, number in kinds[:NAMED_KINDS]
+        ]
         if len(kinds) > NAMED_KINDS:
             shown.append(f"{sum(number for _, number in kinds[NAMED_KINDS:]):,} of other kinds")
         return ", ".join(shown)
@@ -54,33 +57,49 @@ class LeftOut:
     def log(self, root: str | Path) -> None:
         """Log what was left out of `root`, if anything."""
         if self.counts:
-            logger.info("%s: left out, because they are not recordings by their names: %s", root, self)
+            logger.info(
+                "%s: left out, because they are not recordings by their names: %s", root, self
+            )
 
 
 def find_recordings(root: str | Path, left_out: LeftOut | None = None) -> list[str]:
-    """Relative names (forward slashes) of all recordings below `root`, sorted; logs what was left out."""
+    """Relative names (forward slashes) of all recordings below `root`, sorted; logs what was left
+    out.
+    """
     left_out = LeftOut() if left_out is None else left_out
     names = sorted(walk_files(root, AUDIO_SUFFIXES, left_out))
     left_out.log(root)
     return names
 
 
-def walk_files(root: str | Path, suffixes: Collection[str], left_out: LeftOut | None = None) -> Iterator[str]:
-    """Relative names (forward slashes) of the files below `root` with these suffixes, sorted folder by folder.
+def walk_files(
+    root: str | Path, suffixes: Collection[str], left_out: LeftOut | None = None
+) -> Iterator[str]:
+    """Relative names (forward slashes) of the files below `root` with these suffixes, sorted folder
+    by folder.
 
-    A folder is searched once: a link to one that is searched anyway, or back to one above, is left out.
+    A folder is searched once: a link to one that is searched anyway, or back to one above, is left
+    out.
     """
     root = Path(root)
     if not root.is_dir():
         raise ValueError(f"there is no folder {root}; give the folder with the audio")
     real = root.resolve()
-    yield from _walk(real, "", frozenset(suffixes), {real}, LeftOut() if left_out is None else left_out)
+    yield from _walk(
+        real, "", frozenset(suffixes), {real}, LeftOut() if left_out is None else left_out
+    )
 
 
-def _walk(folder: Path, prefix: str, suffixes: frozenset[str], searched: set[Path], left_out: LeftOut) -> Iterator[str]:
-    """Names below `folder`, which starts with `prefix`; `searched` are the root and the folders that links led to."""
+def _walk(
+    folder: Path, prefix: str, suffixes: frozenset[str], searched: set[Path], left_out: LeftOut
+) -> Iterator[str]:
+    """Names below `folder`, which starts with `prefix`; `searched` are the root and the folders
+    that links led to.
+    """
     with os.scandir(folder) as entries:
-        shown = sorted((entry for entry in entries if not is_hidden(entry.name)), key=lambda entry: entry.name)
+        shown = sorted(
+            (entry for entry in entries if not is_hidden(entry.name)), key=lambda entry: entry.name
+        )
     for entry in shown:
         name, is_link = entry.name, entry.is_symlink()
         # `entry.is_dir` raises an error for a link to itself.
@@ -98,7 +117,8 @@ def _walk(folder: Path, prefix: str, suffixes: frozenset[str], searched: set[Pat
         if is_folder:
             yield from _walk(path, f"{prefix}{name}/", suffixes, searched, left_out)
             continue
-        suffix = os.path.splitext(name)[1].lower()  # noqa: PTH122 (a Path per file costs more than the walk)
+        # A Path per file would cost more than the walk.
+        suffix = os.path.splitext(name)[1].lower()  # noqa: PTH122
         if suffix in suffixes:
             yield prefix + name
         elif is_link and not os.path.exists(folder / name):  # noqa: PTH110
@@ -121,7 +141,8 @@ def _is_below(path: Path, searched: Collection[Path]) -> bool:
 class UnicodeNames:
     """Finds files whose names on disk are in another Unicode form than in a list.
 
-    A Mac stores é as e and an accent, Linux and Windows as one character; on the screen they look the same.
+    A Mac stores é as e and an accent, Linux and Windows as one character; on the screen they look
+    the same.
     """
 
     def __init__(self, root: str | Path) -> None:
@@ -130,15 +151,14 @@ class UnicodeNames:
 
     def on_disk(self, name: str) -> str:
         """The name of an existing file or, if there is none in any form, the given name."""
-        if has_one_form(name) or os.path.lexists(os.path.join(self._root, name)):  # noqa: PTH118  many names
+        if has_one_form(name) or os.path.lexists(f"{self._root}/{name}"):
             return name
-        path = self._root
+        path = "" if name.startswith("/") else self._root
         pieces = name.split("/")
         for place, piece in enumerate(pieces):
-            # The first piece of an absolute path is empty.
-            if piece and not os.path.lexists(os.path.join(path, piece)):  # noqa: PTH118
+            if not os.path.lexists(f"{path}/{piece}"):
                 pieces[place] = self._content(path).get(composed(piece), piece)
-            path = os.path.join(path, pieces[place] or "/")  # noqa: PTH118
+            path = f"{path}/{pieces[place]}"
         return "/".join(pieces) if os.path.lexists(path) else name
 
     def table(self, names: StringTable) -> StringTable:
@@ -151,7 +171,8 @@ class UnicodeNames:
     def _content(self, folder: str) -> dict[str, str]:
         if folder not in self._folders:
             try:
-                self._folders[folder] = {composed(name): name for name in os.listdir(folder)}  # noqa: PTH208
+                names = os.listdir(folder)  # noqa: PTH208
+                self._folders[folder] = {composed(name): name for name in names}
             except OSError:
                 self._folders[folder] = {}
         return self._folders[folder]

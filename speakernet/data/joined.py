@@ -1,7 +1,9 @@
-"""Several training corpora as one list and one source; each corpus is a folder, packed or at an address.
+"""Several training corpora as one list and one source; each corpus is a folder, packed or at an
+address.
 
-Utterances and speakers are prefixed with the corpus's name (`vox2/id00012/…`), so that no speaker is in two corpora.
-This file decides each corpus's share of a batch; `mixing.mixed` decides the order.
+Utterances and speakers are prefixed with the corpus's name (`vox2/id00012/…`), so that no speaker
+is in two corpora. This file decides each corpus's share of a batch; `mixing.mixed` decides the
+order.
 """
 
 import functools
@@ -32,14 +34,24 @@ def join(
 ) -> tuple[TrainingList, "JoinedSource"]:
     """The lists of several corpora joined one after the other, and the source that reads them."""
     _refuse_shared(corpora)
-    lists, what = {name: listed for name, (listed, _) in corpora.items()}, " + ".join(corpora)
-    digest = hashlib.sha256(json.dumps([(name, one.sha256) for name, one in lists.items()]).encode()).hexdigest()
+    lists = {name: listed for name, (listed, _) in corpora.items()}
+    what = " + ".join(corpora)
+    digest = hashlib.sha256(
+        json.dumps([(name, one.sha256) for name, one in lists.items()]).encode()
+    ).hexdigest()
 
     def make() -> TrainingList:
         firsts = itertools.accumulate((len(one.speakers) for one in lists.values()), initial=0)
-        labels = [one.labels + np.int32(first) for first, one in zip(firsts, lists.values(), strict=False)]
-        paths, speakers = ({name: getattr(one, kind) for name, one in lists.items()} for kind in ("paths", "speakers"))
-        return TrainingList(_prefixed(paths), np.concatenate(labels), _prefixed(speakers), what, digest)
+        labels = [
+            one.labels + np.int32(first) for first, one in zip(firsts, lists.values(), strict=False)
+        ]
+        paths, speakers = (
+            {name: getattr(one, kind) for name, one in lists.items()}
+            for kind in ("paths", "speakers")
+        )
+        return TrainingList(
+            _prefixed(paths), np.concatenate(labels), _prefixed(speakers), what, digest
+        )
 
     sizes = [len(one) for one in lists.values()]
     joined = mapped_list(f"joined {digest}", make) if sum(sizes) >= LONG_ROWS else make()
@@ -51,29 +63,43 @@ def join(
 
 
 def _refuse_shared(corpora: Mapping[str, tuple[TrainingList, AudioSource]]) -> None:
-    """Raise ListError if two corpora list the same recordings: each of their speakers would be two classes."""
-    for (first, (listed, source)), (second, (other, below)) in itertools.combinations(corpora.items(), 2):
-        # Only recordings of one folder, packed corpus or address can be the same; comparing others takes seconds.
+    """Raise ListError if two corpora list the same recordings: each of their speakers would be two
+    classes.
+    """
+    for (first, (listed, source)), (second, (other, below)) in itertools.combinations(
+        corpora.items(), 2
+    ):
+        # Only recordings of one folder, packed corpus or address can be the same; comparing others
+        # takes seconds.
         if source.place != below.place:
             continue
-        rows = np.flatnonzero(NameIndex(normal_names(listed.paths)).find(normal_names(other.paths)) >= 0)
+        rows = np.flatnonzero(
+            NameIndex(normal_names(listed.paths)).find(normal_names(other.paths)) >= 0
+        )
         if len(rows):
             raise ListError(
-                f"data.corpora: {first} and {second} share {len(rows):,} recordings of {source.root} (first: "
-                f"{other.paths[int(rows[0])]}), so their speakers would be two classes each; remove them from "
-                f"{other.source}, or name only one of the corpora"
+                f"data.corpora: {first} and {second} share {len(rows):,} recordings of "
+                f"{source.root} (first: {other.paths[int(rows[0])]}), so their speakers would be "
+                f"two classes each; remove them from {other.source}, or name only one of the "
+                "corpora"
             )
 
 
 def _prefixed(tables: Mapping[str, StringTable]) -> StringTable:
-    return StringTable.from_bytes(f"{name}/".encode() + raw for name, table in tables.items() for raw in table.raws())
+    return StringTable.from_bytes(
+        f"{name}/".encode() + raw for name, table in tables.items() for raw in table.raws()
+    )
 
 
 class Split:
-    """Each name's corpus, int16 (names,), its place among the corpus's own names, int32 (names,), and those names."""
+    """Each name's corpus, int16 (names,), its place among the corpus's own names, int32 (names,),
+    and those names.
+    """
 
     def __init__(self, owners: np.ndarray, own: list[StringTable]) -> None:
-        self.owners, self.own, self.places = owners, own, np.empty(len(owners), np.int32)
+        self.owners = owners
+        self.own = own
+        self.places = np.empty(len(owners), np.int32)
         for number, names in enumerate(own):
             self.places[owners == number] = np.arange(len(names))
 
@@ -82,10 +108,15 @@ class JoinedSource(AudioSource):
     """The audio of several corpora, by utterance names prefixed with the corpus's name."""
 
     def __init__(
-        self, sources: Mapping[str, AudioSource], lists: Mapping[str, TrainingList], options: DataOptions
+        self,
+        sources: Mapping[str, AudioSource],
+        lists: Mapping[str, TrainingList],
+        options: DataOptions,
     ) -> None:
         super().__init__(" + ".join(sources), options.sample_rate)
-        self.sources, self._lists, self._options = dict(sources), lists, options
+        self.sources = dict(sources)
+        self._lists = lists
+        self._options = options
         self.is_remote = any(one.is_remote for one in sources.values())
         self._splits: dict[int, Split] = {}
         self._samplers: dict[str, Sampler] = {}
@@ -107,11 +138,16 @@ class JoinedSource(AudioSource):
 
     def apart(self, training: TrainingList) -> list[TrainingList]:
         """Split a list of this source: one list per corpus, with the corpus's own names."""
-        split, found = self._split(training.paths), []
+        split = self._split(training.paths)
+        found = []
         for number, (own, listed) in enumerate(zip(split.own, self._lists.values(), strict=True)):
-            labels, renumbered = np.unique(training.labels[split.owners == number], return_inverse=True)
+            labels, renumbered = np.unique(
+                training.labels[split.owners == number], return_inverse=True
+            )
             speakers = (training.speakers[label].partition("/")[2] for label in labels.tolist())
-            found.append(TrainingList(own, renumbered, StringTable.from_strings(speakers), listed.source))
+            found.append(
+                TrainingList(own, renumbered, StringTable.from_strings(speakers), listed.source)
+            )
         return found
 
     def keep(self, names: StringTable, split: Split) -> Split:
@@ -124,21 +160,29 @@ class JoinedSource(AudioSource):
         if id(names) in self._splits:
             return self._splits[id(names)]
         numbers = {name.encode(): number for number, name in enumerate(self.sources)}
-        owners = np.fromiter((numbers[raw.partition(b"/")[0]] for raw in names.raws()), np.int16, len(names))
+        owners = np.fromiter(
+            (numbers[raw.partition(b"/")[0]] for raw in names.raws()), np.int16, len(names)
+        )
         some = (names.raws(np.flatnonzero(owners == number)) for number in range(len(numbers)))
         own = [StringTable.from_bytes(raw.partition(b"/")[2] for raw in raws) for raws in some]
         return self.keep(names, Split(owners, own))
 
     def _look_up(self, names: StringTable, num_threads: int) -> LookupTable:
-        split, table = self._split(names), LookupTable.empty(len(names), self.sample_rate)
+        split = self._split(names)
+        table = LookupTable.empty(len(names), self.sample_rate)
         for number, (source, own) in enumerate(zip(self.sources.values(), split.own, strict=True)):
-            found, rows = source.lookup_table(own, num_threads), np.flatnonzero(split.owners == number)
+            found = source.lookup_table(own, num_threads)
+            rows = np.flatnonzero(split.owners == number)
             for column in COLUMNS:
                 getattr(table, column)[rows] = getattr(found, column)
-            table.problems.update({int(rows[row]): problem for row, problem in found.problems.items()})
+            table.problems.update(
+                {int(rows[row]): problem for row, problem in found.problems.items()}
+            )
         return table
 
-    def rows(self, names: StringTable, table: LookupTable, cache: AudioCache | None = None) -> "JoinedRows":
+    def rows(
+        self, names: StringTable, table: LookupTable, cache: AudioCache | None = None
+    ) -> "JoinedRows":
         """See `AudioSource.rows`."""
         split = self._split(names)
         # One per corpus, since a cache is keyed by the corpus's own rows.
@@ -149,10 +193,15 @@ class JoinedSource(AudioSource):
         ]
         return JoinedRows(split.owners, split.places, readers)
 
-    def order(self, sampler: Sampler, training: TrainingList, table: LookupTable, num_streams: int) -> None:
+    def order(
+        self, sampler: Sampler, training: TrainingList, table: LookupTable, num_streams: int
+    ) -> None:
         """Give every batch of a sampler the same share of each corpus."""
-        size, numbers = sampler.batch_size, {name: number for number, name in enumerate(self.sources)}
-        of_speaker = np.array([numbers[speaker.partition("/")[0]] for speaker in training.speakers], dtype=np.int16)
+        size = sampler.batch_size
+        numbers = {name: number for number, name in enumerate(self.sources)}
+        of_speaker = np.array(
+            [numbers[speaker.partition("/")[0]] for speaker in training.speakers], dtype=np.int16
+        )
         owners = of_speaker[sampler.labels[sampler.eligible]]
         parts = self._parts(np.bincount(owners, minlength=len(numbers)), size)
         self._samplers = {}
@@ -174,15 +223,20 @@ class JoinedSource(AudioSource):
     def _parts(self, utterances: np.ndarray, batch_size: int) -> list[int]:
         """How many items of a batch each corpus gets, given its number of usable utterances."""
         given = [one.weight for one in self._options.corpora.values()]
-        weights = utterances ** (1 / self._options.corpora_temperature) if "auto" in given else np.array(given)
+        weights = (
+            utterances ** (1 / self._options.corpora_temperature)
+            if "auto" in given
+            else np.array(given)
+        )
         exact = weights / weights.sum() * batch_size
         parts = np.floor(exact).astype(np.int64)
         parts[np.argsort(parts - exact, kind="stable")[: batch_size - parts.sum()]] += 1
         for name, part, count in zip(self.sources, parts, utterances, strict=True):
             if not part or not count:
                 raise ValueError(
-                    f"data.corpora: {name} gets {part} of the {batch_size} items in a batch (it has {count} usable "
-                    "utterances); raise its weight, corpora_temperature or batch_size, or leave it out"
+                    f"data.corpora: {name} gets {part} of the {batch_size} items in a batch (it "
+                    f"has {count} usable utterances); raise its weight, corpora_temperature or "
+                    "batch_size, or leave it out"
                 )
         return parts.tolist()
 
@@ -191,7 +245,8 @@ class JoinedSource(AudioSource):
         speakers = Counter(speaker.partition("/")[0] for speaker in training.speakers)
         rows = [["corpus", "speakers", "utterances", "per batch", "per epoch", "passes"]]
         for name, sampler in self._samplers.items():
-            count, drawn = len(sampler.eligible), plan.drawn[name]
+            count = len(sampler.eligible)
+            drawn = plan.drawn[name]
             numbers = f"{speakers[name]:,}", f"{count:,}", f"{sampler.batch_size:,}", f"{drawn:,}"
             rows.append([name, *numbers, f"{drawn / count:.2f}"])
         first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
@@ -229,7 +284,8 @@ class JoinedRows(RowReader):
 
     def fill(self, rows: np.ndarray, starts: np.ndarray, out: np.ndarray) -> dict[int, str]:
         """See `RowReader.fill`."""
-        problems, owners = {}, self.owners[rows]
+        problems = {}
+        owners = self.owners[rows]
         for number in np.unique(owners).tolist():
             mine = np.flatnonzero(owners == number)
             crops = np.empty((len(mine), out.shape[1]), dtype=out.dtype)

@@ -1,8 +1,9 @@
 """Training and trial lists as compact arrays, whose rows samplers and sources refer to.
 
-A Kaldi folder (`utt2spk` and `wav.scp`) is also a training list, with utterances named by id. A million rows are two
-byte buffers and two integer arrays, never one Python object per row, so that worker processes share them at no cost.
-Nothing here opens audio. The functions at the end recognise published trial lists.
+A Kaldi folder (`utt2spk` and `wav.scp`) is also a training list, with utterances named by id. A
+million rows are two byte buffers and two integer arrays, never one Python object per row, so that
+worker processes share them at no cost. Nothing here opens audio. The functions at the end recognise
+published trial lists.
 """
 
 import functools
@@ -27,7 +28,9 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 ROWS_AT_ONCE = 1 << 16
 SHOWN_CHARACTERS = 120  # of a malformed line
 MAX_SPEAKER_BYTES = 255
-UTT2SPK, WAV_SCP, SEGMENTS = "utt2spk", "wav.scp", "segments"
+UTT2SPK = "utt2spk"
+WAV_SCP = "wav.scp"
+SEGMENTS = "segments"
 RAW_LIST = "raw.list"  # wespeaker's
 PATH_HEADINGS = frozenset({b"path", b"wav", b"file", b"filename", b"audio"})
 """Headings of a table's column of paths, by which a table is told from a list."""
@@ -41,12 +44,16 @@ class ListError(FileError):
 class ListFile:
     """Reads a list: iterate to get (number, stripped line) of every non-blank line.
 
-    A malformed line raises an error; if `malformed` is given, it is skipped and described there instead. `kind`
-    describes the expected file in error messages, if it is not a list.
+    A malformed line raises an error; if `malformed` is given, it is skipped and described there
+    instead. `kind` describes the expected file in error messages, if it is not a list.
     """
 
-    def __init__(self, path: str | Path, malformed: list[str] | None = None, kind: str = "") -> None:
-        self.path, self._malformed, self._kind = path, malformed, kind
+    def __init__(
+        self, path: str | Path, malformed: list[str] | None = None, kind: str = ""
+    ) -> None:
+        self.path = path
+        self._malformed = malformed
+        self._kind = kind
         self.digest = hashlib.sha256()  # of what was read so far
 
     def refuse(self, number: int, problem: str) -> None:
@@ -65,12 +72,15 @@ class ListFile:
             f"{own_command('prepare voxceleb')} of VoxCeleb"
         )
         with reading(self.path, expected, ListError), open_regular(self.path) as file:
-            number, rest = 1, b""
+            number = 1
+            rest = b""
             while data := file.read(LONGEST_LINE_BYTES):
                 self.digest.update(data)
                 if number == 1 and b"\0" in data.partition(b"\n")[0]:
                     raise ListError(f"{self.path} is not a text file in UTF-8; expected {expected}")
-                *lines, rest = (rest + data.removeprefix(BYTE_ORDER_MARK if number == 1 else b"")).split(b"\n")
+                *lines, rest = (
+                    rest + data.removeprefix(BYTE_ORDER_MARK if number == 1 else b"")
+                ).split(b"\n")
                 yield from self._text_of(number, lines)
                 number += len(lines)
                 if len(rest) > LONGEST_LINE_BYTES:
@@ -78,13 +88,15 @@ class ListFile:
             yield from self._text_of(number, [rest])
 
     def _text_of(self, number: int, lines: list[bytes]) -> Iterator[tuple[int, bytes]]:
-        """Stripped lines with their numbers, counted from `number`, without blank and unreadable lines."""
+        """Stripped lines with their numbers, counted from `number`, without blank and unreadable
+        lines.
+        """
         is_fine = _is_text(b"\n".join(lines))
         for place, line in enumerate(map(bytes.strip, lines), number):
             if len(line) > LONGEST_LINE_BYTES:
                 raise ListError(
-                    f"{self.path}, line {place}: longer than {LONGEST_LINE_BYTES:,} bytes; expected one utterance or "
-                    "trial per line"
+                    f"{self.path}, line {place}: longer than {LONGEST_LINE_BYTES:,} bytes; "
+                    "expected one utterance or trial per line"
                 )
             if not is_fine and not _is_text(line):
                 self.refuse(place, "not text; save the list as UTF-8")
@@ -101,7 +113,9 @@ def _is_text(content: bytes) -> bool:
 
 
 def split_row(line: bytes) -> list[bytes]:
-    """The words of a line; a line with tabs is split only at tabs, so that names may contain spaces."""
+    """The words of a line; a line with tabs is split only at tabs, so that names may contain
+    spaces.
+    """
     return [word.strip() for word in line.split(b"\t") if word] if b"\t" in line else line.split()
 
 
@@ -131,7 +145,8 @@ class StringTable(Shareable, Sequence[str]):
     @classmethod
     def from_bytes(cls, strings: Iterable[bytes]) -> "StringTable":
         """A table of encoded strings, in the given order."""
-        content, offsets = bytearray(), array("q", [0])
+        content = bytearray()
+        offsets = array("q", [0])
         for string in strings:
             content += string
             offsets.append(len(content))
@@ -153,15 +168,23 @@ class StringTable(Shareable, Sequence[str]):
         return StringTable.from_bytes(self.raws(np.asarray(rows, dtype=np.int64)))
 
     def raws(self, rows: np.ndarray | None = None) -> Iterator[bytes]:
-        """The UTF-8 bytes of the strings at `rows`, or of all, in the form the operating system uses for paths."""
-        content, num_rows = self.content.data, len(self) if rows is None else len(rows)
+        """The UTF-8 bytes of the strings at `rows`, or of all, in the form the operating system
+        uses for paths.
+        """
+        content = self.content.data
+        num_rows = len(self) if rows is None else len(rows)
         # In blocks: a Python list of a hundred million numbers takes gigabytes.
         for first in range(0, num_rows, ROWS_AT_ONCE):
             some = (
-                np.arange(first, min(first + ROWS_AT_ONCE, num_rows)) if rows is None else rows[first:][:ROWS_AT_ONCE]
+                np.arange(first, min(first + ROWS_AT_ONCE, num_rows))
+                if rows is None
+                else rows[first:][:ROWS_AT_ONCE]
             )
-            begins, ends = self.offsets[some].tolist(), self.offsets[some + 1].tolist()
-            yield from (content[begin:end].tobytes() for begin, end in zip(begins, ends, strict=True))
+            begins = self.offsets[some].tolist()
+            ends = self.offsets[some + 1].tolist()
+            yield from (
+                content[begin:end].tobytes() for begin, end in zip(begins, ends, strict=True)
+            )
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -170,7 +193,11 @@ class StringTable(Shareable, Sequence[str]):
         if isinstance(row, slice):
             return [self[one] for one in range(*row.indices(len(self)))]
         row = range(len(self))[row]
-        return self.content[self.offsets[row] : self.offsets[row + 1]].tobytes().decode("utf-8", "surrogateescape")
+        return (
+            self.content[self.offsets[row] : self.offsets[row + 1]]
+            .tobytes()
+            .decode("utf-8", "surrogateescape")
+        )
 
     def __iter__(self) -> Iterator[str]:
         return (raw.decode("utf-8", "surrogateescape") for raw in self.raws())
@@ -186,7 +213,9 @@ class StringTable(Shareable, Sequence[str]):
 
 
 class NameIndex:
-    """Finds rows of a table by name with sorted hashes: 16 bytes per name, a tenth of what a dictionary takes."""
+    """Finds rows of a table by name with sorted hashes: 16 bytes per name, a tenth of what a
+    dictionary takes.
+    """
 
     def __init__(self, names: StringTable) -> None:
         self._names = names
@@ -200,9 +229,12 @@ class NameIndex:
             return np.full(len(names), -1, dtype=np.int64)
         hashes = np.fromiter(map(hash, names.raws()), np.int64, len(names))
         rows = self._order[np.minimum(np.searchsorted(self._sorted, hashes), len(self._sorted) - 1)]
-        # If two names ever have the same hash, the second is not found rather than mistaken for the first.
+        # If two names ever have the same hash, the second is not found rather than mistaken for the
+        # first.
         pairs = zip(names.raws(), self._names.raws(rows), strict=True)
-        return np.where(np.fromiter((one == other for one, other in pairs), bool, len(names)), rows, -1)
+        return np.where(
+            np.fromiter((one == other for one, other in pairs), bool, len(names)), rows, -1
+        )
 
     def refuse_repeated(self, path: str | Path) -> None:
         """Raise ListError if a name occurs twice."""
@@ -212,7 +244,8 @@ class NameIndex:
 
 
 def normal_names(names: StringTable) -> StringTable:
-    """Names in the form in which `prepare` compares them; the same object if they are in it already.
+    """Names in the form in which `prepare` compares them; the same object if they are in it
+    already.
 
     >>> list(normal_names(StringTable.from_strings(["./a//b.wav", "a/b.wav"])))
     ['a/b.wav', 'a/b.wav']
@@ -224,7 +257,7 @@ def normal_names(names: StringTable) -> StringTable:
 
 
 def repeated_rows(names: StringTable) -> np.ndarray:
-    """The rows of recordings that an earlier row names too, perhaps in another form; int64 (rows,)."""
+    """The rows whose recording an earlier row names, perhaps in another form; int64 (rows,)."""
     names = normal_names(names)
     return np.flatnonzero(NameIndex(names).find(names) != np.arange(len(names)))
 
@@ -268,7 +301,9 @@ class TrialList:
 
 @dataclass
 class Recordings:
-    """The file of each utterance, absolute or relative to the working directory, and its speaker (None: unknown)."""
+    """The file of each utterance, absolute or relative to the working directory, and its speaker
+    (None: unknown).
+    """
 
     names: StringTable
     files: StringTable
@@ -276,28 +311,40 @@ class Recordings:
 
 
 def audio_folder_of(path: str | Path) -> Path:
-    """The default folder of a list's audio: the Kaldi folder itself, else the folder of the list."""
+    """The default folder of a list's audio: the Kaldi folder itself, else the folder of the
+    list.
+    """
     return Path(path) if Path(path).is_dir() else Path(path).parent
 
 
 def read_training_list(path: str | Path, malformed: list[str] | None = None) -> TrainingList:
-    """Read `speaker path` lines; the path is everything after the first white space. Blank lines are skipped."""
+    """Read `speaker path` lines; the path is everything after the first white space. Blank lines
+    are skipped.
+    """
     if Path(path).name in (UTT2SPK, WAV_SCP):
         # Its columns are swapped: every utterance would be a speaker.
-        raise ListError(f"{path}: this file is part of a Kaldi folder; give the folder, {Path(path).parent}")
+        raise ListError(
+            f"{path}: this file is part of a Kaldi folder; give the folder, {Path(path).parent}"
+        )
     is_kaldi = Path(path).is_dir()
     file = ListFile(Path(path) / UTT2SPK if is_kaldi else path, malformed)
     if is_kaldi and not Path(file.path).is_file():
         raise ListError(
-            f"{path}: a folder without {UTT2SPK}; expected a list of 'speaker path' lines, or a Kaldi folder with "
-            f"{WAV_SCP} and {UTT2SPK}"
+            f"{path}: a folder without {UTT2SPK}; expected a list of 'speaker path' lines, or a "
+            f"Kaldi folder with {WAV_SCP} and {UTT2SPK}"
         )
-    known, labels, content, offsets = numbers(), array("i"), bytearray(), array("q", [0])
+    known = numbers()
+    labels = array("i")
+    content = bytearray()
+    offsets = array("q", [0])
     form = "'utterance speaker'" if is_kaldi else "'speaker path'"
     for number, pair in _pairs_of(file, form, is_one_word=is_kaldi):
         speaker, utterance = pair[::-1] if is_kaldi else pair
         if len(speaker) > MAX_SPEAKER_BYTES:
-            file.refuse(number, f"a speaker name of {len(speaker)} bytes; expected at most {MAX_SPEAKER_BYTES}")
+            file.refuse(
+                number,
+                f"a speaker name of {len(speaker)} bytes; expected at most {MAX_SPEAKER_BYTES}",
+            )
             continue
         labels.append(known[speaker])
         content += utterance
@@ -309,14 +356,22 @@ def read_training_list(path: str | Path, malformed: list[str] | None = None) -> 
     new_label = np.empty(len(known), dtype=np.int32)
     new_label[[known[name] for name in by_name]] = np.arange(len(known))
     speakers = StringTable.from_bytes(by_name)
-    paths = StringTable(np.frombuffer(content, dtype=np.uint8), np.frombuffer(offsets, dtype=np.int64))
+    paths = StringTable(
+        np.frombuffer(content, dtype=np.uint8), np.frombuffer(offsets, dtype=np.int64)
+    )
     return TrainingList(
-        paths, new_label[np.frombuffer(labels, dtype=np.int32)], speakers, str(path), file.digest.hexdigest()
+        paths,
+        new_label[np.frombuffer(labels, dtype=np.int32)],
+        speakers,
+        str(path),
+        file.digest.hexdigest(),
     )
 
 
 def _pairs_of(file: ListFile, form: str, *, is_one_word: bool) -> Iterator[tuple[int, list[bytes]]]:
-    """Number and words of every line of two words; the second is the rest of the line unless it `is_one_word`."""
+    """Number and words of every line of two words; the second is the rest of the line unless it
+    `is_one_word`.
+    """
     for number, line in file:
         if number == 1 and (problem := _other_kind(line)):
             raise ListError(f"{file.path}: {problem}")
@@ -328,8 +383,11 @@ def _pairs_of(file: ListFile, form: str, *, is_one_word: bool) -> Iterator[tuple
 
 
 def _other_kind(line: bytes) -> str:
-    """What a file is instead of a list of ours, judged by its first line, and what to do; empty if nothing is known."""
-    table = f"make a table with the columns path and speaker, then `{own_command('prepare folder')} FOLDER --csv TABLE`"
+    """What a file is instead of a list of ours, judged by its first line, and what to do; empty if
+    nothing is known.
+    """
+    command = f"`{own_command('prepare folder')} FOLDER --csv TABLE`"
+    table = f"make a table with the columns path and speaker, then {command}"
     if line.startswith(b"{"):
         if all(field in line for field in (b'"key"', b'"wav"', b'"spk"')):
             return (
@@ -348,8 +406,11 @@ def _other_kind(line: bytes) -> str:
 
 
 def read_wav_scp(path: str | Path) -> Recordings:
-    """Read the `utterance file` lines of Kaldi's `wav.scp`; the file is everything after the first white space."""
-    file, form = ListFile(path), "'utterance file'"
+    """Read the `utterance file` lines of Kaldi's `wav.scp`; the file is everything after the first
+    white space.
+    """
+    file = ListFile(path)
+    form = "'utterance file'"
     pairs = []
     for number, pair in _pairs_of(file, form, is_one_word=False):
         if problem := not_a_file(pair[1].decode("utf-8")):
@@ -364,11 +425,16 @@ def not_a_file(text: str) -> str:
     """Why a command or a place in a Kaldi archive is refused; empty for a file name."""
     if not (text.endswith("|") or KALDI_ARCHIVE.search(text)):
         return ""
-    what = "a command, and lists may not run commands" if text.endswith("|") else "a place in a Kaldi archive"
+    what = (
+        "a command, and lists may not run commands"
+        if text.endswith("|")
+        else "a place in a Kaldi archive"
+    )
     return f"{text!r} is {what}; save the audio as WAV files and name those"
 
 
-# Forms of a trial list's lines: description, number of fields, which of them is the label, what the labels mean.
+# Forms of a trial list's lines: description, number of fields, which of them is the label, what the
+# labels mean.
 FORMS: tuple[tuple[str, int, int, dict[bytes, int]], ...] = (
     ("'1 enrol test' or '0 enrol test'", 3, 0, {b"0": 0, b"1": 1}),
     ("'enrol test target' or 'enrol test nontarget'", 3, 2, {b"nontarget": 0, b"target": 1}),
@@ -377,12 +443,16 @@ FORMS: tuple[tuple[str, int, int, dict[bytes, int]], ...] = (
 
 
 def read_trials(path: str | Path, malformed: list[str] | None = None) -> TrialList:
-    """Read trials: label first (`1 enrol test`), Kaldi's (`enrol test target`) or unlabelled pairs; one form per file.
+    """Read trials: label first (`1 enrol test`), Kaldi's (`enrol test target`) or unlabelled pairs;
+    one form per file.
 
     A line with tabs is split only at tabs, so that names may contain spaces.
     """
     file = ListFile(path, malformed)
-    known, sides, labels, forms = numbers(), array("i"), array("b"), FORMS
+    known = numbers()
+    sides = array("i")
+    labels = array("b")
+    forms = FORMS
     for number, line in file:
         row = split_row(line)
         for form in forms:
@@ -401,15 +471,21 @@ def read_trials(path: str | Path, malformed: list[str] | None = None) -> TrialLi
         sides.append(known[row[0]])
         sides.append(known[row[1]])
     if not sides:
-        raise ListError(f"{path}: the list is empty; expected lines {', or '.join(one[0] for one in FORMS)}")
+        raise ListError(
+            f"{path}: the list is empty; expected lines {', or '.join(one[0] for one in FORMS)}"
+        )
     enrol, test = np.array(sides).reshape(-1, 2).T.copy()
     # A dictionary keeps insertion order, so its n-th key is row n.
     names = StringTable.from_bytes(known)
-    return TrialList(names, enrol, test, np.array(labels) if labels else None, str(path), file.digest.hexdigest())
+    return TrialList(
+        names, enrol, test, np.array(labels) if labels else None, str(path), file.digest.hexdigest()
+    )
 
 
 def _other_trials(row: list[bytes]) -> str:
-    """What a list is whose first line can be read as an unlabelled pair but is none; empty for a pair."""
+    """What a list is whose first line can be read as an unlabelled pair but is none; empty for a
+    pair.
+    """
     if row[1] in (b"0", b"1") and b"*" in row[0]:
         pattern = r"s/^(.*)\*(.*) ([01])$/\3 \1 \2/"
         return (
@@ -420,7 +496,9 @@ def _other_trials(row: list[bytes]) -> str:
 
 
 def repeated_trials(trials: TrialList) -> tuple[int, np.ndarray]:
-    """How many trials repeat an ordered pair, and the rows of those that contradict its label, int64 (rows,)."""
+    """How many trials repeat an ordered pair, and the rows of those that contradict its label,
+    int64 (rows,).
+    """
     # With a million names, products of row numbers exceed 2^31.
     pairs = trials.enrol.astype(np.int64) * len(trials.names) + trials.test
     order = np.argsort(pairs, kind="stable")
@@ -434,8 +512,15 @@ def write_training_list(path: str | Path, pairs: Iterable[tuple[str, str]]) -> N
     """Atomically write (speaker, path) pairs."""
     with atomic_write(path) as file:
         for speaker, name in pairs:
-            if not speaker or speaker.split() != [speaker] or not name.strip() or len(name.splitlines()) != 1:
-                raise ListError(f"{path}: speaker {speaker!r}, path {name!r}; expected one word and one line")
+            if (
+                not speaker
+                or speaker.split() != [speaker]
+                or not name.strip()
+                or len(name.splitlines()) != 1
+            ):
+                raise ListError(
+                    f"{path}: speaker {speaker!r}, path {name!r}; expected one word and one line"
+                )
             file.write(f"{speaker} {name}\n")
 
 
@@ -448,13 +533,15 @@ def write_trials(path: str | Path, rows: Iterable[tuple[int | None, str, str]]) 
         for label, *names in rows:
             if any("\t" in name or len(name.splitlines()) != 1 for name in names):
                 raise ListError(
-                    f"{path}: cannot write the trial {names}: a name contains a tab or a line break, or is empty"
+                    f"{path}: cannot write the trial {names}: a name contains a tab or a line "
+                    "break, or is empty"
                 )
             fields = names if label is None else [str(int(label)), *names]
             file.write(("\t" if any(" " in name for name in names) else " ").join(fields) + "\n")
 
 
-# Name, trials, targets and MD5, from the corpus's own page, http://www.robots.ox.ac.uk/~vgg/data/voxceleb/.
+# Name, trials, targets and MD5, from the corpus's own page,
+# http://www.robots.ox.ac.uk/~vgg/data/voxceleb/.
 PUBLISHED = (
     ("VoxCeleb1-O, original", 37720, 18860, "29fc7cc1c5d59f0816dc15d6e8be60f7"),
     ("VoxCeleb1-O, cleaned", 37611, 18802, "b73110731c9223c1461fe49cb48dddfc"),
@@ -468,21 +555,34 @@ VOXCELEB_NAME = re.compile(r"(?:.*/)?(id1\d{4}/[\w-]{11}/\d{5})(?:\.\w+)?")
 
 
 def identify_trials(trials: TrialList) -> str:
-    """A sentence that says which published list this is and which one it is confused with; empty if it matches none.
+    """A sentence that says which published list this is and which one it is confused with; empty if
+    it matches none.
 
-    Error rates on the original and the cleaned VoxCeleb1 lists differ by a sixth, and the file name does not show which
-    one it is. A list is identified by the MD5 of the published file, or as a likely match by its counts and names.
+    Error rates on the original and the cleaned VoxCeleb1 lists differ by a sixth, and the file name
+    does not show which one it is. A list is identified by the MD5 of the published file, or as a
+    likely match by its counts and names.
     """
     place = next((place for place, one in enumerate(PUBLISHED) if one[1] == len(trials)), None)
     if place is None:
         return ""
     (name, _, num_targets, md5), (other, num_others, _, _) = PUBLISHED[place], PUBLISHED[place ^ 1]
     size = f"{len(trials):,} trials"
-    confused = f"often confused with {other} ({num_others:,} trials); their error rates must not be compared"
+    confused = (
+        f"often confused with {other} ({num_others:,} trials); their error rates must not "
+        "be compared"
+    )
     if Path(trials.source).is_file() and digest_of(trials.source, "md5") == md5:
         return f"this is {name}, {size}, as published; {confused}"
     if trials.labels is not None and np.count_nonzero(trials.labels) != num_targets:
-        return f"as many trials as {name} ({size}), but a different number of targets: not the published list"
+        return (
+            f"as many trials as {name} ({size}), but a different number of targets: not the "
+            "published list"
+        )
     if not all(map(VOXCELEB_NAME.fullmatch, trials.names)):
-        return f"as many trials as {name} ({size}), but without VoxCeleb1's names: not the published list"
-    return f"most likely {name}: {size} and VoxCeleb1's names, but not the published file; {confused}"
+        return (
+            f"as many trials as {name} ({size}), but without VoxCeleb1's names: not the "
+            "published list"
+        )
+    return (
+        f"most likely {name}: {size} and VoxCeleb1's names, but not the published file; {confused}"
+    )

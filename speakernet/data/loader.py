@@ -1,8 +1,9 @@
 """The training loader: plans of epochs go in, batches on the training device come out.
 
-Worker processes (`workers.py`) receive requests for whole batches and write into a ring of shared memory that is made
-once, so that only a few hundred bytes travel between processes. With a GPU, the transfer (int16 if possible) and device
-augmentation run on their own stream, in parallel with the previous step.
+Worker processes (`workers.py`) receive requests for whole batches and write into a ring of shared
+memory that is made once, so that only a few hundred bytes travel between processes. With a GPU, the
+transfer (int16 if possible) and device augmentation run on their own stream, in parallel with the
+previous step.
 """
 
 import dataclasses
@@ -31,7 +32,9 @@ logger = logging.getLogger(__name__)
 
 
 class TrainingLoader:
-    """Iterates over the `Batch`es of the epoch set by `set_epoch`, from the position set by `load_state_dict`."""
+    """Iterates over the `Batch`es of the epoch set by `set_epoch`, from the position set by
+    `load_state_dict`.
+    """
 
     def __init__(
         self,
@@ -45,12 +48,17 @@ class TrainingLoader:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        self.maker, self.sampler, self.training, self.options = maker, sampler, training, options
-        self.device, self.augmenter = device, augmenter
+        self.maker = maker
+        self.sampler = sampler
+        self.training = training
+        self.options = options
+        self.device = device
+        self.augmenter = augmenter
         self.num_speakers = max(options.num_classes, len(training.speakers))
         self.num_classes = self.num_speakers * len(sampler.voices)
         self.utterances_per_speaker = sampler.unit
-        self.rank, self.world_size = rank, world_size
+        self.rank = rank
+        self.world_size = world_size
         self._labels = np.asarray(sampler.labels)
         self._copies: deque[torch.cuda.Event] = deque()
         self._plan: EpochPlan | None = None
@@ -62,9 +70,13 @@ class TrainingLoader:
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, from 0; the next iteration starts at its first batch."""
         if epoch != self.epoch:
-            # The same epoch keeps its plan: the trainer asks for the length of the epoch first, then for its batches.
+            # The same epoch keeps its plan: the trainer asks for the length of the epoch first,
+            # then for its batches.
             self._plan = None
-        self.epoch, self.batch, self._read_bytes, self._read_seconds = epoch, 0, 0, 0.0
+        self.epoch = epoch
+        self.batch = 0
+        self._read_bytes = 0
+        self._read_seconds = 0.0
         self._counts.clear()
         self._problems.clear()
 
@@ -79,14 +91,16 @@ class TrainingLoader:
         return self._plan
 
     def __iter__(self) -> Iterator[Batch]:
-        plan, options = self.plan, self.options
+        plan = self.plan
+        options = self.options
         requests = Requests(self, plan, range(self.batch, len(plan)))
         # Utterances in this rank's share of the epoch.
         total = max(1, len(plan.rows) // self.world_size)
         allowed = options.max_bad_share * total
         made = self._batches(requests)
         for batch, report in made if self.device.type != "cuda" else _one_ahead(made, self.device):
-            bad, problems = self._counts["bad_utterances"] + len(report.problems), [*self._problems, *report.problems]
+            bad = self._counts["bad_utterances"] + len(report.problems)
+            problems = [*self._problems, *report.problems]
             # Stop early, before hours are lost, but not because of one file in the first batch.
             if bad > allowed and (self.batch + 1 == len(plan) or bad > max(10, allowed)):
                 raise AudioError(
@@ -94,7 +108,8 @@ class TrainingLoader:
                     f"({options.max_bad_share}) allows; the first: {problems[0]}"
                 )
             if report.problems:
-                self._counts["bad_utterances"], self._problems = bad, problems[:MAX_NAMED]
+                self._counts["bad_utterances"] = bad
+                self._problems = problems[:MAX_NAMED]
             self._counts.update(report.counts)
             self._read_seconds += report.read_seconds
             self._read_bytes += 2 * batch.waveforms.numel()
@@ -108,7 +123,9 @@ class TrainingLoader:
         return {"training_list": utterances, "speakers": self.training.speakers.checksum}
 
     def state_dict(self) -> dict[str, Any]:
-        """The epoch, the number of its batches yielded so far, what could not be read, and a checksum of the plan."""
+        """The epoch, the number of its batches yielded so far, what could not be read, and a
+        checksum of the plan.
+        """
         return {
             "epoch": self.epoch,
             "batch": self.batch,
@@ -123,14 +140,17 @@ class TrainingLoader:
         """Resume in the saved epoch after the saved number of batches."""
         self.set_epoch(int(state["epoch"]))
         if state["checksum"] != self.plan.checksum ^ self.identity["training_list"]:
-            processes, reason = state.get("processes", self.world_size), "the batch size, the sampler, the seed"
+            processes = state.get("processes", self.world_size)
+            reason = "the batch size, the sampler, the seed"
             if processes != self.world_size:
                 reason = (
-                    f"the number of processes (from {processes} to {self.world_size}; streamed corpora depend on it)"
+                    f"the number of processes (from {processes} to {self.world_size}; "
+                    "streamed corpora depend on it)"
                 )
             raise ValueError(
-                f"{state['batch']} of {state['batches']} batches were done, but the epoch now consists of {len(self)} "
-                f"different batches: {reason} or the training list has changed"
+                f"{state['batch']} of {state['batches']} batches were done, but the epoch now "
+                f"consists of {len(self)} different batches: {reason} or the training list has "
+                "changed"
             )
         self.batch = int(state["batch"])
         if self.rank == 0:
@@ -143,17 +163,22 @@ class TrainingLoader:
         return [self.training.paths[int(row)] for row in indices]
 
     def read_bytes_a_second(self) -> float:
-        """Speed at which one reader (a worker, or this process) read 16-bit samples in this epoch; 0 if unknown."""
+        """Speed at which one reader (a worker, or this process) read 16-bit samples in this epoch;
+        0 if unknown.
+        """
         return self._read_bytes / self._read_seconds if self._read_seconds else 0.0
 
     def epoch_report(self) -> dict[str, Any]:
-        """Counts of the epoch: utterances replaced, files that changed, cache hits, utterances left out."""
+        """Counts of the epoch: utterances replaced, files that changed, cache hits, utterances left
+        out.
+        """
         gathered = distributed.gather_objects((dict(self._counts), self._problems))
         counts = sum((Counter(one) for one, _ in gathered), Counter())
         problems = [problem for _, some in gathered for problem in some]
         if problems:
             logger.warning(
-                "%d unreadable utterances were replaced with others of the same speakers in epoch %d:\n  %s",
+                "%d unreadable utterances were replaced with others of the same speakers in epoch "
+                "%d:\n  %s",
                 counts["bad_utterances"],
                 self.epoch + 1,
                 "\n  ".join(problems[:MAX_NAMED]),
@@ -166,8 +191,12 @@ class TrainingLoader:
         self.maker.close()
 
     def _batches(self, requests: Sequence[BatchRequest]) -> Iterator[tuple[Batch, BatchReport]]:
-        """Batches on the training device; the maker's memory is reused only after the copy from it is done."""
-        plan, sampler, size = self.plan, self.sampler, self.world_size
+        """Batches on the training device; the maker's memory is reused only after the copy from it
+        is done.
+        """
+        plan = self.plan
+        sampler = self.sampler
+        size = self.world_size
         while self._copies:
             self._copies.popleft().synchronize()
         for request, crops, report in self.maker.run(requests):
@@ -175,19 +204,31 @@ class TrainingLoader:
                 raise AudioError(report.error)
             waveforms = self._to_device(crops)
             if not self.maker.changes_speed:
-                waveforms = change_speeds(waveforms, request.speeds, self.maker.speeds, request.num_samples)
+                waveforms = change_speeds(
+                    waveforms, request.speeds, self.maker.speeds, request.num_samples
+                )
             if self.augmenter is not None:
                 waveforms = self.augmenter(waveforms, epoch=request.epoch, rows=request.rows)
-            shares = [rank_share(plan, request.batch, sampler.unit, rank, size) for rank in range(size)]
+            shares = [
+                rank_share(plan, request.batch, sampler.unit, rank, size) for rank in range(size)
+            ]
             voices = plan.voices[shares[self.rank]]
-            # Labels of the rows that were actually read; a speaker in a different voice is a different class.
-            labels = torch.from_numpy(sampler.voices.classes_of(self._labels[report.rows], voices, self.num_speakers))
+            # Labels of the rows that were actually read; a speaker in a different voice is a
+            # different class.
+            labels = torch.from_numpy(
+                sampler.voices.classes_of(self._labels[report.rows], voices, self.num_speakers)
+            )
             if self.device.type == "cuda":
                 labels = labels.pin_memory().to(self.device, non_blocking=True)
-            counts, warps = tuple(one.stop - one.start for one in shares), voices // len(sampler.voices.speeds)
+            counts = tuple(one.stop - one.start for one in shares)
+            warps = voices // len(sampler.voices.speeds)
             key = derive_seed(sampler.seed, request.epoch)
-            yield Batch(waveforms, labels, torch.from_numpy(report.rows), counts, key, warps), report
-            # One of the ring's spare slots holds the last batch, still being copied; the other is written next.
+            yield (
+                Batch(waveforms, labels, torch.from_numpy(report.rows), counts, key, warps),
+                report,
+            )
+            # One of the ring's spare slots holds the last batch, still being copied; the other is
+            # written next.
             while len(self._copies) > 1:
                 self._copies.popleft().synchronize()
 
@@ -198,7 +239,11 @@ class TrainingLoader:
             return crops
         if self.device.type == "cpu":
             # Crops of workers are in the ring, which the workers keep writing to.
-            return crops if crops.dtype == torch.float32 and self.options.num_workers == 0 else to_float(crops)
+            return (
+                crops
+                if crops.dtype == torch.float32 and self.options.num_workers == 0
+                else to_float(crops)
+            )
         # Only page-locked memory can be copied while the GPU computes.
         staged = crops.pin_memory() if self.options.pin_memory else crops
         moved = staged.to(self.device, non_blocking=bool(self.options.pin_memory))
@@ -211,9 +256,11 @@ class TrainingLoader:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Requests(Sequence[BatchRequest]):
-    """The remaining requests of an epoch for one rank, each made on access: an epoch may have a million.
+    """The remaining requests of an epoch for one rank, each made on access: an epoch may have a
+    million.
 
-    Each is for a whole batch, not an utterance, so that only a few hundred bytes travel to a worker and back.
+    Each is for a whole batch, not an utterance, so that only a few hundred bytes travel to a worker
+    and back.
     """
 
     loader: TrainingLoader
@@ -227,17 +274,22 @@ class Requests(Sequence[BatchRequest]):
     def __getitem__(self, place):  # type: ignore[no-untyped-def, override]
         if isinstance(place, slice):
             return [self[one] for one in range(*place.indices(len(self)))]
-        loader, number, plan = self.loader, self.numbers[place], self.plan
+        loader = self.loader
+        number = self.numbers[place]
+        plan = self.plan
         share = rank_share(plan, number, loader.sampler.unit, loader.rank, loader.world_size)
         num_samples = crop_samples(int(plan.crop_frames[number]), loader.options.sample_rate)
         speeds = plan.voices[share] % len(loader.sampler.voices.speeds)
-        return BatchRequest(loader.epoch, plan.rows[share].astype(np.int64), speeds, num_samples, number)
+        return BatchRequest(
+            loader.epoch, plan.rows[share].astype(np.int64), speeds, num_samples, number
+        )
 
 
 def _one_ahead(
     batches: Iterator[tuple[Batch, BatchReport]], device: torch.device
 ) -> Iterator[tuple[Batch, BatchReport]]:
-    """Transfer and augment each batch on its own stream, parallel to the previous step, which the host has only queued.
+    """Transfer and augment each batch on its own stream, parallel to the previous step, which the
+    host has only queued.
 
     A finished batch is yielded before the next one is waited for.
     """

@@ -1,8 +1,9 @@
 """Lookup tables: the header facts of a list's files, read by threads and cached on disk.
 
-A table is a handful of arrays with one entry per row of the list (39 bytes a row), so a million rows cost little to
-hold and to share. Only headers are read. The cached copy is keyed by the content of the list, the folder and the rate;
-every start checks sizes and times of the files and reads the headers of changed files again.
+A table is a handful of arrays with one entry per row of the list (39 bytes a row), so a million
+rows cost little to hold and to share. Only headers are read. The cached copy is keyed by the
+content of the list, the folder and the rate; every start checks sizes and times of the files and
+reads the headers of changed files again.
 """
 
 import contextlib
@@ -23,12 +24,18 @@ from speakernet.files import FileError, atomic_write, exclusive, parallel_map, r
 
 logger = logging.getLogger(__name__)
 
-FORMATS = ("other", *SAMPLE_BYTES)  # Names of the codes in `LookupTable.formats`; "other" must be decoded.
+FORMATS = (
+    "other",
+    *SAMPLE_BYTES,
+)  # Names of the codes in `LookupTable.formats`; "other" must be decoded.
 PCM_S16 = FORMATS.index("pcm_s16")
-CACHE_VERSION, LIST_VERSION = 1, 2
+CACHE_VERSION = 1
+LIST_VERSION = 2
 COMPLETE = "complete"
-LONG_ROWS, LONG_LIST_BYTES = 1_000_000, 32 << 20
-"""From these sizes on, tables and lists are memory-mapped; smaller ones load in a second and take little memory."""
+LONG_ROWS = 1_000_000
+LONG_LIST_BYTES = 32 << 20
+"""From these sizes on, tables and lists are memory-mapped; smaller ones load in a second and take
+little memory."""
 ROWS_PER_TASK = 256
 MIN_FOR_A_BAR = 5000  # fewer headers are read before anyone could look at a progress bar
 COLUMNS = {
@@ -55,7 +62,10 @@ class LookupTable(Shareable):
     modified_ns: np.ndarray
 
     def __init__(
-        self, sample_rate: int, columns: Mapping[str, np.ndarray], problems: Mapping[int, str] | None = None
+        self,
+        sample_rate: int,
+        columns: Mapping[str, np.ndarray],
+        problems: Mapping[int, str] | None = None,
     ) -> None:
         self.sample_rate = sample_rate
         self.problems = dict(problems or {})
@@ -69,7 +79,9 @@ class LookupTable(Shareable):
     @classmethod
     def empty(cls, num_rows: int, sample_rate: int) -> "LookupTable":
         """A table of `num_rows` rows, to be filled by `put`."""
-        return cls(sample_rate, {name: np.zeros(num_rows, dtype) for name, dtype in COLUMNS.items()})
+        return cls(
+            sample_rate, {name: np.zeros(num_rows, dtype) for name, dtype in COLUMNS.items()}
+        )
 
     def __len__(self) -> int:
         return len(self.native_samples)
@@ -88,7 +100,9 @@ class LookupTable(Shareable):
         return self.num_samples / self.sample_rate
 
     def is_plain(self, rows: int | np.ndarray | slice = slice(None)) -> np.ndarray:
-        """Whether files are 16-bit mono PCM at `sample_rate`, so that samples are used as they are; bool (rows,)."""
+        """Whether files are 16-bit mono PCM at `sample_rate`, so that samples are used as they are;
+        bool (rows,).
+        """
         return (
             (self.formats[rows] == PCM_S16)
             & (self.num_channels[rows] == 1)
@@ -102,14 +116,19 @@ class LookupTable(Shareable):
 
     def put(self, row: int, info: AudioInfo) -> None:
         """Fill one row from a header."""
-        self.native_samples[row], self.sample_rates[row] = info.num_samples, info.sample_rate
-        self.num_channels[row], self.data_offsets[row] = info.num_channels, info.data_offset
+        self.native_samples[row] = info.num_samples
+        self.sample_rates[row] = info.sample_rate
+        self.num_channels[row] = info.num_channels
+        self.data_offsets[row] = info.data_offset
         self.formats[row] = FORMATS.index(info.format) if info.data_offset >= 0 else 0
-        self.file_bytes[row], self.modified_ns[row] = info.file_bytes, info.modified_ns
+        self.file_bytes[row] = info.file_bytes
+        self.modified_ns[row] = info.modified_ns
 
     def info(self, row: int) -> AudioInfo:
         """The header facts of one row."""
-        samples, rate, channels, code, offset, size, modified = (int(getattr(self, name)[row]) for name in COLUMNS)
+        samples, rate, channels, code, offset, size, modified = (
+            int(getattr(self, name)[row]) for name in COLUMNS
+        )
         return AudioInfo(samples, rate, channels, FORMATS[code], offset, False, size, modified)
 
 
@@ -124,7 +143,8 @@ def build_lookup_table(
 ) -> LookupTable:
     """Read the header of every `root`/name with `num_threads` threads, or load the cached table.
 
-    Rows that were unreadable before, or whose file has a different size or modification time, are read again.
+    Rows that were unreadable before, or whose file has a different size or modification time, are
+    read again.
     """
     # A hash of everything that the table depends on.
     key = hashlib.sha256(f"{CACHE_VERSION}\n{Path(root).resolve()}\n{sample_rate}\n".encode())
@@ -136,12 +156,14 @@ def build_lookup_table(
 
     def read_rows(first: int) -> int:
         """Read the headers of a few rows; returns how many had to be read."""
-        some, num_read = slice(first, first + ROWS_PER_TASK), 0
+        some = slice(first, first + ROWS_PER_TASK)
+        num_read = 0
         facts = zip(table.file_bytes[some].tolist(), table.modified_ns[some].tolist(), strict=True)
         for row, known in enumerate(facts, first):
             file = os.path.join(root, names[row])  # noqa: PTH118  a million times
             with contextlib.suppress(OSError, ValueError):
-                # Reading a million headers takes minutes; comparing a million sizes and times takes seconds.
+                # Reading a million headers takes minutes; comparing a million sizes and times takes
+                # seconds.
                 if kept and row not in table.problems:
                     status = os.stat(file)  # noqa: PTH116
                     if (status.st_size, status.st_mtime_ns) == known:
@@ -152,7 +174,9 @@ def build_lookup_table(
             try:
                 table.put(row, info := audio_info(file))
                 if not info.num_samples:
-                    table.problems[row] = f"{file}: the file has a header but no samples; replace it or leave it out"
+                    table.problems[row] = (
+                        f"{file}: the file has a header but no samples; replace it or leave it out"
+                    )
             except AudioError as error:
                 table.problems[row] = str(error)
                 for name in COLUMNS:
@@ -161,8 +185,12 @@ def build_lookup_table(
 
     # Several files per task: handing a task to a thread costs as much as reading a header.
     tasks = range(0, len(names), ROWS_PER_TASK)
-    description = "reading headers" if show_progress and len(names) >= MIN_FOR_A_BAR and not kept else ""
-    results = parallel_map(read_rows, tasks, num_threads, description, total=len(names), units_of=int)
+    description = (
+        "reading headers" if show_progress and len(names) >= MIN_FOR_A_BAR and not kept else ""
+    )
+    results = parallel_map(
+        read_rows, tasks, num_threads, description, total=len(names), units_of=int
+    )
     if sum(results) and cache_folder:
         try:
             with atomic_write(path, "wb") as file:
@@ -170,19 +198,27 @@ def build_lookup_table(
                 problem_rows = np.array(sorted(table.problems), dtype=np.int64)
                 np.savez(file, allow_pickle=False, problem_rows=problem_rows, **columns)
         except OSError as error:
-            logger.warning("The lookup table is not cached for the next start: cannot write %s (%s)", path, error)
+            logger.warning(
+                "The lookup table is not cached for the next start: cannot write %s (%s)",
+                path,
+                error,
+            )
     if len(names) < LONG_ROWS:
         return table
     columns = {name: getattr(table, name) for name in COLUMNS}
     for column in columns.values():
         key.update(column.data)
-    return LookupTable(sample_rate, mapped(f"headers {key.hexdigest()}", lambda: columns), table.problems)
+    return LookupTable(
+        sample_rate, mapped(f"headers {key.hexdigest()}", lambda: columns), table.problems
+    )
 
 
 def mapped(key: str, make: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Arrays by name, each memory-mapped from the cache folder, so that all processes of a machine share one copy.
+    """Arrays by name, each memory-mapped from the cache folder, so that all processes of a machine
+    share one copy.
 
-    The first process makes them while the others wait. The key must contain everything they depend on.
+    The first process makes them while the others wait. The key must contain everything they depend
+    on.
     """
     folder = default_cache_folder() / "tables" / hashlib.sha256(key.encode()).hexdigest()[:32]
     with exclusive(folder, waits=True):
@@ -191,15 +227,19 @@ def mapped(key: str, make: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, 
                 with atomic_write(folder / f"{name}.npy", "wb") as file:
                     np.save(file, array, allow_pickle=False)
             (folder / COMPLETE).touch()
-    # Copy on write: rows of changed files are private to this process. An empty array cannot be mapped.
+    # Copy on write: rows of changed files are private to this process. An empty array cannot be
+    # mapped.
     found = {
-        path.stem: np.load(path, mmap_mode="c" if path.stat().st_size > 128 else None) for path in folder.glob("*.npy")
+        path.stem: np.load(path, mmap_mode="c" if path.stat().st_size > 128 else None)
+        for path in folder.glob("*.npy")
     }
     return {name: array.view(np.ndarray) for name, array in found.items()}
 
 
 def mapped_training_list(path: str | Path) -> TrainingList:
-    """`read_training_list` for a long list, with memory-mapped columns; it is parsed only if new or changed."""
+    """`read_training_list` for a long list, with memory-mapped columns; it is parsed only if new or
+    changed.
+    """
     status = Path(path).stat()
     key = f"list {LIST_VERSION} {Path(path).resolve()} {status.st_size} {status.st_mtime_ns}"
     return dataclasses.replace(mapped_list(key, lambda: read_training_list(path)), source=str(path))
@@ -210,15 +250,22 @@ def mapped_list(key: str, read: Callable[[], TrainingList]) -> TrainingList:
 
     def make() -> dict[str, np.ndarray]:
         found = read()
-        logger.info("%s is long, so it is cached as a table in %s", found.source, default_cache_folder())
+        logger.info(
+            "%s is long, so it is cached as a table in %s", found.source, default_cache_folder()
+        )
         texts = {"paths": found.paths, "speakers": found.speakers}
         texts["facts"] = StringTable.from_strings([found.sha256, found.source])
-        columns = {f"{name}_{part}": getattr(text, part) for name, text in texts.items() for part in StringTable.parts}
+        columns = {
+            f"{name}_{part}": getattr(text, part)
+            for name, text in texts.items()
+            for part in StringTable.parts
+        }
         return columns | {"labels": found.labels}
 
     kept = mapped(key, make)
     paths, speakers, facts = (
-        StringTable(*(kept[f"{name}_{part}"] for part in StringTable.parts)) for name in ("paths", "speakers", "facts")
+        StringTable(*(kept[f"{name}_{part}"] for part in StringTable.parts))
+        for name in ("paths", "speakers", "facts")
     )
     return TrainingList(paths, kept["labels"], speakers, facts[1], facts[0])
 
@@ -239,7 +286,10 @@ def _load(path: Path, num_rows: int, sample_rate: int) -> LookupTable | None:
             problem_rows = stored["problem_rows"].astype(np.int64, casting="safe").tolist()
             table = LookupTable(sample_rate, stored, dict.fromkeys(problem_rows, "not read yet"))
             if len(table) != num_rows or not all(0 <= row < num_rows for row in problem_rows):
-                raise FileError(f"{path}: {len(table)} rows, or a problem row out of range; expected {num_rows} rows")
+                raise FileError(
+                    f"{path}: {len(table)} rows, or a problem row out of range; expected "
+                    f"{num_rows} rows"
+                )
             return table
     except FileError as error:
         logger.warning("The cached lookup table is damaged; reading the headers again: %s", error)

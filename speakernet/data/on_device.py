@@ -1,4 +1,6 @@
-"""Int16 audio on a device as one tensor: crops by one indexed read, and the transfer of small arrays."""
+"""Int16 audio on a device as one tensor: crops by one indexed read, and the transfer of small
+arrays.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,13 +14,17 @@ from speakernet.data.sources import INT16_SCALE
 
 def send(device: torch.device, arrays: Sequence[np.ndarray]) -> list[Tensor]:
     """Send flat int64 and float64 arrays to a device as tensors, in one asynchronous transfer."""
-    words = [array.astype(np.float64 if array.dtype.kind == "f" else np.int64, copy=False) for array in arrays]
+    words = [
+        array.astype(np.float64 if array.dtype.kind == "f" else np.int64, copy=False)
+        for array in arrays
+    ]
     # torch's allocator reuses page-locked memory only after its copy is done.
     parcel = torch.empty(sum(map(len, words)), dtype=torch.int64, pin_memory=device.type == "cuda")
     np.concatenate([word.view(np.int64) for word in words], out=parcel.numpy())
     sent = parcel.to(device, non_blocking=True).split([len(word) for word in words])
     return [
-        part.view(torch.float64) if word.dtype == np.float64 else part for part, word in zip(sent, words, strict=True)
+        part.view(torch.float64) if word.dtype == np.float64 else part
+        for part, word in zip(sent, words, strict=True)
     ]
 
 
@@ -35,7 +41,9 @@ class DeviceAudio:
 
     samples: Tensor
 
-    def crops(self, firsts: np.ndarray, starts: np.ndarray, lengths: np.ndarray, num_samples: int) -> Tensor:
+    def crops(
+        self, firsts: np.ndarray, starts: np.ndarray, lengths: np.ndarray, num_samples: int
+    ) -> Tensor:
         """Crops of `num_samples`; a recording that ends before that wraps around to its start.
 
         Returns:
@@ -50,7 +58,8 @@ class DeviceAudio:
             device, [begins, short, firsts[short], starts[short], lengths[short]]
         )
         if len(short) < len(begins):
-            # A view with a window at every sample of the corpus: reading by window needs no index for each sample.
+            # A view with a window at every sample of the corpus: reading by window needs no index
+            # for each sample.
             crops = self.samples.unfold(0, num_samples, 1)[begins_there]
         else:
             crops = torch.empty(len(begins), num_samples, dtype=torch.int16, device=device)

@@ -5,7 +5,15 @@ from pathlib import Path
 import numpy as np
 
 from speakernet.data.audio import SAMPLE_RATE, AudioError
-from speakernet.data.lists import SEGMENTS, UTT2SPK, WAV_SCP, ListError, NameIndex, StringTable, read_wav_scp
+from speakernet.data.lists import (
+    SEGMENTS,
+    UTT2SPK,
+    WAV_SCP,
+    ListError,
+    NameIndex,
+    StringTable,
+    read_wav_scp,
+)
 from speakernet.data.lookup import LookupTable
 from speakernet.data.packed import PackedSource, is_packed, partial_of
 from speakernet.data.sources import AudioCache, AudioSource, FolderRows, FolderSource
@@ -18,26 +26,35 @@ def is_kaldi(folder: str | Path) -> bool:
 
 
 def kaldi_advice(folder: str | Path) -> str:
-    """What is missing if a folder has a Kaldi list of speakers but no list of files; empty for any other folder."""
+    """What is missing if a folder has a Kaldi list of speakers but no list of files; empty for any
+    other folder.
+    """
     if is_kaldi(folder) or not (Path(folder) / UTT2SPK).is_file():
         return ""
-    return f"{folder} has {UTT2SPK} but no {WAV_SCP}, which names the file of each utterance; put it into the folder"
+    return (
+        f"{folder} has {UTT2SPK} but no {WAV_SCP}, which names the file of each utterance; put it "
+        "into the folder"
+    )
 
 
 class KaldiSource(FolderSource):
-    """The recordings in a folder's `wav.scp`, by utterance id; relative file names start in the working directory."""
+    """The recordings in a folder's `wav.scp`, by utterance id; relative file names start in the
+    working directory.
+    """
 
     def __init__(self, root: str | Path, sample_rate: int = SAMPLE_RATE, **options: bool) -> None:
         """Read the folder's `wav.scp`; no audio is opened."""
         super().__init__(Path.cwd(), sample_rate, **options)  # type: ignore[arg-type]
         if (Path(root) / SEGMENTS).exists():
             raise ListError(
-                f"{Path(root) / SEGMENTS}: segments of recordings are not supported; save each as its own file "
-                "(Kaldi: utils/data/extract_wav_segments_data_dir.sh) and give that folder"
+                f"{Path(root) / SEGMENTS}: segments of recordings are not supported; save each as "
+                "its own file (Kaldi: utils/data/extract_wav_segments_data_dir.sh) and give that "
+                "folder"
             )
         self._wav_scp = Path(root) / WAV_SCP
         recordings = read_wav_scp(self._wav_scp)
-        self.names, self.files = recordings.names, recordings.files
+        self.names = recordings.names
+        self.files = recordings.files
         self._index = NameIndex(self.names)
         self._index.refuse_repeated(self._wav_scp)
 
@@ -59,10 +76,14 @@ class KaldiSource(FolderSource):
 
     def _look_up(self, names: StringTable, num_threads: int) -> LookupTable:
         table = super()._look_up(files := self._files_of(names), num_threads)
-        table.problems.update({row: self._lacks(names[row]) for row, file in enumerate(files) if not file})
+        table.problems.update(
+            {row: self._lacks(names[row]) for row, file in enumerate(files) if not file}
+        )
         return table
 
-    def rows(self, names: StringTable, table: LookupTable, cache: AudioCache | None = None) -> FolderRows:
+    def rows(
+        self, names: StringTable, table: LookupTable, cache: AudioCache | None = None
+    ) -> FolderRows:
         """See `AudioSource.rows`."""
         return super().rows(self._files_of(names), table, cache)
 
@@ -75,9 +96,15 @@ class KaldiSource(FolderSource):
 
 
 def open_source(
-    root: str | Path, sample_rate: int = SAMPLE_RATE, *, shard_cache_gigabytes: float | None = None, **options: bool
+    root: str | Path,
+    sample_rate: int = SAMPLE_RATE,
+    *,
+    shard_cache_gigabytes: float | None = None,
+    **options: bool,
 ) -> AudioSource:
-    """The source at `root`: a packed corpus, here or at an address, a folder with a `wav.scp`, or a folder of files."""
+    """The source at `root`: a packed corpus, here or at an address, a folder with a `wav.scp`, or a
+    folder of files.
+    """
     if is_address(root):
         # Imported late: it loads fsspec, which a corpus on disk does not need.
         from speakernet.data.shards import RemoteSource
@@ -88,12 +115,13 @@ def open_source(
         return PackedSource(root, sample_rate)
     if not Path(root).exists():
         raise AudioError(
-            f"{root}: no such folder or packed corpus; give the folder that the list's paths are relative to"
+            f"{root}: no such folder or packed corpus; give the folder that the list's paths are "
+            "relative to"
         )
     if not Path(root).is_dir():
         raise AudioError(
-            f"{root}: expected a folder of audio files or a packed corpus, found a file; give the one that "
-            "the list's paths are relative to"
+            f"{root}: expected a folder of audio files or a packed corpus, found a file; give the "
+            "one that the list's paths are relative to"
         )
     if is_kaldi(root):
         return KaldiSource(root, sample_rate, **options)

@@ -1,9 +1,11 @@
-"""Write a packed corpus: decode in threads, append in order, keep a journal, take the final name only when complete.
+"""Write a packed corpus: decode in threads, append in order, keep a journal, take the final name
+only when complete.
 
-While it is being written, a corpus is called `<name>.partial`. The journal records which utterances are safely in the
-array; after a kill at any moment, the same command finishes the corpus. With several machines, each packs a shard: a
-packed corpus below the corpus's folder. Joining copies nothing; it writes one description that names the shards and
-does not depend on the writer, so it may be done twice or concurrently.
+While it is being written, a corpus is called `<name>.partial`. The journal records which utterances
+are safely in the array; after a kill at any moment, the same command finishes the corpus. With
+several machines, each packs a shard: a packed corpus below the corpus's folder. Joining copies
+nothing; it writes one description that names the shards and does not depend on the writer, so it
+may be done twice or concurrently.
 """
 
 import contextlib
@@ -59,7 +61,9 @@ from speakernet.options import HIGHEST_SAMPLE_RATE, LOWEST_SAMPLE_RATE, SAMPLE_R
 
 logger = logging.getLogger(__name__)
 
-PLAN, JOURNAL, SKIPPED = "plan.json", "journal.bin", "skipped.txt"
+PLAN = "plan.json"
+JOURNAL = "journal.bin"
+SKIPPED = "skipped.txt"
 # One record per utterance, in order: its length (-1: left out) and the CRC-32 of its bytes.
 RECORD = np.dtype([("num_samples", "<i8"), ("checksum", "<u4")])
 # The maximum amount of work that a kill can cost.
@@ -74,13 +78,17 @@ class PackInput(ABC):
     part_of = ""
     """For a shard: the digest of the whole corpus's names, rate and number of shards."""
 
-    def __init__(self, names: StringTable, description: str, speakers: StringTable | None = None) -> None:
+    def __init__(
+        self, names: StringTable, description: str, speakers: StringTable | None = None
+    ) -> None:
         self.names = names
         self.description = description
         self.speakers = speakers
 
     def items(self, rows: Iterable[int]) -> Iterator[tuple[int, bytes | None]]:
-        """(row, content) for `decode`, rows ascending; content is None if `decode` reads it itself."""
+        """(row, content) for `decode`, rows ascending; content is None if `decode` reads it
+        itself.
+        """
         for row in rows:
             yield row, None
 
@@ -94,7 +102,8 @@ class Shard(PackInput):
 
     def __init__(self, whole: PackInput, rows: range, description: str) -> None:
         super().__init__(whole.names.take(np.asarray(rows)), description)
-        self._whole, self._rows = whole, rows
+        self._whole = whole
+        self._rows = rows
 
     def items(self, rows: Iterable[int]) -> Iterator[tuple[int, bytes | None]]:
         """See `PackInput.items`."""
@@ -129,7 +138,9 @@ def pack(
     corpus = Path(corpus)
     check_rate(sample_rate)
     if not len(source.names):
-        raise PackedError(f"{source.description}: there is nothing to pack; expected at least one audio file")
+        raise PackedError(
+            f"{source.description}: there is nothing to pack; expected at least one audio file"
+        )
     if corpus.exists():
         return _already_there(source, corpus, sample_rate)
     partial = partial_of(corpus)
@@ -144,14 +155,24 @@ def pack(
 
     # A folder with the final name is always a complete corpus; a killed run leaves this one.
     with writing(partial, "free some space, then run the same command"), exclusive(partial):
-        plan = {"version": FORMAT_VERSION, "sample_rate": sample_rate, "names_sha256": _digest_of(source.names)}
+        plan = {
+            "version": FORMAT_VERSION,
+            "sample_rate": sample_rate,
+            "names_sha256": _digest_of(source.names),
+        }
         _check_plan(partial / PLAN, plan)
         with contextlib.closing(_Writer(partial)) as writer:
             num_resumed = writer.num_done
             if num_resumed:
-                logger.info("%s: %d of %d utterances already packed", partial, num_resumed, len(source.names))
+                logger.info(
+                    "%s: %d of %d utterances already packed",
+                    partial,
+                    num_resumed,
+                    len(source.names),
+                )
             remaining = range(num_resumed, len(source.names))
-            items, description = source.items(remaining), "pack" if show_progress else ""
+            items = source.items(remaining)
+            description = "pack" if show_progress else ""
             results = parallel_map(decode, items, num_threads, description, total=len(remaining))
             try:
                 for row, result in zip(remaining, results, strict=True):
@@ -161,8 +182,9 @@ def pack(
                         writer.skip(f"{source.names[row]}\t{result}")
                     else:
                         raise AudioError(
-                            f"{result}. Correct the file or the list and run the same command again (what is packed is "
-                            "kept), or add --skip-bad to leave such files out"
+                            f"{result}. Correct the file or the list and run the same command "
+                            "again (what is packed is kept), or add --skip-bad to leave such files "
+                            "out"
                         ) from result
             finally:
                 # Utterances decoded before an error need not be decoded again.
@@ -177,8 +199,8 @@ def check_rate(sample_rate: int) -> None:
     """Refuse a rate that no corpus has; resampling to it would take gigabytes for one recording."""
     if not LOWEST_SAMPLE_RATE <= sample_rate <= HIGHEST_SAMPLE_RATE:
         raise PackedError(
-            f"a sample rate of {sample_rate} Hz; expected {LOWEST_SAMPLE_RATE} to {HIGHEST_SAMPLE_RATE} Hz, usually "
-            f"{SAMPLE_RATE}"
+            f"a sample rate of {sample_rate} Hz; expected {LOWEST_SAMPLE_RATE} to "
+            f"{HIGHEST_SAMPLE_RATE} Hz, usually {SAMPLE_RATE}"
         )
 
 
@@ -188,25 +210,32 @@ def _check_plan(path: Path, plan: Mapping[str, Any]) -> None:
         with atomic_write(path) as file:
             json.dump(plan, file)
     # Read in any case: two processes that start at the same moment both write their plans.
-    with reading(path, f"a plan of packing; remove {path.parent} and pack again", PackedError), open_text(path) as file:
+    with (
+        reading(path, f"a plan of packing; remove {path.parent} and pack again", PackedError),
+        open_text(path) as file,
+    ):
         begun = json.load(file)
     if begun != plan:
         raise PackedError(
-            f"{path.parent}: started with different utterances, a different rate or a different number of parts; "
-            "remove it, or give the original sources, lists and options"
+            f"{path.parent}: started with different utterances, a different rate or a different "
+            "number of parts; remove it, or give the original sources, lists and options"
         )
 
 
 class _Writer:
-    """The growing array and its journal; every utterance in the journal is in the array, whatever happens."""
+    """The growing array and its journal; every utterance in the journal is in the array, whatever
+    happens.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._samples, self._journal, self._skipped = (
             (folder / name).open("ab") for name in (SAMPLES, JOURNAL, SKIPPED)
         )
         self._records: list[tuple[int, int]] = []
-        self._unflushed_bytes, self._last_flush = 0, time.monotonic()
-        # Cut off what a killed run wrote after its last journal entry; a kill may also leave half a record.
+        self._unflushed_bytes = 0
+        self._last_flush = time.monotonic()
+        # Cut off what a killed run wrote after its last journal entry; a kill may also leave half a
+        # record.
         records = _read_journal(folder)
         self.num_done = len(records)
         os.truncate(folder / JOURNAL, len(records) * RECORD.itemsize)
@@ -219,7 +248,10 @@ class _Writer:
             self._samples.write(describe_samples(0))
             self._samples.flush()
         elif found < wanted:
-            raise PackedError(f"{folder}: {found} bytes of samples, {wanted} in the journal; remove it and pack again")
+            raise PackedError(
+                f"{folder}: {found} bytes of samples, {wanted} in the journal; remove it and pack "
+                "again"
+            )
         else:
             os.truncate(folder / SAMPLES, wanted)
 
@@ -244,13 +276,18 @@ class _Writer:
                 file.write(np.array(self._records, dtype=RECORD).tobytes())
             file.flush()
             os.fsync(file.fileno())
-        self._records, self._unflushed_bytes, self._last_flush = [], 0, time.monotonic()
+        self._records = []
+        self._unflushed_bytes = 0
+        self._last_flush = time.monotonic()
 
     def _record(self, num_samples: int, checksum: int, num_bytes: int) -> None:
         self._records.append((num_samples, checksum))
         self._unflushed_bytes += num_bytes
         self.num_done += 1
-        if self._unflushed_bytes >= FLUSH_BYTES or time.monotonic() - self._last_flush > FLUSH_SECONDS:
+        if (
+            self._unflushed_bytes >= FLUSH_BYTES
+            or time.monotonic() - self._last_flush > FLUSH_SECONDS
+        ):
             self.flush()
 
 
@@ -267,10 +304,13 @@ def _read_journal(folder: Path) -> np.ndarray:
 
 def _finish(partial: Path, source: PackInput, sample_rate: int, num_resumed: int) -> PackSummary:
     """Write header, index and description, and remove the journal."""
-    names, records = source.names, _read_journal(partial)
+    names = source.names
+    records = _read_journal(partial)
     kept = np.flatnonzero(records["num_samples"] >= 0)
     if not len(kept):
-        raise PackedError(f"{partial}: none of the {len(names)} utterances could be read; see {SKIPPED} there")
+        raise PackedError(
+            f"{partial}: none of the {len(names)} utterances could be read; see {SKIPPED} there"
+        )
     offsets = np.concatenate([[0], np.cumsum(records["num_samples"][kept])]).astype(np.int64)
     summary = PackSummary(len(kept), int(offsets[-1]), num_resumed, len(names) - len(kept))
     kept_names = names.take(kept)
@@ -290,7 +330,9 @@ def _finish(partial: Path, source: PackInput, sample_rate: int, num_resumed: int
     description = {"version": FORMAT_VERSION, "sample_rate": sample_rate}
     counts = {name: getattr(summary, name) for name in COUNTS}
     origin = {"part_of": source.part_of} if source.part_of else {}
-    _describe(partial, {**description, **counts, "index_sha256": sha256_of(partial / INDEX), **origin})
+    _describe(
+        partial, {**description, **counts, "index_sha256": sha256_of(partial / INDEX), **origin}
+    )
     for name in (PLAN, JOURNAL, *([] if summary.num_skipped else [SKIPPED])):
         (partial / name).unlink()
     return summary
@@ -303,24 +345,32 @@ def _describe(corpus: Path, description: Mapping[str, Any]) -> None:
 
 
 def _already_there(source: PackInput, corpus: Path, sample_rate: int) -> PackSummary:
-    """The summary of an existing corpus with exactly these names; PackedError if something else is in its place."""
+    """The summary of an existing corpus with exactly these names; PackedError if something else is
+    in its place.
+    """
     if not is_packed(corpus):
         raise PackedError(f"{corpus}: exists and is not a packed corpus; choose a different name")
-    index, num_skipped = read_index(corpus), read_description(corpus)["num_skipped"]
+    index = read_index(corpus)
+    num_skipped = read_description(corpus)["num_skipped"]
     is_known = (NameIndex(source.names).find(index.names) >= 0).all()
     total = len(index.names) + num_skipped
     if index.sample_rate != sample_rate or not is_known or total != len(source.names):
         raise PackedError(
-            f"{corpus}: exists with different utterances or a different rate ({total} utterances at "
-            f"{index.sample_rate} Hz; requested {len(source.names)} at {sample_rate} Hz); remove it or choose a "
-            "different name"
+            f"{corpus}: exists with different utterances or a different rate ({total} utterances "
+            f"at {index.sample_rate} Hz; requested {len(source.names)} at {sample_rate} Hz); "
+            "remove it or choose a different name"
         )
     logger.info("%s: already packed", corpus)
     return PackSummary(len(index.names), index.num_samples, len(index.names), num_skipped)
 
 
 def pack_part(
-    source: PackInput, corpus: str | Path, part: WorkPart, *, sample_rate: int = SAMPLE_RATE, **options: Any
+    source: PackInput,
+    corpus: str | Path,
+    part: WorkPart,
+    *,
+    sample_rate: int = SAMPLE_RATE,
+    **options: Any,
 ) -> tuple[PackSummary, list[WorkPart]]:
     """Write (or finish) one shard, and join all shards after the last one.
 
@@ -328,13 +378,15 @@ def pack_part(
         The summary of the shard, and the shards that are still missing.
     """
     corpus = Path(corpus)
-    if (corpus / DESCRIPTION).exists() or (corpus.exists() and not is_packed(corpus) and any(corpus.iterdir())):
+    if (corpus / DESCRIPTION).exists() or (
+        corpus.exists() and not is_packed(corpus) and any(corpus.iterdir())
+    ):
         return _already_there(source, corpus, sample_rate), []
     rows = share(range(len(source.names)), part.number, part.count)
     if not rows:
         raise PackedError(
-            f"--part {part}: {source.description} has {len(source.names)} utterances, too few for {part.count} "
-            "parts; use fewer parts"
+            f"--part {part}: {source.description} has {len(source.names)} utterances, too few for "
+            f"{part.count} parts; use fewer parts"
         )
     own = Shard(source, rows, f"part {part} of {source.description}")
     plan = plan_of_parts(source, sample_rate, part.count)
@@ -358,17 +410,26 @@ def join_parts(corpus: str | Path) -> PackSummary:
     corpus = Path(corpus)
     found = parts_in(corpus)
     if not found:
-        raise PackedError(f"{corpus}: no parts to join; make them with speakernet pack … --part 1/N")
+        raise PackedError(
+            f"{corpus}: no parts to join; make them with speakernet pack … --part 1/N"
+        )
     if missing := missing_parts(list(found), corpus):
-        raise PackedError(f"{corpus}: the parts {list_parts(missing)} are missing; run speakernet pack with them first")
+        raise PackedError(
+            f"{corpus}: the parts {list_parts(missing)} are missing; run speakernet pack with them "
+            "first"
+        )
     shards = {shard: read_description(path) for shard, path in found.items()}
     rates = {one["sample_rate"] for one in shards.values()}
     # Shards of older versions do not record what they are part of.
     origins = {one["part_of"] for one in shards.values()} - {""}
     if len(rates) > 1 or len(origins) > 1:
-        raise PackedError(f"{corpus}: its parts have different lists or rates; pack them again with one command")
+        raise PackedError(
+            f"{corpus}: its parts have different lists or rates; pack them again with one command"
+        )
     totals = {name: sum(one[name] for one in shards.values()) for name in COUNTS}
-    named = [{"name": shard.name, "index_sha256": one["index_sha256"]} for shard, one in shards.items()]
+    named = [
+        {"name": shard.name, "index_sha256": one["index_sha256"]} for shard, one in shards.items()
+    ]
     # A digest of the digests in order, which is equal only for equal copies.
     digest = hashlib.sha256("".join(one["index_sha256"] for one in named).encode()).hexdigest()
     description = {"version": PARTS_VERSION, "sample_rate": rates.pop(), **totals}

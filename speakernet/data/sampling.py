@@ -1,8 +1,8 @@
 """Which rows make up which batch: plans of whole epochs, from labels alone.
 
-A plan depends only on (labels, seed, epoch); each rank takes its share of every batch, so the batches are the same for
-any number of processes. No audio is read, there is no Python object per row, and utterances that do not fill a batch
-are counted.
+A plan depends only on (labels, seed, epoch); each rank takes its share of every batch, so the
+batches are the same for any number of processes. No audio is read, there is no Python object per
+row, and utterances that do not fill a batch are counted.
 """
 
 import functools
@@ -31,9 +31,9 @@ MAX_ROUNDS = 30
 
 @dataclass(frozen=True)
 class Voices:
-    """The voices of every speaker: every speed with every vocal-tract length. Each except the recorded voice, which is
-    voice 0 if included, makes new speakers, so the classes of a head are numbered and drawn here. Voice n has the speed
-    n % len(speeds) and the warp n // len(speeds).
+    """The voices of every speaker: every speed with every vocal-tract length. Each except the
+    recorded voice, which is voice 0 if included, makes new speakers, so the classes of a head are
+    numbered and drawn here. Voice n has the speed n % len(speeds) and the warp n // len(speeds).
 
     >>> voices = Voices(speeds=(Fraction(1), Fraction(9, 10)), warps=(1.0, 0.9, 1.1))
     >>> len(voices), voices.classes_of(np.array([7, 7, 7]), np.array([0, 1, 5]), 150)
@@ -57,15 +57,19 @@ class Voices:
         return (1 - self.real_share) * changed / (len(self) - 1)
 
     def classes_of(self, labels: np.ndarray, voices: np.ndarray, num_speakers: int) -> np.ndarray:
-        """Classes of speakers (labels) in voices, int64 (utterances,); those of voice n follow those of voice n - 1."""
-        # In 64 bits, whatever the type of the arrays: 128 speakers in voice 1 do not fit into a byte.
+        """Classes of speakers (labels) in voices, int64 (utterances,); those of voice n follow
+        those of voice n - 1.
+        """
+        # In 64 bits, whatever the type of the arrays: 128 speakers in voice 1 do not fit into a
+        # byte.
         return labels.astype(np.int64) + num_speakers * voices.astype(np.int64)
 
     def draw(self, seed: int, epoch: int, rows: np.ndarray, bounds: np.ndarray) -> np.ndarray:
-        """Draw the voice of each utterance (or of each unit of utterances) of an epoch, int64 (utterances,).
+        """Draw the voice of each utterance (or of each unit of utterances) of an epoch, int64
+        (utterances,).
 
-        The draw for a row depends only on seed, epoch and row; with `real_share` it also depends on the batch, in which
-        the rows with the lowest draws stay as recorded.
+        The draw for a row depends only on seed, epoch and row; with `real_share` it also depends on
+        the batch, in which the rows with the lowest draws stay as recorded.
         """
         if len(self) == 1 or (self.real_from is not None and epoch >= self.real_from):
             return np.broadcast_to(np.int64(0), len(rows))
@@ -73,7 +77,8 @@ class Voices:
         if self.real_share is None:
             return (choice * len(self)).astype(np.int64)
         others = 1 + (choice * (len(self) - 1)).astype(np.int64)
-        # Rounded over the whole epoch, not per batch: a tenth of batches of 4 is one in every second or third batch.
+        # Rounded over the whole epoch, not per batch: a tenth of batches of 4 is one in every
+        # second or third batch.
         wanted = np.diff(np.floor(self.real_share * bounds + 0.5)).astype(np.int64)
         batches = np.repeat(np.arange(len(wanted)), np.diff(bounds))
         places = np.empty(len(rows), dtype=np.int64)
@@ -86,7 +91,8 @@ class EpochPlan:
     """The batches of one epoch."""
 
     rows: np.ndarray
-    """Rows of the list; the n-th repeat of a corpus (`mixing.mixed`) adds n times the length of the list."""
+    """Rows of the list; the n-th repeat of a corpus (`mixing.mixed`) adds n times the length of the
+    list."""
     bounds: np.ndarray
     crop_frames: np.ndarray
     voices: np.ndarray
@@ -100,7 +106,9 @@ class EpochPlan:
     @functools.cached_property
     def checksum(self) -> int:
         """CRC-32 of the rows and of the bounds of the batches."""
-        return zlib.crc32(self.bounds.tobytes(), zlib.crc32(self.rows.astype(np.int64, copy=False).data))
+        return zlib.crc32(
+            self.bounds.tobytes(), zlib.crc32(self.rows.astype(np.int64, copy=False).data)
+        )
 
 
 class Sampler(ABC):
@@ -115,10 +123,14 @@ class Sampler(ABC):
         eligible: np.ndarray | None = None,
         voices: Voices | None = None,
     ) -> None:
-        self.labels, self.options, self.seed, self.voices = labels, options, seed, voices or Voices()
+        self.labels = labels
+        self.options = options
+        self.seed = seed
+        self.voices = voices or Voices()
         self.eligible = np.arange(len(labels)) if eligible is None else np.asarray(eligible)
         if len(labels) <= np.iinfo(np.int32).max:
-            # Half the memory, both for this array, which lives as long as the run, and for the rows of an epoch.
+            # Half the memory, both for this array, which lives as long as the run, and for the rows
+            # of an epoch.
             self.eligible = self.eligible.astype(np.int32)
         self.batch_size = options.batch_size
         most = options.max_utterances_per_speaker
@@ -136,15 +148,21 @@ class Sampler(ABC):
     """Utterances of one speaker that stay together."""
 
     needs_many_speakers = False
-    """Whether a batch needs many speakers to choose from; if so, all processes share one stream with large blocks."""
+    """Whether a batch needs many speakers to choose from; if so, all processes share one stream
+    with large blocks."""
 
     in_parts: Callable[..., Any] | None = None
-    """Makes the parts of an epoch (`mixing.Parts`) of a streamed or several corpora; None: everything is shuffled."""
+    """Makes the parts of an epoch (`mixing.Parts`) of a streamed or several corpora; None:
+    everything is shuffled."""
 
     def epoch(self, epoch: int) -> EpochPlan:
         """The batches of an epoch, counted from 0."""
         parts = None if self.in_parts is None else self.in_parts(epoch)
-        units = self.units_of(numpy_generator(self.seed, _ORDER, epoch), self.eligible) if parts is None else parts
+        units = (
+            self.units_of(numpy_generator(self.seed, _ORDER, epoch), self.eligible)
+            if parts is None
+            else parts
+        )
         has_drawn_lengths = self.longest_frames > self.shortest_frames
         most = len(units) if has_drawn_lengths else len(units) // self.batch_size
         # Longer crops in smaller batches, so that the memory and time of a step stay the same.
@@ -159,22 +177,29 @@ class Sampler(ABC):
         else:
             if has_drawn_lengths:
                 counts = parts.counts(sizes).T
-                parts = replace(parts, units=[self.fitted(*one) for one in zip(parts.units, counts, strict=True)])
+                parts = replace(
+                    parts,
+                    units=[self.fitted(*one) for one in zip(parts.units, counts, strict=True)],
+                )
             count = parts.num_batches(sizes)
             used = parts.take(sizes[:count])
         if not count:
             raise ValueError(
-                f"data.batch_size is {self.batch_size}, but epoch {epoch + 1} does not have enough utterances to fill "
-                "a single batch; lower it, or raise data.shuffle_buffer if the corpus is streamed"
+                f"data.batch_size is {self.batch_size}, but epoch {epoch + 1} does not have enough "
+                "utterances to fill a single batch; lower it, or raise data.shuffle_buffer if the "
+                "corpus is streamed"
             )
         bounds = np.concatenate([[0], np.cumsum(sizes[:count])])
-        # One voice for all utterances of a unit: in a different voice they would be a different speaker.
+        # One voice for all utterances of a unit: in a different voice they would be a different
+        # speaker.
         voices = self.voices.draw(self.seed, epoch, used[:, 0], bounds)[:, None]
         voices = np.broadcast_to(voices, used.shape).reshape(-1)
         rows = used.reshape(-1)
         num_used = len(rows) if parts is None else len(np.unique(rows % len(self.labels)))
         drawn = {} if parts is None else parts.drawn(sizes[:count], self.unit)
-        return EpochPlan(rows, bounds * self.unit, frames[:count], voices, len(self.eligible) - num_used, drawn)
+        return EpochPlan(
+            rows, bounds * self.unit, frames[:count], voices, len(self.eligible) - num_used, drawn
+        )
 
     @abstractmethod
     def _check(self) -> None:
@@ -190,15 +215,17 @@ class Sampler(ABC):
 
 
 class ShuffledSampler(Sampler):
-    """All utterances in random order, at most `max_utterances_per_speaker` of each speaker if that is a number."""
+    """All utterances in random order, at most `max_utterances_per_speaker` of each speaker if that
+    is a number.
+    """
 
     def _check(self) -> None:
         counts = np.bincount(self.labels[self.eligible], minlength=1)
         usable = int(np.minimum(counts, self.max_utterances).sum())
         if usable < self.batch_size:
             raise ValueError(
-                f"the training list has {usable} usable utterances per epoch, fewer than data.batch_size "
-                f"({self.batch_size}); lower the batch size"
+                f"the training list has {usable} usable utterances per epoch, fewer than "
+                f"data.batch_size ({self.batch_size}); lower the batch size"
             )
 
     def units_of(self, random: np.random.Generator, rows: np.ndarray) -> np.ndarray:
@@ -215,7 +242,8 @@ class ShuffledSampler(Sampler):
 class BalancedSampler(Sampler):
     """P speakers x K utterances with no speaker twice in a batch; row = speaker * K + utterance.
 
-    Each speaker's utterances are shuffled and cut into groups of K (at most `max_utterances_per_speaker` per epoch).
+    Each speaker's utterances are shuffled and cut into groups of K (at most
+    `max_utterances_per_speaker` per epoch).
     """
 
     auto_max_utterances = 500  # as in voxceleb_trainer, whose sampler this is
@@ -230,13 +258,19 @@ class BalancedSampler(Sampler):
         usable = int((counts >= self.unit).sum())
         short = int((counts > 0).sum()) - usable
         if short:
-            logger.warning("%s with fewer than %d utterances left out", counted(short, "speaker"), self.unit)
+            logger.warning(
+                "%s with fewer than %d utterances left out", counted(short, "speaker"), self.unit
+            )
         if self.max_utterances < self.unit:
-            raise ValueError(f"max_utterances_per_speaker is {self.max_utterances}; a batch needs at least {self.unit}")
+            raise ValueError(
+                f"max_utterances_per_speaker is {self.max_utterances}; a batch needs at least "
+                f"{self.unit}"
+            )
         if usable < self.batch_size:
             raise ValueError(
-                f"a batch needs {self.batch_size} speakers with {counted(self.unit, 'utterance')} each, but only "
-                f"{usable} have that many; lower data.batch_size or data.utterances_per_speaker"
+                f"a batch needs {self.batch_size} speakers with {counted(self.unit, 'utterance')} "
+                f"each, but only {usable} have that many; lower data.batch_size or "
+                "data.utterances_per_speaker"
             )
 
     def units_of(self, random: np.random.Generator, rows: np.ndarray) -> np.ndarray:
@@ -244,16 +278,23 @@ class BalancedSampler(Sampler):
         shuffled = random.permutation(rows)
         by_speaker, place, counts = by_speaker_of(self.labels[shuffled])
         groups = np.minimum(counts, self.max_utterances) // self.unit
-        # Utterance j of a speaker is used if j < groups * K; the kept rows come in runs of K per speaker.
-        kept = shuffled[by_speaker][place < np.repeat(groups * self.unit, counts)].reshape(-1, self.unit)
+        # Utterance j of a speaker is used if j < groups * K; the kept rows come in runs of K per
+        # speaker.
+        kept = shuffled[by_speaker][place < np.repeat(groups * self.unit, counts)].reshape(
+            -1, self.unit
+        )
         return kept[self._deal(np.repeat(np.arange(len(counts)), groups), groups, random)]
 
     def fitted(self, units: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """See `Sampler.fitted`: a unit waits for the next batch if this one already contains its speaker."""
+        """See `Sampler.fitted`: a unit waits for the next batch if this one already contains its
+        speaker.
+        """
         speakers = self.labels[units[:, 0] % len(self.labels)].tolist()
-        left, order = deque(range(len(units))), list[int]()
+        left = deque(range(len(units)))
+        order = list[int]()
         for size in sizes.tolist():
-            batch, waiting = dict[int, int](), []
+            batch = dict[int, int]()
+            waiting = []
             while left and len(batch) < size:
                 place = left.popleft()
                 if batch.setdefault(speakers[place], place) != place:
@@ -264,7 +305,9 @@ class BalancedSampler(Sampler):
             left.extendleft(reversed(waiting))
         return units[order]
 
-    def _deal(self, speakers: np.ndarray, groups: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    def _deal(
+        self, speakers: np.ndarray, groups: np.ndarray, random: np.random.Generator
+    ) -> np.ndarray:
         """Order the groups, given speaker by speaker, so that no batch contains a speaker twice."""
         size = self.batch_size
         if len(speakers) // size * len(groups) <= EXACT_WORK:
@@ -276,16 +319,21 @@ class BalancedSampler(Sampler):
             by_key = np.argsort(key, kind="stable")
             repeated = by_key[1:][key[by_key[1:]] == key[by_key[:-1]]]
             if not len(repeated):
-                # Only full batches: together with the next block or pass, the rest could repeat a speaker.
+                # Only full batches: together with the next block or pass, the rest could repeat a
+                # speaker.
                 return order[: len(order) // size * size]
             # Swap each repeated group with a random one.
-            for place, other in zip(repeated, random.integers(0, len(order), len(repeated)), strict=True):
+            for place, other in zip(
+                repeated, random.integers(0, len(order), len(repeated)), strict=True
+            ):
                 order[place], order[other] = order[other], order[place]
         return _deal_exactly(groups, size, random)
 
 
 def by_speaker_of(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows ordered by speaker, (rows,); each row's place among its speaker's rows, (rows,); rows per speaker."""
+    """Rows ordered by speaker, (rows,); each row's place among its speaker's rows, (rows,); rows
+    per speaker.
+    """
     order = np.argsort(labels, kind="stable")
     ordered = labels[order]
     first = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
@@ -296,9 +344,9 @@ def by_speaker_of(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarra
 def _deal_exactly(groups: np.ndarray, size: int, random: np.random.Generator) -> np.ndarray:
     """As many full batches as possible, drawn at random.
 
-    With b batches to come, no speaker can be used more than b times. Once every speaker is cut to that, and the total
-    to b x size, a valid order always exists: a speaker with b groups left must be in the next batch, the others are
-    drawn in proportion to the groups they have left.
+    With b batches to come, no speaker can be used more than b times. Once every speaker is cut to
+    that, and the total to b x size, a valid order always exists: a speaker with b groups left must
+    be in the next batch, the others are drawn in proportion to the groups they have left.
     """
     num_batches = int(groups.sum()) // size
     while num_batches and np.minimum(groups, num_batches).sum() < num_batches * size:
@@ -312,10 +360,14 @@ def _deal_exactly(groups: np.ndarray, size: int, random: np.random.Generator) ->
     order = np.empty((num_batches, size), dtype=np.int64)
     for batch in range(num_batches):
         to_come = num_batches - batch
-        # Efraimidis and Spirakis (2006): the largest of u^(1/weight) are a draw in proportion to the weights.
+        # Efraimidis and Spirakis (2006): the largest of u^(1/weight) are a draw in proportion to
+        # the weights.
         with np.errstate(divide="ignore"):
-            rank = np.where(left > 0, np.log(random.random(len(left))) / np.maximum(left, 1), -np.inf)
-        # Above any logarithm of a number below one: a speaker with a group for every batch to come must be dealt now.
+            rank = np.where(
+                left > 0, np.log(random.random(len(left))) / np.maximum(left, 1), -np.inf
+            )
+        # Above any logarithm of a number below one: a speaker with a group for every batch to come
+        # must be dealt now.
         rank[left >= to_come] = 1.0
         chosen = random.permutation(np.argpartition(-rank, size - 1)[:size])
         order[batch] = next_group[chosen]
@@ -325,7 +377,12 @@ def _deal_exactly(groups: np.ndarray, size: int, random: np.random.Generator) ->
 
 
 def rank_share(plan: EpochPlan, batch: int, unit: int, rank: int, world_size: int) -> slice:
-    """The slice of `plan.rows` that is this rank's share of a batch, as even as whole units allow."""
-    first, last = int(plan.bounds[batch]), int(plan.bounds[batch + 1])
+    """The slice of `plan.rows` that is this rank's share of a batch, as even as whole units
+    allow.
+    """
+    first = int(plan.bounds[batch])
+    last = int(plan.bounds[batch + 1])
     units = (last - first) // unit
-    return slice(first + units * rank // world_size * unit, first + units * (rank + 1) // world_size * unit)
+    return slice(
+        first + units * rank // world_size * unit, first + units * (rank + 1) // world_size * unit
+    )

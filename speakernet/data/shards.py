@@ -1,9 +1,11 @@
-"""A packed corpus at an address (`s3://…`, `gs://…`, `https://…`, `file://…`), read through a bounded cache of shards.
+"""A packed corpus at an address (`s3://…`, `gs://…`, `https://…`, `file://…`), read through a
+bounded cache of shards.
 
-The description and indices (`corpus.json`, each shard's `index.npz`) are copied once and read as for a corpus on disk.
-Samples are fetched one shard at a time: when a row of it is read, and ahead of that by threads that know the epoch's
-order. When the cache is full, the least recently used shards are removed. All processes of a machine share the
-cache; while one of them fetches a shard, the others wait for it. Rows, batches and resuming are as in `packed.py`.
+The description and indices (`corpus.json`, each shard's `index.npz`) are copied once and read as
+for a corpus on disk. Samples are fetched one shard at a time: when a row of it is read, and ahead
+of that by threads that know the epoch's order. When the cache is full, the least recently used
+shards are removed. All processes of a machine share the cache; while one of them fetches a shard,
+the others wait for it. Rows, batches and resuming are as in `packed.py`.
 """
 
 import contextlib
@@ -58,7 +60,9 @@ SPACE_LOCK = "space.lock"
 
 @dataclass(frozen=True)
 class ShardCache:
-    """The samples of a corpus's shards on this disk, by shard number, at most `budget_bytes` in total."""
+    """The samples of a corpus's shards on this disk, by shard number, at most `budget_bytes` in
+    total.
+    """
 
     address: str
     folder: Path
@@ -83,11 +87,15 @@ class ShardCache:
                 os.utime(path)
                 return True
             # Damaged on this disk: it is fetched again.
-            logger.warning("%s: %d bytes, expected %d", path, path.stat().st_size, self.bytes_of(shard))
+            logger.warning(
+                "%s: %d bytes, expected %d", path, path.stat().st_size, self.bytes_of(shard)
+            )
         return False
 
     def hold(self, shard: int) -> None:
-        """Fetch a shard if it is not cached; one process or thread does so while the others wait."""
+        """Fetch a shard if it is not cached; one process or thread does so while the others
+        wait.
+        """
         path = self.path(shard)
         if self.touch(shard):
             return
@@ -95,7 +103,9 @@ class ShardCache:
             if not self.touch(shard):
                 self._make_space(shard)
                 place = "/".join(filter(None, (self.names[shard], SAMPLES)))
-                Store(self.address).fetch(place, path, lambda partial: self._problem(shard, partial))
+                Store(self.address).fetch(
+                    place, path, lambda partial: self._problem(shard, partial)
+                )
 
     def open(self, shard: int) -> int:
         """Open the file of a shard's samples; the caller closes it."""
@@ -114,14 +124,23 @@ class ShardCache:
         with hold_lock(self.folder / SPACE_LOCK, "", waits=True):
             for partial in folder.glob(f"*{PARTIAL}"):
                 # A partial file without a lock was left by a killed process.
-                with contextlib.suppress(ValueError), hold_lock(partial.with_suffix("").with_suffix(".lock"), ""):
+                with (
+                    contextlib.suppress(ValueError),
+                    hold_lock(partial.with_suffix("").with_suffix(".lock"), ""),
+                ):
                     partial.unlink(missing_ok=True)
             self.path(shard).with_name(f"{shard}.npy{PARTIAL}").touch()
             found = []
             for path in folder.glob("*.npy*"):
                 # Another process may rename or remove a file in the meantime.
                 with contextlib.suppress(FileNotFoundError):
-                    found.append((path.stat().st_mtime_ns, path, self.bytes_of(int(path.name.partition(".")[0]))))
+                    found.append(
+                        (
+                            path.stat().st_mtime_ns,
+                            path,
+                            self.bytes_of(int(path.name.partition(".")[0])),
+                        )
+                    )
             total = sum(size for _, _, size in found)
             for _, path, size in sorted(found):
                 if total <= self.budget_bytes:
@@ -132,7 +151,8 @@ class ShardCache:
 
     def _problem(self, shard: int, partial: Path) -> str:
         """What is wrong with a file fetched as a shard's samples; empty if nothing."""
-        found, wanted = partial.stat().st_size, self.bytes_of(shard)
+        found = partial.stat().st_size
+        wanted = self.bytes_of(shard)
         if found != wanted:
             return f"{found} bytes arrived, expected {wanted}"
         index = read_index(self.folder / self.names[shard])
@@ -143,7 +163,9 @@ class ShardCache:
 
 @dataclass(frozen=True)
 class CachedShard:
-    """A shard's int16 samples (samples,), sliced like an array; every slice is a copy, from the cache."""
+    """A shard's int16 samples (samples,), sliced like an array; every slice is a copy, from the
+    cache.
+    """
 
     cache: ShardCache
     shard: int
@@ -156,7 +178,9 @@ class CachedShard:
         first, stop, _ = some.indices(len(self))
         file = self.cache.open(self.shard)
         try:
-            return read_samples(file, self.cache.path(self.shard), HEADER_BYTES + 2 * first, stop - first)
+            return read_samples(
+                file, self.cache.path(self.shard), HEADER_BYTES + 2 * first, stop - first
+            )
         finally:
             os.close(file)
 
@@ -166,17 +190,22 @@ class RemoteSource(PackedSource):
 
     is_remote = True
 
-    def __init__(self, root: str, sample_rate: int = SAMPLE_RATE, cache_gigabytes: float | None = None) -> None:
+    def __init__(
+        self, root: str, sample_rate: int = SAMPLE_RATE, cache_gigabytes: float | None = None
+    ) -> None:
         """Copy and check the description and indices at an address; no samples are fetched.
 
         Args:
             root: the address.
             sample_rate: Hz.
-            cache_gigabytes: disk space for samples, shared by all processes; None: the option's default.
+            cache_gigabytes: disk space for samples, shared by all processes; None: the option's
+                default.
         """
         if cache_gigabytes is None:
             cache_gigabytes = DataOptions().shard_cache_gigabytes
-        self._folder = default_cache_folder() / "shards" / hashlib.sha256(root.encode()).hexdigest()[:24]
+        self._folder = (
+            default_cache_folder() / "shards" / hashlib.sha256(root.encode()).hexdigest()[:24]
+        )
         self._budget_bytes = int(cache_gigabytes * (1 << 30))
         super().__init__(root, sample_rate)
         self.is_mapped = False
@@ -187,12 +216,18 @@ class RemoteSource(PackedSource):
         return self.samples.shards[0].cache  # type: ignore[union-attr]
 
     def _read_index(self) -> PackedIndex:
-        """Copy the description and the shards' indices if this disk does not have the current ones."""
-        folder, store = self._folder, Store(self.root)
+        """Copy the description and the shards' indices if this disk does not have the current
+        ones.
+        """
+        folder = self._folder
+        store = Store(self.root)
         with exclusive(folder, waits=True):
             store.fetch(DESCRIPTION, folder / "newest", lambda partial: "")
             newest = (folder / "newest").read_bytes()
-            if not (folder / DESCRIPTION).is_file() or (folder / DESCRIPTION).read_bytes() != newest:
+            if (
+                not (folder / DESCRIPTION).is_file()
+                or (folder / DESCRIPTION).read_bytes() != newest
+            ):
                 for path in folder.glob("*"):
                     # They belong to a corpus that was packed to this address before.
                     if path.is_dir():
@@ -201,14 +236,20 @@ class RemoteSource(PackedSource):
             (folder / "newest").replace(folder / DESCRIPTION)
             description = read_description(folder)
             digests = description["parts"] or {"": description["index_sha256"]}
-            missing = [name for name, digest in digests.items() if not _is_held(folder / name, digest)]
+            missing = [
+                name for name, digest in digests.items() if not _is_held(folder / name, digest)
+            ]
 
             def copy(name: str) -> None:
                 (folder / name).mkdir(exist_ok=True)
                 if name:
-                    store.fetch(f"{name}/{DESCRIPTION}", folder / name / DESCRIPTION, lambda partial: "")
+                    store.fetch(
+                        f"{name}/{DESCRIPTION}", folder / name / DESCRIPTION, lambda partial: ""
+                    )
                 place = f"{name}/{INDEX}" if name else INDEX
-                store.fetch(place, folder / place, lambda partial: _digest_problem(partial, digests[name]))
+                store.fetch(
+                    place, folder / place, lambda partial: _digest_problem(partial, digests[name])
+                )
 
             list(parallel_map(copy, missing, NUM_THREADS))
             (folder / HELD).mkdir(exist_ok=True)
@@ -225,25 +266,38 @@ class RemoteSource(PackedSource):
         ends = np.cumsum(self.shards.num_samples)
         return np.searchsorted(ends, table.data_offsets // 2, side="right").astype(np.int32)
 
-    def order(self, sampler: Sampler, training: TrainingList, table: LookupTable, num_streams: int) -> None:
-        """Make the sampler read shard by shard, and refuse blocks of more shards than the cache can hold."""
-        shards, buffer = self.shards_of(table), sampler.options.shuffle_buffer
-        # One stream for balanced batches: if each process dealt its own, a batch could contain a speaker twice.
+    def order(
+        self, sampler: Sampler, training: TrainingList, table: LookupTable, num_streams: int
+    ) -> None:
+        """Make the sampler read shard by shard, and refuse blocks of more shards than the cache can
+        hold.
+        """
+        shards = self.shards_of(table)
+        buffer = sampler.options.shuffle_buffer
+        # One stream for balanced batches: if each process dealt its own, a batch could contain a
+        # speaker twice.
         num_streams = 1 if sampler.needs_many_speakers else num_streams
         sampler.in_parts = functools.partial(streamed, sampler, shards, num_streams)
         sizes = [self.shards.bytes_of(shard) for shard in range(len(self.shards.names))]
         # A block begins and ends within a shard; each stream of this machine has its own block.
         most = math.ceil(buffer / num_streams * len(sizes) / len(sampler.eligible)) + 1
-        needed = min(most * min(num_streams, distributed.local_world_size()) * max(sizes), sum(sizes))
+        needed = min(
+            most * min(num_streams, distributed.local_world_size()) * max(sizes), sum(sizes)
+        )
         if needed > self._budget_bytes:
             raise ValueError(
-                f"data.shuffle_buffer: {buffer} utterances of {self.root} need shards of {human_bytes(needed)}, but "
-                f"data.shard_cache_gigabytes allows {human_bytes(self._budget_bytes)}, so shards would be fetched "
-                "repeatedly; lower the buffer or raise the cache"
+                f"data.shuffle_buffer: {buffer} utterances of {self.root} need shards of "
+                f"{human_bytes(needed)}, but data.shard_cache_gigabytes allows "
+                f"{human_bytes(self._budget_bytes)}, so shards would be fetched repeatedly; lower "
+                "the buffer or raise the cache"
             )
-        logger.info("%s: %d shards, shuffled in blocks of %d utterances", self.root, len(sizes), buffer)
+        logger.info(
+            "%s: %d shards, shuffled in blocks of %d utterances", self.root, len(sizes), buffer
+        )
 
-    def rows(self, names: StringTable, table: LookupTable, cache: AudioCache | None = None) -> "RemoteRows":
+    def rows(
+        self, names: StringTable, table: LookupTable, cache: AudioCache | None = None
+    ) -> "RemoteRows":
         """See `AudioSource.rows`."""
         rows = super().rows(names, table)
         return RemoteRows(rows.root, rows.samples, rows.offsets, rows.lengths, is_mapped=False)
@@ -258,7 +312,11 @@ def _is_held(folder: Path, digest: str) -> bool:
 
 
 def _digest_problem(path: Path, wanted: str) -> str:
-    return "" if sha256_of(path) == wanted else f"altered since it was packed: not the SHA-256 in {DESCRIPTION}"
+    return (
+        ""
+        if sha256_of(path) == wanted
+        else f"altered since it was packed: not the SHA-256 in {DESCRIPTION}"
+    )
 
 
 @dataclass(eq=False)
@@ -271,7 +329,9 @@ class RemoteRows(PackedRows):
         """The shards of some rows, each once."""
         assert isinstance(self.samples, JoinedSamples)
         is_here = self.lengths[rows] > 0
-        found = np.searchsorted(self.samples.begins, self.starts_of(rows[is_here]), side="right") - 1
+        found = (
+            np.searchsorted(self.samples.begins, self.starts_of(rows[is_here]), side="right") - 1
+        )
         return np.unique(found).tolist()
 
     @property
@@ -280,7 +340,9 @@ class RemoteRows(PackedRows):
         return self.samples.shards[0].cache  # type: ignore[union-attr]
 
     def fill(self, rows: np.ndarray, starts: np.ndarray, out: np.ndarray) -> dict[int, str]:
-        """See `RowReader.fill`. A shard that cannot be fetched is an error, not a broken utterance."""
+        """See `RowReader.fill`. A shard that cannot be fetched is an error, not a broken
+        utterance.
+        """
         for shard in self.shards_of(rows):
             self.cache.hold(shard)
         return super().fill(rows, starts, out)
@@ -288,28 +350,40 @@ class RemoteRows(PackedRows):
     def ahead(
         self, maker: CropMaker, num_asked: int, own: Callable[[np.ndarray], np.ndarray] = np.asarray
     ) -> "ShardsAhead":
-        """Wrap `maker`, which prepares `num_asked` batches at once, so that shards are fetched in time.
+        """Wrap `maker`, which prepares `num_asked` batches at once, so that shards are fetched in
+        time.
 
         `own` finds the rows of this corpus among those of a request.
         """
         return ShardsAhead(maker, self, num_asked, own)
 
-    __getstate__, __setstate__ = RowReader.__getstate__, RowReader.__setstate__
+    __getstate__ = RowReader.__getstate__
+    __setstate__ = RowReader.__setstate__
 
 
 class ShardsAhead(CropMaker):
-    """Wraps a `CropMaker`: threads fetch the shards of the next batches, as many as fit into the cache."""
+    """Wraps a `CropMaker`: threads fetch the shards of the next batches, as many as fit into the
+    cache.
+    """
 
     def __init__(
-        self, maker: CropMaker, rows: RemoteRows, num_asked: int, own: Callable[[np.ndarray], np.ndarray]
+        self,
+        maker: CropMaker,
+        rows: RemoteRows,
+        num_asked: int,
+        own: Callable[[np.ndarray], np.ndarray],
     ) -> None:
         more = (maker.speakers, maker.speeds, maker.augmenter, maker.changes_speed)
         super().__init__(maker.reader, maker.lengths, maker.seed, *more)
-        self.maker, self._rows, self._num_asked, self._own = maker, rows, num_asked, own
+        self.maker = maker
+        self._rows = rows
+        self._num_asked = num_asked
+        self._own = own
 
     def run(self, requests: Sequence[BatchRequest]) -> Iterator[Made]:
         """See `CropMaker.run`."""
-        cache, budget = self._rows.cache, self._rows.cache.budget_bytes // distributed.local_world_size()
+        cache = self._rows.cache
+        budget = self._rows.cache.budget_bytes // distributed.local_world_size()
         last_use: dict[int, int] = {}
         asked = used_bytes = 0
         pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="shards")
@@ -321,14 +395,18 @@ class ShardsAhead(CropMaker):
                 for shard in last_use:
                     cache.touch(shard)
                 while asked < len(requests):
-                    shards = self._rows.shards_of(self._own(requests[asked].rows % len(self.lengths)))
+                    shards = self._rows.shards_of(
+                        self._own(requests[asked].rows % len(self.lengths))
+                    )
                     new = [shard for shard in shards if shard not in last_use]
                     more_bytes = sum(map(cache.bytes_of, new))
-                    # Shards that are being read now are fetched immediately, whether they fit or not.
+                    # Shards that are being read now are fetched immediately, whether they fit or
+                    # not.
                     if used_bytes + more_bytes > budget and asked > number + self._num_asked:
                         break
                     last_use |= dict.fromkeys(shards, asked)
-                    used_bytes, asked = used_bytes + more_bytes, asked + 1
+                    used_bytes = used_bytes + more_bytes
+                    asked = asked + 1
                     for shard in new:
                         pool.submit(self._hold, shard)
                 yield made

@@ -1,4 +1,6 @@
-"""Arrays that worker processes share: the same memory under fork and under spawn, neither copied nor pickled."""
+"""Arrays that worker processes share: the same memory under fork and under spawn, neither copied
+nor pickled.
+"""
 
 import math
 import shutil
@@ -32,21 +34,27 @@ def shared_zeros(shape: tuple[int, ...], dtype: Any) -> "torch.Tensor":
     import torch
 
     # Checked first: the system kills a process that writes to pages it cannot provide.
-    needed, free = math.prod(shape) * np.dtype(dtype).itemsize, free_shared_memory()
+    needed = math.prod(shape) * np.dtype(dtype).itemsize
+    free = free_shared_memory()
     full = (
-        f"{human_bytes(needed)} of shared memory needed, {human_bytes(free)} free (in Docker: --shm-size, --ipc=host)"
+        f"{human_bytes(needed)} of shared memory needed, {human_bytes(free)} free (in Docker: "
+        "--shm-size, --ipc=host)"
     )
     if needed > free:
         raise SharedMemoryError(full)
     try:
-        return torch.zeros(shape, dtype=torch.from_numpy(np.empty(0, dtype=dtype)).dtype).share_memory_()
+        return torch.zeros(
+            shape, dtype=torch.from_numpy(np.empty(0, dtype=dtype)).dtype
+        ).share_memory_()
     except RuntimeError as error:
         # Another process has taken the memory in the meantime.
         raise SharedMemoryError(full) from error
 
 
 class Shareable:
-    """Holds NumPy arrays that `share()` moves into shared memory; other processes then receive handles."""
+    """Holds NumPy arrays that `share()` moves into shared memory; other processes then receive
+    handles.
+    """
 
     shared_arrays: ClassVar[tuple[str, ...]] = ()
     """Names of the attributes to move."""

@@ -1,7 +1,8 @@
-"""Audio by name, wherever it is stored, and the source for a folder of files. All speech is read through this file.
+"""Audio by name, wherever it is stored, and the source for a folder of files. All speech is read
+through this file.
 
-`read` is for single files; for training, row readers (`RowReader`) fill whole batches from rows of a list in one call.
-`opening.open_source` returns the right source for a path.
+`read` is for single files; for training, row readers (`RowReader`) fill whole batches from rows of
+a list in one call. `opening.open_source` returns the right source for a path.
 """
 
 import contextlib
@@ -34,7 +35,8 @@ from speakernet.data.sharing import Shareable
 from speakernet.files import is_address
 
 INT16_SCALE = np.float32(1 / 32768)
-# Windows opens files as text by default and has only the first flag; without O_NONBLOCK, opening a pipe would block.
+# Windows opens files as text by default and has only the first flag; without O_NONBLOCK, opening a
+# pipe would block.
 OPEN_FLAGS = os.O_RDONLY
 for _flag in ("O_BINARY", "O_CLOEXEC", "O_NONBLOCK"):
     OPEN_FLAGS |= getattr(os, _flag, 0)
@@ -65,7 +67,9 @@ class AudioCache:
             return self._entries.get(key)
 
     def put(self, key: Hashable, array: np.ndarray) -> None:
-        """Keep an array (read-only from then on) if it fits, and drop the least recently used ones."""
+        """Keep an array (read-only from then on) if it fits, and drop the least recently used
+        ones.
+        """
         if array.nbytes > self.budget_bytes:
             return
         array.flags.writeable = False
@@ -86,7 +90,8 @@ class AudioSource(ABC):
     """Mono audio by name, at one rate."""
 
     identity = "files of their own"
-    """Compared between machines to check that they have the same audio, as far as is known without reading it."""
+    """Compared between machines to check that they have the same audio, as far as is known without
+    reading it."""
     is_remote = False
     """Whether audio is read shard by shard from an address (`shards.py`)."""
 
@@ -97,17 +102,24 @@ class AudioSource(ABC):
 
     @property
     def place(self) -> str:
-        """Where the names are looked up: in two sources of one place, the same name is the same recording."""
+        """Where the names are looked up: in two sources of one place, the same name is the same
+        recording.
+        """
         return self.root if is_address(self.root) else str(Path(self.root).resolve())
 
     @abstractmethod
     def read(self, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
-        """Read a crop as float32 in -1..1, shape (samples,); shorter at the utterance's end, never wrapped."""
+        """Read a crop as float32 in -1..1, shape (samples,); shorter at the utterance's end, never
+        wrapped.
+        """
 
     def blocks(self, name: str, num_samples: int) -> Iterator[np.ndarray]:
-        """A whole utterance, at most `num_samples` at a time, so that memory does not depend on its length."""
+        """A whole utterance, at most `num_samples` at a time, so that memory does not depend on its
+        length.
+        """
         for start in itertools.count(0, num_samples):
-            # One more sample shows whether there is another block: starting a read at the end is an error.
+            # One more sample shows whether there is another block: starting a read at the end is an
+            # error.
             block = self.read(name, start, num_samples + 1)
             yield block[:num_samples]
             if len(block) <= num_samples:
@@ -120,12 +132,15 @@ class AudioSource(ABC):
     def missing(self, names: StringTable) -> np.ndarray:
         """Rows of `names` whose audio is missing, int64 (rows,)."""
         found = [
-            row for row in sorted(self.lookup_table(names).problems) if not Path(self.path_of(names[row])).is_file()
+            row
+            for row in sorted(self.lookup_table(names).problems)
+            if not Path(self.path_of(names[row])).is_file()
         ]
         return np.array(found, dtype=np.int64)
 
     def lookup_table(self, names: StringTable, num_threads: int = 8) -> LookupTable:
-        """Lengths, rates and channels of the named utterances; unreadable ones are in its `problems`.
+        """Lengths, rates and channels of the named utterances; unreadable ones are in its
+        `problems`.
 
         The same `names` object gives the same table.
         """
@@ -140,8 +155,12 @@ class AudioSource(ABC):
     def _look_up(self, names: StringTable, num_threads: int) -> LookupTable: ...
 
     @abstractmethod
-    def rows(self, names: StringTable, table: LookupTable, cache: AudioCache | None = None) -> "RowReader":
-        """A reader of batches of rows of `names`; `cache` keeps short utterances that must be decoded, by row."""
+    def rows(
+        self, names: StringTable, table: LookupTable, cache: AudioCache | None = None
+    ) -> "RowReader":
+        """A reader of batches of rows of `names`; `cache` keeps short utterances that must be
+        decoded, by row.
+        """
 
 
 class RowReader(Shareable, ABC):
@@ -153,13 +172,17 @@ class RowReader(Shareable, ABC):
 
     @abstractmethod
     def read_row(self, row: int, start: int, out: np.ndarray) -> int:
-        """Write samples from `start` on to `out` (samples,), float32 in -1..1 or int16; returns their number."""
+        """Write samples from `start` on to `out` (samples,), float32 in -1..1 or int16; returns
+        their number.
+        """
 
     def fill(self, rows: np.ndarray, starts: np.ndarray, out: np.ndarray) -> dict[int, str]:
-        """Fill `out` (batch, samples) with crops; an utterance that ends early wraps around to its start.
+        """Fill `out` (batch, samples) with crops; an utterance that ends early wraps around to its
+        start.
 
         Returns:
-            Position in the batch -> problem, for rows that could not be read (their samples are undefined).
+            Position in the batch -> problem, for rows that could not be read (their samples are
+            undefined).
         """
         problems = {}
         for place, (row, start) in enumerate(zip(rows.tolist(), starts.tolist(), strict=True)):
@@ -173,13 +196,15 @@ class RowReader(Shareable, ABC):
             have = self.read_row(row, start, target)
             if start and not have:
                 # The file has become too short for the start that was drawn.
-                start, have = 0, self.read_row(row, 0, target)
+                start = 0
+                have = self.read_row(row, 0, target)
             if not have:
                 return f"row {row}: the utterance has no samples"
             if have < len(target):
                 whole = target[:have].copy()
                 if start:
-                    # It wraps around to the utterance's start, before the crop; this is rare, so reading twice is fine.
+                    # It wraps around to the utterance's start, before the crop; this is rare, so
+                    # reading twice is fine.
                     whole = np.empty(start + have, dtype=target.dtype)
                     self.read_row(row, 0, whole)
                 target[have:] = np.resize(whole, len(target) - have)
@@ -223,14 +248,18 @@ class FolderSource(AudioSource):
             show_progress=self.show_progress,
         )
 
-    def rows(self, names: StringTable, table: LookupTable, cache: AudioCache | None = None) -> "FolderRows":
+    def rows(
+        self, names: StringTable, table: LookupTable, cache: AudioCache | None = None
+    ) -> "FolderRows":
         """See `AudioSource.rows`."""
         return FolderRows(self.root, self._unicode.table(names), table, cache)
 
 
 @dataclass(eq=False)
 class FolderRows(RowReader):
-    """Rows of a list read from files; with the lookup table, headers of 16-bit mono WAV files are not read again."""
+    """Rows of a list read from files; with the lookup table, headers of 16-bit mono WAV files are
+    not read again.
+    """
 
     root: str
     names: StringTable
@@ -244,10 +273,15 @@ class FolderRows(RowReader):
         self.table.share()
 
     def fill(self, rows: np.ndarray, starts: np.ndarray, out: np.ndarray) -> dict[int, str]:
-        """See `RowReader.fill`. Whole crops of plain files (nearly all) are read here in one loop."""
-        # Paths stay bytes: joining and decoding a million names would cost more than opening the files.
+        """See `RowReader.fill`. Whole crops of plain files (nearly all) are read here in one
+        loop.
+        """
+        # Paths stay bytes: joining and decoding a million names would cost more than opening the
+        # files.
         table, wanted, prefix = self.table, out.shape[1], os.fsencode(os.path.join(self.root, ""))  # noqa: PTH118
-        is_whole = table.is_plain(rows) & (table.native_samples[rows] - starts >= wanted) & CAN_READ_AT
+        is_whole = (
+            table.is_plain(rows) & (table.native_samples[rows] - starts >= wanted) & CAN_READ_AT
+        )
         facts = zip(
             is_whole.tolist(),
             self.names.raws(rows),
@@ -264,7 +298,8 @@ class FolderRows(RowReader):
             if is_simple:
                 target = scratch if is_float else crop
                 is_simple = False
-                # A file that cannot be opened is tried again below, where the error message is made.
+                # A file that cannot be opened is tried again below, where the error message is
+                # made.
                 with contextlib.suppress(OSError):
                     # System calls without a Python file object, since this happens for every crop.
                     file = os.open(name if name[:1] == b"/" else prefix + name, OPEN_FLAGS)
@@ -289,7 +324,9 @@ class FolderRows(RowReader):
         return problems
 
     def read_row(self, row: int, start: int, out: np.ndarray) -> int:
-        """See `RowReader.read_row`. Any format, rate and number of channels; short utterances are cached."""
+        """See `RowReader.read_row`. Any format, rate and number of channels; short utterances are
+        cached.
+        """
         path = os.path.join(self.root, self.names[row])  # noqa: PTH118
         rate = self.table.sample_rate
         crop = self.cache.get(row) if self.cache is not None else None
@@ -305,11 +342,16 @@ class FolderRows(RowReader):
                 if total and start >= total:
                     return 0
                 # Plain samples are read at their offset; decoded audio is cached if it is short.
-                if self.cache is not None and not self.table.is_plain(row) and self.cache.admits(total):
+                if (
+                    self.cache is not None
+                    and not self.table.is_plain(row)
+                    and self.cache.admits(total)
+                ):
                     crop = crop_of_file(file, info, path, 0, None, rate)
                     self.cache.put(row, crop)
                 else:
-                    crop, start = crop_of_file(file, info, path, start, len(out), rate), 0
+                    crop = crop_of_file(file, info, path, start, len(out), rate)
+                    start = 0
         crop = crop[start : start + len(out)]
         out[: len(crop)] = to_int16(crop) if out.dtype == np.int16 else crop
         return len(crop)

@@ -1,8 +1,10 @@
-"""Files at an fsspec address (`s3://…`, `gs://…`, `https://…`, `file://…`), fetched and written with retries.
+"""Files at an fsspec address (`s3://…`, `gs://…`, `https://…`, `file://…`), fetched and written
+with retries.
 
-`shards.py` reads packed corpora there. `pack_to_address` writes them: shards first, each complete once its description
-is there, and the description of the corpus last. It also repairs: a shard is written again if one of its files is
-missing or has the wrong size, the description of the corpus if it is not that of the shards.
+`shards.py` reads packed corpora there. `pack_to_address` writes them: shards first, each complete
+once its description is there, and the description of the corpus last. It also repairs: a shard is
+written again if one of its files is missing or has the wrong size, the description of the corpus if
+it is not that of the shards.
 """
 
 import contextlib
@@ -20,18 +22,47 @@ from typing import Any
 from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 
 from speakernet.data.lookup import default_cache_folder
-from speakernet.data.packed import DESCRIPTION, INDEX, SAMPLES, PackedError, describe_samples, read_description
-from speakernet.data.packing import SKIPPED, PackInput, PackSummary, Shard, join_parts, pack, plan_of_parts
-from speakernet.files import MAX_PARTS, WorkPart, error_line, exclusive, parallel_map, sha256_of, share
+from speakernet.data.packed import (
+    DESCRIPTION,
+    INDEX,
+    SAMPLES,
+    PackedError,
+    describe_samples,
+    read_description,
+)
+from speakernet.data.packing import (
+    COUNTS,
+    SKIPPED,
+    PackInput,
+    PackSummary,
+    Shard,
+    join_parts,
+    pack,
+    plan_of_parts,
+)
+from speakernet.files import (
+    MAX_PARTS,
+    WorkPart,
+    error_line,
+    exclusive,
+    parallel_map,
+    sha256_of,
+    share,
+)
 
 logger = logging.getLogger(__name__)
 
 PARTIAL = ".partial"
-ATTEMPTS, FIRST_PAUSE_SECONDS = 6, 0.5
+ATTEMPTS = 6
+FIRST_PAUSE_SECONDS = 0.5
 """For fetching or writing a file; each pause is twice as long as the one before, 15.5 s in all."""
 WHOLE_OR_NOT = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "adl", "http", "https"})
-"""Protocols whose files appear complete or not at all; elsewhere a file is written under another name and renamed."""
-REPAIR_ADVICE = "run the same speakernet pack to this address again, which writes missing and incomplete files"
+"""Protocols whose files appear complete or not at all; elsewhere a file is written under another
+name and renamed.
+"""
+REPAIR_ADVICE = (
+    "run the same speakernet pack to this address again, which writes missing and incomplete files"
+)
 UTTERANCES_OF_A_SHARD = 4096
 """About a gigabyte: fetched in seconds, and few enough shards for an epoch."""
 NUM_THREADS = 8
@@ -48,7 +79,9 @@ class Store:
         self.address = address.rstrip("/")
 
     def fetch(self, name: str, target: Path, problem_of: Callable[[Path], str]) -> None:
-        """Copy a file to `target` once it is complete and `problem_of` finds nothing wrong, or raise ShardError."""
+        """Copy a file to `target` once it is complete and `problem_of` finds nothing wrong, or
+        raise ShardError.
+        """
         partial = target.with_name(target.name + PARTIAL)
 
         def get(system: Any, root: str) -> None:
@@ -71,7 +104,8 @@ class Store:
             if not WHOLE_OR_NOT.isdisjoint(_protocols_of(system)):
                 system.put_file(str(source), place)
                 return
-            # Not one name for all: two writers may write the description of the corpus at the same moment.
+            # Not one name for all: two writers may write the description of the corpus at the same
+            # moment.
             partial = f"{place}.{os.getpid()}{PARTIAL}"
             try:
                 system.put_file(str(source), partial)
@@ -104,7 +138,8 @@ class Store:
         self._try(folder, remove)
 
     def _try(self, name: str, action: Callable[[Any, str], Any]) -> Any:
-        place, pause = f"{self.address}/{name}", FIRST_PAUSE_SECONDS
+        place = f"{self.address}/{name}"
+        pause = FIRST_PAUSE_SECONDS
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 # Opened for each attempt: the libraries' connections do not survive a fork.
@@ -112,16 +147,26 @@ class Store:
             except FileNotFoundError as error:
                 raise ShardError(f"{place}: missing; {REPAIR_ADVICE}, then resume") from error
             except ImportError as error:
-                raise ShardError(f"{self.address}: {error} (pip install 'speakernet[s3]' for s3://)") from error
+                raise ShardError(
+                    f"{self.address}: {error} (pip install 'speakernet[s3]' for s3://)"
+                ) from error
             except Exception as error:
                 # Each kind of address has its own library, which may raise anything.
                 reason = error_line(error)
                 if "rotocol not known" in reason:
-                    raise ShardError(f"{place}: unknown kind of address; expected one such as s3://…") from error
+                    raise ShardError(
+                        f"{place}: unknown kind of address; expected one such as s3://…"
+                    ) from error
                 if attempt == ATTEMPTS:
                     # The file arrived each time, but is not what was packed.
-                    advice = f"; remove it there, then {REPAIR_ADVICE}" if isinstance(error, ShardError) else ""
-                    raise ShardError(f"{place}: {ATTEMPTS} attempts failed, the last with {reason}{advice}") from error
+                    advice = (
+                        f"; remove it there, then {REPAIR_ADVICE}"
+                        if isinstance(error, ShardError)
+                        else ""
+                    )
+                    raise ShardError(
+                        f"{place}: {ATTEMPTS} attempts failed, the last with {reason}{advice}"
+                    ) from error
                 logger.warning("%s: attempt %d of %d failed (%s)", place, attempt, ATTEMPTS, reason)
             time.sleep(pause)
             pause *= 2
@@ -133,19 +178,29 @@ def _protocols_of(system: Any) -> set[str]:
 
 
 def pack_to_address(
-    source: PackInput, address: str, writer: WorkPart, num_shards: int = 0, *, sample_rate: int, **options: Any
+    source: PackInput,
+    address: str,
+    writer: WorkPart,
+    num_shards: int = 0,
+    *,
+    sample_rate: int,
+    **options: Any,
 ) -> tuple[PackSummary, int]:
-    """Write or repair one writer's shards of a corpus at an address; the last writer adds the description of the whole.
+    """Write or repair one writer's shards of a corpus at an address; the last writer adds the
+    description of the whole.
 
-    Shard n of N has every N-th utterance from the n-th on: a list is ordered by speaker, but each shard needs many
-    speakers.
+    Shard n of N has every N-th utterance from the n-th on: a list is ordered by speaker, but each
+    shard needs many speakers.
 
     Returns:
         The summary of the writer's shards, and how many shards of other writers are missing.
     """
-    store, num_rows = Store(address), len(source.names)
+    store = Store(address)
+    num_rows = len(source.names)
     if not num_rows:
-        raise PackedError(f"{source.description}: there is nothing to pack; expected at least one audio file")
+        raise PackedError(
+            f"{source.description}: there is nothing to pack; expected at least one audio file"
+        )
     count = min(num_shards or -(-num_rows // UTTERANCES_OF_A_SHARD), num_rows, MAX_PARTS)
     shards = [WorkPart(number, count) for number in range(1, count + 1)]
     plan = plan_of_parts(source, sample_rate, count) | {"order": "every n-th"}
@@ -155,7 +210,6 @@ def pack_to_address(
     scratch = default_cache_folder() / "packing" / key
     described = scratch / "described"
     summaries = []
-    num_resumed = 0
     with exclusive(scratch):
         try:
             missing = _missing(store, shards, described, origin)
@@ -163,14 +217,15 @@ def pack_to_address(
             for shard in share(shards, writer.number, writer.count):
                 if shard not in missing:
                     description = read_description(described / shard.name)
-                    num_utterances, num_samples = description["num_utterances"], description["num_samples"]
-                    summaries.append(PackSummary(num_utterances, num_samples, 0, description["num_skipped"]))
-                    num_resumed += num_utterances
+                    counts = {name: description[name] for name in COUNTS}
+                    summaries.append(PackSummary(num_resumed=counts["num_utterances"], **counts))
                     continue
                 rows = range(shard.number - 1, num_rows, count)
                 own = Shard(source, rows, f"shard {shard} of {source.description}")
                 own.part_of = origin
-                summaries.append(pack(own, scratch / shard.name, sample_rate=sample_rate, **options))
+                summaries.append(
+                    pack(own, scratch / shard.name, sample_rate=sample_rate, **options)
+                )
                 _put_shard(store, scratch / shard.name, known)
             missing = _missing(store, shards, described, origin)
             if not missing:
@@ -180,17 +235,20 @@ def pack_to_address(
         finally:
             shutil.rmtree(described, ignore_errors=True)
     shutil.rmtree(scratch, ignore_errors=True)
-    counts = (sum(getattr(one, name) for one in summaries) for name in ("num_utterances", "num_samples", "num_skipped"))
-    num_utterances, num_samples, num_skipped = counts
-    return PackSummary(num_utterances, num_samples, num_resumed, num_skipped), len(missing)
+
+    def total(field: str) -> int:
+        return sum(getattr(summary, field) for summary in summaries)
+
+    totals = {field: total(field) for field in (*COUNTS, "num_resumed")}
+    return PackSummary(**totals), len(missing)
 
 
 def _put_shard(store: Store, folder: Path, known: Mapping[str, str]) -> None:
-    """Move a packed shard to the address; `known` are the digests in the description that is there."""
+    """Move a packed shard to the address; `known` are the digests in the description there."""
     if known.get(folder.name) not in (None, read_description(folder)["index_sha256"]):
         raise PackedError(
-            f"{store.address}/{folder.name}: the recordings have changed since this corpus was packed; remove the "
-            "corpus, or choose another address"
+            f"{store.address}/{folder.name}: the recordings have changed since this corpus was "
+            "packed; remove the corpus, or choose another address"
         )
     store.remove_partial(folder.name)
     # The description last: it marks the shard as complete.
@@ -201,7 +259,8 @@ def _put_shard(store: Store, folder: Path, known: Mapping[str, str]) -> None:
 
 
 def _known_digests(store: Store, shards: list[WorkPart], sample_rate: int) -> dict[str, str]:
-    """Shard -> SHA-256 of its index, as the description at the address has it; empty if that has to be written.
+    """Shard -> SHA-256 of its index, as the description at the address has it; empty if that has to
+    be written.
 
     Raises:
         PackedError: a different corpus is there.
@@ -214,8 +273,13 @@ def _known_digests(store: Store, shards: list[WorkPart], sample_rate: int) -> di
     if description is None:
         return {}
     digests: dict[str, str] = description["parts"]
-    if set(digests) != {shard.name for shard in shards} or description["sample_rate"] != sample_rate:
-        raise PackedError(f"{store.address}: holds a different corpus; remove it, or choose another address")
+    if (
+        set(digests) != {shard.name for shard in shards}
+        or description["sample_rate"] != sample_rate
+    ):
+        raise PackedError(
+            f"{store.address}: holds a different corpus; remove it, or choose another address"
+        )
     return digests
 
 
@@ -237,7 +301,8 @@ def _missing(store: Store, shards: list[WorkPart], folder: Path, origin: str) ->
     """The shards that are not there whole; the descriptions of the others are saved in `folder`."""
 
     def look(shard: WorkPart) -> bool:
-        own, where = folder / shard.name, f"{store.address}/{shard.name}"
+        own = folder / shard.name
+        where = f"{store.address}/{shard.name}"
         if (own / DESCRIPTION).exists():
             # Looked at before.
             return False
@@ -250,7 +315,8 @@ def _missing(store: Store, shards: list[WorkPart], folder: Path, origin: str) ->
         if description is not None:
             if description["part_of"] != origin:
                 raise PackedError(
-                    f"{where}: this shard is of a different list or rate; remove it or change the address"
+                    f"{where}: this shard is of a different list or rate; remove it or change the "
+                    "address"
                 )
             problem = _damage(store, shard.name, description, own)
         if description is not None and not problem:
@@ -265,11 +331,17 @@ def _missing(store: Store, shards: list[WorkPart], folder: Path, origin: str) ->
 
 
 def _damage(store: Store, name: str, description: Mapping[str, Any], folder: Path) -> str:
-    """What is wrong with the files of a shard, judged by sizes and by the checksum of the index; empty if nothing."""
+    """What is wrong with the files of a shard, judged by sizes and by the checksum of the index;
+    empty if nothing.
+    """
     expected = len(describe_samples(0)) + 2 * description["num_samples"]
     size = store.size(f"{name}/{SAMPLES}")
     if size != expected:
-        return f"{SAMPLES} is missing" if size is None else f"{SAMPLES} has {size} bytes, expected {expected}"
+        return (
+            f"{SAMPLES} is missing"
+            if size is None
+            else f"{SAMPLES} has {size} bytes, expected {expected}"
+        )
     if store.size(f"{name}/{INDEX}") is None:
         return f"{INDEX} is missing"
     store.fetch(f"{name}/{INDEX}", folder / INDEX, lambda partial: "")

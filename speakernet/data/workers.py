@@ -1,8 +1,9 @@
-"""The loader's worker processes, with the ring of shared memory they write into, and threads that read ahead.
+"""The loader's worker processes, with the ring of shared memory they write into, and threads that
+read ahead.
 
-A stop signal from `scancel`, `timeout` or a container goes to the whole process group. The training process then writes
-a checkpoint, for which its workers must be alive; so workers ignore stop signals, and end when the training process
-closes them or is gone, however it ended.
+A stop signal from `scancel`, `timeout` or a container goes to the whole process group. The training
+process then writes a checkpoint, for which its workers must be alive; so workers ignore stop
+signals, and end when the training process closes them or is gone, however it ended.
 """
 
 import contextlib
@@ -31,23 +32,27 @@ from speakernet.machine.threads import STOP_SIGNALS
 
 logger = logging.getLogger(__name__)
 
-# Besides those in flight: the batch that was yielded last, and the previous one, which may still be copied.
+# Besides those in flight: the batch that was yielded last, and the previous one, which may still be
+# copied.
 SPARE_SLOTS = 2
 DEFAULT_START_METHOD = "fork" if sys.platform.startswith("linux") else "spawn"
 PARENT_CHECK_SECONDS = 1.0
 WAIT_SECONDS = 5.0
 """Between checks of the workers while waiting for a batch."""
 LIKELY_REASONS = {
-    "SIGKILL": "most likely the system ran out of memory: lower data.num_workers or data.prefetch_factor, or switch "
-    "data.ram_corpus off",
-    "SIGBUS": "most likely shared memory is full: in Docker raise --shm-size or use --ipc=host, otherwise lower "
-    "data.prefetch_factor or data.num_workers",
-    "SIGSEGV": "a library crashed, often on a damaged audio file: data.num_workers: 0 shows which one",
+    "SIGKILL": "most likely the system ran out of memory: lower data.num_workers or "
+    "data.prefetch_factor, or switch data.ram_corpus off",
+    "SIGBUS": "most likely shared memory is full: in Docker raise --shm-size or use --ipc=host, "
+    "otherwise lower data.prefetch_factor or data.num_workers",
+    "SIGSEGV": (
+        "a library crashed, often on a damaged audio file: data.num_workers: 0 shows which one"
+    ),
 }
 RESUME = "The same command resumes if last.pt was written"
 PAGE_LOCK_PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every GPU of the process
 BATCHES_AHEAD = 4
-"""Batches that threads read ahead, so that a slow moment of the disk delays nothing; they take tens of megabytes."""
+"""Batches that threads read ahead, so that a slow moment of the disk delays nothing; they take tens
+of megabytes."""
 NUM_THREADS = 16
 """Simultaneous reads, more than there are cores, because they wait for the disk."""
 CROPS_PER_TASK = 4
@@ -57,21 +62,31 @@ class WorkerDied(ChildProcessError):
     """A worker process no longer delivers batches: it was killed from outside, crashed or hangs."""
 
     exit_status = 75
-    """The command's status (EX_TEMPFAIL in sysexits.h): the input is fine, so the same command may succeed later."""
+    """The command's status (EX_TEMPFAIL in sysexits.h): the input is fine, so the same command may
+    succeed later."""
 
 
 class Workers(CropMaker):
     """Worker processes and the ring they write into; both live as long as the loader."""
 
     def __init__(
-        self, maker: BatchMaker, options: DataOptions, start_method: str | None = None, *, pins: bool = False
+        self,
+        maker: BatchMaker,
+        options: DataOptions,
+        start_method: str | None = None,
+        *,
+        pins: bool = False,
     ) -> None:
         more = (maker.speakers, maker.speeds, maker.augmenter, maker.changes_speed)
         super().__init__(maker.reader, maker.lengths, maker.seed, *more)
-        self.maker, self._options, self._pins, self._is_pinned = maker, options, pins, False
+        self.maker = maker
+        self._options = options
+        self._pins = pins
+        self._is_pinned = False
         self._ahead = int(options.num_workers) * int(options.prefetch_factor)
         self._context: Any = multiprocessing.get_context(start_method or DEFAULT_START_METHOD)
-        # Samples go through a ring made once: new shared tensors would cost a page fault per 4 KiB of every batch.
+        # Samples go through a ring made once: new shared tensors would cost a page fault per 4 KiB
+        # of every batch.
         self._ring = torch.empty(0, 0)
         self._processes: list[Any] = []
         self._requests: list[Any] = []
@@ -83,17 +98,26 @@ class Workers(CropMaker):
             maker.share()
 
     def run(self, requests: Sequence[BatchRequest]) -> Iterator[Made]:
-        """Yield each request, in order, with its crops (valid until the next request) and report."""
+        """Yield each request, in order, with its crops (valid until the next request) and
+        report.
+        """
         if not requests:
             return
-        size = max(len(request.rows) * self.maker.width(request.num_samples) for request in requests)
-        if not self._processes or not self._options.persistent_workers or self._ring.shape[1] < size:
+        size = max(
+            len(request.rows) * self.maker.width(request.num_samples) for request in requests
+        )
+        if (
+            not self._processes
+            or not self._options.persistent_workers
+            or self._ring.shape[1] < size
+        ):
             self._start(size)
         mine = self._processes
         # Discard answers left over from an iteration that stopped early.
         while self._owing:
             self._answer("the beginning of an epoch")
-        turns, coming = itertools.cycle(range(len(mine))), enumerate(requests)
+        turns = itertools.cycle(range(len(mine)))
+        coming = enumerate(requests)
         try:
             self._send(coming, turns, self._ahead)
             for number, request in enumerate(requests):
@@ -102,7 +126,8 @@ class Workers(CropMaker):
                 self._send(coming, turns, 1)
                 yield request, torch.from_numpy(_slot_of(self.maker, self._ring, request)), report
         finally:
-            # Also if the consumer stops early, but not the workers of the next epoch if that has started.
+            # Also if the consumer stops early, but not the workers of the next epoch if that has
+            # started.
             if not self._options.persistent_workers and self._processes is mine:
                 self.close()
 
@@ -111,7 +136,9 @@ class Workers(CropMaker):
         kill(self._processes)
         for connection in (*self._requests, *self._reports):
             connection.close()
-        self._processes, self._requests, self._reports = [], [], []
+        self._processes = []
+        self._requests = []
+        self._reports = []
         self._owing.clear()
         if self._is_pinned:
             # Copies in progress must end first.
@@ -128,12 +155,17 @@ class Workers(CropMaker):
             self._ring = shared_zeros((self._ahead + SPARE_SLOTS, size), self.maker.dtype)
         except SharedMemoryError as error:
             raise SharedMemoryError(
-                f"{self._options.num_workers} loader workers with {self._options.prefetch_factor} batches ahead: "
-                f"{error}; otherwise use --data.num_workers 0, or a lower --data.prefetch_factor or --data.batch_size"
+                f"{self._options.num_workers} loader workers with {self._options.prefetch_factor} "
+                f"batches ahead: {error}; otherwise use --data.num_workers 0, or a lower "
+                "--data.prefetch_factor or --data.batch_size"
             ) from error
         if self._pins:
             num_bytes = self._ring.numel() * self._ring.element_size()
-            status = int(torch.cuda.cudart().cudaHostRegister(self._ring.data_ptr(), num_bytes, PAGE_LOCK_PORTABLE))
+            status = int(
+                torch.cuda.cudart().cudaHostRegister(
+                    self._ring.data_ptr(), num_bytes, PAGE_LOCK_PORTABLE
+                )
+            )
             self._is_pinned = status == 0
             if status:
                 # The next kernel would report the error, so run one here that may fail.
@@ -141,25 +173,35 @@ class Workers(CropMaker):
                     torch.ones(1, device="cuda")
                 # Perhaps because of a limit on locked memory.
                 logger.info(
-                    "the ring of batches cannot be page-locked (CUDA error %d): batches are copied twice", status
+                    "the ring of batches cannot be page-locked (CUDA error %d): batches are copied "
+                    "twice",
+                    status,
                 )
         with _stop_signals_held():
             for number in range(int(self._options.num_workers)):
-                requests, (reports, answers) = self._context.Queue(), self._context.Pipe(duplex=False)
+                requests, (reports, answers) = (
+                    self._context.Queue(),
+                    self._context.Pipe(duplex=False),
+                )
                 # Requests that a worker has not read yet must not delay the end of this process.
                 requests.cancel_join_thread()
                 arguments = (self.maker, self._ring, requests, answers)
-                process = self._context.Process(target=_work, args=arguments, name=f"loader {number}", daemon=True)
+                process = self._context.Process(
+                    target=_work, args=arguments, name=f"loader {number}", daemon=True
+                )
                 process.start()
                 # Otherwise this end would stay open here after the worker is gone.
                 answers.close()
                 self._processes.append(process)
                 self._requests.append(requests)
                 self._reports.append(reports)
-        # Runs before multiprocessing's own clean-up, which sends a signal that workers ignore and then waits forever.
+        # Runs before multiprocessing's own clean-up, which sends a signal that workers ignore and
+        # then waits forever.
         multiprocessing.util.Finalize(self, kill, args=(self._processes,), exitpriority=100)
 
-    def _send(self, coming: Iterator[tuple[int, BatchRequest]], turns: Iterator[int], count: int) -> None:
+    def _send(
+        self, coming: Iterator[tuple[int, BatchRequest]], turns: Iterator[int], count: int
+    ) -> None:
         """Send up to `count` more requests to the workers in turn."""
         for number, request in itertools.islice(coming, count):
             request.slot = number % len(self._ring)
@@ -169,10 +211,12 @@ class Workers(CropMaker):
     def _answer(self, where: str) -> BatchReport:
         """Wait for the report on the oldest unanswered request."""
         worker = self._owing[0]
-        process, reports = self._processes[worker], self._reports[worker]
+        process = self._processes[worker]
+        reports = self._reports[worker]
         who = f"loader worker {worker} of {len(self._processes)} (process {process.pid})"
         wait_seconds = min(WAIT_SECONDS, self._options.worker_timeout_seconds or WAIT_SECONDS)
-        # Counts waits instead of using a clock, which would include the time for which a run is suspended.
+        # Counts waits instead of using a clock, which would include the time for which a run is
+        # suspended.
         for waited in itertools.count(1):
             ready = wait_for([reports, process.sentinel], wait_seconds)
             if reports in ready:
@@ -187,14 +231,15 @@ class Workers(CropMaker):
                     names = {int(one): one.name for one in signal.Signals}
                     name = names.get(-process.exitcode, f"signal {-process.exitcode}")
                     how = (
-                        f"was ended by {name}: {LIKELY_REASONS.get(name, 'something outside this run sent the signal')}"
+                        f"was ended by {name}: "
+                        f"{LIKELY_REASONS.get(name, 'something outside this run sent the signal')}"
                     )
                 raise WorkerDied(f"{who} {how}; noticed at {where}. {RESUME}")
             if 0 < self._options.worker_timeout_seconds <= waited * wait_seconds:
                 raise WorkerDied(
-                    f"{who} hangs: {where} took more than {waited * wait_seconds:g} s (data.worker_timeout_seconds); "
-                    "most likely the disk or network with the audio does not respond, or the process was suspended. "
-                    f"{RESUME}"
+                    f"{who} hangs: {where} took more than {waited * wait_seconds:g} s "
+                    "(data.worker_timeout_seconds); most likely the disk or network with the audio "
+                    f"does not respond, or the process was suspended. {RESUME}"
                 )
         raise AssertionError("counting has no end")
 
@@ -220,13 +265,18 @@ def _stop_signals_held() -> Iterator[None]:
 
 
 def _work(maker: BatchMaker, ring: torch.Tensor, requests: Any, answers: Any) -> None:
-    """In a worker: make the requested batches in their slots of the ring, for as long as the training process lives."""
-    # `scancel`, `timeout` and Ctrl-C signal the whole process group; the checkpoint that follows needs the workers.
+    """In a worker: make the requested batches in their slots of the ring, for as long as the
+    training process lives.
+    """
+    # `scancel`, `timeout` and Ctrl-C signal the whole process group; the checkpoint that follows
+    # needs the workers.
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), name="parent-watch", daemon=True).start()
+    threading.Thread(
+        target=_end_with_parent, args=(os.getppid(),), name="parent-watch", daemon=True
+    ).start()
     torch.set_num_threads(1)
     while True:
         request = requests.get()
@@ -239,10 +289,13 @@ def _work(maker: BatchMaker, ring: torch.Tensor, requests: Any, answers: Any) ->
 
 
 def _end_with_parent(starter: int) -> None:
-    """Wait until the training process, or the fork server `starter`, ends, then end this process."""
+    """Wait until the training process, or the fork server `starter`, ends, then end this
+    process.
+    """
     parent = multiprocessing.parent_process()
     assert parent is not None
-    # The pipe to the parent shows this immediately, unless a younger worker, which inherited its other end, is alive.
+    # The pipe to the parent shows this immediately, unless a younger worker, which inherited its
+    # other end, is alive.
     while parent.is_alive() and os.getppid() == starter:
         parent.join(PARENT_CHECK_SECONDS)
     os._exit(0)
@@ -257,16 +310,18 @@ def _slot_of(maker: BatchMaker, ring: torch.Tensor, request: BatchRequest) -> np
 class ReadAhead(CropMaker):
     """Wraps a `CropMaker` for a packed corpus larger than memory.
 
-    Crops that are not in memory would be read one after another while the network waits. Threads read the crops of the
-    next batches, several at once, and discard them, so that they are in the system's page cache when their batch is
-    made, here or in worker processes.
+    Crops that are not in memory would be read one after another while the network waits. Threads
+    read the crops of the next batches, several at once, and discard them, so that they are in the
+    system's page cache when their batch is made, here or in worker processes.
     """
 
     def __init__(self, maker: CropMaker, planner: CropMaker, num_asked: int = 0) -> None:
         assert isinstance(planner.reader, PackedRows)
         more = (maker.speakers, maker.speeds, maker.augmenter, maker.changes_speed)
         super().__init__(maker.reader, maker.lengths, maker.seed, *more)
-        self.maker, self._rows, self._num_asked = maker, planner.reader, num_asked
+        self.maker = maker
+        self._rows = planner.reader
+        self._num_asked = num_asked
 
     def run(self, requests: Sequence[BatchRequest]) -> Iterator[Made]:
         """See `CropMaker.run`."""
@@ -275,12 +330,16 @@ class ReadAhead(CropMaker):
         # When reading ahead begins, the maker already has the first requests and reads them itself.
         begun = 1 + self._num_asked
         try:
-            # The pool starts its threads on first use, after the worker processes were forked from this one.
+            # The pool starts its threads on first use, after the worker processes were forked from
+            # this one.
             for number, made in enumerate(self.maker.run(requests)):
                 wanted = number + 1 + self._num_asked + BATCHES_AHEAD
                 for request in requests[begun:wanted]:
                     spans = self._spans(request)
-                    tasks = (spans[place : place + CROPS_PER_TASK] for place in range(0, len(spans), CROPS_PER_TASK))
+                    tasks = (
+                        spans[place : place + CROPS_PER_TASK]
+                        for place in range(0, len(spans), CROPS_PER_TASK)
+                    )
                     reads.append([pool.submit(self._touch, task) for task in tasks])
                 begun = max(begun, wanted)
                 yield made

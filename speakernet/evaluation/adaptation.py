@@ -1,13 +1,16 @@
-"""Back ends fitted on recordings of the target domain: mean, whitening, CORAL, LDA, WCCN and two-covariance PLDA.
+"""Back ends fitted on recordings of the target domain: mean, whitening, CORAL, LDA, WCCN and
+two-covariance PLDA.
 
-These functions turn arrays of embeddings and labels into affine maps (with scaling to unit length between them) and
-PLDA variances. All accept labels, even if they ignore them, so that callers can treat them alike.
-`speakernet.inference.adapt` chooses among them and writes the choice into a model file.
+These functions turn arrays of embeddings and labels into affine maps (with scaling to unit length
+between them) and PLDA variances. All accept labels, even if they ignore them, so that callers can
+treat them alike. `speakernet.inference.adapt` chooses among them and writes the choice into a model
+file.
 
-Source: Sun, Feng and Saenko, Return of frustratingly easy domain adaptation, 2016 (CORAL); Hatch, Kajarekar and
-Stolcke, Within-class covariance normalization, 2006; Ioffe, Probabilistic linear discriminant analysis, 2006; Prince
-and Elder, Probabilistic linear discriminant analysis for inferences about identity, 2007; Garcia-Romero and McCree,
-Supervised domain adaptation for i-vector based speaker recognition, 2014 (interpolation of covariances).
+Source: Sun, Feng and Saenko, Return of frustratingly easy domain adaptation, 2016 (CORAL); Hatch,
+Kajarekar and Stolcke, Within-class covariance normalization, 2006; Ioffe, Probabilistic linear
+discriminant analysis, 2006; Prince and Elder, Probabilistic linear discriminant analysis for
+inferences about identity, 2007; Garcia-Romero and McCree, Supervised domain adaptation for i-vector
+based speaker recognition, 2014 (interpolation of covariances).
 """
 
 from dataclasses import dataclass
@@ -23,7 +26,8 @@ MIN_VARIANCE = 1e-9
 
 @dataclass(frozen=True)
 class Transform:
-    """Affine maps of embeddings, with scaling to unit length between them, and a PLDA if it scores the results.
+    """Affine maps of embeddings, with scaling to unit length between them, and a PLDA if it scores
+    the results.
 
     >>> centred = Transform(((np.eye(2), np.array([-1.0, 0.0])),))
     >>> centred.apply(np.array([[1.0, 2.0]])).tolist()
@@ -36,7 +40,9 @@ class Transform:
     """None: results are scored by cosine."""
 
     def apply(self, embeddings: np.ndarray) -> np.ndarray:
-        """Map the network's embeddings (utterances, dim) to adapted ones of unit length, float32."""
+        """Map the network's embeddings (utterances, dim) to adapted ones of unit length,
+        float32.
+        """
         rows = np.asarray(embeddings, dtype=np.float64)
         for number, (matrix, offset) in enumerate(self.maps):
             rows = (_units(rows) if number else rows) @ matrix.T + offset
@@ -45,7 +51,9 @@ class Transform:
 
 @dataclass(frozen=True)
 class Covariances:
-    """The two-covariance model: an embedding is a speaker's mean plus a deviation, both normally distributed."""
+    """The two-covariance model: an embedding is a speaker's mean plus a deviation, both normally
+    distributed.
+    """
 
     mean: np.ndarray
     """(dim,)"""
@@ -57,22 +65,32 @@ class Covariances:
     def shrunk(self, shrinkage: float) -> "Covariances":
         """Both covariances, each shrunk towards the identity times its mean variance.
 
-        The one between speakers is estimated from less data, so it keeps only half the weight that the other keeps.
+        The one between speakers is estimated from less data, so it keeps only half the weight that
+        the other keeps.
         """
-        return Covariances(self.mean, shrunk(self.between, (1 + shrinkage) / 2), shrunk(self.within, shrinkage))
+        return Covariances(
+            self.mean, shrunk(self.between, (1 + shrinkage) / 2), shrunk(self.within, shrinkage)
+        )
 
     def interpolated(self, other: "Covariances", share: float) -> "Covariances":
-        """A mixture of `share` of the other model's covariances and the rest of this model's, around this model's mean.
+        """A mixture of `share` of the other model's covariances and the rest of this model's,
+        around this model's mean.
 
         Source: Garcia-Romero and McCree 2014, equations 6 and 7.
         """
         pairs = (self.between, other.between), (self.within, other.within)
-        return Covariances(self.mean, *((1 - share) * own + share * theirs for own, theirs in pairs))
+        return Covariances(
+            self.mean, *((1 - share) * own + share * theirs for own, theirs in pairs)
+        )
 
-    def adapted(self, rows: np.ndarray, between_share: float = 0.5, within_share: float = 0.5) -> "Covariances":
-        """Adapted to unlabelled embeddings, whose excess variance is divided between the two covariances.
+    def adapted(
+        self, rows: np.ndarray, between_share: float = 0.5, within_share: float = 0.5
+    ) -> "Covariances":
+        """Adapted to unlabelled embeddings, whose excess variance is divided between the two
+        covariances.
 
-        Source: Kaldi's PldaUnsupervisedAdaptor (shares 0.7 and 0.3), wespeaker's `adapt_plda` (0.5 and 0.5).
+        Source: Kaldi's PldaUnsupervisedAdaptor (shares 0.7 and 0.3), wespeaker's `adapt_plda` (0.5
+        and 0.5).
         """
         total = self.between + self.within
         variances, directions = eigh(np.cov(rows.T), total)
@@ -80,33 +98,44 @@ class Covariances:
         basis = np.linalg.inv(directions.T)[:, variances > 1]
         excess = (basis * (variances[variances > 1] - 1)) @ basis.T
         return Covariances(
-            rows.mean(axis=0), self.between + between_share * excess, self.within + within_share * excess
+            rows.mean(axis=0),
+            self.between + between_share * excess,
+            self.within + within_share * excess,
         )
 
     def plda(self, dim: int | None = None) -> tuple[tuple[np.ndarray, np.ndarray], Plda]:
         """The map to the `dim` directions that separate speakers best, and PLDA in that space."""
         variances, directions = eigh(self.between, self.within)
-        matrix, variances = directions[:, ::-1][:, :dim].T, np.maximum(variances[::-1][:dim], 0.0)
+        matrix = directions[:, ::-1][:, :dim].T
+        variances = np.maximum(variances[::-1][:dim], 0.0)
         return (matrix, -matrix @ self.mean), Plda(variances, 1 / (1 + variances))
 
 
 def two_covariances(rows: np.ndarray, labels: np.ndarray) -> Covariances:
     """Estimate the covariances between and within speakers, (dim, dim) each, by moments.
 
-    If all speakers have equally many recordings, this is the maximum-likelihood estimate (Prince and Elder 2007 use
-    EM). Directions in which speaker means vary less than their estimation error get no variance between speakers.
+    If all speakers have equally many recordings, this is the maximum-likelihood estimate (Prince
+    and Elder 2007 use EM). Directions in which speaker means vary less than their estimation error
+    get no variance between speakers.
 
     Args:
         rows: (utterances, dim).
         labels: (utterances,) speaker numbers.
     """
     _, numbers, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    means = np.add.reduceat(rows[np.argsort(numbers, kind="stable")], np.cumsum(counts) - counts) / counts[:, None]
+    means = (
+        np.add.reduceat(rows[np.argsort(numbers, kind="stable")], np.cumsum(counts) - counts)
+        / counts[:, None]
+    )
     deviations = rows - means[numbers]
     within = deviations.T @ deviations / max(1, len(rows) - len(counts))
-    found = np.cov(means.T, bias=True) * len(counts) / max(1, len(counts) - 1) - within * np.mean(1 / counts)
+    found = np.cov(means.T, bias=True) * len(counts) / max(1, len(counts) - 1) - within * np.mean(
+        1 / counts
+    )
     variances, directions = np.linalg.eigh(found)
-    return Covariances(means.mean(axis=0), (directions * np.maximum(variances, 0.0)) @ directions.T, within)
+    return Covariances(
+        means.mean(axis=0), (directions * np.maximum(variances, 0.0)) @ directions.T, within
+    )
 
 
 def shrunk(matrix: np.ndarray, share: float) -> np.ndarray:
@@ -128,23 +157,30 @@ def whitening(rows: np.ndarray, labels: np.ndarray | None = None, *, shrinkage: 
     return _mapped(rows, _power(shrunk(np.cov(rows.T, bias=True), shrinkage), -0.5))
 
 
-def coral(rows: np.ndarray, labels: np.ndarray | None = None, *, others: np.ndarray, shrinkage: float) -> Transform:
-    """Give the domain's embeddings the covariance of `others`, embeddings like those that the network was trained on.
+def coral(
+    rows: np.ndarray, labels: np.ndarray | None = None, *, others: np.ndarray, shrinkage: float
+) -> Transform:
+    """Give the domain's embeddings the covariance of `others`, embeddings like those that the
+    network was trained on.
 
-    Source: Sun et al. 2016, algorithm 1, with the domains exchanged, since target-domain embeddings are mapped here.
+    Source: Sun et al. 2016, algorithm 1, with the domains exchanged, since target-domain embeddings
+    are mapped here.
     """
     here, there = (shrunk(np.cov(one.T, bias=True), shrinkage) for one in (rows, others))
     return _mapped(rows, _power(there, 0.5) @ _power(here, -0.5))
 
 
-def wccn(rows: np.ndarray, labels: np.ndarray, *, shrinkage: float, total: float = 0.0) -> Transform:
+def wccn(
+    rows: np.ndarray, labels: np.ndarray, *, shrinkage: float, total: float = 0.0
+) -> Transform:
     """Zero mean, unit length, and the identity as within-speaker covariance, apart from shrinkage.
 
-    With few speakers this covariance is uncertain: a share `total` of it is replaced by the covariance of all
-    embeddings, scaled to the same mean variance.
+    With few speakers this covariance is uncertain: a share `total` of it is replaced by the
+    covariance of all embeddings, scaled to the same mean variance.
     """
     first, lengths = _centred_units(rows)
-    within, everything = two_covariances(lengths, labels).within, np.cov(lengths.T, bias=True)
+    within = two_covariances(lengths, labels).within
+    everything = np.cov(lengths.T, bias=True)
     mixed = (1 - total) * within + total * everything * (np.trace(within) / np.trace(everything))
     return Transform((first, *_mapped(lengths, _power(shrunk(mixed, shrinkage), -0.5)).maps))
 
@@ -153,11 +189,15 @@ def lda(rows: np.ndarray, labels: np.ndarray, *, shrinkage: float, dim: int) -> 
     """Zero mean, unit length, and the `dim` directions that separate speakers best."""
     first, lengths = _centred_units(rows)
     found = two_covariances(lengths, labels)
-    (matrix, _), _ = Covariances(found.mean, found.between, shrunk(found.within, shrinkage)).plda(dim)
+    (matrix, _), _ = Covariances(found.mean, found.between, shrunk(found.within, shrinkage)).plda(
+        dim
+    )
     return Transform((first, *_mapped(lengths, matrix).maps))
 
 
-def plda(rows: np.ndarray, labels: np.ndarray, *, shrinkage: float, dim: int | None = None) -> Transform:
+def plda(
+    rows: np.ndarray, labels: np.ndarray, *, shrinkage: float, dim: int | None = None
+) -> Transform:
     """Zero mean, unit length, and two-covariance PLDA."""
     first, lengths = _centred_units(rows)
     return with_plda(first, two_covariances(lengths, labels).shrunk(shrinkage), dim)
@@ -172,15 +212,21 @@ def adapted_plda(
     shrinkage: float,
     share: float = 0.5,
 ) -> Transform:
-    """PLDA of other labelled embeddings, adapted to the domain: by interpolation with labels, or by excess variance."""
+    """PLDA of other labelled embeddings, adapted to the domain: by interpolation with labels, or by
+    excess variance.
+    """
     first, lengths = _centred_units(rows)
     theirs = two_covariances(_centred_units(others)[1], other_labels).shrunk(shrinkage)
     if labels is None:
         return with_plda(first, theirs.adapted(lengths))
-    return with_plda(first, two_covariances(lengths, labels).shrunk(shrinkage).interpolated(theirs, share))
+    return with_plda(
+        first, two_covariances(lengths, labels).shrunk(shrinkage).interpolated(theirs, share)
+    )
 
 
-def with_plda(first: tuple[np.ndarray, np.ndarray], covariances: Covariances, dim: int | None = None) -> Transform:
+def with_plda(
+    first: tuple[np.ndarray, np.ndarray], covariances: Covariances, dim: int | None = None
+) -> Transform:
     """A map, unit length, and PLDA with these covariances."""
     last, plda = covariances.plda(dim)
     return Transform((first, last), plda)

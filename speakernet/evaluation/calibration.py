@@ -1,14 +1,16 @@
-"""Calibration and fusion of scores into log-likelihood ratios, named thresholds, and how a model file stores them.
+"""Calibration and fusion of scores into log-likelihood ratios, named thresholds, and how a model
+file stores them.
 
-Calibration and fusion are one affine function, `offset + weights . inputs`: calibration takes one score, fusion takes
-several, and quality measures are further inputs. It is fitted by prior-weighted logistic regression on one list and
-applied to others. Logarithms are natural throughout.
+Calibration and fusion are one affine function, `offset + weights . inputs`: calibration takes one
+score, fusion takes several, and quality measures are further inputs. It is fitted by prior-weighted
+logistic regression on one list and applied to others. Logarithms are natural throughout.
 
-A quality measure gives four inputs: the smaller and the larger value of the two sides, their difference and ratio.
+A quality measure gives four inputs: the smaller and the larger value of the two sides, their
+difference and ratio.
 
-Source: Brümmer and van Leeuwen, On calibration of language recognition scores, 2006; Thienpondt et al., The IDLab
-VoxCeleb speaker recognition challenge 2020 system description (quality measures); wespeaker, score_calibration.py (the
-four inputs of a measure).
+Source: Brümmer and van Leeuwen, On calibration of language recognition scores, 2006; Thienpondt et
+al., The IDLab VoxCeleb speaker recognition challenge 2020 system description (quality measures);
+wespeaker, score_calibration.py (the four inputs of a measure).
 """
 
 import logging
@@ -33,11 +35,14 @@ from speakernet.evaluation.results import AffineFit
 
 logger = logging.getLogger(__name__)
 
-EER_NAME, RATE_PREFIX = "eer", "far_"
-"""Name of the threshold at the EER, and the prefix of names such as `far_1%`, with the false-accept rate in percent."""
+EER_NAME = "eer"
+RATE_PREFIX = "far_"
+"""Name of the threshold at the EER, and the prefix of names such as `far_1%`, with the false-accept
+rate in percent."""
 FALSE_ACCEPT_RATES = (0.05, 0.01, 0.001, 0.0001)
 MIN_EXPECTED_ERRORS = 10
-"""A false-accept rate gets a threshold only if at least this many false accepts are expected on the list."""
+"""A false-accept rate gets a threshold only if at least this many false accepts are expected on the
+list."""
 MIN_NONTARGETS = round(MIN_EXPECTED_ERRORS / FALSE_ACCEPT_RATES[0])
 REGULARIZATION = 1e-6
 """Keeps the weights finite if the scores separate the list perfectly."""
@@ -45,10 +50,13 @@ SCORE_ONLY = ("score",)
 SMALLEST = 1e-9
 FORMS = ("min", "max", "difference", "ratio")
 LOGGED = ("duration", "magnitude")
-"""Measures whose smaller and larger values are used as logarithms, so that doubling always has the same effect."""
+"""Measures whose smaller and larger values are used as logarithms, so that doubling always has the
+same effect."""
 BY_QUALITY = "by log-likelihood ratio, with quality measures"
 """Beginning of the note of an evaluation whose calibration has inputs other than the score."""
-FITTED_ON_REPORTED = "the calibration was fitted on the reported list, so its actual costs and Cllr are optimistic"
+FITTED_ON_REPORTED = (
+    "the calibration was fitted on the reported list, so its actual costs and Cllr are optimistic"
+)
 
 
 @dataclass(frozen=True)
@@ -69,18 +77,23 @@ class AffineCalibration:
 
     def to_dict(self) -> AffineFit:
         """Plain values, as a model file stores them."""
-        weights, offset, prior = self.weights.tolist(), float(self.offset), float(self.prior)
+        weights = self.weights.tolist()
+        offset = float(self.offset)
+        prior = float(self.prior)
         return {"inputs": list(self.inputs), "weights": weights, "offset": offset, "prior": prior}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "AffineCalibration":
         """Read what `to_dict` returned."""
         weights = np.array(values["weights"], dtype=np.float64)
-        return cls(weights, float(values["offset"]), tuple(values["inputs"]), float(values["prior"]))
+        return cls(
+            weights, float(values["offset"]), tuple(values["inputs"]), float(values["prior"])
+        )
 
 
 def quality_inputs(measures: Sequence[str]) -> tuple[str, ...]:
-    """The inputs of a calibration with quality measures: the score, and four inputs for each measure.
+    """The inputs of a calibration with quality measures: the score, and four inputs for each
+    measure.
 
     >>> quality_inputs(["snr"])
     ('score', 'snr min', 'snr max', 'snr difference', 'snr ratio')
@@ -89,7 +102,11 @@ def quality_inputs(measures: Sequence[str]) -> tuple[str, ...]:
 
 
 def quality_columns(
-    inputs: Sequence[str], scores: np.ndarray, values: Mapping[str, np.ndarray], enrol: np.ndarray, test: np.ndarray
+    inputs: Sequence[str],
+    scores: np.ndarray,
+    values: Mapping[str, np.ndarray],
+    enrol: np.ndarray,
+    test: np.ndarray,
 ) -> np.ndarray:
     """The values of a calibration's inputs, (trials, inputs) float64.
 
@@ -110,7 +127,9 @@ def quality_columns(
         if measure == "score":
             columns.append(np.asarray(scores, dtype=np.float64))
             continue
-        low, high = np.sort([values[measure][enrol], values[measure][test]], axis=0).astype(np.float64)
+        low, high = np.sort([values[measure][enrol], values[measure][test]], axis=0).astype(
+            np.float64
+        )
         least = np.maximum([low, high], SMALLEST)
         small, large = np.log(least) if measure in LOGGED else (low, high)
         # Clipped to -1..1: the mean score against a cohort may be near zero or negative.
@@ -122,7 +141,8 @@ def quality_columns(
 def fit_calibration(
     inputs: np.ndarray, labels: np.ndarray, prior: float, names: Sequence[str] = ("score",)
 ) -> AffineCalibration:
-    """Fit by logistic regression in which all targets together have the weight `prior`, and non-targets `1 - prior`.
+    """Fit by logistic regression in which all targets together have the weight `prior`, and
+    non-targets `1 - prior`.
 
     Args:
         inputs: (trials,) scores or (trials, inputs).
@@ -136,7 +156,8 @@ def fit_calibration(
     columns = _columns(inputs, names)
     for column in columns.T:
         _, is_target = check_trials(column, labels)
-    centre, spread = columns.mean(axis=0), columns.std(axis=0)
+    centre = columns.mean(axis=0)
+    spread = columns.std(axis=0)
     # A quality measure that is the same for all trials must not cause a division by zero.
     spread = np.where(spread > 0, spread, 1.0)
     # L-BFGS needs inputs of similar scale; a cosine spans about 1, a duration about 100.
@@ -148,10 +169,14 @@ def fit_calibration(
 
     def cost(parameters: np.ndarray) -> tuple[float, np.ndarray]:
         margins = signs * (standard @ parameters[1:] + parameters[0] + log_odds)
-        value = shares @ np.logaddexp(0, -margins) + REGULARIZATION * parameters[1:] @ parameters[1:]
+        value = (
+            shares @ np.logaddexp(0, -margins) + REGULARIZATION * parameters[1:] @ parameters[1:]
+        )
         # 1 / (1 + exp(margins)) without overflow at either end.
         slope = -shares * signs * np.exp(-np.logaddexp(0, margins))
-        gradient = np.concatenate([[slope.sum()], slope @ standard + 2 * REGULARIZATION * parameters[1:]])
+        gradient = np.concatenate(
+            [[slope.sum()], slope @ standard + 2 * REGULARIZATION * parameters[1:]]
+        )
         # Scaled by the prior: at 0.01 the cost is tiny, and L-BFGS stops at absolute tolerances.
         return float(value) / prior, gradient / prior
 
@@ -167,19 +192,27 @@ def fit_calibration(
 
 def too_few_nontargets(number: int) -> str:
     """A warning if there are too few pairs for even the most lenient threshold; otherwise empty."""
-    few = f"only {number} different-speaker pairs, and a calibration fitted on so few is overconfident"
+    few = (
+        f"only {number} different-speaker pairs, and a calibration fitted on so few is "
+        "overconfident"
+    )
     return few if number < MIN_NONTARGETS else ""
 
 
-def named_thresholds(rates: ErrorRates, backend: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
+def named_thresholds(
+    rates: ErrorRates, backend: Mapping[str, Any]
+) -> tuple[list[dict[str, Any]], list[str]]:
     """Thresholds at the EER and at the named false-accept rates that the list supports.
 
     Returns:
-        The thresholds as plain dictionaries, and a sentence for each rate that the list is too small for.
+        The thresholds as plain dictionaries, and a sentence for each rate that the list is too
+        small for.
     """
-    points, refused = [(EER_NAME, equal_error_point(rates))], []
+    points = [(EER_NAME, equal_error_point(rates))]
+    refused = []
     for rate in FALSE_ACCEPT_RATES:
-        # Even a count of ten has a standard deviation of about a third; from fewer, a threshold would be a guess.
+        # Even a count of ten has a standard deviation of about a third; from fewer, a threshold
+        # would be a guess.
         if rates.num_nontargets * rate >= MIN_EXPECTED_ERRORS:
             points.append((threshold_name(rate), point_at_false_accept_rate(rates, rate)))
         else:
@@ -188,10 +221,12 @@ def named_thresholds(rates: ErrorRates, backend: Mapping[str, Any]) -> tuple[lis
                 f"{rates.num_nontargets:,} different-speaker pairs, but at least "
                 f"{round(MIN_EXPECTED_ERRORS / rate):,} are needed"
             )
-    ascending, thresholds = rates.thresholds, []
+    ascending = rates.thresholds
+    thresholds = []
     for name, point in points:
-        # Halfway to the next lower score, where all decisions on the list stay the same. The point itself is a score;
-        # on a list without errors it is the lowest target score, so a slightly worse recording would be rejected.
+        # Halfway to the next lower score, where all decisions on the list stay the same. The point
+        # itself is a score; on a list without errors it is the lowest target score, so a slightly
+        # worse recording would be rejected.
         row = int(np.searchsorted(ascending, point.threshold))
         limit = float((ascending[row - 1] + ascending[row]) / 2 if row else point.threshold)
         thresholds.append(
@@ -243,7 +278,10 @@ def _columns(inputs: np.ndarray, names: Sequence[str]) -> np.ndarray:
     inputs = np.asarray(inputs, dtype=np.float64)
     columns = inputs[:, None] if inputs.ndim == 1 else inputs
     if columns.shape[1] != len(names):
-        raise ValueError(f"{columns.shape[1]} inputs have {len(names)} names ({', '.join(names)}); expected one each")
+        raise ValueError(
+            f"{columns.shape[1]} inputs have {len(names)} names ({', '.join(names)}); expected one "
+            "each"
+        )
     return columns
 
 
@@ -262,27 +300,39 @@ class Fit:
     """Name and checksum of the list, and its numbers of targets and non-targets."""
 
     def replaced(self, contents: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """The calibration in a model file that this one would replace; None if there is none for the same scoring."""
+        """The calibration in a model file that this one would replace; None if there is none for
+        the same scoring.
+        """
         fits = (contents.get("calibration") or {}).get("fits", [])
         way = self.backend, list(self.calibration.inputs)
         return next((one for one in fits if (one["backend"], list(one["inputs"])) == way), None)
 
     def changes(self, contents: Mapping[str, Any]) -> dict[str, Any]:
-        """The new entries of a model file, in which this fit replaces any fit for the same scoring."""
+        """The new entries of a model file, in which this fit replaces any fit for the same
+        scoring.
+        """
         inputs = list(self.calibration.inputs)
         own = {**self.calibration.to_dict(), **self.origin, "backend": self.backend}
 
         def stays(one: Mapping[str, Any]) -> bool:
-            # Each way of scoring has its own thresholds, so only a fit for the same scoring is replaced. A fit of the
-            # score alone also replaces those with quality measures, which were fitted on an earlier list.
+            # Each way of scoring has its own thresholds, so only a fit for the same scoring is
+            # replaced. A fit of the score alone also replaces those with quality measures, which
+            # were fitted on an earlier list.
             theirs = one.get("inputs", one["backend"].get("inputs", list(SCORE_ONLY)))
             way = {**one["backend"], "inputs": theirs}
-            return way != {**self.backend, "inputs": theirs if inputs == list(SCORE_ONLY) else inputs}
+            return way != {
+                **self.backend,
+                "inputs": theirs if inputs == list(SCORE_ONLY) else inputs,
+            }
 
-        fits, thresholds = (contents.get("calibration") or {}).get("fits", []), contents.get("thresholds") or []
+        fits = (contents.get("calibration") or {}).get("fits", [])
+        thresholds = contents.get("thresholds") or []
         return {
             "calibration": {"fits": [*filter(stays, fits), own]},
-            "thresholds": [*filter(stays, thresholds), *({**one, **self.origin} for one in self.thresholds)],
+            "thresholds": [
+                *filter(stays, thresholds),
+                *({**one, **self.origin} for one in self.thresholds),
+            ],
         }
 
 
@@ -296,26 +346,37 @@ def fit_scores(
 ) -> Fit:
     """Fit calibration and thresholds to the scores of labelled trials.
 
-    With quality measures (`columns`, `names`), thresholds are log-likelihood ratios and belong to their own scoring.
+    With quality measures (`columns`, `names`), thresholds are log-likelihood ratios and belong to
+    their own scoring.
     """
     reason = why_no_error_rate(trials)
     if reason or trials.labels is None:
         raise ValueError(f"cannot calibrate: {reason or 'the trials have no labels'}")
-    calibration = fit_calibration(scores if columns is None else columns, trials.labels, prior, names)
+    calibration = fit_calibration(
+        scores if columns is None else columns, trials.labels, prior, names
+    )
     if calibration.weights[0] <= 0:
         logger.warning(
-            "%s: the scores do not separate targets from non-targets (higher scores make the same speaker less "
-            "likely), so decisions with this calibration are meaningless; check that 1 marks the same speaker, "
-            "calibrate on more people, or train longer",
+            "%s: the scores do not separate targets from non-targets (higher scores make the same "
+            "speaker less likely), so decisions with this calibration are meaningless; check that "
+            "1 marks the same speaker, calibrate on more people, or train longer",
             trials.source,
         )
-    rates, way = error_rates(scores, trials.labels), backend
+    rates = error_rates(scores, trials.labels)
+    way = backend
     if columns is not None:
-        rates, way = error_rates(calibration.apply(columns), trials.labels), threshold_way(backend, names)
+        rates = error_rates(calibration.apply(columns), trials.labels)
+        way = threshold_way(backend, names)
     thresholds, refused = named_thresholds(rates, way)
     if few := too_few_nontargets(rates.num_nontargets):
-        logger.warning("%s: %s; a threshold needs at least %d pairs", trials.source, few, MIN_NONTARGETS)
-    origin = {**known_by(trials), "num_targets": rates.num_targets, "num_nontargets": rates.num_nontargets}
+        logger.warning(
+            "%s: %s; a threshold needs at least %d pairs", trials.source, few, MIN_NONTARGETS
+        )
+    origin = {
+        **known_by(trials),
+        "num_targets": rates.num_targets,
+        "num_nontargets": rates.num_nontargets,
+    }
     return Fit(calibration, thresholds, refused, dict(backend), origin)
 
 

@@ -1,6 +1,7 @@
 """Evaluate a network on a trial list: embed, score, normalise, calibrate and compute the figures.
 
-`evaluate` does all of it for one list; `assembly/evaluation.py` reads configurations and model files.
+`evaluate` does all of it for one list; `assembly/evaluation.py` reads configurations and model
+files.
 """
 
 import contextlib
@@ -64,14 +65,17 @@ def evaluate(
     """Embed, score and measure one list."""
     begin = time.perf_counter()
     scored = score_trials(embedder, backend, trials, source)
-    llrs, notes = None, []
+    llrs = None
+    notes = []
     if calibration is not None:
         inputs = scored.scores
         if calibration.inputs != SCORE_ONLY:
             inputs = calibration_inputs(calibration.inputs, scored, trials, source)
         llrs = calibration.apply(inputs)
         if calibration.inputs != SCORE_ONLY and not why_no_error_rate(trials):
-            by_ratio = figures(trials, llrs, speakers, options.model_copy(update={"bootstrap_samples": 0}), seed)
+            by_ratio = figures(
+                trials, llrs, speakers, options.model_copy(update={"bootstrap_samples": 0}), seed
+            )
             notes = [f"{BY_QUALITY}: {headline_sentence(by_ratio)}"]
     start = time.perf_counter()
     results = figures(trials, scored.scores, speakers, options, seed, llrs)
@@ -89,13 +93,19 @@ def evaluate(
     return Evaluation(trials, scored.scores, results, llrs, scored.units, speakers, durations)
 
 
-def score_trials(embedder: Embedder, backend: Backend, trials: TrialList, source: AudioSource) -> Scored:
-    """Score every trial with a back end; `both` averages the scores of crops and of whole utterances."""
+def score_trials(
+    embedder: Embedder, backend: Backend, trials: TrialList, source: AudioSource
+) -> Scored:
+    """Score every trial with a back end; `both` averages the scores of crops and of whole
+    utterances.
+    """
     embeddings: dict[Mode, np.ndarray] = {}
     seconds: dict[str, float] = {}
     for mode in modes_of(embedder.options):
         start = time.perf_counter()
-        embeddings[mode], was_kept = embedder.embed(trials.names, source, mode, Path(trials.source).stem)
+        embeddings[mode], was_kept = embedder.embed(
+            trials.names, source, mode, Path(trials.source).stem
+        )
         name = KEPT_EMBEDDINGS if was_kept else EMBEDDING
         seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
     start = time.perf_counter()
@@ -105,9 +115,14 @@ def score_trials(embedder: Embedder, backend: Backend, trials: TrialList, source
     return Scored(scores, embeddings, found[0][1], found[0][2], seconds)
 
 
-def calibration_inputs(inputs: Sequence[str], scored: Scored, trials: TrialList, source: AudioSource) -> np.ndarray:
-    """The inputs of a calibration, (trials, inputs): the score and quality measures of both sides."""
-    wanted, values = {name.partition(" ")[0] for name in inputs}, {}
+def calibration_inputs(
+    inputs: Sequence[str], scored: Scored, trials: TrialList, source: AudioSource
+) -> np.ndarray:
+    """The inputs of a calibration, (trials, inputs): the score and quality measures of both
+    sides.
+    """
+    wanted = {name.partition(" ")[0] for name in inputs}
+    values = {}
     if "duration" in wanted:
         values["duration"] = source.lookup_table(trials.names).seconds
     if "magnitude" in wanted:
@@ -129,7 +144,9 @@ def fits_of(
     backend: Mapping[str, Any],
     measures: Sequence[str],
 ) -> list[Fit]:
-    """The fit of the score alone, then one with quality measures if any are given, in the order of writing."""
+    """The fit of the score alone, then one with quality measures if any are given, in the order of
+    writing.
+    """
     fits = [fit_scores(trials, scored.scores, prior, backend)]
     if measures:
         names = quality_inputs(measures)
@@ -146,7 +163,8 @@ def fit_for_verifying(
     prior: float,
     measures: Sequence[str] = (),
 ) -> tuple[list[Fit], np.ndarray]:
-    """Fit calibration and thresholds on a list embedded as in verification: whole utterances in float32.
+    """Fit calibration and thresholds on a list embedded as in verification: whole utterances in
+    float32.
 
     Returns:
         The fits of `fits_of`, and the scores (trials,).
@@ -162,4 +180,6 @@ def fit_for_verifying(
         raise ValueError(f"cannot calibrate: {reason}")
     backend = verifying_backend(contents)
     scored = score_trials(whole, backend, trials, source)
-    return fits_of(scored, trials, source, prior, backend.describe(whole.options), measures), scored.scores
+    return fits_of(
+        scored, trials, source, prior, backend.describe(whole.options), measures
+    ), scored.scores

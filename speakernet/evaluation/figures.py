@@ -1,13 +1,15 @@
-"""All figures of a set of scores with intervals over speakers, cautions, and comparisons of several systems.
+"""All figures of a set of scores with intervals over speakers, cautions, and comparisons of several
+systems.
 
 The scores may come from this toolkit or from another tool's file; no audio and no model are needed.
 
-Trials of one speaker are correlated, so drawing trials would make the intervals too narrow. Instead speakers are drawn
-with replacement, as many as there are. A target trial counts as often as its speaker was drawn, a trial between two
-speakers as often as the product of their draws. Scores are sorted once; a draw costs a few passes over the trials.
+Trials of one speaker are correlated, so drawing trials would make the intervals too narrow. Instead
+speakers are drawn with replacement, as many as there are. A target trial counts as often as its
+speaker was drawn, a trial between two speakers as often as the product of their draws. Scores are
+sorted once; a draw costs a few passes over the trials.
 
-Source: Poh and Bengio, Estimating the confidence interval of expected performance curve in biometric authentication
-using joint bootstrap, 2007 (drawing users); percentile intervals.
+Source: Poh and Bengio, Estimating the confidence interval of expected performance curve in
+biometric authentication using joint bootstrap, 2007 (drawing users); percentile intervals.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +28,9 @@ from speakernet.terminal import Bar
 
 ALWAYS_SHOWN_PRIORS = (0.01, 0.05)
 """The priors of published VoxCeleb figures: 0.01 in papers, 0.05 in the challenges."""
-CHOSEN_ON_REPORTED = "the best checkpoint was chosen on this same list: these error rates are optimistic"
+CHOSEN_ON_REPORTED = (
+    "the best checkpoint was chosen on this same list: these error rates are optimistic"
+)
 WORSE_THAN_CHANCE = 50.0
 """EER in percent."""
 MIN_SPEAKERS = 5
@@ -43,7 +47,8 @@ MIN_DRAWS = 100
 STREAM = 6101
 LEVEL_PERCENT = 95.0
 BAND_FALSE_ACCEPTS = ndtr(np.linspace(ndtri(1e-5), ndtri(0.98), 50))
-"""False-accept rates at which a DET curve gets its interval: evenly spaced on its normal-deviate axis."""
+"""False-accept rates at which a DET curve gets its interval: evenly spaced on its normal-deviate
+axis."""
 
 
 def figures(
@@ -56,7 +61,8 @@ def figures(
 ) -> Results:
     """Every figure that these scores support; `why_no_eer` is set if there can be no error rate."""
     metrics.refuse_rows(~np.isfinite(scores), "NaN or infinite")
-    reason, labels = why_no_error_rate(trials), trials.labels
+    reason = why_no_error_rate(trials)
+    labels = trials.labels
     found = Results(num_trials=len(trials), num_utterances=len(trials.names), why_no_eer=reason)
     if labels is None:
         return found
@@ -68,13 +74,18 @@ def figures(
         num_contradicting_trials=len(contradicting) or None,
         num_same_session_targets=None
         if speakers.sessions is None
-        else int(np.count_nonzero((speakers.sessions[trials.enrol] == speakers.sessions[trials.test]) & (labels == 1))),
+        else int(
+            np.count_nonzero(
+                (speakers.sessions[trials.enrol] == speakers.sessions[trials.test]) & (labels == 1)
+            )
+        ),
     )
     if reason:
         return found
     # One sort serves all figures: 10 million scores take 1.9 s on one core.
     rates = metrics.error_rates(scores, labels)
-    priors, costs = [*ALWAYS_SHOWN_PRIORS, *options.dcf_target_priors], (options.c_miss, options.c_fa)
+    priors = [*ALWAYS_SHOWN_PRIORS, *options.dcf_target_priors]
+    costs = (options.c_miss, options.c_fa)
     # Named by the prior, as in `results.json`.
     points = {f"{prior:g}": (float(prior), *costs) for prior in priors}
     equal = metrics.equal_error_point(rates)
@@ -92,17 +103,22 @@ def figures(
         speaker_rule=speakers.rule,
     )
     if llrs is not None:
-        llr_rates, cllr = metrics.error_rates(llrs, labels), metrics.cllr(llrs, labels)
+        llr_rates = metrics.error_rates(llrs, labels)
+        cllr = metrics.cllr(llrs, labels)
         actual = {name: metrics.act_dcf(llr_rates, *point) for name, point in points.items()}
         # From the ratios, not the scores: with quality measures they rank the trials differently.
         least = metrics.min_cllr(llr_rates)
-        found = replace(found, min_cllr=least, cllr=cllr, act_dcf=actual, calibration_loss=cllr - least)
+        found = replace(
+            found, min_cllr=least, cllr=cllr, act_dcf=actual, calibration_loss=cllr - least
+        )
     if options.bootstrap_samples == 0:
         return found
     # A rate below one false accept in the whole list cannot be measured.
     false_accepts = BAND_FALSE_ACCEPTS[BAND_FALSE_ACCEPTS * rates.num_nontargets >= 1]
     sides = speakers.ids[trials.enrol], speakers.ids[trials.test]
-    drawn = SpeakerBootstrap(scores, labels, *sides, points, false_accepts).measure(options.bootstrap_samples, seed)
+    drawn = SpeakerBootstrap(scores, labels, *sides, points, false_accepts).measure(
+        options.bootstrap_samples, seed
+    )
     return replace(
         found,
         num_draws=drawn.num_draws,
@@ -116,53 +132,71 @@ def figures(
 def why_no_error_rate(trials: TrialList) -> str:
     """Why a list supports no error rate; empty if it does."""
     if trials.labels is None:
-        return f"{trials.source} is unlabelled; an error rate needs lines `1 enrol test` and `0 enrol test`"
+        return (
+            f"{trials.source} is unlabelled; an error rate needs lines `1 enrol test` and `0 "
+            "enrol test`"
+        )
     kind = metrics.missing_kind(trials.labels)
     if not kind:
         return ""
-    return f"none of the {len(trials):,} trials of {trials.source} is a {kind} trial; an error rate needs both kinds"
+    return (
+        f"none of the {len(trials):,} trials of {trials.source} is a {kind} trial; an error "
+        "rate needs both kinds"
+    )
 
 
 def cautions(results: Results) -> list[str]:
     """What a reader must know before trusting these figures, the most serious first."""
-    costs, num_nontargets = results.dcf_costs or {}, results.num_trials - (results.num_targets or 0)
+    costs = results.dcf_costs or {}
+    num_nontargets = results.num_trials - (results.num_targets or 0)
     # One false accept costs c_fa x (1 - prior) / nontargets, rejecting everybody c_miss x prior.
     few = [
         prior
         for prior in results.min_dcf
-        if costs and costs["c_fa"] * (1 - float(prior)) >= num_nontargets * costs["c_miss"] * float(prior)
+        if costs
+        and costs["c_fa"] * (1 - float(prior)) >= num_nontargets * costs["c_miss"] * float(prior)
     ]
-    num_repeated, num_contradicting = results.num_duplicate_trials or 0, results.num_contradicting_trials or 0
+    num_repeated = results.num_duplicate_trials or 0
+    num_contradicting = results.num_contradicting_trials or 0
     odd = (
         (
             (results.eer_percent or 0.0) > WORSE_THAN_CHANCE,
-            "the scores are worse than chance; higher scores must mean the same speaker: check for distances or "
-            "swapped labels",
+            "the scores are worse than chance; higher scores must mean the same speaker: check for "
+            "distances or swapped labels",
         ),
-        (num_contradicting, f"{num_contradicting:,} trials appear with both labels; one of the labels is wrong"),
-        (num_repeated, f"{num_repeated:,} trials occur more than once in the list and count each time"),
+        (
+            num_contradicting,
+            f"{num_contradicting:,} trials appear with both labels; one of the labels is wrong",
+        ),
+        (
+            num_repeated,
+            f"{num_repeated:,} trials occur more than once in the list and count each time",
+        ),
         (
             results.num_same_session_targets,
-            f"{results.num_same_session_targets or 0:,} of {results.num_targets or 0:,} target trials pair recordings "
-            "of one session, whose shared microphone and room make the error rate optimistic",
+            f"{results.num_same_session_targets or 0:,} of {results.num_targets or 0:,} target "
+            "trials pair recordings of one session, whose shared microphone and room make the "
+            "error rate optimistic",
         ),
         (
             results.num_targets and results.num_same_session_targets is None,
-            "the list does not show which recordings share a session; if same-speaker pairs come from one session, "
-            "the error rate is optimistic",
+            "the list does not show which recordings share a session; if same-speaker pairs come "
+            "from one session, the error rate is optimistic",
         ),
         (results.interval_note, results.interval_note),
         (
             few,
-            f"{num_nontargets:,} different-speaker pairs are too few for minDCF({', '.join(few)}): a single false "
-            "accept costs as much as rejecting every trial",
+            f"{num_nontargets:,} different-speaker pairs are too few for minDCF({', '.join(few)}): "
+            "a single false accept costs as much as rejecting every trial",
         ),
     )
     return [text for is_so, text in odd if is_so]
 
 
 class SpeakerBootstrap:
-    """The scores of one system, prepared for drawing: sorted once, then evaluated by `figures` for each draw."""
+    """The scores of one system, prepared for drawing: sorted once, then evaluated by `figures` for
+    each draw.
+    """
 
     def __init__(
         self,
@@ -175,65 +209,101 @@ class SpeakerBootstrap:
     ) -> None:
         scores, labels = metrics.check_trials(scores, labels)
         # Only speakers with a trial are drawn; a slice may not have all of them.
-        present, numbers = np.unique(np.concatenate([enrol_speakers, test_speakers]), return_inverse=True)
-        enrol, test = numbers[: len(labels)], numbers[len(labels) :]
+        present, numbers = np.unique(
+            np.concatenate([enrol_speakers, test_speakers]), return_inverse=True
+        )
+        enrol = numbers[: len(labels)]
+        test = numbers[len(labels) :]
         # Sorted once: a draw only changes how often each trial counts.
         order = np.argsort(scores, kind="stable")
-        # Equal scores are accepted or rejected together, so rates exist only at the ends of their groups.
+        # Equal scores are accepted or rejected together, so rates exist only at the ends of their
+        # groups.
         self._ends = np.append(metrics.group_starts(scores[order])[1:], len(labels)) - 1
         self._labels = labels[order]
         self._first = enrol[order].astype(np.int64)
-        # A target trial counts its speaker once: its second side points to a dummy speaker that is drawn exactly once.
+        # A target trial counts its speaker once: its second side points to a dummy speaker that is
+        # drawn exactly once.
         is_within = labels | (enrol == test)
         self._second = np.where(is_within, len(present), test)[order].astype(np.int64)
         self._points = operating_points
         self._false_accepts = np.empty(0) if false_accepts is None else false_accepts
-        self.num_trials, self.num_speakers = len(labels), len(present)
+        self.num_trials = len(labels)
+        self.num_speakers = len(present)
 
     def figures(self, counts: np.ndarray | None = None) -> np.ndarray | None:
-        """EER in percent, minDCFs and miss rates, (figures,), when speaker s is drawn `counts[s]` times (None: once).
+        """EER in percent, minDCFs and miss rates, (figures,), when speaker s is drawn `counts[s]`
+        times (None: once).
 
         None if the draw has no targets or no non-targets.
         """
-        counts = np.append(np.ones(self.num_speakers, dtype=np.int64) if counts is None else counts, 1)
+        counts = np.append(
+            np.ones(self.num_speakers, dtype=np.int64) if counts is None else counts, 1
+        )
         weights = counts[self._first] * counts[self._second]
-        all_below, targets_below = np.cumsum(weights), np.cumsum(weights * self._labels)
-        num_targets, num_all = int(targets_below[-1]), int(all_below[-1])
+        all_below = np.cumsum(weights)
+        targets_below = np.cumsum(weights * self._labels)
+        num_targets = int(targets_below[-1])
+        num_all = int(all_below[-1])
         if num_targets in (0, num_all):
             return None
         miss = np.concatenate([[0.0], targets_below[self._ends] / num_targets])
-        rejected = np.concatenate([[0.0], (all_below - targets_below)[self._ends] / (num_all - num_targets)])
+        rejected = np.concatenate(
+            [[0.0], (all_below - targets_below)[self._ends] / (num_all - num_targets)]
+        )
         false_accept = 1 - rejected
-        costs = [metrics.detection_cost(miss, false_accept, *point) for point in self._points.values()]
+        costs = [
+            metrics.detection_cost(miss, false_accept, *point) for point in self._points.values()
+        ]
         # The lowest threshold within the wanted false-accept rate, with a tolerance for rounding.
         rows = np.searchsorted(rejected, 1 - self._false_accepts - 1e-12)
-        # Normalised by the better blind decision: accept all, as in the first row, or none, as in the last.
+        # Normalised by the better blind decision: accept all, as in the first row, or none, as in
+        # the last.
         least = [one.min() / min(one[0], one[-1]) for one in costs]
         return np.array([100 * metrics.crossing(miss, false_accept)[1], *least, *miss[rows]])
 
     def measure(self, wanted: int, seed: int) -> Results:
-        """EER and minDCFs with 95 % intervals from `wanted` draws, or a note saying why there are none."""
-        plain, end = self.figures(), 1 + len(self._points)
+        """EER and minDCFs with 95 % intervals from `wanted` draws, or a note saying why there are
+        none.
+        """
+        plain = self.figures()
+        end = 1 + len(self._points)
         assert plain is not None, "there are trials of both kinds"
         drawn = _drawn([self], wanted, seed)[0].T
         # Scores without errors have none in any draw either, and equal draws give no interval.
-        eer, *costs = (interval_of(values) if len(values) and np.ptp(values) > 0 else None for values in drawn[:end])
-        band, note, num_draws = None, speakers_note(self.num_speakers), drawn.shape[1]
+        eer, *costs = (
+            interval_of(values) if len(values) and np.ptp(values) > 0 else None
+            for values in drawn[:end]
+        )
+        band = None
+        note = speakers_note(self.num_speakers)
+        num_draws = drawn.shape[1]
         if num_draws and eer is None:
-            # Rule of three: Hanley and Lippman-Hand, If nothing goes wrong, is everything all right?, 1983. Only
-            # speakers with a target trial can be missed.
-            number, note = len(np.unique(self._first[self._labels])), "every draw of speakers gives the same error rate"
+            # Rule of three: Hanley and Lippman-Hand, If nothing goes wrong, is everything all
+            # right?, 1983. Only speakers with a target trial can be missed.
+            number = len(np.unique(self._first[self._labels]))
+            note = "every draw of speakers gives the same error rate"
             if plain[0] == 0 and number < MIN_SPEAKERS:
-                note = f"too few speakers with targets ({number}, at least {MIN_SPEAKERS} are needed)"
+                note = (
+                    f"too few speakers with targets ({number}, at least {MIN_SPEAKERS} are needed)"
+                )
             elif plain[0] == 0:
                 others = f"up to 3 of {number} new speakers could still cause an error"
                 note = f"no draw has an error; by the rule of three, {others}"
             note = f"no interval: {note}"
         if num_draws and len(self._false_accepts):
-            rows = (self._false_accepts, *np.transpose([interval_of(values) for values in drawn[end:]]))
+            rows = (
+                self._false_accepts,
+                *np.transpose([interval_of(values) for values in drawn[end:]]),
+            )
             # Five digits are enough for a plot.
             found = ([float(f"{100 * one:.5g}") for one in row] for row in rows)
-            band = dict(zip(("false_accept_percent", "miss_low_percent", "miss_high_percent"), found, strict=True))
+            band = dict(
+                zip(
+                    ("false_accept_percent", "miss_low_percent", "miss_high_percent"),
+                    found,
+                    strict=True,
+                )
+            )
         return Results(
             self.num_trials,
             eer_percent=float(plain[0]),
@@ -249,9 +319,15 @@ class SpeakerBootstrap:
 def group_result(
     label: str, prepared: SpeakerBootstrap, num_targets: int | None, num_draws: int, seed: int
 ) -> GroupResult:
-    """The figures of a group of trials as a table row; without a number of targets and priors, the EER alone."""
+    """The figures of a group of trials as a table row; without a number of targets and priors, the
+    EER alone.
+    """
     found = prepared.measure(num_draws, seed)
-    few = f"only {num_targets} targets" if num_targets is not None and num_targets < MIN_TARGETS else ""
+    few = (
+        f"only {num_targets} targets"
+        if num_targets is not None and num_targets < MIN_TARGETS
+        else ""
+    )
     note = "; ".join(filter(None, (few, found.interval_note)))
     num_trials = None if num_targets is None else found.num_trials
     eer = found.eer_percent, found.eer_interval_percent
@@ -263,10 +339,13 @@ def _drawn(systems: Sequence[SpeakerBootstrap], wanted: int, seed: int) -> np.nd
 
     Draws that lack targets or non-targets are omitted; with too few speakers there are no draws.
     """
-    plain, num_speakers = systems[0].figures(), systems[0].num_speakers
+    plain = systems[0].figures()
+    num_speakers = systems[0].num_speakers
     assert plain is not None, "there are trials of both kinds"
     num_trials = len(systems) * systems[0].num_trials
-    num_draws = min(wanted, max(MIN_DRAWS, MAX_WORK // num_trials)) if num_speakers >= MIN_SPEAKERS else 0
+    num_draws = (
+        min(wanted, max(MIN_DRAWS, MAX_WORK // num_trials)) if num_speakers >= MIN_SPEAKERS else 0
+    )
     rows = []
     with Bar("intervals", num_draws, "draw", is_shown=num_draws * num_trials > SHOWN_WORK) as bar:
         for draw in bar.over(range(num_draws)):
@@ -275,13 +354,21 @@ def _drawn(systems: Sequence[SpeakerBootstrap], wanted: int, seed: int) -> np.nd
             counts = np.bincount(chosen, minlength=num_speakers)
             found = [system.figures(counts) for system in systems]
             rows += [found] if all(one is not None for one in found) else []
-    return np.array(rows, dtype=np.float64).reshape(len(rows), len(systems), len(plain)).transpose(1, 0, 2)
+    return (
+        np.array(rows, dtype=np.float64)
+        .reshape(len(rows), len(systems), len(plain))
+        .transpose(1, 0, 2)
+    )
 
 
 def speakers_note(num_speakers: int) -> str:
     """A note on an interval over few speakers; empty if there are enough."""
     too_few = f"no interval: too few speakers ({num_speakers}, at least {MIN_SPEAKERS} are needed)"
-    rough = f"there are only {num_speakers} speakers, so the interval is rough" if num_speakers < ROUGH_SPEAKERS else ""
+    rough = (
+        f"there are only {num_speakers} speakers, so the interval is rough"
+        if num_speakers < ROUGH_SPEAKERS
+        else ""
+    )
     return too_few if num_speakers < MIN_SPEAKERS else rough
 
 
@@ -293,7 +380,9 @@ def interval_of(values: np.ndarray) -> Interval:
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference between two systems in one figure: B minus A, so a positive value means that A is better."""
+    """The difference between two systems in one figure: B minus A, so a positive value means that A
+    is better.
+    """
 
     value: float
     interval: Interval
@@ -303,7 +392,8 @@ class Difference:
     def sentence(self, figure: str, first: str = "A", second: str = "B") -> str:
         """The result in words; a difference is significant if its interval excludes zero."""
         better, other = (first, second) if self.value >= 0 else (second, first)
-        equal, distance = f"{first} and {second} are equal", f"{better} is better than {other} by {abs(self.value):.3f}"
+        equal = f"{first} and {second} are equal"
+        distance = f"{better} is better than {other} by {abs(self.value):.3f}"
         text = f"{figure}: {distance if self.value else equal}"
         if self.interval is None:
             return f"{text}; {self.note}"
@@ -318,24 +408,30 @@ def mean_differences(
 ) -> list[Difference]:
     """Paired comparison under the same draws: EER in percent first, then every minDCF.
 
-    Figures are means over several training runs of each system, all scored on the same trials. Only speakers are drawn,
-    so the interval does not cover the variation between training runs.
+    Figures are means over several training runs of each system, all scored on the same trials. Only
+    speakers are drawn, so the interval does not cover the variation between training runs.
     """
     figures = np.array([one.figures() for one in (*first, *second)])
     whole = figures[len(first) :].mean(axis=0) - figures[: len(first)].mean(axis=0)
     drawn = _drawn([*first, *second], wanted, seed)
     moved = drawn[len(first) :].mean(axis=0) - drawn[: len(first)].mean(axis=0)
     note = speakers_note(first[0].num_speakers)
-    return [Difference(float(value), interval_of(values), note) for value, values in zip(whole, moved.T, strict=True)]
+    return [
+        Difference(float(value), interval_of(values), note)
+        for value, values in zip(whole, moved.T, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Several systems on one list: EER and minDCFs of each, and the differences of the others from the first."""
+    """Several systems on one list: EER and minDCFs of each, and the differences of the others from
+    the first.
+    """
 
     systems: list[Results]
     differences: list[list[Difference]]
-    """For each system but the first, one per figure: EER, then the minDCFs; positive if the first is better."""
+    """For each system but the first, one per figure: EER, then the minDCFs; positive if the first
+    is better."""
 
     def sentences(self, names: Sequence[str]) -> list[str]:
         """A sentence for each figure of each system but the first."""
@@ -358,19 +454,26 @@ def compare_scores(
 ) -> Comparison:
     """Compare each system with the first by their scores on the same labelled trials.
 
-    All are measured on the same draws of speakers, so what they have in common cancels in the differences.
+    All are measured on the same draws of speakers, so what they have in common cancels in the
+    differences.
     """
     if trials.labels is None:
-        raise ValueError(f"{trials.source}: unlabelled trials have no error rates to compare; give a labelled list")
+        raise ValueError(
+            f"{trials.source}: unlabelled trials have no error rates to compare; give a labelled "
+            "list"
+        )
     sides = speakers.ids[trials.enrol], speakers.ids[trials.test]
     points = {f"{prior:g}": (prior, UNIT_COST, UNIT_COST) for prior in priors}
     first, *others = (SpeakerBootstrap(scores, trials.labels, *sides, points) for scores in systems)
     measured = [one.measure(0, seed) for one in (first, *others)]
-    return Comparison(measured, [mean_differences([first], [other], num_draws, seed) for other in others])
+    return Comparison(
+        measured, [mean_differences([first], [other], num_draws, seed) for other in others]
+    )
 
 
 def short_names(paths: Sequence[str]) -> list[str]:
-    """Short names for paths: the last path component in which all of them differ, otherwise numbered names.
+    """Short names for paths: the last path component in which all of them differ, otherwise
+    numbered names.
 
     >>> short_names(["exps/a/scores.txt", "exps/b/scores.txt"])
     ['a', 'b']

@@ -1,8 +1,9 @@
-"""The files of an evaluation: score files, decisions, results, and the data that a report is made from.
+"""The files of an evaluation: score files, decisions, results, and the data that a report is made
+from.
 
-Score files, from this toolkit or others, have lines `enrol test score` and are matched with a list by pair. A report
-can be remade from the files of a run folder alone: `report_arrays.npz` keeps what no other file holds (labels,
-log-likelihood ratios, the embedding map).
+Score files, from this toolkit or others, have lines `enrol test score` and are matched with a list
+by pair. A report can be remade from the files of a run folder alone: `report_arrays.npz` keeps what
+no other file holds (labels, log-likelihood ratios, the embedding map).
 """
 
 import csv
@@ -17,13 +18,29 @@ from typing import Any
 
 import numpy as np
 
-from speakernet.data.lists import ListError, ListFile, NameIndex, StringTable, TrialList, numbers, split_row
+from speakernet.data.lists import (
+    ListError,
+    ListFile,
+    NameIndex,
+    StringTable,
+    TrialList,
+    numbers,
+    split_row,
+)
 from speakernet.evaluation.calibration import threshold_label
 from speakernet.evaluation.figures import CHOSEN_ON_REPORTED
 from speakernet.evaluation.metrics import missing_kind, refuse_rows
 from speakernet.evaluation.results import Results, headline_sentence
 from speakernet.evaluation.speakers import Speakers
-from speakernet.files import FileError, atomic_write, open_text, read_arrays, read_yaml, reading, sha256_of
+from speakernet.files import (
+    FileError,
+    atomic_write,
+    open_text,
+    read_arrays,
+    read_yaml,
+    reading,
+    sha256_of,
+)
 from speakernet.run_folder import (
     CONFIG,
     DECISIONS,
@@ -74,28 +91,35 @@ MAP_UTTERANCES_EACH = 60
 
 
 def find_scores(path: Path, trials: TrialList) -> tuple[Path, np.ndarray]:
-    """The score file for a list in a run or evaluation folder (or the file itself), and its scores."""
+    """The score file for a list in a run or evaluation folder (or the file itself), and its
+    scores.
+    """
     if not path.is_dir():
         return path, scores_for(trials, path)
     found = sorted((path / EVALUATIONS).glob(f"*/{SCORES}"))
-    own, named = path / SCORES, evaluation_folder(path, trials.source) / SCORES
+    own = path / SCORES
+    named = evaluation_folder(path, trials.source) / SCORES
     names = ", ".join(one.parent.name for one in found)
     refused = ListError(
-        f"{path}: no scores of {Path(trials.source).stem}, only of {names} in {path}/{EVALUATIONS}; score the list "
-        "with --eval, or give the folder of one of these"
+        f"{path}: no scores of {Path(trials.source).stem}, only of {names} in "
+        f"{path}/{EVALUATIONS}; score the list with --eval, or give the folder of one of these"
         if found
         else f"{path} contains no scores; give a run or evaluation folder that has {SCORES}"
     )
     # If the folder is not named after the list, its results identify the list by checksum.
     known = ((one, read_results(one.with_name(RESULTS))) for one in found if len(found) > 1)
-    digests = ((one, {row.get("sha256") for row in (read.lists if read else None) or []}) for one, read in known)
+    digests = (
+        (one, {row.get("sha256") for row in (read.lists if read else None) or []})
+        for one, read in known
+    )
     others = (one for one, sha256 in digests if trials.sha256 and trials.sha256 in sha256)
     for candidate in itertools.chain((own, named), found if len(found) == 1 else others):
         if candidate.is_file():
             try:
                 return candidate, scores_for(trials, candidate)
             except ListError as error:
-                # The run's own scores may belong to another list, and the wanted ones be under eval/.
+                # The run's own scores may belong to another list, and the wanted ones be under
+                # eval/.
                 refused = error
     raise refused
 
@@ -104,10 +128,11 @@ def read_scores(path: str | Path) -> tuple[TrialList, np.ndarray]:
     """Read lines `enrol test score`, split like those of a trial list; blank lines are skipped.
 
     Returns:
-        The pairs, with labels if every line has the fourth column, and the scores (trials,) float64; higher means more
-        alike.
+        The pairs, with labels if every line has the fourth column, and the scores (trials,)
+        float64; higher means more alike.
     """
-    file, rows = ListFile(path, kind=f"a score file with lines {FORM}, or the folder of a run"), numbers()
+    file = ListFile(path, kind=f"a score file with lines {FORM}, or the folder of a run")
+    rows = numbers()
     pairs: list[int] = []
     scores: list[float] = []
     kinds: list[int] = []
@@ -120,72 +145,101 @@ def read_scores(path: str | Path) -> tuple[TrialList, np.ndarray]:
             kinds.extend(KINDS[kind] for kind in fields[3:])
         except (ValueError, KeyError):
             if number == 1 and not SCORE_HEADINGS.isdisjoint(line.lower().split()):
-                file.refuse(number, "a heading line, not a score; remove it (tail -n +2 FILE > NEW_FILE)")
+                file.refuse(
+                    number, "a heading line, not a score; remove it (tail -n +2 FILE > NEW_FILE)"
+                )
             file.expected(number, FORM, line)
         pairs += rows[fields[0]], rows[fields[1]]
     if not pairs:
         raise ListError(f"{path}: no scores; expected lines {FORM}")
     enrol, test = np.array(pairs, dtype=np.int32).reshape(-1, 2).T.copy()
     labels = np.array(kinds, dtype=np.int8) if len(kinds) == len(enrol) else None
-    trials = TrialList(StringTable.from_bytes(rows), enrol, test, labels, str(path), sha256_of(path))
+    trials = TrialList(
+        StringTable.from_bytes(rows), enrol, test, labels, str(path), sha256_of(path)
+    )
     return trials, np.array(scores, dtype=np.float64)
 
 
 def write_scores(path: str | Path, trials: TrialList, scores: np.ndarray) -> None:
-    """Write one line per trial in list order, atomically; a line is tab-separated if a name contains a space."""
+    """Write one line per trial in list order, atomically; a line is tab-separated if a name
+    contains a space.
+    """
     names = list(trials.names)
     with atomic_write(path) as file:
-        for enrol, test, score in zip(trials.enrol.tolist(), trials.test.tolist(), scores.tolist(), strict=True):
+        for enrol, test, score in zip(
+            trials.enrol.tolist(), trials.test.tolist(), scores.tolist(), strict=True
+        ):
             gap = "\t" if " " in names[enrol] or " " in names[test] else " "
             file.write(f"{names[enrol]}{gap}{names[test]}{gap}{score:.6f}\n")
 
 
 def scores_for(trials: TrialList, path: str | Path) -> np.ndarray:
-    """The scores of these trials, (trials,) float64, from a file that may list them in any order."""
+    """The scores of these trials, (trials,) float64, from a file that may list them in any
+    order.
+    """
     found, all_scores = read_scores(path)
     rows = _rows_of(trials, found)
     scores = all_scores[rows]
     # Not `>`, since NaN compares as false.
     if len(bad := np.sort(rows[~(np.abs(scores) <= LARGEST_SCORE)])):
-        lines = ", ".join(str(_line_of(path, int(row))) for row in bad[:MAX_NAMED]) + " …" * (len(bad) > MAX_NAMED)
+        lines = ", ".join(str(_line_of(path, int(row))) for row in bad[:MAX_NAMED]) + " …" * (
+            len(bad) > MAX_NAMED
+        )
         what = f"NaN, infinite or beyond {LARGEST_SCORE:g}: {plural(len(bad), 'line')} {lines}"
         are = "is" if len(bad) == 1 else "are"
-        raise ValueError(f"{path}: {len(bad):,} of {len(scores):,} scores {are} {what}; expected finite numbers")
+        raise ValueError(
+            f"{path}: {len(bad):,} of {len(scores):,} scores {are} {what}; expected finite numbers"
+        )
     if trials.labels is not None and found.labels is not None:
         other = np.flatnonzero(trials.labels != found.labels[rows])
         if len(other):
             raise ListError(
-                f"{path}: {len(other):,} of {len(scores):,} labels differ from {trials.source}, first at "
-                f"{_entry(found, int(rows[other[0]]))}; correct the wrong file"
+                f"{path}: {len(other):,} of {len(scores):,} labels differ from {trials.source}, "
+                f"first at {_entry(found, int(rows[other[0]]))}; correct the wrong file"
             )
     return scores
 
 
 def _rows_of(ours: TrialList, theirs: TrialList) -> np.ndarray:
-    """The row in `theirs` of each trial of `ours`, int64; ListError unless both have the same pairs equally often."""
-    # Both number names by first mention, so lists in the same order have equal tables and equal rows.
+    """The row in `theirs` of each trial of `ours`, int64; ListError unless both have the same pairs
+    equally often.
+    """
+    # Both number names by first mention, so lists in the same order have equal tables and equal
+    # rows.
     is_same = len(ours) == len(theirs) and ours.names == theirs.names
-    if is_same and np.array_equal(ours.enrol, theirs.enrol) and np.array_equal(ours.test, theirs.test):
+    if (
+        is_same
+        and np.array_equal(ours.enrol, theirs.enrol)
+        and np.array_equal(ours.test, theirs.test)
+    ):
         return np.arange(len(ours))
     known = NameIndex(ours.names).find(theirs.names)
-    enrol, test = known[theirs.enrol], known[theirs.test]
+    enrol = known[theirs.enrol]
+    test = known[theirs.test]
     wanted = ours.enrol.astype(np.int64) * len(ours.names) + ours.test
     there = np.where((enrol >= 0) & (test >= 0), enrol * len(ours.names) + test, -1)
-    order, their_order = np.argsort(wanted, kind="stable"), np.argsort(there, kind="stable")
+    order = np.argsort(wanted, kind="stable")
+    their_order = np.argsort(there, kind="stable")
     if not np.array_equal(wanted[order], there[their_order]):
-        total, found = f"{len(ours):,} trials of {ours.source}", []
+        total = f"{len(ours):,} trials of {ours.source}"
+        found = []
         if len(alone := np.flatnonzero(~np.isin(wanted, there))):
             found.append(
-                f"{theirs.source} has scores for {len(ours) - len(alone):,} of the {total}; the first trial without a "
-                f"score is {_entry(ours, int(alone[0]))}"
+                f"{theirs.source} has scores for {len(ours) - len(alone):,} of the {total}; the "
+                f"first trial without a score is {_entry(ours, int(alone[0]))}"
             )
         if len(alone := np.flatnonzero(~np.isin(there, wanted))):
             share = f"{len(alone):,} of the {len(theirs):,} scores of {theirs.source}"
-            found.append(f"{share} are of other pairs, the first in {_entry(theirs, int(alone[0]))}")
+            found.append(
+                f"{share} are of other pairs, the first in {_entry(theirs, int(alone[0]))}"
+            )
         if not found:
             again = np.setdiff1d(np.arange(len(there)), np.unique(there, return_index=True)[1])
             first = "".join(f", first repeat {_entry(theirs, int(row))}" for row in again[:1])
-            found = [f"{theirs.source} has {len(theirs):,} scores for the {total}: pairs are not repeated alike{first}"]
+            found = [
+                f"{theirs.source} has {len(theirs):,} scores for the {total}: pairs are not "
+                f"repeated alike{first}"
+            ]
         raise ListError("; ".join(found) + "; expected the scores of exactly this list")
     rows = np.empty(len(ours), dtype=np.int64)
     rows[order] = their_order
@@ -199,7 +253,9 @@ def _entry(trials: TrialList, row: int) -> str:
 
 
 def _line_of(path: str | Path, row: int) -> int:
-    """The line number of entry `row`, skipping blank lines; the entry's own number if the file no longer exists."""
+    """The line number of entry `row`, skipping blank lines; the entry's own number if the file no
+    longer exists.
+    """
     if not Path(path).is_file():
         return row + 1
     with Path(path).open("rb") as file:
@@ -209,7 +265,8 @@ def _line_of(path: str | Path, row: int) -> int:
 
 @dataclass(frozen=True)
 class Decisions:
-    """Unlabelled trials with their scores, log-likelihood ratios if calibrated, and a decision per threshold.
+    """Unlabelled trials with their scores, log-likelihood ratios if calibrated, and a decision per
+    threshold.
 
     A trial is accepted if its score reaches the threshold.
     """
@@ -235,7 +292,8 @@ class Decisions:
 
     def row(self, number: int) -> list[str]:
         """The columns of one trial."""
-        trials, score = self.trials, float(self.scores[number])
+        trials = self.trials
+        score = float(self.scores[number])
         pair = (trials.names[int(side[number])] for side in (trials.enrol, trials.test))
         llr = [] if self.llrs is None else [f"{self.llrs[number]:.4f}"]
         return [
@@ -249,16 +307,17 @@ class Decisions:
         """How many trials each threshold accepts, and what decisions still need."""
         total = counted(len(self.trials), "pair")
         found = [
-            f"{int(np.count_nonzero(self.scores >= one['threshold'])):,} of {total} accepted at threshold "
-            f"{one['threshold']:.4f} ({described(one)})"
+            f"{int(np.count_nonzero(self.scores >= one['threshold'])):,} of {total} accepted at "
+            f"threshold {one['threshold']:.4f} ({described(one)})"
             for one in self.thresholds
         ]
         decisions = "no decisions: this scoring method has no threshold"
         ratios = "no log-likelihood ratios: this scoring method has no calibration"
         missing = [decisions] * (not self.thresholds) + [ratios] * (self.llrs is None)
         advice = (
-            "fit them on labelled trials: with --eval --evaluation.calibration_list LIST, or `speakernet calibrate` "
-            "for the model file; for score files with --fusion_scores and --fusion_trials"
+            "fit them on labelled trials: with --eval --evaluation.calibration_list LIST, or "
+            "`speakernet calibrate` for the model file; for score files with --fusion_scores and "
+            "--fusion_trials"
         )
         return [*found, *missing, *([advice] if missing else [])]
 
@@ -284,10 +343,16 @@ def described(threshold: Mapping[str, Any]) -> str:
 
 
 def read_llrs(path: Path) -> np.ndarray | None:
-    """The log-likelihood ratios that `Decisions.write` wrote, (trials,); None if the file has none."""
+    """The log-likelihood ratios that `Decisions.write` wrote, (trials,); None if the file has
+    none.
+    """
     with reading(path, "decisions; score the list again"), open_text(path) as file:
         rows = list(csv.DictReader(file))
-        return np.array([float(row[LLR_COLUMN]) for row in rows]) if rows and LLR_COLUMN in rows[0] else None
+        return (
+            np.array([float(row[LLR_COLUMN]) for row in rows])
+            if rows and LLR_COLUMN in rows[0]
+            else None
+        )
 
 
 @dataclass(frozen=True)
@@ -316,8 +381,14 @@ class Evaluation:
 
     def lines(self, digits: int = 2) -> list[str]:
         """The headline and, without error rates, the decisions, for a terminal."""
-        others = [f"{name}: {headline_sentence(one.results, digits)}" for name, one in self.others.items()]
-        return [headline_sentence(self.results, digits), *others, *(self.decisions.lines() if self.decisions else ())]
+        others = [
+            f"{name}: {headline_sentence(one.results, digits)}" for name, one in self.others.items()
+        ]
+        return [
+            headline_sentence(self.results, digits),
+            *others,
+            *(self.decisions.lines() if self.decisions else ()),
+        ]
 
 
 @dataclass(frozen=True)
@@ -342,7 +413,9 @@ class RunData:
     @property
     def decisions(self) -> Decisions | None:
         """Decisions on each trial; None if there are error rates or no scores."""
-        results, trials, scores = self.results, self.trials, self.scores
+        results = self.results
+        trials = self.trials
+        scores = self.scores
         if results is None or results.eer_percent is not None or trials is None or scores is None:
             return None
         return Decisions(trials, scores, self.arrays.get("llrs"), results.thresholds or ())
@@ -357,13 +430,19 @@ class RunData:
     def list_name(self) -> str:
         """The name of the scored list."""
         name = self.results.list_name() if self.results else ""
-        return name or (Path(self.trials.source).name if self.trials is not None else "a list without a name")
+        return name or (
+            Path(self.trials.source).name if self.trials is not None else "a list without a name"
+        )
 
     @property
     def configuration(self) -> Mapping[str, Any]:
         """The sections of the run; only `evaluation` in an evaluation folder without a run."""
         section = (self.results.config if self.results else None) or {}
-        found = read_yaml(self.config, str(self.folder / CONFIG)) if self.config else {"evaluation": section}
+        found = (
+            read_yaml(self.config, str(self.folder / CONFIG))
+            if self.config
+            else {"evaluation": section}
+        )
         return found if isinstance(found, Mapping) else {}
 
 
@@ -383,7 +462,10 @@ def read_run(folder: str | Path, name: str = "", evaluation: Evaluation | None =
             moved = {key: one.get(key, 0) + end for key, end in ends.items()}
             metrics.append({**one, **moved, "begun": {"stage": stage, **ends}})
     if results is None and not metrics:
-        raise FileError(f"{folder} contains neither {RESULTS} nor {METRICS}; give the folder of a run or an evaluation")
+        raise FileError(
+            f"{folder} contains neither {RESULTS} nor {METRICS}; give the folder of a run or an "
+            "evaluation"
+        )
     config = ""
     for path in (run_folder / CONFIG, folder / CONFIG):
         if path.is_file():
@@ -394,11 +476,20 @@ def read_run(folder: str | Path, name: str = "", evaluation: Evaluation | None =
         results = replace(results, training=trained.training if trained else None)
     run = RunData(folder, name or folder.resolve().name, results, metrics, config)
     if evaluation is not None:
-        trials, scores = evaluation.trials, np.asarray(evaluation.scores, dtype=np.float64)
-        speakers, units = evaluation.speakers, evaluation.units
-        found = {"labels": trials.labels, "llrs": evaluation.llrs, "durations": evaluation.durations}
+        trials = evaluation.trials
+        scores = np.asarray(evaluation.scores, dtype=np.float64)
+        speakers = evaluation.speakers
+        units = evaluation.units
+        found = {
+            "labels": trials.labels,
+            "llrs": evaluation.llrs,
+            "durations": evaluation.durations,
+        }
         if speakers is not None:
-            found |= {"speakers": speakers.ids, "speaker_names": np.array(speakers.names, dtype=np.str_)}
+            found |= {
+                "speakers": speakers.ids,
+                "speaker_names": np.array(speakers.names, dtype=np.str_),
+            }
             # Without labels, the speakers are a guess.
             if units is not None and trials.labels is not None:
                 found |= embedding_map(units, speakers.ids, list(trials.names))
@@ -419,15 +510,18 @@ def read_run(folder: str | Path, name: str = "", evaluation: Evaluation | None =
     return replace(run, trials=replace(trials, labels=labels), scores=scores)
 
 
-def embedding_map(embeddings: np.ndarray, speakers: np.ndarray, names: list[str]) -> dict[str, np.ndarray]:
-    """The speakers with the most utterances on two principal components; empty without two speakers of two utterances.
+def embedding_map(
+    embeddings: np.ndarray, speakers: np.ndarray, names: list[str]
+) -> dict[str, np.ndarray]:
+    """The speakers with the most utterances on two principal components; empty without two speakers
+    of two utterances.
 
-    Principal components rather than t-SNE or UMAP: they are linear and have no settings, so a gap in the plot is a gap
-    in the embeddings, and the same embeddings always give the same plot.
+    Principal components rather than t-SNE or UMAP: they are linear and have no settings, so a gap
+    in the plot is a gap in the embeddings, and the same embeddings always give the same plot.
 
     Returns:
-        `map_points` (utterances, 2), `map_speakers` (utterances,) rows of `map_names`, and `map_shares` (2,), the
-        shares of these utterances' variance on each axis.
+        `map_points` (utterances, 2), `map_speakers` (utterances,) rows of `map_names`, and
+        `map_shares` (2,), the shares of these utterances' variance on each axis.
     """
     # Speakers with a single utterance form no group.
     counts = np.bincount(speakers)
@@ -456,8 +550,11 @@ def embedding_map(embeddings: np.ndarray, speakers: np.ndarray, names: list[str]
 
 
 def list_in_common(paths: Sequence[Path]) -> TrialList:
-    """The labelled list that all these files and folders have scores for, with the labels kept in one of them."""
-    names, refused = ", ".join(map(str, paths)), None
+    """The labelled list that all these files and folders have scores for, with the labels kept in
+    one of them.
+    """
+    names = ", ".join(map(str, paths))
+    refused = None
     for path in paths:
         for place in (path, *sorted((path / EVALUATIONS).glob("*/"))):
             file = place / SCORES if place.is_dir() else place
@@ -477,23 +574,33 @@ def list_in_common(paths: Sequence[Path]) -> TrialList:
 
 
 def chosen_on_reported(scores: Path) -> str:
-    """The warning, from the results beside a score file, that its model was selected on the same list; else empty."""
+    """The warning, from the results beside a score file, that its model was selected on the same
+    list; else empty.
+    """
     results = read_results(scores.with_name(RESULTS))
     warnings = (results.warnings if results else None) or []
-    return next((one for one in warnings if one.startswith(CHOSEN_ON_REPORTED.partition(" same list")[0])), "")
+    return next(
+        (one for one in warnings if one.startswith(CHOSEN_ON_REPORTED.partition(" same list")[0])),
+        "",
+    )
 
 
 def read_results(path: Path) -> Results | None:
     """The results of an evaluation; None if there is no such file; FileError if it is damaged."""
     if not path.is_file():
         return None
-    with reading(path, "the results of an evaluation; evaluate again to write them"), open_text(path) as file:
+    with (
+        reading(path, "the results of an evaluation; evaluate again to write them"),
+        open_text(path) as file,
+    ):
         return Results.from_dict(json.load(file))
 
 
 def is_number(value: object) -> bool:
     """Whether a value in a record can be plotted."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
+    return (
+        isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
+    )
 
 
 def _read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -513,7 +620,11 @@ def _read_metrics(path: Path) -> list[dict[str, Any]]:
                     {
                         key: one
                         for key, one in record.items()
-                        if (isinstance(one, NOT_NUMBERS[key]) if key in NOT_NUMBERS else is_number(one))
+                        if (
+                            isinstance(one, NOT_NUMBERS[key])
+                            if key in NOT_NUMBERS
+                            else is_number(one)
+                        )
                     }
                 )
     return records
@@ -523,13 +634,19 @@ def _read_kept(path: Path) -> dict[str, np.ndarray]:
     """The arrays of a report, checked so that drawing them cannot fail."""
     arrays = read_arrays(path, ARRAYS_EXPECTED) if path.is_file() else {}
     for name, kinds, dimensions in KEPT_ARRAYS:
-        if name in arrays and (arrays[name].dtype.kind not in kinds or arrays[name].ndim != dimensions):
+        if name in arrays and (
+            arrays[name].dtype.kind not in kinds or arrays[name].ndim != dimensions
+        ):
             found = f"{arrays[name].dtype} of {arrays[name].ndim} dimensions"
             raise FileError(f"{path}: {name} is {found}; expected {ARRAYS_EXPECTED}")
     if "map_points" in arrays:
         with reading(path, ARRAYS_EXPECTED):
-            points, speakers = arrays["map_points"], arrays["map_speakers"]
+            points = arrays["map_points"]
+            speakers = arrays["map_speakers"]
             is_whole = points.shape == (len(speakers), 2) and len(arrays["map_shares"]) == 2
             if not is_whole or not set(speakers.tolist()) <= set(range(len(arrays["map_names"]))):
-                raise FileError(f"{path}: the arrays of the embedding map do not match; expected {ARRAYS_EXPECTED}")
+                raise FileError(
+                    f"{path}: the arrays of the embedding map do not match; expected "
+                    f"{ARRAYS_EXPECTED}"
+                )
     return arrays

@@ -1,8 +1,9 @@
-"""Error rates and detection costs from scores and labels: pure functions of arrays that share a single sort.
+"""Error rates and detection costs from scores and labels: pure functions of arrays that share a
+single sort.
 
-`ErrorRates` holds the numbers of missed targets and accepted non-targets at every distinct threshold; each metric is a
-short function of it. The convex hull of these points (the ROC convex hull) gives min Cllr and one definition of the
-EER. Files, lists and embeddings are not needed here.
+`ErrorRates` holds the numbers of missed targets and accepted non-targets at every distinct
+threshold; each metric is a short function of it. The convex hull of these points (the ROC convex
+hull) gives min Cllr and one definition of the EER. Files, lists and embeddings are not needed here.
 
 A trial is accepted if `score >= threshold`; equal scores are accepted or rejected together.
 """
@@ -18,7 +19,8 @@ from speakernet.terminal import MAX_NAMED, plural
 
 Rates = TypeVar("Rates", float, np.ndarray)
 
-# Vectorised passes that drop points off the hull before the exact loop takes over; each drops about half.
+# Vectorised passes that drop points off the hull before the exact loop takes over; each drops about
+# half.
 HULL_PASSES = 60
 
 
@@ -33,7 +35,9 @@ class OperatingPoint:
 
 @dataclass(frozen=True)
 class ErrorRates:
-    """Errors at every distinct threshold, in ascending order and ending with +infinity (all rejected)."""
+    """Errors at every distinct threshold, in ascending order and ending with +infinity (all
+    rejected).
+    """
 
     thresholds: np.ndarray
     misses: np.ndarray
@@ -49,9 +53,12 @@ class ErrorRates:
 
     @cached_property
     def hull(self) -> np.ndarray:
-        """Rows of the points on the lower convex hull of (false accepts, misses), by ascending threshold."""
+        """Rows of the points on the lower convex hull of (false accepts, misses), by ascending
+        threshold.
+        """
         # Integers keep this exact.
-        false_accepts, misses = self.false_accepts.astype(np.int64), self.misses.astype(np.int64)
+        false_accepts = self.false_accepts.astype(np.int64)
+        misses = self.misses.astype(np.int64)
         rows = np.arange(len(misses))
         for _ in range(HULL_PASSES):
             above = _is_above_chord(false_accepts[rows], misses[rows])
@@ -60,26 +67,39 @@ class ErrorRates:
             rows = rows[~above]
         hull: list[int] = []
         for row in rows.tolist():
-            while len(hull) >= 2 and _is_above_chord(false_accepts[[*hull[-2:], row]], misses[[*hull[-2:], row]])[1]:
+            while (
+                len(hull) >= 2
+                and _is_above_chord(false_accepts[[*hull[-2:], row]], misses[[*hull[-2:], row]])[1]
+            ):
                 hull.pop()
             hull.append(row)
         return np.array(hull)
 
 
 def missing_kind(labels: np.ndarray) -> str:
-    """The kind of trial that error rates need and these labels, (trials,), lack; empty if both kinds are present."""
+    """The kind of trial that error rates need and these labels, (trials,), lack; empty if both
+    kinds are present.
+    """
     num_targets = int(np.count_nonzero(labels))
     return "target" if num_targets == 0 else "non-target" if num_targets == len(labels) else ""
 
 
 def check_trials(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Scores as float64 and labels as bool, both (trials,); ValueError if they allow no error rate."""
-    scores, labels = np.asarray(scores, dtype=np.float64), np.asarray(labels).astype(bool)
+    """Scores as float64 and labels as bool, both (trials,); ValueError if they allow no error
+    rate.
+    """
+    scores = np.asarray(scores, dtype=np.float64)
+    labels = np.asarray(labels).astype(bool)
     if scores.shape != labels.shape or scores.ndim != 1:
-        raise ValueError(f"scores of shape {scores.shape} with labels of shape {labels.shape}; expected one per score")
+        raise ValueError(
+            f"scores of shape {scores.shape} with labels of shape {labels.shape}; expected one per "
+            "score"
+        )
     refuse_rows(np.isnan(scores), "NaN")
     if missing := missing_kind(labels):
-        raise ValueError(f"none of the {len(labels)} trials is a {missing} trial; error rates need both kinds")
+        raise ValueError(
+            f"none of the {len(labels)} trials is a {missing} trial; error rates need both kinds"
+        )
     return scores, labels
 
 
@@ -88,7 +108,9 @@ def refuse_rows(is_bad: np.ndarray, what: str) -> None:
     if rows := (np.flatnonzero(is_bad) + 1).tolist():
         named = ", ".join(map(str, rows[:MAX_NAMED])) + " …" * (len(rows) > MAX_NAMED)
         share = f"{len(rows):,} of {len(is_bad):,} scores {'is' if len(rows) == 1 else 'are'}"
-        raise ValueError(f"{share} {what}: {plural(len(rows), 'trial')} {named}; expected finite numbers")
+        raise ValueError(
+            f"{share} {what}: {plural(len(rows), 'trial')} {named}; expected finite numbers"
+        )
 
 
 def error_rates(scores: np.ndarray, labels: np.ndarray) -> ErrorRates:
@@ -106,31 +128,37 @@ def error_rates(scores: np.ndarray, labels: np.ndarray) -> ErrorRates:
     ([0, 0, 1, 1, 2], [2, 1, 1, 0, 0])
     """
     scores, labels = check_trials(scores, labels)
-    # Sorting each kind and merging takes half the time of sorting row numbers, which reads memory at random.
-    targets, nontargets = np.sort(scores[labels]), np.sort(scores[~labels])
+    # Sorting each kind and merging takes half the time of sorting row numbers, which reads memory
+    # at random.
+    targets = np.sort(scores[labels])
+    nontargets = np.sort(scores[~labels])
     is_target = np.zeros(len(scores), dtype=bool)
     # The number of non-targets below each target gives its place in the merged order.
     is_target[np.arange(len(targets)) + np.searchsorted(nontargets, targets)] = True
     ascending = np.empty(len(scores))
-    ascending[is_target], ascending[~is_target] = targets, nontargets
+    ascending[is_target] = targets
+    ascending[~is_target] = nontargets
     starts = group_starts(ascending)
     ends = np.append(starts, len(scores))
     misses = np.concatenate([[0], np.cumsum(is_target)])[ends]
     false_accepts = len(nontargets) - (ends - misses)
-    thresholds, rates = np.append(ascending[starts], np.inf), (misses / len(targets), false_accepts / len(nontargets))
+    thresholds = np.append(ascending[starts], np.inf)
+    rates = (misses / len(targets), false_accepts / len(nontargets))
     return ErrorRates(thresholds, misses, false_accepts, len(targets), len(nontargets), *rates)
 
 
 def group_starts(ascending: np.ndarray) -> np.ndarray:
     """The start of each run of equal values in a sorted array."""
-    return np.flatnonzero(np.append(np.ones(len(ascending[:1]), dtype=bool), ascending[1:] != ascending[:-1]))
+    return np.flatnonzero(
+        np.append(np.ones(len(ascending[:1]), dtype=bool), ascending[1:] != ascending[:-1])
+    )
 
 
 def eer(scores: np.ndarray, labels: np.ndarray) -> float:
     """Equal error rate in percent, where the miss rate and the false-accept rate cross.
 
-    Both rates are step functions of the threshold. They are interpolated linearly between the two neighbouring
-    thresholds at which the sign of their difference changes.
+    Both rates are step functions of the threshold. They are interpolated linearly between the two
+    neighbouring thresholds at which the sign of their difference changes.
 
     >>> eer(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1]))
     50.0
@@ -148,17 +176,22 @@ def equal_error_point(rates: ErrorRates) -> OperatingPoint:
 
 
 def crossing(miss: np.ndarray, false_accept: np.ndarray) -> tuple[int, float]:
-    """The row after the crossing of the rates over ascending thresholds, and the linearly interpolated rate there."""
-    # The difference never decreases with the threshold: it starts at -1 (all accepted) and ends at 1 (all rejected).
+    """The row after the crossing of the rates over ascending thresholds, and the linearly
+    interpolated rate there.
+    """
+    # The difference never decreases with the threshold: it starts at -1 (all accepted) and ends at
+    # 1 (all rejected).
     after = int(np.searchsorted(miss - false_accept, 0.0))
     before = max(after - 1, 0)
-    gap_before, gap_after = miss[before] - false_accept[before], miss[after] - false_accept[after]
+    gap_before = miss[before] - false_accept[before]
+    gap_after = miss[after] - false_accept[after]
     share = 1.0 if gap_after == gap_before else -gap_before / (gap_after - gap_before)
     return after, float(miss[before] + share * (miss[after] - miss[before]))
 
 
 def hull_eer_percent(rates: ErrorRates) -> float:
-    """Equal error rate in percent on the convex hull of the ROC (ROCCH-EER), never above the `eer` of the raw curve.
+    """Equal error rate in percent on the convex hull of the ROC (ROCCH-EER), never above the `eer`
+    of the raw curve.
 
     Source: Brümmer and de Villiers, The BOSARIS Toolkit user guide, 2011, section 3.
 
@@ -169,10 +202,11 @@ def hull_eer_percent(rates: ErrorRates) -> float:
 
 
 def voxceleb_trainer_eer_percent(rates: ErrorRates) -> float:
-    """The figure that voxceleb_trainer prints as EER, in percent: the larger rate where the two are closest.
+    """The figure that voxceleb_trainer prints as EER, in percent: the larger rate where the two are
+    closest.
 
-    It considers only the corners of the ROC (its scikit-learn call drops points between two equal steps), from the
-    highest threshold down, and takes the first of equally close points.
+    It considers only the corners of the ROC (its scikit-learn call drops points between two equal
+    steps), from the highest threshold down, and takes the first of equally close points.
 
     >>> voxceleb_trainer_eer_percent(error_rates(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1])))
     50.0
@@ -182,7 +216,8 @@ def voxceleb_trainer_eer_percent(rates: ErrorRates) -> float:
     accepted_nontargets = rates.false_accepts[-2::-1]
     is_corner = np.ones(len(accepted_targets), dtype=bool)
     is_corner[1:-1] = (np.diff(accepted_targets, 2) != 0) | (np.diff(accepted_nontargets, 2) != 0)
-    accepted_targets, accepted_nontargets = accepted_targets[is_corner], accepted_nontargets[is_corner]
+    accepted_targets = accepted_targets[is_corner]
+    accepted_nontargets = accepted_nontargets[is_corner]
     miss = 1 - np.concatenate([[0], accepted_targets]) / accepted_targets[-1]
     false_accept = np.concatenate([[0], accepted_nontargets]) / accepted_nontargets[-1]
     # argmin takes the first of equally close points, as in that tool.
@@ -193,7 +228,8 @@ def voxceleb_trainer_eer_percent(rates: ErrorRates) -> float:
 def min_dcf_point(
     rates: ErrorRates, target_prior: float, c_miss: float = UNIT_COST, c_fa: float = UNIT_COST
 ) -> tuple[float, OperatingPoint]:
-    """Minimum detection cost over all thresholds relative to the better blind decision, and the point that reaches it.
+    """Minimum detection cost over all thresholds relative to the better blind decision, and the
+    point that reaches it.
 
     Source: NIST 2016 speaker recognition evaluation plan, equations 2 to 4.
 
@@ -204,12 +240,17 @@ def min_dcf_point(
     best = int(np.argmin(costs))
     # The better blind decision: accept all (first threshold) or none (last).
     cost = float(costs[best] / min(costs[0], costs[-1]))
-    miss, false_accept = float(rates.miss_rates[best]), float(rates.false_accept_rates[best])
+    miss = float(rates.miss_rates[best])
+    false_accept = float(rates.false_accept_rates[best])
     return cost, OperatingPoint(float(rates.thresholds[best]), miss, false_accept)
 
 
 def detection_cost(
-    miss: Rates, false_accept: Rates, target_prior: float, c_miss: float = UNIT_COST, c_fa: float = UNIT_COST
+    miss: Rates,
+    false_accept: Rates,
+    target_prior: float,
+    c_miss: float = UNIT_COST,
+    c_fa: float = UNIT_COST,
 ) -> Rates:
     """Expected cost of decisions with these error rates."""
     return c_miss * target_prior * miss + c_fa * (1 - target_prior) * false_accept
@@ -218,7 +259,9 @@ def detection_cost(
 def point_at_threshold(rates: ErrorRates, threshold: float) -> OperatingPoint:
     """The error rates at a given threshold on these scores."""
     row = min(int(np.searchsorted(rates.thresholds, threshold)), len(rates.thresholds) - 1)
-    return OperatingPoint(threshold, float(rates.miss_rates[row]), float(rates.false_accept_rates[row]))
+    return OperatingPoint(
+        threshold, float(rates.miss_rates[row]), float(rates.false_accept_rates[row])
+    )
 
 
 def point_at_false_accept_rate(rates: ErrorRates, rate: float) -> OperatingPoint:
@@ -228,7 +271,9 @@ def point_at_false_accept_rate(rates: ErrorRates, rate: float) -> OperatingPoint
     return point_at_threshold(rates, float(rates.thresholds[row]))
 
 
-def act_dcf(rates: ErrorRates, target_prior: float, c_miss: float = UNIT_COST, c_fa: float = UNIT_COST) -> float:
+def act_dcf(
+    rates: ErrorRates, target_prior: float, c_miss: float = UNIT_COST, c_fa: float = UNIT_COST
+) -> float:
     """Normalised detection cost at the Bayes threshold for log-likelihood ratios (natural log).
 
     >>> act_dcf(error_rates(np.array([-2.0, 1.0, -1.0, 3.0]), np.array([0, 0, 1, 1])), 0.5)
@@ -239,7 +284,9 @@ def act_dcf(rates: ErrorRates, target_prior: float, c_miss: float = UNIT_COST, c
     return cost / min(c_miss * target_prior, c_fa * (1 - target_prior))
 
 
-def bayes_threshold(target_prior: float, c_miss: float = UNIT_COST, c_fa: float = UNIT_COST) -> float:
+def bayes_threshold(
+    target_prior: float, c_miss: float = UNIT_COST, c_fa: float = UNIT_COST
+) -> float:
     """The log-likelihood ratio above which accepting costs less than rejecting."""
     return float(np.log(c_fa * (1 - target_prior)) - np.log(c_miss * target_prior))
 
@@ -247,7 +294,8 @@ def bayes_threshold(target_prior: float, c_miss: float = UNIT_COST, c_fa: float 
 def cllr(llrs: np.ndarray, labels: np.ndarray) -> float:
     """Cost of log-likelihood ratios in bits: 0 is perfect, 1 is no information.
 
-    Source: Brümmer and du Preez, Application-independent evaluation of speaker detection, 2006, equation 17.
+    Source: Brümmer and du Preez, Application-independent evaluation of speaker detection, 2006,
+    equation 17.
 
     >>> cllr(np.zeros(4), np.array([0, 0, 1, 1]))
     1.0
@@ -266,12 +314,16 @@ def min_cllr(rates: ErrorRates) -> float:
     targets, nontargets, llrs = pooled_llrs(rates)
     # A pool of a single kind has an infinite ratio and costs nothing; 0 x infinity would give NaN.
     mixed = np.isfinite(llrs)
-    cost = targets[mixed] @ np.logaddexp(0, -llrs[mixed]) + nontargets[mixed] @ np.logaddexp(0, llrs[mixed])
+    cost = targets[mixed] @ np.logaddexp(0, -llrs[mixed]) + nontargets[mixed] @ np.logaddexp(
+        0, llrs[mixed]
+    )
     return float(cost / (2 * np.log(2)))
 
 
 def pooled_llrs(rates: ErrorRates) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Share of targets, share of non-targets and log-likelihood ratio of each pool (an edge of the ROC convex hull)."""
+    """Share of targets, share of non-targets and log-likelihood ratio of each pool (an edge of the
+    ROC convex hull).
+    """
     targets = np.diff(rates.misses[rates.hull]) / rates.num_targets
     nontargets = -np.diff(rates.false_accepts[rates.hull]) / rates.num_nontargets
     with np.errstate(divide="ignore"):
@@ -290,14 +342,17 @@ def area_under_roc(rates: ErrorRates) -> float:
 
 
 def det_points(rates: ErrorRates, max_points: int = 2000) -> tuple[np.ndarray, np.ndarray]:
-    """False-accept and miss rates of a DET curve, thinned evenly along the curve on normal-deviate axes.
+    """False-accept and miss rates of a DET curve, thinned evenly along the curve on normal-deviate
+    axes.
 
     Returns:
         Two arrays (points,) with the points where both rates lie strictly between 0 and 1.
     """
-    false_accept, miss = rates.false_accept_rates, rates.miss_rates
+    false_accept = rates.false_accept_rates
+    miss = rates.miss_rates
     inside = (false_accept > 0) & (false_accept < 1) & (miss > 0) & (miss < 1)
-    false_accept, miss = false_accept[inside], miss[inside]
+    false_accept = false_accept[inside]
+    miss = miss[inside]
     if len(miss) <= max_points:
         return false_accept, miss
     # For spacing, the logit is close enough to the normal deviate.
@@ -308,8 +363,11 @@ def det_points(rates: ErrorRates, max_points: int = 2000) -> tuple[np.ndarray, n
 
 
 def _is_above_chord(false_accepts: np.ndarray, misses: np.ndarray) -> np.ndarray:
-    """Whether each point lies on or above the line between its two neighbours, so that it is not on the hull."""
-    step_x, step_y = -np.diff(false_accepts), np.diff(misses)
+    """Whether each point lies on or above the line between its two neighbours, so that it is not on
+    the hull.
+    """
+    step_x = -np.diff(false_accepts)
+    step_y = np.diff(misses)
     above = np.zeros(len(misses), dtype=bool)
     # Along a lower hull, from many false accepts to none, slopes increase.
     above[1:-1] = step_y[:-1] * step_x[1:] >= step_y[1:] * step_x[:-1]

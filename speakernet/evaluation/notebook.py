@@ -30,21 +30,28 @@ class Report:
     def _repr_html_(self) -> str:
         page = self.run.folder / REPORT
         text = page.read_text(encoding="utf-8") if page.is_file() else self.results._repr_html_()
-        return f'<iframe srcdoc="{escape(text)}" style="width: 100%; height: 40em; border: 0"></iframe>'
+        return (
+            f'<iframe srcdoc="{escape(text)}" style="width: 100%; height: 40em; border: '
+            '0"></iframe>'
+        )
 
     def plot_det(self) -> Figure:
         """The detection error trade-off, with a band of 95 % intervals."""
         if self.run.scores is None or self.run.labels is None:
             raise ValueError(f"{self.run.folder}: no labelled scores, so there is no DET curve")
-        rates, band = error_rates(self.run.scores, self.run.labels), self.results.det_band
-        points, bands = {"EER": equal_error_point(rates)}, {self.run.name: band} if band else {}
+        rates = error_rates(self.run.scores, self.run.labels)
+        band = self.results.det_band
+        points = {"EER": equal_error_point(rates)}
+        bands = {self.run.name: band} if band else {}
         figure = plots.det_figure({self.run.name: rates}, points, bands)
         # By default, notebooks display only figures made by pyplot.
         figure._repr_png_ = functools.partial(_png, figure)  # type: ignore[attr-defined]
         return figure
 
     def frame(self) -> Any:
-        """A pandas table with one row per trial: `enrol`, `test`, `score` and, if known, `label` and `llr`."""
+        """A pandas table with one row per trial: `enrol`, `test`, `score` and, if known, `label`
+        and `llr`.
+        """
         # Imported late: pandas is needed only here and may not be installed.
         import pandas
 

@@ -1,4 +1,6 @@
-"""The options of evaluation, from utterances to embeddings, scores and figures. No torch is imported here."""
+"""The options of evaluation, from utterances to embeddings, scores and figures. No torch is
+imported here.
+"""
 
 from collections.abc import Iterator
 from typing import Annotated, Literal
@@ -6,7 +8,16 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 from pydantic import Field
 
-from speakernet.options import Count, CountOrZero, FramesOrZero, InputPath, Options, Positive, Probability, Processes
+from speakernet.options import (
+    Count,
+    CountOrZero,
+    FramesOrZero,
+    InputPath,
+    Options,
+    Positive,
+    Probability,
+    Processes,
+)
 
 UNIT_COST = 1.0
 """The usual cost of both a miss and a false accept."""
@@ -26,15 +37,18 @@ class EvaluationOptions(Options):
     num_crops: Annotated[int, Ge(1), Le(10_000)] = 10
     """Number of evenly spaced crops of each utterance."""
     embedding: Literal["auto", "crops", "whole", "both"] = "auto"
-    """What is embedded; auto: crops, or whole utterances if eval_frames is 0; both: the two scores are averaged."""
+    """What is embedded; auto: crops, or whole utterances if eval_frames is 0; both: the two scores
+    are averaged."""
     batch_size: Annotated[int, Ge(1), Le(1_000_000)] = 64
     """Waveforms (crops or whole utterances) embedded at once; at most 16 on a CPU."""
     num_workers: Processes | Literal["auto"] = "auto"
     """Threads that read evaluation audio; auto: one per core of this process, at most eight."""
     precision: Literal["auto", "no", "bf16", "fp16"] = "no"
-    """Precision of the network while embedding; auto: the precision of training (runtime.precision)."""
+    """Precision of the network while embedding; auto: the precision of training
+    (runtime.precision)."""
     score: Literal["cosine", "mean_distance"] = "cosine"
-    """cosine of the mean embeddings, or minus the mean distance over all pairs of crops (as in voxceleb_trainer)."""
+    """cosine of the mean embeddings, or minus the mean distance over all pairs of crops (as in
+    voxceleb_trainer)."""
     score_norm: ScoreNorm = "none"
     """Score normalisation against a cohort: z, t, s (symmetric) or as (adaptive symmetric)."""
     cohort_size: Count = 300
@@ -48,26 +62,32 @@ class EvaluationOptions(Options):
     bootstrap_samples: Annotated[int, Ge(0), Le(1_000_000)] = 1000
     """Bootstrap draws of speakers for the confidence intervals; 0: no intervals."""
     metadata: InputPath = ""
-    """CSV with the column path and others (gender, age, …) to slice the results of the (first) test list by."""
+    """CSV with the column path and others (gender, age, …) to slice the results of the (first) test
+    list by."""
     slices: list[str] = Field(default=[])
-    """What to slice by: duration, snr or metadata columns; empty: duration and every suitable metadata column."""
+    """What to slice by: duration, snr or metadata columns; empty: duration and every suitable
+    metadata column."""
     validation_precision: Literal["auto", "no", "bf16", "fp16"] = "auto"
     """Precision of the network during validation; auto: the precision of training."""
     max_trials: CountOrZero = 0
     """Size of a fixed random subset of the validation trials, for quick validation; 0: all."""
     speaker_table: InputPath = ""
-    """CSV with the columns path, speaker and (if known) session, for lists whose names do not contain them."""
+    """CSV with the columns path, speaker and (if known) session, for lists whose names do not
+    contain them."""
     subtract_mean: bool = False
-    """Subtract the mean embedding of the training set before scoring; training saves it in the model file."""
+    """Subtract the mean embedding of the training set before scoring; training saves it in the
+    model file."""
     mean_utterances: Count = 2000
     """Number of training utterances, drawn with the seed, that the mean is computed from."""
     plda: bool = False
-    """After training, fit PLDA on the training list, with a simulated microphone for each file if augment has any, and
-    save it with its own mean in the model file."""
+    """After training, fit PLDA on the training list, with a simulated microphone for each file if
+    augment has any, and save it with its own mean in the model file."""
     cohort_list: InputPath = ""
-    """List of the cohort with lines `speaker path`; empty: the training list. A speaker's utterances are averaged."""
+    """List of the cohort with lines `speaker path`; empty: the training list. A speaker's
+    utterances are averaged."""
     cohort_path: InputPath = ""
-    """Audio of the cohort; empty: train_path for the training list, otherwise the folder of cohort_list."""
+    """Audio of the cohort; empty: train_path for the training list, otherwise the folder of
+    cohort_list."""
     cohort_utterances: CountOrZero = 10
     """Maximum number of a speaker's utterances that are averaged into a cohort member; 0: all."""
     calibration_list: InputPath = ""
@@ -77,19 +97,34 @@ class EvaluationOptions(Options):
     calibration_prior: Probability = 0.01
     """Target prior that the calibration is tuned for."""
     quality_measures: list[Quality] = Field(default=[])
-    """Quality measures to calibrate with, four inputs each: duration, magnitude, snr, cohort (mean cohort score)."""
+    """Quality measures to calibrate with, four inputs each: duration, magnitude, snr, cohort (mean
+    cohort score)."""
     sweep: list[Sweep] = Field(default=[])
-    """Degrade the trial audio step by step (noise, reverb, microphone, …) and report the EER at each step."""
+    """Degrade the trial audio step by step (noise, reverb, microphone, …) and report the EER at
+    each step."""
     keep_embeddings: bool = True
     """Keep embeddings beside the results and reuse them while model and audio are unchanged."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Crops without a length, and options that contradict each other."""
         if self.embedding in ("crops", "both") and self.eval_frames == 0:
-            yield "eval_frames", f"0, but embedding: {self.embedding} needs the length of a crop in frames of 10 ms"
+            yield (
+                "eval_frames",
+                f"0, but embedding: {self.embedding} needs the length of a crop in frames of 10 ms",
+            )
         if self.score_norm != "none" and self.score != "cosine":
-            yield "score_norm", f"{self.score_norm}, but score is {self.score}; normalisation needs score: cosine"
+            yield (
+                "score_norm",
+                f"{self.score_norm}, but score is {self.score}; normalisation needs score: cosine",
+            )
         if self.plda and (self.score, self.score_norm) != ("cosine", "none"):
-            yield "plda", f"true, but score is {self.score} and score_norm {self.score_norm}; expected cosine and none"
+            yield (
+                "plda",
+                f"true, but score is {self.score} and score_norm {self.score_norm}; expected "
+                "cosine and none",
+            )
         if self.score_norm == "none" and "cohort" in self.quality_measures:
-            yield "quality_measures", "cohort needs score normalisation; set --score_norm and a cohort"
+            yield (
+                "quality_measures",
+                "cohort needs score normalisation; set --score_norm and a cohort",
+            )

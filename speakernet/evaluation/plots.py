@@ -1,8 +1,8 @@
 """The plots of an evaluation as matplotlib figures, and their export to the page and to PNG.
 
-Functions turn arrays into figures; nothing is read or recomputed here. A figure is drawn once, in the light palette,
-which the PNG keeps. In the SVG for the page, each colour becomes a CSS variable, so that the same drawing follows the
-reader's light or dark setting.
+Functions turn arrays into figures; nothing is read or recomputed here. A figure is drawn once, in
+the light palette, which the PNG keeps. In the SVG for the page, each colour becomes a CSS variable,
+so that the same drawing follows the reader's light or dark setting.
 """
 
 import functools
@@ -25,8 +25,10 @@ from speakernet.evaluation.metrics import ErrorRates, OperatingPoint, det_points
 from speakernet.evaluation.results import NO_INTERVAL, GroupResult, threshold_text
 from speakernet.files import atomic_write
 
-WIDTH_INCHES, HEIGHT_INCHES = 4.2, 3.0
-"""Small, since the page shows plots 340 to 420 pixels wide: 8-point text stays readable on a phone."""
+WIDTH_INCHES = 4.2
+HEIGHT_INCHES = 3.0
+"""Small, since the page shows plots 340 to 420 pixels wide: 8-point text stays readable on a
+phone."""
 PNG_DOTS_PER_INCH = 200
 PALETTE = {
     "ink": ("#1b2431", "#e7ebf1"),
@@ -76,7 +78,8 @@ _SETTINGS: dict[Any, Any] = {
 DET_TICKS_PERCENT = (0.001, 0.01, 0.1, 0.5, 1, 2, 5, 10, 20, 40, 60, 80, 95)
 DET_MARGIN = 0.25
 MIN_TICK_GAP = 0.08
-"""Smallest gap between two ticks, as a share of the axis: about the width of a three-digit label."""
+"""Smallest gap between two ticks, as a share of the axis: about the width of a three-digit
+label."""
 HISTOGRAM_BINS = 60
 MAX_CURVE_POINTS = 600
 MAX_TICKS = 9
@@ -90,7 +93,9 @@ P = ParamSpec("P")
 
 
 def drawn_in_house_style(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """Draw with the settings that all plots share, and with the legend above the plot, where it covers nothing."""
+    """Draw with the settings that all plots share, and with the legend above the plot, where it
+    covers nothing.
+    """
 
     @functools.wraps(draw)
     def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
@@ -108,7 +113,9 @@ def drawn_in_house_style(draw: Callable[P, Figure]) -> Callable[P, Figure]:
     return drawn
 
 
-def new_figure(x_name: str, y_name: str = "", height_inches: float = HEIGHT_INCHES) -> tuple[Figure, Axes]:
+def new_figure(
+    x_name: str, y_name: str = "", height_inches: float = HEIGHT_INCHES
+) -> tuple[Figure, Axes]:
     """An empty figure with one set of axes."""
     figure = Figure(figsize=(WIDTH_INCHES, height_inches), layout="constrained")
     return figure, figure.add_subplot(xlabel=x_name, ylabel=y_name)
@@ -120,42 +127,62 @@ def det_figure(
     points: Mapping[str, OperatingPoint],
     bands: Mapping[str, Mapping[str, Sequence[float]]] = MappingProxyType({}),
 ) -> Figure:
-    """Detection error trade-off by system: misses against false accepts, both on normal-deviate axes.
+    """Detection error trade-off by system: misses against false accepts, both on normal-deviate
+    axes.
 
-    `points` are operating points of the first system; `bands` has each system's `det_band`, intervals of its miss rate.
+    `points` are operating points of the first system; `bands` has each system's `det_band`,
+    intervals of its miss rate.
 
     Source: Martin et al., The DET curve in assessment of detection task performance, 1997.
     """
     figure, axes = new_figure("false accepts (%)", "misses (%)", 3.6)
     shown: list[np.ndarray] = []
     for number, (name, rates) in enumerate(curves.items()):
-        curve, label = det_points(rates), name if len(curves) > 1 else None
+        curve = det_points(rates)
+        label = name if len(curves) > 1 else None
         # On normal-deviate axes, normally distributed scores give a straight line.
         axes.plot(*map(ndtri, curve), color=f"C{number}", label=label)
         shown += curve
         if name in bands:
             # Percentages to rates, kept off 0 and 1, whose normal deviates are infinite.
-            rows = [bands[name][key] for key in ("false_accept_percent", "miss_low_percent", "miss_high_percent")]
+            rows = [
+                bands[name][key]
+                for key in ("false_accept_percent", "miss_low_percent", "miss_high_percent")
+            ]
             band = ndtri(np.clip(np.array(rows) / 100, 1e-9, 1 - 1e-9))
-            axes.fill_between(*band, color=f"C{number}", label=None if label else "95 % interval", **BAND)
+            axes.fill_between(
+                *band, color=f"C{number}", label=None if label else "95 % interval", **BAND
+            )
     for number, (name, point) in enumerate(points.items()):
         rates_there = np.array([[point.false_accept], [point.miss]])
         # Without misses or false accepts, a point is infinitely far away.
         if ((rates_there <= 0) | (rates_there >= 1)).any():
-            rates_there, name = np.empty((2, 0)), f"{name}: off the plot"
-        marker, colour = MARKERS[number % len(MARKERS)], f"C{number + len(curves)}"
+            rates_there = np.empty((2, 0))
+            name = f"{name}: off the plot"
+        marker = MARKERS[number % len(MARKERS)]
+        colour = f"C{number + len(curves)}"
         axes.plot(*ndtri(rates_there), marker, color=colour, markersize=5, label=name)
         shown += list(rates_there)
     reach = ndtri(np.concatenate(shown))
     if not len(reach):
-        axes.text(0.5, 0.5, "no errors at any threshold", transform=axes.transAxes, ha="center", color=MUTED)
+        axes.text(
+            0.5,
+            0.5,
+            "no errors at any threshold",
+            transform=axes.transAxes,
+            ha="center",
+            color=MUTED,
+        )
         reach = ndtri([0.001, 0.5])
-    low, high = float(reach.min()) - DET_MARGIN, float(reach.max()) + DET_MARGIN
+    low = float(reach.min()) - DET_MARGIN
+    high = float(reach.max()) + DET_MARGIN
     ticks: dict[float, str] = {}
     for percent in DET_TICKS_PERCENT:
         place = float(ndtri(percent / 100))
         # Over a wide range the labels of small percentages would overlap.
-        if low <= place <= high and place - max(ticks, default=-np.inf) >= MIN_TICK_GAP * (high - low):
+        if low <= place <= high and place - max(ticks, default=-np.inf) >= MIN_TICK_GAP * (
+            high - low
+        ):
             ticks[place] = f"{percent:g}"
     axes.set(xlim=(low, high), ylim=(low, high))
     for axis in (axes.xaxis, axes.yaxis):
@@ -169,7 +196,9 @@ def det_figure(
 def histogram_figure(
     scores: np.ndarray, labels: np.ndarray | None, threshold: float, score_name: str = "score"
 ) -> Figure:
-    """Densities of target and non-target scores (or of all scores); the threshold is marked unless NaN."""
+    """Densities of target and non-target scores (or of all scores); the threshold is marked unless
+    NaN.
+    """
     # Targets are always blue.
     kinds = [("trials", "C0", np.ones(len(scores), dtype=bool))]
     if labels is not None:
@@ -182,7 +211,9 @@ def histogram_figure(
         axes.stairs(density, edges, fill=True, color=colour, alpha=0.3)
         axes.stairs(density, edges, color=colour, linewidth=1.2, label=name)
     if np.isfinite(threshold):
-        axes.axvline(threshold, label=f"threshold: {threshold_text(threshold, scores)}", **THRESHOLD)
+        axes.axvline(
+            threshold, label=f"threshold: {threshold_text(threshold, scores)}", **THRESHOLD
+        )
     return figure
 
 
@@ -191,15 +222,20 @@ def threshold_figure(rates: ErrorRates, chosen: float) -> Figure:
     """Misses and false accepts against the threshold, with the threshold at the EER marked."""
     figure, axes = new_figure("threshold on the score", "% of each kind of trial")
     rows = np.flatnonzero(np.isfinite(rates.thresholds))
-    # The plot is a few hundred points wide. Points are spaced evenly along both curves, not over thresholds: most
-    # thresholds are scores of non-targets, among which the steps of the few targets would be lost.
-    travelled = np.abs(np.diff(rates.miss_rates[rows])) + np.abs(np.diff(rates.false_accept_rates[rows]))
+    # The plot is a few hundred points wide. Points are spaced evenly along both curves, not over
+    # thresholds: most thresholds are scores of non-targets, among which the steps of the few
+    # targets would be lost.
+    travelled = np.abs(np.diff(rates.miss_rates[rows])) + np.abs(
+        np.diff(rates.false_accept_rates[rows])
+    )
     place = np.concatenate([[0.0], np.cumsum(travelled)])
     wanted = np.searchsorted(place, np.linspace(0.0, place[-1], MAX_CURVE_POINTS))
     rows = rows[np.unique(np.clip([0, *wanted, len(rows) - 1], 0, len(rows) - 1))]
     for name, values in (("misses", rates.miss_rates), ("false accepts", rates.false_accept_rates)):
         axes.plot(rates.thresholds[rows], 100 * values[rows], drawstyle="steps-pre", label=name)
-    axes.axvline(chosen, label=f"at the EER: {threshold_text(chosen, rates.thresholds[rows])}", **THRESHOLD)
+    axes.axvline(
+        chosen, label=f"at the EER: {threshold_text(chosen, rates.thresholds[rows])}", **THRESHOLD
+    )
     axes.set_ylim(0, 102)
     return figure
 
@@ -220,12 +256,22 @@ def curve_figure(
     for begin in borders:
         axes.axvline(begin, color=MUTED, linewidth=0.6)
     for number, (name, (x, y)) in enumerate(series.items()):
-        colour, label = f"C{number}", name if len(series) > 1 else ""
+        colour = f"C{number}"
+        label = name if len(series) > 1 else ""
         if mark_lowest and np.isfinite(y).any():
             best = int(np.nanargmin(y))
-            axes.plot(x[best], y[best], "o", markersize=8, markerfacecolor="none", markeredgecolor=colour)
+            axes.plot(
+                x[best], y[best], "o", markersize=8, markerfacecolor="none", markeredgecolor=colour
+            )
             label += f"{': ' if label else ''}lowest {y[best]:.2f}"
-        axes.plot(x, y, color=colour, marker="o" if len(x) <= 40 else None, markersize=2.5, label=label or None)
+        axes.plot(
+            x,
+            y,
+            color=colour,
+            marker="o" if len(x) <= 40 else None,
+            markersize=2.5,
+            label=label or None,
+        )
         if name in bands:
             axes.fill_between(*bands[name], color=colour, **BAND)
     if axes.dataLim.y0 >= 0:
@@ -240,8 +286,12 @@ def curve_figure(
 
 
 @drawn_in_house_style
-def calibration_figure(x: np.ndarray, best_llrs: np.ndarray, x_name: str, *, is_llr: bool) -> Figure:
-    """Log-likelihood ratios from the list's best monotonic mapping, (points,), against scores or calibrated LLRs."""
+def calibration_figure(
+    x: np.ndarray, best_llrs: np.ndarray, x_name: str, *, is_llr: bool
+) -> Figure:
+    """Log-likelihood ratios from the list's best monotonic mapping, (points,), against scores or
+    calibrated LLRs.
+    """
     figure, axes = new_figure(x_name, "log-likelihood ratio (natural log)")
     axes.plot(x, best_llrs, drawstyle="steps-mid", label="best monotonic mapping on this list")
     axes.axhline(0, color=MUTED, linewidth=0.6)
@@ -260,7 +310,13 @@ def slices_figure(rows: Sequence[GroupResult], weak: Collection[int] = ()) -> Fi
             continue
         colour = MUTED if position in weak else SERIES[0]
         if row.eer_interval_percent is not None:
-            axes.plot(row.eer_interval_percent, [position, position], color=colour, linewidth=2.5, alpha=0.45)
+            axes.plot(
+                row.eer_interval_percent,
+                [position, position],
+                color=colour,
+                linewidth=2.5,
+                alpha=0.45,
+            )
         axes.plot(row.eer_percent, position, "o", color=colour, markersize=5)
     axes.set_yticks(range(len(rows)), [row.label for row in rows])
     axes.set(xlim=(0, None), ylim=(len(rows) - 0.5, -0.5))
@@ -270,11 +326,16 @@ def slices_figure(rows: Sequence[GroupResult], weak: Collection[int] = ()) -> Fi
 
 @drawn_in_house_style
 def sweep_figure(series: Mapping[str, Sequence[GroupResult]], x_name: str) -> Figure:
-    """The EER of each system against the amount of a degradation (one row each), with 95 % intervals as bands."""
+    """The EER of each system against the amount of a degradation (one row each), with 95 %
+    intervals as bands.
+    """
     figure, axes = new_figure(x_name, "EER (%)")
     for number, (name, rows) in enumerate(series.items()):
         # Unknown values become NaN, which is not drawn.
-        values = np.array([(row.eer_percent, *(row.eer_interval_percent or NO_INTERVAL)) for row in rows], dtype=float)
+        values = np.array(
+            [(row.eer_percent, *(row.eer_interval_percent or NO_INTERVAL)) for row in rows],
+            dtype=float,
+        )
         eer, low, high = values.T
         axes.fill_between(range(len(rows)), low, high, color=f"C{number}", **BAND)
         label = name if len(series) > 1 else None
@@ -285,13 +346,17 @@ def sweep_figure(series: Mapping[str, Sequence[GroupResult]], x_name: str) -> Fi
 
 
 @drawn_in_house_style
-def embedding_figure(points: np.ndarray, speakers: np.ndarray, names: Sequence[str], shares: Sequence[float]) -> Figure:
+def embedding_figure(
+    points: np.ndarray, speakers: np.ndarray, names: Sequence[str], shares: Sequence[float]
+) -> Figure:
     """Utterances of some speakers, (utterances, 2), on their first two principal components.
 
     `speakers` are rows of `names`; `shares` are the shares of the variance on each axis.
     """
     first, second = (f"{100 * share:.0f} %" for share in shares)
-    figure, axes = new_figure(f"first axis ({first} of the variance)", f"second axis ({second})", 3.9)
+    figure, axes = new_figure(
+        f"first axis ({first} of the variance)", f"second axis ({second})", 3.9
+    )
     for number, name in enumerate(names):
         x, y = points[speakers == number].T
         marker = MARKERS[number // len(SERIES) % len(MARKERS)]
@@ -302,15 +367,20 @@ def embedding_figure(points: np.ndarray, speakers: np.ndarray, names: Sequence[s
 
 
 def figure_svg(figure: Figure, name: str, description: str) -> str:
-    """The figure as an SVG element: colours as CSS variables, ids prefixed by `name`, `description` as its label."""
+    """The figure as an SVG element: colours as CSS variables, ids prefixed by `name`, `description`
+    as its label.
+    """
     buffer = io.StringIO()
     with matplotlib.rc_context(_SETTINGS):
         # SVG for the page: inlined PNGs would be twice the size and fixed to one background.
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        figure.savefig(
+            buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None}
+        )
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     for pattern, new in (
-        # The metadata hold the time and the matplotlib version, so the bytes would differ between equal runs.
+        # The metadata hold the time and the matplotlib version, so the bytes would differ between
+        # equal runs.
         (r"<metadata>.*?</metadata>", ""),
         # All drawings share one document, in which ids must be unique.
         (r'(\bid="|xlink:href="#|url\(#)', rf"\g<1>{name}-"),

@@ -1,11 +1,14 @@
-"""`report.html`: the results of one run, or of several side by side, in a single self-contained file.
+"""`report.html`: the results of one run, or of several side by side, in a single self-contained
+file.
 
-It is written at the end of an evaluation from the arrays in memory, or later by `speakernet report` from the files
-alone. No figure is recomputed: figures come from `results.json`, curves from `scores.txt` and `metrics.jsonl`.
+It is written at the end of an evaluation from the arrays in memory, or later by `speakernet report`
+from the files alone. No figure is recomputed: figures come from `results.json`, curves from
+`scores.txt` and `metrics.jsonl`.
 
-A page is a mapping of sections in plain values. A section has `cards` and optionally `tiles`, `warnings` and `remarks`;
-a card has a `heading` and a `note`, `drawing`, `table`, `facts`, `code` or `lines`; a table cell is text, or a mapping
-with `text`, `note` and `audio`. `templates/page.html.j2` renders them as HTML and escapes all text.
+A page is a mapping of sections in plain values. A section has `cards` and optionally `tiles`,
+`warnings` and `remarks`; a card has a `heading` and a `note`, `drawing`, `table`, `facts`, `code`
+or `lines`; a table cell is text, or a mapping with `text`, `note` and `audio`.
+`templates/page.html.j2` renders them as HTML and escapes all text.
 """
 
 import csv
@@ -70,7 +73,16 @@ from speakernet.evaluation.results import (
 from speakernet.evaluation.speakers import speakers_of
 from speakernet.files import atomic_write, human_bytes
 from speakernet.options import default_of
-from speakernet.run_folder import DECISIONS, EVALUATION_FILES, EVALUATIONS, METRICS, PLOTS, REPORT, RESULTS, SCORES
+from speakernet.run_folder import (
+    DECISIONS,
+    EVALUATION_FILES,
+    EVALUATIONS,
+    METRICS,
+    PLOTS,
+    REPORT,
+    RESULTS,
+    SCORES,
+)
 from speakernet.terminal import counted, duration
 
 logger = logging.getLogger(__name__)
@@ -89,13 +101,29 @@ CURVES = (
 )
 """Record kind, key, axis label and heading of each training curve."""
 CURVE_NOTES = {
-    "eer_percent": "Measured on the validation list, which chooses the best checkpoint unless the last one is kept.",
+    "eer_percent": (
+        "Measured on the validation list, which chooses the best checkpoint unless the "
+        "last one is kept."
+    ),
     "accuracy_percent": "A margin lowers the accuracy by design; judge by the held-out EER.",
-    "data_wait_share": "Near 0 % the device is the bottleneck; well above 10 %, reading and augmentation are.",
+    "data_wait_share": (
+        "Near 0 % the device is the bottleneck; well above 10 %, reading and augmentation are."
+    ),
 }
 FACTS = (
-    *("model", "num_parameters", "front_end", "checkpoint", "precision", "backend", "calibration", "speaker_rule"),
-    *("num_draws", "dcf_costs", "num_duplicate_trials", "timings_seconds", "seconds"),
+    "model",
+    "num_parameters",
+    "front_end",
+    "checkpoint",
+    "precision",
+    "backend",
+    "calibration",
+    "speaker_rule",
+    "num_draws",
+    "dcf_costs",
+    "num_duplicate_trials",
+    "timings_seconds",
+    "seconds",
 )
 """Results shown unchanged."""
 HISTOGRAM_NOTE = "Each histogram has an area of 1; the line is the threshold at the EER."
@@ -108,7 +136,8 @@ MISSING = "–"
 LARGEST_USABLE_PERCENT = 20.0
 """Of errors of either kind."""
 USUAL_RATE = 0.01
-"""`verify` uses the threshold at this false-accept rate if the model file has it, otherwise the one at the EER."""
+"""`verify` uses the threshold at this false-accept rate if the model file has it, otherwise the one
+at the EER."""
 VERIFYING = ("whole", "none")
 """How `verify` embeds, and its score normalisation."""
 SECTIONS = {
@@ -136,15 +165,26 @@ LATEX = str.maketrans(
 )
 INVISIBLE = {
     code: f"\\u{code:04x}"
-    for code in (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0x20))
+    for code in (
+        0x061C,
+        0x200E,
+        0x200F,
+        *range(0x202A, 0x202F),
+        *range(0x2066, 0x206A),
+        *range(0x20),
+    )
     if chr(code) not in "\t\n\r"
 }
-"""Control and bidirectional characters are shown as escapes, so that no name can be mistaken for another."""
+"""Control and bidirectional characters are shown as escapes, so that no name can be mistaken for
+another."""
 
 
 def write_evaluation(folder: str | Path, evaluation: Evaluation) -> list[str]:
-    """Write results.json, scores.txt, report.html and, if there are no error rates, decisions.csv; return the names."""
-    folder, decisions = Path(folder), evaluation.decisions
+    """Write results.json, scores.txt, report.html and, if there are no error rates, decisions.csv;
+    return the names.
+    """
+    folder = Path(folder)
+    decisions = evaluation.decisions
     # Left by an earlier evaluation.
     for name in (DECISIONS, ARRAYS_NAME):
         (folder / name).unlink(missing_ok=True)
@@ -169,28 +209,44 @@ def write_report(
 
     Args:
         folder: a run folder or an evaluation folder.
-        evaluation: the evaluation just made, with arrays that the files lack; None reads everything from the files.
-        audio: folder or packed corpus from which the audio of the hardest trials is embedded in the page.
+        evaluation: the evaluation just made, with arrays that the files lack; None reads everything
+            from the files.
+        audio: folder or packed corpus from which the audio of the hardest trials is embedded in the
+            page.
         export: folder for each table as CSV and LaTeX and each plot as SVG and PDF.
 
     Returns:
         The path of the page.
     """
-    run, source = read_run(folder, evaluation=evaluation), None
+    run = read_run(folder, evaluation=evaluation)
+    source = None
     if audio is not None:
         if run.labels is None:
-            raise ValueError(f"{run.folder}: without labelled scores there are no trials to play; leave out --audio")
-        source = open_source(audio, (run.configuration.get("data") or {}).get("sample_rate", SAMPLE_RATE))
-    # Arrays that `read_run` finds in no other file. Written before drawing, so that a plot that fails does not lose
-    # them. Without labels, decisions.csv holds the ratios and speakers are unknown.
+            raise ValueError(
+                f"{run.folder}: without labelled scores there are no trials to play; leave out "
+                "--audio"
+            )
+        source = open_source(
+            audio, (run.configuration.get("data") or {}).get("sample_rate", SAMPLE_RATE)
+        )
+    # Arrays that `read_run` finds in no other file. Written before drawing, so that a plot that
+    # fails does not lose them. Without labels, decisions.csv holds the ratios and speakers are
+    # unknown.
     if "labels" in run.arrays:
         # Single precision is enough for drawing and halves the file.
-        halved = {name: one.astype(np.float32) if one.dtype.kind == "f" else one for name, one in run.arrays.items()}
+        halved = {
+            name: one.astype(np.float32) if one.dtype.kind == "f" else one
+            for name, one in run.arrays.items()
+        }
         with atomic_write(run.folder / ARRAYS_NAME, "wb") as file:
             np.savez_compressed(file, **halved)  # type: ignore[arg-type]
-    pictures, results = run.folder / PLOTS, run.results or Results()
+    pictures = run.folder / PLOTS
+    results = run.results or Results()
     learned = results.training or {}
-    sizes = [(name, learned.get(name), 1 if name == "hours" else 0) for name in ("speakers", "utterances", "hours")]
+    sizes = [
+        (name, learned.get(name), 1 if name == "hours" else 0)
+        for name in ("speakers", "utterances", "hours")
+    ]
     amount = ", ".join(f"{value:,.{digits}f} {name}" for name, value, digits in sizes if value)
     # A page about unlabelled pairs leaves the training curves to the page of the run.
     trained = [] if run.decisions is not None and not (run.folder / METRICS).is_file() else [run]
@@ -205,50 +261,92 @@ def write_report(
         "embeddings": _map([run], pictures),
         "facts": _facts(run),
     }
-    epochs = max((one.get("epoch", 0) for one in run.metrics if one.get("kind") == "epoch"), default=0)
-    # Time spent on steps and evaluations, without interruptions. `step_seconds` is a mean over the steps of an epoch.
-    steps = [(one.get("step", 0), one.get("step_seconds", 0.0)) for one in run.metrics if one.get("kind") == "epoch"]
-    seconds = sum(max(0, step - before) * mean for (before, _), (step, mean) in itertools.pairwise([(0, 0.0), *steps]))
-    seconds += sum(one.get("evaluation_seconds", 0.0) for one in run.metrics if one.get("kind") == "evaluation")
+    epochs = max(
+        (one.get("epoch", 0) for one in run.metrics if one.get("kind") == "epoch"), default=0
+    )
+    # Time spent on steps and evaluations, without interruptions. `step_seconds` is a mean over the
+    # steps of an epoch.
+    steps = [
+        (one.get("step", 0), one.get("step_seconds", 0.0))
+        for one in run.metrics
+        if one.get("kind") == "epoch"
+    ]
+    seconds = sum(
+        max(0, step - before) * mean
+        for (before, _), (step, mean) in itertools.pairwise([(0, 0.0), *steps])
+    )
+    seconds += sum(
+        one.get("evaluation_seconds", 0.0) for one in run.metrics if one.get("kind") == "evaluation"
+    )
     subtitle = (
         str((results.model or {}).get("name") or ""),
         f"{results.num_parameters / 1e6:.2f} million parameters" if results.num_parameters else "",
         f"trained on {amount}" if results.training else "",
         f"{counted(epochs, 'epoch')} in {duration(seconds)}" if epochs else "",
-        f"{'tested on' if run.decisions is None else 'scored:'} {run.list_name}" if run.results else "",
+        f"{'tested on' if run.decisions is None else 'scored:'} {run.list_name}"
+        if run.results
+        else "",
         results.date,
     )
     # The result in plain words, for readers new to the field.
     lead = run.decisions.sentences() if run.decisions is not None else []
     if results.eer_percent is not None and results.eer_threshold is not None:
-        kept, rates, scores = _kept_threshold(run), (results.eer_percent / 100,) * 2, run.scores
-        name, limit = "threshold", threshold_text(results.eer_threshold, np.empty(0) if scores is None else scores)
+        kept = _kept_threshold(run)
+        rates = (results.eer_percent / 100,) * 2
+        scores = run.scores
+        name = "threshold"
+        limit = threshold_text(results.eer_threshold, np.empty(0) if scores is None else scores)
         if kept is not None:
-            name, limit, rates = f"the {kept[0]}", f"({kept[2].threshold:.4f})", (kept[2].false_accept, kept[2].miss)
-        verdict, cost = "usable: the model is calibrated", (results.act_dcf or {}).get(f"{USUAL_RATE:g}", 0.0)
+            name = f"the {kept[0]}"
+            limit = f"({kept[2].threshold:.4f})"
+            rates = (kept[2].false_accept, kept[2].miss)
+        verdict = "usable: the model is calibrated"
+        cost = (results.act_dcf or {}).get(f"{USUAL_RATE:g}", 0.0)
         if results.eer_percent > LARGEST_USABLE_PERCENT:
-            verdict = f"not usable yet: an error rate of {results.eer_percent:.1f} % is too close to chance"
+            verdict = (
+                f"not usable yet: an error rate of {results.eer_percent:.1f} % is too close "
+                "to chance"
+            )
         elif not results.thresholds:
-            verdict = "not ready for decisions: the model has no thresholds; fit them with speakernet calibrate"
+            verdict = (
+                "not ready for decisions: the model has no thresholds; fit them with "
+                "speakernet calibrate"
+            )
         elif cost >= 1:
             verdict = (
-                f"not usable as calibrated: the actual DCF({USUAL_RATE:g}) is {cost:.2f}, and always giving the same "
-                "answer would cost only 1; calibrate on recordings like these"
+                f"not usable as calibrated: the actual DCF({USUAL_RATE:g}) is {cost:.2f}, and "
+                "always giving the same answer would cost only 1; calibrate on recordings like "
+                "these"
             )
         elif 100 * max(rates) > LARGEST_USABLE_PERCENT:
-            verdict = f"of limited use: more than {LARGEST_USABLE_PERCENT:g} % of one kind of pair is decided wrongly"
+            verdict = (
+                f"of limited use: more than {LARGEST_USABLE_PERCENT:g} % of one kind of "
+                "pair is decided wrongly"
+            )
         elif sections["result"]["warnings"]:
             verdict = "usable, but its figures are optimistic or uncertain; see the box below"
-        errors = "{:.1f} % of different-speaker pairs are accepted and {:.1f} % of same-speaker pairs rejected"
+        errors = (
+            "{:.1f} % of different-speaker pairs are accepted and {:.1f} % of same-speaker "
+            "pairs rejected"
+        )
         lead = [verdict, f"at {name} {limit}, {errors.format(*(100 * one for one in rates))}"]
-    return _write_page(run.folder / REPORT, run.name, " · ".join(filter(None, subtitle)), lead, sections, export)
+    return _write_page(
+        run.folder / REPORT, run.name, " · ".join(filter(None, subtitle)), lead, sections, export
+    )
 
 
-def write_side_by_side(folders: Sequence[str | Path], path: str | Path, export: Path | None = None) -> Path:
-    """Write one page for several run or evaluation folders, and its plots as PNGs in a folder beside it."""
-    resolved, path = [Path(folder).resolve() for folder in folders], Path(path)
+def write_side_by_side(
+    folders: Sequence[str | Path], path: str | Path, export: Path | None = None
+) -> Path:
+    """Write one page for several run or evaluation folders, and its plots as PNGs in a folder
+    beside it.
+    """
+    resolved = [Path(folder).resolve() for folder in folders]
+    path = Path(path)
     if len(set(resolved)) < len(resolved):
-        raise ValueError(f"a folder was given twice: {', '.join(map(str, folders))}; name each run once")
+        raise ValueError(
+            f"a folder was given twice: {', '.join(map(str, folders))}; name each run once"
+        )
     names = short_names([str(one) for one in resolved])
     runs = [read_run(folder, name) for folder, name in zip(folders, names, strict=True)]
     pictures = path.with_name(f"{path.stem}_plots")
@@ -261,10 +359,14 @@ def write_side_by_side(folders: Sequence[str | Path], path: str | Path, export: 
         **_groups(runs, pictures),
         "embeddings": _map(runs, pictures),
     }
-    return _write_page(path, " · ".join(names), f"{len(runs)} runs side by side", [], sections, export)
+    return _write_page(
+        path, " · ".join(names), f"{len(runs)} runs side by side", [], sections, export
+    )
 
 
-def _drawn(folder: Path, name: str, heading: str, figure: Figure, note: str = "", **more: Any) -> Card:
+def _drawn(
+    folder: Path, name: str, heading: str, figure: Figure, note: str = "", **more: Any
+) -> Card:
     """A card with the figure, which is also saved as `name`.png."""
     plots.save_figure(figure, folder / f"{name}.png")
     # Safe as markup: matplotlib escapes the names in it.
@@ -281,13 +383,19 @@ def _write_page(
     export: Path | None,
 ) -> Path:
     shown = {
-        name: one for name, one in sections.items() if any(one.get(part) for part in ("cards", "remarks", "warnings"))
+        name: one
+        for name, one in sections.items()
+        if any(one.get(part) for part in ("cards", "remarks", "warnings"))
     }
     template = Environment(loader=PackageLoader(__package__ or ""), autoescape=True).get_template(
         "page.html.j2", globals={"headings": SECTIONS, "folded": FOLDED, "palette": plots.PALETTE}
     )
     with atomic_write(path) as file:
-        file.write(template.render(title=title, subtitle=subtitle, lead=lead, sections=shown).translate(INVISIBLE))
+        file.write(
+            template.render(title=title, subtitle=subtitle, lead=lead, sections=shown).translate(
+                INVISIBLE
+            )
+        )
     logger.info("report: %s", path)
     if export is not None:
         _export(export, shown)
@@ -295,19 +403,38 @@ def _write_page(
 
 
 def _export(folder: Path, sections: Mapping[str, Section]) -> None:
-    """Write each table as CSV and as a LaTeX table with booktabs rules, each plot as SVG and PDF."""
+    """Write each table as CSV and as a LaTeX table with booktabs rules, each plot as SVG and
+    PDF.
+    """
     for name, section in sections.items():
         for number, card in enumerate(section.get("cards", ()), start=1):
-            path = folder / f"{name}_{number}_{re.sub(r'[^a-z0-9]+', '_', card['heading'].lower()).strip('_')}"
+            path = (
+                folder
+                / f"{name}_{number}_{re.sub(r'[^a-z0-9]+', '_', card['heading'].lower()).strip('_')}"
+            )
             if table := card.get("table"):
-                rows = [[one["text"] if isinstance(one, Mapping) else one for one in row] for row in table["rows"]]
+                rows = [
+                    [one["text"] if isinstance(one, Mapping) else one for one in row]
+                    for row in table["rows"]
+                ]
                 with atomic_write(path.with_suffix(".csv")) as file:
                     csv.writer(file, lineterminator="\n").writerows([table["header"], *rows])
                 head, *body = (
-                    " & ".join(str(one).translate(LATEX) for one in row) + r" \\" for row in [table["header"], *rows]
+                    " & ".join(str(one).translate(LATEX) for one in row) + r" \\"
+                    for row in [table["header"], *rows]
                 )
-                sides = "".join("r" if one in table.get("numbers", ()) else "l" for one in range(len(table["header"])))
-                lines = [rf"\begin{{tabular}}{{{sides}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule"]
+                sides = "".join(
+                    "r" if one in table.get("numbers", ()) else "l"
+                    for one in range(len(table["header"]))
+                )
+                lines = [
+                    rf"\begin{{tabular}}{{{sides}}}",
+                    r"\toprule",
+                    head,
+                    r"\midrule",
+                    *body,
+                    r"\bottomrule",
+                ]
                 with atomic_write(path.with_suffix(".tex")) as file:
                     file.write("\n".join([*lines, r"\end{tabular}", ""]))
             if "figure" in card:
@@ -321,21 +448,36 @@ def _result(run: RunData) -> Section:
     results = run.results
     if results is None:
         return {"remarks": ["Not evaluated yet; the curves below show the training so far."]}
-    numbers = {name: getattr(results, f"num_{name}") for name in ("trials", "targets", "utterances", "speakers")}
-    facts = [(name.capitalize(), f"{value:,}") for name, value in numbers.items() if value is not None]
+    numbers = {
+        name: getattr(results, f"num_{name}")
+        for name in ("trials", "targets", "utterances", "speakers")
+    }
+    facts = [
+        (name.capitalize(), f"{value:,}") for name, value in numbers.items() if value is not None
+    ]
     of_list = {"heading": "Trial list", "note": _list_sentence(run), "facts": facts}
-    notes = [*(cautions(results) if results.warnings is None else results.warnings), results.interval_note]
+    notes = [
+        *(cautions(results) if results.warnings is None else results.warnings),
+        results.interval_note,
+    ]
     caveats = list(dict.fromkeys(filter(None, notes)))
     figures = {one.name: one for one in headline(results)}
     if not figures:
         return {
             "is_in_halves": True,
             "cards": [of_list],
-            "warnings": [f"no error rates: {results.why_no_eer or 'the list lacks targets or non-targets'}", *caveats],
+            "warnings": [
+                f"no error rates: {results.why_no_eer or 'the list lacks targets or non-targets'}",
+                *caveats,
+            ],
         }
     shown = ["EER", "minDCF(0.01)", "actual DCF(0.01)", "Cllr" if "Cllr" in figures else "min Cllr"]
     tiles: list[dict[str, Any]] = [
-        {"name": name, "value": one.text, "note": f"95 %: {one.interval_text}" if one.interval_text else ""}
+        {
+            "name": name,
+            "value": one.text,
+            "note": f"95 %: {one.interval_text}" if one.interval_text else "",
+        }
         for name, one in figures.items()
         if name in shown
     ]
@@ -343,7 +485,11 @@ def _result(run: RunData) -> Section:
     if (kept := _kept_threshold(run)) is not None:
         name, fitted_for, point = kept
         tiles.append(
-            {"name": name.capitalize(), "value": f"{point.threshold:.4f}", "note": f"calibrated for {fitted_for}"}
+            {
+                "name": name.capitalize(),
+                "value": f"{point.threshold:.4f}",
+                "note": f"calibrated for {fitted_for}",
+            }
         )
     rows = [[one.name, one.text, one.interval_text] for one in headline(results, further=True)]
     table = {"header": ["figure", "value", "95 % interval"], "rows": rows, "numbers": (1, 2)}
@@ -354,15 +500,22 @@ def _result(run: RunData) -> Section:
 
 
 def _kept_threshold(run: RunData) -> tuple[str, str, OperatingPoint] | None:
-    """The model's threshold for decisions: its name, what it was fitted for, and its errors on the run's list."""
+    """The model's threshold for decisions: its name, what it was fitted for, and its errors on the
+    run's list.
+    """
     results = run.results or Results()
     kept = {one["name"]: one for one in results.thresholds or []}
-    used = next((kept[name] for name in (threshold_name(USUAL_RATE), EER_NAME) if name in kept), None)
+    used = next(
+        (kept[name] for name in (threshold_name(USUAL_RATE), EER_NAME) if name in kept), None
+    )
     if used is None or run.scores is None or run.labels is None:
         return None
     # `verify` scores whole utterances without a cohort; other scorings have their own thresholds.
     way = results.backend or {}
-    is_of_verify = way.get("score") in ("cosine", "plda") and (way.get("embedding"), way.get("score_norm")) == VERIFYING
+    is_of_verify = (
+        way.get("score") in ("cosine", "plda")
+        and (way.get("embedding"), way.get("score_norm")) == VERIFYING
+    )
     accepted = run.scores >= used["threshold"]
     errors = float(1 - accepted[run.labels == 1].mean()), float(accepted[run.labels == 0].mean())
     # With quality measures `verify` moves the threshold for each pair.
@@ -372,15 +525,31 @@ def _kept_threshold(run: RunData) -> tuple[str, str, OperatingPoint] | None:
 
 
 def _lists_side_by_side(name: str, reported: Results, others: Mapping[str, GroupResult]) -> Card:
-    """A column for each test list: first the reported one, then those with their own pages under eval/."""
-    columns, cells = {name: reported.as_row(name), **others}, []
+    """A column for each test list: first the reported one, then those with their own pages under
+    eval/.
+    """
+    columns = {name: reported.as_row(name), **others}
+    cells = []
     for one in columns.values():
-        figures = headline(Results(0, None, one.eer_percent, one.eer_interval_percent, one.min_dcf or {}))
-        column = {one.name: one.text + (f" ({one.interval_text})" if one.interval_text else "") for one in figures}
-        cells.append({**column, "trials": f"{one.num_trials or 0:,}", "targets": f"{one.num_targets or 0:,}"})
-    rows = [[key, *(column.get(key, MISSING) for column in cells)] for key in dict.fromkeys(itertools.chain(*cells))]
+        figures = headline(
+            Results(0, None, one.eer_percent, one.eer_interval_percent, one.min_dcf or {})
+        )
+        column = {
+            one.name: one.text + (f" ({one.interval_text})" if one.interval_text else "")
+            for one in figures
+        }
+        cells.append(
+            {**column, "trials": f"{one.num_trials or 0:,}", "targets": f"{one.num_targets or 0:,}"}
+        )
+    rows = [
+        [key, *(column.get(key, MISSING) for column in cells)]
+        for key in dict.fromkeys(itertools.chain(*cells))
+    ]
     table = {"header": ["figure", *columns], "rows": rows}
-    note = f"In brackets: 95 % intervals. {EVALUATIONS}/ in the run folder has the reports on {', '.join(others)}."
+    note = (
+        f"In brackets: 95 % intervals. {EVALUATIONS}/ in the run folder has the reports on "
+        f"{', '.join(others)}."
+    )
     return {"heading": "Test lists", "note": note, "table": table, "is_wide": True}
 
 
@@ -394,7 +563,9 @@ def _list_sentence(run: RunData) -> str:
 
 
 def _trials(decisions: Decisions, folder: Path) -> Section:
-    """Unlabelled trials: a table of the first ones, and a histogram of all scores if there are enough."""
+    """Unlabelled trials: a table of the first ones, and a histogram of all scores if there are
+    enough.
+    """
     total = len(decisions.trials)
     rows = [decisions.row(number) for number in range(min(NUM_TRIALS_SHOWN, total))]
     limits = {str(one["name"]): float(one["threshold"]) for one in decisions.thresholds}
@@ -405,8 +576,14 @@ def _trials(decisions: Decisions, folder: Path) -> Section:
     }
     file = DECISIONS if decisions.says_more_than_scores else SCORES
     note = f"The first {len(rows)} of {total:,}; all are in {file}." if len(rows) < total else ""
-    numbers = [column for column, name in enumerate(decisions.header) if name in ("score", LLR_COLUMN)]
-    table = {"header": [names.get(name, name) for name in decisions.header], "rows": rows, "numbers": numbers}
+    numbers = [
+        column for column, name in enumerate(decisions.header) if name in ("score", LLR_COLUMN)
+    ]
+    table = {
+        "header": [names.get(name, name) for name in decisions.header],
+        "rows": rows,
+        "numbers": numbers,
+    }
     cards = [{"heading": "Scores and decisions", "note": note, "table": table, "is_wide": True}]
     if total >= ENOUGH_FOR_A_HISTOGRAM and np.ptp(decisions.scores) > 0:
         figure = plots.histogram_figure(decisions.scores, None, limits.get(EER_NAME, np.nan))
@@ -415,18 +592,26 @@ def _trials(decisions: Decisions, folder: Path) -> Section:
 
 
 def _errors(runs: Sequence[RunData], folder: Path) -> Section:
-    """The DET curve, then each run's histograms, errors by threshold, calibration and operating points."""
-    rates = {run.name: error_rates(run.scores, run.labels) for run in runs if run.labels is not None}  # type: ignore
+    """The DET curve, then each run's histograms, errors by threshold, calibration and operating
+    points.
+    """
+    rates = {
+        run.name: error_rates(run.scores, run.labels) for run in runs if run.labels is not None
+    }  # type: ignore
     shown = [run for run in runs if run.name in rates]
     if not shown:
         return {}
-    # Run -> target prior -> minDCF and its operating point, at the priors and costs that the run reports.
+    # Run -> target prior -> minDCF and its operating point, at the priors and costs that the run
+    # reports.
     cheapest: dict[str, dict[float, tuple[float, OperatingPoint]]] = {}
     for run in shown:
         results = run.results or Results()
-        priors, costs = sorted(map(float, results.min_dcf)) or ALWAYS_SHOWN_PRIORS, results.dcf_costs or {}
+        priors = sorted(map(float, results.min_dcf)) or ALWAYS_SHOWN_PRIORS
+        costs = results.dcf_costs or {}
         both = costs.get("c_miss", UNIT_COST), costs.get("c_fa", UNIT_COST)
-        cheapest[run.name] = {prior: min_dcf_point(rates[run.name], prior, *both) for prior in priors}
+        cheapest[run.name] = {
+            prior: min_dcf_point(rates[run.name], prior, *both) for prior in priors
+        }
     points: dict[str, OperatingPoint] = {}
     if len(shown) == 1:
         only = shown[0].name
@@ -434,20 +619,34 @@ def _errors(runs: Sequence[RunData], folder: Path) -> Section:
             "EER": equal_error_point(rates[only]),
             **{f"minDCF at {prior:g}": one for prior, (_, one) in cheapest[only].items()},
         }
-    bands = {run.name: run.results.det_band for run in shown if run.results is not None and run.results.det_band}
+    bands = {
+        run.name: run.results.det_band
+        for run in shown
+        if run.results is not None and run.results.det_band
+    }
     note = "Closer to the lower left is better; the EER is where a curve crosses the diagonal."
     note += " Bands: 95 % intervals of the miss rate, over speakers." if bands else ""
-    cards = [_drawn(folder, "det", "Detection error trade-off", plots.det_figure(rates, points, bands), note)]
+    cards = [
+        _drawn(
+            folder, "det", "Detection error trade-off", plots.det_figure(rates, points, bands), note
+        )
+    ]
     tables = []
     for number, run in enumerate(shown, start=1):
         suffix, after = (f"_{number}", f": {run.name}") if len(runs) > 1 else ("", "")
-        own, threshold = rates[run.name], equal_error_point(rates[run.name]).threshold
+        own = rates[run.name]
+        threshold = equal_error_point(rates[run.name]).threshold
         assert run.scores is not None, "runs without scores are not shown"
         figure = plots.histogram_figure(run.scores, run.labels, threshold)
         cards.append(_drawn(folder, f"scores{suffix}", f"Scores{after}", figure, HISTOGRAM_NOTE))
-        note = "A higher threshold accepts fewer different-speaker pairs and rejects more same-speaker pairs."
+        note = (
+            "A higher threshold accepts fewer different-speaker pairs and rejects more "
+            "same-speaker pairs."
+        )
         figure = plots.threshold_figure(own, threshold)
-        cards.append(_drawn(folder, f"thresholds{suffix}", f"Errors by threshold{after}", figure, note))
+        cards.append(
+            _drawn(folder, f"thresholds{suffix}", f"Errors by threshold{after}", figure, note)
+        )
         cards += _calibration(run, own, folder, suffix, after)
         tables.append(_operating_points(run, own, cheapest[run.name], after))
     if len(runs) == 1:
@@ -455,13 +654,18 @@ def _errors(runs: Sequence[RunData], folder: Path) -> Section:
     # One row per kind of plot, one column per run.
     kinds = [card["heading"].partition(":")[0] for card in cards]
     order = sorted(range(1, len(cards)), key=lambda row: kinds.index(kinds[row]))
-    return {"columns": len(runs), "cards": [cards[0] | {"is_wide": True}, *(cards[row] for row in order), *tables]}
+    return {
+        "columns": len(runs),
+        "cards": [cards[0] | {"is_wide": True}, *(cards[row] for row in order), *tables],
+    }
 
 
 def _operating_points(
     run: RunData, rates: ErrorRates, cheapest: dict[float, tuple[float, OperatingPoint]], after: str
 ) -> Card:
-    """The model's threshold, and those at the EER, the lowest costs and the named false-accept rates, with errors."""
+    """The model's threshold, and those at the EER, the lowest costs and the named false-accept
+    rates, with errors.
+    """
     found = [(threshold_label(EER_NAME), equal_error_point(rates), MISSING)]
     if (kept := _kept_threshold(run)) is not None:
         found.insert(0, (f"{kept[0]}: {kept[1]}", kept[2], MISSING))
@@ -477,11 +681,19 @@ def _operating_points(
     rows = []
     for name, point, cost_text in found:
         threshold = f"{point.threshold:.4f}" if np.isfinite(point.threshold) else "reject all"
-        rows.append([name, threshold, f"{100 * point.miss:.2f} %", f"{100 * point.false_accept:.2f} %", cost_text])
+        rows.append(
+            [
+                name,
+                threshold,
+                f"{100 * point.miss:.2f} %",
+                f"{100 * point.false_accept:.2f} %",
+                cost_text,
+            ]
+        )
     note = (
-        "A miss rejects a same-speaker pair, and a false accept accepts a different-speaker pair. The "
-        f"thresholds {'below the first row ' if kept else ''}were chosen on this list; with other speakers their error "
-        "rates differ."
+        "A miss rejects a same-speaker pair, and a false accept accepts a different-speaker pair. "
+        f"The thresholds {'below the first row ' if kept else ''}were chosen on this list; with "
+        "other speakers their error rates differ."
     )
     note += f" {refused[0].capitalize()}." if refused else ""
     header = ["threshold", "value", "misses", "false accepts", "minDCF"]
@@ -489,31 +701,47 @@ def _operating_points(
     return {"heading": f"Operating points{after}", "note": note, "table": table, "is_wide": True}
 
 
-def _calibration(run: RunData, rates: ErrorRates, folder: Path, suffix: str, after: str) -> list[Card]:
-    """The list's own log-likelihood ratios against the calibrated or, without calibration, the raw scores."""
+def _calibration(
+    run: RunData, rates: ErrorRates, folder: Path, suffix: str, after: str
+) -> list[Card]:
+    """The list's own log-likelihood ratios against the calibrated or, without calibration, the raw
+    scores.
+    """
     assert run.scores is not None and run.labels is not None, "only labelled scores have errors"
-    llrs, cards, fit = run.arrays.get("llrs"), [], run.results.calibration if run.results else None
+    llrs = run.arrays.get("llrs")
+    cards = []
+    fit = run.results.calibration if run.results else None
     if llrs is None and fit is not None and len(fit["weights"]) == 1:
         llrs = AffineCalibration.from_dict(fit).apply(run.scores)
     name = "score"
     note = "Not calibrated. The curve shows the log-likelihood ratio of each score on this list."
     if llrs is not None:
-        rates, name = error_rates(llrs, run.labels), "calibrated log-likelihood ratio"
+        rates = error_rates(llrs, run.labels)
+        name = "calibrated log-likelihood ratio"
         note = "On the dashed line, the log-likelihood ratios are perfectly calibrated."
         figure = plots.histogram_figure(
-            llrs, run.labels, equal_error_point(rates).threshold, "log-likelihood ratio (natural log)"
+            llrs,
+            run.labels,
+            equal_error_point(rates).threshold,
+            "log-likelihood ratio (natural log)",
         )
         text = (
-            f"{HISTOGRAM_NOTE} Above {bayes_threshold(0.01):.1f}, accepting costs less than rejecting at a target "
-            "prior of 0.01."
+            f"{HISTOGRAM_NOTE} Above {bayes_threshold(0.01):.1f}, accepting costs less than "
+            "rejecting at a target prior of 0.01."
         )
         cards.append(_drawn(folder, f"llrs{suffix}", f"Log-likelihood ratios{after}", figure, text))
-    # Convex-hull edges with a finite ratio; each covers the scores from its first threshold to its last.
-    best, rows = pooled_llrs(rates)[2], rates.hull
+    # Convex-hull edges with a finite ratio; each covers the scores from its first threshold to its
+    # last.
+    best = pooled_llrs(rates)[2]
+    rows = rates.hull
     x = (rates.thresholds[rows[:-1]] + rates.thresholds[np.maximum(rows[1:] - 1, rows[:-1])]) / 2
-    x, best = x[np.isfinite(best)], best[np.isfinite(best)]
+    x = x[np.isfinite(best)]
+    best = best[np.isfinite(best)]
     if len(x) < 2:
-        lines = ["The scores of targets and non-targets do not overlap, so there is no calibration curve."]
+        lines = [
+            "The scores of targets and non-targets do not overlap, so there is no calibration "
+            "curve."
+        ]
         return [*cards, {"heading": f"Calibration{after}", "lines": lines}]
     figure = plots.calibration_figure(x, best, name, is_llr=llrs is not None)
     return [*cards, _drawn(folder, f"calibration{suffix}", f"Calibration{after}", figure, note)]
@@ -521,11 +749,17 @@ def _calibration(run: RunData, rates: ErrorRates, folder: Path, suffix: str, aft
 
 def _data(run: RunData, amount: str) -> Section:
     """The training, validation and test lists, with the purpose of each."""
-    results, configured = run.results or Results(), run.configuration
-    options, how = configured.get("data") or {}, configured.get("training")
+    results = run.results or Results()
+    configured = run.configuration
+    options = configured.get("data") or {}
+    how = configured.get("training")
     is_watched = isinstance(how, Mapping) and how.get("final_model") == "last"
     purpose = "monitors training" if is_watched else "chooses the best checkpoint"
-    eers = [one["eer_percent"] for one in run.metrics if one.get("kind") == "evaluation" and "eer_percent" in one]
+    eers = [
+        one["eer_percent"]
+        for one in run.metrics
+        if one.get("kind") == "evaluation" and "eer_percent" in one
+    ]
     found = f"best EER {min(eers):.2f} % in {counted(len(eers), 'evaluation')}" if eers else ""
     numbers = counted(results.num_trials, "trial")
     numbers += f", {counted(results.num_speakers, 'speaker')}" if results.num_speakers else ""
@@ -542,9 +776,13 @@ def _data(run: RunData, amount: str) -> Section:
     cards: list[Card] = [{"heading": "Lists", "table": table, "is_wide": True}] if rows else []
     drawn: Counter[str] = Counter()
     for one in run.metrics:
-        drawn.update({name: number for name, number in one.get("drawn", {}).items() if is_number(number)})
+        drawn.update(
+            {name: number for name, number in one.get("drawn", {}).items() if is_number(number)}
+        )
     if total := drawn.total():
-        shares = [[name, f"{number:,}", f"{100 * number / total:.1f} %"] for name, number in drawn.items()]
+        shares = [
+            [name, f"{number:,}", f"{100 * number / total:.1f} %"] for name, number in drawn.items()
+        ]
         table = {"header": ["corpus", "utterances drawn over all epochs", "share"], "rows": shares}
         cards.append({"heading": "Corpora", "table": table})
     return {"cards": cards}
@@ -558,26 +796,45 @@ def _training(runs: Sequence[RunData], folder: Path) -> Section:
         is_evaluation = kind == "evaluation"
         where = "epoch" if is_evaluation else "step"
         scale = 100.0 if key.endswith("_share") else 1.0
-        series, bands, begins, note = {}, {}, [], CURVE_NOTES.get(key, "")
+        series = {}
+        bands = {}
+        begins = []
+        note = CURVE_NOTES.get(key, "")
         for run in runs:
             records = [one for one in run.metrics if one.get("kind") == kind and key in one]
             if records:
                 x = np.array([one.get(where, 0) for one in records], dtype=np.float64)
                 series[run.name] = (x, scale * np.array([one[key] for one in records]))
                 after = f" of {run.name}" if len(runs) > 1 else ""
-                borders = {one["begun"]["stage"]: one["begun"][where] for one in records if "begun" in one}
+                borders = {
+                    one["begun"]["stage"]: one["begun"][where] for one in records if "begun" in one
+                }
                 for stage, begin in borders.items():
                     note += f" After {where} {begin}{after}: the {stage} stage."
                     begins.append(begin)
                 # Each test list has its own curve, over the evaluations that included it.
-                listed = [(one.get(where, 0), one.get("test_lists", {})) for one in records if key == "eer_percent"]
+                listed = [
+                    (one.get(where, 0), one.get("test_lists", {}))
+                    for one in records
+                    if key == "eer_percent"
+                ]
                 for name in dict.fromkeys(itertools.chain(*(lists for _, lists in listed))):
                     found = ((at, lists.get(name)) for at, lists in listed)
-                    points = [(at, one[key]) for at, one in found if isinstance(one, dict) and is_number(one.get(key))]
+                    points = [
+                        (at, one[key])
+                        for at, one in found
+                        if isinstance(one, dict) and is_number(one.get(key))
+                    ]
                     if points:
-                        series[f"{run.name}, {name}" if len(runs) > 1 else name] = tuple(np.array(points, float).T)
+                        series[f"{run.name}, {name}" if len(runs) > 1 else name] = tuple(
+                            np.array(points, float).T
+                        )
             rows = [(one.get("epoch", 0), *one.get("eer_interval_percent", ())) for one in records]
-            rows = [one for one in rows if key == "eer_percent" and len(one) == 3 and all(map(is_number, one))]
+            rows = [
+                one
+                for one in rows
+                if key == "eer_percent" and len(one) == 3 and all(map(is_number, one))
+            ]
             if rows:
                 bands[run.name] = np.array(rows, dtype=np.float64).T
         values = np.concatenate([y for _, y in series.values()]) if series else np.empty(0)
@@ -592,27 +849,37 @@ def _training(runs: Sequence[RunData], folder: Path) -> Section:
             }
             figure = plots.curve_figure(series, where, axis, bands, **how)
             cards.append(_drawn(folder, f"training_{key}", heading, figure, note.strip()))
-    remarks = [f"Not plotted because constant or measured once: {', '.join(constants)}."] if constants else []
+    remarks = (
+        [f"Not plotted because constant or measured once: {', '.join(constants)}."]
+        if constants
+        else []
+    )
     return {"cards": cards, "remarks": remarks}
 
 
 def _groups(runs: Sequence[RunData], folder: Path) -> dict[str, Section]:
     """A plot and a table for each slicing; the EER against the amount of each degradation."""
-    cards, undivided = [], []
+    cards = []
+    undivided = []
     kinds: dict[str, dict[str, SweepResult]] = {}
     for number, run in enumerate(runs, start=1):
         suffix, after = (f"_{number}", f": {run.name}") if len(runs) > 1 else ("", "")
         results = run.results or Results()
         for place, one in enumerate(results.slices or [], start=1):
             if len(one.rows) == 1:
-                undivided.append(f"By {one.by}{after}: all trials are in one group, {one.rows[0].label}.")
+                undivided.append(
+                    f"By {one.by}{after}: all trials are in one group, {one.rows[0].label}."
+                )
                 continue
             weak = [
                 number
                 for number, group in enumerate(one.rows)
                 if group.num_targets is not None and group.num_targets < FEW_TARGETS
             ]
-            notes = [one.note, f"Grey: fewer than {FEW_TARGETS} targets, too few to rely on." if weak else ""]
+            notes = [
+                one.note,
+                f"Grey: fewer than {FEW_TARGETS} targets, too few to rely on." if weak else "",
+            ]
             rated = (row for row in one.rows if row.note and row.eer_percent is not None)
             notes += [f"Slice {row.label!r}: {row.note}." for row in rated]
             cells = []
@@ -620,29 +887,50 @@ def _groups(runs: Sequence[RunData], folder: Path) -> dict[str, Section]:
                 eer = row.note or "no EER"
                 if row.eer_percent is not None:
                     interval = row.eer_interval_percent
-                    eer = f"{row.eer_percent:.2f} %" + (f" ({interval[0]:.2f}–{interval[1]:.2f})" if interval else "")
-                cells.append([row.label, f"{row.num_trials or 0:,}", f"{row.num_targets or 0:,}", eer])
+                    eer = f"{row.eer_percent:.2f} %" + (
+                        f" ({interval[0]:.2f}–{interval[1]:.2f})" if interval else ""
+                    )
+                cells.append(
+                    [row.label, f"{row.num_trials or 0:,}", f"{row.num_targets or 0:,}", eer]
+                )
             header = ["slice", "trials", "targets", "EER"]
             table = {"header": header, "rows": cells, "numbers": (1, 2, 3), "weak": weak}
-            figure, note = plots.slices_figure(one.rows, weak), " ".join(filter(None, notes))
-            cards.append(_drawn(folder, f"slices_{place}{suffix}", f"By {one.by}{after}", figure, note, table=table))
+            figure = plots.slices_figure(one.rows, weak)
+            note = " ".join(filter(None, notes))
+            cards.append(
+                _drawn(
+                    folder,
+                    f"slices_{place}{suffix}",
+                    f"By {one.by}{after}",
+                    figure,
+                    note,
+                    table=table,
+                )
+            )
         for swept in results.sweep or []:
             kinds.setdefault(swept.kind, {})[run.name] = swept
     sweeps = []
     for kind, by_run in kinds.items():
         first = next(iter(by_run.values()))
-        figure = plots.sweep_figure({name: one.rows for name, one in by_run.items()}, first.axis or kind)
+        figure = plots.sweep_figure(
+            {name: one.rows for name, one in by_run.items()}, first.axis or kind
+        )
         sweeps.append(_drawn(folder, f"sweep_{kind}", kind.capitalize(), figure, first.note))
     sliced = {"is_in_halves": True, "cards": cards, "remarks": undivided}
     return {"slices": sliced, "robustness": {"is_in_halves": True, "cards": sweeps}}
 
 
 def _hardest(run: RunData, audio: AudioSource | None) -> Section:
-    """The highest-scoring non-targets and the lowest-scoring targets, with their audio if it is given."""
+    """The highest-scoring non-targets and the lowest-scoring targets, with their audio if it is
+    given.
+    """
     if run.labels is None or run.scores is None or run.trials is None:
         return {}
-    cards, arrays = [], run.arrays
-    speakers, names, durations = (arrays.get(name) for name in ("speakers", "speaker_names", "durations"))
+    cards = []
+    arrays = run.arrays
+    speakers, names, durations = (
+        arrays.get(name) for name in ("speakers", "speaker_names", "durations")
+    )
     for heading, label, sign in (
         ("False accepts: non-targets with the highest scores", 0, -1),
         ("Misses: targets with the lowest scores", 1, 1),
@@ -656,25 +944,40 @@ def _hardest(run: RunData, audio: AudioSource | None) -> Section:
         for row in rows[nearest[np.lexsort((rows[nearest], keys[nearest]))]]:
             sides: list[Any] = []
             for one in (int(run.trials.enrol[row]), int(run.trials.test[row])):
-                facts, sound = [], ""
+                facts = []
+                sound = ""
                 if speakers is not None:
                     number = speakers[one]
-                    facts.append(f"speaker {names[number] if names is not None and len(names) else number + 1}")
+                    facts.append(
+                        f"speaker {names[number] if names is not None and len(names) else number + 1}"
+                    )
                 if durations is not None:
                     facts.append(f"{durations[one]:.1f} s")
                 if audio is not None:
                     try:
-                        waveform = audio.read(run.trials.names[one], 0, MAX_PLAYED_SECONDS * audio.sample_rate)
+                        waveform = audio.read(
+                            run.trials.names[one], 0, MAX_PLAYED_SECONDS * audio.sample_rate
+                        )
                     except AudioError as error:
-                        advice = f"give with --audio the folder that the list's paths start from ({error})"
-                        raise AudioError(f"audio cannot be read from {audio.root}; {advice}") from error
+                        advice = (
+                            "give with --audio the folder that the list's paths start from "
+                            f"({error})"
+                        )
+                        raise AudioError(
+                            f"audio cannot be read from {audio.root}; {advice}"
+                        ) from error
                     sound = flac_address(waveform, audio.sample_rate)
-                sides.append({"text": run.trials.names[one], "note": ", ".join(facts), "audio": sound})
+                sides.append(
+                    {"text": run.trials.names[one], "note": ", ".join(facts), "audio": sound}
+                )
             cells.append([*sides, f"{run.scores[row]:.4f}"])
         table = {"header": ["enrolment", "test", "score"], "rows": cells, "numbers": (2,)}
         cards.append({"heading": heading, "table": table})
     # Without the folder's name, so that a copy of the folder gives the same page.
-    hint = "To add their audio to this page: speakernet report FOLDER_OF_THIS_PAGE --audio FOLDER_OF_THE_AUDIO."
+    hint = (
+        "To add their audio to this page: speakernet report FOLDER_OF_THIS_PAGE --audio "
+        "FOLDER_OF_THE_AUDIO."
+    )
     return {"is_in_halves": True, "cards": cards, "remarks": [hint] if audio is None else []}
 
 
@@ -687,12 +990,14 @@ def _map(runs: Sequence[RunData], folder: Path) -> Section:
         )
         figure = plots.embedding_figure(points, speakers, names.tolist(), shares.tolist())
         note = (
-            f"The {len(names)} speakers with the most utterances, on the first two principal components of their "
-            "embeddings. Speakers that are apart here are apart in the embeddings; speakers that overlap here may be "
-            "apart in other dimensions."
+            f"The {len(names)} speakers with the most utterances, on the first two principal "
+            "components of their embeddings. Speakers that are apart here are apart in the "
+            "embeddings; speakers that overlap here may be apart in other dimensions."
         )
         after = f": {run.name}" if len(runs) > 1 else ""
-        cards.append(_drawn(folder, f"embeddings_{len(cards) + 1}", f"Embeddings{after}", figure, note))
+        cards.append(
+            _drawn(folder, f"embeddings_{len(cards) + 1}", f"Embeddings{after}", figure, note)
+        )
     return {"is_in_halves": True, "cards": cards}
 
 
@@ -701,8 +1006,13 @@ def _facts(run: RunData) -> Section:
     results = run.results or Results()
     values = {
         **{name: getattr(results, name) for name in FACTS},
-        "lists": [f"{one.get('role')}: {one.get('name')} ({one.get('sha256')})" for one in results.lists or []],
-        "kept_thresholds": [f"{one['threshold']:.4f}: {described(one)}" for one in results.thresholds or []],
+        "lists": [
+            f"{one.get('role')}: {one.get('name')} ({one.get('sha256')})"
+            for one in results.lists or []
+        ],
+        "kept_thresholds": [
+            f"{one['threshold']:.4f}: {described(one)}" for one in results.thresholds or []
+        ],
         "against_the_initial_model": (results.initial_model or {}).get("sentences"),
         **results.extra,
     }
@@ -711,11 +1021,16 @@ def _facts(run: RunData) -> Section:
         {"heading": "Command", "code": results.command},
         {"heading": "Evaluation", "facts": list(_flat(values).items())},
         {"heading": "Training", "facts": list(_flat(results.performance or {}).items())},
-        {"heading": "Machine", "facts": list(_flat(results.machine or {"versions": results.versions}).items())},
+        {
+            "heading": "Machine",
+            "facts": list(_flat(results.machine or {"versions": results.versions}).items()),
+        },
         {"heading": "Configuration", "code": run.config, "is_folded": True},
         {"heading": "Evaluation settings", "code": settings, "is_folded": True},
     ]
-    return {"cards": [{**one, "is_wide": True} for one in cards if one.get("code") or one.get("facts")]}
+    return {
+        "cards": [{**one, "is_wide": True} for one in cards if one.get("code") or one.get("facts")]
+    }
 
 
 def _flat(values: Mapping[Any, Any], prefix: str = "") -> dict[str, str]:
@@ -732,7 +1047,9 @@ def _flat(values: Mapping[Any, Any], prefix: str = "") -> dict[str, str]:
             flat |= _flat(value, f"{prefix}{key}.")
         elif value not in (None, "", []):
             flat[f"{prefix}{key}"] = (
-                human_bytes(value) if str(key).endswith("_bytes") and is_number(value) else _text(value)
+                human_bytes(value)
+                if str(key).endswith("_bytes") and is_number(value)
+                else _text(value)
             )
     return flat
 
@@ -742,19 +1059,31 @@ def _text(value: Any) -> str:
         return "; ".join(map(_text, value))
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:,}" if isinstance(value, int) else f"{value:.6g}" if isinstance(value, float) else str(value)
+    return (
+        f"{value:,}"
+        if isinstance(value, int)
+        else f"{value:.6g}"
+        if isinstance(value, float)
+        else str(value)
+    )
 
 
 def _figures_side_by_side(runs: Sequence[RunData]) -> Card:
-    columns, values = [], []
+    columns = []
+    values = []
     for run in runs:
         figures = headline(run.results) if run.results else []
         values.append({one.name: float(one.number) for one in figures})
-        column = {one.name: one.text + (f" ({one.interval_text})" if one.interval_text else "") for one in figures}
+        column = {
+            one.name: one.text + (f" ({one.interval_text})" if one.interval_text else "")
+            for one in figures
+        }
         columns.append(column | ({"trials": f"{run.results.num_trials:,}"} if run.results else {}))
         columns[-1] |= {"trial list": _list_sentence(run) or MISSING, "folder": str(run.folder)}
     names = dict.fromkeys(name for column in columns for name in column)
-    rows: list[list[Any]] = [[name, *(column.get(name, MISSING) for column in columns)] for name in names]
+    rows: list[list[Any]] = [
+        [name, *(column.get(name, MISSING) for column in columns)] for name in names
+    ]
     for row in rows:
         numbers = [numbers_of.get(row[0], np.inf) for numbers_of in values]
         if np.isfinite(min(numbers)):
@@ -766,22 +1095,33 @@ def _figures_side_by_side(runs: Sequence[RunData]) -> Card:
 
 
 def _differences(runs: Sequence[RunData]) -> Section:
-    """Paired comparisons of runs scored on the same trials, against the first run with labelled scores."""
+    """Paired comparisons of runs scored on the same trials, against the first run with labelled
+    scores.
+    """
     labelled = [(run, run.trials, run.scores) for run in runs if run.labels is not None]
     same = [one for one in labelled if one[1].checksum == labelled[0][1].checksum]  # type: ignore[union-attr]
     remarks = []
     if len(same) < len(labelled):
-        remarks = ["Some runs were scored on different trial lists; their error rates must not be compared."]
+        remarks = [
+            "Some runs were scored on different trial lists; their error rates must not be "
+            "compared."
+        ]
     if len(same) < 2:
         return {"remarks": remarks or ["Fewer than two runs have labelled scores."]}
     shown, (trials, *_), scores = zip(*same, strict=True)
     assert trials is not None, "runs with labels have trials"
-    speakers, num_draws = speakers_of(trials), default_of(EvaluationOptions, "bootstrap_samples")
+    speakers = speakers_of(trials)
+    num_draws = default_of(EvaluationOptions, "bootstrap_samples")
     lines = compare_scores(trials, scores, speakers, num_draws=num_draws, seed=DRAW_SEED).sentences(
         [run.name for run in shown]
     )
     note = f"All runs are measured on the same draws of speakers, taken from the {speakers.rule}."
-    card = {"heading": f"Compared with {shown[0].name}", "note": note, "lines": lines, "is_wide": True}
+    card = {
+        "heading": f"Compared with {shown[0].name}",
+        "note": note,
+        "lines": lines,
+        "is_wide": True,
+    }
     return {"cards": [card], "remarks": remarks}
 
 

@@ -1,8 +1,9 @@
-"""The results of scoring a trial list as one object, from which `results.json`, report and terminal output are made.
+"""The results of scoring a trial list as one object, from which `results.json`, report and terminal
+output are made.
 
-`figures` creates it and the evaluation adds its provenance with `dataclasses.replace`. Only `to_dict` and `from_dict`
-write and read `results.json`. Unknown values are None (or empty) and have no key in the file. `headline` alone decides
-how a figure is formatted.
+`figures` creates it and the evaluation adds its provenance with `dataclasses.replace`. Only
+`to_dict` and `from_dict` write and read `results.json`. Unknown values are None (or empty) and have
+no key in the file. `headline` alone decides how a figure is formatted.
 """
 
 import dataclasses
@@ -18,7 +19,8 @@ from typing_extensions import TypedDict
 
 from speakernet.terminal import counted
 
-EMBEDDING, KEPT_EMBEDDINGS = "embedding", "reading_kept_embeddings"
+EMBEDDING = "embedding"
+KEPT_EMBEDDINGS = "reading_kept_embeddings"
 """Names of timings."""
 FEW_TARGETS = 30
 """With fewer targets, a single one moves the miss rate by more than three percent."""
@@ -29,7 +31,8 @@ FURTHER_FIGURES = {
     "calibration_loss": ("calibration loss (Cllr − min Cllr)", "bits", 1),
     "area_under_roc": ("area under the ROC", "", 2),
 }
-"""Fields of `Results` that tables show below the headline -> name, unit, decimals beyond those of an EER in percent."""
+"""Fields of `Results` that tables show below the headline -> name, unit, decimals beyond those of
+an EER in percent."""
 
 
 def _interval(values: Any) -> Any:
@@ -52,14 +55,20 @@ Interval = Annotated[tuple[float, float] | None, BeforeValidator(_interval)]
 CostsByPrior = dict[Annotated[str, Field(pattern=r"^[0-9.]+(e-?[0-9]+)?$")], float]
 """Target prior, as text -> normalised detection cost."""
 Costs = Annotated[dict[str, float], _needs("c_miss", "c_fa")]
-Band = Annotated[dict[str, list[float]], _needs("false_accept_percent", "miss_low_percent", "miss_high_percent")]
+Band = Annotated[
+    dict[str, list[float]], _needs("false_accept_percent", "miss_low_percent", "miss_high_percent")
+]
 KeptThreshold = Annotated[dict[str, Any], _needs("name", "threshold")]
 """A named threshold; its other keys give the scoring and the list it was fitted on."""
 
 
 def _plain(one: "GroupResult | Results") -> dict[str, Any]:
     """Values by name; unknown ones are left out, except the error rate and its interval."""
-    values = {name: value for name, value in vars(one).items() if value not in (None, "") or name == "eer_percent"}
+    values = {
+        name: value
+        for name, value in vars(one).items()
+        if value not in (None, "") or name == "eer_percent"
+    }
     # Readers may index [0] and [1] without checking for an interval.
     return values | {"eer_interval_percent": list(one.eer_interval_percent or NO_INTERVAL)}
 
@@ -80,7 +89,9 @@ class GroupResult:
 
 @dataclass(frozen=True)
 class SliceResult:
-    """Results for one way of grouping the trials: what the groups differ in, a note, and one row per group."""
+    """Results for one way of grouping the trials: what the groups differ in, a note, and one row
+    per group.
+    """
 
     by: str
     note: str
@@ -89,7 +100,9 @@ class SliceResult:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """Results against the amount of one degradation: its kind, the axis label, a note, and one row per amount."""
+    """Results against the amount of one degradation: its kind, the axis label, a note, and one row
+    per amount.
+    """
 
     kind: str
     axis: str
@@ -169,9 +182,11 @@ class Results:
     training: dict[str, float] | None = None
     """What the model was trained on: `speakers`, `utterances`, `hours`."""
     performance: dict[str, Any] | None = None
-    """Of training: `utterances_per_second`, `data_wait_share`, `process_peak_bytes`, `gpu_utilisation_percent` …"""
+    """Of training: `utterances_per_second`, `data_wait_share`, `process_peak_bytes`,
+    `gpu_utilisation_percent` …"""
     initial_model: dict[str, Any] | None = None
-    """The model that training started from: its `file`, figures on this list, whether it stayed best, `sentences`."""
+    """The model that training started from: its `file`, figures on this list, whether it stayed
+    best, `sentences`."""
     warnings: list[str] | None = None
     extra: dict[str, Any] = field(default_factory=dict)
     """Keys in the file that this version does not know, kept for the report."""
@@ -181,9 +196,13 @@ class Results:
         values = {**_plain(self), **self.extra}
         del values["extra"]
         if self.min_dcf_interval is not None:
-            values["min_dcf_interval"] = {name: list(one or NO_INTERVAL) for name, one in self.min_dcf_interval.items()}
+            values["min_dcf_interval"] = {
+                name: list(one or NO_INTERVAL) for name, one in self.min_dcf_interval.items()
+            }
         for name in {"slices", "sweep"} & values.keys():
-            values[name] = [{**vars(one), "rows": [_plain(row) for row in one.rows]} for one in values[name]]
+            values[name] = [
+                {**vars(one), "rows": [_plain(row) for row in one.rows]} for one in values[name]
+            ]
         if self.test_lists:
             values["test_lists"] = {name: _plain(one) for name, one in self.test_lists.items()}
         return values
@@ -191,26 +210,46 @@ class Results:
     def _repr_html_(self) -> str:
         """The headline figures as a table, for notebooks."""
         rows = [
-            (one.name, f"{one.text} ({one.interval_text})" if one.interval_text else one.text) for one in headline(self)
+            (one.name, f"{one.text} ({one.interval_text})" if one.interval_text else one.text)
+            for one in headline(self)
         ]
-        return html_table([("trials", f"{self.num_trials:,} of {self.list_name() or 'a list'}"), *rows])
+        return html_table(
+            [("trials", f"{self.num_trials:,} of {self.list_name() or 'a list'}"), *rows]
+        )
 
     def as_row(self, label: str) -> GroupResult:
         """The figures of the whole list as a table row."""
-        figures = self.eer_percent, self.eer_interval_percent, self.why_no_eer, self.num_trials, self.num_targets
+        figures = (
+            self.eer_percent,
+            self.eer_interval_percent,
+            self.why_no_eer,
+            self.num_trials,
+            self.num_targets,
+        )
         return GroupResult(label, *figures, self.min_dcf)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Results":
-        """Read what `to_dict` of this or an earlier version returned; ValueError if a value has the wrong type."""
+        """Read what `to_dict` of this or an earlier version returned; ValueError if a value has the
+        wrong type.
+        """
         names = {one.name for one in dataclasses.fields(cls)} - {"extra"}
-        known = {name: value for name, value in values.items() if name in names and value is not None}
+        known = {
+            name: value for name, value in values.items() if name in names and value is not None
+        }
         extra = {name: value for name, value in values.items() if name not in names}
         return TypeAdapter(cls).validate_python({**known, "extra": extra})
 
     def list_name(self, role: str = "trials") -> str:
         """The name of the list read in that role; empty if unknown."""
-        return next((one["name"] for one in self.lists or [] if one.get("role") == role and one.get("name")), "")
+        return next(
+            (
+                one["name"]
+                for one in self.lists or []
+                if one.get("role") == role and one.get("name")
+            ),
+            "",
+        )
 
 
 @dataclass(frozen=True)
@@ -244,17 +283,36 @@ def headline(results: Results, digits: int = 2, *, further: bool = False) -> lis
     if results.eer_percent is None:
         return []
     intervals = results.min_dcf_interval or {}
-    # Costs lie between 0 and 1, so they need one more digit than a percentage to separate two systems.
+    # Costs lie between 0 and 1, so they need one more digit than a percentage to separate two
+    # systems.
     shown = [("EER", "%", 0, results.eer_percent, results.eer_interval_percent)]
-    shown += [(f"minDCF({prior})", "", 1, cost, intervals.get(prior)) for prior, cost in results.min_dcf.items()]
-    shown += [(f"actual DCF({prior})", "", 1, cost, None) for prior, cost in (results.act_dcf or {}).items()]
-    others = {"cllr": ("Cllr", "bits", 1), "min_cllr": ("min Cllr", "bits", 1), **(FURTHER_FIGURES if further else {})}
-    shown += [(*row, value, None) for key, row in others.items() if (value := getattr(results, key)) is not None]
+    shown += [
+        (f"minDCF({prior})", "", 1, cost, intervals.get(prior))
+        for prior, cost in results.min_dcf.items()
+    ]
+    shown += [
+        (f"actual DCF({prior})", "", 1, cost, None)
+        for prior, cost in (results.act_dcf or {}).items()
+    ]
+    others = {
+        "cllr": ("Cllr", "bits", 1),
+        "min_cllr": ("min Cllr", "bits", 1),
+        **(FURTHER_FIGURES if further else {}),
+    }
+    shown += [
+        (*row, value, None)
+        for key, row in others.items()
+        if (value := getattr(results, key)) is not None
+    ]
     figures = []
     for name, unit, more, value, interval in shown:
         places = digits + more
         number = f"{value:.{places}f}"
-        both = f"{interval[0]:.{places}f} to {interval[1]:.{places}f} {unit}".rstrip() if interval else ""
+        both = (
+            f"{interval[0]:.{places}f} to {interval[1]:.{places}f} {unit}".rstrip()
+            if interval
+            else ""
+        )
         figures.append(ShownFigure(name, unit, number, f"{number} {unit}".rstrip(), both))
     return figures
 
@@ -265,23 +323,38 @@ def html_table(rows: Iterable[tuple[str, Any]]) -> str:
     >>> html_table([("EER", "5 %"), ("list", "<a>")])
     '<table><tr><th>EER</th><td>5 %</td></tr><tr><th>list</th><td>&lt;a&gt;</td></tr></table>'
     """
-    cells = (f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>" for name, value in rows)
+    cells = (
+        f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>"
+        for name, value in rows
+    )
     return f"<table>{''.join(cells)}</table>"
 
 
 def headline_sentence(results: Results, digits: int = 2) -> str:
-    """The EER with its interval, minDCFs and the number of trials; or why there is no error rate."""
+    """The EER with its interval, minDCFs and the number of trials; or why there is no error
+    rate.
+    """
     trials = counted(results.num_trials, "trial")
     if results.eer_percent is None:
-        return f"{trials} scored; {results.why_no_eer or 'they are unlabelled, so there is no error rate'}"
+        return (
+            f"{trials} scored; "
+            f"{results.why_no_eer or 'they are unlabelled, so there is no error rate'}"
+        )
     eer, *others = headline(results, digits)
-    interval = eer.interval_text and f" (95 % interval {eer.interval_text.removesuffix(' %')}, bootstrap over speakers)"
+    interval = (
+        eer.interval_text
+        and f" (95 % interval {eer.interval_text.removesuffix(' %')}, bootstrap over speakers)"
+    )
     costs = "".join(f", {one.name} {one.text}" for one in others if one.name.startswith("minDCF"))
-    return f"{eer.name} {eer.text}{interval}{costs}; {trials}, {results.num_targets or 0:,} of them targets"
+    return (
+        f"{eer.name} {eer.text}{interval}{costs}; {trials}, {results.num_targets or 0:,} of "
+        "them targets"
+    )
 
 
 def threshold_text(threshold: float, scores: np.ndarray) -> str:
-    """A threshold with enough digits to separate it from other scores: early in training all lie between 0.99 and 1.
+    """A threshold with enough digits to separate it from other scores: early in training all lie
+    between 0.99 and 1.
 
     >>> threshold_text(0.5612, np.array([0.1, 0.4, 0.8])), threshold_text(0.99964, np.array([0.998, 0.999, 1.0]))
     ('0.56', '0.99964')

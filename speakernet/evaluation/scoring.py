@@ -1,11 +1,13 @@
-"""From embeddings to scores: cosine, PLDA, mean distance, normalisation by a cohort, and back ends that combine them.
+"""From embeddings to scores: cosine, PLDA, mean distance, normalisation by a cohort, and back ends
+that combine them.
 
-Cosines on a CPU are one sparse matrix product over the distinct trials. Everything else is computed block by block, so
-that memory holds only a few blocks besides embeddings and scores. A back end describes itself in plain values, to which
-thresholds and calibrations are tied.
+Cosines on a CPU are one sparse matrix product over the distinct trials. Everything else is computed
+block by block, so that memory holds only a few blocks besides embeddings and scores. A back end
+describes itself in plain values, to which thresholds and calibrations are tied.
 
-Source: Matejka et al., Analysis of score normalization in multilingual speaker recognition, 2017 (adaptive s-norm 1);
-Auckenthaler et al., Score normalization for text-independent speaker verification systems, 2000 (z, t).
+Source: Matejka et al., Analysis of score normalization in multilingual speaker recognition, 2017
+(adaptive s-norm 1); Auckenthaler et al., Score normalization for text-independent speaker
+verification systems, 2000 (z, t).
 """
 
 import itertools
@@ -31,11 +33,13 @@ BLOCK_SCORES = 1 << 22
 MIN_COHORT = 2
 SMALLEST_DEVIATION = 1e-6
 BLOCK_BYTES = 5 << 20
-"""Size of the gathered test-side embeddings of a block of trials: small enough to stay in the processor's cache."""
+"""Size of the gathered test-side embeddings of a block of trials: small enough to stay in the
+processor's cache."""
 DEVICE_BLOCK_BYTES = 1 << 28
 """The same on an accelerator, which needs more work at once."""
 GROUP_WIDTHS = (8, 4, 2, 1)
-"""Numbers of trials with the same enrolment that share a matrix product; any number of trials splits into these."""
+"""Numbers of trials with the same enrolment that share a matrix product; any number of trials
+splits into these."""
 EPSILON = 1e-12
 SAFE_LENGTHS = (1e-15, 1e15)
 """Between these lengths, squares of float32 embeddings neither underflow nor overflow."""
@@ -44,7 +48,8 @@ SAFE_LENGTHS = (1e-15, 1e15)
 def mean_embeddings(embeddings: np.ndarray, mean: np.ndarray | None = None) -> np.ndarray:
     """One unit-length embedding for each utterance.
 
-    Crops are centred by `mean` (if given) and scaled to length 1; their average is scaled to length 1 again.
+    Crops are centred by `mean` (if given) and scaled to length 1; their average is scaled to length
+    1 again.
 
     Args:
         embeddings: (utterances, crops, dim) or (utterances, dim).
@@ -95,7 +100,8 @@ def cosine_scores(
         return blocked_cosine_scores(embeddings, enrol, test, device)
     table = torch.from_numpy(np.ascontiguousarray(embeddings, dtype=np.float32))
     num_rows = len(table)
-    # The distinct trials are the entries of a sparse matrix; computing the product only there copies no rows.
+    # The distinct trials are the entries of a sparse matrix; computing the product only there
+    # copies no rows.
     places = enrol.astype(np.int64) * num_rows + test
     order = np.argsort(places)
     starts = group_starts(places := places[order])
@@ -114,15 +120,21 @@ def cosine_scores(
             check_invariants=True,
         )
     scores = np.empty(len(order), dtype=np.float32)
-    scores[order] = np.repeat(torch.sparse.sampled_addmm(wanted, table, table.T, beta=0.0).values().numpy(), repeats)
+    scores[order] = np.repeat(
+        torch.sparse.sampled_addmm(wanted, table, table.T, beta=0.0).values().numpy(), repeats
+    )
     return scores
 
 
 def blocked_cosine_scores(
     embeddings: np.ndarray, enrol: np.ndarray, test: np.ndarray, device: torch.device | str
 ) -> np.ndarray:
-    """The same as `cosine_scores`, from rows gathered on a device in blocks of trials, without TF32."""
-    if len(enrol) and not 0 <= min(enrol.min(), test.min()) <= max(enrol.max(), test.max()) < len(embeddings):
+    """The same as `cosine_scores`, from rows gathered on a device in blocks of trials, without
+    TF32.
+    """
+    if len(enrol) and not 0 <= min(enrol.min(), test.min()) <= max(enrol.max(), test.max()) < len(
+        embeddings
+    ):
         raise ValueError(f"trials refer to rows beyond the {len(embeddings)} embeddings")
     table = torch.from_numpy(np.ascontiguousarray(embeddings, dtype=np.float32)).to(device)
     sides = [torch.from_numpy(rows.astype(np.int64)).to(device) for rows in (enrol, test)]
@@ -137,13 +149,15 @@ def blocked_cosine_scores(
 
 @dataclass(frozen=True)
 class Plda:
-    """Two-covariance PLDA in the space where the within-speaker covariance is the identity and the other is diagonal.
+    """Two-covariance PLDA in the space where the within-speaker covariance is the identity and the
+    other is diagonal.
 
-    Embeddings are rescaled before scoring, z = u sqrt(dim / sum(weights u^2)), so their length does not matter. Several
-    recordings of a person are averaged and count as one.
+    Embeddings are rescaled before scoring, z = u sqrt(dim / sum(weights u^2)), so their length does
+    not matter. Several recordings of a person are averaged and count as one.
 
-    Source: Ioffe, Probabilistic linear discriminant analysis, 2006 (the ratio between equations 4 and 5, one recording
-    on each side); Garcia-Romero and Espy-Wilson, Analysis of i-vector length normalization, 2011.
+    Source: Ioffe, Probabilistic linear discriminant analysis, 2006 (the ratio between equations 4
+    and 5, one recording on each side); Garcia-Romero and Espy-Wilson, Analysis of i-vector length
+    normalization, 2011.
 
     >>> plda = Plda(np.array([3.0]), np.array([1.0]))
     >>> plda.scores(np.array([[1.0]]), np.array([[1.0], [-2.0]])).round(4).tolist()
@@ -153,15 +167,22 @@ class Plda:
     between: np.ndarray
     """(dim,) variances between speakers."""
     weights: np.ndarray
-    """(dim,) weights of the squares whose sum is scaled to dim: 1 in wespeaker, 1 / (between + 1) in Kaldi."""
+    """(dim,) weights of the squares whose sum is scaled to dim: 1 in wespeaker, 1 / (between + 1)
+    in Kaldi."""
 
     def scores(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-        """Log-likelihood ratios of all pairs, (first, second) float64, of embeddings (…, dim) of any length."""
+        """Log-likelihood ratios of all pairs, (first, second) float64, of embeddings (…, dim) of
+        any length.
+        """
         (one, left), (other, right) = self._terms(first), self._terms(second)
         return one @ other.T + (left[:, None] + right)
 
-    def trial_scores(self, embeddings: np.ndarray, enrol: np.ndarray, test: np.ndarray) -> np.ndarray:
-        """Log-likelihood ratios of trials, (trials,) float32, between rows of embeddings (utterances, dim)."""
+    def trial_scores(
+        self, embeddings: np.ndarray, enrol: np.ndarray, test: np.ndarray
+    ) -> np.ndarray:
+        """Log-likelihood ratios of trials, (trials,) float32, between rows of embeddings
+        (utterances, dim).
+        """
         table, constant = self._terms(embeddings)
         scores = np.empty(len(enrol), dtype=np.float32)
         block = max(1, BLOCK_BYTES // (8 * table.shape[1]))
@@ -172,18 +193,24 @@ class Plda:
         return scores
 
     def _terms(self, embeddings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The factors whose product is taken, (rows, dim), and the term that each side adds to the score, (rows,)."""
-        rows, between = np.asarray(embeddings, dtype=np.float64), self.between
+        """The factors whose product is taken, (rows, dim), and the term that each side adds to the
+        score, (rows,).
+        """
+        rows = np.asarray(embeddings, dtype=np.float64)
+        between = self.between
         squares = np.maximum((rows * rows) @ self.weights, EPSILON**2)
         rows = rows * np.sqrt(rows.shape[1] / squares)[:, None]
-        # log N([x; y]; 0, [[b+1, b], [b, b+1]]) - log N(x; 0, b+1) - log N(y; 0, b+1), per dimension.
+        # log N([x; y]; 0, [[b+1, b], [b, b+1]]) - log N(x; 0, b+1) - log N(y; 0, b+1), per
+        # dimension.
         own = between**2 / (2 * (1 + between) * (1 + 2 * between))
         constant = (2 * np.log1p(between) - np.log1p(2 * between)).sum() / 4
         return rows * np.sqrt(between / (1 + 2 * between)), constant - (rows * rows) @ own
 
 
 def pair_scores(first: np.ndarray, second: np.ndarray, plda: Plda | None = None) -> np.ndarray:
-    """Scores of all pairs of unit-length embeddings, (first, second): cosines, or log-likelihood ratios by PLDA."""
+    """Scores of all pairs of unit-length embeddings, (first, second): cosines, or log-likelihood
+    ratios by PLDA.
+    """
     return first @ second.T if plda is None else plda.scores(first, second)
 
 
@@ -209,7 +236,8 @@ def mean_distance_scores(
         embeddings: (utterances, crops, dim) float32.
         enrol: (trials,) rows.
         test: (trials,) rows.
-        normalize: first scale every crop's embedding to length 1 (voxceleb_trainer does so for some losses).
+        normalize: first scale every crop's embedding to length 1 (voxceleb_trainer does so for some
+            losses).
         device: where to compute, block by block.
 
     Returns:
@@ -224,7 +252,8 @@ def mean_distance_scores(
     # Scaling products instead of crops avoids a copy of the whole table.
     scales = lengths.clamp(min=EPSILON).reciprocal() if normalize else torch.ones_like(lengths)
     squares = (lengths * scales).square()
-    enrol_rows, test_rows = torch.from_numpy(enrol.astype(np.int64)), torch.from_numpy(test.astype(np.int64))
+    enrol_rows = torch.from_numpy(enrol.astype(np.int64))
+    test_rows = torch.from_numpy(test.astype(np.int64))
     order = torch.argsort(enrol_rows)
     block_bytes = BLOCK_BYTES if table.device.type == "cpu" else DEVICE_BLOCK_BYTES
     block = max(1, block_bytes // (4 * table.shape[1] * table.shape[2]))
@@ -244,7 +273,9 @@ def mean_distance_scores(
 def _mean_distances(
     table: Tensor, scales: Tensor, squares: Tensor, enrol: Tensor, test: Tensor, gathered: Tensor
 ) -> Tensor:
-    """Mean distances of utterances (groups,) to (groups, width) others; `gathered` is a buffer for the latter."""
+    """Mean distances of utterances (groups,) to (groups, width) others; `gathered` is a buffer for
+    the latter.
+    """
     num_groups, width = test.shape
     crops = table.shape[1]
     first = table[enrol] * (-2 * scales[enrol])[:, :, None]
@@ -252,25 +283,34 @@ def _mean_distances(
     # |a - b|^2 = |a|^2 + |b|^2 - 2ab; rounding can push it just below zero.
     products = torch.bmm(first, gathered.view(num_groups, width * crops, -1).transpose(1, 2))
     products.mul_(scales[test].view(num_groups, 1, -1)).add_(squares[test].view(num_groups, 1, -1))
-    distances = products.add_(squares[enrol][:, :, None]).clamp_(min=0).sqrt_()  # (groups, crops, width * crops)
+    distances = (
+        products.add_(squares[enrol][:, :, None]).clamp_(min=0).sqrt_()
+    )  # (groups, crops, width * crops)
     return distances.sum(dim=1).view(num_groups, width, crops).sum(dim=2).div_(crops * crops)
 
 
 def _groups(sorted_rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Cut runs of equal rows into pieces: (width, first positions of all pieces of that width), widest first."""
+    """Cut runs of equal rows into pieces: (width, first positions of all pieces of that width),
+    widest first.
+    """
     starts = group_starts(sorted_rows)
     counts = np.diff(np.append(starts, len(sorted_rows)))
     for width in GROUP_WIDTHS:
         pieces = counts // width
         number_in_run = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
         yield width, np.repeat(starts, pieces) + width * number_in_run
-        starts, counts = starts + pieces * width, counts % width
+        starts = starts + pieces * width
+        counts = counts % width
 
 
 def cohort_statistics(
-    embeddings: np.ndarray, cohort: np.ndarray, top: int | None = None, device: torch.device | str = "cpu"
+    embeddings: np.ndarray,
+    cohort: np.ndarray,
+    top: int | None = None,
+    device: torch.device | str = "cpu",
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and population standard deviation of every utterance's cohort scores, both (utterances,) float32.
+    """Mean and population standard deviation of every utterance's cohort scores, both (utterances,)
+    float32.
 
     Args:
         embeddings: (utterances, dim), unit length.
@@ -282,31 +322,49 @@ def cohort_statistics(
         ValueError: fewer than two cohort members.
     """
     if len(cohort) < MIN_COHORT:
-        raise ValueError(f"the cohort has {len(cohort)} members; score normalisation needs at least {MIN_COHORT}")
+        raise ValueError(
+            f"the cohort has {len(cohort)} members; score normalisation needs at least {MIN_COHORT}"
+        )
     # Computed by torch, whose matrix products respect runtime.threads.
     members = torch.from_numpy(np.ascontiguousarray(cohort, dtype=np.float32)).to(device)
     takes = min(top or len(members), len(members))
     mean, deviation = (np.empty(len(embeddings), dtype=np.float32) for _ in range(2))
     block = max(1, BLOCK_SCORES // len(members))
-    bar = Bar("scores against the cohort", len(embeddings), "utterance", is_shown=len(embeddings) > 2 * block)
+    bar = Bar(
+        "scores against the cohort",
+        len(embeddings),
+        "utterance",
+        is_shown=len(embeddings) > 2 * block,
+    )
     with ThreadPoolExecutor(torch.get_num_threads()) as pool, bar:
         for start in range(0, len(embeddings), block):
             rows = slice(start, start + block)
-            scores = torch.from_numpy(np.ascontiguousarray(embeddings[rows], dtype=np.float32)).to(device) @ members.T
+            scores = (
+                torch.from_numpy(np.ascontiguousarray(embeddings[rows], dtype=np.float32)).to(
+                    device
+                )
+                @ members.T
+            )
             if takes < len(members):
                 scores = highest(scores, takes, pool, is_on_host=members.device.type == "cpu")
             block_deviation, block_mean = torch.std_mean(scores, dim=1, correction=0)
-            mean[rows], deviation[rows] = block_mean.cpu().numpy(), block_deviation.cpu().numpy()
+            mean[rows] = block_mean.cpu().numpy()
+            deviation[rows] = block_deviation.cpu().numpy()
             bar.update(len(scores))
     # A cohort whose scores are all equal must not cause a division by zero.
     return mean, np.maximum(deviation, SMALLEST_DEVIATION)
 
 
-def highest(scores: torch.Tensor, top: int, pool: ThreadPoolExecutor, *, is_on_host: bool) -> torch.Tensor:
-    """The `top` highest of each row, (rows, top), in any order; on the host, rows are reordered in place."""
+def highest(
+    scores: torch.Tensor, top: int, pool: ThreadPoolExecutor, *, is_on_host: bool
+) -> torch.Tensor:
+    """The `top` highest of each row, (rows, top), in any order; on the host, rows are reordered in
+    place.
+    """
     if not is_on_host:
         return scores.topk(top, dim=1, sorted=False).values
-    # Partition, since the order does not matter; numpy releases the lock, so threads run in parallel.
+    # Partition, since the order does not matter; numpy releases the lock, so threads run in
+    # parallel.
     edges = np.linspace(0, len(scores), torch.get_num_threads() + 1).astype(int)
     shares = [scores.numpy()[low:high] for low, high in itertools.pairwise(edges)]
     list(pool.map(lambda share: share.partition(scores.shape[1] - top, axis=1), shares))
@@ -314,9 +372,14 @@ def highest(scores: torch.Tensor, top: int, pool: ThreadPoolExecutor, *, is_on_h
 
 
 def normalize_scores(
-    scores: np.ndarray, enrol: np.ndarray, test: np.ndarray, statistics: tuple[np.ndarray, np.ndarray], method: str
+    scores: np.ndarray,
+    enrol: np.ndarray,
+    test: np.ndarray,
+    statistics: tuple[np.ndarray, np.ndarray],
+    method: str,
 ) -> np.ndarray:
-    """Normalised scores, (trials,) float32: z by the enrolment side, t by the test side, s and as by their average.
+    """Normalised scores, (trials,) float32: z by the enrolment side, t by the test side, s and as
+    by their average.
 
     For `as`, the statistics come from the nearest cohort members.
     """
@@ -327,7 +390,9 @@ def normalize_scores(
 
 
 def speaker_means(embeddings: np.ndarray, speakers: np.ndarray) -> np.ndarray:
-    """One unit-length cohort member per speaker, (speakers, dim): the mean of its utterances' unit embeddings."""
+    """One unit-length cohort member per speaker, (speakers, dim): the mean of its utterances' unit
+    embeddings.
+    """
     # float64, since a speaker may have thousands of utterances.
     sums = np.zeros((int(speakers.max()) + 1, embeddings.shape[1]), dtype=np.float64)
     np.add.at(sums, speakers, embeddings)
@@ -355,10 +420,14 @@ class Backend:
     """Name of the adaptation in the network."""
 
     def describe(self, embedding: EvaluationOptions) -> dict[str, Any]:
-        """The scoring as plain values; every threshold and calibration belongs to exactly one such description."""
+        """The scoring as plain values; every threshold and calibration belongs to exactly one such
+        description.
+        """
         options = self.options
         described: dict[str, Any] = {
-            "score": "plda" if self.plda is not None and options.score == "cosine" else options.score,
+            "score": "plda"
+            if self.plda is not None and options.score == "cosine"
+            else options.score,
             **way_of(embedding),
             "subtract_mean": self.mean is not None,
             "score_norm": options.score_norm,
@@ -370,15 +439,19 @@ class Backend:
         if self.cohort is not None:
             described |= {"cohort": self.cohort_name, "cohort_members": len(self.cohort)}
         if options.score_norm == "as":
-            described["cohort_size"] = min(options.cohort_size, 0 if self.cohort is None else len(self.cohort))
+            described["cohort_size"] = min(
+                options.cohort_size, 0 if self.cohort is None else len(self.cohort)
+            )
         return described
 
-    def score(self, embeddings: np.ndarray, trials: TrialList) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    def score(
+        self, embeddings: np.ndarray, trials: TrialList
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """Score every trial from the embeddings (utterances, crops, dim) of the list's names.
 
         Returns:
-            Scores (trials,), unit-length embeddings (utterances, dim), and each utterance's mean score against the
-            cohort (utterances,), None without a cohort.
+            Scores (trials,), unit-length embeddings (utterances, dim), and each utterance's mean
+            score against the cohort (utterances,), None without a cohort.
         """
         # The embedding map and the cohort need unit lengths with any score.
         units = mean_embeddings(embeddings, self.mean)
@@ -396,24 +469,37 @@ class Backend:
         if method == "none":
             return scores, units, None
         if self.plda is not None:
-            raise ValueError(f"score_norm is {method}, but PLDA scores cannot be normalised; set score_norm to none")
+            raise ValueError(
+                f"score_norm is {method}, but PLDA scores cannot be normalised; set score_norm to "
+                "none"
+            )
         assert self.cohort is not None, "normalisation needs a cohort"
         nearest = self.options.cohort_size if method == "as" else None
         statistics = cohort_statistics(units, self.cohort, nearest, self.device)
-        return normalize_scores(scores, trials.enrol, trials.test, statistics, method), units, statistics[0]
+        return (
+            normalize_scores(scores, trials.enrol, trials.test, statistics, method),
+            units,
+            statistics[0],
+        )
 
 
 def verifying_backend(contents: Mapping[str, Any]) -> Backend:
-    """The back end for verification with a model file: cosine, after subtracting its mean of whole utterances.
+    """The back end for verification with a model file: cosine, after subtracting its mean of whole
+    utterances.
 
-    In an adapted file, the adaptation subtracts its own mean, and a fitted PLDA replaces the cosine.
+    In an adapted file, the adaptation subtracts its own mean, and a fitted PLDA replaces the
+    cosine.
     """
     name = (contents.get("adaptation") or {}).get("name", "")
-    return Backend(WHOLE, mean=mean_of_whole_utterances(contents), plda=plda_of(contents), adaptation=name)
+    return Backend(
+        WHOLE, mean=mean_of_whole_utterances(contents), plda=plda_of(contents), adaptation=name
+    )
 
 
 def mean_of_whole_utterances(contents: Mapping[str, Any]) -> np.ndarray | None:
-    """A model file's mean embedding of whole utterances, (dim,); None if it has no mean or one of crops."""
+    """A model file's mean embedding of whole utterances, (dim,); None if it has no mean or one of
+    crops.
+    """
     mean = contents.get("embedding_mean")
     is_of_whole = (contents.get("embedding_mean_of") or {}).get("embedding") == "whole"
     return np.asarray(mean, dtype=np.float32) if mean is not None and is_of_whole else None

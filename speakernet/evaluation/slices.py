@@ -1,7 +1,8 @@
 """Results by kind of trial: by duration, signal-to-noise ratio, or any column of a CSV.
 
-A slicing assigns each trial to a group, and each group is evaluated like a separate list, with an interval over
-speakers. The signal-to-noise ratio of an utterance is estimated here, from its samples.
+A slicing assigns each trial to a group, and each group is evaluated like a separate list, with an
+interval over speakers. The signal-to-noise ratio of an utterance is estimated here, from its
+samples.
 """
 
 import itertools
@@ -32,8 +33,10 @@ MIN_NUMBERS = 6
 NOT_COLUMNS = ("path", "speaker")
 FRAME_SECONDS = 0.025
 FRAMES_AT_ONCE = 2400
-"""One minute; longer recordings are read in blocks, so that only their frame powers stay in memory."""
-QUIET_PERCENTILE, LOUD_PERCENTILE = 10, 90
+"""One minute; longer recordings are read in blocks, so that only their frame powers stay in
+memory."""
+QUIET_PERCENTILE = 10
+LOUD_PERCENTILE = 90
 SILENCE_POWER = 1e-10
 
 
@@ -48,7 +51,8 @@ class Slicing:
     """The group of each trial, -1 for none, int64 (trials,)."""
     note: str = ""
     shares_targets: bool = False
-    """Groups without targets use all targets of the list (for attributes that never change within a speaker)."""
+    """Groups without targets use all targets of the list (for attributes that never change within a
+    speaker)."""
 
 
 def all_slices(
@@ -80,19 +84,32 @@ def all_slices(
             slicings.append(value_slicing(by, ratios, trials, SNR_EDGES_DB, " dB", note))
         else:
             known = ["duration", "snr", *columns]
-            raise ValueError(f"slices: {name!r} is not one of {', '.join(known)}; {suggestion(name, known)}")
-    return [slice_results(slicing, trials, scores, speakers, num_draws, seed) for slicing in slicings]
+            raise ValueError(
+                f"slices: {name!r} is not one of {', '.join(known)}; {suggestion(name, known)}"
+            )
+    return [
+        slice_results(slicing, trials, scores, speakers, num_draws, seed) for slicing in slicings
+    ]
 
 
 def worse_side(values: np.ndarray, trials: TrialList) -> np.ndarray:
-    """Turn a measure of utterances, (utterances,), into one of trials, (trials,): the smaller of the two sides."""
+    """Turn a measure of utterances, (utterances,), into one of trials, (trials,): the smaller of
+    the two sides.
+    """
     return np.minimum(values[trials.enrol], values[trials.test])
 
 
 def value_slicing(
-    by: str, values: np.ndarray, trials: TrialList, edges: Sequence[float], unit: str, note: str = ""
+    by: str,
+    values: np.ndarray,
+    trials: TrialList,
+    edges: Sequence[float],
+    unit: str,
+    note: str = "",
 ) -> Slicing:
-    """Group trials by the smaller of the two sides, between ascending edges; groups without trials are omitted."""
+    """Group trials by the smaller of the two sides, between ascending edges; groups without trials
+    are omitted.
+    """
     # A value equal to an edge belongs to the range above it.
     found = np.searchsorted(np.asarray(edges), worse_side(values, trials), side="right")
     ranges = (f"{low:g} to {high:g}{unit}" for low, high in itertools.pairwise(edges))
@@ -104,32 +121,45 @@ def value_slicing(
 def column_slicings(column: str, values: Sequence[str], trials: TrialList) -> list[Slicing]:
     """Slicings by a column of utterance metadata (empty values are unknown).
 
-    Words give two slicings: the same or different words on the two sides, and each word that both sides share. At least
-    six distinct numbers give one, by thirds of the smaller side.
+    Words give two slicings: the same or different words on the two sides, and each word that both
+    sides share. At least six distinct numbers give one, by thirds of the smaller side.
     """
     different = sorted(set(values) - {""})
     if len(different) >= MIN_NUMBERS and (numbers := _as_numbers(values)) is not None:
         # Thirds of the trials, not of the utterances; edges coincide if many values are equal.
         edges = np.unique(np.quantile(worse_side(numbers, trials), [1 / 3, 2 / 3]))
-        return [value_slicing(f"{column}, smaller of the two sides", numbers, trials, edges.tolist(), "")]
+        return [
+            value_slicing(
+                f"{column}, smaller of the two sides", numbers, trials, edges.tolist(), ""
+            )
+        ]
     if not 2 <= len(different) <= MAX_VALUES:
         raise ValueError(
-            f"column {column!r} has {len(different)} distinct values in this list; slicing needs 2 to {MAX_VALUES} "
-            f"words, or at least {MIN_NUMBERS} distinct numbers"
+            f"column {column!r} has {len(different)} distinct values in this list; slicing needs 2 "
+            f"to {MAX_VALUES} words, or at least {MIN_NUMBERS} distinct numbers"
         )
     codes = np.array([different.index(value) if value else -1 for value in values], dtype=np.int64)
-    enrol, test = codes[trials.enrol], codes[trials.test]
+    enrol = codes[trials.enrol]
+    test = codes[trials.test]
     # Trials with an unknown value are in no group.
     is_known = (enrol >= 0) & (test >= 0)
-    same, both = np.where(is_known, enrol != test, -1), np.where(is_known & (enrol == test), enrol, -1)
+    same = np.where(is_known, enrol != test, -1)
+    both = np.where(is_known & (enrol == test), enrol, -1)
     return [
-        Slicing(f"same or different {column}", [f"same {column}", f"different {column}"], same, shares_targets=True),
+        Slicing(
+            f"same or different {column}",
+            [f"same {column}", f"different {column}"],
+            same,
+            shares_targets=True,
+        ),
         Slicing(f"{column} of both sides", [f"{column} {value}" for value in different], both),
     ]
 
 
 def usable_columns(metadata: Mapping[str, Sequence[str]]) -> list[str]:
-    """Columns that trials can be sliced by: 2 to 12 distinct words, or at least 6 distinct numbers."""
+    """Columns that trials can be sliced by: 2 to 12 distinct words, or at least 6 distinct
+    numbers.
+    """
     return [
         column
         for column, values in metadata.items()
@@ -139,31 +169,49 @@ def usable_columns(metadata: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def read_metadata(path: str | Path, names: Sequence[str]) -> dict[str, list[str]]:
-    """Column -> value of each named utterance, from a CSV with column `path`; ValueError if utterances are missing."""
+    """Column -> value of each named utterance, from a CSV with column `path`; ValueError if
+    utterances are missing.
+    """
     columns, rows = read_rows(path, (), names)
-    return {column: [row[column].strip() for row in rows] for column in columns if column not in NOT_COLUMNS}
+    return {
+        column: [row[column].strip() for row in rows]
+        for column in columns
+        if column not in NOT_COLUMNS
+    }
 
 
 def slice_results(
-    slicing: Slicing, trials: TrialList, scores: np.ndarray, speakers: Speakers, num_draws: int, seed: int
+    slicing: Slicing,
+    trials: TrialList,
+    scores: np.ndarray,
+    speakers: Speakers,
+    num_draws: int,
+    seed: int,
 ) -> SliceResult:
     """Evaluate every group of labelled trials like a separate list."""
     assert trials.labels is not None, "only labelled trials are sliced"
-    is_target, points = (
-        trials.labels == 1,
-        {f"{prior:g}": (prior, UNIT_COST, UNIT_COST) for prior in ALWAYS_SHOWN_PRIORS},
-    )
-    rows, notes = [], [slicing.note] if slicing.note else []
+    is_target = trials.labels == 1
+    points = {f"{prior:g}": (prior, UNIT_COST, UNIT_COST) for prior in ALWAYS_SHOWN_PRIORS}
+    rows = []
+    notes = [slicing.note] if slicing.note else []
     for group, label in enumerate(slicing.labels):
         chosen = slicing.groups == group
-        # Both sides of a target have the same gender, so "different gender" has no targets and no error rate by itself.
+        # Both sides of a target have the same gender, so "different gender" has no targets and no
+        # error rate by itself.
         if slicing.shares_targets and chosen.any() and not (chosen & is_target).any():
             chosen = chosen | is_target
-            notes.append(f"{label}: no target is in this group, so it uses all targets of the list.")
+            notes.append(
+                f"{label}: no target is in this group, so it uses all targets of the list."
+            )
         labels = is_target[chosen]
-        num_trials, num_targets = len(labels), int(np.count_nonzero(labels))
+        num_trials = len(labels)
+        num_targets = int(np.count_nonzero(labels))
         if missing := missing_kind(labels):
-            rows.append(GroupResult(label, note=f"no {missing}s", num_trials=num_trials, num_targets=num_targets))
+            rows.append(
+                GroupResult(
+                    label, note=f"no {missing}s", num_trials=num_trials, num_targets=num_targets
+                )
+            )
             continue
         enrol, test = (speakers.ids[side[chosen]] for side in (trials.enrol, trials.test))
         prepared = SpeakerBootstrap(scores[chosen], labels, enrol, test, points)
@@ -180,12 +228,15 @@ def _as_numbers(values: Sequence[str]) -> np.ndarray | None:
 
 
 def signal_to_noise_ratios(source: AudioSource, names: StringTable, num_threads: int) -> np.ndarray:
-    """Signal-to-noise ratio of every utterance in dB, by `power_ratio_db`: (utterances,) float64."""
+    """Signal-to-noise ratio of every utterance in dB, by `power_ratio_db`: (utterances,)
+    float64.
+    """
 
     def ratio(name: str) -> float:
         frame = round(FRAME_SECONDS * source.sample_rate)
         powers: list[np.ndarray] = []
-        # Blocks hold whole frames, so the frames are the same as when the recording is read in one piece.
+        # Blocks hold whole frames, so the frames are the same as when the recording is read in one
+        # piece.
         for block in source.blocks(name, FRAMES_AT_ONCE * frame):
             if len(block) >= frame or (len(block) and not powers):
                 powers.append(frame_powers(block, source.sample_rate))
@@ -194,7 +245,9 @@ def signal_to_noise_ratios(source: AudioSource, names: StringTable, num_threads:
             raise AudioError(f"{name}: there are no samples, or some are NaN or infinite")
         return found
 
-    found = parallel_map(ratio, names, num_threads, "signal-to-noise ratios", total=len(names), unit="utterance")
+    found = parallel_map(
+        ratio, names, num_threads, "signal-to-noise ratios", total=len(names), unit="utterance"
+    )
     return np.fromiter(found, dtype=np.float64, count=len(names))
 
 
@@ -207,14 +260,20 @@ def frame_powers(waveform: np.ndarray, sample_rate: int = SAMPLE_RATE) -> np.nda
     frame = round(FRAME_SECONDS * sample_rate)
     count = max(1, len(waveform) // frame)
     # An utterance shorter than a frame counts as one frame; its ratio is 0 dB.
-    frames = waveform[: count * frame].reshape(count, -1) if len(waveform) >= frame else waveform[None, :]
+    frames = (
+        waveform[: count * frame].reshape(count, -1)
+        if len(waveform) >= frame
+        else waveform[None, :]
+    )
     return np.square(frames, dtype=np.float64).mean(axis=1)
 
 
 def power_ratio_db(powers: np.ndarray) -> float:
-    """A rough signal-to-noise ratio in dB: the 90th over the 10th percentile of the frame powers, (frames,).
+    """A rough signal-to-noise ratio in dB: the 90th over the 10th percentile of the frame powers,
+    (frames,).
 
-    It ranks recordings by noise well enough for slicing and calibration, but does not measure the true ratio.
+    It ranks recordings by noise well enough for slicing and calibration, but does not measure the
+    true ratio.
 
     >>> round(power_ratio_db(np.repeat([0.0001, 1.0], 16000)))
     40

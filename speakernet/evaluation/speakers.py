@@ -1,8 +1,9 @@
 """Find the speaker of each utterance in a trial list, as needed for intervals over speakers.
 
-Speakers come from a CSV; otherwise from the first folder level of the names that agrees with every trial (the first of
-VoxCeleb's `id10270/…`, the second of `dev/so0122/…`); otherwise from the groups that target trials connect. Without
-labels, the first level is used unchecked. The rule used is part of the result.
+Speakers come from a CSV; otherwise from the first folder level of the names that agrees with every
+trial (the first of VoxCeleb's `id10270/…`, the second of `dev/so0122/…`); otherwise from the groups
+that target trials connect. Without labels, the first level is used unchecked. The rule used is part
+of the result.
 """
 
 import csv
@@ -31,37 +32,54 @@ class Speakers:
     names: Sequence[str] = ()
     """Names of the speakers by number; empty if the rule gives none."""
     sessions: np.ndarray | None = None
-    """Session number of each utterance in the list's table of names, int32 (utterances,); None if unknown."""
+    """Session number of each utterance in the list's table of names, int32 (utterances,); None if
+    unknown."""
 
 
 def read_csv(path: str | Path, needed: Sequence[str]) -> tuple[list[str], list[dict[str, str]]]:
-    """Columns and rows of a CSV file with a header; FileError if a column is missing or a row has too few values."""
+    """Columns and rows of a CSV file with a header; FileError if a column is missing or a row has
+    too few values.
+    """
     expected = f"a CSV table in UTF-8 with the columns {', '.join(needed)}"
     with reading(path, expected), open_text(path) as file:
         reader = csv.DictReader(file)
         columns = list(reader.fieldnames or [])
         if missing := [name for name in needed if name not in columns]:
-            raise FileError(f"{path}: no column {missing[0]!r}; its columns are {', '.join(columns)[:500] or 'none'}")
+            raise FileError(
+                f"{path}: no column {missing[0]!r}; its columns are "
+                f"{', '.join(columns)[:500] or 'none'}"
+            )
         rows = []
         for row in reader:
             # DictReader puts excess values under the key None, and None for missing values.
             if None in row or None in row.values():
-                raise FileError(f"{path}, line {reader.line_num}: expected {len(columns)} values, one per column")
+                raise FileError(
+                    f"{path}, line {reader.line_num}: expected {len(columns)} values, one per "
+                    "column"
+                )
             rows.append(row)
     return columns, rows
 
 
-def read_rows(path: str | Path, needed: Sequence[str], names: Sequence[str]) -> tuple[list[str], list[dict[str, str]]]:
-    """Columns of a CSV file with a column `path`, and the row of each named utterance; ValueError if one is missing."""
+def read_rows(
+    path: str | Path, needed: Sequence[str], names: Sequence[str]
+) -> tuple[list[str], list[dict[str, str]]]:
+    """Columns of a CSV file with a column `path`, and the row of each named utterance; ValueError
+    if one is missing.
+    """
     columns, rows = read_csv(path, ("path", *needed))
     by_path = {row["path"]: row for row in rows}
     if unknown := [name for name in names if name not in by_path]:
-        raise ValueError(f"{path}: no row for {len(unknown)} of the utterances: {', '.join(unknown[:MAX_NAMED])}")
+        raise ValueError(
+            f"{path}: no row for {len(unknown)} of the utterances: {', '.join(unknown[:MAX_NAMED])}"
+        )
     return columns, [by_path[name] for name in names]
 
 
 def speakers_of(trials: TrialList, table: str | Path | None = None) -> Speakers:
-    """The speaker of every utterance in a trial list, from a CSV or from the names, and the rule that found it."""
+    """The speaker of every utterance in a trial list, from a CSV or from the names, and the rule
+    that found it.
+    """
     names = list(trials.names)
     if table:
         columns, rows = read_rows(table, ("speaker",), names)
@@ -76,20 +94,33 @@ def speakers_of(trials: TrialList, table: str | Path | None = None) -> Speakers:
     # The last part is the file name, which is never the speaker.
     for position in range(min(map(len, folders)) - 1):
         ordinal = {0: "first", 1: "second", 2: "third"}.get(position, f"{position + 1}th")
-        rule = f"{ordinal} part of each path (it is equal in all target trials and different in all others)"
+        rule = (
+            f"{ordinal} part of each path (it is equal in all target trials and different in "
+            "all others)"
+        )
         found = _numbered([one[position] for one in folders], rule)
         if np.array_equal(found.ids[trials.enrol] == found.ids[trials.test], trials.labels == 1):
             if min(map(len, folders)) < position + 3:
                 return found
-            # There are folders between speaker and file, such as VoxCeleb's videos: these are sessions.
-            return replace(found, sessions=_numbered(["/".join(one[:-1]) for one in folders], "").ids)
-    # Connected components of the target trials; an utterance in none of them counts as its own speaker.
+            # There are folders between speaker and file, such as VoxCeleb's videos: these are
+            # sessions.
+            return replace(
+                found, sessions=_numbered(["/".join(one[:-1]) for one in folders], "").ids
+            )
+    # Connected components of the target trials; an utterance in none of them counts as its own
+    # speaker.
     is_target = trials.labels == 1
     edges = (trials.enrol[is_target], trials.test[is_target])
-    graph = coo_matrix((np.ones(len(edges[0]), dtype=np.int8), edges), shape=(len(names), len(names)))
+    graph = coo_matrix(
+        (np.ones(len(edges[0]), dtype=np.int8), edges), shape=(len(names), len(names))
+    )
     count, ids = connected_components(graph, directed=False)
     inside = int(np.count_nonzero((ids[trials.enrol] == ids[trials.test]) & ~is_target))
-    odd = f" ({inside} non-target trials pair members of one group, so labels contradict each other)" if inside else ""
+    odd = (
+        f" ({inside} non-target trials pair members of one group, so labels contradict each other)"
+        if inside
+        else ""
+    )
     return Speakers(ids.astype(np.int32), int(count), f"groups that target trials connect{odd}")
 
 

@@ -1,7 +1,9 @@
-"""A robustness sweep: the EER when the trial audio is degraded by fixed amounts with the project's augmentation.
+"""A robustness sweep: the EER when the trial audio is degraded by fixed amounts with the project's
+augmentation.
 
-A step transforms the samples of an utterance; a `DegradedSource` applies it to everything that is read. Each utterance
-keeps its noise clip and its RIR at every amount, so that only the amount changes.
+A step transforms the samples of an utterance; a `DegradedSource` applies it to everything that is
+read. Each utterance keeps its noise clip and its RIR at every amount, so that only the amount
+changes.
 """
 
 import functools
@@ -39,8 +41,11 @@ DURATIONS_SECONDS = (4.0, 3.0, 2.0, 1.0)
 MICROPHONE_DB = (2.5, 5.0, 7.5, 10.0)
 # In critical distances of the room; at one, direct sound and reverberation are equally strong.
 DISTANCES = (0.25, 0.5, 1.0, 2.0, 4.0)
-NARROWED, CODED = "300-3400 Hz", "and mu-law"
-DIRECT_SECONDS = 0.0025  # duration of the direct sound at the start of an RIR; the rest is reflected
+NARROWED = "300-3400 Hz"
+CODED = "and mu-law"
+DIRECT_SECONDS = (
+    0.0025  # duration of the direct sound at the start of an RIR; the rest is reflected
+)
 AXES = {
     "noise": "signal-to-noise ratio (dB)",
     "reverb": "share of reverberated sound (%)",
@@ -51,7 +56,8 @@ AXES = {
 }
 
 Transform = Callable[[np.ndarray, int], np.ndarray]
-"""(samples of an utterance or of a window of a long one, its row in the list of names) -> the degraded samples."""
+"""(samples of an utterance or of a window of a long one, its row in the list of names) -> the
+degraded samples."""
 
 
 @dataclass(frozen=True)
@@ -66,13 +72,14 @@ class Step:
 
 
 class DegradedSource(AudioSource):
-    """A source whose utterances are degraded when read: transformed as a whole (long ones window by window), or cut to
-    the middle, since recordings often begin and end with silence.
+    """A source whose utterances are degraded when read: transformed as a whole (long ones window by
+    window), or cut to the middle, since recordings often begin and end with silence.
     """
 
     def __init__(self, source: AudioSource, names: StringTable, step: Step) -> None:
         super().__init__(source.root, source.sample_rate)
-        self._source, self._transform = source, step.transform
+        self._source = source
+        self._transform = step.transform
         self._wanted = round(step.kept_seconds * source.sample_rate)
         self._row_of = {name: row for row, name in enumerate(names)}
         self._lengths = source.lookup_table(names).num_samples
@@ -94,7 +101,9 @@ class DegradedSource(AudioSource):
         stop = total if num_samples is None else min(total, start + num_samples)
         # The windows that overlap the crop, each cut to the overlap.
         pieces = [
-            self._transform(self._source.read(name, begin, end - begin), row)[max(0, start - begin) : stop - begin]
+            self._transform(self._source.read(name, begin, end - begin), row)[
+                max(0, start - begin) : stop - begin
+            ]
             for begin, end in itertools.pairwise(edges)
             if begin < stop and end > start
         ]
@@ -110,13 +119,22 @@ class DegradedSource(AudioSource):
         }
         return LookupTable(self.sample_rate, {**vars(whole), **cut}, whole.problems)
 
-    def rows(self, names: StringTable, table: LookupTable, cache: AudioCache | None = None) -> RowReader:
-        """Raise ValueError, since crops that are read directly from a file cannot be degraded like the whole."""
+    def rows(
+        self, names: StringTable, table: LookupTable, cache: AudioCache | None = None
+    ) -> RowReader:
+        """Raise ValueError, since crops that are read directly from a file cannot be degraded like
+        the whole.
+        """
         raise ValueError("a degraded source cannot read crops directly from files; use `read`")
 
 
 def sweep_steps(
-    kinds: Sequence[str], banks: Mapping[str, ClipBank], rirs: RirBank | None, *, sample_rate: int, seed: int = 0
+    kinds: Sequence[str],
+    banks: Mapping[str, ClipBank],
+    rirs: RirBank | None,
+    *,
+    sample_rate: int,
+    seed: int = 0,
 ) -> dict[str, list[Step]]:
     """The steps of each kind, from the weakest degradation to the strongest."""
     for kind, is_there, option in (
@@ -125,7 +143,10 @@ def sweep_steps(
         ("distance", rirs, "augment.rir_path"),
     ):
         if kind in kinds and not is_there:
-            raise ValueError(f"the {kind} sweep needs audio: set {option}, or remove {kind} from evaluation.sweep")
+            raise ValueError(
+                f"the {kind} sweep needs audio: set {option}, or remove {kind} from "
+                "evaluation.sweep"
+            )
 
     def always(rirs: RirBank | None, **options: object) -> Transform:
         section = AugmentOptions(probability=1.0, **options)  # type: ignore[arg-type]
@@ -141,17 +162,25 @@ def sweep_steps(
                 ]
             case "reverb":
                 mixed = functools.partial(_mixed, always(rirs, categories=["reverb"]))
-                steps[kind] = [Step(f"{one}", functools.partial(mixed, one / 100)) for one in REVERB_SHARES_PERCENT]
+                steps[kind] = [
+                    Step(f"{one}", functools.partial(mixed, one / 100))
+                    for one in REVERB_SHARES_PERCENT
+                ]
             case "duration":
                 steps[kind] = [Step(f"{one:g}", kept_seconds=one) for one in DURATIONS_SECONDS]
             case "microphone":
                 steps[kind] = [
-                    Step(f"{one:g}", always(None, categories=[], microphone_probability=1.0, microphone_db=one))
+                    Step(
+                        f"{one:g}",
+                        always(None, categories=[], microphone_probability=1.0, microphone_db=one),
+                    )
                     for one in MICROPHONE_DB
                 ]
             case "distance":
                 assert rirs is not None
-                steps[kind] = [Step(f"{one:g}", functools.partial(_far, rirs, seed, one)) for one in DISTANCES]
+                steps[kind] = [
+                    Step(f"{one:g}", functools.partial(_far, rirs, seed, one)) for one in DISTANCES
+                ]
             case _:
                 steps[kind] = [
                     Step(label, functools.partial(_narrowed, sample_rate, label == CODED))
@@ -181,7 +210,9 @@ def run_sweep(
     sides = speakers.ids[trials.enrol], speakers.ids[trials.test]
 
     def row(label: str, found: np.ndarray) -> GroupResult:
-        return group_result(label, SpeakerBootstrap(found, labels, *sides, {}), None, num_draws, seed)
+        return group_result(
+            label, SpeakerBootstrap(found, labels, *sides, {}), None, num_draws, seed
+        )
 
     unchanged = row("none", scores)
     results = []
@@ -189,17 +220,25 @@ def run_sweep(
         rows = [replace(unchanged, label="all") if kind == "duration" else unchanged]
         for step in amounts:
             rows.append(row(step.label, score(DegradedSource(source, trials.names, step))))
-            logger.info("sweep: %s, %s %s: EER %.2f %%", kind, AXES[kind], step.label, rows[-1].eer_percent)
-        results.append(SweepResult(kind, AXES[kind], "Both sides of every trial are degraded.", rows))
+            logger.info(
+                "sweep: %s, %s %s: EER %.2f %%", kind, AXES[kind], step.label, rows[-1].eer_percent
+            )
+        results.append(
+            SweepResult(kind, AXES[kind], "Both sides of every trial are degraded.", rows)
+        )
     return results
 
 
 def augmenting(*given: Any, **options: Any) -> Transform:
-    """A transform that uses an augmenter with these arguments and makes the same choices for the same row."""
+    """A transform that uses an augmenter with these arguments and makes the same choices for the
+    same row.
+    """
     return functools.partial(_augmented, Augmenter(*given, **options), threading.Lock())
 
 
-def _augmented(augmenter: Augmenter, lock: threading.Lock, waveform: np.ndarray, row: int) -> np.ndarray:
+def _augmented(
+    augmenter: Augmenter, lock: threading.Lock, waveform: np.ndarray, row: int
+) -> np.ndarray:
     # Always epoch 0, so that an utterance gets the same clip and position at every amount.
     with lock:
         return augmenter(
@@ -211,16 +250,23 @@ def _augmented(augmenter: Augmenter, lock: threading.Lock, waveform: np.ndarray,
 
 def _mixed(wet: Transform, share: float, waveform: np.ndarray, row: int) -> np.ndarray:
     """A mix of the dry and the reverberated sound, both at the loudness of the dry one."""
-    return ((1 - share) * waveform + share * _as_loud_as(waveform, wet(waveform, row))).astype(np.float32)
+    return ((1 - share) * waveform + share * _as_loud_as(waveform, wet(waveform, row))).astype(
+        np.float32
+    )
 
 
 def _far(rirs: RirBank, seed: int, distance: float, waveform: np.ndarray, row: int) -> np.ndarray:
-    """The sound at a distance, in critical distances of the utterance's room: only the direct sound fades."""
+    """The sound at a distance, in critical distances of the utterance's room: only the direct sound
+    fades.
+    """
     response = rirs.prepared(int(numpy_generator(seed, row).integers(len(rirs)))).astype(np.float64)
     direct, late = np.split(response, [round(DIRECT_SECONDS * rirs.source.sample_rate)])
-    # Equal energy at the critical distance; the amplitude of direct sound is inversely proportional to the distance.
+    # Equal energy at the critical distance; the amplitude of direct sound is inversely proportional
+    # to the distance.
     gain = np.sqrt(np.dot(late, late) / max(np.dot(direct, direct), 1e-12)) / distance
-    wet = oaconvolve(waveform, np.concatenate([gain * direct, late]).astype(np.float32))[: len(waveform)]
+    wet = oaconvolve(waveform, np.concatenate([gain * direct, late]).astype(np.float32))[
+        : len(waveform)
+    ]
     return _as_loud_as(waveform, wet).astype(np.float32)
 
 

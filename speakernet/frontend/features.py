@@ -1,8 +1,9 @@
 """Front ends: waveform in, `(batch, mels, frames)` out, always in float32 regardless of autocast.
 
-They sit between the loader's batch and the model's trunk, are saved with the model, and have no learnt parameters.
-Utterances of different lengths may share a batch: with `lengths`, the valid frames of each are the same as for the
-utterance alone, and frames past its end are zero. torchaudio is imported only here and in `kaldi.py`.
+They sit between the loader's batch and the model's trunk, are saved with the model, and have no
+learnt parameters. Utterances of different lengths may share a batch: with `lengths`, the valid
+frames of each are the same as for the utterance alone, and frames past its end are zero. torchaudio
+is imported only here and in `kaldi.py`.
 """
 
 import copy
@@ -22,8 +23,8 @@ try:
     from torchaudio.functional import melscale_fbanks
 except (ImportError, OSError, RuntimeError) as error:
     raise ImportError(
-        "torchaudio cannot be loaded with the installed torch; it needs a release built for it. Install both again:\n"
-        "  pip uninstall -y torch torchaudio\n"
+        "torchaudio cannot be loaded with the installed torch; it needs a release built for it. "
+        "Install both again:\n  pip uninstall -y torch torchaudio\n"
         f"  {TORCH_PAIR}\n"
         f"(the loader's error: {error})"
     ) from error
@@ -39,7 +40,9 @@ WAVEFORM_EPSILON = 1e-6
 
 
 class FrontEnd(nn.Module):
-    """The abstract front end: its number of features, its frame grid, and float32 regardless of autocast."""
+    """The abstract front end: its number of features, its frame grid, and float32 regardless of
+    autocast.
+    """
 
     num_features: int
     window_samples: int
@@ -57,8 +60,9 @@ class FrontEnd(nn.Module):
     def warp(self, factors: tuple[float, ...]) -> None:
         """In training, warp the mel bands of each utterance by one of these factors."""
         raise ValueError(
-            f"augment.warp_factors: {list(factors)}, but this front end has no mel bands to warp; use one with mel "
-            "bands (log_mel, fbank, mfcc, speechbrain, tf_mel), or augment.speed_factors"
+            f"augment.warp_factors: {list(factors)}, but this front end has no mel bands to warp; "
+            "use one with mel bands (log_mel, fbank, mfcc, speechbrain, tf_mel), or "
+            "augment.speed_factors"
         )
 
     def extract(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
@@ -66,7 +70,9 @@ class FrontEnd(nn.Module):
         raise NotImplementedError
 
     def spectrum(self, waveforms: Tensor) -> Tensor:
-        """Complex spectra of all windows, (batch, bins, frames); linear in the samples, and the same at every hop."""
+        """Complex spectra of all windows, (batch, bins, frames); linear in the samples, and the
+        same at every hop.
+        """
         raise NotImplementedError
 
     def power(self, waveforms: Tensor) -> Tensor:
@@ -82,11 +88,14 @@ class FrontEnd(nn.Module):
             (batch, mels, frames), zero past an utterance's last frame.
         """
         if waveforms.ndim != 2:
-            raise ValueError(f"the waveforms have shape {tuple(waveforms.shape)}; expected (batch, samples)")
+            raise ValueError(
+                f"the waveforms have shape {tuple(waveforms.shape)}; expected (batch, samples)"
+            )
         shortest = waveforms.shape[1] if lengths is None else int(lengths.min())
         if shortest < self.min_samples:
             raise ValueError(
-                f"an utterance of {shortest} samples is too short for the front end, which needs {self.min_samples}"
+                f"an utterance of {shortest} samples is too short for the front end, which needs "
+                f"{self.min_samples}"
             )
         if lengths is not None:
             lengths = lengths.to(waveforms.device, non_blocking=True)
@@ -95,7 +104,9 @@ class FrontEnd(nn.Module):
 
 
 class RawWaveform(FrontEnd):
-    """The samples themselves as one feature, for models that learn their own filterbank (RawNet3)."""
+    """The samples themselves as one feature, for models that learn their own filterbank
+    (RawNet3).
+    """
 
     num_features = 1
     window_samples = hop_samples = min_samples = span_samples = 1
@@ -111,7 +122,11 @@ class RawWaveform(FrontEnd):
     def extract(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
         """(batch, 1, samples)."""
         features = waveforms.unsqueeze(1)
-        return features if lengths is None else features * valid_frames(lengths, waveforms.shape[1]).unsqueeze(1)
+        return (
+            features
+            if lengths is None
+            else features * valid_frames(lengths, waveforms.shape[1]).unsqueeze(1)
+        )
 
 
 class MelFrontEnd(FrontEnd):
@@ -122,7 +137,9 @@ class MelFrontEnd(FrontEnd):
         self.options = options.resolved({})
         self.sample_rate = sample_rate
         self.num_features = options.num_mels
-        self.window_samples = self.span_samples = self.min_samples = round(WINDOW_SECONDS * sample_rate)
+        self.window_samples = self.span_samples = self.min_samples = round(
+            WINDOW_SECONDS * sample_rate
+        )
         self.hop_samples = round(HOP_SECONDS * sample_rate)
         # The smallest power of two that fits a window.
         self.fft_samples = 1 << (self.window_samples - 1).bit_length()
@@ -135,7 +152,8 @@ class MelFrontEnd(FrontEnd):
         return num_samples // self.hop_samples + 1
 
     def make_bank(self, finer: int) -> Tensor:
-        """The mel matrix as a function of frequency, with `finer` points per bin: ((bins - 1) x finer + 1, mels).
+        """The mel matrix as a function of frequency, with `finer` points per bin: ((bins - 1) x
+        finer + 1, mels).
 
         Abstract, since every family of filters has its own.
         """
@@ -144,20 +162,27 @@ class MelFrontEnd(FrontEnd):
     def warp(self, factors: tuple[float, ...]) -> None:
         """See `FrontEnd.warp`."""
         plain = cast(Tensor, self.mel_bank)
-        self.tracts = VocalTracts(plain, warped_banks(plain, self.make_bank, factors, self.sample_rate))
+        self.tracts = VocalTracts(
+            plain, warped_banks(plain, self.make_bank, factors, self.sample_rate)
+        )
 
     def bands(self, utterances: Tensor) -> Tensor:
-        """The mel matrix, (bins, mels), or one per utterance if they differ, (batch, bins, mels)."""
+        """The mel matrix, (bins, mels), or one per utterance if they differ, (batch, bins,
+        mels).
+        """
         if self.tracts is None or not self.training:
             return cast(Tensor, self.mel_bank)
-        # The batch size is read only in training: in an exported network it would become a constant.
+        # The batch size is read only in training: in an exported network it would become a
+        # constant.
         return cast(Tensor, self.tracts(len(utterances)))
 
 
 class LogMel(MelFrontEnd):
-    """Mel spectrogram as in voxceleb_trainer: centred frames, HTK mel scale, optional log, instance norm.
+    """Mel spectrogram as in voxceleb_trainer: centred frames, HTK mel scale, optional log, instance
+    norm.
 
-    Source: voxceleb_trainer f51bab8, `models/ResNetSE34L.py` (the definition that checkpoints were trained with).
+    Source: voxceleb_trainer f51bab8, `models/ResNetSE34L.py` (the definition that checkpoints were
+    trained with).
     """
 
     options: LogMelOptions
@@ -167,7 +192,9 @@ class LogMel(MelFrontEnd):
         self.span_samples = self.fft_samples
         # Mirroring n samples needs n + 1.
         self.min_samples = self.fft_samples // 2 + 1
-        make_window = {"hamming": torch.hamming_window, "hann": torch.hann_window}[self.options.window]
+        make_window = {"hamming": torch.hamming_window, "hann": torch.hann_window}[
+            self.options.window
+        ]
         self.register_buffer("window", make_window(self.window_samples), persistent=False)
 
     def make_bank(self, finer: int) -> Tensor:
@@ -176,7 +203,9 @@ class LogMel(MelFrontEnd):
         num_bins = self.fft_samples // 2 * finer + 1
         # On the CPU even if a network is built on the meta device: torchaudio reads the values.
         with torch.device("cpu"):
-            bank = melscale_fbanks(num_bins, low_hz, high_hz, self.options.num_mels, self.sample_rate)
+            bank = melscale_fbanks(
+                num_bins, low_hz, high_hz, self.options.num_mels, self.sample_rate
+            )
         return bank.to(torch.get_default_device())
 
     def extract(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
@@ -209,13 +238,18 @@ class LogMel(MelFrontEnd):
 
 
 def use_convolution(front_end: FrontEnd) -> None:
-    """Compute a front end's power spectra by convolution instead of FFT, for export; raw samples are unaffected."""
+    """Compute a front end's power spectra by convolution instead of FFT, for export; raw samples
+    are unaffected.
+    """
     if isinstance(front_end, RawWaveform):
         return
-    # A spectrum is linear, so the kernels are the spectra of unit impulses at each sample of a window. In float64: the
-    # rounding errors of 512 sines would add up to as much as the quietest bands.
+    # A spectrum is linear, so the kernels are the spectra of unit impulses at each sample of a
+    # window. In float64: the rounding errors of 512 sines would add up to as much as the quietest
+    # bands.
     precise = copy.deepcopy(front_end).double()
-    spectra = precise.spectrum(torch.eye(front_end.span_samples, dtype=torch.float64))[:, :, 0]  # (samples, bins)
+    spectra = precise.spectrum(torch.eye(front_end.span_samples, dtype=torch.float64))[
+        :, :, 0
+    ]  # (samples, bins)
     kernels = torch.cat((spectra.real, spectra.imag), dim=1).T.unsqueeze(1).float().contiguous()
     front_end.register_buffer("kernels", kernels, persistent=False)  # (2 bins, 1, samples)
     front_end.power = types.MethodType(_convolved_power, front_end)  # type: ignore[method-assign]
@@ -231,11 +265,12 @@ def _convolved_power(front_end: FrontEnd, waveforms: Tensor) -> Tensor:
 
 def band_edges(options: TfMelOptions, sample_rate: int) -> tuple[float, float]:
     """The lower edge of the lowest band and the upper edge of the highest, in Hz."""
-    low_hz, high_hz = float(options.low_hz), float(options.high_hz) or sample_rate / 2
+    low_hz = float(options.low_hz)
+    high_hz = float(options.high_hz) or sample_rate / 2
     if not low_hz < high_hz <= sample_rate / 2:
         raise ValueError(
-            f"{options.name}: bands from {low_hz} to {high_hz} Hz; expected low_hz below high_hz, and high_hz at most "
-            f"half the sample rate ({sample_rate})"
+            f"{options.name}: bands from {low_hz} to {high_hz} Hz; expected low_hz below high_hz, "
+            f"and high_hz at most half the sample rate ({sample_rate})"
         )
     return low_hz, high_hz
 
@@ -251,14 +286,19 @@ def preemphasize(waveforms: Tensor, coefficient: float) -> Tensor:
     return waveforms - coefficient * previous
 
 
-def normalize_waveforms(waveforms: Tensor, lengths: Tensor | None = None, epsilon: float = WAVEFORM_EPSILON) -> Tensor:
-    """Normalise (batch, samples) to mean 0 and deviation 1 over each utterance's own samples; zero past its end.
+def normalize_waveforms(
+    waveforms: Tensor, lengths: Tensor | None = None, epsilon: float = WAVEFORM_EPSILON
+) -> Tensor:
+    """Normalise (batch, samples) to mean 0 and deviation 1 over each utterance's own samples; zero
+    past its end.
 
     >>> normalize_waveforms(torch.tensor([[1.0, 3.0]])).round(decimals=3)
     tensor([[-1.,  1.]])
     """
     count = waveforms.shape[1] if lengths is None else lengths.unsqueeze(1).to(waveforms.device)
-    inside = None if lengths is None else valid_frames(lengths.to(waveforms.device), waveforms.shape[1])
+    inside = (
+        None if lengths is None else valid_frames(lengths.to(waveforms.device), waveforms.shape[1])
+    )
 
     # Sums in float64, so that an utterance in a longer batch has the same mean to the last bit.
     def mean(values: Tensor) -> Tensor:
@@ -266,7 +306,8 @@ def normalize_waveforms(waveforms: Tensor, lengths: Tensor | None = None, epsilo
         return (masked.sum(dim=1, keepdim=True, dtype=torch.float64) / count).float()
 
     centred = waveforms - mean(waveforms)
-    # The clamp changes no value, but the ONNX exporter drops an added 1e-8, and silence would become NaN.
+    # The clamp changes no value, but the ONNX exporter drops an added 1e-8, and silence would
+    # become NaN.
     normalized = centred / (mean(centred.square()).sqrt() + epsilon).clamp(min=epsilon)
     return normalized if inside is None else normalized * inside
 
@@ -289,7 +330,9 @@ def reflect_ends(waveforms: Tensor, pad: int, lengths: Tensor | None = None) -> 
 
 
 def normalize_features(features: Tensor, kind: str, lengths: Tensor | None = None) -> Tensor:
-    """Remove each band's mean over the utterance; with "instance", also divide by its standard deviation."""
+    """Remove each band's mean over the utterance; with "instance", also divide by its standard
+    deviation.
+    """
     if lengths is None:
         if kind == "instance":
             return functional.instance_norm(features, eps=NORM_EPSILON)

@@ -19,59 +19,80 @@ LIFTER = 22.0
 
 
 class KaldiFbank(MelFrontEnd):
-    """Kaldi's log filterbank energies for a whole batch at once, with the differences between toolkits as options.
+    """Kaldi's log filterbank energies for a whole batch at once, with the differences between
+    toolkits as options.
 
-    Source: Kaldi's `compute-fbank-feats`, other options at their defaults, snip-edges true. In the style of lhotse (its
-    `Fbank`, also computed by sherpa-onnx) snip-edges is false and high-freq -400.
+    Source: Kaldi's `compute-fbank-feats`, other options at their defaults, snip-edges true. In the
+    style of lhotse (its `Fbank`, also computed by sherpa-onnx) snip-edges is false and high-freq
+    -400.
     """
 
     options: KaldiFbankOptions
 
-    def __init__(self, options: KaldiFbankOptions, sample_rate: int = SAMPLE_RATE, seed: int = 0) -> None:
+    def __init__(
+        self, options: KaldiFbankOptions, sample_rate: int = SAMPLE_RATE, seed: int = 0
+    ) -> None:
         super().__init__(options, sample_rate)
         self.noise = KeyedDraws(seed)
         self.is_centred = options.style == "lhotse"
         # A Hann window to the power of 0.85 is Kaldi's `povey` window.
         is_povey = self.options.window == "povey"
-        shape = (torch.hann_window if is_povey else torch.hamming_window)(self.window_samples, periodic=False)
+        shape = (torch.hann_window if is_povey else torch.hamming_window)(
+            self.window_samples, periodic=False
+        )
         shape = shape**0.85 if is_povey else shape
         self.register_buffer("window", shape, persistent=False)
 
     def make_bank(self, finer: int) -> Tensor:
         """Kaldi's triangles, from 20 Hz to half the sample rate or slightly below."""
-        # high_hz <= 0 counts from the Nyquist frequency; with a warp of 1, VTLN's bounds (100 and -500) have no effect.
-        points, rate = self.fft_samples * finer, float(self.sample_rate)
+        # high_hz <= 0 counts from the Nyquist frequency; with a warp of 1, VTLN's bounds (100 and
+        # -500) have no effect.
+        points = self.fft_samples * finer
+        rate = float(self.sample_rate)
         high_hz = -LHOTSE_MARGIN_HZ if self.options.style == "lhotse" else 0.0
-        bank, _ = get_mel_banks(self.options.num_mels, points, rate, 20.0, high_hz, 100.0, -500.0, 1.0)
+        bank, _ = get_mel_banks(
+            self.options.num_mels, points, rate, 20.0, high_hz, 100.0, -500.0, 1.0
+        )
         # Kaldi leaves out the Nyquist bin; a zero column makes the bank fit the FFT.
         return functional.pad(bank, (0, 1)).T.contiguous()
 
     def num_frames(self, num_samples: Tensor) -> Tensor:
-        """Only whole windows (Kaldi's snip-edges), or every hop of which at least half is in the utterance."""
+        """Only whole windows (Kaldi's snip-edges), or every hop of which at least half is in the
+        utterance.
+        """
         if self.is_centred:
             return (num_samples + self.hop_samples // 2) // self.hop_samples
         return (num_samples - self.window_samples) // self.hop_samples + 1
 
     def extract(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
-        """Scale and dither; per frame: mean removed, pre-emphasis 0.97, window, power spectrum, mel, logarithm."""
+        """Scale and dither; per frame: mean removed, pre-emphasis 0.97, window, power spectrum,
+        mel, logarithm.
+        """
         waveforms = waveforms * self.options.scale
         if self.is_centred:
-            half, hop = self.window_samples // 2, self.hop_samples
-            waveforms = mirror_ends(waveforms, half - hop // 2, self.window_samples - half - hop % 2, lengths)
+            half = self.window_samples // 2
+            hop = self.hop_samples
+            waveforms = mirror_ends(
+                waveforms, half - hop // 2, self.window_samples - half - hop % 2, lengths
+            )
         if self.training and self.options.dither:
             waveforms = waveforms + self.options.dither * self.noise.normal_like(waveforms)
         energies = torch.matmul(self.power(waveforms).transpose(1, 2), self.bands(waveforms))
         if self.options.energy_floor_db:
             energies = energies + self.floor(energies, lengths)
         # Kaldi's floor, which keeps digital silence finite.
-        features = self.from_log_energies(energies.clamp(min=torch.finfo(torch.float32).eps).log()).transpose(1, 2)
+        features = self.from_log_energies(
+            energies.clamp(min=torch.finfo(torch.float32).eps).log()
+        ).transpose(1, 2)
         return normalize_features(
             features, self.options.normalize, None if lengths is None else self.num_frames(lengths)
         )
 
     def spectrum(self, waveforms: Tensor) -> Tensor:
         """Per window: mean removed, pre-emphasis 0.97, window function, transform."""
-        frames = waveforms.unfold(1, self.window_samples, self.hop_samples)  # (batch, frames, samples)
+        frames = waveforms.unfold(
+            1, self.window_samples, self.hop_samples
+        )  # (batch, frames, samples)
         frames = frames - frames.mean(dim=2, keepdim=True)
         # In Kaldi, the sample before the first of a frame equals the first.
         previous = torch.cat((frames[..., :1], frames[..., :-1]), dim=2)
@@ -79,7 +100,9 @@ class KaldiFbank(MelFrontEnd):
         return torch.fft.rfft(frames, n=self.fft_samples).transpose(1, 2)
 
     def floor(self, energies: Tensor, lengths: Tensor | None) -> Tensor:
-        """Each utterance's mean energy, reduced by `energy_floor_db`: (batch, frames, mels) to (batch, 1, 1)."""
+        """Each utterance's mean energy, reduced by `energy_floor_db`: (batch, frames, mels) to
+        (batch, 1, 1).
+        """
         count: int | Tensor = energies.shape[1]
         if lengths is not None:
             count = frames = self.num_frames(lengths).to(energies.device)
@@ -94,15 +117,19 @@ class KaldiFbank(MelFrontEnd):
 
 
 class KaldiMfcc(KaldiFbank):
-    """Kaldi's mel-frequency cepstra: a cosine transform of the log energies, with liftered coefficients.
+    """Kaldi's mel-frequency cepstra: a cosine transform of the log energies, with liftered
+    coefficients.
 
     Source: Kaldi's `compute-mfcc-feats`, `--use-energy=false`, other options as for the filterbank.
     """
 
-    def __init__(self, options: KaldiMfccOptions, sample_rate: int = SAMPLE_RATE, seed: int = 0) -> None:
+    def __init__(
+        self, options: KaldiMfccOptions, sample_rate: int = SAMPLE_RATE, seed: int = 0
+    ) -> None:
         super().__init__(options, sample_rate, seed)
         self.num_features = options.num_cepstra
-        bands, order = torch.arange(options.num_mels), torch.arange(options.num_cepstra)
+        bands = torch.arange(options.num_mels)
+        order = torch.arange(options.num_cepstra)
         # In float64: the argument of the cosine reaches hundreds.
         angle = torch.pi / options.num_mels * (bands.double().unsqueeze(1) + 0.5) * order.double()
         transform = torch.cos(angle) * (2.0 / options.num_mels) ** 0.5  # (mels, cepstra)
@@ -116,13 +143,16 @@ class KaldiMfcc(KaldiFbank):
 
 
 def mirror_ends(waveforms: Tensor, left: int, right: int, lengths: Tensor | None = None) -> Tensor:
-    """Mirror both ends of every utterance at its own length, including the last sample, as in Kaldi.
+    """Mirror both ends of every utterance at its own length, including the last sample, as in
+    Kaldi.
 
     >>> mirror_ends(torch.tensor([[1, 2, 3, 0]]), 1, 2, torch.tensor([3]))[:, :6]
     tensor([[1, 1, 2, 3, 3, 2]])
     """
     if lengths is None:
-        return torch.cat((waveforms[:, :left].flip(1), waveforms, waveforms[:, -right:].flip(1)), dim=1)
+        return torch.cat(
+            (waveforms[:, :left].flip(1), waveforms, waveforms[:, -right:].flip(1)), dim=1
+        )
     end = lengths.to(waveforms.device).unsqueeze(1)  # (batch, 1)
     position = torch.arange(-left, waveforms.shape[1] + right, device=waveforms.device)
     source = torch.where(position < 0, -1 - position, position)

@@ -1,4 +1,6 @@
-"""The options of front ends and of SpecAugment, and the table of front ends. No torch is imported here."""
+"""The options of front ends and of SpecAugment, and the table of front ends. No torch is imported
+here.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
@@ -28,10 +30,13 @@ class SpecAugmentOptions(Options):
 
 
 class FrontendOptions(Options):
-    """From samples to features, and SpecAugment on them. Options set to `auto` follow the definition of the model."""
+    """From samples to features, and SpecAugment on them. Options set to `auto` follow the
+    definition of the model.
+    """
 
     name: str = "auto"
-    """log_mel (voxceleb_trainer's), fbank or mfcc (Kaldi's), speechbrain, tf_mel, raw (samples); auto: the model's."""
+    """log_mel (voxceleb_trainer's), fbank or mfcc (Kaldi's), speechbrain, tf_mel, raw (samples);
+    auto: the model's."""
 
     auto_values: ClassVar[Mapping[str, Any]] = {}
     """Meaning of `auto` unless the model defines it."""
@@ -39,7 +44,9 @@ class FrontendOptions(Options):
     def resolved(self, own: Mapping[str, Any]) -> Any:
         """A copy without `auto`: the model's own values, else those of the front end."""
         chosen = {
-            name: own.get(name, value) for name, value in self.auto_values.items() if getattr(self, name) == "auto"
+            name: own.get(name, value)
+            for name, value in self.auto_values.items()
+            if getattr(self, name) == "auto"
         }
         return self.model_copy(update=chosen)
 
@@ -50,20 +57,26 @@ class MelOptions(SpecAugmentOptions, FrontendOptions):
     num_mels: MelCount = 64
     """Mel bands."""
     normalize: Literal["auto", "instance", "mean", "none"] = "auto"
-    """Per utterance and band: instance (mean and variance), mean, none; auto: instance in log_mel, else mean."""
+    """Per utterance and band: instance (mean and variance), mean, none; auto: instance in log_mel,
+    else mean."""
 
 
 class TfMelOptions(MelOptions):
-    """The log mel energies on which wespeaker trains ReDimNet2 (`tfmel`): triangles over mels, mean removed."""
+    """The log mel energies on which wespeaker trains ReDimNet2 (`tfmel`): triangles over mels, mean
+    removed.
+    """
 
     preemphasis: Share | Literal["auto"] = "auto"
-    """Coefficient of the pre-emphasis, 0 for none; auto: 0.97 in ResNetSE34V2, ReDimNet and tf_mel, else 0."""
+    """Coefficient of the pre-emphasis, 0 for none; auto: 0.97 in ResNetSE34V2, ReDimNet and tf_mel,
+    else 0."""
     low_hz: Hertz | Literal["auto"] = "auto"
     """Lower edge of the lowest band; auto: 20 in ReDimNet and tf_mel, else 0."""
     high_hz: Hertz | Literal["auto"] = "auto"
-    """Upper edge of the highest band, 0 for half the sample rate; auto: 7600 in ReDimNet and tf_mel, else 0."""
+    """Upper edge of the highest band, 0 for half the sample rate; auto: 7600 in ReDimNet and
+    tf_mel, else 0."""
     normalize_waveform: bool | Literal["auto"] = "auto"
-    """First remove the mean of each utterance's samples, divide by their deviation; auto: on in ReDimNet and tf_mel."""
+    """First remove the mean of each utterance's samples, divide by their deviation; auto: on in
+    ReDimNet and tf_mel."""
 
     auto_values: ClassVar = {
         "preemphasis": 0.97,
@@ -75,7 +88,9 @@ class TfMelOptions(MelOptions):
 
 
 class LogMelOptions(TfMelOptions):
-    """Mel spectrogram as in voxceleb_trainer: centred frames, HTK mel scale, optional log, instance norm."""
+    """Mel spectrogram as in voxceleb_trainer: centred frames, HTK mel scale, optional log, instance
+    norm.
+    """
 
     log_input: bool = True
     """Take the logarithm of the mel energies."""
@@ -93,7 +108,9 @@ class LogMelOptions(TfMelOptions):
 
 
 class KaldiFbankOptions(MelOptions):
-    """Kaldi's log filterbank energies for a whole batch at once, with the differences between toolkits as options."""
+    """Kaldi's log filterbank energies for a whole batch at once, with the differences between
+    toolkits as options.
+    """
 
     window: Literal["auto", "hamming", "povey"] = "auto"
     """Analysis window: hamming in wespeaker, povey in 3D-Speaker; auto: hamming."""
@@ -102,11 +119,11 @@ class KaldiFbankOptions(MelOptions):
     dither: Annotated[float, Ge(0.0), Le(1e6)] = 0.0
     """Standard deviation of the noise added in training, in scaled samples (1.0 in wespeaker)."""
     style: Literal["kaldi", "lhotse"] = "kaldi"
-    """kaldi: whole windows, bands up to half the sample rate; lhotse (and sherpa-onnx): centred frames, bands up to
-    400 Hz below half the sample rate."""
+    """kaldi: whole windows, bands up to half the sample rate; lhotse (and sherpa-onnx): centred
+    frames, bands up to 400 Hz below half the sample rate."""
     energy_floor_db: Annotated[float, Ge(0.0), Le(200.0)] = 0.0
-    """Floor against rounding noise in empty bands: the utterance's mean energy, reduced by this many dB, is added to
-    every energy; 0: none."""
+    """Floor against rounding noise in empty bands: the utterance's mean energy, reduced by this
+    many dB, is added to every energy; 0: none."""
 
     auto_values: ClassVar = {"window": "hamming", "normalize": "mean"}
 
@@ -125,7 +142,9 @@ class KaldiMfccOptions(KaldiFbankOptions):
 
 
 class SpeechBrainFbankOptions(MelOptions):
-    """Mel energies in decibels as in SpeechBrain: centred frames of 400 points, with a floor below the maximum."""
+    """Mel energies in decibels as in SpeechBrain: centred frames of 400 points, with a floor below
+    the maximum.
+    """
 
     top_db: Annotated[float, Gt(0.0), Le(1000.0)] = 80.0
     """Floor of the energies, in dB below an utterance's largest."""
@@ -137,11 +156,14 @@ FEATURES: dict[str, Component] = {
     "log_mel": Component(LogMelOptions, "speakernet.frontend.features:LogMel"),
     "fbank": Component(KaldiFbankOptions, "speakernet.frontend.kaldi:KaldiFbank"),
     "mfcc": Component(KaldiMfccOptions, "speakernet.frontend.kaldi:KaldiMfcc"),
-    "speechbrain": Component(SpeechBrainFbankOptions, "speakernet.frontend.speechbrain:SpeechBrainFbank"),
+    "speechbrain": Component(
+        SpeechBrainFbankOptions, "speakernet.frontend.speechbrain:SpeechBrainFbank"
+    ),
     "tf_mel": Component(TfMelOptions, "speakernet.frontend.tf_mel:TfMel"),
     "raw": Component(
         FrontendOptions,
         "speakernet.frontend.features:RawWaveform",
-        "The samples themselves as one feature, for models that learn their own filterbank (RawNet3).",
+        "The samples themselves as one feature, for models that learn their own filterbank "
+        "(RawNet3).",
     ),
 }

@@ -1,9 +1,10 @@
-"""Variation of features in training: SpecAugment, dither noise, and vocal tracts of different lengths.
+"""Variation of features in training: SpecAugment, dither noise, and vocal tracts of different
+lengths.
 
 Draws are keyed by their utterance, so that they depend neither on the batch nor on the process.
 
-Sources: Park et al. 2019, "SpecAugment", frequency and time masking; Jaitly and Hinton 2013, "Vocal tract length
-perturbation (VTLP) improves speech recognition", section 2.
+Sources: Park et al. 2019, "SpecAugment", frequency and time masking; Jaitly and Hinton 2013, "Vocal
+tract length perturbation (VTLP) improves speech recognition", section 2.
 """
 
 import types
@@ -17,8 +18,10 @@ from torch import Tensor, nn
 from speakernet.frontend.options import SpecAugmentOptions
 from speakernet.random import GOLDEN, KeyedRandom, derive_seed
 
-MEL_STREAM, FRAME_STREAM = 0, 1
-# The warp's boundary is 4800 Hz in the source, for speech at 16 kHz: this share of half the sample rate.
+MEL_STREAM = 0
+FRAME_STREAM = 1
+# The warp's boundary is 4800 Hz in the source, for speech at 16 kHz: this share of half the sample
+# rate.
 BOUNDARY_SHARE = 0.6
 # Shifts and factors of SplitMix64's mixing, as signed numbers; the last one only shifts.
 MIXING = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64), (31, 1))
@@ -27,7 +30,9 @@ FINER = 64
 
 
 def keep_draws_eager(net: nn.Module) -> None:
-    """Keep methods that draw on the host out of compiled graphs; call it before compiling a network."""
+    """Keep methods that draw on the host out of compiled graphs; call it before compiling a
+    network.
+    """
     for module in net.modules():
         for name in getattr(module, "eager_methods", ()):
             # Not as decorators, which would load torch's compiler: two seconds for every command.
@@ -38,8 +43,8 @@ def keep_draws_eager(net: nn.Module) -> None:
 class KeyedDraws(nn.Module):
     """Random draws of one component in training.
 
-    The trainer announces the utterances of each pass (`key_draws`). Without that, the n-th pass draws the same numbers
-    in every run; the count is part of the state dictionary.
+    The trainer announces the utterances of each pass (`key_draws`). Without that, the n-th pass
+    draws the same numbers in every run; the count is part of the state dictionary.
     """
 
     eager_methods = ("random", "normal_like")
@@ -51,7 +56,9 @@ class KeyedDraws(nn.Module):
         self._coming: tuple[int, np.ndarray] | None = None
 
     def key_draws(self, key: int, rows: np.ndarray) -> None:
-        """Announce the next pass: the key of the epoch and the rows in the training list, (batch,)."""
+        """Announce the next pass: the key of the epoch and the rows in the training list,
+        (batch,).
+        """
         self._coming = (key, rows)
 
     def random(self, batch: int) -> KeyedRandom:
@@ -61,13 +68,21 @@ class KeyedDraws(nn.Module):
             return KeyedRandom(self.seed, self.count, np.arange(batch))
         (key, rows), self._coming = self._coming, None
         if len(rows) != batch:
-            raise ValueError(f"the pass has {batch} utterances, but draws were announced for {len(rows)}")
+            raise ValueError(
+                f"the pass has {batch} utterances, but draws were announced for {len(rows)}"
+            )
         return KeyedRandom(derive_seed(self.seed, key), 0, rows)
 
     def normal_like(self, tensor: Tensor) -> Tensor:
-        """Standard normal noise with the shape of `tensor`, (batch, samples), drawn on its device."""
-        keys = torch.from_numpy((self.random(len(tensor)).uniform(0)[:, 0] * 2.0**53).astype(np.int64))
-        return normal_noise(keys.to(tensor.device, non_blocking=True), tensor.shape[1]).to(tensor.dtype)
+        """Standard normal noise with the shape of `tensor`, (batch, samples), drawn on its
+        device.
+        """
+        keys = torch.from_numpy(
+            (self.random(len(tensor)).uniform(0)[:, 0] * 2.0**53).astype(np.int64)
+        )
+        return normal_noise(keys.to(tensor.device, non_blocking=True), tensor.shape[1]).to(
+            tensor.dtype
+        )
 
     def get_extra_state(self) -> Tensor:
         """The number of unannounced passes."""
@@ -79,19 +94,28 @@ class KeyedDraws(nn.Module):
 
 
 def normal_noise(keys: Tensor, count: int) -> Tensor:
-    """Standard normal numbers, float32 (keys, count), each a function of its key and position alone.
+    """Standard normal numbers, float32 (keys, count), each a function of its key and position
+    alone.
 
-    A few operations for the whole batch, identical on every device; a generator would have to be called row by row.
+    A few operations for the whole batch, identical on every device; a generator would have to be
+    called row by row.
 
-    Sources: Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators", figure 17 (SplitMix64); Box and
-    Muller 1958, "A note on the generation of random normal deviates".
+    Sources: Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators", figure 17
+    (SplitMix64); Box and Muller 1958, "A note on the generation of random normal deviates".
     """
-    # torch has no unsigned 64-bit arithmetic: signed products wrap in the same way, shifts are masked.
-    words = keys.unsqueeze(1) + torch.arange(1, (count + 1) // 2 + 1, device=keys.device) * (int(GOLDEN) - 2**64)
+    # torch has no unsigned 64-bit arithmetic: signed products wrap in the same way, shifts are
+    # masked.
+    words = keys.unsqueeze(1) + torch.arange(1, (count + 1) // 2 + 1, device=keys.device) * (
+        int(GOLDEN) - 2**64
+    )
     for shift, factor in MIXING:
-        words = words.bitwise_xor_((words >> shift).bitwise_and_(2 ** (64 - shift) - 1)).mul_(factor)
+        words = words.bitwise_xor_((words >> shift).bitwise_and_(2 ** (64 - shift) - 1)).mul_(
+            factor
+        )
     # A word gives two numbers: 32 bits for the radius, from (0, 1], and 32 for the angle.
-    radius = (((words >> 32).bitwise_and_(2**32 - 1) + 1).float() * 2.0**-32).log_().mul_(-2.0).sqrt_()
+    radius = (
+        (((words >> 32).bitwise_and_(2**32 - 1) + 1).float() * 2.0**-32).log_().mul_(-2.0).sqrt_()
+    )
     angle = words.bitwise_and_(2**32 - 1).float() * (2.0**-32 * 2.0 * torch.pi)
     return torch.stack((radius * angle.cos(), radius * angle.sin()), dim=2).flatten(1)[:, :count]
 
@@ -101,7 +125,9 @@ Stretches: TypeAlias = tuple[Tensor, Tensor]
 
 
 class SpecAugment(nn.Module):
-    """Masks of zeros (the mean of normalised features), drawn for every utterance; no time warping."""
+    """Masks of zeros (the mean of normalised features), drawn for every utterance; no time
+    warping.
+    """
 
     eager_methods = ("forward",)
 
@@ -115,14 +141,23 @@ class SpecAugment(nn.Module):
         if not self.training:
             return features
         batch, num_mels, num_frames = features.shape
-        options, random = self.options, self.draws.random(batch)
-        mels = draw_stretches(random, MEL_STREAM, options.mel_masks, options.mel_mask_width, num_mels)
-        frames = draw_stretches(random, FRAME_STREAM, options.frame_masks, options.frame_mask_width, num_frames)
+        options = self.options
+        random = self.draws.random(batch)
+        mels = draw_stretches(
+            random, MEL_STREAM, options.mel_masks, options.mel_mask_width, num_mels
+        )
+        frames = draw_stretches(
+            random, FRAME_STREAM, options.frame_masks, options.frame_mask_width, num_frames
+        )
         return masked(features, mels, frames)
 
 
-def draw_stretches(random: KeyedRandom, stream: int, count: int, max_width: int, size: int) -> Stretches:
-    """Draw widths uniformly from 0..max_width (never the whole axis), and starts uniformly among those that fit."""
+def draw_stretches(
+    random: KeyedRandom, stream: int, count: int, max_width: int, size: int
+) -> Stretches:
+    """Draw widths uniformly from 0..max_width (never the whole axis), and starts uniformly among
+    those that fit.
+    """
     widest = min(max_width, size - 1)
     uniform = torch.from_numpy(random.uniform(stream, 2 * count))  # (batch, 2 x masks)
     width = (uniform[:, :count] * (widest + 1)).long()
@@ -149,11 +184,12 @@ def masked(features: Tensor, mels: Stretches, frames: Stretches) -> Tensor:
 class VocalTracts(nn.Module):
     """The mel matrix of each utterance in a batch, for vocal tracts of different lengths.
 
-    A shorter vocal tract raises all resonances by about the same factor; pitch and tempo stay. Warping the mel bands
-    instead of the audio costs nothing: one matrix per factor, computed once.
+    A shorter vocal tract raises all resonances by about the same factor; pitch and tempo stay.
+    Warping the mel bands instead of the audio costs nothing: one matrix per factor, computed once.
     """
 
-    # The factors are on the host and determine the shape of the result, which a graph cannot express.
+    # The factors are on the host and determine the shape of the result, which a graph cannot
+    # express.
     eager_methods = ("forward",)
 
     def __init__(self, plain: Tensor, warped: list[Tensor]) -> None:
@@ -167,22 +203,31 @@ class VocalTracts(nn.Module):
         self._coming = warps
 
     def forward(self, batch: int) -> Tensor:
-        """(bins, mels) if all share one matrix, else (batch, bins, mels); the plain matrix if none was announced."""
-        warps, self._coming = self._coming, None
+        """(bins, mels) if all share one matrix, else (batch, bins, mels); the plain matrix if none
+        was announced.
+        """
+        warps = self._coming
+        self._coming = None
         banks = self.get_buffer("banks")
         if warps is None:
             return self.get_buffer("plain")
         if len(warps) != batch:
-            raise ValueError(f"the pass has {batch} utterances, but vocal tracts were announced for {len(warps)}")
+            raise ValueError(
+                f"the pass has {batch} utterances, but vocal tracts were announced for {len(warps)}"
+            )
         if not warps.any():
             return banks[0]
-        return banks[torch.from_numpy(np.asarray(warps, dtype=np.int64)).to(banks.device, non_blocking=True)]
+        return banks[
+            torch.from_numpy(np.asarray(warps, dtype=np.int64)).to(banks.device, non_blocking=True)
+        ]
 
 
 def warped_banks(
     plain: Tensor, make_bank: Callable[[int], Tensor], factors: tuple[float, ...], sample_rate: int
 ) -> list[Tensor]:
-    """A mel matrix for each factor, (bins, mels); `make_bank` computes one with a given number of points per bin."""
+    """A mel matrix for each factor, (bins, mels); `make_bank` computes one with a given number of
+    points per bin.
+    """
     last = len(plain) - 1
     fine = make_bank(FINER)
     hertz = torch.linspace(0, sample_rate / 2, last + 1, dtype=torch.float64)
@@ -198,7 +243,8 @@ def warped_banks(
 
 
 def warped(hertz: Tensor, factor: float, sample_rate: int) -> Tensor:
-    """Warped frequencies: multiplied by the factor up to a boundary, then linear up to half the sample rate.
+    """Warped frequencies: multiplied by the factor up to a boundary, then linear up to half the
+    sample rate.
 
     >>> warped(torch.tensor([0.0, 1000.0, 4000.0, 8000.0]), 1.1, 16000)
     tensor([   0., 1100., 4400., 8000.])

@@ -1,7 +1,8 @@
 """The filterbank that SpeechBrain's published models, and models trained with it, expect.
 
-The transform has as many points as the window (400, not 512), the ends are padded with zeros, filters are triangles
-over hertz, and energies are in decibels with a floor 80 dB below the utterance's largest.
+The transform has as many points as the window (400, not 512), the ends are padded with zeros,
+filters are triangles over hertz, and energies are in decibels with a floor 80 dB below the
+utterance's largest.
 """
 
 from typing import cast
@@ -33,7 +34,9 @@ class SpeechBrainFbank(MelFrontEnd):
 
     def make_bank(self, finer: int) -> Tensor:
         """SpeechBrain's triangles."""
-        return triangles(self.options.num_mels, self.window_samples // 2 * finer + 1, self.sample_rate)
+        return triangles(
+            self.options.num_mels, self.window_samples // 2 * finer + 1, self.sample_rate
+        )
 
     def extract(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
         """Zeros at the ends, power spectrum, mel bands, decibels with a floor, mean removed."""
@@ -47,8 +50,11 @@ class SpeechBrainFbank(MelFrontEnd):
         energies = torch.matmul(self.bands(power).mT, power)  # (batch, mels, frames)
         decibels = 10.0 * energies.clamp(min=MIN_ENERGY).log10()
         if frame_lengths is not None:
-            # A frame past the last one may still overlap the utterance; its energy must not raise the floor.
-            inside = valid_frames(frame_lengths.to(waveforms.device), decibels.shape[2]).unsqueeze(1)
+            # A frame past the last one may still overlap the utterance; its energy must not raise
+            # the floor.
+            inside = valid_frames(frame_lengths.to(waveforms.device), decibels.shape[2]).unsqueeze(
+                1
+            )
             decibels = decibels.masked_fill(~inside, 10.0 * torch.tensor(MIN_ENERGY).log10().item())
         loudest = decibels.amax(dim=(1, 2), keepdim=True)
         features = torch.maximum(decibels, loudest - self.options.top_db)
@@ -67,7 +73,8 @@ class SpeechBrainFbank(MelFrontEnd):
 
 
 def triangles(num_mels: int, num_bins: int, sample_rate: int) -> Tensor:
-    """Triangular filters over hertz, (bins, mels): evenly spaced on the mel scale, both sides as wide as the lower.
+    """Triangular filters over hertz, (bins, mels): evenly spaced on the mel scale, both sides as
+    wide as the lower.
 
     >>> triangles(2, 3, 2000).round(decimals=2)  # bins at 0, 500 and 1000 Hz
     tensor([[0.0000, 0.0000],

@@ -1,8 +1,9 @@
-"""The mel energies of wespeaker's ReDimNet2 (`tfmel`), and of the authors' files with `feat_type: tf`.
+"""The mel energies of wespeaker's ReDimNet2 (`tfmel`), and of the authors' files with `feat_type:
+tf`.
 
-Unlike in the other log-mel features, frames have 400 samples and the first starts 80 before the utterance, the window
-is symmetric, the bin at half the sample rate is left out although the others are taken to reach that frequency, and
-filters are triangles over mels.
+Unlike in the other log-mel features, frames have 400 samples and the first starts 80 before the
+utterance, the window is symmetric, the bin at half the sample rate is left out although the others
+are taken to reach that frequency, and filters are triangles over mels.
 """
 
 import math
@@ -24,7 +25,8 @@ from speakernet.frontend.options import TfMelOptions
 from speakernet.options import SAMPLE_RATE
 
 EPSILON = 1e-8
-"""Smallest energy, also added before the logarithm and to the waveform's deviation; its inverse is the largest."""
+"""Smallest energy, also added before the logarithm and to the waveform's deviation; its inverse is
+the largest."""
 
 
 class TfMel(MelFrontEnd):
@@ -38,21 +40,30 @@ class TfMel(MelFrontEnd):
     def __init__(self, options: TfMelOptions, sample_rate: int = SAMPLE_RATE) -> None:
         super().__init__(options, sample_rate)
         self.min_samples = self.window_samples - 2 * (self.hop_samples // 2)
-        self.register_buffer("window", torch.hamming_window(self.window_samples, periodic=False), persistent=False)
+        self.register_buffer(
+            "window", torch.hamming_window(self.window_samples, periodic=False), persistent=False
+        )
 
     def make_bank(self, finer: int) -> Tensor:
         """Triangles over mels, without the constant component of a frame."""
         low_hz, high_hz = band_edges(self.options, self.sample_rate)
         num_bins = (self.fft_samples // 2 - 1) * finer + 1
-        return triangles_over_mels(self.options.num_mels, num_bins, low_hz, high_hz, self.sample_rate)
+        return triangles_over_mels(
+            self.options.num_mels, num_bins, low_hz, high_hz, self.sample_rate
+        )
 
     def num_frames(self, num_samples: Tensor) -> Tensor:
         """Whole windows of the utterance, padded with half a hop of zeros at both ends."""
-        return (num_samples + 2 * (self.hop_samples // 2) - self.window_samples) // self.hop_samples + 1
+        return (
+            num_samples + 2 * (self.hop_samples // 2) - self.window_samples
+        ) // self.hop_samples + 1
 
     def extract(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
-        """Normalisation, pre-emphasis, zeros at the ends, power spectrum, mel bands, logarithm, mean removed."""
-        options, pad = self.options, self.hop_samples // 2
+        """Normalisation, pre-emphasis, zeros at the ends, power spectrum, mel bands, logarithm,
+        mean removed.
+        """
+        options = self.options
+        pad = self.hop_samples // 2
         if options.normalize_waveform:
             waveforms = normalize_waveforms(waveforms, lengths, EPSILON)
         if options.preemphasis:
@@ -62,7 +73,11 @@ class TfMel(MelFrontEnd):
             # After the pre-emphasis, whose first sample past the end contains the last one.
             waveforms = waveforms * valid_frames(lengths.to(waveforms.device), waveforms.shape[1])
             frame_lengths = self.num_frames(lengths)
-        power = self.power(functional.pad(waveforms, (pad, pad))).clamp(EPSILON, 1 / EPSILON).transpose(1, 2)
+        power = (
+            self.power(functional.pad(waveforms, (pad, pad)))
+            .clamp(EPSILON, 1 / EPSILON)
+            .transpose(1, 2)
+        )
         energies = torch.matmul(power, self.bands(power)).clamp(EPSILON, 1 / EPSILON)
         # Equals log(energies + EPSILON), in which the ONNX exporter would drop the 1e-8.
         logarithms = torch.log1p(energies / EPSILON) + math.log(EPSILON)
@@ -70,12 +85,17 @@ class TfMel(MelFrontEnd):
 
     def spectrum(self, waveforms: Tensor) -> Tensor:
         """Spectra of windowed frames, without the bin at half the sample rate."""
-        frames = waveforms.unfold(1, self.window_samples, self.hop_samples) * cast(Tensor, self.window)
+        frames = waveforms.unfold(1, self.window_samples, self.hop_samples) * cast(
+            Tensor, self.window
+        )
         return torch.fft.rfft(frames, n=self.fft_samples)[..., :-1].transpose(1, 2)
 
 
-def triangles_over_mels(num_mels: int, num_bins: int, low_hz: float, high_hz: float, sample_rate: int) -> Tensor:
-    """Triangular filters over mels, (bins, mels); the last bin is taken to be at half the sample rate.
+def triangles_over_mels(
+    num_mels: int, num_bins: int, low_hz: float, high_hz: float, sample_rate: int
+) -> Tensor:
+    """Triangular filters over mels, (bins, mels); the last bin is taken to be at half the sample
+    rate.
 
     >>> triangles_over_mels(1, 3, 0.0, 1000.0, 2000).round(decimals=2)
     tensor([[0.0000],

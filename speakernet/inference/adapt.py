@@ -1,8 +1,9 @@
-"""Adapt a model file to recordings of a different domain: choose and fit a back end, and write it to a new model file.
+"""Adapt a model file to recordings of a different domain: choose and fit a back end, and write it
+to a new model file.
 
-The back end follows the network's embedding layer in the new file, so that every command uses it. With labels, it is
-chosen by cross-validation over speakers; the scores from it also give the new file its calibration and thresholds. The
-mathematics is in `speakernet.evaluation.adaptation`.
+The back end follows the network's embedding layer in the new file, so that every command uses it.
+With labels, it is chosen by cross-validation over speakers; the scores from it also give the new
+file its calibration and thresholds. The mathematics is in `speakernet.evaluation.adaptation`.
 """
 
 import copy
@@ -17,7 +18,13 @@ import torch
 
 from speakernet.checkpoint import write_checkpoint
 from speakernet.data.audio import AudioError
-from speakernet.data.lists import StringTable, TrialList, audio_folder_of, read_training_list, read_trials
+from speakernet.data.lists import (
+    StringTable,
+    TrialList,
+    audio_folder_of,
+    read_training_list,
+    read_trials,
+)
 from speakernet.data.opening import open_source
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation import adaptation
@@ -42,15 +49,18 @@ from speakernet.terminal import MAX_NAMED, Bar, counted
 
 FOLDERS = "folders"
 """Labels are the names of the folders directly below the given ones."""
-MIN_RECORDINGS, MIN_SPEAKERS = 20, 10
+MIN_RECORDINGS = 20
+MIN_SPEAKERS = 10
 """With fewer, a mean or a choice by held-out speakers is a matter of luck."""
-NUM_FOLDS, NUM_DRAWS = 5, 3
+NUM_FOLDS = 5
+NUM_DRAWS = 3
 """Cross-validation: folds over speakers, and random divisions whose error rates are averaged."""
 MAX_EACH = 12
 """Limit on a speaker's test recordings in cross-validation, so that nobody dominates."""
 ENERGY_FLOOR_DB = 20.0
 """See `frontend.energy_floor_db`; chosen on telephone calls (docs/experiments.md)."""
-SHRINKAGES, INTERPOLATIONS = (0.3, 0.5, 0.7), (0.25, 0.5, 0.75)
+SHRINKAGES = (0.3, 0.5, 0.7)
+INTERPOLATIONS = (0.25, 0.5, 0.75)
 """Shares to try: of the identity in a covariance, and of the other domain's covariances."""
 TOTAL_SHARE = 0.4
 """Share of the covariance of all embeddings in a second variant of WCCN."""
@@ -71,7 +81,8 @@ class Domain(NamedTuple):
     plain: np.ndarray
     """(recordings, dim), by the unchanged model."""
     who: np.ndarray | None
-    """(2, recordings) speaker and session numbers, -1 for an unknown session; None without labels."""
+    """(2, recordings) speaker and session numbers, -1 for an unknown session; None without
+    labels."""
     names: list[str]
 
 
@@ -119,28 +130,34 @@ def adapt(
     """Fit a back end on recordings of the target domain and write it into a new model file.
 
     Args:
-        model: the model file, which is never changed. If it is already adapted, its underlying network is adapted.
-        recordings: files, folders, lists, a packed corpus, or a `.npz` that `speakernet embed` wrote with this model.
-        labels: `folders` (one per speaker below the given folder, with sessions in subfolders), a list with lines
-            `speaker path`, or a CSV with the columns path, speaker and, if known, session or call.
+        model: the model file, which is never changed. If it is already adapted, its underlying
+            network is adapted.
+        recordings: files, folders, lists, a packed corpus, or a `.npz` that `speakernet embed`
+            wrote with this model.
+        labels: `folders` (one per speaker below the given folder, with sessions in subfolders), a
+            list with lines `speaker path`, or a CSV with the columns path, speaker and, if known,
+            session or call.
         out: the file to write; `<model>.adapted.pt` by default.
-        method: one of ADAPTATIONS; auto: with labels the best by cross-validation, otherwise whitening, or the mean
-            alone if there are few recordings.
-        out_of_domain: a folder of other labelled recordings (one folder per speaker), for coral and an adapted plda.
+        method: one of ADAPTATIONS; auto: with labels the best by cross-validation, otherwise
+            whitening, or the mean alone if there are few recordings.
+        out_of_domain: a folder of other labelled recordings (one folder per speaker), for coral and
+            an adapted plda.
         foreign: a PLDA from another toolkit, used instead of our own methods.
         trials: a labelled list to compare both models on.
         audio: the folder of the trials' audio; by default the folder of the list.
         device: where the network runs.
 
     Raises:
-        ValueError: too few recordings or speakers, labels or embeddings that do not match, or no method better than
-            the unchanged model. No file is written then.
+        ValueError: too few recordings or speakers, labels or embeddings that do not match, or no
+            method better than the unchanged model. No file is written then.
     """
     if method not in ADAPTATIONS:
         raise ValueError(f"method {method!r}; expected one of {', '.join(ADAPTATIONS)}")
     target = Path(out or Path(model).with_suffix(f".adapted{Path(model).suffix}"))
     if target.resolve() == Path(model).resolve():
-        raise ValueError(f"{target} is the model itself, which is never changed; give a different file (--out)")
+        raise ValueError(
+            f"{target} is the model itself, which is never changed; give a different file (--out)"
+        )
     check_writable(target)
     verifier = load(model, device)
     given = read_trials(trials) if trials else None
@@ -151,10 +168,17 @@ def adapt(
     if foreign is None:
         name, found, tried, scored = _chosen(verifier, domain, method, out_of_domain)
     else:
-        name, tried, scored = f"plda of {Path(foreign.plda).name}", {}, None
+        name = f"plda of {Path(foreign.plda).name}"
+        tried = {}
+        scored = None
         found = imported(domain.rows, foreign)
     num_speakers = 0 if domain.who is None else len(np.unique(domain.who[0]))
-    facts = {"method": name, "recordings": len(domain.rows), "speakers": num_speakers, "eer_percent": tried}
+    facts = {
+        "method": name,
+        "recordings": len(domain.rows),
+        "speakers": num_speakers,
+        "eer_percent": tried,
+    }
     contents = adapted_contents(verifier.contents, domain.net, found, facts)
     fit = None
     if scored is not None:
@@ -170,8 +194,12 @@ def adapt(
 def _chosen(
     verifier: SpeakerVerifier, domain: Domain, method: str, out_of_domain: str | Path | None
 ) -> tuple[str, Transform, dict[str, float], tuple[TrialList, np.ndarray] | None]:
-    """The best back end, or without labels the default one: name, transform, EERs in percent, trials and scores."""
-    own, who, others = domain.rows, domain.who, None
+    """The best back end, or without labels the default one: name, transform, EERs in percent,
+    trials and scores.
+    """
+    own = domain.rows
+    who = domain.who
+    others = None
     if out_of_domain is not None:
         source, names = audio_inputs([str(out_of_domain)], verifier.sample_rate)
         theirs = _labels_of(list(names), [str(out_of_domain)], FOLDERS, [])
@@ -190,57 +218,77 @@ def _chosen(
     tried = {AS_IT_IS: as_it_is, **{name: error for name, (error, _) in found.items()}}
     name = min(fitters, key=tried.__getitem__)
     if method == "auto" and tried[name] >= as_it_is:
-        raise ValueError(f"no method beats the unchanged model: {', '.join(in_words(tried))}; nothing was written")
+        raise ValueError(
+            f"no method beats the unchanged model: {', '.join(in_words(tried))}; nothing was "
+            "written"
+        )
     return name, fitters[name](own, who[0]), tried, found[name][1]
 
 
 def in_words(tried: Mapping[str, float]) -> list[str]:
     """Error rates by method, lowest first."""
-    return [f"{name}: {value:.2f} %" for name, value in sorted(tried.items(), key=lambda one: one[1])]
+    return [
+        f"{name}: {value:.2f} %" for name, value in sorted(tried.items(), key=lambda one: one[1])
+    ]
 
 
 def imported(own: np.ndarray, files: ForeignFiles) -> Transform:
-    """A PLDA from Kaldi or wespeaker, after subtraction of a mean, an optional linear transform, and unit length.
+    """A PLDA from Kaldi or wespeaker, after subtraction of a mean, an optional linear transform,
+    and unit length.
 
-    Kaldi and wespeaker scale lengths before PLDA to the root of the dimension; here the last map does so.
+    Kaldi and wespeaker scale lengths before PLDA to the root of the dimension; here the last map
+    does so.
     """
-    foreign, size = read_plda(files.plda), own.shape[1]
+    foreign = read_plda(files.plda)
+    size = own.shape[1]
     centre = own.mean(axis=0) if files.mean is None else read_array(files.mean).reshape(-1)
     matrix = np.eye(size) if files.transform is None else np.atleast_2d(read_array(files.transform))
     # Kaldi stores an offset as the last column.
-    first, offset, dim = matrix[:, :size], matrix[:, size:].sum(axis=1), len(foreign.between)
+    first = matrix[:, :size]
+    offset = matrix[:, size:].sum(axis=1)
+    dim = len(foreign.between)
     if centre.shape != (size,) or first.shape != (dim, size):
         raise ValueError(
-            f"{files.plda}: found a PLDA of {dim} dimensions, a mean of {len(centre)} and a transform from "
-            f"{first.shape[1]} to {first.shape[0]}, but the model's embeddings have {size}; give files that were made "
-            "from its embeddings"
+            f"{files.plda}: found a PLDA of {dim} dimensions, a mean of {len(centre)} and a "
+            f"transform from {first.shape[1]} to {first.shape[0]}, but the model's embeddings have "
+            f"{size}; give files that were made from its embeddings"
         )
     weights = 1 / (1 + foreign.between) if foreign.is_kaldi else np.ones(dim)
     last = foreign.transform * np.sqrt(dim), foreign.offset
     return Transform(((first, offset - first @ centre), last), Plda(foreign.between, weights))
 
 
-def cross_validated(rows: np.ndarray, who: np.ndarray, fitter: Fitter) -> tuple[float, tuple[TrialList, np.ndarray]]:
-    """The EER in percent on held-out speakers, averaged over several divisions, with trials and scores of the first.
+def cross_validated(
+    rows: np.ndarray, who: np.ndarray, fitter: Fitter
+) -> tuple[float, tuple[TrialList, np.ndarray]]:
+    """The EER in percent on held-out speakers, averaged over several divisions, with trials and
+    scores of the first.
 
-    If sessions are known, target pairs from the same session are left out, since they would compare the channel too.
-    `who` is (2, recordings), as in `Domain`.
+    If sessions are known, target pairs from the same session are left out, since they would compare
+    the channel too. `who` is (2, recordings), as in `Domain`.
     """
     errors, kept, (number, sessions) = [], [], (np.unique(who[0], return_inverse=True)[1], who[1])
     for draw in range(NUM_DRAWS):
-        random, parts = numpy_generator(DEFAULT_SEED, FOLD_STREAM, draw), []
+        random = numpy_generator(DEFAULT_SEED, FOLD_STREAM, draw)
+        parts = []
         fold = (random.permutation(number.max() + 1) % NUM_FOLDS)[number]
         for part in range(NUM_FOLDS):
             transform = fitter(rows[fold != part], number[fold != part])
             shuffled = random.permutation(np.flatnonzero(fold == part))
             order = number[shuffled]
-            rank = np.array([np.count_nonzero(order[:place] == one) for place, one in enumerate(order)])
+            rank = np.array(
+                [np.count_nonzero(order[:place] == one) for place, one in enumerate(order)]
+            )
             chosen = np.sort(shuffled[rank < MAX_EACH])
             enrol, test = np.triu_indices(len(chosen), 1)
             pairs = chosen[np.stack([enrol, test])]
-            is_target, is_same_session = (one[pairs[0]] == one[pairs[1]] for one in (number, sessions))
+            is_target, is_same_session = (
+                one[pairs[0]] == one[pairs[1]] for one in (number, sessions)
+            )
             is_kept = ~(is_target & is_same_session & (sessions[pairs[0]] >= 0))
-            scores = scores_of(transform, transform.apply(rows[chosen]), enrol[is_kept], test[is_kept])
+            scores = scores_of(
+                transform, transform.apply(rows[chosen]), enrol[is_kept], test[is_kept]
+            )
             parts.append((scores, is_target[is_kept], *pairs[:, is_kept].astype(np.int32)))
         kept.append([np.concatenate(one) for one in zip(*parts, strict=True)])
         errors.append(eer(kept[-1][0], kept[-1][1]))
@@ -250,13 +298,20 @@ def cross_validated(rows: np.ndarray, who: np.ndarray, fitter: Fitter) -> tuple[
     return float(np.mean(errors)), (trials, found)
 
 
-def scores_of(transform: Transform, units: np.ndarray, enrol: np.ndarray, test: np.ndarray) -> np.ndarray:
+def scores_of(
+    transform: Transform, units: np.ndarray, enrol: np.ndarray, test: np.ndarray
+) -> np.ndarray:
     """Scores of trials between adapted embeddings, (trials,) float32."""
-    return (cosine_scores if transform.plda is None else transform.plda.trial_scores)(units, enrol, test)
+    return (cosine_scores if transform.plda is None else transform.plda.trial_scores)(
+        units, enrol, test
+    )
 
 
 def _fitters(
-    method: str, own: np.ndarray, who: np.ndarray | None, others: tuple[np.ndarray, np.ndarray] | None
+    method: str,
+    own: np.ndarray,
+    who: np.ndarray | None,
+    others: tuple[np.ndarray, np.ndarray] | None,
 ) -> dict[str, Fitter]:
     """The methods to try, with their settings, by name; without labels the last one is used."""
     shrinkages: Sequence[float] = SHRINKAGES[-1:]
@@ -265,14 +320,17 @@ def _fitters(
         _, counts = np.unique(who[0], return_counts=True)
         if (several := int((counts > 1).sum())) < MIN_SPEAKERS:
             raise ValueError(
-                f"{several} of {len(counts)} speakers have several recordings, but a choice by held-out speakers needs "
-                f"{MIN_SPEAKERS} or more; label more recordings, or leave out --labels"
+                f"{several} of {len(counts)} speakers have several recordings, but a choice by "
+                f"held-out speakers needs {MIN_SPEAKERS} or more; label more recordings, or leave "
+                "out --labels"
             )
         # Each fit leaves out one fold of the speakers.
-        shrinkages, dim = SHRINKAGES, min(len(counts) * (NUM_FOLDS - 1) // NUM_FOLDS - 1, own.shape[1])
+        shrinkages = SHRINKAGES
+        dim = min(len(counts) * (NUM_FOLDS - 1) // NUM_FOLDS - 1, own.shape[1])
     elif method in ("lda", "wccn") or (method == "plda" and others is None):
         raise ValueError(
-            f"{method} needs speaker labels; give --labels{' or --out-of-domain' if method == 'plda' else ''}"
+            f"{method} needs speaker labels; give "
+            f"--labels{' or --out-of-domain' if method == 'plda' else ''}"
         )
     elif method == "auto":
         # With fewer recordings the covariance would be a guess.
@@ -282,16 +340,26 @@ def _fitters(
         found |= {
             f"whitening {share}": functools.partial(adaptation.whitening, shrinkage=share),
             f"wccn {share}": functools.partial(adaptation.wccn, shrinkage=share),
-            f"wccn {share} total {TOTAL_SHARE}": functools.partial(adaptation.wccn, shrinkage=share, total=TOTAL_SHARE),
+            f"wccn {share} total {TOTAL_SHARE}": functools.partial(
+                adaptation.wccn, shrinkage=share, total=TOTAL_SHARE
+            ),
             f"plda {share}": functools.partial(adaptation.plda, shrinkage=share),
             f"plda {share} dim {dim}": functools.partial(adaptation.plda, shrinkage=share, dim=dim),
             f"lda {share}": functools.partial(adaptation.lda, shrinkage=share, dim=dim),
         }
         if others is not None:
-            found[f"coral {share}"] = functools.partial(adaptation.coral, others=others[0], shrinkage=share)
-            theirs: dict[str, Any] = {"others": others[0], "other_labels": others[1], "shrinkage": share}
+            found[f"coral {share}"] = functools.partial(
+                adaptation.coral, others=others[0], shrinkage=share
+            )
+            theirs: dict[str, Any] = {
+                "others": others[0],
+                "other_labels": others[1],
+                "shrinkage": share,
+            }
             found |= {
-                f"plda {share} interpolated {one}": functools.partial(adaptation.adapted_plda, **theirs, share=one)
+                f"plda {share} interpolated {one}": functools.partial(
+                    adaptation.adapted_plda, **theirs, share=one
+                )
                 for one in INTERPOLATIONS
             }
     return {name: one for name, one in found.items() if method in ("auto", name.split()[0])}
@@ -309,15 +377,21 @@ def embedded(
         kept = read_arrays(recordings[0], "embeddings written by `speakernet embed`")
         if str(kept.get("fingerprint")) != verifier.fingerprint:
             raise ValueError(
-                f"{recordings[0]}: embeddings of a different model; embed the recordings again with {verifier.name}"
+                f"{recordings[0]}: embeddings of a different model; embed the recordings again "
+                f"with {verifier.name}"
             )
         if verifier.net.adaptation_spec:
-            raise ValueError(f"{recordings[0]}: embeddings of an adapted model; give the recordings themselves")
+            raise ValueError(
+                f"{recordings[0]}: embeddings of an adapted model; give the recordings themselves"
+            )
         usable, who = _usable([str(one) for one in kept["names"]], {}, recordings, labels, notes)
         rows = kept["embeddings"][usable].astype(np.float64)
         return Domain(verifier.net, rows, rows, who, [str(one) for one in kept["names"][usable]])
     source, table = audio_inputs(recordings, verifier.sample_rate)
-    refused, num_narrow, floor_db, net = dict[int, str](), 0, None, verifier.net
+    refused = dict[int, str]()
+    num_narrow = 0
+    floor_db = None
+    net = verifier.net
     with Bar("inspecting", len(table), "recording") as bar:
         for row, name in enumerate(bar.over(table)):
             try:
@@ -328,30 +402,45 @@ def embedded(
     # Checked before anything is embedded.
     usable, who = _usable(list(table), refused, recordings, labels, notes)
     table, num_accepted = table.take(usable), len(table) - len(refused)
-    if needs_floor and 2 * num_narrow > num_accepted and "energy_floor_db" in type(net.front_end.options).model_fields:
+    if (
+        needs_floor
+        and 2 * num_narrow > num_accepted
+        and "energy_floor_db" in type(net.front_end.options).model_fields
+    ):
         floor_db = ENERGY_FLOOR_DB
         notes.append(
-            f"{num_narrow} of {num_accepted} recordings have an empty upper band, as over a telephone; the front end "
-            f"gets an energy floor of {ENERGY_FLOOR_DB:g} dB"
+            f"{num_narrow} of {num_accepted} recordings have an empty upper band, as over a "
+            f"telephone; the front end gets an energy floor of {ENERGY_FLOOR_DB:g} dB"
         )
     if floor_db is not None or net.adaptation_spec:
         net = _without_adaptation(net, floor_db)
     rows = _embed(verifier, net, source, table, "recordings")
     # The unchanged model is the baseline in the cross-validation.
-    plain = rows if net is verifier.net or who is None else _embed(verifier, verifier.net, source, table, "unchanged")
+    plain = (
+        rows
+        if net is verifier.net or who is None
+        else _embed(verifier, verifier.net, source, table, "unchanged")
+    )
     return Domain(net, rows, plain, who, list(table))
 
 
 def _usable(
-    names: list[str], refused: dict[int, str], roots: list[str], labels: str | Path | None, notes: list[str]
+    names: list[str],
+    refused: dict[int, str],
+    roots: list[str],
+    labels: str | Path | None,
+    notes: list[str],
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Rows of the usable recordings, and their speakers and sessions, (2, rows); None without labels."""
+    """Rows of the usable recordings, and their speakers and sessions, (2, rows); None without
+    labels.
+    """
     rows = np.array([row for row in range(len(names)) if row not in refused], dtype=np.int64)
     listed = "; ".join([*refused.values()][:MAX_NAMED]) + (" …" if len(refused) > MAX_NAMED else "")
     if len(rows) < MIN_RECORDINGS:
         raise ValueError(
-            f"only {counted(len(rows), 'usable recording')} of {len(names)} in {', '.join(roots)[:200]}; adaptation "
-            f"needs at least {MIN_RECORDINGS}, from many people{f' ({listed})' if refused else ''}"
+            f"only {counted(len(rows), 'usable recording')} of {len(names)} in "
+            f"{', '.join(roots)[:200]}; adaptation needs at least {MIN_RECORDINGS}, from many "
+            f"people{f' ({listed})' if refused else ''}"
         )
     if refused:
         notes.append(f"left out {counted(len(refused), 'recording')}: {listed}")
@@ -363,7 +452,11 @@ def _usable(
 
 
 def _embed(
-    verifier: SpeakerVerifier, net: SpeakerNet, source: AudioSource, names: StringTable, description: str
+    verifier: SpeakerVerifier,
+    net: SpeakerNet,
+    source: AudioSource,
+    names: StringTable,
+    description: str,
 ) -> np.ndarray:
     """Embeddings (utterances, dim) float64, equal to those of `SpeakerVerifier.embed`."""
     rows = embed_utterances(
@@ -385,58 +478,86 @@ def _without_adaptation(net: SpeakerNet, floor_db: float | None) -> SpeakerNet:
     if floor_db is not None:
         spec["front_end"]["options"]["energy_floor_db"] = floor_db
     twin = SpeakerNet.from_spec(spec)
-    twin.load_state_dict({name: one for name, one in net.weights().items() if not name.startswith("adaptation.")})
+    twin.load_state_dict(
+        {name: one for name, one in net.weights().items() if not name.startswith("adaptation.")}
+    )
     return twin.eval().to(next(net.parameters()).device)
 
 
-def _labels_of(names: list[str], roots: list[str], labels: str | Path, notes: list[str]) -> np.ndarray:
-    """Speaker and session numbers (2, names), -1 if unknown, from a table, a list, or the folders below the roots."""
+def _labels_of(
+    names: list[str], roots: list[str], labels: str | Path, notes: list[str]
+) -> np.ndarray:
+    """Speaker and session numbers (2, names), -1 if unknown, from a table, a list, or the folders
+    below the roots.
+    """
     bases = [Path(labels).parent, *map(Path, roots), Path()]
-    known, found = {str(Path(name).resolve()): row for row, name in enumerate(names)}, dict[int, tuple[str, str]]()
+    known = {str(Path(name).resolve()): row for row, name in enumerate(names)}
+    found = dict[int, tuple[str, str]]()
     for path, speaker, session in _rows_of(names, roots, labels):
         places = (str((base / path).resolve()) for base in bases)
         if (row := next((known[place] for place in places if place in known), None)) is not None:
             found[row] = speaker, session
     if not found:
         raise ValueError(
-            f"{labels}: names none of the {len(names)} recordings, such as {names[0]}; expected paths relative to the "
-            "list, to the folder of the recordings, or to the working directory"
+            f"{labels}: names none of the {len(names)} recordings, such as {names[0]}; expected "
+            "paths relative to the list, to the folder of the recordings, or to the working "
+            "directory"
         )
     if missing := len(names) - len(found):
         notes.append(f"left out {counted(missing, 'recording')} without a label")
     sessions = sorted(set(found.values()))
     speakers = sorted({one for one, _ in sessions})
     if len(speakers) < 2:
-        raise ValueError(f"{labels}: all recordings are of one speaker, {speakers[0]}; expected several speakers")
+        raise ValueError(
+            f"{labels}: all recordings are of one speaker, {speakers[0]}; expected several speakers"
+        )
     who = np.full((2, len(names)), -1)
     for row, one in found.items():
         who[:, row] = speakers.index(one[0]), sessions.index(one)
     if len(sessions) == len(speakers):
-        notes.append("no speaker is known to have several sessions; pairs within a session make figures optimistic")
+        notes.append(
+            "no speaker is known to have several sessions; pairs within a session make figures "
+            "optimistic"
+        )
         who[1] = -1
     return who
 
 
 def _rows_of(names: list[str], roots: list[str], labels: str | Path) -> list[tuple[str, str, str]]:
-    """Path, speaker and session (empty if unknown), from the folders in the names, a table or a list."""
+    """Path, speaker and session (empty if unknown), from the folders in the names, a table or a
+    list.
+    """
     if str(labels) == FOLDERS:
         below = (
-            (name, next((one for one in roots if Path(name).is_relative_to(one)), Path(name).anchor)) for name in names
+            (
+                name,
+                next((one for one in roots if Path(name).is_relative_to(one)), Path(name).anchor),
+            )
+            for name in names
         )
         parts = [(name, Path(name).relative_to(root).parts) for name, root in below]
-        return [(name, one[0], "/".join(one[:-1]) if len(one) > 2 else "") for name, one in parts if len(one) > 1]
+        return [
+            (name, one[0], "/".join(one[:-1]) if len(one) > 2 else "")
+            for name, one in parts
+            if len(one) > 1
+        ]
     if Path(labels).suffix.lower() == ".csv":
         columns, rows = read_csv(labels, ("path", "speaker"))
         session = next((one for one in ("session", "call") if one in columns), "")
         return [(row["path"], row["speaker"], row.get(session, "")) for row in rows]
     given = read_training_list(labels)
-    return [(path, given.speakers[label], "") for path, label in zip(given.paths, given.labels, strict=True)]
+    return [
+        (path, given.speakers[label], "")
+        for path, label in zip(given.paths, given.labels, strict=True)
+    ]
 
 
 def adapted_contents(
     contents: Mapping[str, Any], net: SpeakerNet, found: Transform, facts: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The contents of an adapted model file: the network followed by the maps, without calibration or mean."""
+    """The contents of an adapted model file: the network followed by the maps, without calibration
+    or mean.
+    """
     twin = copy.deepcopy(net).cpu()
     sizes = [[matrix.shape[1], matrix.shape[0]] for matrix, _ in found.maps]
     twin.adapt({"name": "", "maps": sizes, "score": "cosine" if found.plda is None else "plda"})
@@ -446,7 +567,10 @@ def adapted_contents(
         for name, value in zip(("weight", "bias"), pair, strict=True)
     }
     if found.plda is not None:
-        tensors |= {name: torch.from_numpy(value.astype(np.float32)) for name, value in vars(found.plda).items()}
+        tensors |= {
+            name: torch.from_numpy(value.astype(np.float32))
+            for name, value in vars(found.plda).items()
+        }
     twin.adaptation.load_state_dict(tensors)
     twin.adaptation_spec["name"] = f"{facts['method']} {weights_digest(tensors)[:12]}"
     return model_file_contents(
@@ -463,13 +587,21 @@ def _compared(
     audio: str | Path | None,
     names: list[str],
 ) -> list[str]:
-    """Compare both models on a trial list: their EERs, and the differences with intervals over speakers."""
+    """Compare both models on a trial list: their EERs, and the differences with intervals over
+    speakers.
+    """
     folder = Path(audio) if audio else audio_folder_of(trials.source)
     source = open_source(folder, verifier.sample_rate, show_progress=True)
-    shared = len({Path(name).resolve() for name in names} & {(folder / name).resolve() for name in trials.names})
+    shared = len(
+        {Path(name).resolve() for name in names}
+        & {(folder / name).resolve() for name in trials.names}
+    )
     adapted = model_of(contents, "the adapted model", verifier.device)
     scores = []
-    for net, found in ((verifier.embedding_net, verifier.contents), (folded(adapted.net), adapted.contents)):
+    for net, found in (
+        (verifier.embedding_net, verifier.contents),
+        (folded(adapted.net), adapted.contents),
+    ):
         embedder = Embedder(net, WHOLE, verifier.device)
         scores.append(score_trials(embedder, verifying_backend(found), trials, source).scores)
     result = compare_scores(
@@ -480,7 +612,9 @@ def _compared(
         seed=DEFAULT_SEED,
     )
     before, after = (one.eer_percent for one in result.systems)
-    optimistic = f" (optimistic: {shared} of its recordings were used for adaptation)" if shared else ""
+    optimistic = (
+        f" (optimistic: {shared} of its recordings were used for adaptation)" if shared else ""
+    )
     return [
         f"{trials.source}: EER {before:.2f} % before adaptation, {after:.2f} % after{optimistic}",
         *result.sentences(["the unchanged model", "the adapted model"]),

@@ -1,8 +1,8 @@
 """Process many recordings: embed them into one file, or compare them to calibrate a model file.
 
-A killed run of `embed` resumes after its complete blocks. Enrolled people are compared as in `identify`, a recording
-with the mean of a person: for targets, the mean of the same person's other recordings; for non-targets, the mean of a
-different person. A cohort adds strangers.
+A killed run of `embed` resumes after its complete blocks. Enrolled people are compared as in
+`identify`, a recording with the mean of a person: for targets, the mean of the same person's other
+recordings; for non-targets, the mean of a different person. A cohort adds strangers.
 """
 
 import shutil
@@ -17,7 +17,13 @@ from speakernet.data.lists import StringTable, TrialList, audio_folder_of, read_
 from speakernet.data.opening import open_source
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation.calibration import Fit, fit_scores
-from speakernet.evaluation.embedding import Embedder, embed_utterances, load_embeddings, save_embeddings, store_key
+from speakernet.evaluation.embedding import (
+    Embedder,
+    embed_utterances,
+    load_embeddings,
+    save_embeddings,
+    store_key,
+)
 from speakernet.evaluation.evaluate import fit_for_verifying
 from speakernet.evaluation.figures import WORSE_THAN_CHANCE, figures
 from speakernet.evaluation.options import EvaluationOptions
@@ -54,8 +60,8 @@ def embed_files(
     """Write `names`, `embeddings` (recordings, dim) and `fingerprint` as a `.npz` of plain arrays.
 
     Returns:
-        The number of embeddings written, the number kept from an earlier run, a sentence for each recording left out,
-        and the missing parts; `out` is not written while parts are missing.
+        The number of embeddings written, the number kept from an earlier run, a sentence for each
+        recording left out, and the missing parts; `out` is not written while parts are missing.
     """
     if out.suffix != ".npz" or out.is_dir():
         raise ValueError(f"--out {out}: expected a file name ending in .npz")
@@ -64,39 +70,60 @@ def embed_files(
     broken = {int(row): text for row, text in table.problems.items()}
     for row in np.flatnonzero(np.asarray(table.num_samples) < verifier.net.min_samples).tolist():
         broken.setdefault(row, f"too short, {table.num_samples[row] / source.sample_rate:.3f} s")
-    problems = [text if names[row] in text else f"{names[row]}: {text}" for row, text in sorted(broken.items())]
+    problems = [
+        text if names[row] in text else f"{names[row]}: {text}"
+        for row, text in sorted(broken.items())
+    ]
     if problems and not skips_broken:
         raise AudioError(
-            f"{len(problems)} of {counted(len(names), 'recording')} cannot be embedded (--skip-broken leaves out such "
-            f"recordings): {'; '.join(problems[:MAX_NAMED])}{' …' if len(problems) > MAX_NAMED else ''}"
+            f"{len(problems)} of {counted(len(names), 'recording')} cannot be embedded "
+            "(--skip-broken leaves out such recordings): "
+            f"{'; '.join(problems[:MAX_NAMED])}{' …' if len(problems) > MAX_NAMED else ''}"
         )
     rows = np.array([row for row in range(len(names)) if row not in broken], dtype=np.int64)
     folder = out.with_name(out.name + BLOCKS_SUFFIX)
-    blocks = [names.take(rows[start : start + BLOCK_UTTERANCES]) for start in range(0, len(rows), BLOCK_UTTERANCES)]
+    blocks = [
+        names.take(rows[start : start + BLOCK_UTTERANCES])
+        for start in range(0, len(rows), BLOCK_UTTERANCES)
+    ]
     paths = [folder / f"{number:06d}.npz" for number in range(len(blocks))]
-    keys = [store_key(verifier.fingerprint, block, source.lookup_table(block), WAY) for block in blocks]
-    own, num_kept = share(range(len(blocks)), part.number, part.count), 0
+    keys = [
+        store_key(verifier.fingerprint, block, source.lookup_table(block), WAY) for block in blocks
+    ]
+    own = share(range(len(blocks)), part.number, part.count)
+    num_kept = 0
     with Bar("embedding", sum(len(blocks[number]) for number in own), "utterance") as bar:
         for number in own:
             if load_embeddings(paths[number], keys[number]) is not None:
                 num_kept += len(blocks[number])
             else:
-                found = _embed_block(verifier, source, blocks[number], problems if skips_broken else None)
+                found = _embed_block(
+                    verifier, source, blocks[number], problems if skips_broken else None
+                )
                 save_embeddings(paths[number], keys[number], blocks[number], found)
             bar.update(len(blocks[number]))
     kept = [load_embeddings(path, key) for path, key in zip(paths, keys, strict=True)]
     parts = [WorkPart(one, part.count) for one in range(1, part.count + 1)]
-    missing = [one for one in parts if any(block is None for block in share(kept, one.number, one.count))]
+    missing = [
+        one for one in parts if any(block is None for block in share(kept, one.number, one.count))
+    ]
     if missing:
         return 0, num_kept, problems, missing
     empty = np.empty((0, verifier.embedding_dim), dtype=np.float32)
     embeddings = np.concatenate([empty, *(block for block in kept if block is not None)])
     is_there = np.isfinite(embeddings).all(axis=1)
     if not is_there.any():
-        raise AudioError(f"none of the recordings could be embedded: {'; '.join(problems[:MAX_NAMED])}")
+        raise AudioError(
+            f"none of the recordings could be embedded: {'; '.join(problems[:MAX_NAMED])}"
+        )
     with atomic_write(out, "wb") as file:
         there = np.array(list(names.take(rows[is_there])))
-        np.savez(file, names=there, embeddings=embeddings[is_there], fingerprint=np.array(verifier.fingerprint))
+        np.savez(
+            file,
+            names=there,
+            embeddings=embeddings[is_there],
+            fingerprint=np.array(verifier.fingerprint),
+        )
     if part == WHOLE:
         # With several parts, another process may be reading the same blocks.
         shutil.rmtree(folder, ignore_errors=True)
@@ -106,7 +133,9 @@ def embed_files(
 def _embed_block(
     verifier: SpeakerVerifier, source: AudioSource, names: StringTable, problems: list[str] | None
 ) -> np.ndarray:
-    """Embeddings (recordings, dim); a recording that cannot be embedded gets a NaN row and a sentence in `problems`."""
+    """Embeddings (recordings, dim); a recording that cannot be embedded gets a NaN row and a
+    sentence in `problems`.
+    """
     try:
         # Short recordings are not wrapped around, as in `SpeakerVerifier.embed`.
         values = embed_utterances(
@@ -119,7 +148,9 @@ def _embed_block(
             wrapped_seconds=0.0,
         )[:, 0]
         if (is_bad := ~np.isfinite(values).all(axis=1)).any():
-            raise AudioError(f"{names[int(is_bad.argmax())]}: the embedding has NaN or infinite values")
+            raise AudioError(
+                f"{names[int(is_bad.argmax())]}: the embedding has NaN or infinite values"
+            )
         return values
     except AudioError as error:
         if problems is None:
@@ -127,7 +158,9 @@ def _embed_block(
         if len(names) == 1:
             problems.append(str(error))
             return np.full((1, verifier.embedding_dim), np.nan, dtype=np.float32)
-    return np.concatenate([_embed_block(verifier, source, StringTable.from_strings([one]), problems) for one in names])
+    return np.concatenate(
+        [_embed_block(verifier, source, StringTable.from_strings([one]), problems) for one in names]
+    )
 
 
 def calibrate_on_trials(
@@ -138,21 +171,24 @@ def calibrate_on_trials(
     out: Path | None = None,
     measures: Sequence[str] = (),
 ) -> tuple[Fit, Results, Path | None]:
-    """Fit on a labelled list and write into the model file or `out`; returns the fit, its figures and any backup.
+    """Fit on a labelled list and write into the model file or `out`; returns the fit, its figures
+    and any backup.
 
     With quality measures a second fit is written, which `verify` uses.
     """
     check_writable(out or verifier.name)
     trials = read_trials(trials_path)
-    source = open_source(audio or audio_folder_of(trials_path), verifier.sample_rate, show_progress=True)
+    source = open_source(
+        audio or audio_folder_of(trials_path), verifier.sample_rate, show_progress=True
+    )
     embedder = Embedder(verifier.embedding_net, WHOLE_UTTERANCES, verifier.device)
     fits, scores = fit_for_verifying(embedder, verifier.contents, trials, source, prior, measures)
     results = figures(trials, scores, speakers_of(trials), EvaluationOptions(), DEFAULT_SEED)
     # Even an untrained network has an EER of only about 50 %.
     if (results.eer_percent or 0.0) > SWAPPED_EER_PERCENT:
         raise ValueError(
-            f"{trials_path}: the EER is {results.eer_percent:.2f} %; check that 1 marks trials of one speaker. Nothing "
-            "was written"
+            f"{trials_path}: the EER is {results.eer_percent:.2f} %; check that 1 marks trials of "
+            "one speaker. Nothing was written"
         )
     return _write(verifier, fits, results, out)
 
@@ -164,20 +200,31 @@ def calibrate_on_people(
     prior: float,
     out: Path | None = None,
 ) -> tuple[Fit, Results, Path | None]:
-    """Fit on the people in a store and, if given, strangers; returns the same as `calibrate_on_trials`."""
+    """Fit on the people in a store and, if given, strangers; returns the same as
+    `calibrate_on_trials`.
+    """
     check_writable(out or verifier.name)
     strangers = np.empty((0, 1, verifier.embedding_dim), dtype=np.float32)
     if cohort is not None:
         strangers = embed_utterances(
-            verifier.embedding_net, *cohort, WHOLE_UTTERANCES, device=verifier.device, description="cohort"
+            verifier.embedding_net,
+            *cohort,
+            WHOLE_UTTERANCES,
+            device=verifier.device,
+            description="cohort",
         )
-    trials, scores, speakers = _own_trials(verifier, store, mean_embeddings(strangers, verifier.mean))
-    fit = fit_scores(trials, scores, prior, verifying_backend(verifier.contents).describe(WHOLE_UTTERANCES))
+    trials, scores, speakers = _own_trials(
+        verifier, store, mean_embeddings(strangers, verifier.mean)
+    )
+    fit = fit_scores(
+        trials, scores, prior, verifying_backend(verifier.contents).describe(WHOLE_UTTERANCES)
+    )
     results = figures(trials, scores, speakers, EvaluationOptions(), DEFAULT_SEED)
     if (results.eer_percent or 0.0) >= WORSE_THAN_CHANCE:
         raise ValueError(
-            f"{store.path}: the EER is {results.eer_percent:.2f} %, so recordings of different people score as high as "
-            "those of one person, or higher; check who is enrolled under which name. Nothing was written"
+            f"{store.path}: the EER is {results.eer_percent:.2f} %, so recordings of different "
+            "people score as high as those of one person, or higher; check who is enrolled under "
+            "which name. Nothing was written"
         )
     return _write(verifier, [fit], results, out)
 
@@ -185,16 +232,28 @@ def calibrate_on_people(
 def _own_trials(
     verifier: SpeakerVerifier, store: PeopleStore, strangers: np.ndarray
 ) -> tuple[TrialList, np.ndarray, Speakers]:
-    """Trials of all recordings and strangers against all people; a recording is left out of its own person's mean."""
+    """Trials of all recordings and strangers against all people; a recording is left out of its own
+    person's mean.
+    """
     kept = store.recordings()
     people, owner = np.unique([one.name for one in kept], return_inverse=True)
-    num_people, num_tests = len(people), len(kept) + len(strangers)
+    num_people = len(people)
+    num_tests = len(kept) + len(strangers)
     if len(kept) == num_people:
-        raise ValueError(f"{store.path}: nobody has two recordings; enrol more, or calibrate on a list with --trials")
+        raise ValueError(
+            f"{store.path}: nobody has two recordings; enrol more, or calibrate on a list with "
+            "--trials"
+        )
     if num_people < 2 and not len(strangers):
-        raise ValueError(f"{store.path}: only one person; enrol more, or give recordings of strangers with --cohort")
+        raise ValueError(
+            f"{store.path}: only one person; enrol more, or give recordings of strangers with "
+            "--cohort"
+        )
     if num_tests * num_people > MAX_TRIALS:
-        raise ValueError(f"{store.path}: needs over {MAX_TRIALS:,} comparisons; calibrate on a list with --trials")
+        raise ValueError(
+            f"{store.path}: needs over {MAX_TRIALS:,} comparisons; calibrate on a list with "
+            "--trials"
+        )
     units = mean_embeddings(np.stack([one.embedding for one in kept]), verifier.mean)
     weighted = units * np.array([one.weight for one in kept], dtype=np.float32)[:, None]
     sums = np.zeros((num_people, units.shape[1]), dtype=np.float32)
@@ -202,17 +261,24 @@ def _own_trials(
     own = np.arange(len(kept)), owner
     tests = np.concatenate([units, strangers])
     scores = pair_scores(tests, mean_embeddings(sums), verifier.plda)  # (tests, people)
-    # A recording is compared with its person's mean over the others, which needs at least two recordings.
+    # A recording is compared with its person's mean over the others, which needs at least two
+    # recordings.
     others = mean_embeddings(sums[owner] - weighted)
     if verifier.plda is None:
         scores[own] = (units * others).sum(axis=1)
     else:
-        scores[own] = verifier.plda.trial_scores(np.concatenate([units, others]), own[0], own[0] + len(units))
+        scores[own] = verifier.plda.trial_scores(
+            np.concatenate([units, others]), own[0], own[0] + len(units)
+        )
     is_kept = np.ones(scores.shape, dtype=bool)
     is_kept[own] = np.bincount(owner)[owner] > 1
     test, enrol = np.nonzero(is_kept)
-    ids = np.concatenate([np.arange(num_people), owner, np.arange(len(strangers)) + num_people]).astype(np.int32)
-    names = [f"person {row}" for row in range(num_people)] + [f"test {row}" for row in range(num_tests)]
+    ids = np.concatenate(
+        [np.arange(num_people), owner, np.arange(len(strangers)) + num_people]
+    ).astype(np.int32)
+    names = [f"person {row}" for row in range(num_people)] + [
+        f"test {row}" for row in range(num_tests)
+    ]
     trials = TrialList(
         StringTable.from_strings(names),
         enrol.astype(np.int32),
@@ -221,7 +287,9 @@ def _own_trials(
         str(store.path),
         sha256_of(store.path),
     )
-    rule = f"people of {store.path.name}" + (", each cohort recording as its own speaker" if len(strangers) else "")
+    rule = f"people of {store.path.name}" + (
+        ", each cohort recording as its own speaker" if len(strangers) else ""
+    )
     return trials, scores[is_kept], Speakers(ids, len(np.unique(ids)), rule)
 
 
@@ -229,13 +297,15 @@ def _write(
     verifier: SpeakerVerifier, fits: Sequence[Fit], results: Results, out: Path | None
 ) -> tuple[Fit, Results, Path | None]:
     """Write the fits and return the last; ValueError if a fit on more pairs would be lost."""
-    fit, changes = fits[-1], dict[str, Any]()
+    fit = fits[-1]
+    changes = dict[str, Any]()
     old = fits[0].replaced(verifier.contents) if out is None else None
     num_pairs, num_old = (one.get("num_targets", 0) if one else 0 for one in (fit.origin, old))
     if num_pairs < min(FEW_TARGETS, num_old):
         raise ValueError(
-            f"{verifier.name} was calibrated on {num_old:,} same-speaker pairs, but the new calibration has only "
-            f"{num_pairs}. Nothing was written; to keep both, write to a different file with --out"
+            f"{verifier.name} was calibrated on {num_old:,} same-speaker pairs, but the new "
+            f"calibration has only {num_pairs}. Nothing was written; to keep both, write to a "
+            "different file with --out"
         )
     for one in fits:
         changes |= one.changes({**verifier.contents, **changes})

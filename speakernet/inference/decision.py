@@ -1,7 +1,8 @@
 """From a score to a decision: same speaker or not, at which threshold, and how certain.
 
-Thresholds and calibrations of a model file belong to one way of embedding and scoring. Only those for the scoring of
-`SpeakerVerifier` (whole utterances; cosine, or PLDA after adaptation) are used here. No audio or network is needed.
+Thresholds and calibrations of a model file belong to one way of embedding and scoring. Only those
+for the scoring of `SpeakerVerifier` (whole utterances; cosine, or PLDA after adaptation) are used
+here. No audio or network is needed.
 """
 
 import math
@@ -31,11 +32,12 @@ from speakernet.run_folder import BEST, LAST
 DEFAULT_FALSE_ACCEPT_RATE = 0.01
 """The false-accept rate whose threshold is used by default."""
 UNCALIBRATED_THRESHOLD = 0.4
-"""A cosine that separates same from different speakers in most published networks; its error rate is unknown."""
+"""A cosine that separates same from different speakers in most published networks; its error rate
+is unknown."""
 DEFAULT_THRESHOLD_NAME = "default"
 ADVICE = (
-    "fit one with `speakernet calibrate --model {} --trials LIST --audio FOLDER`, or give a threshold (`--threshold "
-    "0.5`, in Python `threshold=0.5`{})"
+    "fit one with `speakernet calibrate --model {} --trials LIST --audio FOLDER`, or give a "
+    "threshold (`--threshold 0.5`, in Python `threshold=0.5`{})"
 )
 MAX_RATIO = math.log(1_000_000)
 """Larger odds are not printed as a number, since no calibration list supports them."""
@@ -51,12 +53,12 @@ class Decision:
 
     Attributes:
         score: cosine of the two embeddings, or their PLDA score; higher means more alike.
-        log_likelihood_ratio: natural logarithm of how many times as likely the score is from one speaker as from two;
-            None without a calibration.
+        log_likelihood_ratio: natural logarithm of how many times as likely the score is from one
+            speaker as from two; None without a calibration.
         same_speaker: whether the score reaches the threshold.
         threshold: the score from which the answer is `same_speaker`.
-        false_accept_rate: the rate in the threshold's name, or the rate measured on its list (`eer`); None for
-            `default` and for a threshold given as a number.
+        false_accept_rate: the rate in the threshold's name, or the rate measured on its list
+            (`eer`); None for `default` and for a threshold given as a number.
 
     >>> Decision(0.71, 3.2, True, 0.4512, 0.01).sentence.partition("; ")[2]
     'the score is 24.5 times as likely from one speaker as from two'
@@ -71,17 +73,29 @@ class Decision:
     @property
     def sentence(self) -> str:
         """The decision in words."""
-        answer, verb = ("same speaker", "reaches") if self.same_speaker else ("different speakers", "is below")
+        answer, verb = (
+            ("same speaker", "reaches") if self.same_speaker else ("different speakers", "is below")
+        )
         rate = self.false_accept_rate
         errors = "error rate unknown" if rate is None else f"false accepts {100 * rate:.3g} %"
-        words = f"{answer}: score {self.score:.4f} {verb} the threshold {self.threshold:.4f} ({errors})"
+        words = (
+            f"{answer}: score {self.score:.4f} {verb} the threshold {self.threshold:.4f} ({errors})"
+        )
         ratio = self.log_likelihood_ratio
         if ratio is None:
             return words
-        odds = f"{float(f'{math.exp(abs(ratio)):.3g}'):,.7g}" if abs(ratio) <= MAX_RATIO else "more than a million"
+        odds = (
+            f"{float(f'{math.exp(abs(ratio)):.3g}'):,.7g}"
+            if abs(ratio) <= MAX_RATIO
+            else "more than a million"
+        )
         sides = "one speaker as from two" if ratio >= 0 else "two speakers as from one"
         # Odds may favour one speaker below a strict threshold.
-        of = "for this threshold" if rate is None else f"to keep false accepts at or below {100 * rate:.3g} %"
+        of = (
+            "for this threshold"
+            if rate is None
+            else f"to keep false accepts at or below {100 * rate:.3g} %"
+        )
         short = f", which is too weak {of}" if ratio >= 0 and not self.same_speaker else ""
         return f"{words}; the score is {odds} times as likely from {sides}{short}"
 
@@ -111,28 +125,41 @@ class DecisionRule:
     """Kind of score: `cosine`, or `PLDA` for a file adapted by PLDA."""
 
     @classmethod
-    def of_model_file(cls, contents: Mapping[str, Any], *, subtracts_mean: bool, name: str) -> "DecisionRule":
-        """The rule in the model file of this name, for scoring with or without its mean embedding subtracted."""
+    def of_model_file(
+        cls, contents: Mapping[str, Any], *, subtracts_mean: bool, name: str
+    ) -> "DecisionRule":
+        """The rule in the model file of this name, for scoring with or without its mean embedding
+        subtracted.
+        """
         way = verifying_backend(contents).describe(WHOLE) | {"subtract_mean": subtracts_mean}
         fits = (contents.get("calibration") or {}).get("fits", [])
         fitted = [one for one in fits if one["backend"] == way and list(one["inputs"]) == ["score"]]
         thresholds = [one for one in contents.get("thresholds") or () if one["backend"] == way]
         mean = " with its mean embedding subtracted" if subtracts_mean else ""
         scores = "PLDA" if way["score"] == "plda" else "cosine"
-        default = f"; `{DEFAULT_THRESHOLD_NAME}` means {UNCALIBRATED_THRESHOLD}" if scores == "cosine" else ""
+        default = (
+            f"; `{DEFAULT_THRESHOLD_NAME}` means {UNCALIBRATED_THRESHOLD}"
+            if scores == "cosine"
+            else ""
+        )
         advice = f"{name} has no calibration for {scores} scores of whole utterances{mean}; "
         advice += f"{BEST} beside it may have one; " if name.endswith(LAST) else ""
         advice += ADVICE.format(name, default)
         if not fitted:
             return cls(None, thresholds, advice, scores=scores)
         # Older files do not record the number of pairs.
-        caution, quality = too_few_nontargets(fitted[-1].get("num_nontargets", MIN_NONTARGETS)), None
+        caution = too_few_nontargets(fitted[-1].get("num_nontargets", MIN_NONTARGETS))
+        quality = None
         for one in fits:
             of_pairs = threshold_way(way, one["inputs"])
-            limits = [limit for limit in contents.get("thresholds") or () if limit["backend"] == of_pairs]
+            limits = [
+                limit for limit in contents.get("thresholds") or () if limit["backend"] == of_pairs
+            ]
             if one["backend"] == way and limits:
                 quality = AffineCalibration.from_dict(one), limits
-        return cls(AffineCalibration.from_dict(fitted[-1]), thresholds, advice, caution, quality, scores)
+        return cls(
+            AffineCalibration.from_dict(fitted[-1]), thresholds, advice, caution, quality, scores
+        )
 
     def for_pair(self, values: Mapping[str, np.ndarray]) -> "DecisionRule":
         """The rule for two recordings with these quality measures, (2,) each."""
@@ -140,33 +167,47 @@ class DecisionRule:
         calibration, limits = self.quality
         row = quality_columns(calibration.inputs, np.zeros(1), values, np.array([0]), np.array([1]))
         # Turn each threshold on the ratio into the score that reaches it with these measures.
-        weight, offset = float(calibration.weights[0]), float(calibration.apply(row)[0])
+        weight = float(calibration.weights[0])
+        offset = float(calibration.apply(row)[0])
         thresholds = [{**one, "threshold": (one["threshold"] - offset) / weight} for one in limits]
         of_score = AffineCalibration(np.array([weight]), offset, SCORE_ONLY, calibration.prior)
         return replace(self, calibration=of_score, thresholds=thresholds)
 
     def log_likelihood_ratio(self, score: float) -> float | None:
         """The calibrated score; None without a calibration."""
-        return None if self.calibration is None else float(self.calibration.apply(np.array([score]))[0])
+        return (
+            None
+            if self.calibration is None
+            else float(self.calibration.apply(np.array([score]))[0])
+        )
 
     def decide(
-        self, score: float, *, false_accept_rate: float | None = None, threshold: float | str | None = None
+        self,
+        score: float,
+        *,
+        false_accept_rate: float | None = None,
+        threshold: float | str | None = None,
     ) -> Decision:
         """Compare a score with a threshold.
 
         Args:
             score: cosine or PLDA score, as the model file scores.
-            false_accept_rate: use the threshold for this rate, such as 0.01; if neither this nor `threshold` is given,
-                the one at 0.01, or at the equal error rate if the file has none at 0.01.
-            threshold: use this score instead, or a named threshold: `eer`, `far_1%`, or `default`, a cosine that needs
-                no calibration and has no known error rate.
+            false_accept_rate: use the threshold for this rate, such as 0.01; if neither this nor
+                `threshold` is given, the one at 0.01, or at the equal error rate if the file has
+                none at 0.01.
+            threshold: use this score instead, or a named threshold: `eer`, `far_1%`, or `default`,
+                a cosine that needs no calibration and has no known error rate.
 
         Raises:
-            NotCalibratedError: the file has no such threshold; the message names the command that fits it.
-            ValueError: both limits were given, a number is out of range, or `default` was given for PLDA scores.
+            NotCalibratedError: the file has no such threshold; the message names the command that
+                fits it.
+            ValueError: both limits were given, a number is out of range, or `default` was given for
+                PLDA scores.
         """
         if false_accept_rate is not None and threshold is not None:
-            raise ValueError("false_accept_rate and threshold were both given; expected only one of them")
+            raise ValueError(
+                "false_accept_rate and threshold were both given; expected only one of them"
+            )
         known = {str(one["name"]): one for one in self.thresholds}
         if threshold is None:
             usual = threshold_name(_checked_rate(false_accept_rate))
@@ -175,47 +216,61 @@ class DecisionRule:
         if threshold == DEFAULT_THRESHOLD_NAME:
             if self.scores != "cosine":
                 raise ValueError(
-                    f"the threshold `default` is a cosine, but this model file gives {self.scores} scores; use "
-                    f"{', '.join(known) or 'speakernet calibrate'}, or a number"
+                    f"the threshold `default` is a cosine, but this model file gives {self.scores} "
+                    f"scores; use {', '.join(known) or 'speakernet calibrate'}, or a number"
                 )
             limit = UNCALIBRATED_THRESHOLD
         elif isinstance(threshold, str):
             if threshold not in known:
                 rates = ", ".join(f"{100 * one:g}" for one in FALSE_ACCEPT_RATES)
                 wanted = (
-                    repr(threshold) if false_accept_rate is None else f"for {100 * false_accept_rate:g} % false accepts"
+                    repr(threshold)
+                    if false_accept_rate is None
+                    else f"for {100 * false_accept_rate:g} % false accepts"
                 )
                 raise NotCalibratedError(
-                    f"the model file has no threshold {wanted}; it has {', '.join(known)}. `speakernet calibrate` adds "
-                    f"those for {rates} % if the trial list is long enough; or give a score with `--threshold NUMBER`"
+                    f"the model file has no threshold {wanted}; it has {', '.join(known)}. "
+                    f"`speakernet calibrate` adds those for {rates} % if the trial list is long "
+                    "enough; or give a score with `--threshold NUMBER`"
                     if known
                     else self.advice
                 )
-            limit, rate = float(known[threshold]["threshold"]), _rate(known[threshold])
+            limit = float(known[threshold]["threshold"])
+            rate = _rate(known[threshold])
         else:
             limit = float(threshold)
         ratio = self.log_likelihood_ratio(score)
         if not all(map(math.isfinite, (score, limit, ratio or 0.0))):
-            raise ValueError(f"score {score}, threshold {limit}, log-likelihood ratio {ratio}; expected finite numbers")
+            raise ValueError(
+                f"score {score}, threshold {limit}, log-likelihood ratio {ratio}; expected finite "
+                "numbers"
+            )
         return Decision(score, ratio, score >= limit, limit, rate)
 
     def threshold_of_many(self, num_people: int, false_accept_rate: float | None = None) -> str:
-        """The name of the threshold at which at most this share of strangers (default 1 %) is accepted as any person.
+        """The name of the threshold at which at most this share of strangers (default 1 %) is
+        accepted as any person.
 
-        This is the lowest one whose false-accept rate times `num_people` is within the share, else the strictest one.
+        This is the lowest one whose false-accept rate times `num_people` is within the share, else
+        the strictest one.
         """
         wanted = _checked_rate(false_accept_rate)
         if not self.thresholds:
             raise NotCalibratedError(self.advice)
         value = itemgetter("threshold")
-        keeping = [one for one in self.thresholds if (_rate(one) or 1.0) * max(1, num_people) <= wanted]
+        keeping = [
+            one for one in self.thresholds if (_rate(one) or 1.0) * max(1, num_people) <= wanted
+        ]
         return str(min(keeping, key=value, default=max(self.thresholds, key=value))["name"])
 
 
 def _checked_rate(rate: float | None) -> float:
     wanted = DEFAULT_FALSE_ACCEPT_RATE if rate is None else rate
     if not 0 < wanted < 1:
-        raise ValueError(f"the false-accept rate (--far) is {wanted:g}; expected a share between 0 and 1, such as 0.01")
+        raise ValueError(
+            f"the false-accept rate (--far) is {wanted:g}; expected a share between 0 and 1, such "
+            "as 0.01"
+        )
     return wanted
 
 
@@ -226,10 +281,15 @@ def _rate(one: Mapping[str, Any]) -> float | None:
 
 
 def described_threshold(one: Mapping[str, Any]) -> str:
-    """A threshold of a model file in words: its value, what it is for, and the list it was fitted on."""
+    """A threshold of a model file in words: its value, what it is for, and the list it was fitted
+    on.
+    """
     fitted_on = f", fitted on {one['list']}" if one.get("list") else ""
     rates = ""
     if one.get("miss_rate") is not None and one.get("false_accept_rate") is not None:
-        rates = f": misses {100 * one['miss_rate']:.3g} %, false accepts {100 * one['false_accept_rate']:.3g} %"
+        rates = (
+            f": misses {100 * one['miss_rate']:.3g} %, false accepts "
+            f"{100 * one['false_accept_rate']:.3g} %"
+        )
     of = " on the log-likelihood ratio" if one["backend"].get("inputs") else ""
     return f"{one['threshold']:.4f}{of} ({threshold_label(str(one['name']))}{rates}{fitted_on})"

@@ -1,8 +1,10 @@
-"""Export of a model file to ONNX, `torch.export` archives or safetensors, written only if the embeddings agree.
+"""Export of a model file to ONNX, `torch.export` archives or safetensors, written only if the
+embeddings agree.
 
-ONNX files and archives hold the network with its front end as one graph over waveforms of equal length; batch size and
-length are dynamic. ONNX for sherpa-onnx, which has its own front end, is a graph over features. Safetensors files hold
-the weights, with a description of the network in the header.
+ONNX files and archives hold the network with its front end as one graph over waveforms of equal
+length; batch size and length are dynamic. ONNX for sherpa-onnx, which has its own front end, is a
+graph over features. Safetensors files hold the weights, with a description of the network in the
+header.
 """
 
 import contextlib
@@ -34,7 +36,8 @@ from speakernet.inference.decision import DecisionRule
 from speakernet.models.model_file import ModelFile, load_model_file
 from speakernet.models.speaker_net import SpeakerNet, folded
 
-INPUT, OUTPUTS = "waveforms", ("embedding", "direction")
+INPUT = "waveforms"
+OUTPUTS = ("embedding", "direction")
 OPSET = 18
 """ONNX operator set: the lowest that torch's exporter writes."""
 METADATA_KEY = "speakernet"
@@ -49,9 +52,11 @@ SHERPA_FRONT_END: dict[str, tuple[Any, ...]] = {
     "energy_floor_db": (0.0,),
     "plda": (False,),
 }
-"""Our options that match its speaker embedding extractor; source: `csrc/features.h`, `-general-impl.h`."""
+"""Our options that match its speaker embedding extractor; source: `csrc/features.h`,
+`-general-impl.h`."""
 RUNTIMES = (SHERPA, "onnxruntime-web")
-"""Programs that an .onnx file can be made for; the second accepts the same graph as any ONNX Runtime."""
+"""Programs that an .onnx file can be made for; the second accepts the same graph as any ONNX
+Runtime."""
 EXAMPLE_SECONDS = 3.0
 """Length of the waveforms that the graph is traced with; the graph accepts other lengths."""
 MIN_COSINE = 0.99999
@@ -60,7 +65,8 @@ EPSILON = 1e-12
 """Lower bound of the length that an embedding is divided by."""
 
 Run = Callable[[np.ndarray], list[np.ndarray]]
-"""Waveforms (batch, samples) float32 -> embeddings and, for graphs, directions, (batch, dim) float32 each."""
+"""Waveforms (batch, samples) float32 -> embeddings and, for graphs, directions, (batch, dim)
+float32 each."""
 
 
 @dataclass(frozen=True)
@@ -73,32 +79,45 @@ class Parity:
 
     def __str__(self) -> str:
         return (
-            f"lowest cosine {self.cosine:.8f}, largest difference {self.difference:.2g} (values reach {self.scale:.3g})"
+            f"lowest cosine {self.cosine:.8f}, largest difference {self.difference:.2g} "
+            f"(values reach {self.scale:.3g})"
         )
 
 
 def export_model(
-    model_path: str | Path, path: Path, *, speech: Sequence[np.ndarray], int8: bool = False, runtime: str = ""
+    model_path: str | Path,
+    path: Path,
+    *,
+    speech: Sequence[np.ndarray],
+    int8: bool = False,
+    runtime: str = "",
 ) -> list[Parity]:
-    """Write a model file in another format, chosen by the suffix of `path` (.onnx, .pt2 or .safetensors) and `runtime`.
+    """Write a model file in another format, chosen by the suffix of `path` (.onnx, .pt2 or
+    .safetensors) and `runtime`.
 
     Returns:
-        How close the export is to the network; with int8, one value before and one after quantisation.
+        How close the export is to the network; with int8, one value before and one after
+        quantisation.
     """
     model = load_model_file(model_path)
     if not (usable := [one for one in speech if len(one) >= model.net.min_samples]):
         raise ValueError(
-            f"none of the {len(speech)} recordings for the comparison has the {model.net.min_samples} samples "
-            f"({model.net.min_samples / model.net.sample_rate:.2f} s) that {model.net.model_name} needs"
+            f"none of the {len(speech)} recordings for the comparison has the "
+            f"{model.net.min_samples} samples ({model.net.min_samples / model.net.sample_rate:.2f} "
+            f"s) that {model.net.model_name} needs"
         )
     _, write, open_export = FORMATS[path.suffix]
     if runtime == SHERPA:
-        write, open_export = sherpa_bytes, functools.partial(open_sherpa, model)
+        write = sherpa_bytes
+        open_export = functools.partial(open_sherpa, model)
     content = write(model)
     parities = [compare(model, open_export(content), usable)]
     # Not `<=`, since NaN must be refused too.
     if not parities[0].cosine > MIN_COSINE:
-        raise ValueError(f"{path} was not written: its embeddings differ from those of {model_path} ({parities[0]})")
+        raise ValueError(
+            f"{path} was not written: its embeddings differ from those of {model_path} "
+            f"({parities[0]})"
+        )
     if int8:
         content = quantized(content)
         parities.append(compare(model, open_onnx(content), usable))
@@ -111,12 +130,18 @@ def check_target(out: str | Path, int8: bool, runtime: str = "") -> Path:
     """The path to write to, checked before any work is done."""
     path = Path(out)
     if path.suffix not in FORMATS or path.is_dir():
-        raise ValueError(f"{out}: expected a file name ending in {' or '.join(FORMATS)}; the ending selects the format")
+        raise ValueError(
+            f"{out}: expected a file name ending in {' or '.join(FORMATS)}; the ending selects the "
+            "format"
+        )
     if int8 and path.suffix != ".onnx":
         raise ValueError(f"{out}: --int8 needs a file name ending in .onnx")
-    if runtime and (runtime not in RUNTIMES or path.suffix != ".onnx" or (int8 and runtime == SHERPA)):
+    if runtime and (
+        runtime not in RUNTIMES or path.suffix != ".onnx" or (int8 and runtime == SHERPA)
+    ):
         raise ValueError(
-            f"--for {runtime} with {out}: expected a file name ending in .onnx, without --int8 for {SHERPA}"
+            f"--for {runtime} with {out}: expected a file name ending in .onnx, without --int8 for "
+            f"{SHERPA}"
             if runtime in RUNTIMES
             else f"--for {runtime}: unknown program; expected {' or '.join(RUNTIMES)}"
         )
@@ -125,15 +150,23 @@ def check_target(out: str | Path, int8: bool, runtime: str = "") -> Path:
 
 
 def compare(model: ModelFile, run: Run, speech: Sequence[np.ndarray]) -> Parity:
-    """Embed recordings with the network and with its export, one by one and as a batch of equal length."""
+    """Embed recordings with the network and with its export, one by one and as a batch of equal
+    length.
+    """
     shortest = min(len(one) for one in speech)
     centre = 0.0 if (mean := mean_of_whole_utterances(model.contents)) is None else mean
-    cosines, differences, scale = [], [], 0.0
+    cosines = []
+    differences = []
+    scale = 0.0
     for batch in [*(one[None, :] for one in speech), np.stack([one[:shortest] for one in speech])]:
         waveforms = np.ascontiguousarray(batch, dtype=np.float32)
-        theirs, ours = run(waveforms), _embed(model.net, waveforms)[0]
+        theirs = run(waveforms)
+        ours = _embed(model.net, waveforms)[0]
         # In the second output of a graph, the mean is subtracted.
-        for one, other in [(theirs[0], ours), *((one, ours - centre) for one in (theirs[0] - centre, *theirs[1:]))]:
+        for one, other in [
+            (theirs[0], ours),
+            *((one, ours - centre) for one in (theirs[0] - centre, *theirs[1:])),
+        ]:
             lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
             products = (one.astype(np.float64) * other).sum(axis=1)
             cosines.append((products / np.maximum(lengths, EPSILON)).min())
@@ -144,7 +177,8 @@ def compare(model: ModelFile, run: Run, speech: Sequence[np.ndarray]) -> Parity:
 
 
 class ExportedNet(nn.Module):
-    """Maps waveforms of equal length to raw embeddings and to directions for comparison, with standard operators.
+    """Maps waveforms of equal length to raw embeddings and to directions for comparison, with
+    standard operators.
 
     >>> from speakernet.models.speaker_net import SpeakerNet
     >>> net = SpeakerNet.named("ResNet", embedding_dim=8).eval()
@@ -160,7 +194,9 @@ class ExportedNet(nn.Module):
         for front_end in (one for one in self.net.modules() if isinstance(one, FrontEnd)):
             use_convolution(front_end)
         mean = mean_of_whole_utterances(model.contents)
-        self.register_buffer("mean", torch.zeros(self.net.embedding_dim) if mean is None else torch.tensor(mean))
+        self.register_buffer(
+            "mean", torch.zeros(self.net.embedding_dim) if mean is None else torch.tensor(mean)
+        )
 
     def forward(self, waveforms: Tensor) -> tuple[Tensor, Tensor]:
         """Waveforms (batch, samples) in -1..1 to embeddings and directions, (batch, dim) each."""
@@ -170,34 +206,50 @@ class ExportedNet(nn.Module):
 
 
 class FeaturesNet(ExportedNet):
-    """Maps features before normalisation, (batch, frames, mels), to embeddings minus the mean, (batch, dim)."""
+    """Maps features before normalisation, (batch, frames, mels), to embeddings minus the mean,
+    (batch, dim).
+    """
 
     def forward(self, features: Tensor) -> Tensor:  # type: ignore[override]
         """Normalise and embed; removing the mean of features a second time does not change them."""
-        normalized = normalize_features(features.transpose(1, 2), self.net.front_end.options.normalize)  # type: ignore[union-attr]
+        normalized = normalize_features(
+            features.transpose(1, 2), self.net.front_end.options.normalize
+        )  # type: ignore[union-attr]
         return self.net.from_features(normalized) - cast(Tensor, self.mean)
 
 
 def onnx_bytes(model: ModelFile) -> bytes:
-    """The network as ONNX: input `waveforms`, outputs `embedding` and `direction`, and a description as metadata."""
+    """The network as ONNX: input `waveforms`, outputs `embedding` and `direction`, and a
+    description as metadata.
+    """
     shapes = _dynamic_shapes("samples", model.net.min_samples)
-    return _onnx(ExportedNet(model), _example(model.net), (INPUT, *OUTPUTS), shapes, {METADATA_KEY: facts(model)})
+    return _onnx(
+        ExportedNet(model),
+        _example(model.net),
+        (INPUT, *OUTPUTS),
+        shapes,
+        {METADATA_KEY: facts(model)},
+    )
 
 
 def sherpa_bytes(model: ModelFile) -> bytes:
-    """The network as ONNX for sherpa-onnx: features in, embeddings out, whose cosines are the scores.
+    """The network as ONNX for sherpa-onnx: features in, embeddings out, whose cosines are the
+    scores.
 
     Source: sherpa-onnx, `csrc/speaker-embedding-extractor-model.cc` (the metadata that it reads).
     """
-    net, found = model.net, model.net.spec()["front_end"]
+    net = model.net
+    found = model.net.spec()["front_end"]
     options = {"name": found["name"], "style": "kaldi", "energy_floor_db": 0.0, **found["options"]}
     options["plda"] = plda_of(model.contents) is not None
-    if others := [name for name, allowed in SHERPA_FRONT_END.items() if options.get(name) not in allowed]:
+    if others := [
+        name for name, allowed in SHERPA_FRONT_END.items() if options.get(name) not in allowed
+    ]:
         listed = ", ".join(f"{name} {options.get(name, 'none')}" for name in others)
         its_own = ", ".join(f"{name} {SHERPA_FRONT_END[name][0]}" for name in others)
         raise ValueError(
-            f"{SHERPA} needs {its_own}; this model has {listed}. Train with these `frontend` options, or export a "
-            "graph of waveforms without --for"
+            f"{SHERPA} needs {its_own}; this model has {listed}. Train with these `frontend` "
+            "options, or export a graph of waveforms without --for"
         )
     metadata = {
         "framework": "3d-speaker" if options["scale"] == 1.0 else "wespeaker",
@@ -221,7 +273,11 @@ def _features(net: SpeakerNet, waveforms: np.ndarray) -> Tensor:
 
 
 def _onnx(
-    net: nn.Module, example: Tensor, names: Sequence[str], shapes: tuple[dict[int, Any]], metadata: Mapping[str, Any]
+    net: nn.Module,
+    example: Tensor,
+    names: Sequence[str],
+    shapes: tuple[dict[int, Any]],
+    metadata: Mapping[str, Any],
 ) -> bytes:
     """An ONNX graph with one input; `names` are those of the input and the outputs."""
     with _quiet():
@@ -243,7 +299,9 @@ def _onnx(
                 value.name = f"{value.name}_inside"
     proto: Any = program.model_proto
     for name, value in metadata.items():
-        proto.metadata_props.add(key=name, value=value if isinstance(value, str) else json.dumps(value))
+        proto.metadata_props.add(
+            key=name, value=value if isinstance(value, str) else json.dumps(value)
+        )
     onnx.checker.check_model(proto)
     return proto.SerializeToString()  # type: ignore[no-any-return]
 
@@ -253,12 +311,15 @@ def program_bytes(model: ModelFile) -> bytes:
     # The code of these models branches on a batch size of 1 (position bias, pairs of frames).
     kind = model.net.spec()["model"]["options"].get("config", {}).get("model_type")
     if kind in ("wavlm", "wav2vec2-bert"):
-        raise ValueError(f".pt2: torch.export does not support {kind} at every batch size; use .onnx")
+        raise ValueError(
+            f".pt2: torch.export does not support {kind} at every batch size; use .onnx"
+        )
     # At least a second: with a single final frame, tracing would give a different program.
     shapes = _dynamic_shapes("samples", max(model.net.min_samples, model.net.sample_rate))
     with _quiet(), io.BytesIO() as file:
         try:
-            # Without deferred checks torch 2.11 refuses some lengths because of a guard that always holds.
+            # Without deferred checks torch 2.11 refuses some lengths because of a guard that always
+            # holds.
             program = torch.export.export(
                 ExportedNet(model).eval(),
                 (_example(model.net),),
@@ -266,26 +327,35 @@ def program_bytes(model: ModelFile) -> bytes:
                 prefer_deferred_runtime_asserts_over_guards=True,
             )
         except Exception as error:
-            # torch's exporter fails with errors of any type: 2.11 cannot export CAM++ and RawNet3, 2.14 can.
+            # torch's exporter fails with errors of any type: 2.11 cannot export CAM++ and RawNet3,
+            # 2.14 can.
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise ValueError(
-                f".pt2: torch {torch.__version__} cannot export this network ({reason}); use a newer torch, or .onnx"
+                f".pt2: torch {torch.__version__} cannot export this network ({reason}); use a "
+                "newer torch, or .onnx"
             ) from error
-        torch.export.save(program, file, extra_files={f"{METADATA_KEY}.json": json.dumps(facts(model))})
+        torch.export.save(
+            program, file, extra_files={f"{METADATA_KEY}.json": json.dumps(facts(model))}
+        )
         return file.getvalue()
 
 
 def facts(model: ModelFile) -> dict[str, Any]:
     """What is needed to run a graph and interpret its scores, as plain values."""
-    net, has_mean = model.net, mean_of_whole_utterances(model.contents) is not None
-    rule = DecisionRule.of_model_file(model.contents, subtracts_mean=has_mean, name="the model file")
-    fitted, plda = rule.calibration, plda_of(model.contents)
+    net = model.net
+    has_mean = mean_of_whole_utterances(model.contents) is not None
+    rule = DecisionRule.of_model_file(
+        model.contents, subtracts_mean=has_mean, name="the model file"
+    )
+    fitted = rule.calibration
+    plda = plda_of(model.contents)
     return {
         **net.spec(),
         "min_samples": net.min_samples,
         "embedding_dim": net.embedding_dim,
         **({"plda": {name: one.tolist() for name, one in vars(plda).items()}} if plda else {}),
-        "calibration": fitted and {"weight": float(fitted.weights[0]), "offset": float(fitted.offset)},
+        "calibration": fitted
+        and {"weight": float(fitted.weights[0]), "offset": float(fitted.offset)},
         "thresholds": {str(one["name"]): float(one["threshold"]) for one in rule.thresholds},
     }
 
@@ -306,7 +376,8 @@ def open_onnx(content: bytes) -> Run:
 
 def open_sherpa(model: ModelFile, content: bytes) -> Run:
     """Run a graph of features behind our front end; the subtracted mean is added back."""
-    run_graph, mean = open_onnx(content), mean_of_whole_utterances(model.contents)
+    run_graph = open_onnx(content)
+    mean = mean_of_whole_utterances(model.contents)
 
     def run(waveforms: np.ndarray) -> list[np.ndarray]:
         (found,) = run_graph(_features(model.net, waveforms).numpy())
@@ -318,7 +389,8 @@ def open_sherpa(model: ModelFile, content: bytes) -> Run:
 def quantized(content: bytes) -> bytes:
     """An ONNX graph in eight bits, with integer weights and dynamically quantised activations.
 
-    The front end stays in float32: its spectra span eight decades, of which 256 steps keep only the loudest parts.
+    The front end stays in float32: its spectra span eight decades, of which 256 steps keep only the
+    loudest parts.
     """
     model = onnx.load_from_string(content)
     kept = [
@@ -359,7 +431,9 @@ def _tensor_bytes(model: ModelFile) -> bytes:
 
 def _embed(net: SpeakerNet, waveforms: np.ndarray) -> list[np.ndarray]:
     lengths = torch.full((len(waveforms),), waveforms.shape[1])
-    return [net.embed(torch.from_numpy(waveforms), lengths, sample_rate=net.sample_rate).float().numpy()]
+    return [
+        net.embed(torch.from_numpy(waveforms), lengths, sample_rate=net.sample_rate).float().numpy()
+    ]
 
 
 def _example(net: SpeakerNet) -> Tensor:
@@ -386,4 +460,5 @@ FORMATS: dict[str, tuple[str, Callable[[ModelFile], bytes], Callable[[bytes], Ru
     ".pt2": ("a torch.export archive", program_bytes, _open_program),
     ".safetensors": ("safetensors", _tensor_bytes, _open_tensors),
 }
-"""File suffix -> title, function that writes the bytes, and function that opens them for running."""
+"""File suffix -> title, function that writes the bytes, and function that opens them for
+running."""

@@ -1,4 +1,6 @@
-"""Identify an embedding as a person in a store or as a stranger; `identify` and `who` share this rule."""
+"""Identify an embedding as a person in a store or as a stranger; `identify` and `who` share this
+rule.
+"""
 
 from dataclasses import dataclass
 
@@ -21,12 +23,16 @@ class Identification:
 
 
 def open_set_threshold(
-    rule: DecisionRule, num_people: int, false_accept_rate: float | None = None, threshold: float | str | None = None
+    rule: DecisionRule,
+    num_people: int,
+    false_accept_rate: float | None = None,
+    threshold: float | str | None = None,
 ) -> float | str:
     """The threshold that scores are compared with, checked before anything is embedded.
 
     Raises:
-        ValueError: both limits were given, or a number is out of range; `NotCalibratedError` without a threshold.
+        ValueError: both limits were given, or a number is out of range; `NotCalibratedError`
+            without a threshold.
     """
     if threshold is None:
         return rule.threshold_of_many(num_people, false_accept_rate)
@@ -43,8 +49,11 @@ def identify_embedding(
     false_accept_rate: float | None = None,
     threshold: float | str | None = None,
 ) -> Identification:
-    """Compare an embedding with everybody in the store; odds below 1 name nobody unless `threshold` is given."""
-    num_people, needs_odds = len(store), threshold is None
+    """Compare an embedding with everybody in the store; odds below 1 name nobody unless `threshold`
+    is given.
+    """
+    num_people = len(store)
+    needs_odds = threshold is None
     limit = open_set_threshold(rule, num_people, false_accept_rate, threshold)
     rate = rule.decide(0.0, threshold=limit).false_accept_rate
     stranger_rate = None if rate is None else min(1.0, rate * num_people)
@@ -52,5 +61,9 @@ def identify_embedding(
     if not candidates:
         return Identification(None, None, (), num_people, stranger_rate)
     decision = rule.decide(candidates[0][1], threshold=limit)
-    is_somebody = decision.same_speaker and not (needs_odds and (decision.log_likelihood_ratio or 0.0) < 0)
-    return Identification(candidates[0][0] if is_somebody else None, decision, candidates, num_people, stranger_rate)
+    is_somebody = decision.same_speaker and not (
+        needs_odds and (decision.log_likelihood_ratio or 0.0) < 0
+    )
+    return Identification(
+        candidates[0][0] if is_somebody else None, decision, candidates, num_people, stranger_rate
+    )

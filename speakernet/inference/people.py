@@ -1,11 +1,13 @@
-"""People known by their voice: names and embeddings in an SQLite file, and identification among them.
+"""People known by their voice: names and embeddings in an SQLite file, and identification among
+them.
 
-The store holds raw embeddings, never audio; a person is represented by the weighted mean of their embeddings.
-`identify` keeps everybody in one matrix in memory, which is reloaded when another process has changed the file.
+The store holds raw embeddings, never audio; a person is represented by the weighted mean of their
+embeddings. `identify` keeps everybody in one matrix in memory, which is reloaded when another
+process has changed the file.
 
-Every action opens the file, so that it may be replaced at any time. It uses a rollback journal rather than a
-write-ahead log: there is one extra file during a write and none afterwards, so network disks and read-only folders
-work too. SQLite overwrites deleted data (`secure_delete`).
+Every action opens the file, so that it may be replaced at any time. It uses a rollback journal
+rather than a write-ahead log: there is one extra file during a write and none afterwards, so
+network disks and read-only folders work too. SQLite overwrites deleted data (`secure_delete`).
 """
 
 import contextlib
@@ -37,13 +39,22 @@ except ImportError:  # Only encrypted stores need it.
     AESGCM = None  # type: ignore[assignment,misc]
 
 from speakernet.evaluation.scoring import Plda, mean_embeddings, pair_scores
-from speakernet.files import FileError, atomic_write, check_writable, free_name, open_regular, reading, writing
+from speakernet.files import (
+    FileError,
+    atomic_write,
+    check_writable,
+    free_name,
+    open_regular,
+    reading,
+    writing,
+)
 from speakernet.terminal import MAX_NAMED
 
 TOP = 5
 APPLICATION_ID = 0x53504B4E  # "SPKN", which `file` also shows
 SCHEMA_VERSION = 2
-"""Version 1, of speakernet 0.2.0, has no digests, and its encryption binds embeddings only to a person's number."""
+"""Version 1, of speakernet 0.2.0, has no digests, and its encryption binds embeddings only to a
+person's number."""
 BUSY_SECONDS = 30.0
 """Time that a process waits while another one writes."""
 PRIVATE = 0o600
@@ -51,12 +62,15 @@ PRIVATE = 0o600
 SQLITE_MARK = b"SQLite format 3\0"
 CHANGES = slice(24, 28)
 """The change counter in the header of an SQLite file."""
-BACKUP_WORD, HALF_WORD = "backup", "half-backup"
+BACKUP_WORD = "backup"
+HALF_WORD = "half-backup"
 EXPECTED = "a store of people, created by `speakernet enroll NAME FILES --store FILE`"
 UNKNOWN = "unknown"
 """The answer for a stranger, and therefore not allowed as a name."""
 LONGEST_NAME = 200
-SALT_BYTES, NONCE_BYTES, KEY_BYTES = 16, 12, 32
+SALT_BYTES = 16
+NONCE_BYTES = 12
+KEY_BYTES = 32
 PROOF = b"speakernet people store"
 SCRYPT_COST = 1 << 15
 """Recommended by OWASP for scrypt with r = 8: 32 MiB and about a tenth of a second."""
@@ -75,7 +89,10 @@ ADD_DIGESTS = """
 ALTER TABLE recordings ADD COLUMN digest TEXT NOT NULL DEFAULT '';
 CREATE UNIQUE INDEX recordings_once ON recordings (person, digest) WHERE digest != ''
 """
-NEW_STORE = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION};{SCHEMA};{ADD_DIGESTS}"
+NEW_STORE = (
+    f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = "
+    f"{SCHEMA_VERSION};{SCHEMA};{ADD_DIGESTS}"
+)
 # Word in SQLite's message -> what to do; the last one fits every message.
 SQLITE_ADVICE = {
     "locked": "end the process that writes it",
@@ -87,7 +104,17 @@ SQLITE_ADVICE = {
 NUM_TABLES = "SELECT COUNT(*) FROM sqlite_master"
 
 INVISIBLE_CATEGORIES = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
-INVISIBLE_LETTERS = {0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0, *range(0xFE00, 0xFE10)}
+INVISIBLE_LETTERS = {
+    0x034F,
+    0x115F,
+    0x1160,
+    0x17B4,
+    0x17B5,
+    0x2800,
+    0x3164,
+    0xFFA0,
+    *range(0xFE00, 0xFE10),
+}
 LOOKALIKES = str.maketrans(
     "\u03c5\u057d\u03b7\u03bd\u043f\u0578\u043a\u03ba\u01380\u043e\u03bf\u0585\u051d\u0461\u03c9\u0448\u0561",
     "uunnnnkkkoooowwwww",
@@ -157,8 +184,8 @@ class PeopleStore(contextlib.AbstractContextManager):
 
     Args:
         path: the file.
-        fingerprint: fingerprint of the model whose embeddings are stored; None opens a store for any model, to list,
-            remove, export or reembed, but does not create one.
+        fingerprint: fingerprint of the model whose embeddings are stored; None opens a store for
+            any model, to list, remove, export or reembed, but does not create one.
         embedding_dim: size of an embedding; None without a fingerprint.
         key: encrypts the embeddings; the same key is needed from then on.
         mean: (dim,) subtracted before scoring, from the model file.
@@ -167,7 +194,8 @@ class PeopleStore(contextlib.AbstractContextManager):
         must_exist: refuse a missing or empty file instead of creating a store.
 
     Raises:
-        StoreError: the file is not a store, is damaged, newer or for a different model, or cannot be opened.
+        StoreError: the file is not a store, is damaged, newer or for a different model, or cannot
+            be opened.
         StoreKeyError: the key is missing, wrong or superfluous.
     """
 
@@ -184,11 +212,16 @@ class PeopleStore(contextlib.AbstractContextManager):
         must_exist: bool = False,
     ) -> None:
         self.path = Path(path)
-        self._fingerprint, self._dim, self._mean, self._plda = fingerprint, embedding_dim, mean, plda
-        self._key, self._model = key, model
+        self._fingerprint = fingerprint
+        self._dim = embedding_dim
+        self._mean = mean
+        self._plda = plda
+        self._key = key
+        self._model = model
         self._aead: Any = None
         self._voices: tuple[tuple[Any, ...], list[str], np.ndarray] = (), [], np.empty((0, 0))
-        """State of the file when read, names, and the unit-length mean embedding of each person, (people, dim)."""
+        """State of the file when read, names, and the unit-length mean embedding of each person,
+        (people, dim)."""
         if fingerprint is not None and not must_exist:
             self._make()
         with self._session() as connection:
@@ -226,15 +259,20 @@ class PeopleStore(contextlib.AbstractContextManager):
             details: for each recording `source`, `seconds`, `speech_seconds`, `warnings`, `digest`.
 
         Raises:
-            StoreError: a bad name, embeddings of the wrong size or with NaN, or a file that cannot be written.
+            StoreError: a bad name, embeddings of the wrong size or with NaN, or a file that cannot
+                be written.
         """
-        name, found = checked_name(name), self._checked(embeddings)
+        name = checked_name(name)
+        found = self._checked(embeddings)
         weighted = np.ones(len(found)) if weights is None else np.asarray(weights, dtype=np.float64)
         if weighted.shape != (len(found),) or not (np.isfinite(weighted) & (weighted > 0)).all():
             raise StoreError(f"weights {weighted}; expected {len(found)} numbers above 0")
         given = zip(found, weighted, details or [{}] * len(found), strict=True)
         with self._session(writes=True) as connection:
-            self._insert(connection, [StoredRecording(name, one, float(weight), **how) for one, weight, how in given])
+            self._insert(
+                connection,
+                [StoredRecording(name, one, float(weight), **how) for one, weight, how in given],
+            )
             return _count(connection, name)
 
     def identify(self, embedding: np.ndarray, top: int = TOP) -> list[tuple[str, float]]:
@@ -252,18 +290,28 @@ class PeopleStore(contextlib.AbstractContextManager):
         if self._voices[0] != state:
             self._voices = (state, *self._read_voices())
         _, names, rows = self._voices
-        scores = pair_scores(unit[None], rows, self._plda)[0] if self._plda else np.clip(rows @ unit, -1.0, 1.0)
+        scores = (
+            pair_scores(unit[None], rows, self._plda)[0]
+            if self._plda
+            else np.clip(rows @ unit, -1.0, 1.0)
+        )
         count = min(max(0, top), len(names))
         # Sorting everybody would take longer than scoring everybody.
-        nearest = np.argpartition(scores, len(names) - count)[len(names) - count :].tolist() if count else []
-        return sorted(((names[row], float(scores[row])) for row in nearest), key=lambda one: (-one[1], one[0]))
+        nearest = (
+            np.argpartition(scores, len(names) - count)[len(names) - count :].tolist()
+            if count
+            else []
+        )
+        return sorted(
+            ((names[row], float(scores[row])) for row in nearest), key=lambda one: (-one[1], one[0])
+        )
 
     def people(self) -> list[Person]:
         """Everybody, by name."""
         with self._session() as connection:
             found = connection.execute(
-                "SELECT name, COUNT(recordings.id), TOTAL(speech_seconds), created, changed FROM people "
-                "LEFT JOIN recordings ON person = people.id GROUP BY people.id ORDER BY name"
+                "SELECT name, COUNT(recordings.id), TOTAL(speech_seconds), created, changed FROM "
+                "people LEFT JOIN recordings ON person = people.id GROUP BY people.id ORDER BY name"
             )
             return [Person(*row) for row in found]
 
@@ -278,7 +326,9 @@ class PeopleStore(contextlib.AbstractContextManager):
             return [recording for _, _, recording in self._select(connection, name)]
 
     def remove(self, name: str) -> int:
-        """Remove a person, but not from backups (see `purge`); returns how many recordings were removed."""
+        """Remove a person, but not from backups (see `purge`); returns how many recordings were
+        removed.
+        """
         name = normal_name(name)
         with self._session(writes=True) as connection:
             count = _count(connection, name)
@@ -287,7 +337,8 @@ class PeopleStore(contextlib.AbstractContextManager):
             return count
 
     def purge(self, name: str) -> list[Path]:
-        """Remove a person from the store and its backups, leaving no readable traces; returns the files they were in.
+        """Remove a person from the store and its backups, leaving no readable traces; returns the
+        files they were in.
 
         If it is killed, running it again finishes the purge.
 
@@ -303,14 +354,16 @@ class PeopleStore(contextlib.AbstractContextManager):
                 connection.execute("PRAGMA journal_mode = DELETE")
                 if connection.execute("DELETE FROM people WHERE name = ?", [name]).rowcount:
                     found.append(path)
-                # Moved pages leave copies of their rows, perhaps since an earlier purge that was killed before this.
+                # Moved pages leave copies of their rows, perhaps since an earlier purge that was
+                # killed before this.
                 connection.execute("VACUUM")
         if not found:
             raise self._nobody(name, "in the store or in a backup")
         return found
 
     def export(self, path: str | os.PathLike, name: str | None = None) -> int:
-        """Write everybody, or one person, to a `.json` or `.npz` file; returns the number of recordings.
+        """Write everybody, or one person, to a `.json` or `.npz` file; returns the number of
+        recordings.
 
         Raises:
             StoreError: nobody has that name, or the suffix is neither .json nor .npz.
@@ -320,18 +373,32 @@ class PeopleStore(contextlib.AbstractContextManager):
         if path.suffix not in (".json", ".npz"):
             raise StoreError(f"{path}: expected a file name ending in .json or .npz")
         check_writable(path)
-        recordings, facts, is_json = self.recordings(name), self.facts, path.suffix == ".json"
+        recordings = self.recordings(name)
+        facts = self.facts
+        is_json = path.suffix == ".json"
         if name is not None and not recordings:
             raise self._nobody(name)
         rows = [dataclasses.asdict(one) for one in recordings]
         with atomic_write(path, "w" if is_json else "wb") as file:
             if is_json:
-                json.dump({**facts, "recordings": rows}, file, default=np.ndarray.tolist, ensure_ascii=False, indent=1)
+                json.dump(
+                    {**facts, "recordings": rows},
+                    file,
+                    default=np.ndarray.tolist,
+                    ensure_ascii=False,
+                    indent=1,
+                )
             else:
                 columns: dict[str, Any] = {
-                    one.name: [row[one.name] for row in rows] for one in dataclasses.fields(StoredRecording)
+                    one.name: [row[one.name] for row in rows]
+                    for one in dataclasses.fields(StoredRecording)
                 }
-                np.savez(file, embeddings=columns.pop("embedding"), fingerprint=facts["fingerprint"], **columns)
+                np.savez(
+                    file,
+                    embeddings=columns.pop("embedding"),
+                    fingerprint=facts["fingerprint"],
+                    **columns,
+                )
         path.chmod(PRIVATE)
         return len(recordings)
 
@@ -346,46 +413,61 @@ class PeopleStore(contextlib.AbstractContextManager):
         model: str = "",
         drops_missing: bool = False,
     ) -> list[str]:
-        """Switch to a different model: embed every recording again from its file, back up the store, and update it.
+        """Switch to a different model: embed every recording again from its file, back up the
+        store, and update it.
 
         Args:
-            embed: returns the embedding (dim,) of a recording; raises ValueError if its file cannot be read.
+            embed: returns the embedding (dim,) of a recording; raises ValueError if its file cannot
+                be read.
             fingerprint: fingerprint of the new model.
             embedding_dim: embedding size of the new model.
             mean: subtracted before scoring.
             plda: replaces the cosine as the score.
             model: name of the new model file.
-            drops_missing: drop recordings that cannot be read; otherwise any such recording is an error.
+            drops_missing: drop recordings that cannot be read; otherwise any such recording is an
+                error.
 
         Returns:
             A sentence for each recording that was left out.
 
         Raises:
-            StoreError: recordings that cannot be read (the first ten are named), or the file cannot be written.
+            StoreError: recordings that cannot be read (the first ten are named), or the file cannot
+                be written.
         """
         made: list[StoredRecording] = []
         problems = []
-        state, kept = self._state(), self.recordings()
+        state = self._state()
+        kept = self.recordings()
         for one in kept:
             try:
-                made.append(dataclasses.replace(one, embedding=np.asarray(embed(one), dtype=np.float32).reshape(-1)))
+                made.append(
+                    dataclasses.replace(
+                        one, embedding=np.asarray(embed(one), dtype=np.float32).reshape(-1)
+                    )
+                )
             except ValueError as error:
                 problems.append(f"{one.name}: {error}")
         if problems and not drops_missing:
             raise StoreError(
-                f"{self.path}: {len(problems)} of {len(kept)} recordings cannot be embedded again; nothing was "
-                f"changed: {'; '.join(problems[:MAX_NAMED])}{' …' if len(problems) > MAX_NAMED else ''}"
+                f"{self.path}: {len(problems)} of {len(kept)} recordings cannot be embedded again; "
+                "nothing was changed: "
+                f"{'; '.join(problems[:MAX_NAMED])}{' …' if len(problems) > MAX_NAMED else ''}"
             )
         self._back_up()
         with self._session(writes=True) as connection:
             if self._state() != state:
-                raise StoreError(f"{self.path}: another process has just changed the store; try again")
+                raise StoreError(
+                    f"{self.path}: another process has just changed the store; try again"
+                )
             connection.execute("DELETE FROM recordings")
             new = {"fingerprint": fingerprint, "embedding_dim": embedding_dim, "model": model}
             connection.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", new.items())
             self._insert(connection, made)
             connection.execute("DELETE FROM people WHERE id NOT IN (SELECT person FROM recordings)")
-        self._fingerprint, self._dim, self._mean, self._plda = fingerprint, embedding_dim, mean, plda
+        self._fingerprint = fingerprint
+        self._dim = embedding_dim
+        self._mean = mean
+        self._plda = plda
         return problems
 
     @contextlib.contextmanager
@@ -405,7 +487,9 @@ class PeopleStore(contextlib.AbstractContextManager):
             if not self.path.exists():
                 self.path.touch(PRIVATE)
         salt = os.urandom(SALT_BYTES)
-        facts: dict[str, Any] = dict(zip(FACTS, (self._fingerprint, self._dim, self._model, _now()), strict=True))
+        facts: dict[str, Any] = dict(
+            zip(FACTS, (self._fingerprint, self._dim, self._model, _now()), strict=True)
+        )
         with _connected(self.path, is_empty=True) as connection:
             # A process killed while creating a store leaves only an empty file.
             if _value(connection, NUM_TABLES):
@@ -423,18 +507,24 @@ class PeopleStore(contextlib.AbstractContextManager):
     def _check(self, facts: Mapping[str, Any]) -> None:
         """Check that the store matches the expected model and key."""
         if "fingerprint" not in facts:
-            raise StoreError(f"{self.path}: the store is empty and names no model; remove the file and enrol again")
+            raise StoreError(
+                f"{self.path}: the store is empty and names no model; remove the file and enrol "
+                "again"
+            )
         if self._fingerprint is None:
             self._dim = int(facts["embedding_dim"])
         elif (facts["fingerprint"], facts["embedding_dim"]) != (self._fingerprint, self._dim):
             model = self._model or "MODEL"
             raise StoreError(
                 f"{self.path} belongs to a different model, {facts['model']} (fingerprint "
-                f"{facts['fingerprint'][:12]}; {model} has {self._fingerprint[:12]}); use that model, or switch with "
-                f"`speakernet people reembed --model {model} --store {shlex.quote(str(self.path))}`"
+                f"{facts['fingerprint'][:12]}; {model} has {self._fingerprint[:12]}); use that "
+                f"model, or switch with `speakernet people reembed --model {model} --store "
+                f"{shlex.quote(str(self.path))}`"
             )
         if "salt" not in facts and self._key is not None:
-            raise StoreKeyError(f"{self.path} is not encrypted, but a key was given; leave the key out")
+            raise StoreKeyError(
+                f"{self.path} is not encrypted, but a key was given; leave the key out"
+            )
         # Without a fingerprint, people are only listed or removed, which needs no key.
         if "salt" in facts and self._key is None and self._fingerprint is not None:
             raise self._without_key()
@@ -452,16 +542,24 @@ class PeopleStore(contextlib.AbstractContextManager):
         return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, counted
 
     def _without_key(self) -> StoreKeyError:
-        return StoreKeyError(f"{self.path} is encrypted; give its key (--key-file FILE, in Python key=…)")
+        return StoreKeyError(
+            f"{self.path} is encrypted; give its key (--key-file FILE, in Python key=…)"
+        )
 
-    def _insert(self, connection: sqlite3.Connection, recordings: Iterable[StoredRecording]) -> None:
-        """Add recordings without duplicates inside a transaction; a store of an older version is upgraded."""
+    def _insert(
+        self, connection: sqlite3.Connection, recordings: Iterable[StoredRecording]
+    ) -> None:
+        """Add recordings without duplicates inside a transaction; a store of an older version is
+        upgraded.
+        """
         if _value(connection, "PRAGMA user_version") < SCHEMA_VERSION:
             kept = self._select(connection)
             for statement in (*ADD_DIGESTS.split(";"), f"PRAGMA user_version = {SCHEMA_VERSION}"):
                 connection.execute(statement)
             sealed = [(*self._sealed(person, one), row) for row, person, one in kept]
-            connection.executemany("UPDATE recordings SET embedding = ?, checksum = ? WHERE id = ?", sealed)
+            connection.executemany(
+                "UPDATE recordings SET embedding = ?, checksum = ? WHERE id = ?", sealed
+            )
         now = _now()
         for name, several in itertools.groupby(recordings, key=attrgetter("name")):
             connection.execute(
@@ -471,11 +569,19 @@ class PeopleStore(contextlib.AbstractContextManager):
             )
             person = _value(connection, "SELECT id FROM people WHERE name = ?", name)
             for one in several:
-                row = (person, one.source, one.seconds, one.speech_seconds, one.weight, one.warnings, one.added or now)
+                row = (
+                    person,
+                    one.source,
+                    one.seconds,
+                    one.speech_seconds,
+                    one.weight,
+                    one.warnings,
+                    one.added or now,
+                )
                 connection.execute(
-                    "INSERT INTO recordings (person, source, seconds, speech_seconds, weight, warnings, added, "
-                    "digest, embedding, checksum) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
-                    "ON CONFLICT (person, digest) WHERE digest != '' DO NOTHING",
+                    "INSERT INTO recordings (person, source, seconds, speech_seconds, weight, "
+                    "warnings, added, digest, embedding, checksum) VALUES (?, ?, ?, ?, ?, ?, ?, ?, "
+                    "?, ?) ON CONFLICT (person, digest) WHERE digest != '' DO NOTHING",
                     (*row, one.digest, *self._sealed(person, one)),
                 )
 
@@ -494,9 +600,10 @@ class PeopleStore(contextlib.AbstractContextManager):
             raise self._without_key()
         is_old = _value(connection, "PRAGMA user_version") < SCHEMA_VERSION
         rows = connection.execute(
-            "SELECT recordings.id, person, embedding, checksum, people.name, weight, source, seconds, "
-            f"speech_seconds, warnings, added, {repr('') if is_old else 'digest'} FROM recordings JOIN people ON "
-            f"person = people.id {'' if name is None else 'WHERE people.name = ?'} ORDER BY person, recordings.id",
+            "SELECT recordings.id, person, embedding, checksum, people.name, weight, source, "
+            f"seconds, speech_seconds, warnings, added, {repr('') if is_old else 'digest'} FROM "
+            "recordings JOIN people ON person = people.id "
+            f"{'' if name is None else 'WHERE people.name = ?'} ORDER BY person, recordings.id",
             [] if name is None else [normal_name(name)],
         )
         found = []
@@ -505,26 +612,33 @@ class PeopleStore(contextlib.AbstractContextManager):
             is_whole = zlib.crc32(content, zlib.crc32(one.name.encode())) == checksum
             if is_whole and self._aead is not None:
                 content = _unseal(
-                    self.path, self._aead, content, b"person %d" % person if is_old else _place(person, one)
+                    self.path,
+                    self._aead,
+                    content,
+                    b"person %d" % person if is_old else _place(person, one),
                 )
             if not is_whole or len(content) != 4 * (self._dim or 0):
                 raise StoreError(
-                    f"{self.path}: a recording of {one.name!r} is damaged; use a backup, or remove this person and "
-                    "enrol them again"
+                    f"{self.path}: a recording of {one.name!r} is damaged; use a backup, or remove "
+                    "this person and enrol them again"
                 )
             embedding = np.frombuffer(content, dtype="<f4").astype(np.float32)
             found.append((row, person, dataclasses.replace(one, embedding=embedding)))
         return found
 
     def _read_voices(self) -> tuple[list[str], np.ndarray]:
-        """All names, and the unit-length weighted mean of each person's recordings, (people, dim)."""
+        """All names, and the unit-length weighted mean of each person's recordings, (people,
+        dim).
+        """
         kept = self.recordings()
         if not kept:
             return [], np.empty((0, self._dim or 0), dtype=np.float32)
         units = mean_embeddings(np.stack([one.embedding for one in kept]), self._mean)
         weighted = units * np.array([one.weight for one in kept], dtype=np.float32)[:, None]
         starts = [row for row, one in enumerate(kept) if not row or one.name != kept[row - 1].name]
-        return [kept[start].name for start in starts], mean_embeddings(np.add.reduceat(weighted, starts, axis=0))
+        return [kept[start].name for start in starts], mean_embeddings(
+            np.add.reduceat(weighted, starts, axis=0)
+        )
 
     def _back_up(self) -> None:
         """Copy the store to a file beside it, which gets its name only when complete."""
@@ -542,27 +656,44 @@ class PeopleStore(contextlib.AbstractContextManager):
     def _checked(self, embeddings: np.ndarray) -> np.ndarray:
         """The embeddings as float32, or StoreError."""
         found = np.asarray(embeddings, dtype=np.float32)
-        if found.ndim != 2 or found.shape[1] != self._dim or not len(found) or not np.isfinite(found).all():
-            raise StoreError(f"embeddings of shape {found.shape}; expected (recordings, {self._dim}) finite numbers")
+        if (
+            found.ndim != 2
+            or found.shape[1] != self._dim
+            or not len(found)
+            or not np.isfinite(found).all()
+        ):
+            raise StoreError(
+                f"embeddings of shape {found.shape}; expected (recordings, {self._dim}) finite "
+                "numbers"
+            )
         return found
 
     def _nobody(self, name: str, where: str = "in the store") -> StoreError:
-        return StoreError(f"{self.path}: nobody is called {name!r} {where}; `speakernet people list` shows all names")
+        return StoreError(
+            f"{self.path}: nobody is called {name!r} {where}; `speakernet people list` shows all "
+            "names"
+        )
 
 
 @functools.lru_cache(maxsize=4)
 def _aead(key: str | bytes, salt: bytes) -> Any:
     """AES-GCM with a key derived by scrypt from the passphrase and the store's salt."""
     if not key:
-        raise StoreKeyError("the key is empty; give a passphrase, or no key for an unencrypted store")
+        raise StoreKeyError(
+            "the key is empty; give a passphrase, or no key for an unencrypted store"
+        )
     if AESGCM is None:
-        raise StoreKeyError("encryption needs an additional package: pip install 'speakernet[encryption]'")
+        raise StoreKeyError(
+            "encryption needs an additional package: pip install 'speakernet[encryption]'"
+        )
     secret = key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key
     return AESGCM(Scrypt(salt=salt, length=KEY_BYTES, n=SCRYPT_COST, r=8, p=1).derive(secret))
 
 
 def _seal(aead: Any, content: bytes, place: bytes) -> bytes:
-    """Encrypt with a new nonce, bound to `place`: bytes that are moved to a different row cannot be decrypted."""
+    """Encrypt with a new nonce, bound to `place`: bytes that are moved to a different row cannot be
+    decrypted.
+    """
     nonce = os.urandom(NONCE_BYTES)
     return nonce + bytes(aead.encrypt(nonce, content, place))
 
@@ -571,7 +702,9 @@ def _unseal(path: Path, aead: Any, sealed: bytes, place: bytes) -> bytes:
     try:
         return bytes(aead.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], place))
     except (InvalidTag, ValueError) as error:
-        raise StoreKeyError(f"{path}: decryption failed; the key is wrong, or the store was tampered with") from error
+        raise StoreKeyError(
+            f"{path}: decryption failed; the key is wrong, or the store was tampered with"
+        ) from error
 
 
 def normal_name(name: str) -> str:
@@ -583,8 +716,8 @@ def checked_name(name: str) -> str:
     r"""A person's name as stored, after checking that it is allowed.
 
     Raises:
-        StoreError: the name is empty, too long, `.`, `..`, similar to `unknown`, or `speaker N`, or has invisible
-            characters.
+        StoreError: the name is empty, too long, `.`, `..`, similar to `unknown`, or `speaker N`, or
+            has invisible characters.
 
     Examples:
         >>> checked_name(" Zoe\u0308 "), checked_name("O'Brien; DROP TABLE")
@@ -592,13 +725,17 @@ def checked_name(name: str) -> str:
     """
     found = normal_name(name)
     letters = unicodedata.normalize("NFKD", found).casefold().translate(LOOKALIKES)
-    is_hidden = any(ord(one) in INVISIBLE_LETTERS or unicodedata.category(one) in INVISIBLE_CATEGORIES for one in found)
+    is_hidden = any(
+        ord(one) in INVISIBLE_LETTERS or unicodedata.category(one) in INVISIBLE_CATEGORIES
+        for one in found
+    )
     shown = "".join(one for one in letters if not unicodedata.combining(one))
     is_taken = shown in ("", ".", "..", UNKNOWN) or re.fullmatch(r"speaker\s+\d+", found.casefold())
     if is_hidden or len(found) > LONGEST_NAME or is_taken:
         raise StoreError(
-            f"the name {found[:20]!a} ({len(found)} characters) is not allowed; expected 1 to {LONGEST_NAME} visible "
-            f"characters in one line, but not '.', '..', {UNKNOWN!r} or 'speaker N' (the last two denote strangers)"
+            f"the name {found[:20]!a} ({len(found)} characters) is not allowed; expected 1 to "
+            f"{LONGEST_NAME} visible characters in one line, but not '.', '..', {UNKNOWN!r} or "
+            "'speaker N' (the last two denote strangers)"
         )
     return found
 
@@ -624,24 +761,35 @@ def _connected(path: Path, *, is_empty: bool = False) -> Iterator[sqlite3.Connec
         raise StoreError(f"{path}: not an SQLite file; expected {EXPECTED}")
     uri = f"{path.absolute().as_uri()}?mode=rw"
     try:
-        with contextlib.closing(sqlite3.connect(uri, BUSY_SECONDS, isolation_level=None, uri=True)) as connection:
+        with contextlib.closing(
+            sqlite3.connect(uri, BUSY_SECONDS, isolation_level=None, uri=True)
+        ) as connection:
             # Deleted data is overwritten; a kill or a power cut loses no commit.
-            for setting in ("secure_delete = ON", "synchronous = FULL", "foreign_keys = ON", "trusted_schema = OFF"):
+            for setting in (
+                "secure_delete = ON",
+                "synchronous = FULL",
+                "foreign_keys = ON",
+                "trusted_schema = OFF",
+            ):
                 connection.execute(f"PRAGMA {setting}")
-            program, version = (_value(connection, f"PRAGMA {fact}") for fact in ("application_id", "user_version"))
+            program, version = (
+                _value(connection, f"PRAGMA {fact}") for fact in ("application_id", "user_version")
+            )
             # Only this query rolls back the unfinished transaction of a killed process.
             if not is_empty and not _value(connection, "PRAGMA page_count"):
                 raise StoreError(f"{path}: an empty file; expected {EXPECTED}")
             if not is_empty and (program != APPLICATION_ID or not 1 <= version <= SCHEMA_VERSION):
                 raise StoreError(
-                    f"{path}: not a store of people that this speakernet can read (version {version}; it reads up to "
-                    f"{SCHEMA_VERSION}); expected {EXPECTED}"
+                    f"{path}: not a store of people that this speakernet can read (version "
+                    f"{version}; it reads up to {SCHEMA_VERSION}); expected {EXPECTED}"
                 )
             yield connection
     except sqlite3.Error as error:
         reason = " ".join(str(error).split())
         advice = next(text for word, text in SQLITE_ADVICE.items() if word in reason)
-        raise StoreError(f"{path} cannot be used ({reason}), and nothing was changed; {advice}") from error
+        raise StoreError(
+            f"{path} cannot be used ({reason}), and nothing was changed; {advice}"
+        ) from error
 
 
 def _value(connection: sqlite3.Connection, query: str, *values: Any) -> Any:
@@ -654,12 +802,16 @@ def _facts(connection: sqlite3.Connection) -> dict[str, Any]:
 
 
 def _count(connection: sqlite3.Connection, name: str) -> int:
-    counted = "SELECT COUNT(*) FROM recordings JOIN people ON person = people.id WHERE people.name = ?"
+    counted = (
+        "SELECT COUNT(*) FROM recordings JOIN people ON person = people.id WHERE people.name = ?"
+    )
     return int(_value(connection, counted, name))
 
 
 def _place(person: int, one: StoredRecording) -> bytes:
-    """What encryption binds an embedding to: if its name, weight or digest is changed, decryption fails."""
+    """What encryption binds an embedding to: if its name, weight or digest is changed, decryption
+    fails.
+    """
     return f"person {person} {one.weight!r} {one.digest} {one.name}".encode()
 
 

@@ -1,6 +1,8 @@
-"""Recordings as input to a network, from a file, an array, command-line arguments or a pipe, and their quality.
+"""Recordings as input to a network, from a file, an array, command-line arguments or a pipe, and
+their quality.
 
-Long recordings are read piece by piece, so that memory does not grow with them. No network is needed here.
+Long recordings are read piece by piece, so that memory does not grow with them. No network is
+needed here.
 """
 
 import hashlib
@@ -43,12 +45,15 @@ STANDARD_INPUT = "-"
 LIST_FORM = "a list of audio files with lines `path` or `speaker path`"
 
 HEADER_BYTES = 4096
-"""The samples of a piped WAV must begin within this many bytes; recorders write a few dozen before them."""
+"""The samples of a piped WAV must begin within this many bytes; recorders write a few dozen before
+them."""
 UNKNOWN_LENGTH = 1 << 62
 CHUNK_SECONDS = 0.1
 
-MIN_ENROL_SECONDS, MIN_TEST_SECONDS = 2.0, 1.0
-"""Speech needed for enrolment and in a test; with less, scores vary so much that the voice is often not recognised."""
+MIN_ENROL_SECONDS = 2.0
+MIN_TEST_SECONDS = 1.0
+"""Speech needed for enrolment and in a test; with less, scores vary so much that the voice is often
+not recognised."""
 MAX_SPEECH_SECONDS = 30.0
 """More speech adds no weight to a recording: it is still the same session."""
 MIN_WEIGHT_SECONDS = 0.1
@@ -61,13 +66,18 @@ SPEECH_RANGE_DB = 30.0
 SPEECH_SHARE_OF_RANGE = 0.25
 """Speech is at least this share of the way from the quiet frames to the loudest."""
 MIN_RANGE_DB = 3.0
-"""If loud and quiet frames differ by less, the sound is a tone or a hiss: speech has pauses and stops."""
+"""If loud and quiet frames differ by less, the sound is a tone or a hiss: speech has pauses and
+stops."""
 NOISY_DB = 10.0
-CLIPPED_SHARE, CLIP_LEVEL, NEAR_PEAK = 0.001, 0.98, 0.999
+CLIPPED_SHARE = 0.001
+CLIP_LEVEL = 0.98
+NEAR_PEAK = 0.999
 SPECTRUM_SAMPLES = 512
-BAND_HZ, UPPER_BAND_HZ = (300.0, 3400.0), (5000.0, 7500.0)
+BAND_HZ = (300.0, 3400.0)
+UPPER_BAND_HZ = (5000.0, 7500.0)
 BAND_LIMITED_DB = -60.0
-"""Power density above the telephone band relative to that within it; audio resampled from 8 kHz is below -65 dB."""
+"""Power density above the telephone band relative to that within it; audio resampled from 8 kHz is
+below -65 dB."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +104,12 @@ class Recording:
         return read_audio(self.file, start, num_samples, self.sample_rate)
 
     def pieces(self, row: int = 0) -> Iterator[tuple[Stretch, np.ndarray]]:
-        """The whole recording, or the windows of a long one, one by one; the pieces belong to row `row`."""
-        for stretch in stretches_of(np.zeros(1, np.int64), np.array([self.num_samples]), self.sample_rate):
+        """The whole recording, or the windows of a long one, one by one; the pieces belong to row
+        `row`.
+        """
+        for stretch in stretches_of(
+            np.zeros(1, np.int64), np.array([self.num_samples]), self.sample_rate
+        ):
             yield replace(stretch, row=row), self.read(stretch.start, stretch.num_samples)
 
 
@@ -109,11 +123,17 @@ def open_recording(audio: Audio, sample_rate: int | None, wanted_rate: int) -> R
     if isinstance(audio, str | os.PathLike):
         info = audio_info(path := Path(audio))
         if not info.num_samples:
-            raise AudioError(f"{path}: the file has a header but no samples; convert it again from its source")
+            raise AudioError(
+                f"{path}: the file has a header but no samples; convert it again from its source"
+            )
         num_samples = info.num_samples_at(wanted_rate)
-        return Recording(str(path), wanted_rate, num_samples, file=path, is_cut_off=info.is_truncated)
+        return Recording(
+            str(path), wanted_rate, num_samples, file=path, is_cut_off=info.is_truncated
+        )
     if not isinstance(audio, np.ndarray | Tensor):
-        raise AudioError(f"audio is a {type(audio).__name__}; expected a file or an array of samples")
+        raise AudioError(
+            f"audio is a {type(audio).__name__}; expected a file or an array of samples"
+        )
     if sample_rate is None:
         raise AudioError(f"an array has no sample rate; give sample_rate, such as {wanted_rate}")
     array = audio.detach().cpu().numpy() if isinstance(audio, Tensor) else audio
@@ -121,8 +141,11 @@ def open_recording(audio: Audio, sample_rate: int | None, wanted_rate: int) -> R
     return Recording("the array", wanted_rate, len(samples), samples=samples)
 
 
-def audio_inputs(given: Sequence[str], sample_rate: int, lines: Iterable[str] = ()) -> tuple[AudioSource, StringTable]:
-    """All recordings in the given files, folders, lists, `-` (names in `lines`), or one packed corpus or Kaldi folder.
+def audio_inputs(
+    given: Sequence[str], sample_rate: int, lines: Iterable[str] = ()
+) -> tuple[AudioSource, StringTable]:
+    """All recordings in the given files, folders, lists, `-` (names in `lines`), or one packed
+    corpus or Kaldi folder.
 
     Returns:
         The source that reads them by name, and the names, each once and in order.
@@ -136,7 +159,9 @@ def audio_inputs(given: Sequence[str], sample_rate: int, lines: Iterable[str] = 
         return source, source.index.names if isinstance(source, PackedSource) else source.names
     names = dict.fromkeys(name for one in given for name in _files_of(one, lines))
     if not names:
-        raise AudioError("no audio was given; expected files, folders, lists, or - for names on standard input")
+        raise AudioError(
+            "no audio was given; expected files, folders, lists, or - for names on standard input"
+        )
     # A lookup table of a few files is not worth keeping.
     return FolderSource(".", sample_rate, keep_lookup=False), StringTable.from_strings(names)
 
@@ -170,21 +195,28 @@ def _listed(lines: Iterable[str], where: str, folder: Path) -> list[str]:
     for number, line in enumerate(lines, start=1):
         # Try the whole line first, since a path may contain spaces.
         candidates = [line.strip(), *line.split(maxsplit=1)[1:]] if line.strip() else []
-        paths = [root / names_below.on_disk(one.strip()) for one in candidates for root, names_below in places]
+        paths = [
+            root / names_below.on_disk(one.strip())
+            for one in candidates
+            for root, names_below in places
+        ]
         found = [str(path) for path in paths if path.is_file()]
         if candidates and not found:
             searched = "the working directory" + ("" if folder.samefile(".") else f" or {folder}")
             advice = advice_on_name(candidates[-1].strip()) or f"expected {LIST_FORM}"
             raise ListError(
-                f"{where}, line {number}: found no file {' nor '.join(repr(one[:200]) for one in candidates[::-1])} in "
-                f"{searched}; {advice}"
+                f"{where}, line {number}: found no file "
+                f"{' nor '.join(repr(one[:200]) for one in candidates[::-1])} in {searched}; "
+                f"{advice}"
             )
         names += found[:1]
     return names
 
 
 def open_piped(file: BinaryIO) -> tuple[AudioInfo, bytes]:
-    """The layout of a WAV that is still being written, and the samples read along with its header."""
+    """The layout of a WAV that is still being written, and the samples read along with its
+    header.
+    """
     head = b""
     # A pipe may return less than requested.
     while len(head) < HEADER_BYTES and (block := file.read(HEADER_BYTES - len(head))):
@@ -192,8 +224,9 @@ def open_piped(file: BinaryIO) -> tuple[AudioInfo, bytes]:
     info = parse_riff(io.BytesIO(head), "standard input", UNKNOWN_LENGTH)
     if info is None or info.data_offset > len(head):
         raise AudioError(
-            f"standard input: {'not an uncompressed WAV' if head else 'empty'}; pipe one into the command, for example "
-            "with `arecord -f S16_LE -r 16000 -t wav |` or `ffmpeg -i FILE -f wav - |`"
+            f"standard input: {'not an uncompressed WAV' if head else 'empty'}; pipe one into the "
+            "command, for example with `arecord -f S16_LE -r 16000 -t wav |` or `ffmpeg -i FILE -f "
+            "wav - |`"
         )
     return info, head[info.data_offset :]
 
@@ -229,8 +262,9 @@ def inspect_recording(
 ) -> Quality:
     """Inspect a recording piece by piece.
 
-    Speech is found by energy: frames that are louder than the quiet ones. This is enough to estimate the amount of
-    speech and to rank recordings by noise, but it is not an exact measurement.
+    Speech is found by energy: frames that are louder than the quiet ones. This is enough to
+    estimate the amount of speech and to rank recordings by noise, but it is not an exact
+    measurement.
 
     Raises:
         AudioError: audio that cannot be read, is silent, or is shorter than a syllable.
@@ -240,45 +274,61 @@ def inspect_recording(
     0.0
     """
     recording = open_recording(audio, sample_rate, SAMPLE_RATE)
-    name, digest = recording.name, hashlib.sha256()
-    powers, peaks = [], []
+    name = recording.name
+    digest = hashlib.sha256()
+    powers = []
+    peaks = []
     spectrum = np.zeros(SPECTRUM_SAMPLES // 2 + 1)
     for _, waveform in recording.pieces():
         digest.update(waveform.astype("<f4").tobytes())
         powers.append(frame_powers(waveform, recording.sample_rate))
         magnitudes = np.abs(waveform)
         peak = float(magnitudes.max(initial=1e-9))
-        peaks.append([peak, *(np.count_nonzero(magnitudes >= level) for level in (NEAR_PEAK * peak, CLIP_LEVEL))])
-        frames = waveform[: len(waveform) // SPECTRUM_SAMPLES * SPECTRUM_SAMPLES].reshape(-1, SPECTRUM_SAMPLES)
+        peaks.append(
+            [
+                peak,
+                *(
+                    np.count_nonzero(magnitudes >= level)
+                    for level in (NEAR_PEAK * peak, CLIP_LEVEL)
+                ),
+            ]
+        )
+        frames = waveform[: len(waveform) // SPECTRUM_SAMPLES * SPECTRUM_SAMPLES].reshape(
+            -1, SPECTRUM_SAMPLES
+        )
         # Loud frames dominate the sum, so pauses need not be removed.
-        spectrum += np.square(np.abs(np.fft.rfft(frames * np.hanning(SPECTRUM_SAMPLES), axis=1))).sum(axis=0)
+        spectrum += np.square(
+            np.abs(np.fft.rfft(frames * np.hanning(SPECTRUM_SAMPLES), axis=1))
+        ).sum(axis=0)
     levels = 10 * np.log10((power := np.concatenate(powers)) + 1e-12)
-    speech_seconds, ratio = float(are_speech(levels).mean()) * recording.seconds, power_ratio_db(power)
+    speech_seconds = float(are_speech(levels).mean()) * recording.seconds
+    ratio = power_ratio_db(power)
     if not speech_seconds and float(levels.max()) < SILENT_DB:
         raise AudioError(
-            f"{name}: silent: nothing is louder than {SILENT_DB:g} dB relative to full scale; turn the microphone up "
-            "and record again"
+            f"{name}: silent: nothing is louder than {SILENT_DB:g} dB relative to full scale; turn "
+            "the microphone up and record again"
         )
     if recording.seconds < MIN_SECONDS:
         raise AudioError(
-            f"{name}: {recording.seconds:.3f} s of audio is too short to recognise a voice; expected at least "
-            f"{MIN_SECONDS:g} s, and several seconds for a reliable answer"
+            f"{name}: {recording.seconds:.3f} s of audio is too short to recognise a voice; "
+            f"expected at least {MIN_SECONDS:g} s, and several seconds for a reliable answer"
         )
     highest, near, full = np.array(peaks).T
     # Clipped at full scale, or at the recording's own peak below it.
     num_clipped = max(near[highest >= NEAR_PEAK * highest.max()].sum(), full.sum())
     found = {
         f"no speech was found in {recording.seconds:.2f} s of audio": not speech_seconds,
-        f"too short: {speech_seconds:.2f} s of speech in {recording.seconds:.2f} s; expected at least "
-        f"{min_speech_seconds:g} s": 0 < speech_seconds < min_speech_seconds,
-        "cut off: the file is shorter than its header says; copy or record it again": recording.is_cut_off,
+        f"too short: {speech_seconds:.2f} s of speech in {recording.seconds:.2f} s; expected at "
+        f"least {min_speech_seconds:g} s": 0 < speech_seconds < min_speech_seconds,
+        "cut off: the file is shorter than its header says; copy or record it "
+        "again": recording.is_cut_off,
         "clipped: too many samples are at the peak level; record at a lower level": (
             num_clipped > CLIPPED_SHARE * recording.num_samples
         ),
-        f"noisy: speech is only {ratio:.0f} dB above the quiet parts": speech_seconds and ratio < NOISY_DB,
-        "band-limited: nothing above 4 kHz, as over a telephone; use the same microphone to enrol and to verify": (
-            _is_band_limited(spectrum, recording.sample_rate)
-        ),
+        f"noisy: speech is only {ratio:.0f} dB above the quiet parts": speech_seconds
+        and ratio < NOISY_DB,
+        "band-limited: nothing above 4 kHz, as over a telephone; use the same microphone to enrol "
+        "and to verify": (_is_band_limited(spectrum, recording.sample_rate)),
     }
     warnings = tuple(text for text, is_so in found.items() if is_so)
     return Quality(name, recording.seconds, speech_seconds, ratio, warnings, digest.hexdigest())
@@ -298,9 +348,14 @@ def are_speech(levels: np.ndarray) -> np.ndarray:
 
 
 def _is_band_limited(spectrum: np.ndarray, sample_rate: int) -> bool:
-    """Whether the band above the telephone band is empty; False if the sample rate is too low for that band."""
+    """Whether the band above the telephone band is empty; False if the sample rate is too low for
+    that band.
+    """
     if sample_rate / 2 < UPPER_BAND_HZ[1]:
         return False
     hz = np.linspace(0, sample_rate / 2, len(spectrum))
-    low, high = (spectrum[(hz >= band[0]) & (hz <= band[1])].mean() + 1e-12 for band in (BAND_HZ, UPPER_BAND_HZ))
+    low, high = (
+        spectrum[(hz >= band[0]) & (hz <= band[1])].mean() + 1e-12
+        for band in (BAND_HZ, UPPER_BAND_HZ)
+    )
     return bool(10 * np.log10(high / low) < BAND_LIMITED_DB)

@@ -1,9 +1,9 @@
 """Use a model file: from recordings or features to embeddings, decisions and streams of decisions.
 
-This file uses model files, audio and the network, but no training code and no configuration; `speakernet.evaluation`
-scores trial lists. People are enrolled and identified here and stored by `speakernet.inference.people`. Each recording
-is inspected first: too little speech, noise, clipping, or a voice unlike the person's other recordings cause a warning
-or a refusal.
+This file uses model files, audio and the network, but no training code and no configuration;
+`speakernet.evaluation` scores trial lists. People are enrolled and identified here and stored by
+`speakernet.inference.people`. Each recording is inspected first: too little speech, noise,
+clipping, or a voice unlike the person's other recordings cause a warning or a refusal.
 """
 
 import functools
@@ -22,9 +22,18 @@ from torch import Tensor
 from speakernet.data.audio import AudioError, audio_of_array
 from speakernet.evaluation.embedding import Stretch, batches_of, padded, weights_digest
 from speakernet.evaluation.results import html_table
-from speakernet.evaluation.scoring import mean_embeddings, mean_of_whole_utterances, pair_scores, plda_of
+from speakernet.evaluation.scoring import (
+    mean_embeddings,
+    mean_of_whole_utterances,
+    pair_scores,
+    plda_of,
+)
 from speakernet.inference.decision import UNCALIBRATED_THRESHOLD, Decision, DecisionRule
-from speakernet.inference.identification import Identification, identify_embedding, open_set_threshold
+from speakernet.inference.identification import (
+    Identification,
+    identify_embedding,
+    open_set_threshold,
+)
 from speakernet.inference.people import TOP, PeopleStore, checked_name
 from speakernet.inference.recordings import (
     MAX_SPEECH_SECONDS,
@@ -48,7 +57,8 @@ if TYPE_CHECKING:
 
 BATCH_SIZE = 16
 """Recordings embedded at once; a long one is a batch by itself."""
-TRACK_WINDOW_SECONDS, TRACK_HOP_SECONDS = 3.0, 1.0
+TRACK_WINDOW_SECONDS = 3.0
+TRACK_HOP_SECONDS = 1.0
 STEP_SECONDS = 1.0
 """Time between two states of a stream."""
 WINDOW_SECONDS = 10.0
@@ -80,7 +90,8 @@ class StreamState:
         seconds: audio received so far.
         embedding: (1, dim) of all of it, unnormalised.
         score: score against the enrolled embedding; None if nobody is enrolled.
-        decision: the decision on this score; None if nobody is enrolled, or without a calibration or threshold.
+        decision: the decision on this score; None if nobody is enrolled, or without a calibration
+            or threshold.
     """
 
     seconds: float
@@ -100,13 +111,17 @@ class Enrolment:
     warnings: tuple[str, ...]
 
 
-def load(path: str | Path, device: torch.device | str = "auto", local_rank: int | None = None) -> "SpeakerVerifier":
+def load(
+    path: str | Path, device: torch.device | str = "auto", local_rank: int | None = None
+) -> "SpeakerVerifier":
     """Load a model file, trained here or imported.
 
     Args:
-        path: such as `exps/exp01/best.pt`; `speakernet import-weights` converts other checkpoints to model files.
+        path: such as `exps/exp01/best.pt`; `speakernet import-weights` converts other checkpoints
+            to model files.
         device: `cpu`, `cuda`, `cuda:1`, …; `auto` uses a GPU if there is one.
-        local_rank: the rank on this machine if there are several; with `auto`, it is the number of the GPU.
+        local_rank: the rank on this machine if there are several; with `auto`, it is the number of
+            the GPU.
 
     Raises:
         ValueError: the file is not a model file, is damaged or newer, or the device does not exist.
@@ -118,8 +133,8 @@ def load(path: str | Path, device: torch.device | str = "auto", local_rank: int 
 class SpeakerVerifier:
     """A trained network in evaluation mode on one device, with the thresholds of its model file.
 
-    Embeddings are the network's raw output: not of unit length, and no mean subtracted. A tensor gives a tensor (on the
-    CPU), any other input a numpy array. Several threads may use a verifier.
+    Embeddings are the network's raw output: not of unit length, and no mean subtracted. A tensor
+    gives a tensor (on the CPU), any other input a numpy array. Several threads may use a verifier.
 
     Args:
         model: the loaded file, with its network already on `device`.
@@ -140,10 +155,16 @@ class SpeakerVerifier:
         True
     """
 
-    def __init__(self, model: ModelFile, device: torch.device | str = "cpu", name: str = "model.pt") -> None:
-        self.net, self.contents, self.device, self.name = model.net, model.contents, torch.device(device), name
+    def __init__(
+        self, model: ModelFile, device: torch.device | str = "cpu", name: str = "model.pt"
+    ) -> None:
+        self.net = model.net
+        self.contents = model.contents
+        self.device = torch.device(device)
+        self.name = name
         self.embedding_net = folded(model.net)
-        """The same network with folded batch norms, used for embedding; `net` has the weights of the file."""
+        """The same network with folded batch norms, used for embedding; `net` has the weights of
+        the file."""
         self.embedding_dim, self.sample_rate = self.net.embedding_dim, self.net.sample_rate
         """Size of an embedding, and sample rate in Hz that the network was trained on."""
         self.num_features = int(self.net.front_end.num_features)
@@ -152,37 +173,52 @@ class SpeakerVerifier:
         """(dim,) subtracted before scoring; None subtracts nothing."""
         self.plda = plda_of(model.contents)
         """Replaces the cosine as the score; None unless the file is adapted by PLDA."""
-        self.rule = DecisionRule.of_model_file(model.contents, subtracts_mean=self.mean is not None, name=name)
+        self.rule = DecisionRule.of_model_file(
+            model.contents, subtracts_mean=self.mean is not None, name=name
+        )
         self.is_calibrated = bool(self.rule.thresholds)
         """Whether `verify` can decide without being given a threshold."""
 
     def _repr_html_(self) -> str:
         """A summary table, for notebooks."""
-        thresholds = [(f"threshold {one['name']}", f"{one['threshold']:.4f}") for one in self.rule.thresholds]
-        rows = [("file", self.name), ("network", self.net.model_name), ("embedding", f"{self.embedding_dim} numbers")]
-        return html_table([*rows, ("sample rate", f"{self.sample_rate} Hz"), ("device", self.device), *thresholds])
+        thresholds = [
+            (f"threshold {one['name']}", f"{one['threshold']:.4f}") for one in self.rule.thresholds
+        ]
+        rows = [
+            ("file", self.name),
+            ("network", self.net.model_name),
+            ("embedding", f"{self.embedding_dim} numbers"),
+        ]
+        return html_table(
+            [*rows, ("sample rate", f"{self.sample_rate} Hz"), ("device", self.device), *thresholds]
+        )
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over weights, architecture and front end, which determine embeddings; not over the calibration."""
+        """SHA-256 over weights, architecture and front end, which determine embeddings; not over
+        the calibration.
+        """
         described = json.dumps(self.net.spec(), sort_keys=True)
         return hashlib.sha256((weights_digest(self.net.weights()) + described).encode()).hexdigest()
 
     def embed(self, audio: Audio | Sequence[Audio], *, sample_rate: int | None = None) -> Any:
         """Embed one whole recording, or each recording in a list.
 
-        Recordings longer than three minutes are embedded in windows of a minute, whose embeddings are averaged.
+        Recordings longer than three minutes are embedded in windows of a minute, whose embeddings
+        are averaged.
 
         Args:
-            audio: a file, or an array `(samples,)` or `(samples, channels)` as soundfile returns it, floating point in
-                -1..1 or int16, or a list of these. Channels are mixed down.
-            sample_rate: sample rate of arrays in Hz; they are resampled to the network's rate. Files have their own.
+            audio: a file, or an array `(samples,)` or `(samples, channels)` as soundfile returns
+                it, floating point in -1..1 or int16, or a list of these. Channels are mixed down.
+            sample_rate: sample rate of arrays in Hz; they are resampled to the network's rate.
+                Files have their own.
 
         Returns:
             (1, dim) float32 for one recording, (recordings, dim) for a list.
 
         Raises:
-            ValueError: audio that is missing, broken, of a wrong shape or type, or too short for the network.
+            ValueError: audio that is missing, broken, of a wrong shape or type, or too short for
+                the network.
         """
         several: list[Any] = list(audio) if isinstance(audio, list | tuple) else [audio]
         recordings = [self.open(one, sample_rate) for one in several]
@@ -196,31 +232,41 @@ class SpeakerVerifier:
         window_seconds: float = TRACK_WINDOW_SECONDS,
         hop_seconds: float = TRACK_HOP_SECONDS,
     ) -> Track:
-        """Embeddings over time: one window every `hop_seconds`, the last one ending with the recording.
+        """Embeddings over time: one window every `hop_seconds`, the last one ending with the
+        recording.
 
-        A recording shorter than a window counts as one window. Memory does not grow with the length of a file.
+        A recording shorter than a window counts as one window. Memory does not grow with the length
+        of a file.
 
         Raises:
             ValueError: as for `embed`; windows too short for the network, or no hop.
         """
         recording = self.open(audio, sample_rate)
-        window, hop = (round(max(0.0, seconds) * self.sample_rate) for seconds in (window_seconds, hop_seconds))
+        window, hop = (
+            round(max(0.0, seconds) * self.sample_rate) for seconds in (window_seconds, hop_seconds)
+        )
         if window < self.net.min_samples or hop < 1:
             shortest = self.net.min_samples / self.sample_rate
             raise ValueError(
-                f"windows of {window_seconds} s every {hop_seconds} s; expected windows of at least {shortest:.3f} s "
-                "and a hop above 0"
+                f"windows of {window_seconds} s every {hop_seconds} s; expected windows of at "
+                f"least {shortest:.3f} s and a hop above 0"
             )
         window = min(window, recording.num_samples)
         last = recording.num_samples - window
         # The last window ends with the recording, so that all of it is covered.
         starts = np.unique(np.append(np.arange(0, last + 1, hop), last))
         stops = starts + window
-        embeddings = self.embed_windows(recording, zip(starts.tolist(), stops.tolist(), strict=True), len(starts))
+        embeddings = self.embed_windows(
+            recording, zip(starts.tolist(), stops.tolist(), strict=True), len(starts)
+        )
         return Track(starts / self.sample_rate, stops / self.sample_rate, embeddings)
 
-    def embed_windows(self, recording: Recording, windows: Iterable[tuple[int, int]], num_windows: int) -> np.ndarray:
-        """Embed windows of a recording, given by (first, last + 1) sample: (windows, dim) float32."""
+    def embed_windows(
+        self, recording: Recording, windows: Iterable[tuple[int, int]], num_windows: int
+    ) -> np.ndarray:
+        """Embed windows of a recording, given by (first, last + 1) sample: (windows, dim)
+        float32.
+        """
         pieces = (
             (Stretch(row, start, stop - start), recording.read(start, stop - start))
             for row, (start, stop) in enumerate(windows)
@@ -231,8 +277,8 @@ class SpeakerVerifier:
         """Embed features computed elsewhere, which are used unchanged.
 
         Args:
-            features: (batch, frames, mels) floating point, as the published code feeds them to its network, with the
-                mean removed if that code removes it.
+            features: (batch, frames, mels) floating point, as the published code feeds them to its
+                network, with the mean removed if that code removes it.
 
         Returns:
             (batch, dim) float32.
@@ -241,12 +287,18 @@ class SpeakerVerifier:
             ValueError: a wrong shape or type, NaN, or fewer frames than the network needs.
         """
         tensor = torch.as_tensor(features)
-        shape, kind = tuple(tensor.shape), tensor.dtype
-        is_fine = tensor.ndim == 3 and shape[2] == self.num_features and 0 not in shape and kind.is_floating_point
+        shape = tuple(tensor.shape)
+        kind = tensor.dtype
+        is_fine = (
+            tensor.ndim == 3
+            and shape[2] == self.num_features
+            and 0 not in shape
+            and kind.is_floating_point
+        )
         if not is_fine or not bool(torch.isfinite(tensor).all()):
             raise ValueError(
-                f"features of shape {shape} and type {kind}; expected (batch, frames, {self.num_features}) finite "
-                "floating-point values"
+                f"features of shape {shape} and type {kind}; expected (batch, frames, "
+                f"{self.num_features}) finite floating-point values"
             )
         with torch.inference_mode():
             given = tensor.to(self.device, torch.float32).transpose(1, 2)
@@ -271,8 +323,8 @@ class SpeakerVerifier:
             threshold: decide at this score, or at a named threshold (`DecisionRule.decide`).
 
         Raises:
-            ValueError: as for `embed`; a recording that is silent or shorter than a syllable; `NotCalibratedError` if
-                the model file has no such threshold.
+            ValueError: as for `embed`; a recording that is silent or shorter than a syllable;
+                `NotCalibratedError` if the model file has no such threshold.
         """
         limits: dict[str, Any] = {"false_accept_rate": false_accept_rate, "threshold": threshold}
         # Checked before anything is embedded.
@@ -281,8 +333,12 @@ class SpeakerVerifier:
         embeddings = [self.embed(one) for one in recordings]
         return self.rule_for(recordings, embeddings).decide(self.compare(*embeddings), **limits)
 
-    def rule_for(self, recordings: Sequence[Recording], embeddings: Sequence[Array]) -> DecisionRule:
-        """The rule for two recordings, which includes their quality if the model file has such a calibration."""
+    def rule_for(
+        self, recordings: Sequence[Recording], embeddings: Sequence[Array]
+    ) -> DecisionRule:
+        """The rule for two recordings, which includes their quality if the model file has such a
+        calibration.
+        """
         if self.rule.quality is None:
             return self.rule
         values = {
@@ -293,11 +349,17 @@ class SpeakerVerifier:
         return self.rule.for_pair(values)
 
     def compare(self, first: Array, second: Array) -> float:
-        """Score two embeddings, (dim,) or (1, dim): their cosine after subtracting the model file's mean, or PLDA."""
+        """Score two embeddings, (dim,) or (1, dim): their cosine after subtracting the model file's
+        mean, or PLDA.
+        """
         rows = [np.asarray(one).reshape(-1) for one in (first, second)]
         if lengths := [len(row) for row in rows if len(row) != self.embedding_dim]:
-            raise ValueError(f"an embedding of {lengths[0]} numbers; those of this model have {self.embedding_dim}")
-        # At least float32, since squares of float16 overflow; float64 is kept, since float32 cannot hold 1e300.
+            raise ValueError(
+                f"an embedding of {lengths[0]} numbers; those of this model have "
+                f"{self.embedding_dim}"
+            )
+        # At least float32, since squares of float16 overflow; float64 is kept, since float32 cannot
+        # hold 1e300.
         wide = [row.astype(np.result_type(row, np.float32)) for row in rows]
         one, other = mean_embeddings(np.stack(wide), self.mean)
         if self.plda is not None:
@@ -306,7 +368,11 @@ class SpeakerVerifier:
         return float(np.clip(np.dot(one, other), -1.0, 1.0))
 
     def decide(
-        self, score: float, *, false_accept_rate: float | None = None, threshold: float | str | None = None
+        self,
+        score: float,
+        *,
+        false_accept_rate: float | None = None,
+        threshold: float | str | None = None,
     ) -> Decision:
         """Decide on a score; see `DecisionRule.decide`."""
         return self.rule.decide(score, false_accept_rate=false_accept_rate, threshold=threshold)
@@ -322,7 +388,8 @@ class SpeakerVerifier:
             must_exist: refuse a missing or empty file.
 
         Raises:
-            StoreError: not a store, damaged, or for a different model; `StoreKeyError` for the wrong key.
+            StoreError: not a store, damaged, or for a different model; `StoreKeyError` for the
+                wrong key.
         """
         return PeopleStore(
             path,
@@ -343,7 +410,8 @@ class SpeakerVerifier:
         false_accept_rate: float | None = None,
         threshold: float | str | None = None,
     ) -> "SpeakerStream":
-        """Process speech in chunks: after each second, its embedding and whether it is the enrolled speaker.
+        """Process speech in chunks: after each second, its embedding and whether it is the enrolled
+        speaker.
 
         Args:
             sample_rate: sample rate of the chunks in Hz.
@@ -363,7 +431,10 @@ class SpeakerVerifier:
             [1.0, 2.0]
         """
         return SpeakerStream(
-            self, sample_rate, enrolled, {"false_accept_rate": false_accept_rate, "threshold": threshold}
+            self,
+            sample_rate,
+            enrolled,
+            {"false_accept_rate": false_accept_rate, "threshold": threshold},
         )
 
     def who(
@@ -377,13 +448,16 @@ class SpeakerVerifier:
         """Who speaks when in a recording, with names from a store of people (docs/who.md).
 
         Args:
-            audio: a file or an array, as for `embed`; memory hardly grows with the length of a file.
+            audio: a file or an array, as for `embed`; memory hardly grows with the length of a
+                file.
             store: a store of people; None names nobody.
             sample_rate: sample rate of an array in Hz.
-            how: `num_speakers`; `max_speakers`, 10 by default; `threshold`, or `false_accept_rate`, 0.05 by default.
+            how: `num_speakers`; `max_speakers`, 10 by default; `threshold`, or `false_accept_rate`,
+                0.05 by default.
 
         Raises:
-            ValueError: as for `embed`; more speakers than windows of speech; no threshold for naming people.
+            ValueError: as for `embed`; more speakers than windows of speech; no threshold for
+                naming people.
         """
         # Imported here, since it loads clustering and silero-vad.
         from speakernet.inference.who.conversation import who_speaks
@@ -395,8 +469,9 @@ class SpeakerVerifier:
         recording = open_recording(audio, sample_rate, self.sample_rate)
         if recording.num_samples < (shortest := self.net.min_samples):
             raise AudioError(
-                f"{recording.name}: {recording.seconds:.3f} s of audio is too short; {self.net.model_name} needs at "
-                f"least {shortest / self.sample_rate:.3f} s ({shortest} samples at {self.sample_rate} Hz)"
+                f"{recording.name}: {recording.seconds:.3f} s of audio is too short; "
+                f"{self.net.model_name} needs at least {shortest / self.sample_rate:.3f} s "
+                f"({shortest} samples at {self.sample_rate} Hz)"
             )
         return recording
 
@@ -417,23 +492,33 @@ class SpeakerVerifier:
             for (stretch, _), embedding in zip(batch, embedded, strict=True):
                 values[stretch.row] += embedding / stretch.num_windows
         if not bool(torch.isfinite(values).all()):
-            raise AudioError(f"{self.name}: the embedding has NaN or infinite values; expected finite ones")
+            raise AudioError(
+                f"{self.name}: the embedding has NaN or infinite values; expected finite ones"
+            )
         return values
 
 
 class SpeakerStream:
     """A stream of audio, created by `SpeakerVerifier.stream`; not thread-safe.
 
-    During the first ten seconds, all audio so far is embedded as one recording. After that, the embedding of each full
-    ten-second window is kept, and embeddings are averaged by length. Memory does not grow with the stream.
+    During the first ten seconds, all audio so far is embedded as one recording. After that, the
+    embedding of each full ten-second window is kept, and embeddings are averaged by length. Memory
+    does not grow with the stream.
     """
 
     def __init__(
-        self, verifier: SpeakerVerifier, sample_rate: int, enrolled: Array | None, limits: dict[str, Any]
+        self,
+        verifier: SpeakerVerifier,
+        sample_rate: int,
+        enrolled: Array | None,
+        limits: dict[str, Any],
     ) -> None:
         # Check the arguments now rather than after the first second.
         audio_of_array(np.zeros(1, dtype=np.float32), sample_rate, sample_rate)
-        self.verifier, self.sample_rate, self.enrolled, self.limits = verifier, int(sample_rate), enrolled, limits
+        self.verifier = verifier
+        self.sample_rate = int(sample_rate)
+        self.enrolled = enrolled
+        self.limits = limits
         self.decides = verifier.is_calibrated or any(value is not None for value in limits.values())
         if enrolled is not None:
             verifier.compare(enrolled, enrolled)
@@ -441,7 +526,8 @@ class SpeakerStream:
             verifier.decide(0.0, **limits)
         self._chunks: list[np.ndarray] = []
         """Samples of the current window."""
-        self._num_samples, self._closed_seconds = 0, 0.0
+        self._num_samples = 0
+        self._closed_seconds = 0.0
         self._closed_sum: np.ndarray = np.zeros((1, verifier.embedding_dim), dtype=np.float32)
         """Sum over full windows of embedding times seconds."""
 
@@ -454,17 +540,20 @@ class SpeakerStream:
         """Add samples; returns a state for each full second.
 
         Args:
-            chunk: (samples,) or (samples, channels) of any length, floating point in -1..1 or int16.
+            chunk: (samples,) or (samples, channels) of any length, floating point in -1..1 or
+                int16.
 
         Raises:
-            AudioError: a wrong type or shape, NaN, or samples far beyond -1..1; the chunk is then ignored.
+            AudioError: a wrong type or shape, NaN, or samples far beyond -1..1; the chunk is then
+                ignored.
         """
         chunk = np.asarray(chunk)
         if chunk.size == 0:
             return []
         # Kept at its own rate: resampling chunk by chunk would click at every seam.
         samples = audio_of_array(chunk, self.sample_rate, self.sample_rate)
-        states, step = [], round(STEP_SECONDS * self.sample_rate)
+        states = []
+        step = round(STEP_SECONDS * self.sample_rate)
         for part in np.split(samples, range(step - self._num_samples % step, len(samples), step)):
             self._chunks.append(part)
             self._num_samples += len(part)
@@ -474,7 +563,8 @@ class SpeakerStream:
                     # Keep the embedding of a full window instead of its samples.
                     self._closed_seconds = self.seconds
                     self._closed_sum = states[-1].embedding * self._closed_seconds
-                    self._chunks, self._num_samples = [], 0
+                    self._chunks = []
+                    self._num_samples = 0
         return states
 
     def finish(self) -> StreamState:
@@ -484,17 +574,27 @@ class SpeakerStream:
         return self._state()
 
     def _state(self) -> StreamState:
-        total, seconds = self._closed_sum, self._closed_seconds
+        total = self._closed_sum
+        seconds = self._closed_seconds
         if self._num_samples:
             try:
-                embedding = self.verifier.embed(np.concatenate(self._chunks), sample_rate=self.sample_rate)
-                total, seconds = total + embedding * (self.seconds - seconds), self.seconds
+                embedding = self.verifier.embed(
+                    np.concatenate(self._chunks), sample_rate=self.sample_rate
+                )
+                total = total + embedding * (self.seconds - seconds)
+                seconds = self.seconds
             except AudioError:
                 # After full windows, a remainder too short for the network is ignored.
                 if not seconds:
                     raise
-        score = None if self.enrolled is None else self.verifier.compare(total / seconds, self.enrolled)
-        decision = None if score is None or not self.decides else self.verifier.decide(score, **self.limits)
+        score = (
+            None if self.enrolled is None else self.verifier.compare(total / seconds, self.enrolled)
+        )
+        decision = (
+            None
+            if score is None or not self.decides
+            else self.verifier.decide(score, **self.limits)
+        )
         return StreamState(self.seconds, total / seconds, score, decision)
 
 
@@ -509,8 +609,8 @@ def enroll(
 ) -> Enrolment:
     """Add recordings of a person to a store, all of them or none.
 
-    `store` may be a callable that creates one. It is called only when there is something to write, so that refused
-    recordings leave no empty store.
+    `store` may be a callable that creates one. It is called only when there is something to write,
+    so that refused recordings leave no empty store.
     """
     existing = store if isinstance(store, PeopleStore) else None
     name = checked_name(name)
@@ -519,39 +619,56 @@ def enroll(
     opened = [verifier.open(one, sample_rate) for one in recordings]
     qualities = [inspect_recording(one) for one in opened]
     # A shorter recording may have no pause from which speech could be distinguished.
-    if mute := [one for one in qualities if not one.speech_seconds and one.seconds >= MIN_TEST_SECONDS]:
-        raise AudioError(f"{mute[0].name}: {mute[0].warnings[0]}; enrol a recording in which {name!r} speaks")
+    if mute := [
+        one for one in qualities if not one.speech_seconds and one.seconds >= MIN_TEST_SECONDS
+    ]:
+        raise AudioError(
+            f"{mute[0].name}: {mute[0].warnings[0]}; enrol a recording in which {name!r} speaks"
+        )
     warnings = [f"{one.name}: {text}" for one in qualities for text in one.warnings]
     embeddings = np.asarray(verifier.embed(opened))
     there = existing.recordings(name) if existing else []
-    kept = np.array([one.embedding for one in there], dtype=np.float32).reshape(-1, verifier.embedding_dim)
+    kept = np.array([one.embedding for one in there], dtype=np.float32).reshape(
+        -1, verifier.embedding_dim
+    )
     known = {one.digest for one in there}
     # Stores of version 0.2.0 have no digests, so recordings are recognised by their embeddings.
     old = mean_embeddings(kept[np.array([not one.digest for one in there], dtype=bool)])
     # An uncalibrated PLDA score is still a log-likelihood ratio.
     uncalibrated = UNCALIBRATED_THRESHOLD if verifier.plda is None else 0.0
-    limit = verifier.decide(0.0, threshold="eer" if verifier.is_calibrated else uncalibrated).threshold
-    everything, rows = np.concatenate([embeddings, kept]), []
+    limit = verifier.decide(
+        0.0, threshold="eer" if verifier.is_calibrated else uncalibrated
+    ).threshold
+    everything = np.concatenate([embeddings, kept])
+    rows = []
     for row, (quality, unit) in enumerate(zip(qualities, mean_embeddings(embeddings), strict=True)):
         if quality.digest in known or (old @ unit > SAME_COSINE).any():
             warnings.append(f"{quality.name} is already enrolled as {name!r} and was skipped")
         else:
             rows.append(row)
         known.add(quality.digest)
-        scores = [verifier.compare(everything[row], one) for one in np.delete(everything, row, axis=0)]
+        scores = [
+            verifier.compare(everything[row], one) for one in np.delete(everything, row, axis=0)
+        ]
         # The median, so that one wrong recording does not cast doubt on all others.
         if scores and (score := float(np.median(scores))) < limit:
             warnings.append(
-                f"{quality.name}: does not sound like the person's other recordings (score {score:.4f}; expected at "
-                f"least {limit:.4f})"
+                f"{quality.name}: does not sound like the person's other recordings (score "
+                f"{score:.4f}; expected at least {limit:.4f})"
             )
     nearest = existing.identify(embeddings.mean(axis=0), top=2) if existing else []
     others = [(other, score) for other, score in nearest if other != name]
     if rows and others and others[0][1] >= limit:
-        warnings.append(f"{name}: sounds like {others[0][0]!r}, who is already enrolled (score {others[0][1]:.2f})")
+        warnings.append(
+            f"{name}: sounds like {others[0][0]!r}, who is already enrolled (score "
+            f"{others[0][1]:.2f})"
+        )
     if warnings and is_strict:
         raise AudioError(f"nothing was enrolled: {'; '.join(warnings)}")
-    weights = [min(max(qualities[row].speech_seconds, MIN_WEIGHT_SECONDS), MAX_SPEECH_SECONDS) for row in rows]
+    weights = [
+        min(max(qualities[row].speech_seconds, MIN_WEIGHT_SECONDS), MAX_SPEECH_SECONDS)
+        for row in rows
+    ]
     details = [
         {
             "source": str(file.absolute()) if (file := opened[row].file) else "",
@@ -579,15 +696,21 @@ def identify(
 ) -> Identification:
     """Identify a recording as a person in a store or as a stranger.
 
-    With N people, a stranger is compared N times. `false_accept_rate` applies to all of these together, so each
-    comparison gets only 1/N of it. The model file's lowest threshold within this limit is used, or the strictest one if
-    there is none; `stranger_rate` is the rate that results. Odds below 1 name nobody unless `threshold` is given.
+    With N people, a stranger is compared N times. `false_accept_rate` applies to all of these
+    together, so each comparison gets only 1/N of it. The model file's lowest threshold within this
+    limit is used, or the strictest one if there is none; `stranger_rate` is the rate that results.
+    Odds below 1 name nobody unless `threshold` is given.
     """
     # Checked before anything is embedded.
     open_set_threshold(verifier.rule, len(store), false_accept_rate, threshold)
     embedding = verifier.embed(usable(verifier.open(audio, sample_rate)))
     return identify_embedding(
-        verifier.rule, store, embedding, top=top, false_accept_rate=false_accept_rate, threshold=threshold
+        verifier.rule,
+        store,
+        embedding,
+        top=top,
+        false_accept_rate=false_accept_rate,
+        threshold=threshold,
     )
 
 
@@ -605,10 +728,17 @@ def _device(wanted: torch.device | str, local_rank: int | None) -> torch.device:
         return find_device(MachineOptions(), local_rank)
     count = torch.cuda.device_count()
     # Compared as text: torch keeps the number in one byte, so cuda:257 would be the second GPU.
-    if str(wanted) not in ("cpu", *["cuda"][:count], *(f"cuda:{number}" for number in range(count))):
+    if str(wanted) not in (
+        "cpu",
+        *["cuda"][:count],
+        *(f"cuda:{number}" for number in range(count)),
+    ):
         raise ValueError(
             f"the device {str(wanted)!r} needs a GPU, but torch finds none; use the device cpu"
             if str(wanted).startswith("cuda") and not count
-            else f"device {str(wanted)!r}; expected auto, cpu, cuda or cuda:1 (torch finds {count} GPUs)"
+            else (
+                f"device {str(wanted)!r}; expected auto, cpu, cuda or cuda:1 (torch finds "
+                f"{count} GPUs)"
+            )
         )
     return torch.device(str(wanted))

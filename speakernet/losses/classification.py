@@ -1,10 +1,10 @@
 """Losses with a head of one weight vector per speaker: softmax, AM-softmax and AAM-softmax.
 
-They take embeddings `(batch, dim)` and labels `(batch,)` and return `(loss, accuracy)`, both on the device, accuracy in
-percent. They compute in float32, whatever the precision of the trunk.
+They take embeddings `(batch, dim)` and labels `(batch,)` and return `(loss, accuracy)`, both on the
+device, accuracy in percent. They compute in float32, whatever the precision of the trunk.
 
-A rank has all classes of the head, or a shard of them (`sharded.py`). Each loss is written only once, in terms of the
-scores of its columns, the label's column and a cross entropy.
+A rank has all classes of the head, or a shard of them (`sharded.py`). Each loss is written only
+once, in terms of the scores of its columns, the label's column and a cross entropy.
 """
 
 import math
@@ -14,9 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from speakernet.losses.options import AAMSoftmaxOptions, AMSoftmaxOptions, LossOptions, SoftmaxOptions
+from speakernet.losses.options import (
+    AAMSoftmaxOptions,
+    AMSoftmaxOptions,
+    LossOptions,
+    SoftmaxOptions,
+)
 
-# Keeps the square root of 1 - cos² differentiable if an embedding coincides with its speaker's vector.
+# Keeps the square root of 1 - cos² differentiable if an embedding coincides with its speaker's
+# vector.
 SINE_FLOOR = 1e-12
 
 
@@ -35,11 +41,13 @@ class SpeakerLoss(nn.Module):
 class ClassificationLoss(SpeakerLoss):
     """The abstract loss with a head, whose classes may be sharded over the ranks.
 
-    The state dictionary of a sharded head is the whole head, gathered on rank 0, so all ranks must call `state_dict`
-    together; a whole head can be loaded into any number of shards.
+    The state dictionary of a sharded head is the whole head, gathered on rank 0, so all ranks must
+    call `state_dict` together; a whole head can be loaded into any number of shards.
     """
 
-    def __init__(self, options: LossOptions, embedding_dim: int, num_classes: int, rows_per_class: int = 1) -> None:
+    def __init__(
+        self, options: LossOptions, embedding_dim: int, num_classes: int, rows_per_class: int = 1
+    ) -> None:
         super().__init__(options)
         self.num_classes = num_classes
         """Classes of the whole head: speakers times voices."""
@@ -54,7 +62,9 @@ class ClassificationLoss(SpeakerLoss):
         """Mean cross entropy and accuracy in percent, both 0-d."""
         with torch.autocast(embeddings.device.type, enabled=False):
             logits = self.logits(self.classes.shared(embeddings.float()), labels)
-            return self.classes.cross_entropy(logits, labels), self.classes.accuracy_percent(logits, labels)
+            return self.classes.cross_entropy(logits, labels), self.classes.accuracy_percent(
+                logits, labels
+            )
 
 
 class Softmax(ClassificationLoss):
@@ -89,14 +99,18 @@ class AMSoftmax(ClassificationLoss):
     tensor([[0.5000, 0.0000]], grad_fn=<MulBackward0>)
     """
 
-    def __init__(self, options: AMSoftmaxOptions, embedding_dim: int, num_classes: int, centers: int = 1) -> None:
+    def __init__(
+        self, options: AMSoftmaxOptions, embedding_dim: int, num_classes: int, centers: int = 1
+    ) -> None:
         super().__init__(options, embedding_dim, num_classes, centers)
         self.margin, self.scale = options.margin, options.scale  # a schedule changes the margin
         nn.init.xavier_normal_(self.weight)
 
     def logits(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Scaled cosines, with the margin subtracted at the label."""
-        cosine = functional.linear(functional.normalize(embeddings), functional.normalize(self.weight))
+        cosine = functional.linear(
+            functional.normalize(embeddings), functional.normalize(self.weight)
+        )
         own = self.classes.own(labels)
         return own.replaced(cosine, own.of(cosine) - self.margin) * self.scale
 
@@ -104,13 +118,14 @@ class AMSoftmax(ClassificationLoss):
 class AAMSoftmax(AMSoftmax):
     """Scaled cosines; the angle to the utterance's own speaker is widened by a margin.
 
-    Past pi - margin, where widening would wrap around, the cosine is lowered by margin x sin(margin) instead; with
-    `easy_margin` angles above 90 degrees do not change. If speakers have several centres, the nearest one counts. The
-    angles to the `inter_top_k` nearest other speakers are narrowed by `inter_top_k_penalty`.
+    Past pi - margin, where widening would wrap around, the cosine is lowered by margin x
+    sin(margin) instead; with `easy_margin` angles above 90 degrees do not change. If speakers have
+    several centres, the nearest one counts. The angles to the `inter_top_k` nearest other speakers
+    are narrowed by `inter_top_k_penalty`.
 
-    Source: Deng et al. 2019, "ArcFace", equation 3, with the common continuation past pi - margin; Deng et al. 2020,
-    "Sub-center ArcFace", equation 3; Zhao et al. 2021, "The SpeakIn system for VoxCeleb speaker recognition challenge
-    2021", section 3.3 (inter-top-K).
+    Source: Deng et al. 2019, "ArcFace", equation 3, with the common continuation past pi - margin;
+    Deng et al. 2020, "Sub-center ArcFace", equation 3; Zhao et al. 2021, "The SpeakIn system for
+    VoxCeleb speaker recognition challenge 2021", section 3.3 (inter-top-K).
 
     >>> loss = AAMSoftmax(AAMSoftmaxOptions(margin=math.pi / 3, scale=1.0), 2, 2)
     >>> _ = loss.weight.data.copy_(torch.eye(2))
@@ -125,24 +140,30 @@ class AAMSoftmax(AMSoftmax):
     def logits(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Scaled cosines, with the angle widened at the label."""
         options: Any = self.options
-        cosine = functional.linear(functional.normalize(embeddings), functional.normalize(self.weight))
+        cosine = functional.linear(
+            functional.normalize(embeddings), functional.normalize(self.weight)
+        )
         if options.sub_centers > 1:
             cosine = cosine.unflatten(1, (-1, options.sub_centers)).amax(dim=2)  # (batch, classes)
         own = self.classes.own(labels)
         # Only the label's column needs the angle: (batch, 1) instead of (batch, classes).
         own_cosine = own.of(cosine)
         if options.easy_margin:
-            least, beyond = 0.0, own_cosine
+            least = 0.0
+            beyond = own_cosine
         else:
             least = math.cos(math.pi - self.margin)
             beyond = own_cosine - math.sin(math.pi - self.margin) * self.margin
         widened = torch.where(own_cosine > least, turned(own_cosine, self.margin), beyond)
         if self.inter_top_k:
-            # Cosines are never below -1, so -2 keeps the utterance's own speaker out of the nearest.
+            # Cosines are never below -1, so -2 keeps the utterance's own speaker out of the
+            # nearest.
             others = own.replaced(cosine.detach(), torch.full_like(own_cosine, -2))
             nearest = self.classes.nearest(others, min(self.inter_top_k, self.num_classes - 1))
             share = min(1.0, self.margin / options.margin) if options.margin else 1.0
-            cosine = nearest.replaced(cosine, turned(nearest.of(cosine), -options.inter_top_k_penalty * share))
+            cosine = nearest.replaced(
+                cosine, turned(nearest.of(cosine), -options.inter_top_k_penalty * share)
+            )
         return own.replaced(cosine, widened) * self.scale
 
 

@@ -1,7 +1,8 @@
-"""Losses that compare the utterances of a batch, and their weighted sum with a loss that has a head.
+"""Losses that compare the utterances of a batch, and their weighted sum with a loss that has a
+head.
 
-They take embeddings `(speakers, utterances, dim)`, with a different speaker in each row, and the speakers' labels,
-which only a head needs; they return `(loss, accuracy)` on the device, in float32.
+They take embeddings `(speakers, utterances, dim)`, with a different speaker in each row, and the
+speakers' labels, which only a head needs; they return `(loss, accuracy)` on the device, in float32.
 """
 
 from typing import Any, ClassVar
@@ -34,17 +35,20 @@ class MetricLoss(SpeakerLoss):
         """Loss, and accuracy in percent, both 0-d."""
         if embeddings.ndim != 3 or embeddings.shape[1] < self.options.min_utterances:
             raise ValueError(
-                f"{type(self).__name__} needs at least {self.options.min_utterances} utterances of each speaker, found "
-                f"embeddings of shape {tuple(embeddings.shape)}; set data.utterances_per_speaker (nPerSpeaker)"
+                f"{type(self).__name__} needs at least {self.options.min_utterances} utterances of "
+                f"each speaker, found embeddings of shape {tuple(embeddings.shape)}; set "
+                "data.utterances_per_speaker (nPerSpeaker)"
             )
         with torch.autocast(embeddings.device.type, enabled=False):
             return self.compare(embeddings.float(), labels)
 
 
 class Prototypical(MetricLoss):
-    """Each speaker's first utterance must be nearest to the mean of that speaker's other utterances.
+    """Each speaker's first utterance must be nearest to the mean of that speaker's other
+    utterances.
 
-    Source: Snell et al. 2017, "Prototypical Networks", equations 1 and 2, squared Euclidean distance.
+    Source: Snell et al. 2017, "Prototypical Networks", equations 1 and 2, squared Euclidean
+    distance.
 
     >>> apart = torch.tensor([[[0.0], [0.0]], [[1.0], [1.0]]])
     >>> from speakernet.losses.options import PrototypicalOptions
@@ -55,7 +59,8 @@ class Prototypical(MetricLoss):
     def compare(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Cross entropy over negative squared distances."""
         queries, prototypes = query_and_prototype(embeddings)
-        # voxceleb_trainer differs: under torch 2 its `pairwise_distance` accidentally uses a different axis.
+        # voxceleb_trainer differs: under torch 2 its `pairwise_distance` accidentally uses a
+        # different axis.
         return _cross_entropy_of_diagonal(-squared_distances(queries, prototypes))
 
 
@@ -82,16 +87,20 @@ class AngularPrototypical(LearnedScale):
     def compare(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Cross entropy over scale x cosine + bias."""
         queries, prototypes = query_and_prototype(embeddings)
-        cosine = functional.normalize(queries, eps=1e-8) @ functional.normalize(prototypes, eps=1e-8).T
+        cosine = (
+            functional.normalize(queries, eps=1e-8) @ functional.normalize(prototypes, eps=1e-8).T
+        )
         return _cross_entropy_of_diagonal(cosine * self.scale + self.bias)
 
 
 class GE2E(LearnedScale):
-    """Every utterance must be nearest to its own speaker's centroid, computed without that utterance.
+    """Every utterance must be nearest to its own speaker's centroid, computed without that
+    utterance.
 
     Cosines are floored at 1e-6 before scale and bias, as in voxceleb_trainer.
 
-    Source: Wan et al. 2018, "Generalized end-to-end loss for speaker verification", equations 5, 6, 8 and 9.
+    Source: Wan et al. 2018, "Generalized end-to-end loss for speaker verification", equations 5, 6,
+    8 and 9.
 
     >>> from speakernet.losses.options import GE2EOptions
     >>> same = torch.ones(2, 3, 4)
@@ -103,7 +112,9 @@ class GE2E(LearnedScale):
         """Cross entropy of every utterance over all centroids."""
         speakers, utterances, _ = embeddings.shape
         total = embeddings.sum(dim=1, keepdim=True)
-        own_centroids = functional.normalize((total - embeddings) / (utterances - 1), dim=2, eps=1e-8)
+        own_centroids = functional.normalize(
+            (total - embeddings) / (utterances - 1), dim=2, eps=1e-8
+        )
         centroids = functional.normalize(total.squeeze(1) / utterances, eps=1e-8)
         unit = functional.normalize(embeddings, dim=2, eps=1e-8)
         cosine = unit @ centroids.T  # (speakers, utterances, speakers)
@@ -116,11 +127,13 @@ class GE2E(LearnedScale):
 
 
 class SupervisedContrastive(MetricLoss):
-    """Every utterance must be nearer to each other utterance of its speaker than to the rest of the batch.
+    """Every utterance must be nearer to each other utterance of its speaker than to the rest of the
+    batch.
 
     Accuracy is the share of utterances whose nearest other utterance is from the same speaker.
 
-    Source: Khosla et al. 2020, "Supervised contrastive learning", equation 2, averaged over the utterances.
+    Source: Khosla et al. 2020, "Supervised contrastive learning", equation 2, averaged over the
+    utterances.
 
     >>> same = torch.ones(2, 2, 3)
     >>> loss = SupervisedContrastive(SupervisedContrastiveOptions())
@@ -138,20 +151,26 @@ class SupervisedContrastive(MetricLoss):
         logits = (unit @ unit.T / self.options.temperature).masked_fill(itself, -torch.inf)
         speaker_of = torch.arange(speakers, device=unit.device).repeat_interleave(utterances)
         positive = (speaker_of.unsqueeze(1) == speaker_of) & ~itself
-        value = -logits.log_softmax(dim=1).masked_fill(~positive, 0.0).sum(dim=1).mean() / (utterances - 1)
-        return value, (speaker_of[logits.detach().argmax(dim=1)] == speaker_of).float().mean() * 100.0
+        value = -logits.log_softmax(dim=1).masked_fill(~positive, 0.0).sum(dim=1).mean() / (
+            utterances - 1
+        )
+        return value, (
+            speaker_of[logits.detach().argmax(dim=1)] == speaker_of
+        ).float().mean() * 100.0
 
 
 class Triplet(MetricLoss):
-    """Anchor and positive must be nearer, in squared distance of unit vectors, than anchor and a mined negative.
+    """Anchor and positive must be nearer, in squared distance of unit vectors, than anchor and a
+    mined negative.
 
-    The anchor is a speaker's first utterance, the positive the second, the negative another speaker's second. Accuracy
-    is the share of triplets whose positive is nearer than the negative.
+    The anchor is a speaker's first utterance, the positive the second, the negative another
+    speaker's second. Accuracy is the share of triplets whose positive is nearer than the negative.
 
-    Semi-hard negatives (`hard_rank` below 0) are drawn from those farther than the positive by less than the margin; if
-    there are none, from all.
+    Semi-hard negatives (`hard_rank` below 0) are drawn from those farther than the positive by less
+    than the margin; if there are none, from all.
 
-    Source: Schroff et al. 2015, "FaceNet", equation 3 and section 3.2; mining by rank as in voxceleb_trainer.
+    Source: Schroff et al. 2015, "FaceNet", equation 3 and section 3.2; mining by rank as in
+    voxceleb_trainer.
 
     >>> speakers = torch.tensor([[[1.0, 0.0], [1.0, 0.0]], [[0.0, 1.0], [0.0, 1.0]]])
     >>> loss = Triplet(TripletOptions(margin=0.5))
@@ -161,7 +180,9 @@ class Triplet(MetricLoss):
 
     def __init__(self, options: TripletOptions, seed: int = 0) -> None:
         super().__init__(options)
-        self.margin, self.hard_probability, self.hard_rank = options.margin, options.hard_probability, options.hard_rank
+        self.margin = options.margin
+        self.hard_probability = options.hard_probability
+        self.hard_rank = options.hard_rank
         # Always on the host, so that its state can be resumed on any machine.
         self.generator = torch.Generator().manual_seed(seed)
 
@@ -170,8 +191,8 @@ class Triplet(MetricLoss):
         speakers, utterances, _ = embeddings.shape
         if utterances != 2 or speakers < 2:
             raise ValueError(
-                f"Triplet needs exactly 2 utterances of at least 2 speakers, found {utterances} of {speakers}; "
-                "set data.utterances_per_speaker (nPerSpeaker) to 2"
+                f"Triplet needs exactly 2 utterances of at least 2 speakers, found {utterances} of "
+                f"{speakers}; set data.utterances_per_speaker (nPerSpeaker) to 2"
             )
         anchors, positives = functional.normalize(embeddings, dim=2).unbind(dim=1)
         with torch.no_grad():
@@ -186,16 +207,22 @@ class Triplet(MetricLoss):
         """A negative for every anchor: (speakers,) indices of other speakers."""
         count = distances.shape[0]
         # One uniform number picks the candidate, the other decides whether it is a hard one.
-        pick, is_hard = torch.rand((2, count), generator=self.generator).to(distances.device, non_blocking=True)
+        pick, is_hard = torch.rand((2, count), generator=self.generator).to(
+            distances.device, non_blocking=True
+        )
         own = torch.eye(count, dtype=torch.bool, device=distances.device)
-        order = distances.masked_fill(own, torch.inf).argsort(dim=1)  # nearest first, the own speaker last
+        order = distances.masked_fill(own, torch.inf).argsort(
+            dim=1
+        )  # nearest first, the own speaker last
         anyone = torch.full_like(pick, count - 1)
         if self.hard_rank < 0:
             own_distance = distances.diagonal().unsqueeze(1)
             is_semi = (distances > own_distance) & (distances < own_distance + self.margin) & ~own
             first = ((distances <= own_distance) & ~own).sum(dim=1)
             candidates = is_semi.sum(dim=1)
-            place = torch.where(candidates > 0, first + (pick * candidates).long(), (pick * anyone).long())
+            place = torch.where(
+                candidates > 0, first + (pick * candidates).long(), (pick * anyone).long()
+            )
         else:
             hardest = anyone.clamp(max=self.hard_rank + 1)
             place = (pick * torch.where(is_hard < self.hard_probability, hardest, anyone)).long()
@@ -211,7 +238,9 @@ class Triplet(MetricLoss):
 
 
 def query_and_prototype(embeddings: Tensor) -> tuple[Tensor, Tensor]:
-    """(speakers, utterances, dim) to the first utterance and the mean of the others, each (speakers, dim)."""
+    """(speakers, utterances, dim) to the first utterance and the mean of the others, each
+    (speakers, dim).
+    """
     return embeddings[:, 0], embeddings[:, 1:].mean(dim=1)
 
 
@@ -221,7 +250,8 @@ def squared_distances(left: Tensor, right: Tensor) -> Tensor:
     >>> squared_distances(torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0], [0.0, 1.0]]))
     tensor([[25.,  1.]])
     """
-    # Not by expanding the square, which loses precision if distances are much smaller than the norms.
+    # Not by expanding the square, which loses precision if distances are much smaller than the
+    # norms.
     return (left.unsqueeze(1) - right.unsqueeze(0)).square().sum(dim=2)
 
 
@@ -235,8 +265,8 @@ class Combined(MetricLoss):
 
     Accuracy and margin are those of the classification loss.
 
-    Source: Heo et al. 2020, "Clova baseline system for the VoxCeleb Speaker Recognition Challenge 2020", section 3.2,
-    for softmax and angular prototypical with weights of 1.
+    Source: Heo et al. 2020, "Clova baseline system for the VoxCeleb Speaker Recognition Challenge
+    2020", section 3.2, for softmax and angular prototypical with weights of 1.
 
     >>> options = CombinedOptions(classification=SoftmaxOptions(), metric_weight=0.5)
     >>> loss = Combined(options, embedding_dim=3, num_classes=4)
@@ -249,12 +279,18 @@ class Combined(MetricLoss):
     NAMES: ClassVar[tuple[str, str]] = ("classification", "metric")
     """The submodule names of the two losses."""
 
-    def __init__(self, options: CombinedOptions, embedding_dim: int, num_classes: int, seed: int = 0) -> None:
+    def __init__(
+        self, options: CombinedOptions, embedding_dim: int, num_classes: int, seed: int = 0
+    ) -> None:
         super().__init__(options)
         self.weights = (options.classification_weight, options.metric_weight)
         self.num_classes = num_classes
         for name, chosen in zip(self.NAMES, (options.classification, options.metric), strict=True):
-            facts: dict[str, Any] = {"embedding_dim": embedding_dim, "num_classes": num_classes, "seed": seed}
+            facts: dict[str, Any] = {
+                "embedding_dim": embedding_dim,
+                "num_classes": num_classes,
+                "seed": seed,
+            }
             self.add_module(name, create(LOSSES[chosen.name], chosen, **facts))
 
     @property
@@ -273,13 +309,16 @@ class Combined(MetricLoss):
 
     def compare(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The weighted sum of both losses."""
-        first, accuracy = self.head(embeddings.flatten(0, 1), labels.repeat_interleave(embeddings.shape[1]))
+        first, accuracy = self.head(
+            embeddings.flatten(0, 1), labels.repeat_interleave(embeddings.shape[1])
+        )
         second, _ = self.get_submodule(self.NAMES[1])(embeddings, labels)
         return self.weights[0] * first + self.weights[1] * second, accuracy
 
 
 class SoftmaxPrototypical(Combined):
-    """The sum of softmax and angular prototypical, with the names used for imported voxceleb_trainer checkpoints.
+    """The sum of softmax and angular prototypical, with the names used for imported
+    voxceleb_trainer checkpoints.
 
     >>> loss = SoftmaxPrototypical(SoftmaxPrototypicalOptions(), embedding_dim=3, num_classes=4)
     >>> list(loss.state_dict())
@@ -288,6 +327,14 @@ class SoftmaxPrototypical(Combined):
 
     NAMES: ClassVar[tuple[str, str]] = ("softmax", "angular")
 
-    def __init__(self, options: SoftmaxPrototypicalOptions, embedding_dim: int, num_classes: int) -> None:
-        metric = AngularPrototypicalOptions(initial_scale=options.initial_scale, initial_bias=options.initial_bias)
-        super().__init__(CombinedOptions(classification=SoftmaxOptions(), metric=metric), embedding_dim, num_classes)
+    def __init__(
+        self, options: SoftmaxPrototypicalOptions, embedding_dim: int, num_classes: int
+    ) -> None:
+        metric = AngularPrototypicalOptions(
+            initial_scale=options.initial_scale, initial_bias=options.initial_bias
+        )
+        super().__init__(
+            CombinedOptions(classification=SoftmaxOptions(), metric=metric),
+            embedding_dim,
+            num_classes,
+        )

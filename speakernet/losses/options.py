@@ -20,13 +20,15 @@ class LossOptions(Options):
     sharded: Switch = "auto"
     """Shard the speakers of the head over the ranks; auto: if that saves memory and time."""
     teacher: InputPath = ""
-    """Model file whose embeddings are an additional target (knowledge distillation); empty: none."""
+    """Model file whose embeddings are an additional target (knowledge distillation); empty:
+    none."""
     teacher_weight: Weight = 1.0
     """Weight of the distance to the teacher's embeddings, which is added to the loss."""
     teacher_distance: Literal["cosine", "mse"] = "cosine"
     """cosine: one minus the cosine; mse: the mean squared difference."""
     teacher_input: Literal["recordings", "crops"] = "recordings"
-    """recordings: whole and unaugmented, embedded once and stored; crops: the network's own input, in every step."""
+    """recordings: whole and unaugmented, embedded once and stored; crops: the network's own input,
+    in every step."""
 
     has_head: ClassVar[bool] = True
     """Whether the loss has weights for each speaker."""
@@ -35,7 +37,8 @@ class LossOptions(Options):
     min_utterances: ClassVar[int] = 1
     """Minimum number of utterances of each speaker in a batch."""
     normalize_embeddings: ClassVar[bool] = True
-    """Whether voxceleb_trainer normalises embeddings of this loss before scoring (its `test_normalize`)."""
+    """Whether voxceleb_trainer normalises embeddings of this loss before scoring (its
+    `test_normalize`)."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Sharding a loss that has no head."""
@@ -67,11 +70,13 @@ class AAMSoftmaxOptions(AMSoftmaxOptions):
     easy_margin: bool = False
     """Apply the margin only to angles below 90 degrees."""
     sub_centers: Annotated[int, Ge(1), Le(64)] = 1
-    """Vectors per speaker, of which the nearest counts; helps with several sessions and noisy labels."""
+    """Vectors per speaker, of which the nearest counts; helps with several sessions and noisy
+    labels."""
     inter_top_k: Annotated[int, Ge(0), Le(10_000)] = 0
     """Number of nearest other speakers of each utterance whose angles are penalised; 0: none."""
     inter_top_k_penalty: Annotated[float, Ge(0.0), Le(1.0)] = 0.06
-    """Radians by which the angles to those speakers are narrowed; ramped with the margin by schedule.margin_*."""
+    """Radians by which the angles to those speakers are narrowed; ramped with the margin by
+    schedule.margin_*."""
 
 
 class SphereFace2Options(LossOptions):
@@ -79,7 +84,8 @@ class SphereFace2Options(LossOptions):
 
     name: str = "sphereface2"
     margin: Annotated[float, Ge(0.0), Le(3.0)] = 0.2
-    """Margin: cosine (type C, usually 0.2), radians (type A, usually 0.15); schedule.margin_* can ramp it."""
+    """Margin: cosine (type C, usually 0.2), radians (type A, usually 0.15); schedule.margin_* can
+    ramp it."""
     scale: Positive = 32.0
     """Scale of the adjusted cosines."""
     margin_type: Literal["A", "C"] = "C"
@@ -99,7 +105,8 @@ class HAMSoftmaxOptions(LossOptions):
     scale: Positive = 30.0
     """Scale of the distances before the softmax."""
     curvature: Annotated[float, Ge(1.0), Le(1e6)] = 1.0
-    """Curvature: embeddings and centres stay within 1 / sqrt(curvature) of the origin (3 in wespeaker's results)."""
+    """Curvature: embeddings and centres stay within 1 / sqrt(curvature) of the origin (3 in
+    wespeaker's results)."""
 
 
 class MetricOptions(LossOptions):
@@ -128,7 +135,9 @@ class AngularPrototypicalOptions(MetricOptions):
 
 
 class GE2EOptions(AngularPrototypicalOptions):
-    """Scaled cosines between every utterance and every speaker's centroid, which excludes the utterance itself."""
+    """Scaled cosines between every utterance and every speaker's centroid, which excludes the
+    utterance itself.
+    """
 
     name: str = "ge2e"
 
@@ -142,7 +151,9 @@ class SupervisedContrastiveOptions(MetricOptions):
 
 
 class TripletOptions(MetricOptions):
-    """Hinge loss on squared distances to an utterance of the same speaker and one of another speaker."""
+    """Hinge loss on squared distances to an utterance of the same speaker and one of another
+    speaker.
+    """
 
     name: str = "triplet"
     margin: Annotated[float, Ge(0.0), Le(100.0)] = 0.2
@@ -154,7 +165,9 @@ class TripletOptions(MetricOptions):
 
 
 class SoftmaxPrototypicalOptions(AngularPrototypicalOptions):
-    """The sum of softmax and angular prototypical; voxceleb_trainer's name for this case of `combined`."""
+    """The sum of softmax and angular prototypical; voxceleb_trainer's name for this case of
+    `combined`.
+    """
 
     name: str = "softmaxproto"
     has_head = True
@@ -170,9 +183,13 @@ CLASSIFICATIONS: dict[str, Component] = {
 """Losses with a head, used alone or within `combined`."""
 METRICS: dict[str, Component] = {
     "proto": Component(PrototypicalOptions, "speakernet.losses.metric:Prototypical"),
-    "angleproto": Component(AngularPrototypicalOptions, "speakernet.losses.metric:AngularPrototypical"),
+    "angleproto": Component(
+        AngularPrototypicalOptions, "speakernet.losses.metric:AngularPrototypical"
+    ),
     "ge2e": Component(GE2EOptions, "speakernet.losses.metric:GE2E"),
-    "supcon": Component(SupervisedContrastiveOptions, "speakernet.losses.metric:SupervisedContrastive"),
+    "supcon": Component(
+        SupervisedContrastiveOptions, "speakernet.losses.metric:SupervisedContrastive"
+    ),
     "triplet": Component(TripletOptions, "speakernet.losses.metric:Triplet"),
 }
 """Losses that compare utterances, used alone or within `combined`."""
@@ -184,7 +201,8 @@ class CombinedOptions(MetricOptions):
     name: str = "combined"
     has_head = True
     classification: SerializeAsAny[LossOptions] = Field(default_factory=AAMSoftmaxOptions)
-    """The loss with a head: name and options, such as {name: aamsoftmax, margin: 0.3}; schedules ramp its margin."""
+    """The loss with a head: name and options, such as {name: aamsoftmax, margin: 0.3}; schedules
+    ramp its margin."""
     classification_weight: Weight = 1.0
     """Weight of the classification loss."""
     metric: SerializeAsAny[MetricOptions] = Field(default_factory=AngularPrototypicalOptions)
@@ -197,7 +215,9 @@ class CombinedOptions(MetricOptions):
         for kind, table in (("classification", CLASSIFICATIONS), ("metric", METRICS)):
             options = getattr(self, kind)
             if type(options) is not lookup(table, options.name, f"{kind} loss").options:
-                raise ValueError(f"{kind}: {type(options).__name__} does not belong to {options.name}")
+                raise ValueError(
+                    f"{kind}: {type(options).__name__} does not belong to {options.name}"
+                )
         return self
 
     @property
@@ -209,17 +229,28 @@ class CombinedOptions(MetricOptions):
         """Two weights of 0, or a component that sets `sharded` or `teacher`."""
         yield from super().problems()
         if not self.classification_weight and not self.metric_weight:
-            yield "metric_weight", "0, like classification_weight; expected at least one of them above 0"
+            yield (
+                "metric_weight",
+                "0, like classification_weight; expected at least one of them above 0",
+            )
         for part, options in (("classification", self.classification), ("metric", self.metric)):
             if options.sharded != "auto":
-                yield part, f"sharded: {options.sharded}; set loss.sharded instead, for the whole loss"
+                yield (
+                    part,
+                    f"sharded: {options.sharded}; set loss.sharded instead, for the whole loss",
+                )
             if options.teacher:
-                yield part, f"teacher: {options.teacher}; set loss.teacher instead, for the whole loss"
+                yield (
+                    part,
+                    f"teacher: {options.teacher}; set loss.teacher instead, for the whole loss",
+                )
 
 
 LOSSES: dict[str, Component] = {
     **CLASSIFICATIONS,
     **METRICS,
     "combined": Component(CombinedOptions, "speakernet.losses.metric:Combined"),
-    "softmaxproto": Component(SoftmaxPrototypicalOptions, "speakernet.losses.metric:SoftmaxPrototypical"),
+    "softmaxproto": Component(
+        SoftmaxPrototypicalOptions, "speakernet.losses.metric:SoftmaxPrototypical"
+    ),
 }

@@ -1,4 +1,6 @@
-"""Heads other than a softmax over cosines: SphereFace2's binary classifications, and distances in hyperbolic space."""
+"""Heads other than a softmax over cosines: SphereFace2's binary classifications, and distances in
+hyperbolic space.
+"""
 
 import math
 
@@ -9,18 +11,20 @@ from torch.nn import functional
 from speakernet.losses.classification import ClassificationLoss, turned
 from speakernet.losses.options import HAMSoftmaxOptions, SphereFace2Options
 
-# Keeps points away from the edge of the ball, denominators from 0, and the argument of arcosh from 1 (infinite slope).
+# Keeps points away from the edge of the ball, denominators from 0, and the argument of arcosh from
+# 1 (infinite slope).
 EPSILON = 1e-5
 
 
 class SphereFace2(ClassificationLoss):
     """A binary classification for every speaker: is the utterance from this speaker?
 
-    A learned bias shifts all decision boundaries. Accuracy is that of the largest cosine, after subtracting the margin
-    from the own speaker's.
+    A learned bias shifts all decision boundaries. Accuracy is that of the largest cosine, after
+    subtracting the margin from the own speaker's.
 
-    Source: Wen et al. 2022, "SphereFace2", equation 8 (type A is MArcFace's margin, C is CosFace's); Han et al. 2023,
-    "Exploring binary classification loss for speaker verification", equations 5 to 9.
+    Source: Wen et al. 2022, "SphereFace2", equation 8 (type A is MArcFace's margin, C is
+    CosFace's); Han et al. 2023, "Exploring binary classification loss for speaker verification",
+    equations 5 to 9.
 
     >>> loss = SphereFace2(SphereFace2Options(margin=0.0, scale=1.0, positive_weight=0.5), 2, 2)
     >>> _ = loss.weight.data.copy_(torch.eye(2))
@@ -31,7 +35,9 @@ class SphereFace2(ClassificationLoss):
     def __init__(self, options: SphereFace2Options, embedding_dim: int, num_classes: int) -> None:
         super().__init__(options, embedding_dim, num_classes)
         self.margin = options.margin  # a schedule changes it
-        self.scale, self.exponent, self.positive_weight = options.scale, options.exponent, options.positive_weight
+        self.scale = options.scale
+        self.exponent = options.exponent
+        self.positive_weight = options.positive_weight
         self.widens_angle = options.margin_type == "A"
         self.bias = nn.Parameter(torch.zeros(()))
         nn.init.xavier_uniform_(self.weight)
@@ -41,22 +47,32 @@ class SphereFace2(ClassificationLoss):
         with torch.autocast(embeddings.device.type, enabled=False):
             rows = functional.normalize(self.classes.shared(embeddings.float()))
             cosine = functional.linear(rows, functional.normalize(self.weight))
-            own, bias = self.classes.own(labels), self.classes.shared(self.bias)
+            own = self.classes.own(labels)
+            bias = self.classes.shared(self.bias)
             own_cosine = own.of(cosine)
-            positive = functional.softplus(-self._answer(own_cosine, bias, is_own=True))  # (batch, 1)
+            positive = functional.softplus(
+                -self._answer(own_cosine, bias, is_own=True)
+            )  # (batch, 1)
             others = functional.softplus(self._answer(cosine, bias, is_own=False))
-            weighted = own.replaced((1 - self.positive_weight) * others, self.positive_weight * positive)
+            weighted = own.replaced(
+                (1 - self.positive_weight) * others, self.positive_weight * positive
+            )
             loss = self.classes.total(weighted.sum(dim=1))
-            return loss.mean(), self.classes.accuracy_percent(own.replaced(cosine, own_cosine - self.margin), labels)
+            return loss.mean(), self.classes.accuracy_percent(
+                own.replaced(cosine, own_cosine - self.margin), labels
+            )
 
     def _answer(self, cosine: Tensor, bias: Tensor, *, is_own: bool) -> Tensor:
-        """The logit of "yes"; the margin makes a "yes" harder for the own speaker, and a "no" harder for the others."""
+        """The logit of "yes"; the margin makes a "yes" harder for the own speaker, and a "no"
+        harder for the others.
+        """
         margin = self.margin if is_own else -self.margin
         if not self.widens_angle:
             return self.scale * (self._spread(cosine) - margin) + bias
         moved = turned(cosine, margin)
         if is_own:
-            # Past pi - margin the angle would wrap around; the result then falls linearly in the cosine.
+            # Past pi - margin the angle would wrap around; the result then falls linearly in the
+            # cosine.
             lowest = math.cos(margin)
             moved = torch.where(cosine > -lowest, moved, cosine - 1.0 + lowest)
         return self.scale * self._spread(moved) + bias
@@ -67,13 +83,15 @@ class SphereFace2(ClassificationLoss):
 
 
 class HAMSoftmax(ClassificationLoss):
-    """Negative scaled distances in the Poincaré ball between embeddings and centres, with a margin on the own centre's.
+    """Negative scaled distances in the Poincaré ball between embeddings and centres, with a margin
+    on the own centre's.
 
-    Embeddings and centres beyond the radius 1 / sqrt(curvature) are projected onto it. The distance between two points
-    is arcosh(1 + 2 |x - y|² / ((1 - |x|²) (1 - |y|²))).
+    Embeddings and centres beyond the radius 1 / sqrt(curvature) are projected onto it. The distance
+    between two points is arcosh(1 + 2 |x - y|² / ((1 - |x|²) (1 - |y|²))).
 
-    Source: `ham_margin` in wespeaker dfa7419, `models/projections.py`, after Fang and He 2026, "Hyperbolic additive
-    margin softmax with hierarchical information for speaker verification", whose own code is unpublished.
+    Source: `ham_margin` in wespeaker dfa7419, `models/projections.py`, after Fang and He 2026,
+    "Hyperbolic additive margin softmax with hierarchical information for speaker verification",
+    whose own code is unpublished.
 
     >>> loss = HAMSoftmax(HAMSoftmaxOptions(margin=0.5, scale=1.0), 2, 2)
     >>> _ = loss.weight.data.copy_(torch.tensor([[0.0, 0.0], [0.5, 0.0]]))
@@ -90,7 +108,11 @@ class HAMSoftmax(ClassificationLoss):
     def logits(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Negative scaled distances, with the margin added to the distance at the label."""
         (left, left_edge), (right, right_edge) = self._inside(embeddings), self._inside(self.weight)
-        squares = left.square().sum(dim=1, keepdim=True) + right.square().sum(dim=1) - 2.0 * left @ right.T
+        squares = (
+            left.square().sum(dim=1, keepdim=True)
+            + right.square().sum(dim=1)
+            - 2.0 * left @ right.T
+        )
         from_edge = (left_edge * right_edge.T).clamp(min=EPSILON)
         # The clamp keeps distances above a few thousandths.
         distances = (1.0 + 2.0 * squares / from_edge).clamp(min=1.0 + EPSILON).acosh()
@@ -98,7 +120,9 @@ class HAMSoftmax(ClassificationLoss):
         return -self.scale * own.replaced(distances, own.of(distances) + self.margin)
 
     def _inside(self, points: Tensor) -> tuple[Tensor, Tensor]:
-        """(points, dim), projected onto the radius if beyond it, and 1 - |x|² for each, (points, 1)."""
+        """(points, dim), projected onto the radius if beyond it, and 1 - |x|² for each, (points,
+        1).
+        """
         norms = points.norm(dim=1, keepdim=True)
         points = points * (self.radius / norms.clamp(min=EPSILON)).clamp(max=1.0)
         # At the edge the difference would cancel, but its exact value is known.

@@ -1,9 +1,10 @@
 """Heads whose classes are sharded over the ranks.
 
-Memory and traffic of a head then no longer grow with the number of speakers times the number of ranks.
+Memory and traffic of a head then no longer grow with the number of speakers times the number of
+ranks.
 
-Source: An et al. 2021, "Partial FC: training 10 million identities on a single machine", section 3.1 (the distributed
-head, without the class sampling of section 3.2).
+Source: An et al. 2021, "Partial FC: training 10 million identities on a single machine", section
+3.1 (the distributed head, without the class sampling of section 3.2).
 """
 
 from typing import Any
@@ -18,13 +19,15 @@ from speakernet.parallel.sharding import RowShare, join_in_state, keep_share
 
 
 def shard(loss: nn.Module, rank: int, world_size: int) -> None:
-    """Keep only this rank's shard of the classes, in place; call it on every rank before building the optimizer.
+    """Keep only this rank's shard of the classes, in place; call it on every rank before building
+    the optimizer.
 
-    The state dictionary of a sharded head is the whole head, gathered on rank 0, so all ranks must call `state_dict`
-    together; a whole head can be loaded into any number of shards.
+    The state dictionary of a sharded head is the whole head, gathered on rank 0, so all ranks must
+    call `state_dict` together; a whole head can be loaded into any number of shards.
     """
     head: Any = getattr(loss, "head", loss)
-    head.classes, head.sees_all_ranks = ClassShard(head.num_classes, rank, world_size), True
+    head.classes = ClassShard(head.num_classes, rank, world_size)
+    head.sees_all_ranks = True
     join_in_state(head)
     for parameter in head.parameters(recurse=False):
         # A scalar belongs to all classes.
@@ -39,8 +42,8 @@ class ClassShard(AllClasses):
     def __init__(self, num_classes: int, rank: int, world_size: int) -> None:
         if num_classes < world_size:
             raise ValueError(
-                f"loss.sharded is on, but {num_classes} classes cannot be sharded over {world_size} ranks; set it to "
-                "auto or off"
+                f"loss.sharded is on, but {num_classes} classes cannot be sharded over "
+                f"{world_size} ranks; set it to auto or off"
             )
         self.row_share = RowShare(num_classes, rank, world_size)
 
@@ -50,14 +53,21 @@ class ClassShard(AllClasses):
     def own(self, labels: Tensor) -> Columns:
         rows = self.row_share.rows
         is_local = (labels >= rows.start) & (labels < rows.stop)
-        return Columns(torch.where(is_local, labels - rows.start, 0).unsqueeze(1), is_local.unsqueeze(1))
+        return Columns(
+            torch.where(is_local, labels - rows.start, 0).unsqueeze(1), is_local.unsqueeze(1)
+        )
 
     def nearest(self, scores: Tensor, count: int) -> Columns:
-        ranks, rank = self.row_share.world_size, self.row_share.rank
+        ranks = self.row_share.world_size
+        rank = self.row_share.rank
         best, indices = scores.topk(min(count, scores.shape[1]), dim=1)
         candidates = functional.pad(best, (0, count - best.shape[1]), value=-torch.inf)
-        chosen = torch.cat(self._gathered(candidates), dim=1).topk(count, dim=1).indices  # into ranks x count
-        is_chosen = torch.zeros((len(scores), ranks * count), dtype=torch.bool, device=scores.device)
+        chosen = (
+            torch.cat(self._gathered(candidates), dim=1).topk(count, dim=1).indices
+        )  # into ranks x count
+        is_chosen = torch.zeros(
+            (len(scores), ranks * count), dtype=torch.bool, device=scores.device
+        )
         is_chosen.scatter_(1, chosen, True)
         return Columns(indices, is_chosen[:, rank * count :][:, : best.shape[1]])
 
@@ -83,7 +93,9 @@ class ClassShard(AllClasses):
 
 
 class _Sum(torch.autograd.Function):
-    """The sum over the ranks, either of values in the forward pass or of their gradients in the backward pass."""
+    """The sum over the ranks, either of values in the forward pass or of their gradients in the
+    backward pass.
+    """
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, sums_gradients: bool) -> Tensor:
@@ -92,7 +104,8 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        # For summed values, every rank already has the gradient of the total, which is also that of its own summand.
+        # For summed values, every rank already has the gradient of the total, which is also that of
+        # its own summand.
         return _summed(gradients[0]) if ctx.sums_gradients else gradients[0], None
 
 
@@ -103,7 +116,9 @@ def _summed(values: Tensor) -> Tensor:
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Cross entropy of logits whose columns are on several ranks: two collectives forward, none backward."""
+    """Cross entropy of logits whose columns are on several ranks: two collectives forward, none
+    backward.
+    """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, indices: Tensor, is_local: Tensor) -> Tensor:

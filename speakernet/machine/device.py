@@ -23,9 +23,19 @@ def choose_device(options: MachineOptions) -> torch.device:
         reason = "as configured" if options.device == "cpu" else "no GPU that torch can use"
         found, advice = ("", "") if options.device == "cpu" else unusable_gpu()
         if found:
-            logger.warning("%s; this run uses the CPU, which is many times slower. To use the GPU: %s", found, advice)
+            logger.warning(
+                "%s; this run uses the CPU, which is many times slower. To use the GPU: %s",
+                found,
+                advice,
+            )
         threads = torch.get_num_threads()
-        logger.info("device: cpu (%s): %s, %d cores, threads: %d", reason, cpu_name(), usable_cores(), threads)
+        logger.info(
+            "device: cpu (%s): %s, %d cores, threads: %d",
+            reason,
+            cpu_name(),
+            usable_cores(),
+            threads,
+        )
         return device
     # Pinned memory, the profiler and libraries use the current GPU, which is the first by default.
     torch.cuda.set_device(device)
@@ -40,17 +50,21 @@ def find_device(options: MachineOptions, local_rank: int | None = None) -> torch
         return torch.device("cpu")
     if count == 0:
         found, advice = unusable_gpu()
-        found, advice = found or "torch finds no GPU here", advice or "use --runtime.device auto or cpu"
+        found = found or "torch finds no GPU here"
+        advice = advice or "use --runtime.device auto or cpu"
         raise ValueError(f"runtime.device is cuda, which needs a GPU: {found}; {advice}")
     own = distributed.local_rank() if local_rank is None else local_rank
     if options.gpu_id is None and own >= count:
         raise ValueError(
-            f"local rank {own} (counted from 0) has no GPU: this machine has {count}, and each rank needs one; "
-            "start fewer processes, or use --runtime.device cpu"
+            f"local rank {own} (counted from 0) has no GPU: this machine has {count}, and each "
+            "rank needs one; start fewer processes, or use --runtime.device cpu"
         )
     number = own if options.gpu_id is None else options.gpu_id
     if number >= count:
-        raise ValueError(f"runtime.gpu_id is {number}, but no GPU has this number ({count} found, numbered from 0)")
+        raise ValueError(
+            f"runtime.gpu_id is {number}, but no GPU has this number ({count} found, numbered from "
+            "0)"
+        )
     return torch.device("cuda", number)
 
 
@@ -61,12 +75,16 @@ def synchronize(device: torch.device) -> None:
 
 
 def utilisation_monitor(device: torch.device) -> Monitor:
-    """Samples a GPU's utilisation in percent while the block runs; no samples on a CPU or without NVML."""
+    """Samples a GPU's utilisation in percent while the block runs; no samples on a CPU or without
+    NVML.
+    """
     read = functools.partial(torch.cuda.utilization, device) if device.type == "cuda" else None
     return Monitor(read, "the utilisation of the GPU", sample_seconds=UTILISATION_SECONDS)
 
 
 def power_monitor(device: torch.device) -> Monitor:
-    """Samples a GPU's power draw in milliwatts while the block runs; no samples on a CPU or without NVML."""
+    """Samples a GPU's power draw in milliwatts while the block runs; no samples on a CPU or without
+    NVML.
+    """
     read = functools.partial(torch.cuda.power_draw, device) if device.type == "cuda" else None
     return Monitor(read, "the power of the GPU", sample_seconds=UTILISATION_SECONDS)

@@ -1,8 +1,10 @@
-"""This machine and the part of it that this process may use: cores, memory, versions, GPUs, the NVIDIA driver.
+"""This machine and the part of it that this process may use: cores, memory, versions, GPUs, the
+NVIDIA driver.
 
-A container or job sees the whole machine but may use only part of it: the scheduler assigns a set of cores (affinity),
-and control groups set quotas of processor time and memory (both versions are read, for every group from the process's
-own up to the root, because each can set a limit). An unreadable quota counts as no limit. No torch is imported here.
+A container or job sees the whole machine but may use only part of it: the scheduler assigns a set
+of cores (affinity), and control groups set quotas of processor time and memory (both versions are
+read, for every group from the process's own up to the root, because each can set a limit). An
+unreadable quota counts as no limit. No torch is imported here.
 """
 
 import contextlib
@@ -39,14 +41,16 @@ NO_LIMIT_BYTES = 1 << 60
 VERSION_FILE = Path("/proc/driver/nvidia/version")
 
 FOR_OLDER_CUDA = "pip install 'torch>=2.9,<2.11' 'torchaudio>=2.9,<2.11'"
-"""Within the bounds of setup.py: pip's Linux builds of torch 2.9 and 2.10 are for CUDA 12.8, from 2.11 on for 13."""
+"""Within the bounds of setup.py: pip's Linux builds of torch 2.9 and 2.10 are for CUDA 12.8, from
+2.11 on for 13."""
 
 _failed_readings: set[str] = set()
 
 
 @contextlib.contextmanager
 def measuring(what: str) -> Iterator[None]:
-    """Run a measurement that may fail, such as NVML's; a failure is logged once per process and does not end the run.
+    """Run a measurement that may fail, such as NVML's; a failure is logged once per process and
+    does not end the run.
 
     >>> found = {}
     >>> with measuring("the temperature"):
@@ -61,12 +65,18 @@ def measuring(what: str) -> Iterator[None]:
         if what not in _failed_readings:
             _failed_readings.add(what)
             reason = str(error).strip().partition("\n")[0]
-            logger.info("cannot measure %s (%s)", what, ": ".join(filter(None, [type(error).__name__, reason])))
+            logger.info(
+                "cannot measure %s (%s)",
+                what,
+                ": ".join(filter(None, [type(error).__name__, reason])),
+            )
 
 
 @dataclass(frozen=True)
 class Quota:
-    """Limits of the control groups; page cache counts as free, because the kernel can reclaim it."""
+    """Limits of the control groups; page cache counts as free, because the kernel can reclaim
+    it.
+    """
 
     cores: float = math.inf
     memory_bytes: int | None = None
@@ -74,9 +84,14 @@ class Quota:
 
 
 def usable_cores() -> int:
-    """Cores that this process may keep busy: its affinity, or fewer if a quota is lower (1.5 cores count as one)."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    # Rounded down: a second thread on 1.5 cores would be suspended half the time, and the first would wait for it.
+    """Cores that this process may keep busy: its affinity, or fewer if a quota is lower (1.5 cores
+    count as one).
+    """
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    # Rounded down: a second thread on 1.5 cores would be suspended half the time, and the first
+    # would wait for it.
     return max(1, math.floor(min(cores, read_quota().cores)))
 
 
@@ -88,7 +103,9 @@ def usable_memory_bytes() -> int:
 
 
 def total_memory_bytes() -> int:
-    """All memory that this process can ever have: the machine's, or its control group's limit if lower."""
+    """All memory that this process can ever have: the machine's, or its control group's limit if
+    lower.
+    """
     limit = read_quota().memory_bytes
     total = int(psutil.virtual_memory().total)
     return total if limit is None else min(total, limit)
@@ -96,11 +113,15 @@ def total_memory_bytes() -> int:
 
 def describe_limits() -> str:
     """Cores and memory as text, with their limits."""
-    quota, in_machine = read_quota(), os.cpu_count() or 1
+    quota = read_quota()
+    in_machine = os.cpu_count() or 1
     cores = f"{usable_cores()} of {in_machine} cores"
     if quota.cores < in_machine:
         cores += f" (quota of {quota.cores:g})"
-    memory = f"{human_bytes(usable_memory_bytes())} of {human_bytes(total_memory_bytes())} of memory free"
+    memory = (
+        f"{human_bytes(usable_memory_bytes())} of {human_bytes(total_memory_bytes())} of "
+        "memory free"
+    )
     if quota.memory_bytes is not None:
         memory += f" (limited to {human_bytes(quota.memory_bytes)} by control group)"
     return f"{cores}, {memory}"
@@ -111,7 +132,8 @@ def read_quota(root: Path | None = None, membership: Path | None = None) -> Quot
 
     `root` is where the groups are mounted, `membership` the file that lists the process's groups.
     """
-    cores, limits = math.inf, []
+    cores = math.inf
+    limits = []
     for folder in _group_folders(root or CGROUP_ROOT, membership or MEMBERSHIP):
         # Version 2 of control groups, else version 1; "max" and -1 mean no limit.
         version_1 = (_text(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
@@ -120,11 +142,18 @@ def read_quota(root: Path | None = None, membership: Path | None = None) -> Quot
             cores = min(cores, int(found[1]) / int(found[2]))
         limit = _text(folder / "memory.max") or _text(folder / "memory.limit_in_bytes")
         if limit.isdigit() and int(limit) < NO_LIMIT_BYTES:
-            used = int(_text(folder / "memory.current") or _text(folder / "memory.usage_in_bytes") or 0)
-            facts = {name: int(count) for name, count in re.findall(r"(\w+) (\d+)", _text(folder / "memory.stat"))}
+            used = int(
+                _text(folder / "memory.current") or _text(folder / "memory.usage_in_bytes") or 0
+            )
+            facts = {
+                name: int(count)
+                for name, count in re.findall(r"(\w+) (\d+)", _text(folder / "memory.stat"))
+            }
             # Version 1 includes child groups only in the fields with this prefix.
             prefix = "total_" if "total_inactive_file" in facts else ""
-            cache = sum(facts.get(f"{prefix}{name}", 0) for name in ("inactive_file", "active_file"))
+            cache = sum(
+                facts.get(f"{prefix}{name}", 0) for name in ("inactive_file", "active_file")
+            )
             limits.append((int(limit), int(limit) - max(0, used - cache)))
     if not limits:
         return Quota(cores)
@@ -134,13 +163,15 @@ def read_quota(root: Path | None = None, membership: Path | None = None) -> Quot
 def _group_folders(root: Path, membership: Path) -> Iterator[Path]:
     """The existing folders of the process's groups and their parents.
 
-    Inside a container, the listed path is often the host's, and the container's own group is mounted at the root.
+    Inside a container, the listed path is often the host's, and the container's own group is
+    mounted at the root.
     """
     for line in _text(membership).splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        # Version 1 mounts each controller under its name, or a pair such as cpu,cpuacct under both; version 2 lists no
-        # controllers here and is mounted at the root, or under `unified` beside version 1.
+        # Version 1 mounts each controller under its name, or a pair such as cpu,cpuacct under both;
+        # version 2 lists no controllers here and is mounted at the root, or under `unified` beside
+        # version 1.
         mounts = [controllers, *controllers.split(",")] if controllers else ["", "unified"]
         # `..` stands for a group outside this namespace.
         steps = [step for step in path.split("/") if step and step != ".."]
@@ -160,12 +191,17 @@ def _text(path: Path) -> str:
 
 @functools.cache
 def system_info() -> dict[str, Any]:
-    """Versions, processor, memory and GPUs as plain values, for `results.json` and the report; read once."""
+    """Versions, processor, memory and GPUs as plain values, for `results.json` and the report; read
+    once.
+    """
     info: dict[str, Any] = {
         "platform": platform.platform(),
         "python": platform.python_version(),
         # Not from the metadata: an editable install keeps the version from when it was installed.
-        "versions": {"speakernet": speakernet.__version__, **{name: version_of(name) for name in PACKAGES}},
+        "versions": {
+            "speakernet": speakernet.__version__,
+            **{name: version_of(name) for name in PACKAGES},
+        },
         "cpu": cpu_name(),
         "cpu_cores": usable_cores(),
         "memory_bytes": total_memory_bytes(),
@@ -186,7 +222,9 @@ def version_of(package: str) -> str | None:
 
 
 def gpu_facts() -> dict[str, Any]:
-    """`gpus` (name and memory of each that torch can use), `cuda` (the version torch was built for) and `tf32`."""
+    """`gpus` (name and memory of each that torch can use), `cuda` (the version torch was built for)
+    and `tf32`.
+    """
     # Imported late: torch takes two seconds, and the facts above do not need it.
     import torch
 
@@ -214,7 +252,9 @@ def cpu_flags() -> frozenset[str]:
 
 def native_bf16(flags: frozenset[str] | None = None) -> str | None:
     """The flag that shows native bfloat16 arithmetic; None if the processor does not have it."""
-    return next((flag for flag in BF16_FLAGS if flag in (cpu_flags() if flags is None else flags)), None)
+    return next(
+        (flag for flag in BF16_FLAGS if flag in (cpu_flags() if flags is None else flags)), None
+    )
 
 
 @functools.cache
@@ -228,14 +268,18 @@ def _cpu_facts() -> dict[str, str]:
 
 
 def driver_version() -> str:
-    """The NVIDIA driver's version from its kernel module; "unknown" if only nvidia-smi exists, else empty."""
+    """The NVIDIA driver's version from its kernel module; "unknown" if only nvidia-smi exists, else
+    empty.
+    """
     # NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 …
     found = re.search(r"\s(\d+(?:\.\d+)+)\s", _text(VERSION_FILE))
     return found[1] if found else "unknown" if shutil.which("nvidia-smi") else ""
 
 
 def unusable_gpu() -> tuple[str, str]:
-    """The problem and what to do if there is an NVIDIA driver but torch has no GPU; otherwise two empty strings."""
+    """The problem and what to do if there is an NVIDIA driver but torch has no GPU; otherwise two
+    empty strings.
+    """
     # Imported late: torch takes two seconds.
     import torch
 
@@ -245,7 +289,8 @@ def unusable_gpu() -> tuple[str, str]:
         return "", ""
     built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
     return (
-        f"there is an NVIDIA driver ({driver}), but torch {torch.__version__}, {built}, cannot use the GPU",
-        f"check with nvidia-smi which CUDA version the driver supports; for CUDA 13: {TORCH_PAIR}; for CUDA 12: "
-        f"{FOR_OLDER_CUDA}; start containers with --gpus all",
+        f"there is an NVIDIA driver ({driver}), but torch {torch.__version__}, {built}, cannot use "
+        "the GPU",
+        f"check with nvidia-smi which CUDA version the driver supports; for CUDA 13: {TORCH_PAIR}; "
+        f"for CUDA 12: {FOR_OLDER_CUDA}; start containers with --gpus all",
     )

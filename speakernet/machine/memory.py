@@ -1,8 +1,9 @@
 """Memory of this process: how much it uses, and when the C library returns it to the system.
 
-The C library returns the memory of a large tensor as soon as it is freed, and the next step gets it back, zeroed, in
-pages of 4 KiB; for large networks that takes longer than the arithmetic (benchmarks/measurements.md). `speakernet.cli`
-enables huge pages before torch is imported, because torch checks only then; no torch is imported here.
+The C library returns the memory of a large tensor as soon as it is freed, and the next step gets it
+back, zeroed, in pages of 4 KiB; for large networks that takes longer than the arithmetic
+(benchmarks/measurements.md). `speakernet.cli` enables huge pages before torch is imported, because
+torch checks only then; no torch is imported here.
 """
 
 import ctypes
@@ -18,11 +19,13 @@ import psutil
 from speakernet.machine.facts import measuring
 
 HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
-"""torch's switch: tensors of 2 MiB or more are aligned for, and advised to use, transparent huge pages."""
+"""torch's switch: tensors of 2 MiB or more are aligned for, and advised to use, transparent huge
+pages."""
 
-# Parameters of mallopt(3): free bytes at the heap's end above which they are returned; size above which a block is
-# mapped separately.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+# Parameters of mallopt(3): free bytes at the heap's end above which they are returned; size above
+# which a block is mapped separately.
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
 
 
 def process_memory_bytes() -> int:
@@ -45,7 +48,8 @@ def process_peak_bytes() -> int:
 
 
 class Monitor:
-    """Samples a quantity regularly, in a thread, while the block runs; `what` names it if sampling fails.
+    """Samples a quantity regularly, in a thread, while the block runs; `what` names it if sampling
+    fails.
 
     Without `read` it does nothing.
 
@@ -62,9 +66,15 @@ class Monitor:
         *,
         sample_seconds: float = 0.01,
     ) -> None:
-        self._read, self._what, self._sample_seconds = read, what, sample_seconds
-        self._stop, self._thread = threading.Event(), threading.Thread(target=self._watch, daemon=True)
-        self._count, self._sum = 0, 0.0
+        self._read = read
+        self._what = what
+        self._sample_seconds = sample_seconds
+        self._stop, self._thread = (
+            threading.Event(),
+            threading.Thread(target=self._watch, daemon=True),
+        )
+        self._count = 0
+        self._sum = 0.0
         self.start: float = 0
         self.peak: float = 0
 
@@ -99,25 +109,34 @@ class Monitor:
 
 
 def huge_pages() -> bool:
-    """Whether torch uses huge pages in this process: both Linux's switch and torch's own must allow them."""
+    """Whether torch uses huge pages in this process: both Linux's switch and torch's own must allow
+    them.
+    """
     mode = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    return os.environ.get(HUGE_PAGES) == "1" and mode.exists() and "[never]" not in mode.read_text(encoding="ascii")
+    return (
+        os.environ.get(HUGE_PAGES) == "1"
+        and mode.exists()
+        and "[never]" not in mode.read_text(encoding="ascii")
+    )
 
 
 def keep_freed_memory(*, keeps: bool = True) -> bool:
-    """Let the C library keep freed memory for the next step, or return every large tensor when it is freed.
+    """Let the C library keep freed memory for the next step, or return every large tensor when it
+    is freed.
 
     Returns whether the library supports such settings.
     """
     if platform.libc_ver()[0] != "glibc":
         return False
-    # Keeping: a plain step of ResNetSE34V2 had 3.5 million page faults, which took 10 of its 28 processor seconds; with
-    # this and huge pages the default step has under 1,000. Returning: the threshold of 3 MiB is a compromise.
-    # ResNetSE34L's process grows by 152 to 181 MiB at 1.01 to 1.05 s per step, and by 270 MiB at 0.81 s if memory is
-    # kept (benchmarks/measurements.md).
+    # Keeping: a plain step of ResNetSE34V2 had 3.5 million page faults, which took 10 of its 28
+    # processor seconds; with this and huge pages the default step has under 1,000. Returning: the
+    # threshold of 3 MiB is a compromise. ResNetSE34L's process grows by 152 to 181 MiB at 1.01 to
+    # 1.05 s per step, and by 270 MiB at 0.81 s if memory is kept (benchmarks/measurements.md).
     mapped_from, trimmed_from = (2**30, 2**31 - 1) if keeps else (3 * 2**20, 2**24)
     set_option = ctypes.CDLL(None).mallopt
-    return bool(set_option(_M_MMAP_THRESHOLD, mapped_from) and set_option(_M_TRIM_THRESHOLD, trimmed_from))
+    return bool(
+        set_option(_M_MMAP_THRESHOLD, mapped_from) and set_option(_M_TRIM_THRESHOLD, trimmed_from)
+    )
 
 
 def release_freed_memory() -> None:
@@ -136,5 +155,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """
     # Recognised by text: torch raises RuntimeErrors, and the command line does not import torch.
     text = str(error).casefold()
-    is_torchs = isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
+    is_torchs = isinstance(error, RuntimeError) and (
+        "out of memory" in text or "can't allocate memory" in text
+    )
     return is_torchs or isinstance(error, MemoryError)

@@ -34,7 +34,8 @@ def optimize_torch_settings(
     save_memory: bool = False,
     varies_lengths: bool = False,
 ) -> dict[str, Any]:
-    """Configure torch for speed or for bitwise reproducibility; warns of options that have no effect here.
+    """Configure torch for speed or for bitwise reproducibility; warns of options that have no
+    effect here.
 
     Returns:
         Every applied setting by name.
@@ -54,9 +55,14 @@ def optimize_torch_settings(
         # Refused, not lowered: a few too many may be intended, thousands are a typo.
         if not 0 <= number <= MAX_THREADS_PER_CORE * cores:
             most = MAX_THREADS_PER_CORE * cores
-            raise ValueError(f"runtime.{name} is {number} on {cores} cores; expected 0 (torch's choice) to {most}")
+            raise ValueError(
+                f"runtime.{name} is {number} on {cores} cores; expected 0 (torch's choice) to "
+                f"{most}"
+            )
     if wanted > cores:
-        logger.warning("runtime.threads is %d, which is slow: only %d cores are available", wanted, cores)
+        logger.warning(
+            "runtime.threads is %d, which is slow: only %d cores are available", wanted, cores
+        )
     if wanted:
         torch.set_num_threads(wanted)
     if options.interop_threads:
@@ -82,7 +88,9 @@ def optimize_torch_settings(
 
 @contextlib.contextmanager
 def many_shapes() -> Iterator[None]:
-    """Stop cuDNN from timing its algorithms in the block, because it would time them again for every new shape."""
+    """Stop cuDNN from timing its algorithms in the block, because it would time them again for
+    every new shape.
+    """
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = False
     try:
@@ -91,13 +99,17 @@ def many_shapes() -> Iterator[None]:
         torch.backends.cudnn.benchmark = before
 
 
-def _set_gpu(options: MachineOptions, device: torch.device | None, *, varies_lengths: bool) -> dict[str, Any]:
+def _set_gpu(
+    options: MachineOptions, device: torch.device | None, *, varies_lengths: bool
+) -> dict[str, Any]:
     asked = options.cudnn_benchmark
-    # Timing every algorithm of a convolution pays off if shapes repeat, but the choice varies from run to run.
+    # Timing every algorithm of a convolution pays off if shapes repeat, but the choice varies from
+    # run to run.
     benchmark = not (options.deterministic or varies_lengths) if asked == "auto" else bool(asked)
     torch.backends.cudnn.benchmark = benchmark
-    # Matrix products and cuDNN's convolutions have separate switches. Filters, phases, pooling and heads are matrix
-    # products, forward and backward, and keep full float32; a trunk's arithmetic is in its convolutions.
+    # Matrix products and cuDNN's convolutions have separate switches. Filters, phases, pooling and
+    # heads are matrix products, forward and backward, and keep full float32; a trunk's arithmetic
+    # is in its convolutions.
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = options.tf32
     for name, switch in ATTENTION_SWITCHES.items() if options.attention else ():

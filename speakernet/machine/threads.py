@@ -21,8 +21,10 @@ PREEMPTION = getattr(signal, "SIGUSR1", None)
 """A cluster can send it some time before it reclaims a machine (SLURM: --signal=USR1@60)."""
 
 STOP_SIGNALS: tuple[signal.Signals, ...] = (
-    # Ctrl-C, and the signal that job schedulers, `timeout` and container stops send before they kill.
-    *(signal.SIGINT, signal.SIGTERM),
+    # Ctrl-C, and the signal that job schedulers, `timeout` and container stops send before they
+    # kill.
+    signal.SIGINT,
+    signal.SIGTERM,
     *((HANGUP,) if HANGUP else ()),
     *((PREEMPTION,) if PREEMPTION else ()),
 )
@@ -40,12 +42,12 @@ def lanes_of(device: torch.device | str) -> int:
 def in_lanes(work: Callable[[Item], Result], items: Iterable[Item], count: int) -> Iterator[Result]:
     """Yield `work(item)` for each item, in order; `count` run at once, each in its own thread.
 
-    A network on a CPU gains little from a second thread within a layer: threads wait for each other after each of its
-    hundreds of operations, and small operations are not split at all. Parallel batches do not wait for each other, so
-    each gets only an equal share of torch's threads.
+    A network on a CPU gains little from a second thread within a layer: threads wait for each other
+    after each of its hundreds of operations, and small operations are not split at all. Parallel
+    batches do not wait for each other, so each gets only an equal share of torch's threads.
 
-    Items are drawn in the caller's thread. `work` must set torch's per-thread state (autocast, inference mode) itself.
-    Its exceptions are raised in the item's turn.
+    Items are drawn in the caller's thread. `work` must set torch's per-thread state (autocast,
+    inference mode) itself. Its exceptions are raised in the item's turn.
 
     >>> list(in_lanes(lambda number: number * number, range(5), 2))
     [0, 1, 4, 9, 16]

@@ -1,7 +1,8 @@
-"""The adaptation that `speakernet adapt` appends to the embedding layer: normalised affine maps, PLDA's variances.
+"""The adaptation that `speakernet adapt` appends to the embedding layer: normalised affine maps,
+PLDA's variances.
 
-It is part of the network, so every command, the store of people and exports use it. `speakernet.evaluation.adaptation`
-fits it; `speakernet.evaluation.scoring` computes PLDA scores.
+It is part of the network, so every command, the store of people and exports use it.
+`speakernet.evaluation.adaptation` fits it; `speakernet.evaluation.scoring` computes PLDA scores.
 """
 
 import itertools
@@ -18,8 +19,8 @@ class Adaptation(nn.Module):
     """Maps embeddings of the network to embeddings adapted to a domain.
 
     Args:
-        spec: plain values: `name`, which identifies it in thresholds and stores; `maps`, the numbers of inputs and
-            outputs of each affine map; `score`, cosine or plda.
+        spec: plain values: `name`, which identifies it in thresholds and stores; `maps`, the
+            numbers of inputs and outputs of each affine map; `score`, cosine or plda.
 
     >>> adaptation = Adaptation({"name": "example", "maps": [[2, 2], [2, 1]], "score": "cosine"})
     >>> adaptation(torch.ones(3, 2)).shape
@@ -30,10 +31,14 @@ class Adaptation(nn.Module):
         super().__init__()
         sizes = spec["maps"]
         if any(first[1] != second[0] for first, second in itertools.pairwise(sizes)):
-            raise ValueError(f"adaptation maps have sizes {sizes}; expected each input to match the previous output")
+            raise ValueError(
+                f"adaptation maps have sizes {sizes}; expected each input to match the previous "
+                "output"
+            )
         self.maps = nn.ModuleList(nn.Linear(inputs, outputs) for inputs, outputs in sizes)
         if spec["score"] == "plda":
-            # Between-speaker variances (within-speaker ones are 1), and the weights of the length that PLDA normalises.
+            # Between-speaker variances (within-speaker ones are 1), and the weights of the length
+            # that PLDA normalises.
             self.register_buffer("between", torch.ones(sizes[-1][1]))
             self.register_buffer("weights", torch.ones(sizes[-1][1]))
 

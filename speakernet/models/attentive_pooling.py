@@ -11,9 +11,11 @@ from speakernet.models.pooling import Pooling, mean_and_variance
 
 
 class SelfAttentivePooling(Pooling):
-    """Mean over frames weighted by attention: one weight per frame, from a tanh layer and a learned vector.
+    """Mean over frames weighted by attention: one weight per frame, from a tanh layer and a learned
+    vector.
 
-    Source: Okabe et al. 2018, "Attentive Statistics Pooling", equations 4 to 6, in voxceleb_trainer's form.
+    Source: Okabe et al. 2018, "Attentive Statistics Pooling", equations 4 to 6, in
+    voxceleb_trainer's form.
 
     >>> SelfAttentivePooling(4)(torch.ones(2, 4, 7)).shape
     torch.Size([2, 4])
@@ -54,10 +56,12 @@ class AttentiveStatisticsPooling(SelfAttentivePooling):
 
 
 class ChannelAttentivePooling(Pooling):
-    """Attention from a bottleneck of two 1 x 1 convolutions, with separate weights for every channel.
+    """Attention from a bottleneck of two 1 x 1 convolutions, with separate weights for every
+    channel.
 
-    The channel- and context-dependent poolings of the toolkits differ in the layers between the convolutions, in the
-    input of the attention (with or without the utterance's mean and deviation) and in the bounds of the variance.
+    The channel- and context-dependent poolings of the toolkits differ in the layers between the
+    convolutions, in the input of the attention (with or without the utterance's mean and deviation)
+    and in the bounds of the variance.
 
     Source: Desplanques et al. 2020, "ECAPA-TDNN", section 3.1.
 
@@ -86,7 +90,8 @@ class ChannelAttentivePooling(Pooling):
         self.with_context = with_context
         self.floor = floor
         self.ceiling = ceiling
-        # The other toolkits divide the context's variance by n - 1 and compute variances as differences of squares.
+        # The other toolkits divide the context's variance by n - 1 and compute variances as
+        # differences of squares.
         self.speechbrain_variances = speechbrain_variances
         self.squeeze = nn.Conv1d(3 * channels if with_context else channels, bottleneck, 1)
         self.norm = nn.BatchNorm1d(bottleneck) if relu_norm else None
@@ -103,7 +108,9 @@ class ChannelAttentivePooling(Pooling):
         weights = softmax_over_frames(self.expand(hidden), lengths)
         if not self.with_deviation:
             return (frames * weights).sum(dim=2)
-        return weighted_statistics(frames, weights, self.floor, self.ceiling, self.speechbrain_variances)
+        return weighted_statistics(
+            frames, weights, self.floor, self.ceiling, self.speechbrain_variances
+        )
 
     def _attended(self, frames: Tensor, lengths: Tensor | None) -> Tensor:
         """Input of the attention, (batch, channels or 3 channels, frames)."""
@@ -118,7 +125,9 @@ class ChannelAttentivePooling(Pooling):
 # SAP of ResNetSE34V2: means only.
 ChannelSelfAttentivePooling = partial(ChannelAttentivePooling, with_deviation=False)
 # ECA of RawNet3, with the bounds of its `clamp(min=1e-4, max=1e4)`.
-ContextAttentivePooling = partial(ChannelAttentivePooling, with_context=True, floor=1e-4, ceiling=1e4)
+ContextAttentivePooling = partial(
+    ChannelAttentivePooling, with_context=True, floor=1e-4, ceiling=1e4
+)
 # ASP of RawNet3: one weight per frame.
 ContextFramePooling = partial(ContextAttentivePooling, one_weight=True)
 # ASTP of wespeaker: tanh instead of ReLU and norm.
@@ -132,27 +141,37 @@ NormedAttentivePooling = partial(
 
 
 class MultiQueryPooling(Pooling):
-    """MQMHASTP: several queries, each of which attends to every head (group of channels) separately.
+    """MQMHASTP: several queries, each of which attends to every head (group of channels)
+    separately.
 
-    Source: Zhao et al. 2021, "Multi-query multi-head attention pooling and inter-topK penalty for speaker
-    verification", with a weight for every channel (vector attention), as in wespeaker's defaults.
+    Source: Zhao et al. 2021, "Multi-query multi-head attention pooling and inter-topK penalty for
+    speaker verification", with a weight for every channel (vector attention), as in wespeaker's
+    defaults.
 
     >>> MultiQueryPooling(MultiQueryPoolingOptions(), 16)(torch.rand(2, 16, 7)).shape
     torch.Size([2, 64])
     """
 
     def __init__(self, options: MultiQueryPoolingOptions, channels: int) -> None:
-        queries, heads, bottleneck = options.queries, options.heads, options.bottleneck
+        queries = options.queries
+        heads = options.heads
+        bottleneck = options.bottleneck
         if channels % heads:
-            raise ValueError(f"MQMHASTP: {heads} heads cannot split {channels} channels; use a divisor of {channels}")
+            raise ValueError(
+                f"MQMHASTP: {heads} heads cannot split {channels} channels; use a divisor of "
+                f"{channels}"
+            )
         super().__init__(2 * channels * queries)
         self.heads = heads
         self.queries = nn.ModuleList(
-            nn.ModuleList(_HeadAttention(channels // heads, bottleneck) for _ in range(heads)) for _ in range(queries)
+            nn.ModuleList(_HeadAttention(channels // heads, bottleneck) for _ in range(heads))
+            for _ in range(queries)
         )
 
     def forward(self, frames: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """For each query and head: weighted means, then standard deviations; (batch, 2 channels x queries)."""
+        """For each query and head: weighted means, then standard deviations; (batch, 2 channels x
+        queries).
+        """
         groups = frames.chunk(self.heads, dim=1)
         statistics = [
             weighted_statistics(group, softmax_over_frames(head(group), lengths), floor=1e-7)
@@ -184,9 +203,15 @@ def softmax_over_frames(logits: Tensor, lengths: Tensor | None) -> Tensor:
 
 
 def weighted_statistics(
-    frames: Tensor, weights: Tensor, floor: float, ceiling: float | None = None, is_centred: bool = False
+    frames: Tensor,
+    weights: Tensor,
+    floor: float,
+    ceiling: float | None = None,
+    is_centred: bool = False,
 ) -> Tensor:
-    """Means and standard deviations under weights that sum to one over frames, (batch, 2 channels)."""
+    """Means and standard deviations under weights that sum to one over frames, (batch, 2
+    channels).
+    """
     mean = (frames * weights).sum(dim=2)
     if is_centred:
         variance = ((frames - mean.unsqueeze(2)).square() * weights).sum(dim=2)

@@ -1,7 +1,9 @@
-"""Finds a pretrained backbone in a folder or on the Hugging Face hub and reads its configuration and safetensors.
+"""Finds a pretrained backbone in a folder or on the Hugging Face hub and reads its configuration
+and safetensors.
 
-Weights are read only from safetensors. Plain values (`source`) describe the backbone's files: names, SHA-256, commit
-and licence. They let a checkpoint without the frozen weights find those weights.
+Weights are read only from safetensors. Plain values (`source`) describe the backbone's files:
+names, SHA-256, commit and licence. They let a checkpoint without the frozen weights find those
+weights.
 """
 
 import json
@@ -23,17 +25,28 @@ from speakernet.terminal import MAX_NAMED
 
 logger = logging.getLogger(__name__)
 
-CONFIG, PREPROCESSOR, CARD = "config.json", "preprocessor_config.json", "README.md"
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+CONFIG = "config.json"
+PREPROCESSOR = "preprocessor_config.json"
+CARD = "README.md"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 BACKBONE_PREFIX = "trunk.backbone."
 # Replaces the name of a layer inside its adapter.
 PLAIN = (".base_layer", "")
 OPTION = "model.options.backbone"
 SAMPLE_RATE_KEY = "sampling_rate"
 # Tensors of pretraining and recognition heads, and of masks used only in training.
-NOT_OF_THE_BACKBONE = ("masked_spec_embed", "quantizer.", "project_hid.", "project_q.", "lm_head.", "mask_emb")
+NOT_OF_THE_BACKBONE = (
+    "masked_spec_embed",
+    "quantizer.",
+    "project_hid.",
+    "project_q.",
+    "lm_head.",
+    "mask_emb",
+)
 TO_CONVERT = (
-    "if you trust the file, convert it with transformers: AutoModel.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
+    "if you trust the file, convert it with transformers: "
+    "AutoModel.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
 )
 
 
@@ -80,31 +93,38 @@ def find_backbone(options: PretrainedOptions) -> Backbone:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a folder: those in its index, else model.safetensors, else the only one."""
+    """The safetensors files of a folder: those in its index, else model.safetensors, else the only
+    one.
+    """
     listed = sorted(set(_json(folder / INDEX).get("weight_map", {}).values()))
     found = sorted(one.name for one in folder.glob("*.safetensors"))
     names = listed or [one for one in found if one == WEIGHTS] or found
     if len(names) > 1 and not listed:
         raise CheckpointError(
-            f"{OPTION}: {folder} has {', '.join(names[:MAX_NAMED])}; expected {INDEX}, which lists the parts of one "
-            f"model, or {WEIGHTS}. Add the index, or keep only the intended file"
+            f"{OPTION}: {folder} has {', '.join(names[:MAX_NAMED])}; expected {INDEX}, which lists "
+            f"the parts of one model, or {WEIGHTS}. Add the index, or keep only the intended file"
         )
     if not names:
         other = next((one.name for one in folder.glob("*.bin")), "")
         advice = TO_CONVERT if other else "download it again"
-        raise CheckpointError(f"{OPTION}: {folder} has no *.safetensors, found {other or 'no weights'}; {advice}")
+        raise CheckpointError(
+            f"{OPTION}: {folder} has no *.safetensors, found {other or 'no weights'}; {advice}"
+        )
     if missing := [name for name in names if not (folder / name).is_file()]:
-        raise CheckpointError(f"{OPTION}: {folder} lacks {', '.join(missing)}, listed in {INDEX}; download it again")
+        raise CheckpointError(
+            f"{OPTION}: {folder} lacks {', '.join(missing)}, listed in {INDEX}; download it again"
+        )
     return [folder / name for name in names]
 
 
 def complete(contents: Mapping[str, Any], path: str | Path) -> dict[str, Tensor]:
     """All network weights of a checkpoint that only refers to its frozen ones.
 
-    These come from the backbone's own files, a folder of that name beside the checkpoint, or best.pt there, and must
-    match by SHA-256 and CRC-32.
+    These come from the backbone's own files, a folder of that name beside the checkpoint, or
+    best.pt there, and must match by SHA-256 and CRC-32.
     """
-    options, best = contents["model"]["options"], Path(path).with_name("best.pt")
+    options = contents["model"]["options"]
+    best = Path(path).with_name("best.pt")
     wanted: dict[str, Any] = options["source"]
     here = best.is_file() and best.resolve() != Path(path).resolve()
     spare = str(best) if here else ""
@@ -116,23 +136,34 @@ def complete(contents: Mapping[str, Any], path: str | Path) -> dict[str, Tensor]
         found = find_backbone(given)
     except CheckpointError as error:
         raise CheckpointError(
-            f"{path} only refers to the weights of {wanted['name']}: {error}. If its folder was moved, copy it or link "
-            f"to it as {beside}"
+            f"{path} only refers to the weights of {wanted['name']}: {error}. If its folder was "
+            f"moved, copy it or link to it as {beside}"
         ) from error
     refuse_other_files(wanted, found.source, path)
     refuse_other_weights(
-        contents["reference"], {name: checksum(one.float()) for name, one in found.weights.items()}, path
+        contents["reference"],
+        {name: checksum(one.float()) for name, one in found.weights.items()},
+        path,
     )
-    return merged({**{BACKBONE_PREFIX + name: value for name, value in found.weights.items()}, **contents["weights"]})
+    return merged(
+        {
+            **{BACKBONE_PREFIX + name: value for name, value in found.weights.items()},
+            **contents["weights"],
+        }
+    )
 
 
 def merged(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights with each pair of adapters, B scaled by alpha / rank, added to its layer (Hu et al. 2021, equation 3)."""
+    """Weights with each pair of adapters, B scaled by alpha / rank, added to its layer (Hu et al.
+    2021, equation 3).
+    """
     plain = {name: value for name, value in weights.items() if ".lora_" not in name}
     for name in weights:
         if ".lora_A." in name:
             layer, rest = name.split(".lora_A.")
-            plain[f"{layer}.weight"] = plain[f"{layer}.weight"] + weights[f"{layer}.lora_B.{rest}"] @ weights[name]
+            plain[f"{layer}.weight"] = (
+                plain[f"{layer}.weight"] + weights[f"{layer}.lora_B.{rest}"] @ weights[name]
+            )
     return plain
 
 
@@ -142,12 +173,15 @@ def checksum(tensor: Tensor) -> int:
 
 
 def refuse_other_weights(wanted: Mapping[str, int], found: Mapping[str, int], path: object) -> None:
-    """CheckpointError unless the weights that a checkpoint omits were found as they were, by CRC-32."""
+    """CheckpointError unless the weights that a checkpoint omits were found as they were, by
+    CRC-32.
+    """
     if changed := [name for name in wanted if found.get(name.replace(*PLAIN)) != wanted[name]]:
         raise CheckpointError(
-            f"{path} was trained on a backbone whose {changed[0].replace(*PLAIN)} differs from the one found. If the "
-            "backbone's folder is gone, best.pt cannot replace it after adapters or training have changed the weights: "
-            f"restore the folder, or give its new location as {OPTION}"
+            f"{path} was trained on a backbone whose {changed[0].replace(*PLAIN)} differs from the "
+            "one found. If the backbone's folder is gone, best.pt cannot replace it after adapters "
+            "or training have changed the weights: restore the folder, or give its new location as "
+            f"{OPTION}"
         )
 
 
@@ -156,8 +190,8 @@ def refuse_other_files(wanted: Mapping[str, Any], found: Mapping[str, Any], path
     for name, digest in wanted["files"].items():
         if (other := found["files"].get(name, "no such file")) != digest:
             raise CheckpointError(
-                f"{path} was trained with the backbone {wanted['name']}, whose {name} has SHA-256 {digest}; "
-                f"found {other}. Restore that file, or choose a different --save_path"
+                f"{path} was trained with the backbone {wanted['name']}, whose {name} has SHA-256 "
+                f"{digest}; found {other}. Restore that file, or choose a different --save_path"
             )
 
 
@@ -173,18 +207,34 @@ def _folder(name: str, revision: str) -> Path:
 def _of_model_file(path: Path) -> Backbone:
     """The backbone inside a model file of a run."""
     contents = read_own_checkpoint(path)
-    options, weights = contents["model"]["options"], contents["weights"]
-    own = {name.removeprefix(BACKBONE_PREFIX): one for name, one in weights.items() if name.startswith(BACKBONE_PREFIX)}
+    options = contents["model"]["options"]
+    weights = contents["weights"]
+    own = {
+        name.removeprefix(BACKBONE_PREFIX): one
+        for name, one in weights.items()
+        if name.startswith(BACKBONE_PREFIX)
+    }
     if "source" not in options or contents.get("reference"):
-        raise CheckpointError(f"{path} does not contain the backbone; set {OPTION} to the folder of its files")
-    preprocessor = {"do_normalize": options["normalize"] == "on", SAMPLE_RATE_KEY: contents["sample_rate"]}
+        raise CheckpointError(
+            f"{path} does not contain the backbone; set {OPTION} to the folder of its files"
+        )
+    preprocessor = {
+        "do_normalize": options["normalize"] == "on",
+        SAMPLE_RATE_KEY: contents["sample_rate"],
+    }
     return Backbone(options["config"], preprocessor, options["source"], own)
 
 
 def _renamed(weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Weights under the names of the bare model: no prefix of a model with a head, current names of weight norm."""
+    """Weights under the names of the bare model: no prefix of a model with a head, current names of
+    weight norm.
+    """
     roots = {name.partition(".")[0] for name in weights}
-    prefixes = [one for one in ("wav2vec2", "hubert", "wavlm", "data2vec_audio", "wav2vec2_bert") if one in roots]
+    prefixes = [
+        one
+        for one in ("wav2vec2", "hubert", "wavlm", "data2vec_audio", "wav2vec2_bert")
+        if one in roots
+    ]
     for name, value in weights.items():
         if prefixes and not name.startswith(prefixes[0] + "."):
             continue

@@ -1,4 +1,6 @@
-"""CAM++: a small residual head over mels and frames, then densely connected time-delay layers with context masks."""
+"""CAM++: a small residual head over mels and frames, then densely connected time-delay layers with
+context masks.
+"""
 
 import types
 
@@ -23,8 +25,8 @@ SEGMENT_FRAMES = 100
 class CAMPPlus(Trunk):
     """CAM++; 7.18 million parameters with TSTP, 80 mels and 512 dimensions.
 
-    Source: Wang et al. 2023, "CAM++: a fast and efficient network for speaker verification using context-aware
-    masking".
+    Source: Wang et al. 2023, "CAM++: a fast and efficient network for speaker verification using
+    context-aware masking".
     """
 
     norm_behind = types.MappingProxyType({"conv1": "norm1", "conv2": "norm2", "conv_in": "norm_in"})
@@ -36,13 +38,18 @@ class CAMPPlus(Trunk):
         self.stages = nn.ModuleList(
             ResidualStage(ResidualBlock, HEAD_CHANNELS, HEAD_CHANNELS, 2, (2, 1)) for _ in range(2)
         )
-        self.conv2 = nn.Conv2d(HEAD_CHANNELS, HEAD_CHANNELS, 3, stride=(2, 1), padding=1, bias=False)
+        self.conv2 = nn.Conv2d(
+            HEAD_CHANNELS, HEAD_CHANNELS, 3, stride=(2, 1), padding=1, bias=False
+        )
         self.norm2 = nn.BatchNorm2d(HEAD_CHANNELS)
         # Three strides of 2, each rounding up.
-        self.conv_in = FrameConvolution(HEAD_CHANNELS * -(-num_features // 8), INITIAL_CHANNELS, 5, 2, bias=False)
+        self.conv_in = FrameConvolution(
+            HEAD_CHANNELS * -(-num_features // 8), INITIAL_CHANNELS, 5, 2, bias=False
+        )
         self.norm_in = nn.BatchNorm1d(INITIAL_CHANNELS)
         channels = INITIAL_CHANNELS
-        self.dense, self.transitions = nn.ModuleList(), nn.ModuleList()
+        self.dense = nn.ModuleList()
+        self.transitions = nn.ModuleList()
         for num_layers, dilation in DENSE_BLOCKS:
             self.dense.append(DenseBlock(channels, num_layers, dilation))
             channels += num_layers * GROWTH
@@ -57,12 +64,16 @@ class CAMPPlus(Trunk):
                 if part.bias is not None:
                     nn.init.zeros_(part.bias)
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, features: Tensor, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """(batch, mels, frames) to (batch, 512, frames / 2), and the valid frames of each."""
         hidden = mask_frames(relu(self.norm1(self.conv1(features.unsqueeze(1)))), lengths)
         for stage in self.stages:
             hidden, lengths = stage(hidden, lengths)
-        hidden = relu(self.norm2(self.conv2(hidden))).flatten(1, 2)  # (batch, 32 x mels / 8, frames)
+        hidden = relu(self.norm2(self.conv2(hidden))).flatten(
+            1, 2
+        )  # (batch, 32 x mels / 8, frames)
         hidden = relu(self.norm_in(self.conv_in(hidden, lengths)))
         lengths = strided_length(lengths, 2)
         for block, transition in zip(self.dense, self.transitions, strict=True):
@@ -88,7 +99,9 @@ class DenseBlock(nn.Module):
 
     def __init__(self, channels_in: int, num_layers: int, dilation: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(DenseLayer(channels_in + index * GROWTH, dilation) for index in range(num_layers))
+        self.layers = nn.ModuleList(
+            DenseLayer(channels_in + index * GROWTH, dilation) for index in range(num_layers)
+        )
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
         """(batch, channels, frames) in and out; each layer adds 32 channels."""
@@ -98,7 +111,9 @@ class DenseBlock(nn.Module):
 
 
 class DenseLayer(nn.Module):
-    """A bottleneck, then a convolution whose output is gated by the context of utterance and segment."""
+    """A bottleneck, then a convolution whose output is gated by the context of utterance and
+    segment.
+    """
 
     norm_behind = types.MappingProxyType({"bottleneck.conv": "norm"})
 
@@ -113,8 +128,11 @@ class DenseLayer(nn.Module):
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
         """(batch, channels, frames) to (batch, 32, frames)."""
         hidden = mask_frames(relu(self.norm(self.bottleneck(features))), lengths)
-        gate = self.excite(self.squeeze(context(hidden, lengths)).relu()).sigmoid()  # (batch, 32, segments)
-        # Constant over each segment, as in the original; the last segment is cut to the available frames.
+        gate = self.excite(
+            self.squeeze(context(hidden, lengths)).relu()
+        ).sigmoid()  # (batch, 32, segments)
+        # Constant over each segment, as in the original; the last segment is cut to the available
+        # frames.
         if torch.compiler.is_exporting():
             # Works for any length; in training, indexing would be slow.
             gate = gate[:, :, torch.arange(hidden.shape[2], device=hidden.device) // SEGMENT_FRAMES]
@@ -131,8 +149,11 @@ def context(features: Tensor, lengths: Tensor | None) -> Tensor:
     """
     num_frames = features.shape[2]
     # Not a negated floor division: exported graphs divide towards zero.
-    # torch's exporter would fix the number of segments to its example's. One more, pooled without reshaping, avoids it.
-    num_segments = (num_frames + SEGMENT_FRAMES - 1) // SEGMENT_FRAMES + torch.compiler.is_exporting()
+    # torch's exporter would fix the number of segments to its example's. One more, pooled without
+    # reshaping, avoids it.
+    num_segments = (
+        num_frames + SEGMENT_FRAMES - 1
+    ) // SEGMENT_FRAMES + torch.compiler.is_exporting()
     padded = nn.functional.pad(features, (0, num_segments * SEGMENT_FRAMES - num_frames))
     if torch.compiler.is_exporting():
         sums = SEGMENT_FRAMES * nn.functional.avg_pool1d(padded, SEGMENT_FRAMES)

@@ -14,7 +14,12 @@ from speakernet.models.layers import (
     relu,
     valid_length,
 )
-from speakernet.models.options.trunks import RESNET34, ResNetSE34LOptions, ResNetSE34V2Options, VGGVoxOptions
+from speakernet.models.options.trunks import (
+    RESNET34,
+    ResNetSE34LOptions,
+    ResNetSE34V2Options,
+    VGGVoxOptions,
+)
 from speakernet.models.resnet import ResidualBlock, ResidualTrunk
 
 NUM_MELS = 40
@@ -22,7 +27,8 @@ _gated = partial(ResidualBlock, gate=SqueezeExcitation, relu_first=True)
 
 
 class ResNetSE34L(ResidualTrunk):
-    """Light ResNet-34 with squeeze-and-excitation, 16 to 128 channels; 1,437,078 parameters with SAP at 512 dimensions.
+    """Light ResNet-34 with squeeze-and-excitation, 16 to 128 channels; 1,437,078 parameters with
+    SAP at 512 dimensions.
 
     Source: Chung et al. 2020, "In defence of metric learning for speaker recognition".
     """
@@ -31,7 +37,9 @@ class ResNetSE34L(ResidualTrunk):
 
     def __init__(self, options: ResNetSE34LOptions, num_features: int) -> None:
         conv1 = nn.Conv2d(1, 16, 7, stride=(2, 1), padding=3, bias=False)
-        super().__init__(num_features, 16, RESNET34, _gated, [(1, 1), (2, 2), (2, 2), (1, 1)], conv1)
+        super().__init__(
+            num_features, 16, RESNET34, _gated, [(1, 1), (2, 2), (2, 2), (1, 1)], conv1
+        )
         initialize_convolutions(self)
 
 
@@ -40,7 +48,8 @@ class ResNetSE34V2(ResidualTrunk):
 
     8,028,492 parameters with ASP, 64 mels and 512 dimensions.
 
-    Source: Heo et al. 2020, "Clova baseline system for the VoxCeleb Speaker Recognition Challenge 2020".
+    Source: Heo et al. 2020, "Clova baseline system for the VoxCeleb Speaker Recognition Challenge
+    2020".
     """
 
     norm_behind = types.MappingProxyType({})
@@ -63,12 +72,19 @@ class VGGVox(Trunk):
     def __init__(self, options: VGGVoxOptions, num_features: int) -> None:
         super().__init__()
         if num_features != NUM_MELS:
-            raise ValueError(f"VGGVox is defined for 40 mel bands, found {num_features}; set frontend.num_mels: 40")
+            raise ValueError(
+                f"VGGVox is defined for 40 mel bands, found {num_features}; set frontend.num_mels: "
+                "40"
+            )
         self.out_channels = 512
         self.layers = nn.ModuleList(
             [
-                _Convolution(1, 96, (5, 7), stride=(1, 2), padding=(2, 2), pool=(1, 3), pool_stride=(1, 2)),
-                _Convolution(96, 256, (5, 5), stride=(2, 2), padding=(1, 1), pool=(3, 3), pool_stride=(2, 2)),
+                _Convolution(
+                    1, 96, (5, 7), stride=(1, 2), padding=(2, 2), pool=(1, 3), pool_stride=(1, 2)
+                ),
+                _Convolution(
+                    96, 256, (5, 5), stride=(2, 2), padding=(1, 1), pool=(3, 3), pool_stride=(2, 2)
+                ),
                 _Convolution(256, 384, (3, 3), padding=(1, 1)),
                 _Convolution(384, 256, (3, 3), padding=(1, 1)),
                 _Convolution(256, 256, (3, 3), padding=(1, 1), pool=(3, 3), pool_stride=(2, 2)),
@@ -77,7 +93,9 @@ class VGGVox(Trunk):
             ]
         )
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, features: Tensor, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """(batch, 40, frames) to (batch, 512, about frames / 16), and the valid frames of each."""
         check_frames(features, lengths, self.min_frames, "VGGVox")
         hidden = features.unsqueeze(1)
@@ -87,7 +105,9 @@ class VGGVox(Trunk):
 
 
 class _Convolution(nn.Module):
-    """Convolution, batch norm, ReLU, and max pooling if `pool` is given; sizes are (mels, frames)."""
+    """Convolution, batch norm, ReLU, and max pooling if `pool` is given; sizes are (mels,
+    frames).
+    """
 
     norm_behind = types.MappingProxyType({"conv": "norm"})
 
@@ -112,6 +132,7 @@ class _Convolution(nn.Module):
         """(batch, channels, mels, frames) and valid frames, in and out."""
         lengths = valid_length(lengths, *self.grid)
         hidden = relu(self.norm(self.conv(features)))
-        # Pooling is not padded: valid outputs depend on valid inputs only, so one mask at the end suffices.
+        # Pooling is not padded: valid outputs depend on valid inputs only, so one mask at the end
+        # suffices.
         lengths = valid_length(lengths, *self.pool_grid)
         return mask_frames(self.pool(hidden), lengths), lengths

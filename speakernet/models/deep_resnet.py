@@ -1,4 +1,6 @@
-"""Deeper residual networks: published depths, SimAM attention, and the deep and narrow Gemini DF-ResNet."""
+"""Deeper residual networks: published depths, SimAM attention, and the deep and narrow Gemini
+DF-ResNet.
+"""
 
 import types
 from functools import partial
@@ -8,11 +10,18 @@ from torch import Tensor, nn
 
 from speakernet.models.layers import Trunk, mask_frames, mean_over_frames, relu, strided_length
 from speakernet.models.options.trunks import DeepResNetOptions, GeminiOptions, SimAMResNetOptions
-from speakernet.models.resnet import ResidualBlock, ResidualStage, ResidualTrunk, Stride, make_shortcut
+from speakernet.models.resnet import (
+    ResidualBlock,
+    ResidualStage,
+    ResidualTrunk,
+    Stride,
+    make_shortcut,
+)
 
 EXPANSION = 4
 """Ratio of the wide to the narrow side of a bottleneck."""
-# Channels of Gemini's first convolution, then of its four stages, which halve mels more often than frames.
+# Channels of Gemini's first convolution, then of its four stages, which halve mels more often than
+# frames.
 CHANNELS = (32, 32, 64, 128, 256)
 MEL_STRIDE = 2
 FRAME_STRIDES = (1, 2, 1, 1)
@@ -21,19 +30,25 @@ FRAME_STRIDES = (1, 2, 1, 1)
 class Bottleneck(nn.Module):
     """A 1 x 1, a 3 x 3 and a 1 x 1 convolution with batch norms, and a shortcut.
 
-    Its output is four times as wide as its inside. If inverted, its inside is four times as wide as its output, and the
-    3 x 3 convolution is depthwise.
+    Its output is four times as wide as its inside. If inverted, its inside is four times as wide as
+    its output, and the 3 x 3 convolution is depthwise.
     """
 
     norm_behind = types.MappingProxyType({"conv1": "norm1", "conv2": "norm2", "conv3": "norm3"})
 
-    def __init__(self, channels_in: int, channels: int, stride: Stride = (1, 1), inverted: bool = False) -> None:
+    def __init__(
+        self, channels_in: int, channels: int, stride: Stride = (1, 1), inverted: bool = False
+    ) -> None:
         super().__init__()
-        inner, out = (EXPANSION * channels, channels) if inverted else (channels, EXPANSION * channels)
-        self.out_channels, self.frame_stride = out, stride[1]
+        inner, out = (
+            (EXPANSION * channels, channels) if inverted else (channels, EXPANSION * channels)
+        )
+        self.out_channels = out
+        self.frame_stride = stride[1]
         self.conv1 = nn.Conv2d(channels_in, inner, 1, bias=False)
         self.norm1 = nn.BatchNorm2d(inner)
-        # The stride is on the 3 x 3 convolution, as in wespeaker; He et al. have it on the first 1 x 1.
+        # The stride is on the 3 x 3 convolution, as in wespeaker; He et al. have it on the first 1
+        # x 1.
         groups = inner if inverted else 1
         self.conv2 = nn.Conv2d(inner, inner, 3, stride=stride, padding=1, groups=groups, bias=False)
         self.norm2 = nn.BatchNorm2d(inner)
@@ -41,7 +56,9 @@ class Bottleneck(nn.Module):
         self.norm3 = nn.BatchNorm2d(out)
         self.shortcut = make_shortcut(channels_in, out, stride)
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, features: Tensor, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """(batch, channels, mels, frames) and valid frames, in and out."""
         hidden = mask_frames(relu(self.norm1(self.conv1(features))), lengths)
         lengths = strided_length(lengths, self.frame_stride)
@@ -50,9 +67,11 @@ class Bottleneck(nn.Module):
 
 
 class DeepResNet(ResidualTrunk):
-    """Residual network of a published depth, as wespeaker trains it on VoxCeleb, with torch's default initial weights.
+    """Residual network of a published depth, as wespeaker trains it on VoxCeleb, with torch's
+    default initial weights.
 
-    Source: He et al. 2016; depths of 152 and more: wespeaker (Wang et al. 2023) and its entries to VoxSRC.
+    Source: He et al. 2016; depths of 152 and more: wespeaker (Wang et al. 2023) and its entries to
+    VoxSRC.
     """
 
     def __init__(self, options: DeepResNetOptions, num_features: int) -> None:
@@ -63,12 +82,13 @@ class DeepResNet(ResidualTrunk):
 class SimAMResNet(ResidualTrunk):
     """Residual network with SimAM attention, 64 to 512 channels.
 
-    Source: Qin et al. 2022, "Simple attention module based speaker verification with iterative noisy label detection";
-    published weights from VoxBlink2 (Lin et al. 2024).
+    Source: Qin et al. 2022, "Simple attention module based speaker verification with iterative
+    noisy label detection"; published weights from VoxBlink2 (Lin et al. 2024).
     """
 
     def __init__(self, options: SimAMResNetOptions, num_features: int) -> None:
-        # SimAM replaces the gate of SE-ResNets: after the second norm, before the shortcut is added.
+        # SimAM replaces the gate of SE-ResNets: after the second norm, before the shortcut is
+        # added.
         make_block = partial(ResidualBlock, gate=SimilarityAttention)
         super().__init__(num_features, options.channels, options.blocks, make_block)
 
@@ -76,8 +96,9 @@ class SimAMResNet(ResidualTrunk):
 class SimilarityAttention(nn.Module):
     """SimAM: scales every value by its distance from its channel's mean, without weights.
 
-    Source: Yang et al. 2021, "SimAM: a simple, parameter-free attention module", equation 5; used for speakers by Qin
-    et al. 2022, "Simple attention module based speaker verification with iterative noisy label detection".
+    Source: Yang et al. 2021, "SimAM: a simple, parameter-free attention module", equation 5; used
+    for speakers by Qin et al. 2022, "Simple attention module based speaker verification with
+    iterative noisy label detection".
     """
 
     # `lambda_p` of wespeaker's samresnet.py.
@@ -87,12 +108,16 @@ class SimilarityAttention(nn.Module):
         super().__init__()
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """(batch, channels, mels, frames) in and out; frames past an utterance's end must be zero."""
+        """(batch, channels, mels, frames) in and out; frames past an utterance's end must be
+        zero.
+        """
         mean = mean_over_frames(features.mean(dim=2), lengths)[:, :, None, None]
         # In float16 squares overflow above 255.
         wide = torch.promote_types(features.dtype, torch.float32)
         distance = mask_frames((features - mean).to(wide).square(), lengths)
-        count = features.shape[2] * (features.shape[3] if lengths is None else lengths.view(-1, 1, 1, 1))
+        count = features.shape[2] * (
+            features.shape[3] if lengths is None else lengths.view(-1, 1, 1, 1)
+        )
         # Divided by n - 1, as in the original code.
         variance = distance.sum(dim=(2, 3), keepdim=True) / (count - 1)
         gate = (distance / (4 * (variance + self.REGULARIZER)) + 0.5).sigmoid()
@@ -111,19 +136,29 @@ class GeminiDFResNet(Trunk):
         super().__init__()
         self.conv1 = nn.Conv2d(1, CHANNELS[0], 3, padding=1, bias=False)
         self.norm1 = nn.BatchNorm2d(CHANNELS[0])
-        self.downsamples, self.stages = nn.ModuleList(), nn.ModuleList()
+        self.downsamples = nn.ModuleList()
+        self.stages = nn.ModuleList()
         for index, num_blocks in enumerate(options.blocks):
-            width, stride = CHANNELS[index + 1], (MEL_STRIDE, FRAME_STRIDES[index])
+            width = CHANNELS[index + 1]
+            stride = (MEL_STRIDE, FRAME_STRIDES[index])
             conv = nn.Conv2d(CHANNELS[index], width, 3, stride=stride, padding=1, bias=False)
             self.downsamples.append(nn.Sequential(conv, nn.BatchNorm2d(width)))
-            self.stages.append(ResidualStage(partial(Bottleneck, inverted=True), width, width, num_blocks))
+            self.stages.append(
+                ResidualStage(partial(Bottleneck, inverted=True), width, width, num_blocks)
+            )
         # Four strides of 2, each rounding up.
         self.out_channels = CHANNELS[-1] * -(-num_features // MEL_STRIDE ** len(self.stages))
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """(batch, mels, frames) to (batch, 256 mels / 16, frames / 2), and the valid frames of each."""
+    def forward(
+        self, features: Tensor, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """(batch, mels, frames) to (batch, 256 mels / 16, frames / 2), and the valid frames of
+        each.
+        """
         hidden = mask_frames(relu(self.norm1(self.conv1(features.unsqueeze(1)))), lengths)
-        for downsample, stage, stride in zip(self.downsamples, self.stages, FRAME_STRIDES, strict=True):
+        for downsample, stage, stride in zip(
+            self.downsamples, self.stages, FRAME_STRIDES, strict=True
+        ):
             lengths = strided_length(lengths, stride)
             hidden, lengths = stage(mask_frames(downsample(hidden), lengths), lengths)
         return hidden.flatten(1, 2), lengths

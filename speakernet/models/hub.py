@@ -1,4 +1,6 @@
-"""Repositories on the Hugging Face hub, through its own library with its cache, offline switch and tokens."""
+"""Repositories on the Hugging Face hub, through its own library with its cache, offline switch and
+tokens.
+"""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -17,18 +19,26 @@ LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
 def snapshot(name: str, revision: str, wanted: Sequence[str], what: str) -> Path:
-    """The cached folder of a repository with the files that match `wanted`, downloaded if necessary.
+    """The cached folder of a repository with the files that match `wanted`, downloaded if
+    necessary.
 
     Raises:
-        CheckpointError: no such repository, a private one, or neither a network nor a cached copy; starts with `what`.
+        CheckpointError: no such repository, a private one, or neither a network nor a cached copy;
+            starts with `what`.
     """
     try:
         huggingface_hub.HfApi().model_info(name, revision=revision, timeout=HUB_SECONDS)
-        return Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=list(wanted)))
-    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
+        return Path(
+            huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=list(wanted))
+        )
+    except (
+        errors.RepositoryNotFoundError,
+        errors.RevisionNotFoundError,
+        errors.HFValidationError,
+    ) as error:
         raise CheckpointError(
-            f"{what} ({revision}) is neither a local folder nor a model on the hub; check the name, or {LOG_IN} if "
-            "it is private"
+            f"{what} ({revision}) is neither a local folder nor a model on the hub; check the "
+            f"name, or {LOG_IN} if it is private"
         ) from error
     except Exception as error:
         # httpx, the hub and the system each raise their own errors without a network.
@@ -43,7 +53,9 @@ def snapshot(name: str, revision: str, wanted: Sequence[str], what: str) -> Path
                 f"{what} is neither a local folder nor in the cache, and the hub cannot be reached "
                 f"({error_line(error)}); run once with network access, or give a file or folder"
             ) from error
-        logger.warning("the hub cannot be reached (%s); using the cached copy %s", error_line(error), cached)
+        logger.warning(
+            "the hub cannot be reached (%s); using the cached copy %s", error_line(error), cached
+        )
         return cached
 
 
@@ -59,6 +71,7 @@ def push(name: str, files: Mapping[str, bytes | Path], *, is_private: bool) -> s
         done = api.create_commit(name, added, commit_message=f"Add {', '.join(files)}")
     except Exception as error:
         raise CheckpointError(
-            f"{name}: the upload to the hub failed ({error_line(error)}); {LOG_IN} to a token with write access"
+            f"{name}: the upload to the hub failed ({error_line(error)}); {LOG_IN} to a token with "
+            "write access"
         ) from error
     return str(done.commit_url)

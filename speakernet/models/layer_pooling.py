@@ -1,4 +1,6 @@
-"""Poolings over the layers and frames of a pretrained model: (batch, layers, channels, frames) to (batch, dim)."""
+"""Poolings over the layers and frames of a pretrained model: (batch, layers, channels, frames) to
+(batch, dim).
+"""
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +35,8 @@ class LayerWeights(nn.Module):
 class LayerSum(Pooling):
     """Learned weighted sum over layers, then a pooling over frames.
 
-    Source: Yang et al. 2021, "SUPERB: Speech processing universal performance benchmark", section 3.
+    Source: Yang et al. 2021, "SUPERB: Speech processing universal performance benchmark", section
+    3.
 
     >>> LayerSum(LayerSumOptions(over_frames="TAP"), 4, 3)(torch.ones(2, 3, 4, 7)).shape
     torch.Size([2, 4])
@@ -43,24 +46,29 @@ class LayerSum(Pooling):
         component = lookup(POOLINGS, options.over_frames, "pooling over frames")
         if component.options.takes_layers:
             raise ValueError(
-                f"model.pooling_options.over_frames: {options.over_frames} pools over layers, not frames; use TSTP"
+                f"model.pooling_options.over_frames: {options.over_frames} pools over layers, not "
+                "frames; use TSTP"
             )
         inner = create(component, component.options(), channels=channels)
         super().__init__(inner.dim)
-        self.weights, self.over_frames = LayerWeights(layers), inner
+        self.weights = LayerWeights(layers)
+        self.over_frames = inner
 
     def forward(self, states: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """(batch, layers, channels, frames) to the output of the pooling over frames, (batch, dim)."""
+        """(batch, layers, channels, frames) to the output of the pooling over frames, (batch,
+        dim).
+        """
         return self.over_frames(self.weights(states), lengths)  # type: ignore[no-any-return]
 
 
 class MHFA(Pooling):
-    """Multi-head factorized attentive pooling; with context, a head's logits also depend on neighbouring frames.
+    """Multi-head factorized attentive pooling; with context, a head's logits also depend on
+    neighbouring frames.
 
-    Source: Peng et al. 2022, "An attention-based backend allowing efficient fine-tuning of transformer models for
-    speaker verification", equations 1 to 5; its last linear layer is the network's embedding layer. Peng et al. 2024,
-    "CA-MHFA: A context-aware multi-head factorized attentive pooling for SSL-based speaker verification", section 3,
-    with one query per group.
+    Source: Peng et al. 2022, "An attention-based backend allowing efficient fine-tuning of
+    transformer models for speaker verification", equations 1 to 5; its last linear layer is the
+    network's embedding layer. Peng et al. 2024, "CA-MHFA: A context-aware multi-head factorized
+    attentive pooling for SSL-based speaker verification", section 3, with one query per group.
 
     >>> MHFA(MHFAOptions(heads=3, compression=5), 4, 2)(torch.ones(2, 2, 4, 7)).shape
     torch.Size([2, 15])
@@ -68,31 +76,43 @@ class MHFA(Pooling):
 
     def __init__(self, options: MHFAOptions, channels: int, layers: int) -> None:
         super().__init__(options.heads * options.compression)
-        self.key_weights, self.value_weights = LayerWeights(layers), LayerWeights(layers)
+        self.key_weights = LayerWeights(layers)
+        self.value_weights = LayerWeights(layers)
         self.keys = nn.Linear(channels, options.compression)
         self.values = nn.Linear(channels, options.compression)
-        # Keys (batch, compression, frames) to logits (batch, heads, frames); as published, no bias with context.
+        # Keys (batch, compression, frames) to logits (batch, heads, frames); as published, no bias
+        # with context.
         context = options.context
         self.attention = nn.Conv1d(
             options.compression, options.heads, 2 * context + 1, padding=context, bias=context == 0
         )
 
     def forward(self, states: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """(batch, layers, channels, frames) to the weighted means of each head, (batch, heads x compression)."""
+        """(batch, layers, channels, frames) to the weighted means of each head, (batch, heads x
+        compression).
+        """
         keys = self.keys(self.key_weights(states).transpose(1, 2))  # (batch, frames, compression)
         values = self.values(self.value_weights(states).transpose(1, 2))
         if lengths is not None:
-            # Zeros past an utterance's end, like the convolution's padding past the end of the batch.
-            keys = keys * (torch.arange(keys.shape[1], device=keys.device) < lengths[:, None])[..., None]
-        weights = softmax_over_frames(self.attention(keys.transpose(1, 2)), lengths)  # (batch, heads, frames)
+            # Zeros past an utterance's end, like the convolution's padding past the end of the
+            # batch.
+            keys = (
+                keys
+                * (torch.arange(keys.shape[1], device=keys.device) < lengths[:, None])[..., None]
+            )
+        weights = softmax_over_frames(
+            self.attention(keys.transpose(1, 2)), lengths
+        )  # (batch, heads, frames)
         return (weights @ values).flatten(1)
 
 
 class AdapterMFA(Pooling):
-    """An adapter of two linear layers for each layer's states, concatenated, then attentive statistics per channel.
+    """An adapter of two linear layers for each layer's states, concatenated, then attentive
+    statistics per channel.
 
-    Source: Li et al. 2025, "Enhancing speaker verification with w2v-BERT 2.0 and knowledge distillation guided
-    structured pruning" (arXiv 2510.04213), section 2, in wespeaker's form (`w2vbert_adapter_mfa.py`).
+    Source: Li et al. 2025, "Enhancing speaker verification with w2v-BERT 2.0 and knowledge
+    distillation guided structured pruning" (arXiv 2510.04213), section 2, in wespeaker's form
+    (`w2vbert_adapter_mfa.py`).
 
     >>> AdapterMFA(AdapterMFAOptions(dim=5), 4, 3)(torch.rand(2, 3, 4, 7)).shape
     torch.Size([2, 30])
@@ -102,12 +122,17 @@ class AdapterMFA(Pooling):
         dim = options.dim
         super().__init__(2 * dim * layers)
         self.adapters = nn.ModuleList(
-            nn.Sequential(nn.Linear(channels, dim), nn.LayerNorm(dim), nn.ReLU(), nn.Linear(dim, dim))
+            nn.Sequential(
+                nn.Linear(channels, dim), nn.LayerNorm(dim), nn.ReLU(), nn.Linear(dim, dim)
+            )
             for _ in range(layers)
         )
         self.attentive = ChannelAttentivePooling(dim * layers, bottleneck=dim)
 
     def forward(self, states: Tensor, lengths: Tensor | None = None) -> Tensor:
         """(batch, layers, channels, frames) to means and deviations, (batch, 2 x layers x dim)."""
-        adapted = [adapter(one.transpose(1, 2)) for adapter, one in zip(self.adapters, states.unbind(1), strict=True)]
+        adapted = [
+            adapter(one.transpose(1, 2))
+            for adapter, one in zip(self.adapters, states.unbind(1), strict=True)
+        ]
         return self.attentive(torch.cat(adapted, dim=2).transpose(1, 2), lengths)  # type: ignore[no-any-return]

@@ -1,7 +1,9 @@
-"""Shared parts of the model families: trunk, length masks, convolutions, gates, Res2Net's split, embedding layer.
+"""Shared parts of the model families: trunk, length masks, convolutions, gates, Res2Net's split,
+embedding layer.
 
-With `lengths` (valid frames of each utterance) every layer zeroes the frames past an utterance's end, like a
-convolution's padding of that utterance alone. Without `lengths` (training on crops) nothing is masked.
+With `lengths` (valid frames of each utterance) every layer zeroes the frames past an utterance's
+end, like a convolution's padding of that utterance alone. Without `lengths` (training on crops)
+nothing is masked.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,11 +25,15 @@ def mask_frames(features: Tensor, lengths: Tensor | None) -> Tensor:
     if lengths is None:
         return features
     past = ~valid_frames(lengths, features.shape[-1])
-    return features.masked_fill(past.view(past.shape[0], *[1] * (features.ndim - 2), past.shape[1]), 0.0)
+    return features.masked_fill(
+        past.view(past.shape[0], *[1] * (features.ndim - 2), past.shape[1]), 0.0
+    )
 
 
 def mean_over_frames(features: Tensor, lengths: Tensor | None) -> Tensor:
-    """Mean over the valid frames of (batch, channels, frames), (batch, channels); invalid frames must be zero."""
+    """Mean over the valid frames of (batch, channels, frames), (batch, channels); invalid frames
+    must be zero.
+    """
     if lengths is None:
         return features.mean(dim=-1)
     # In 16 bits a sum over hundreds of frames may overflow even if the mean does not.
@@ -40,7 +46,9 @@ def strided_length(lengths: Tensor | None, stride: int) -> Tensor | None:
     return None if lengths is None else (lengths - 1) // stride + 1
 
 
-def valid_length(lengths: Tensor | None, kernel: int, stride: int, padding: int = 0) -> Tensor | None:
+def valid_length(
+    lengths: Tensor | None, kernel: int, stride: int, padding: int = 0
+) -> Tensor | None:
     """Valid frames after a convolution or pooling."""
     return None if lengths is None else (lengths + 2 * padding - kernel) // stride + 1
 
@@ -49,7 +57,12 @@ class MaskedConvolution(nn.Conv2d):
     """A padded convolution over mels and frames that masks its input past each utterance's end."""
 
     def __init__(
-        self, channels_in: int, channels: int, kernel: tuple[int, int] = (3, 3), groups: int = 1, bias: bool = False
+        self,
+        channels_in: int,
+        channels: int,
+        kernel: tuple[int, int] = (3, 3),
+        groups: int = 1,
+        bias: bool = False,
     ) -> None:
         padding = (kernel[0] // 2, kernel[1] // 2)
         super().__init__(channels_in, channels, kernel, padding=padding, groups=groups, bias=bias)
@@ -59,7 +72,9 @@ class MaskedConvolution(nn.Conv2d):
         return super().forward(mask_frames(features, lengths))
 
 
-def check_frames(features: Tensor, lengths: Tensor | None, fewest: int, name: str, unit: str = "frames") -> None:
+def check_frames(
+    features: Tensor, lengths: Tensor | None, fewest: int, name: str, unit: str = "frames"
+) -> None:
     """Refuse utterances that are too short for a model."""
     shortest = features.shape[2] if lengths is None else int(lengths.min())
     if shortest < fewest:
@@ -69,10 +84,12 @@ def check_frames(features: Tensor, lengths: Tensor | None, fewest: int, name: st
 def relu(features: Tensor) -> Tensor:
     """ReLU, in place in eager networks.
 
-    A network compiled for a CPU saves the result for the backward pass instead of a byte mask, which torch's CPU code
-    stores and loads one byte at a time (a compiled residual block takes 2.7 times as long with it).
+    A network compiled for a CPU saves the result for the backward pass instead of a byte mask,
+    which torch's CPU code stores and loads one byte at a time (a compiled residual block takes 2.7
+    times as long with it).
     """
-    # 40 ms per block with torch's mask, 15 with the saved result, 23 eager (16 channels, batch of 16, one core).
+    # 40 ms per block with torch's mask, 15 with the saved result, 23 eager (16 channels, batch of
+    # 16, one core).
     if torch.compiler.is_compiling() and features.requires_grad and features.device.type == "cpu":
         return CompiledReLU.apply(features)
     return features.relu_()
@@ -87,9 +104,11 @@ class Rectifier(nn.Module):
 
 
 class ChannelFloor(nn.Module):
-    """The larger of each feature and its channel's floor: ReLU and the batch norm after it in one pass.
+    """The larger of each feature and its channel's floor: ReLU and the batch norm after it in one
+    pass.
 
-    The norm gives scale x max(feature, 0) + shift, which for a positive scale is max(scale x feature + shift, shift).
+    The norm gives scale x max(feature, 0) + shift, which for a positive scale is max(scale x
+    feature + shift, shift).
     """
 
     floors: Tensor
@@ -124,14 +143,15 @@ class CompiledReLU(torch.autograd.Function):
 def is_safe_in_channels_last(net: nn.Module) -> bool:
     """Whether every 2-D convolution of `net` can run in channels_last on a CPU.
 
-    oneDNN (in torch 2.14) overruns its buffers in the weight gradient of strided 1 x 1 convolutions with fewer than 16
-    input channels, which crashes the process.
+    oneDNN (in torch 2.14) overruns its buffers in the weight gradient of strided 1 x 1 convolutions
+    with fewer than 16 input channels, which crashes the process.
     """
     return not any(
         isinstance(part, nn.Conv2d)
         and max(part.kernel_size) == 1
         and max(part.stride) > 1
-        # 8 and 12 channels crash ("free(): invalid next size"); 16, 20, 24 and 40 give correct results.
+        # 8 and 12 channels crash ("free(): invalid next size"); 16, 20, 24 and 40 give correct
+        # results.
         and part.in_channels < ONEDNN_BLOCK
         for part in net.modules()
     )
@@ -154,26 +174,38 @@ class SqueezeExcitation(nn.Module):
         return self.excite(self.squeeze(means).relu()).sigmoid()
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """(batch, channels, mels, frames) in and out, in place without gradients; invalid frames must be zero."""
-        # TrainingGate cuts an eager training step of ResNetSE34L to 0.87 of its time, a compiled one to 0.98.
+        """(batch, channels, mels, frames) in and out, in place without gradients; invalid frames
+        must be zero.
+        """
+        # TrainingGate cuts an eager training step of ResNetSE34L to 0.87 of its time, a compiled
+        # one to 0.98.
         if lengths is None and features.requires_grad:
             weights = self.squeeze.weight, self.squeeze.bias, self.excite.weight, self.excite.bias
             return TrainingGate.apply(features, *weights)
         count = features.shape[2] * (features.shape[3] if lengths is None else lengths.unsqueeze(1))
-        gate = self.gate((_sums(features, torch.float32) / count).to(features.dtype))[:, :, None, None]
+        gate = self.gate((_sums(features, torch.float32) / count).to(features.dtype))[
+            :, :, None, None
+        ]
         return features * gate if features.requires_grad else features.mul_(gate)
 
 
 class TrainingGate(torch.autograd.Function):
-    """Squeeze-and-excitation of full crops as one function whose backward pass reads the features once.
+    """Squeeze-and-excitation of full crops as one function whose backward pass reads the features
+    once.
 
-    Autograd would write the scaled gradient first and add the gradient through the means in a second pass, which on a
-    CPU is several times slower than the first. The gate is computed in the precision of its weights, not of autocast.
+    Autograd would write the scaled gradient first and add the gradient through the means in a
+    second pass, which on a CPU is several times slower than the first. The gate is computed in the
+    precision of its weights, not of autocast.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, features: Tensor, squeeze: Tensor, squeeze_bias: Tensor, excite: Tensor, excite_bias: Tensor
+        ctx: Any,
+        features: Tensor,
+        squeeze: Tensor,
+        squeeze_bias: Tensor,
+        excite: Tensor,
+        excite_bias: Tensor,
     ) -> Tensor:
         """The scaled features, in their precision."""
         with torch.autocast(features.device.type, enabled=False):
@@ -195,22 +227,32 @@ class TrainingGate(torch.autograd.Function):
         d_squeezed = (d_excited @ excite) * hidden.sign()
         d_means = (d_squeezed @ squeeze) / features[0, 0].numel()
         share, factor = (values.to(features.dtype)[:, :, None, None] for values in (d_means, gate))
-        # Autograd's second pass, which adds the broadcast share, took 10 ms and its first 1.3 ms (16 channels).
+        # Autograd's second pass, which adds the broadcast share, took 10 ms and its first 1.3 ms
+        # (16 channels).
         d_features = torch.addcmul(share, gradient, factor)
-        d_weights = (d_squeezed.t() @ means, d_squeezed.sum(0), d_excited.t() @ hidden, d_excited.sum(0))
+        d_weights = (
+            d_squeezed.t() @ means,
+            d_squeezed.sum(0),
+            d_excited.t() @ hidden,
+            d_excited.sum(0),
+        )
         return d_features, *d_weights
 
 
 def _sums(features: Tensor, dtype: torch.dtype) -> Tensor:
     """Sums over mels and frames, (batch, channels) of `dtype`."""
-    # A CPU copies all features to float32 for a float32 sum; only float16 needs that, against overflow.
+    # A CPU copies all features to float32 for a float32 sum; only float16 needs that, against
+    # overflow.
     is_wide = features.dtype == torch.bfloat16
-    # One sum over both axes takes 0.06 ms for 10 crops of the first stage, two successive sums 0.45.
+    # One sum over both axes takes 0.06 ms for 10 crops of the first stage, two successive sums
+    # 0.45.
     return features.sum((2, 3), dtype=features.dtype if is_wide else dtype).to(dtype)
 
 
 def initialize_convolutions(module: nn.Module) -> None:
-    """Kaiming-normal (fan out, ReLU) for every 2-D convolution, ones and zeros for every 2-D batch norm."""
+    """Kaiming-normal (fan out, ReLU) for every 2-D convolution, ones and zeros for every 2-D batch
+    norm.
+    """
     for part in module.modules():
         if isinstance(part, nn.Conv2d):
             nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
@@ -222,8 +264,8 @@ def initialize_convolutions(module: nn.Module) -> None:
 class Trunk(nn.Module):
     """The abstract trunk between features and pooling.
 
-    It maps features (batch, mels, frames) to frames (batch, channels, frames). It also takes the number of valid frames
-    of each utterance, or None, and returns the new numbers.
+    It maps features (batch, mels, frames) to frames (batch, channels, frames). It also takes the
+    number of valid frames of each utterance, or None, and returns the new numbers.
     """
 
     out_channels: int
@@ -237,15 +279,18 @@ class Trunk(nn.Module):
 def make_embedding(kind: str, dim_in: int, dim: int) -> nn.Module:
     """The layer from pooled vector to embedding.
 
-    `linear`; `normed_linear`, followed by a batch norm (`emb_bn` in wespeaker and ReDimNet); `plain_normed_linear`,
-    without bias and followed by a batch norm without weights (CAM++); `two_linear`, two layers with ReLU and a batch
-    norm without weights in between (x-vector, `two_emb_layer` in wespeaker).
+    `linear`; `normed_linear`, followed by a batch norm (`emb_bn` in wespeaker and ReDimNet);
+    `plain_normed_linear`, without bias and followed by a batch norm without weights (CAM++);
+    `two_linear`, two layers with ReLU and a batch norm without weights in between (x-vector,
+    `two_emb_layer` in wespeaker).
     """
     layer = nn.Linear(dim_in, dim, bias=kind != "plain_normed_linear")
     if kind == "linear":
         return layer
     if kind == "two_linear":
-        return nn.Sequential(layer, nn.ReLU(), nn.BatchNorm1d(dim, affine=False), nn.Linear(dim, dim))
+        return nn.Sequential(
+            layer, nn.ReLU(), nn.BatchNorm1d(dim, affine=False), nn.Linear(dim, dim)
+        )
     return nn.Sequential(layer, nn.BatchNorm1d(dim, affine=kind == "normed_linear"))
 
 
@@ -264,10 +309,12 @@ def multi_scale(
     passed: Passed = "none",
     fusions: Sequence[nn.Module] | nn.ModuleList = (),
 ) -> Tensor:
-    """Res2Net's split: groups of channels pass through convolutions, each combined with the previous group's result.
+    """Res2Net's split: groups of channels pass through convolutions, each combined with the
+    previous group's result.
 
-    `passed` names the group without a convolution, `finish` applies norm and activation in the right order, and
-    `fusions` combine a group with the previous result; without them the two are added.
+    `passed` names the group without a convolution, `finish` applies norm and activation in the
+    right order, and `fusions` combine a group with the previous result; without them the two are
+    added.
 
     Source: Gao et al. 2019, "Res2Net: a new multi-scale backbone architecture", section 3.1.
     """
@@ -277,7 +324,9 @@ def multi_scale(
     for index, (conv, norm) in enumerate(zip(convs, norms, strict=True)):
         entering = groups[len(first) + index]
         if results:
-            entering = fusions[index - 1](results[-1], entering) if fusions else entering + results[-1]
+            entering = (
+                fusions[index - 1](results[-1], entering) if fusions else entering + results[-1]
+            )
         results.append(finish(conv(entering, lengths), norm))
     return torch.cat((*first, *results, *groups[len(first) + len(convs) :]), dim=1)
 

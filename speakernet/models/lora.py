@@ -1,4 +1,5 @@
-"""Adds low-rank adapters to a pretrained backbone, using peft. `speakernet.models.pretrained` merges them.
+"""Adds low-rank adapters to a pretrained backbone, using peft. `speakernet.models.pretrained`
+merges them.
 
 Source: Hu et al. 2021, "LoRA: Low-rank adaptation of large language models", equation 3.
 """
@@ -13,7 +14,8 @@ TARGETS = {
     "wavlm": ["intermediate_dense", "output_dense"],
 }
 DEFAULT_TARGETS = ["q_proj", "v_proj"]
-# WavLM passes its attention weights directly to torch, bypassing the layers that adapters would replace.
+# WavLM passes its attention weights directly to torch, bypassing the layers that adapters would
+# replace.
 WAVLM_ATTENTION = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
@@ -29,7 +31,9 @@ def add_adapters(backbone: nn.Module, options: PretrainedOptions) -> None:
 
 
 def layers_to_adapt(backbone: nn.Module, options: PretrainedOptions) -> list[str]:
-    """The last parts of the names of the requested linear layers; ValueError if one matches no layer."""
+    """The last parts of the names of the requested linear layers; ValueError if one matches no
+    layer.
+    """
     kind = str(backbone.config.model_type)  # type: ignore[union-attr]
     targets = options.lora_targets
     if targets == ["auto"]:
@@ -37,11 +41,12 @@ def layers_to_adapt(backbone: nn.Module, options: PretrainedOptions) -> list[str
     linear = {
         name.rpartition(".")[2]
         for name, module in backbone.encoder.named_modules()  # type: ignore[union-attr]
-        if isinstance(module, nn.Linear) and not (kind == "wavlm" and name.endswith(WAVLM_ATTENTION))
+        if isinstance(module, nn.Linear)
+        and not (kind == "wavlm" and name.endswith(WAVLM_ATTENTION))
     }
     if unknown := [name for name in targets if name not in linear]:
         raise ValueError(
-            f"model.options.lora_targets: {unknown[0]} matches no linear layer of this {kind} that supports adapters; "
-            f"expected {', '.join(sorted(linear))}"
+            f"model.options.lora_targets: {unknown[0]} matches no linear layer of this {kind} that "
+            f"supports adapters; expected {', '.join(sorted(linear))}"
         )
     return targets

@@ -1,8 +1,10 @@
-"""The model file (format version 1): a trained network as plain values and tensors; loads weights into networks.
+"""The model file (format version 1): a trained network as plain values and tensors; loads weights
+into networks.
 
-A file is self-describing: model and front end by name and options, sample rate, weights, and what scoring needs (mean
-embedding, calibration, thresholds). `speakernet.checkpoint` reads and writes it. Files are untrusted: this module
-checks the entries, and compares the described network with the size of the weights before allocating memory.
+A file is self-describing: model and front end by name and options, sample rate, weights, and what
+scoring needs (mean embedding, calibration, thresholds). `speakernet.checkpoint` reads and writes
+it. Files are untrusted: this module checks the entries, and compares the described network with the
+size of the weights before allocating memory.
 """
 
 import contextlib
@@ -35,18 +37,24 @@ from speakernet.options import OUTSIDE, lookup
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
-LOWEST_RATE, HIGHEST_RATE = 1_000, 768_000
+LOWEST_RATE = 1_000
+HIGHEST_RATE = 768_000
 """Hz, the bounds of the option `data.sample_rate`."""
 MAX_VALUES = 1_000_000
 """Limit on plain values in an entry; real files have a few hundred."""
 LAID_OUT_AT_MOST = 2
-"""Limit on the network's parameters relative to those in the file: some are registered twice, under two names."""
+"""Limit on the network's parameters relative to those in the file: some are registered twice, under
+two names."""
 MAX_MAPS = 10
 """Limit on affine maps of an adaptation; two are fitted, an imported chain has three."""
-BACKUP_MARK, MEAN_MARK = ".before-calibration", ".before-mean"
+BACKUP_MARK = ".before-calibration"
+MEAN_MARK = ".before-mean"
 """Part of the name of a model file's backup from before the first such change."""
 TENSORS = ("weights", "embedding_mean")
-ADVICE = "the file is damaged or from another program; copy or download it again, or use an earlier checkpoint"
+ADVICE = (
+    "the file is damaged or from another program; copy or download it again, or use an "
+    "earlier checkpoint"
+)
 
 
 @dataclass(frozen=True)
@@ -92,7 +100,8 @@ def model_file_contents(
         calibration: maps scores to log-likelihood ratios.
         thresholds: decision thresholds, each with its scoring.
         training_summary: facts about the training.
-        is_last: whether this is for last.pt, which omits the frozen weights of a pretrained backbone.
+        is_last: whether this is for last.pt, which omits the frozen weights of a pretrained
+            backbone.
     """
     is_named = is_last or getattr(getattr(net.trunk, "options", None), "reference", False)
     fixed = getattr(net.trunk, "fixed", {}) if is_named else {}
@@ -103,7 +112,9 @@ def model_file_contents(
     return {
         "format_version": FORMAT_VERSION,
         **net.spec(),
-        "weights": {name: value.detach() for name, value in net.weights(without_fixed=bool(fixed)).items()},
+        "weights": {
+            name: value.detach() for name, value in net.weights(without_fixed=bool(fixed)).items()
+        },
         **({"reference": dict(fixed)} if fixed else {}),
         "loss_normalizes": loss_normalizes,
         "embedding_mean": embedding_mean,
@@ -118,7 +129,8 @@ def load_model_file(path: str | Path, device: torch.device | str = "cpu") -> Mod
     """The network of a model file with its weights, in evaluation mode, on `device`.
 
     Raises:
-        CheckpointError: not a speakernet model file, a newer format, damaged, or weights that do not fit the network.
+        CheckpointError: not a speakernet model file, a newer format, damaged, or weights that do
+            not fit the network.
     """
     return model_of(_read(path), path, device)
 
@@ -127,37 +139,50 @@ def _read(path: str | Path) -> dict[str, Any]:
     contents = read_checkpoint(path)
     if not is_model_file(contents):
         raise CheckpointError(
-            f"{path} is not a speakernet model file (no format_version); import a foreign checkpoint with "
-            "`speakernet import-weights`"
+            f"{path} is not a speakernet model file (no format_version); import a foreign "
+            "checkpoint with `speakernet import-weights`"
         )
     return contents  # type: ignore[no-any-return]
 
 
-def model_of(contents: dict[str, Any], path: str | Path, device: torch.device | str = "cpu") -> ModelFile:
+def model_of(
+    contents: dict[str, Any], path: str | Path, device: torch.device | str = "cpu"
+) -> ModelFile:
     """The network of a model file's contents, in evaluation mode, on `device`."""
     with reading(path, "a model file of this program", CheckpointError):
         check_entries(contents, path)
         for module, digest in contents.get("components", {}).items():
             if module not in OUTSIDE:
-                raise CheckpointError(f"{path} needs {module}.py, which is not loaded: give --plugin {module}.py")
+                raise CheckpointError(
+                    f"{path} needs {module}.py, which is not loaded: give --plugin {module}.py"
+                )
             if OUTSIDE[module][1] != digest:
                 logger.warning("%s was made with a different version of %s.py", path, module)
         weights = network_weights(contents, path)
         check_finite(weights, path)
-        # Before building: whatever the file claims, memory is only allocated for a network that fits its weights.
+        # Before building: whatever the file claims, memory is only allocated for a network that
+        # fits its weights.
         with laid_out(weights, path):
             expected = SpeakerNet.from_spec(contents).state_dict()
         check_fits(weights, expected, path)
         net = SpeakerNet.from_spec(contents)
         mean = contents.get("embedding_mean")
-        if mean is not None and (mean.shape != (net.embedding_dim,) or not mean.float().isfinite().all()):
-            raise CheckpointError(f"{path}: embedding_mean is not {net.embedding_dim} finite numbers; {ADVICE}")
+        if mean is not None and (
+            mean.shape != (net.embedding_dim,) or not mean.float().isfinite().all()
+        ):
+            raise CheckpointError(
+                f"{path}: embedding_mean is not {net.embedding_dim} finite numbers; {ADVICE}"
+            )
         net.load_state_dict(weights)
     return ModelFile(net.eval().to(device), contents)
 
 
 def update_model_file(
-    path: str | Path, changes: Mapping[str, Any], *, out: str | Path | None = None, backs_up: bool = True
+    path: str | Path,
+    changes: Mapping[str, Any],
+    *,
+    out: str | Path | None = None,
+    backs_up: bool = True,
 ) -> Path | None:
     """Replace entries of a model file, atomically; its weights do not change.
 
@@ -203,27 +228,35 @@ def load_initial_weights(
 ) -> LoadReport:
     """Load only the weights of a model file, or of a checkpoint that an importer supports.
 
-    The network is loaded completely or not at all; the loss's weights only if they belong to the same loss with the
-    same speakers (`speakers` is their checksum), otherwise the head starts from scratch.
+    The network is loaded completely or not at all; the loss's weights only if they belong to the
+    same loss with the same speakers (`speakers` is their checksum), otherwise the head starts from
+    scratch.
     """
     contents = read_checkpoint(path)
     report = LoadReport("speakernet", 0)
-    with reading(path, "a model file, or a checkpoint of a toolkit that can be imported", CheckpointError):
+    with reading(
+        path, "a model file, or a checkpoint of a toolkit that can be imported", CheckpointError
+    ):
         if is_model_file(contents):
             check_entries(contents, path)
             _check_same_architecture(net, contents, path)
-            weights, head = network_weights(contents, path), _saved_head(contents, speakers)
+            weights = network_weights(contents, path)
+            head = _saved_head(contents, speakers)
             # An adaptation only fits the embeddings of the old weights.
             left = [name for name in weights if name.startswith("adaptation.")]
-            report.not_loaded = [f"{name} (run `speakernet adapt` again after training)" for name in left]
+            report.not_loaded = [
+                f"{name} (run `speakernet adapt` again after training)" for name in left
+            ]
             weights = {name: value for name, value in weights.items() if name not in left}
         else:
             # Imported late: only files of other toolkits need it.
             from speakernet.models.importers import translate
 
             translated = translate(contents, net, path)
-            weights, head = translated.weights, translated.head_weights
-            report.source, report.not_loaded = translated.source, list(translated.not_loaded)
+            weights = translated.weights
+            head = translated.head_weights
+            report.source = translated.source
+            report.not_loaded = list(translated.not_loaded)
         check_finite(weights, path)
         check_fits(weights, net.state_dict(), path)
         net.load_state_dict(weights, strict=False)
@@ -231,7 +264,9 @@ def load_initial_weights(
         _load_head(loss, head, report)
     logger.info(
         "%s: loaded %d tensors from a %s file; optimizer and schedule start from scratch",
-        *(path, report.num_loaded, report.source),
+        path,
+        report.num_loaded,
+        report.source,
     )
     if report.head == "new":
         logger.info("%s: the head of the loss starts from scratch", path)
@@ -248,15 +283,25 @@ def _saved_head(contents: Mapping[str, Any], speakers: int | None) -> dict[str, 
     return {strip_wrappers(name): value for name, value in (saved.get("loss") or {}).items()}
 
 
-def _check_same_architecture(net: SpeakerNet, contents: Mapping[str, Any], path: str | Path) -> None:
-    ours, name = net.spec(), contents["model"]["name"]
+def _check_same_architecture(
+    net: SpeakerNet, contents: Mapping[str, Any], path: str | Path
+) -> None:
+    ours = net.spec()
+    name = contents["model"]["name"]
     if name != ours["model"]["name"]:
         raise CheckpointError(
-            f"{path} is a {name}, but the configuration has {ours['model']['name']}; set model.name: {name}"
+            f"{path} is a {name}, but the configuration has {ours['model']['name']}; set "
+            f"model.name: {name}"
         )
     for component in ("model", "front_end"):
         if contents[component] != ours[component]:
-            logger.warning("%s has %s %s, this run has %s", path, component, contents[component], ours[component])
+            logger.warning(
+                "%s has %s %s, this run has %s",
+                path,
+                component,
+                contents[component],
+                ours[component],
+            )
 
 
 def _load_head(loss: nn.Module | None, head: Mapping[str, Tensor], report: LoadReport) -> None:
@@ -265,7 +310,9 @@ def _load_head(loss: nn.Module | None, head: Mapping[str, Tensor], report: LoadR
         report.head = "none" if loss is None or not any(True for _ in loss.parameters()) else "new"
         return
     own = loss.state_dict()
-    if {name: value.shape for name, value in own.items()} != {name: value.shape for name, value in head.items()}:
+    if {name: value.shape for name, value in own.items()} != {
+        name: value.shape for name, value in head.items()
+    }:
         # Different speakers or a different loss; the network is still useful.
         report.head = "new"
         for name, value in head.items():
@@ -280,14 +327,18 @@ def _load_head(loss: nn.Module | None, head: Mapping[str, Tensor], report: LoadR
 
 @contextlib.contextmanager
 def laid_out(weights: Mapping[str, Tensor], path: str | Path) -> Iterator[None]:
-    """Inside the block, networks are built without memory; CheckpointError if one is larger than the file's weights."""
+    """Inside the block, networks are built without memory; CheckpointError if one is larger than
+    the file's weights.
+    """
     left = LAID_OUT_AT_MOST * sum(value.numel() for value in weights.values())
 
     def count(_module: nn.Module, _name: str, parameter: nn.Parameter | None) -> None:
         nonlocal left
         left -= 0 if parameter is None else parameter.numel()
         if left < 0:
-            raise CheckpointError(f"{path} describes a network larger than its {len(weights):,} tensors; {ADVICE}")
+            raise CheckpointError(
+                f"{path} describes a network larger than its {len(weights):,} tensors; {ADVICE}"
+            )
 
     hook = register_module_parameter_registration_hook(count)
     try:
@@ -298,7 +349,9 @@ def laid_out(weights: Mapping[str, Tensor], path: str | Path) -> Iterator[None]:
 
 
 class _NoDraws(TorchFunctionMode):
-    """Skips random initialisation, for which torch would load its compiler on the meta device, taking two seconds."""
+    """Skips random initialisation, for which torch would load its compiler on the meta device,
+    taking two seconds.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") in ("uniform_", "normal_"):
@@ -311,9 +364,14 @@ def check_entries(contents: Mapping[str, Any], path: str | Path) -> None:
     version = contents["format_version"]
     if type(version) is not int or not 1 <= version <= FORMAT_VERSION:
         raise CheckpointError(
-            f"{path} has format version {version!r:.60}; this speakernet reads up to {FORMAT_VERSION}; upgrade it"
+            f"{path} has format version {version!r:.60}; this speakernet reads up to "
+            f"{FORMAT_VERSION}; upgrade it"
         )
-    broken = [name for name in Entries.model_fields if name not in TENSORS and not _is_plain(contents.get(name))]
+    broken = [
+        name
+        for name in Entries.model_fields
+        if name not in TENSORS and not _is_plain(contents.get(name))
+    ]
     try:
         if not broken:
             Entries.model_validate(contents, strict=True)
@@ -324,10 +382,14 @@ def check_entries(contents: Mapping[str, Any], path: str | Path) -> None:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value contains only plain values, few enough that shared ones cannot make the walk endless."""
-    waiting, left = [value], MAX_VALUES
+    """Whether a value contains only plain values, few enough that shared ones cannot make the walk
+    endless.
+    """
+    waiting = [value]
+    left = MAX_VALUES
     while waiting and left:
-        one, left = waiting.pop(), left - 1
+        one = waiting.pop()
+        left = left - 1
         if isinstance(one, dict):
             waiting += [*one.keys(), *one.values()]
         elif isinstance(one, list | tuple):
@@ -341,9 +403,15 @@ CHECKS = ConfigDict(arbitrary_types_allowed=True, defer_build=True)
 # A threshold that nothing reaches is infinite; the bound refuses NaN.
 Limit = Annotated[float, Ge(-math.inf)]
 Count = Annotated[int, Ge(0)]
-Named: Any = create_model("Named", __config__=CHECKS, name=(str, ...), options=(dict[str, Any], ...))
+Named: Any = create_model(
+    "Named", __config__=CHECKS, name=(str, ...), options=(dict[str, Any], ...)
+)
 Threshold: Any = create_model(
-    "Threshold", __config__=CHECKS, name=(str, ...), threshold=(Limit, ...), backend=(dict[str, Any], ...)
+    "Threshold",
+    __config__=CHECKS,
+    name=(str, ...),
+    threshold=(Limit, ...),
+    backend=(dict[str, Any], ...),
 )
 Fit: Any = create_model(
     "Fit",
@@ -364,7 +432,10 @@ AdaptationEntry: Any = create_model(
     "AdaptationEntry",
     __config__=CHECKS,
     name=(str, ...),
-    maps=(Annotated[list[Annotated[list[Size], MinLen(2), MaxLen(2)]], MinLen(1), MaxLen(MAX_MAPS)], ...),
+    maps=(
+        Annotated[list[Annotated[list[Size], MinLen(2), MaxLen(2)]], MinLen(1), MaxLen(MAX_MAPS)],
+        ...,
+    ),
     score=(Score, ...),
 )
 Summary: Any = create_model("Summary", __config__=CHECKS, chosen_by=(dict[str, Any] | None, None))

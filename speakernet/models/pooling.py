@@ -1,4 +1,5 @@
-"""Poolings from `(batch, channels, frames)` to `(batch, dim)`, with statistics in float32 over valid frames only.
+"""Poolings from `(batch, channels, frames)` to `(batch, dim)`, with statistics in float32 over
+valid frames only.
 
 In a batch of different lengths, every utterance is pooled as if it were alone.
 """
@@ -65,15 +66,22 @@ class StatisticsPooling(Pooling):
     def forward(self, frames: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Means, then standard deviations with divisor n - 1, (batch, 2 channels)."""
         mean, variance = mean_and_variance(frames, lengths)
-        # As in wespeaker; needed because a single frame has variance 0, where the root's gradient is infinite.
+        # As in wespeaker; needed because a single frame has variance 0, where the root's gradient
+        # is infinite.
         return torch.cat((mean, (variance + self.variance_floor).sqrt()), dim=1)
 
 
-def mean_and_variance(frames: Tensor, lengths: Tensor | None, is_unbiased: bool = True) -> tuple[Tensor, Tensor]:
-    """Mean and variance over the valid frames, each (batch, channels); a single frame has variance 0."""
+def mean_and_variance(
+    frames: Tensor, lengths: Tensor | None, is_unbiased: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Mean and variance over the valid frames, each (batch, channels); a single frame has variance
+    0.
+    """
     frames = mask_frames(frames, lengths)
     mean = mean_over_frames(frames, lengths)
     centred = mask_frames(frames - mean.unsqueeze(2), lengths)
     if lengths is None:
         return mean, centred.square().sum(dim=2) / max(frames.shape[2] - int(is_unbiased), 1)
-    return mean, centred.square().sum(dim=2) / (lengths - int(is_unbiased)).clamp(min=1).unsqueeze(1)
+    return mean, centred.square().sum(dim=2) / (lengths - int(is_unbiased)).clamp(min=1).unsqueeze(
+        1
+    )

@@ -1,8 +1,10 @@
-"""A large pretrained speech model as a trunk that outputs the states of all its layers, and its fine-tuning.
+"""A large pretrained speech model as a trunk that outputs the states of all its layers, and its
+fine-tuning.
 
-transformers provides the architecture, `backbones` the weights. Rows of different lengths run one by one: several
-backbones normalise over time, so padding would change their output. `tune` selects what a stage trains: before it and
-after `merge` the network has plain weights, so model files depend neither on peft nor on what a stage froze.
+transformers provides the architecture, `backbones` the weights. Rows of different lengths run one
+by one: several backbones normalise over time, so padding would change their output. `tune` selects
+what a stage trains: before it and after `merge` the network has plain weights, so model files
+depend neither on peft nor on what a stage froze.
 """
 
 import contextlib
@@ -42,9 +44,15 @@ from speakernet.terminal import counted
 logger = logging.getLogger(__name__)
 
 FAMILIES = ("wav2vec2", "hubert", "wavlm", "data2vec-audio", "wav2vec2-bert")
-# Always off: features are masked by our front end, a dropped layer has no state, and adapters change the frames.
+# Always off: features are masked by our front end, a dropped layer has no state, and adapters
+# change the frames.
 FIXED = {
-    **{"apply_spec_augment": False, "mask_time_prob": 0.0, "mask_feature_prob": 0.0, "layerdrop": 0.0},
+    **{
+        "apply_spec_augment": False,
+        "mask_time_prob": 0.0,
+        "mask_feature_prob": 0.0,
+        "layerdrop": 0.0,
+    },
     **{"add_adapter": False, "num_labels": 2},
 }
 BERT = "wav2vec2-bert"
@@ -58,9 +66,11 @@ _states: contextvars.ContextVar[list[Tensor]] = contextvars.ContextVar("states o
 
 
 class Pretrained(Trunk):
-    """A transformers backbone; outputs the input of its first layer and the output of each layer, (batch, layers, …).
+    """A transformers backbone; outputs the input of its first layer and the output of each layer,
+    (batch, layers, …).
 
-    The norm after the last layer of large models is left out, as in the layer results of fairseq and BUT.
+    The norm after the last layer of large models is left out, as in the layer results of fairseq
+    and BUT.
     """
 
     complete = staticmethod(complete)
@@ -74,8 +84,8 @@ class Pretrained(Trunk):
             rate = found.preprocessor.get(SAMPLE_RATE_KEY, RATE)
             if rate != sample_rate:
                 raise ValueError(
-                    f"{OPTION}: {options.backbone} was trained at {rate} Hz, but data.sample_rate is {sample_rate}; "
-                    f"set data.sample_rate: {rate}"
+                    f"{OPTION}: {options.backbone} was trained at {rate} Hz, but data.sample_rate "
+                    f"is {sample_rate}; set data.sample_rate: {rate}"
                 )
             normalizes = "on" if found.preprocessor.get("do_normalize", True) else "off"
             options = options.model_copy(
@@ -89,17 +99,25 @@ class Pretrained(Trunk):
         kind = options.config.get("model_type")
         if kind not in FAMILIES:
             raise ValueError(
-                f"{OPTION}: {options.backbone} has model_type {kind}; expected one of {', '.join(FAMILIES)}"
+                f"{OPTION}: {options.backbone} has model_type {kind}; expected one of "
+                f"{', '.join(FAMILIES)}"
             )
-        with reading(f"{OPTION}: {options.backbone}, {CONFIG}", "a configuration of transformers", CheckpointError):
+        with reading(
+            f"{OPTION}: {options.backbone}, {CONFIG}",
+            "a configuration of transformers",
+            CheckpointError,
+        ):
             config = transformers.AutoConfig.for_model(**{**options.config, **FIXED})
             # Not `from_pretrained`: on the meta device it would require weights.
             self.backbone = transformers.AutoModel.from_config(config, dtype=torch.float32)
         self.is_bert = kind == BERT
         if self.is_bert:
             bands = config.feature_projection_input_dim // 2
-            self.fbank = KaldiFbank(KaldiFbankOptions(num_mels=bands, window="povey", normalize="none"), sample_rate)
-        self.out_channels, self.num_states = config.hidden_size, config.num_hidden_layers + 1
+            self.fbank = KaldiFbank(
+                KaldiFbankOptions(num_mels=bands, window="povey", normalize="none"), sample_rate
+            )
+        self.out_channels = config.hidden_size
+        self.num_states = config.num_hidden_layers + 1
         self.min_frames = self._fewest_samples(config)
         layers = self.backbone.encoder.layers
         layers[0].register_forward_pre_hook(_note_input)
@@ -112,15 +130,24 @@ class Pretrained(Trunk):
         self.backbone.requires_grad_(False)
         self.fixed: dict[str, int] = {}
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """(batch, 1, samples) to (batch, layers, channels, frames), and the valid frames of each."""
+    def forward(
+        self, features: Tensor, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """(batch, 1, samples) to (batch, layers, channels, frames), and the valid frames of
+        each.
+        """
         check_frames(features, lengths, self.min_frames, "Pretrained", "samples")
         waveforms = features.squeeze(1)
         if lengths is None:
             return self._run(waveforms), None
-        rows = [self._run(waveforms[row : row + 1, :length])[0] for row, length in enumerate(lengths.tolist())]
+        rows = [
+            self._run(waveforms[row : row + 1, :length])[0]
+            for row, length in enumerate(lengths.tolist())
+        ]
         frames = [row.shape[-1] for row in rows]
-        padded = torch.stack([functional.pad(row, (0, max(frames) - row.shape[-1])) for row in rows])
+        padded = torch.stack(
+            [functional.pad(row, (0, max(frames) - row.shape[-1])) for row in rows]
+        )
         return padded, torch.tensor(frames, device=padded.device)
 
     def _run(self, waveforms: Tensor) -> Tensor:
@@ -140,7 +167,9 @@ class Pretrained(Trunk):
         return stacked
 
     def _features(self, waveforms: Tensor) -> Tensor:
-        """The backbone's input: samples, normalised if needed, or pairs of normalised frames of 80 bands."""
+        """The backbone's input: samples, normalised if needed, or pairs of normalised frames of 80
+        bands.
+        """
         if not self.is_bert:
             if self.options.normalize != "on":
                 return waveforms
@@ -157,7 +186,9 @@ class Pretrained(Trunk):
         if self.is_bert:
             return self.fbank.window_samples + self.fbank.hop_samples
         samples = 1
-        for kernel, stride in zip(reversed(config.conv_kernel), reversed(config.conv_stride), strict=True):
+        for kernel, stride in zip(
+            reversed(config.conv_kernel), reversed(config.conv_stride), strict=True
+        ):
             samples = (samples - 1) * stride + kernel
         return int(samples)
 
@@ -171,16 +202,24 @@ class Pretrained(Trunk):
             if name in expected and one.shape != expected[name].shape
         ]
         if problems:
-            raise CheckpointError(f"{OPTION}: {source['name']} does not fit its configuration: {problems[0]}")
+            raise CheckpointError(
+                f"{OPTION}: {source['name']} does not fit its configuration: {problems[0]}"
+            )
         if unused := sorted(weights.keys() - expected.keys()):
             logger.warning(
-                "%s: %s of %s not used, first: %s", OPTION, counted(len(unused), "tensor"), source["name"], unused[0]
+                "%s: %s of %s not used, first: %s",
+                OPTION,
+                counted(len(unused), "tensor"),
+                source["name"],
+                unused[0],
             )
         self.backbone.load_state_dict({name: weights[name].float() for name in expected})
         self.checksums = {name: checksum(one) for name, one in self.backbone.state_dict().items()}
 
     def refuse_impossible(self, options: PretrainedOptions) -> None:
-        """ValueError if a stage's options name layers that the backbone lacks or that cannot have adapters."""
+        """ValueError if a stage's options name layers that the backbone lacks or that cannot have
+        adapters.
+        """
         if options.trained_layers >= self.num_states:
             raise ValueError(
                 f"model.options.trained_layers: {options.trained_layers}, but this backbone has "
@@ -207,7 +246,9 @@ class Pretrained(Trunk):
             sizes[parameter.requires_grad] += parameter.numel()
         logger.info(
             "backbone, model.options.trained: %s: %s parameters trained, %s frozen",
-            *(options.trained, f"{sizes[True]:,}", f"{sizes[False]:,}"),
+            options.trained,
+            f"{sizes[True]:,}",
+            f"{sizes[False]:,}",
         )
         self.fixed = {
             name: digest
@@ -220,11 +261,16 @@ class Pretrained(Trunk):
     @property
     def scale(self) -> float:
         """Factor on the product of the adapters' matrices; 1 without adapters."""
-        return self.options.lora_alpha / self.options.lora_rank if self.options.trained == "lora" else 1.0
+        return (
+            self.options.lora_alpha / self.options.lora_rank
+            if self.options.trained == "lora"
+            else 1.0
+        )
 
     def begin_epoch(self, epoch: int) -> None:
         """Set what is trained in this epoch (from 0), for gradual unfreezing."""
-        options, layers = self.options, self.backbone.encoder.layers
+        options = self.options
+        layers = self.backbone.encoder.layers
         if options.trained != "all":
             return
         count = options.trained_layers or len(layers) + 1
@@ -239,9 +285,16 @@ class Pretrained(Trunk):
             unused.requires_grad_(False)
 
     def learning_rate_factors(self) -> Iterator[tuple[nn.Parameter, float]]:
-        """Each parameter with its factor, `layer_decay` to the power of its depth, which is 1 in the top layer."""
-        layers, decay = self.backbone.encoder.layers, self.options.layer_decay
-        depth = {id(one): len(layers) - number for number, layer in enumerate(layers) for one in layer.parameters()}
+        """Each parameter with its factor, `layer_decay` to the power of its depth, which is 1 in
+        the top layer.
+        """
+        layers = self.backbone.encoder.layers
+        decay = self.options.layer_decay
+        depth = {
+            id(one): len(layers) - number
+            for number, layer in enumerate(layers)
+            for one in layer.parameters()
+        }
         for parameter in self.backbone.parameters():
             yield parameter, decay ** depth.get(id(parameter), len(layers) + 1)
 
@@ -257,7 +310,11 @@ class Pretrained(Trunk):
 
     def _adapted(self) -> dict[str, Any]:
         """The layers with adapters, by name."""
-        return {name: module for name, module in self.backbone.named_modules() if hasattr(module, "lora_A")}
+        return {
+            name: module
+            for name, module in self.backbone.named_modules()
+            if hasattr(module, "lora_A")
+        }
 
     def merge(self) -> None:
         """Merge adapters into their base weights."""
@@ -265,8 +322,12 @@ class Pretrained(Trunk):
             module.merge()
             self.backbone.set_submodule(name, module.get_base_layer())
 
-    def plain_weights(self, weights: Mapping[str, Tensor], *, without_fixed: bool) -> dict[str, Tensor]:
-        """A state dictionary of the network with adapters merged; if weights are left out, `complete` merges them."""
+    def plain_weights(
+        self, weights: Mapping[str, Tensor], *, without_fixed: bool
+    ) -> dict[str, Tensor]:
+        """A state dictionary of the network with adapters merged; if weights are left out,
+        `complete` merges them.
+        """
         left = self.fixed if without_fixed else {}
         plain = {
             name.replace(*PLAIN): value * self.scale if ".lora_B." in name else value
@@ -277,39 +338,59 @@ class Pretrained(Trunk):
 
 
 class FixedOutside:
-    """The network's state for last.pt, without weights that are unchanged from the backbone's files."""
+    """The network's state for last.pt, without weights that are unchanged from the backbone's
+    files.
+    """
 
     def __init__(self, net: nn.Module, trunk: Pretrained) -> None:
-        self.net, self.trunk = net, trunk
+        self.net = net
+        self.trunk = trunk
 
     def state_dict(self) -> dict[str, Any]:
-        """The other tensors, facts about the backbone's files, and checksums of the omitted weights."""
+        """The other tensors, facts about the backbone's files, and checksums of the omitted
+        weights.
+        """
         fixed = dict(self.trunk.fixed)
         left = {BACKBONE_PREFIX + name for name in fixed}
         own = {name: value for name, value in self.net.state_dict().items() if name not in left}
-        return {**own, "source": dict(self.trunk.options.source), "fixed": fixed, "scale": self.trunk.scale}
+        return {
+            **own,
+            "source": dict(self.trunk.options.source),
+            "fixed": fixed,
+            "scale": self.trunk.scale,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the tensors; the rest must have been read from the same files."""
-        source, fixed, scale = state.get("source", {}), state.get("fixed", {}), state.get("scale", self.trunk.scale)
+        source = state.get("source", {})
+        fixed = state.get("fixed", {})
+        scale = state.get("scale", self.trunk.scale)
         if fixed:
             refuse_other_files(source, self.trunk.options.source, "this run")
             refuse_other_weights(fixed, self.trunk.checksums, "this run")
         elif source:
-            # Every weight is in the checkpoint, whatever files were read now. In place: the network's spec shares it.
+            # Every weight is in the checkpoint, whatever files were read now. In place: the
+            # network's spec shares it.
             self.trunk.options.source.clear()
             self.trunk.options.source.update(source)
-        weights = {name: value for name, value in state.items() if name not in ("source", "fixed", "scale")}
+        weights = {
+            name: value for name, value in state.items() if name not in ("source", "fixed", "scale")
+        }
         missing, unknown = self.net.load_state_dict(weights, strict=False)
         if unknown or {name.removeprefix(BACKBONE_PREFIX) for name in missing} - fixed.keys():
-            raise ValueError(f"{[*unknown, *missing][0]} is in the network or in the checkpoint, but not in both")
+            raise ValueError(
+                f"{[*unknown, *missing][0]} is in the network or in the checkpoint, but not in both"
+            )
         if scale != self.trunk.scale:
             raise CheckpointError(
-                f"model.options.lora_alpha: adapters are scaled by {self.trunk.scale:g} (lora_alpha / lora_rank), but "
-                f"this run trained them at {scale:g}; change it back, or choose a different --save_path"
+                f"model.options.lora_alpha: adapters are scaled by {self.trunk.scale:g} "
+                f"(lora_alpha / lora_rank), but this run trained them at {scale:g}; change it "
+                "back, or choose a different --save_path"
             )
         # A tensor in the checkpoint no longer equals the one that was read from the files.
-        self.trunk.fixed = {name: digest for name, digest in self.trunk.fixed.items() if name in fixed}
+        self.trunk.fixed = {
+            name: digest for name, digest in self.trunk.fixed.items() if name in fixed
+        }
 
 
 def _note_input(_layer: nn.Module, inputs: tuple[Any, ...]) -> None:

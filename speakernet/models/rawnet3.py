@@ -33,14 +33,17 @@ MIN_HZ = 50.0
 
 
 class RawNet3(Trunk):
-    """Raw-waveform network with analytic sinc filters; 16,280,322 parameters with ECA at 256 dimensions.
+    """Raw-waveform network with analytic sinc filters; 16,280,322 parameters with ECA at 256
+    dimensions.
 
-    Source: Jung et al. 2022, "Pushing the limits of raw waveform speaker recognition", in voxceleb_trainer's form.
+    Source: Jung et al. 2022, "Pushing the limits of raw waveform speaker recognition", in
+    voxceleb_trainer's form.
     """
 
     def __init__(self, options: RawNet3Options, embedding_dim: int, sample_rate: int) -> None:
         super().__init__()
-        channels, scale = options.channels, options.scale
+        channels = options.channels
+        scale = options.scale
         self.out_channels = 1536
         self.input_weight = nn.Parameter(torch.ones(1))
         self.input_bias = nn.Parameter(torch.zeros(1))
@@ -51,13 +54,20 @@ class RawNet3(Trunk):
         # A frame after both poolings covers 5 x 3 frames of the filterbank.
         self.min_frames = KERNEL_SAMPLES + 14 * options.sinc_stride
         self.aggregate = nn.Conv1d(3 * channels, self.out_channels, 1)
-        # The published definition has two batch norms that its forward pass never calls. They are kept, frozen, so that
-        # its checkpoints load completely and the number of parameters matches.
-        self.idle_norms = nn.ModuleList([nn.BatchNorm1d(channels // 4), nn.BatchNorm1d(embedding_dim)])
+        # The published definition has two batch norms that its forward pass never calls. They are
+        # kept, frozen, so that its checkpoints load completely and the number of parameters
+        # matches.
+        self.idle_norms = nn.ModuleList(
+            [nn.BatchNorm1d(channels // 4), nn.BatchNorm1d(embedding_dim)]
+        )
         self.idle_norms.requires_grad_(False)
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """(batch, 1, samples) to (batch, 1536, samples / stride / 15), and the valid frames of each."""
+    def forward(
+        self, features: Tensor, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """(batch, 1, samples) to (batch, 1536, samples / stride / 15), and the valid frames of
+        each.
+        """
         check_frames(features, lengths, self.min_frames, "RawNet3", "samples")
         with torch.autocast(features.device.type, enabled=False):
             hidden, lengths = self._filter(features.float().squeeze(1), lengths)
@@ -70,7 +80,9 @@ class RawNet3(Trunk):
         return mask_frames(frames, pooled_lengths), pooled_lengths
 
     def _filter(self, waveforms: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Pre-emphasis, normalisation of the utterance, then log filter magnitudes with their mean removed."""
+        """Pre-emphasis, normalisation of the utterance, then log filter magnitudes with their mean
+        removed.
+        """
         waveforms = self._normalize(preemphasize(waveforms, PREEMPHASIS), lengths)
         magnitudes = self.filterbank(waveforms.unsqueeze(1)).abs()
         frame_lengths = valid_length(lengths, KERNEL_SAMPLES, self.filterbank.stride)
@@ -79,38 +91,57 @@ class RawNet3(Trunk):
         return mask_frames(bands, frame_lengths), frame_lengths
 
     def _normalize(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
-        """Instance norm of (batch, samples) over the valid samples, with a learned weight and bias."""
+        """Instance norm of (batch, samples) over the valid samples, with a learned weight and
+        bias.
+        """
         if lengths is None:
             variance, mean = torch.var_mean(waveforms, dim=1, keepdim=True, correction=0)
         else:
             valid = valid_frames(lengths, waveforms.shape[1])
             count = lengths.unsqueeze(1)
             mean = waveforms.masked_fill(~valid, 0.0).sum(dim=1, keepdim=True) / count
-            variance = (waveforms - mean).masked_fill(~valid, 0.0).square().sum(dim=1, keepdim=True) / count
+            variance = (waveforms - mean).masked_fill(~valid, 0.0).square().sum(
+                dim=1, keepdim=True
+            ) / count
         scale = torch.rsqrt(variance + INPUT_NORM_EPSILON) * self.input_weight
         return mask_frames((waveforms - mean) * scale + self.input_bias, lengths)
 
 
 class SincFilterbank(nn.Module):
-    """Band-pass filters with two learned frequencies each, as cosine and sine halves (an analytic filterbank).
+    """Band-pass filters with two learned frequencies each, as cosine and sine halves (an analytic
+    filterbank).
 
-    Source: Ravanelli and Bengio 2018, "Speaker recognition from raw waveform with SincNet", equations 4 to 7; analytic
-    form by Pariente et al. 2020, "Filterbank design for end-to-end speech separation", section 2.
+    Source: Ravanelli and Bengio 2018, "Speaker recognition from raw waveform with SincNet",
+    equations 4 to 7; analytic form by Pariente et al. 2020, "Filterbank design for end-to-end
+    speech separation", section 2.
     """
 
     def __init__(self, num_filters: int, stride: int, sample_rate: int) -> None:
         super().__init__()
-        self.stride, self.sample_rate = stride, sample_rate
+        self.stride = stride
+        self.sample_rate = sample_rate
         # On the meta device this arithmetic would load torch's compiler.
         with torch.device("cpu"):
             # Initial edges as in asteroid's ParamSincFB, which the original uses.
-            low, high = (2595 * math.log10(1 + hz / 700) for hz in (30.0, sample_rate / 2 - 2 * MIN_HZ))
-            edges = 700 * (10 ** (torch.linspace(low, high, num_filters // 2 + 1, dtype=torch.float64) / 2595) - 1)
+            low, high = (
+                2595 * math.log10(1 + hz / 700) for hz in (30.0, sample_rate / 2 - 2 * MIN_HZ)
+            )
+            edges = 700 * (
+                10 ** (torch.linspace(low, high, num_filters // 2 + 1, dtype=torch.float64) / 2595)
+                - 1
+            )
             half = KERNEL_SAMPLES // 2
-            # The left half of a symmetric Hamming window, and the times left of the centre in radians per hertz.
-            window = torch.hamming_window(KERNEL_SAMPLES, periodic=False, dtype=torch.float64)[:half]
+            # The left half of a symmetric Hamming window, and the times left of the centre in
+            # radians per hertz.
+            window = torch.hamming_window(KERNEL_SAMPLES, periodic=False, dtype=torch.float64)[
+                :half
+            ]
             # Divide before multiplying: at phases of 400 radians the last bit of the axis matters.
-            axis = 2 * math.pi * (torch.arange(-half, 0, dtype=torch.float32).unsqueeze(0) / sample_rate)
+            axis = (
+                2
+                * math.pi
+                * (torch.arange(-half, 0, dtype=torch.float32).unsqueeze(0) / sample_rate)
+            )
         device = torch.get_default_device()
         self.low_hz = nn.Parameter(edges[:-1].unsqueeze(1).float().to(device))
         self.band_hz = nn.Parameter(edges.diff().unsqueeze(1).float().to(device))
@@ -123,14 +154,16 @@ class SincFilterbank(nn.Module):
 
     def filters(self) -> Tensor:
         """The impulse responses, (filters, 1, kernel samples)."""
-        window, axis = cast(Tensor, self.window), cast(Tensor, self.axis)
+        window = cast(Tensor, self.window)
+        axis = cast(Tensor, self.axis)
         low = MIN_HZ + self.low_hz.abs()
         high = (low + MIN_HZ + self.band_hz.abs()).clamp(MIN_HZ, self.sample_rate / 2)
         band = high - low  # (filters / 2, 1)
         low_phase, high_phase = low @ axis, high @ axis  # (filters / 2, half kernel)
         cosine = (high_phase.sin() - low_phase.sin()) / (axis / 2) * window
         sine = (low_phase.cos() - high_phase.cos()) / (axis / 2) * window
-        # At time zero the limit of the quotient is twice the band for the cosine and zero for the sine.
+        # At time zero the limit of the quotient is twice the band for the cosine and zero for the
+        # sine.
         even = torch.cat((cosine, 2 * band, cosine.flip(1)), dim=1)
         odd = torch.cat((sine, torch.zeros_like(band), -sine.flip(1)), dim=1)
         return torch.cat((even / (2 * band), odd / (2 * band))).unsqueeze(1)
@@ -139,16 +172,21 @@ class SincFilterbank(nn.Module):
 class MultiScaleBlock(nn.Module):
     """Res2Net block followed by AFMS.
 
-    Source: Gao et al. 2019, "Res2Net"; Jung et al. 2020, "Improved RawNet with feature map scaling" (AFMS).
+    Source: Gao et al. 2019, "Res2Net"; Jung et al. 2020, "Improved RawNet with feature map scaling"
+    (AFMS).
     """
 
-    def __init__(self, channels_in: int, channels: int, dilation: int, scale: int, pool: int = 1) -> None:
+    def __init__(
+        self, channels_in: int, channels: int, dilation: int, scale: int, pool: int = 1
+    ) -> None:
         super().__init__()
         width = channels // scale
         widened = width * scale
         self.conv_in = nn.Conv1d(channels_in, widened, 1)
         self.norm_in = nn.BatchNorm1d(widened)
-        self.convs = nn.ModuleList(FrameConvolution(width, width, 3, dilation=dilation) for _ in range(scale - 1))
+        self.convs = nn.ModuleList(
+            FrameConvolution(width, width, 3, dilation=dilation) for _ in range(scale - 1)
+        )
         self.norms = nn.ModuleList(nn.BatchNorm1d(width) for _ in range(scale - 1))
         self.conv_out = nn.Conv1d(widened, channels, 1)
         self.norm_out = nn.BatchNorm1d(channels)
@@ -157,7 +195,9 @@ class MultiScaleBlock(nn.Module):
         self.pool = pool
         self.scaling = FeatureMapScaling(channels)
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, features: Tensor, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """(batch, channels, frames) and valid frames, in and out; `pool` times fewer frames."""
         hidden = self.norm_in(self.conv_in(features).relu_())
         hidden = multi_scale(hidden, lengths, self.convs, self.norms, relu_then_norm, passed="last")
@@ -168,13 +208,21 @@ class MultiScaleBlock(nn.Module):
 
 
 def largest_of(features: Tensor, frames: int) -> Tensor:
-    """Max pooling over groups of `frames` of (batch, channels, frames); an incomplete last group is dropped."""
+    """Max pooling over groups of `frames` of (batch, channels, frames); an incomplete last group is
+    dropped.
+    """
     # In two dimensions, because torch exports one-dimensional pooling with the traced length.
-    return functional.max_pool2d(features.unsqueeze(2), (1, frames)).squeeze(2) if frames > 1 else features
+    return (
+        functional.max_pool2d(features.unsqueeze(2), (1, frames)).squeeze(2)
+        if frames > 1
+        else features
+    )
 
 
 class FeatureMapScaling(nn.Module):
-    """AFMS: shifts every channel by a learned amount, then scales it by a gate computed from the channels' means."""
+    """AFMS: shifts every channel by a learned amount, then scales it by a gate computed from the
+    channels' means.
+    """
 
     def __init__(self, channels: int) -> None:
         super().__init__()

@@ -1,6 +1,7 @@
 """ReDimNet and ReDimNet2: maps of mels and frames folded into sequences of frames and back.
 
-Every layer that reads several frames masks its own input; between layers, frames past an utterance's end are undefined.
+Every layer that reads several frames masks its own input; between layers, frames past an
+utterance's end are undefined.
 """
 
 import math
@@ -43,7 +44,9 @@ class ChannelNorm(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """(batch, channels, …) in and out."""
         last = features.movedim(1, -1)
-        return functional.layer_norm(last, last.shape[-1:], self.weight, self.bias, EPSILON).movedim(-1, 1)
+        return functional.layer_norm(
+            last, last.shape[-1:], self.weight, self.bias, EPSILON
+        ).movedim(-1, 1)
 
 
 class FrameGroupNorm(nn.GroupNorm):
@@ -68,7 +71,9 @@ class WeightedSum(nn.Module):
     def __init__(self, num_maps: int, channels: int) -> None:
         super().__init__()
         # With zeros the softmax starts as the plain mean of the maps.
-        self.weight = nn.Parameter(torch.zeros(1, num_maps, channels, 1), requires_grad=num_maps > 1)
+        self.weight = nn.Parameter(
+            torch.zeros(1, num_maps, channels, 1), requires_grad=num_maps > 1
+        )
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
         """Maps of (batch, channels, frames) to one."""
@@ -84,22 +89,28 @@ class WeightedSum(nn.Module):
 class MelExcitation(SqueezeExcitation):
     """Squeeze-and-excitation with mel bands in place of channels.
 
-    Source: Thienpondt et al. 2021, "Integrating frequency translational invariance in TDNNs and frequency positional
-    information in 2D ResNets", section 3.2.
+    Source: Thienpondt et al. 2021, "Integrating frequency translational invariance in TDNNs and
+    frequency positional information in 2D ResNets", section 3.2.
     """
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """(batch, channels, mels, frames) in and out; frames past an utterance's end must be zero."""
+        """(batch, channels, mels, frames) in and out; frames past an utterance's end must be
+        zero.
+        """
         means = mean_over_frames(features.mean(dim=1), lengths)  # (batch, mels)
         return features * self.gate(means)[:, None, :, None]
 
 
 class GroupedResidualBlock(nn.Module):
-    """Two grouped 3 x 3 convolutions, each followed by a 1 x 1, an optional gate over mels, and a shortcut."""
+    """Two grouped 3 x 3 convolutions, each followed by a 1 x 1, an optional gate over mels, and a
+    shortcut.
+    """
 
     norm_behind = types.MappingProxyType({"point2": "norm2"})
 
-    def __init__(self, channels: int, groups: int, num_mels: int, kernel: tuple[int, int], gated: bool) -> None:
+    def __init__(
+        self, channels: int, groups: int, num_mels: int, kernel: tuple[int, int], gated: bool
+    ) -> None:
         super().__init__()
         self.conv1 = MaskedConvolution(channels, channels, groups=groups)
         self.point1 = nn.Conv2d(channels, channels, 1)
@@ -120,15 +131,24 @@ class GroupedResidualBlock(nn.Module):
 
 
 class ConvNeXtBlock(nn.Module):
-    """A grouped convolution, batch norm, an activation, a 1 x 1 convolution, and a shortcut, over mels and frames."""
+    """A grouped convolution, batch norm, an activation, a 1 x 1 convolution, and a shortcut, over
+    mels and frames.
+    """
 
     norm_behind = types.MappingProxyType({"convs.0": "norm"})
 
     def __init__(
-        self, channels: int, groups: int, num_mels: int, kernel: tuple[int, int], activation: type[nn.Module]
+        self,
+        channels: int,
+        groups: int,
+        num_mels: int,
+        kernel: tuple[int, int],
+        activation: type[nn.Module],
     ) -> None:
         super().__init__()
-        self.convs = nn.ModuleList([MaskedConvolution(channels, channels, kernel, groups, bias=True)])
+        self.convs = nn.ModuleList(
+            [MaskedConvolution(channels, channels, kernel, groups, bias=True)]
+        )
         self.norm = nn.BatchNorm2d(channels)
         self.activation = activation()
         self.point = nn.Conv2d(channels, channels, 1)
@@ -139,11 +159,15 @@ class ConvNeXtBlock(nn.Module):
 
 
 class FrameConvNeXtBlock(nn.Module):
-    """Parallel depthwise convolutions over frames, batch norm, GELU, a 1 x 1 convolution, and a shortcut."""
+    """Parallel depthwise convolutions over frames, batch norm, GELU, a 1 x 1 convolution, and a
+    shortcut.
+    """
 
     def __init__(self, channels: int, kernels: Sequence[int]) -> None:
         super().__init__()
-        self.convs = nn.ModuleList(FrameConvolution(channels, channels, kernel, groups=channels) for kernel in kernels)
+        self.convs = nn.ModuleList(
+            FrameConvolution(channels, channels, kernel, groups=channels) for kernel in kernels
+        )
         self.norm = nn.BatchNorm1d(channels * len(kernels))
         self.point = nn.Conv1d(channels * len(kernels), channels, 1)
 
@@ -154,7 +178,9 @@ class FrameConvNeXtBlock(nn.Module):
 
 
 class PositionConvolution(nn.Module):
-    """A wide depthwise convolution with norm and shortcut: the position encoding of the attention."""
+    """A wide depthwise convolution with norm and shortcut: the position encoding of the
+    attention.
+    """
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -169,17 +195,20 @@ class PositionConvolution(nn.Module):
 class TransformerLayer(nn.Module):
     """Self-attention and two linear layers, each with a shortcut followed by a layer norm.
 
-    Source: Vaswani et al. 2017, "Attention is all you need", section 3; with the tanh approximation of GELU.
+    Source: Vaswani et al. 2017, "Attention is all you need", section 3; with the tanh approximation
+    of GELU.
     """
 
     def __init__(self, channels: int, hidden: int) -> None:
         super().__init__()
         if channels % HEADS:
             raise ValueError(
-                f"attention with {HEADS} heads cannot split {channels} channels (channels x mel bands / divisor); "
-                "choose a different number of mel bands or channels"
+                f"attention with {HEADS} heads cannot split {channels} channels (channels x mel "
+                "bands / divisor); choose a different number of mel bands or channels"
             )
-        self.query, self.key, self.value, self.out = (nn.Linear(channels, channels) for _ in range(4))
+        self.query, self.key, self.value, self.out = (
+            nn.Linear(channels, channels) for _ in range(4)
+        )
         self.norm1 = nn.LayerNorm(channels, eps=EPSILON)
         self.widen = nn.Linear(channels, hidden)
         self.narrow = nn.Linear(hidden, channels)
@@ -189,10 +218,13 @@ class TransformerLayer(nn.Module):
         """(batch, channels, frames) in and out."""
         frames = features.transpose(1, 2)
         query, key, value = (
-            layer(frames).unflatten(2, (HEADS, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value)
+            layer(frames).unflatten(2, (HEADS, -1)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
         )  # (batch, heads, frames, channels / heads)
         # Keys past the end are masked; the output of queries past the end is never read.
-        valid = None if lengths is None else valid_frames(lengths, frames.shape[1])[:, None, None, :]
+        valid = (
+            None if lengths is None else valid_frames(lengths, frames.shape[1])[:, None, None, :]
+        )
         attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=valid)
         frames = self.norm1(frames + self.out(attended.transpose(1, 2).flatten(2)))
         hidden = functional.gelu(self.widen(frames), approximate="tanh")
@@ -200,7 +232,9 @@ class TransformerLayer(nn.Module):
 
 
 class TimeContext(nn.Module):
-    """Reduces the channels, applies layers along time, restores the channels, and adds a shortcut."""
+    """Reduces the channels, applies layers along time, restores the channels, and adds a
+    shortcut.
+    """
 
     def __init__(self, channels: int, hidden: int, kind: str) -> None:
         super().__init__()
@@ -230,7 +264,8 @@ BLOCKS: dict[str, Callable[[int, int, int, tuple[int, int]], nn.Module]] = {
     "convnext_like": partial(ConvNeXtBlock, activation=nn.GELU),
     "convnext_like_relu": partial(ConvNeXtBlock, activation=nn.ReLU),
 }
-"""Blocks over mels and frames by their published names; arguments are channels, groups, mel bands, kernel."""
+"""Blocks over mels and frames by their published names; arguments are channels, groups, mel bands,
+kernel."""
 
 
 def fold(features: Tensor) -> Tensor:
@@ -245,7 +280,8 @@ def unfold(frames: Tensor, channels: int) -> Tensor:
 
 
 class Stage(nn.Module):
-    """Sums all maps so far, unfolds, strides, applies blocks, narrows, folds, and applies a time context.
+    """Sums all maps so far, unfolds, strides, applies blocks, narrows, folds, and applies a time
+    context.
 
     It returns one map or two with the full number of frames, repeating each strided frame.
     """
@@ -263,12 +299,16 @@ class Stage(nn.Module):
         num_blocks, width, kernel_mels, kernel_frames, divisor = sizes
         if num_mels % strides[0]:
             raise ValueError(
-                f"ReDimNet: a stride of {strides[0]} does not divide {num_mels} mel bands; set frontend.num_mels to a "
-                "multiple of the product of all strides, such as 72"
+                f"ReDimNet: a stride of {strides[0]} does not divide {num_mels} mel bands; set "
+                "frontend.num_mels to a multiple of the product of all strides, such as 72"
             )
         later = options if isinstance(options, ReDimNet2Options) else None
-        self.channels, inner, self.num_mels = channels, channels * strides[0], num_mels // strides[0]
-        self.out_channels, size, wide = inner, channels * num_mels, int(inner * width)
+        self.channels = channels
+        inner = channels * strides[0]
+        self.num_mels = num_mels // strides[0]
+        self.out_channels = inner
+        size = channels * num_mels
+        wide = int(inner * width)
         self.aggregate = aggregate
         groups = math.gcd(channels, wide) if later and later.grouped_strides else 1
         self.conv = nn.Conv2d(channels, wide, strides, stride=strides, groups=groups)
@@ -279,7 +319,9 @@ class Stage(nn.Module):
         )
         self.narrow: nn.Module | None = None
         if width != 1 and later:
-            self.narrow = nn.Sequential(nn.Conv2d(wide, inner, 1), nn.BatchNorm2d(inner, eps=EPSILON))
+            self.narrow = nn.Sequential(
+                nn.Conv2d(wide, inner, 1), nn.BatchNorm2d(inner, eps=EPSILON)
+            )
         elif width != 1:
             self.narrow = nn.Sequential(
                 MaskedConvolution(wide, inner, groups=inner // options.group_channels, bias=True),
@@ -293,7 +335,9 @@ class Stage(nn.Module):
         self.norms = nn.ModuleList(FrameGroupNorm(options.channels, size) for _ in range(num_norms))
 
     def forward(self, maps: Sequence[Tensor], lengths: Tensor | None = None) -> list[Tensor]:
-        """From maps of (batch, channels, frames) to a new map, or two: before and after the context."""
+        """From maps of (batch, channels, frames) to a new map, or two: before and after the
+        context.
+        """
         stride = self.conv.stride[1]
         fewer = None if lengths is None else lengths // stride
         hidden = self.conv(unfold(self.aggregate(maps), self.channels))
@@ -311,29 +355,45 @@ class Stage(nn.Module):
 
 
 class ReDimNet(Trunk):
-    """Reshape-dimensions network, and ReDimNet2, whose later stages see fewer frames; sizes B0 to B6 of each.
+    """Reshape-dimensions network, and ReDimNet2, whose later stages see fewer frames; sizes B0 to
+    B6 of each.
 
-    Source: Yakovlev et al. 2024, "Reshape dimensions network for speaker recognition"; "ReDimNet2: scaling speaker
-    verification via time-pooled dimension reshaping", Interspeech 2026. Sizes as in wespeaker, which took those of
-    ReDimNet2 from the authors.
+    Source: Yakovlev et al. 2024, "Reshape dimensions network for speaker recognition"; "ReDimNet2:
+    scaling speaker verification via time-pooled dimension reshaping", Interspeech 2026. Sizes as in
+    wespeaker, which took those of ReDimNet2 from the authors.
     """
 
     def __init__(self, options: ReDimNetOptions | ReDimNet2Options, num_features: int) -> None:
         super().__init__()
         later = options if isinstance(options, ReDimNet2Options) else None
         size = options.channels * num_features
-        self.stem = nn.Sequential(MaskedConvolution(1, options.channels, bias=True), ChannelNorm(options.channels))
-        self.stem_norm = FrameGroupNorm(options.channels, size) if later and later.map_norm else None
-        channels, num_mels, num_maps, self.stages = options.channels, num_features, 1, nn.ModuleList()
+        self.stem = nn.Sequential(
+            MaskedConvolution(1, options.channels, bias=True), ChannelNorm(options.channels)
+        )
+        self.stem_norm = (
+            FrameGroupNorm(options.channels, size) if later and later.map_norm else None
+        )
+        channels = options.channels
+        num_mels = num_features
+        num_maps = 1
+        self.stages = nn.ModuleList()
         for numbers in options.stages:
-            stride, frame_stride, *sizes = numbers if later else (numbers[0], 1, *numbers[1:3], 3, 3, numbers[3])
-            # Every stage returns maps at the full number of frames, so the next one strides by all strides so far.
+            stride, frame_stride, *sizes = (
+                numbers if later else (numbers[0], 1, *numbers[1:3], 3, 3, numbers[3])
+            )
+            # Every stage returns maps at the full number of frames, so the next one strides by all
+            # strides so far.
             self.min_frames *= int(frame_stride)
-            # The first stage of ReDimNet has one weight without effect, as in the authors' `weigth1d(C=1)`.
+            # The first stage of ReDimNet has one weight without effect, as in the authors'
+            # `weigth1d(C=1)`.
             aggregate = WeightedSum(num_maps, size if later or self.stages else 1)
-            stage = Stage(options, aggregate, channels, num_mels, (int(stride), self.min_frames), tuple(sizes))
+            stage = Stage(
+                options, aggregate, channels, num_mels, (int(stride), self.min_frames), tuple(sizes)
+            )
             self.stages.append(stage)
-            channels, num_mels, num_maps = stage.out_channels, stage.num_mels, num_maps + stage.num_maps
+            channels = stage.out_channels
+            num_mels = stage.num_mels
+            num_maps = num_maps + stage.num_maps
         self.aggregate = WeightedSum(num_maps, size)
         self.unfolded_channels = channels if later and later.keeps_mels else 0
         self.head: nn.Module = nn.Identity()
@@ -346,7 +406,9 @@ class ReDimNet(Trunk):
             if not later:
                 self.head = nn.Sequential(self.head, nn.BatchNorm1d(self.out_channels))
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, features: Tensor, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """(batch, mels, frames) to (batch, channels, frames), and the valid frames of each.
 
         Frames at the end that do not fill a stride are dropped.
@@ -362,5 +424,7 @@ class ReDimNet(Trunk):
             maps.extend(stage(tuple(maps), lengths))
         hidden = self.aggregate(maps)
         if self.unfolded_channels:
-            return mask_frames(self.head(unfold(hidden, self.unfolded_channels)).flatten(1, 2), lengths), lengths
+            return mask_frames(
+                self.head(unfold(hidden, self.unfolded_channels)).flatten(1, 2), lengths
+            ), lengths
         return mask_frames(self.head(hidden), lengths), lengths

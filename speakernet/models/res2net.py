@@ -23,7 +23,9 @@ WIDTH_UNIT = 64
 
 
 class Res2Block(nn.Module):
-    """A 1 x 1 convolution, Res2Net's split, a 1 x 1 convolution, and a shortcut; ReLUs are clipped at 20."""
+    """A 1 x 1 convolution, Res2Net's split, a 1 x 1 convolution, and a shortcut; ReLUs are clipped
+    at 20.
+    """
 
     def __init__(
         self,
@@ -38,24 +40,39 @@ class Res2Block(nn.Module):
         fusion: type[nn.Module] | None = None,
     ) -> None:
         super().__init__()
-        self.out_channels, self.frame_stride, self.passed = channels * expansion, stride[1], passed
-        width, num_convs = channels * base_width // WIDTH_UNIT, scale - (passed != "none")
+        self.out_channels = channels * expansion
+        self.frame_stride = stride[1]
+        self.passed = passed
+        width = channels * base_width // WIDTH_UNIT
+        num_convs = scale - (passed != "none")
         self.conv_in = nn.Conv2d(channels_in, width * scale, 1, stride=stride, bias=False)
         self.norm_in = nn.BatchNorm2d(width * scale)
         self.convs = nn.ModuleList(MaskedConvolution(width, width) for _ in range(num_convs))
         self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in range(num_convs))
-        self.fusions = nn.ModuleList(fusion(width) for _ in range(num_convs - 1) if fusion is not None)
+        self.fusions = nn.ModuleList(
+            fusion(width) for _ in range(num_convs - 1) if fusion is not None
+        )
         self.conv_out = nn.Conv2d(width * scale, self.out_channels, 1, bias=False)
         self.norm_out = nn.BatchNorm2d(self.out_channels)
         self.shortcut = make_shortcut(channels_in, self.out_channels, stride)
         pairs = {f"convs.{index}": f"norms.{index}" for index in range(num_convs)}
         self.norm_behind = {"conv_in": "norm_in", "conv_out": "norm_out", **pairs}
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, features: Tensor, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """(batch, channels, mels, frames) and valid frames, in and out."""
         lengths = strided_length(lengths, self.frame_stride)
         hidden = norm_then_clipped_relu(self.conv_in(features), self.norm_in)
-        hidden = multi_scale(hidden, lengths, self.convs, self.norms, norm_then_clipped_relu, self.passed, self.fusions)
+        hidden = multi_scale(
+            hidden,
+            lengths,
+            self.convs,
+            self.norms,
+            norm_then_clipped_relu,
+            self.passed,
+            self.fusions,
+        )
         hidden = self.norm_out(self.conv_out(hidden))
         return mask_frames(clipped_relu(hidden + self.shortcut(features)), lengths), lengths
 
@@ -63,7 +80,8 @@ class Res2Block(nn.Module):
 class Res2Net(ResidualTrunk):
     """Res2Net-34 of wespeaker and 3D-Speaker: two groups per block, one of which is convolved.
 
-    Source: Gao et al. 2019, "Res2Net: a new multi-scale backbone architecture"; for speakers Zhou et al. 2021.
+    Source: Gao et al. 2019, "Res2Net: a new multi-scale backbone architecture"; for speakers Zhou
+    et al. 2021.
     """
 
     def __init__(self, options: Res2NetOptions, num_features: int) -> None:
@@ -79,8 +97,8 @@ FIRST_FUSED_STAGE = 2
 class AttentiveFusion(nn.Module):
     """Weighs two inputs against each other, for every value, with a bottleneck over both.
 
-    Source: Chen et al. 2023, "An enhanced Res2Net with local and global feature fusion for speaker verification",
-    equations 3 and 4.
+    Source: Chen et al. 2023, "An enhanced Res2Net with local and global feature fusion for speaker
+    verification", equations 3 and 4.
     """
 
     def __init__(self, channels: int) -> None:
@@ -102,20 +120,30 @@ class AttentiveFusion(nn.Module):
 
 
 class ERes2Net(ResidualTrunk):
-    """Enhanced Res2Net: groups fused within blocks of the later stages, and stages fused from the bottom up.
+    """Enhanced Res2Net: groups fused within blocks of the later stages, and stages fused from the
+    bottom up.
 
-    Source: Chen et al. 2023, "An enhanced Res2Net with local and global feature fusion for speaker verification"; V2:
-    Chen et al. 2024, "ERes2NetV2: boosting short-duration speaker verification performance with computational
-    efficiency", which fuses only the last two stages.
+    Source: Chen et al. 2023, "An enhanced Res2Net with local and global feature fusion for speaker
+    verification"; V2: Chen et al. 2024, "ERes2NetV2: boosting short-duration speaker verification
+    performance with computational efficiency", which fuses only the last two stages.
     """
 
     def __init__(self, options: ERes2NetOptions, num_features: int) -> None:
-        scale, expansion = options.scale, options.expansion
-        plain = partial(Res2Block, base_width=options.base_width, scale=scale, expansion=expansion, passed="none")
-        kinds = [plain] * FIRST_FUSED_STAGE + [partial(plain, fusion=AttentiveFusion)] * (4 - FIRST_FUSED_STAGE)
+        scale = options.scale
+        expansion = options.expansion
+        plain = partial(
+            Res2Block,
+            base_width=options.base_width,
+            scale=scale,
+            expansion=expansion,
+            passed="none",
+        )
+        kinds = [plain] * FIRST_FUSED_STAGE + [partial(plain, fusion=AttentiveFusion)] * (
+            4 - FIRST_FUSED_STAGE
+        )
         super().__init__(num_features, options.channels, RESNET34, kinds)
-        # Keeps torch's default initial weights: Kaiming's make this network so ill-conditioned that float32 and
-        # float64 embeddings differ by 4e-5 of their length.
+        # Keeps torch's default initial weights: Kaiming's make this network so ill-conditioned that
+        # float32 and float64 embeddings differ by 4e-5 of their length.
         self.first_joined_stage = options.first_joined_stage
         wide = options.channels * expansion
         widths = [wide * 2**index for index in range(self.first_joined_stage, len(RESNET34))]
@@ -124,8 +152,12 @@ class ERes2Net(ResidualTrunk):
         )
         self.fusions = nn.ModuleList(AttentiveFusion(width) for width in widths[1:])
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """(batch, mels, frames) to (batch, channels x mels / 8, frames / 8), and the valid frames of each."""
+    def forward(
+        self, features: Tensor, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """(batch, mels, frames) to (batch, channels x mels / 8, frames / 8), and the valid frames
+        of each.
+        """
         hidden = mask_frames(relu(self.norm1(self.conv1(features.unsqueeze(1)))), lengths)
         for index, stage in enumerate(self.stages):
             hidden, lengths = stage(hidden, lengths)

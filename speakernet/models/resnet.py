@@ -1,8 +1,8 @@
 """Residual networks over mels and frames: blocks, stages, and the families of ResNets.
 
-A block takes `(batch, channels, mels, frames)` and the valid frames, returns both, and leaves zeros past every
-utterance's end. It declares its `out_channels`; `norm_behind` maps its layers to the batch norms that follow them, for
-`fold_batch_norms`.
+A block takes `(batch, channels, mels, frames)` and the valid frames, returns both, and leaves zeros
+past every utterance's end. It declares its `out_channels`; `norm_behind` maps its layers to the
+batch norms that follow them, for `fold_batch_norms`.
 """
 
 import types
@@ -35,7 +35,9 @@ def make_shortcut(channels_in: int, channels: int, stride: Stride = (1, 1)) -> n
     """
     if stride == (1, 1) and channels_in == channels:
         return nn.Identity()
-    return nn.Sequential(nn.Conv2d(channels_in, channels, 1, stride=stride, bias=False), nn.BatchNorm2d(channels))
+    return nn.Sequential(
+        nn.Conv2d(channels_in, channels, 1, stride=stride, bias=False), nn.BatchNorm2d(channels)
+    )
 
 
 class ResidualBlock(nn.Module):
@@ -50,26 +52,34 @@ class ResidualBlock(nn.Module):
         relu_first: bool = False,
     ) -> None:
         super().__init__()
-        # Created before the convolutions, because initial weights are drawn in the order of creation.
+        # Created before the convolutions, because initial weights are drawn in the order of
+        # creation.
         made = None if gate is None else gate(channels)
-        self.out_channels, self.frame_stride, self.relu_first = channels, stride[1], relu_first
+        self.out_channels = channels
+        self.frame_stride = stride[1]
+        self.relu_first = relu_first
         self.conv1 = nn.Conv2d(channels_in, channels, 3, stride=stride, padding=1, bias=False)
         self.norm1 = nn.BatchNorm2d(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(channels)
         self.gate = made
         self.shortcut = make_shortcut(channels_in, channels, stride)
-        self.norm_behind = {"conv2": "norm2"} if relu_first else {"conv1": "norm1", "conv2": "norm2"}
+        self.norm_behind = (
+            {"conv2": "norm2"} if relu_first else {"conv1": "norm1", "conv2": "norm2"}
+        )
         if relu_first:
             self.rectify = Rectifier()
             self.norm_behind_relu = {"conv1": ("rectify", "norm1", "conv2")}
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, features: Tensor, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """(batch, channels, mels, frames) and valid frames, in and out."""
         lengths = strided_length(lengths, self.frame_stride)
         hidden = self.conv1(features)
         hidden = self.norm1(self.rectify(hidden)) if self.relu_first else relu(self.norm1(hidden))
-        # A norm turns the zeros past an utterance's end into its bias, which later layers would read.
+        # A norm turns the zeros past an utterance's end into its bias, which later layers would
+        # read.
         hidden = mask_frames(hidden, lengths)
         hidden = mask_frames(self.norm2(self.conv2(hidden)), lengths)
         if self.gate is not None:
@@ -84,14 +94,23 @@ class ResidualStage(nn.Module):
     """A sequence of blocks, of which only the first strides and widens."""
 
     def __init__(
-        self, make_block: MakeBlock, channels_in: int, channels: int, num_blocks: int, stride: Stride = (1, 1)
+        self,
+        make_block: MakeBlock,
+        channels_in: int,
+        channels: int,
+        num_blocks: int,
+        stride: Stride = (1, 1),
     ) -> None:
         super().__init__()
         self.blocks = nn.ModuleList([make_block(channels_in, channels, stride)])
         self.out_channels = int(self.blocks[0].out_channels)  # type: ignore[arg-type]
-        self.blocks.extend(make_block(self.out_channels, channels, (1, 1)) for _ in range(num_blocks - 1))
+        self.blocks.extend(
+            make_block(self.out_channels, channels, (1, 1)) for _ in range(num_blocks - 1)
+        )
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, features: Tensor, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """(batch, channels, mels, frames) and valid frames, in and out."""
         for block in self.blocks:
             features, lengths = block(features, lengths)
@@ -125,16 +144,25 @@ class ResidualTrunk(Trunk):
         self.norm1 = nn.BatchNorm2d(channels)
         self.stages = nn.ModuleList()
         self.out_channels, num_mels = channels, -(-num_features // self.conv1.stride[0])
-        for index, (kind, num_blocks, stride) in enumerate(zip(kinds, blocks, strides, strict=True)):
+        for index, (kind, num_blocks, stride) in enumerate(
+            zip(kinds, blocks, strides, strict=True)
+        ):
             stage = ResidualStage(kind, self.out_channels, channels * 2**index, num_blocks, stride)
             self.stages.append(stage)
-            self.out_channels, num_mels = stage.out_channels, -(-num_mels // stride[0])
+            self.out_channels = stage.out_channels
+            num_mels = -(-num_mels // stride[0])
         self.out_channels *= 1 if self.averages_mels else num_mels
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """(batch, mels, frames) to (batch, channels x remaining mels, fewer frames), and the valid frames of each."""
+    def forward(
+        self, features: Tensor, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """(batch, mels, frames) to (batch, channels x remaining mels, fewer frames), and the valid
+        frames of each.
+        """
         hidden = self.conv1(features.unsqueeze(1))
-        hidden = mask_frames(relu(self.norm1(hidden)) if self.norm_first else self.norm1(relu(hidden)), lengths)
+        hidden = mask_frames(
+            relu(self.norm1(hidden)) if self.norm_first else self.norm1(relu(hidden)), lengths
+        )
         for stage in self.stages:
             hidden, lengths = stage(hidden, lengths)
         return hidden.mean(dim=2) if self.averages_mels else hidden.flatten(1, 2), lengths
@@ -143,14 +171,21 @@ class ResidualTrunk(Trunk):
 class ResNet(ResidualTrunk):
     """Residual network of any size; the defaults make a small one that trains fast on CPUs.
 
-    Source: He et al. 2016, as used for speakers by wespeaker (32 channels, blocks 3, 4, 6, 3, TSTP, no gates); strides
-    along mels rather than frames: Liu et al. 2023, "Golden Gemini is all you need".
+    Source: He et al. 2016, as used for speakers by wespeaker (32 channels, blocks 3, 4, 6, 3, TSTP,
+    no gates); strides along mels rather than frames: Liu et al. 2023, "Golden Gemini is all you
+    need".
     """
 
     def __init__(self, options: ResNetOptions, num_features: int) -> None:
         usual = [1, *[2] * (len(options.blocks) - 1)]
-        strides = list(zip(options.mel_strides or usual, options.frame_strides or usual, strict=True))
-        conv1 = nn.Conv2d(1, options.channels, 3, stride=(options.stem_stride, 1), padding=1, bias=False)
-        make_block = partial(ResidualBlock, gate=SqueezeExcitation) if options.gated else ResidualBlock
+        strides = list(
+            zip(options.mel_strides or usual, options.frame_strides or usual, strict=True)
+        )
+        conv1 = nn.Conv2d(
+            1, options.channels, 3, stride=(options.stem_stride, 1), padding=1, bias=False
+        )
+        make_block = (
+            partial(ResidualBlock, gate=SqueezeExcitation) if options.gated else ResidualBlock
+        )
         super().__init__(num_features, options.channels, options.blocks, make_block, strides, conv1)
         initialize_convolutions(self)

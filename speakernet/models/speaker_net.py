@@ -1,7 +1,9 @@
-"""SpeakerNet: front end, trunk, pooling and embedding layer in one module, the only way from audio to embedding.
+"""SpeakerNet: front end, trunk, pooling and embedding layer in one module, the only way from audio
+to embedding.
 
-Training, evaluation, export and verification all use it. It describes itself in plain values (`spec`), from which
-`from_spec` rebuilds it. Networks that are no longer trained can have their batch norms merged (`folded`).
+Training, evaluation, export and verification all use it. It describes itself in plain values
+(`spec`), from which `from_spec` rebuilds it. Networks that are no longer trained can have their
+batch norms merged (`folded`).
 """
 
 import copy
@@ -18,7 +20,12 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 from speakernet.checkpoint import CheckpointError
 from speakernet.frontend.options import FEATURES, FrontendOptions, SpecAugmentOptions
 from speakernet.frontend.perturbation import SpecAugment
-from speakernet.models.layers import ChannelFloor, is_safe_in_channels_last, make_embedding, mask_frames
+from speakernet.models.layers import (
+    ChannelFloor,
+    is_safe_in_channels_last,
+    make_embedding,
+    mask_frames,
+)
 from speakernet.models.options import MODELS, POOLINGS, ModelOptions, pooling_of
 from speakernet.options import OUTSIDE, SAMPLE_RATE, create, lookup, needs_outside, options_of
 from speakernet.random import derive_seed
@@ -37,32 +44,39 @@ class SpeakerNet(nn.Module):
     """A speaker-embedding network.
 
     Args:
-        model: trunk, pooling and embedding size. A trunk may redefine a common pooling name (`SAP` of ResNetSE34V2 is
-            `ChannelSAP`).
-        frontend: the features; `auto` follows the trunk's definition. SpecAugment is only active in training and is
-            not part of the spec.
+        model: trunk, pooling and embedding size. A trunk may redefine a common pooling name (`SAP`
+            of ResNetSE34V2 is `ChannelSAP`).
+        frontend: the features; `auto` follows the trunk's definition. SpecAugment is only active in
+            training and is not part of the spec.
         sample_rate: sample rate of the waveforms, in Hz.
         seed: seed of the run, from which dither and SpecAugment derive their draws.
     """
 
-    def __init__(self, model: ModelOptions, frontend: FrontendOptions, sample_rate: int, seed: int = 0) -> None:
+    def __init__(
+        self, model: ModelOptions, frontend: FrontendOptions, sample_rate: int, seed: int = 0
+    ) -> None:
         super().__init__()
         trunk = model.options
         own = dict(trunk.front_end_defaults)
         name = own["name"] if frontend.name == "auto" else frontend.name
         if (name == "raw") != (own["name"] == "raw"):
             needed = "raw" if own["name"] == "raw" else "log_mel or fbank"
-            raise ValueError(f"model {model.name} needs the front end {needed}, but the configuration has {name}")
+            raise ValueError(
+                f"model {model.name} needs the front end {needed}, but the configuration has {name}"
+            )
         for kind, options in ((model.name, trunk), (model.pooling, model.pooling_options)):
             if problem := next(iter(options.problems()), None):
                 raise ValueError(f"{kind}: {problem[0]} is {problem[1]}")
         # The published values only apply to the published front end.
-        frontend = frontend.resolved(own if name == own["name"] else {}).model_copy(update={"name": name})
+        frontend = frontend.resolved(own if name == own["name"] else {}).model_copy(
+            update={"name": name}
+        )
         pooling = trunk.poolings[0] if model.pooling == "auto" else model.pooling
         self._frontend = frontend
         self.sample_rate = sample_rate
         self.embedding_dim = model.embedding_dim
-        # Never on the meta device, where arithmetic loads torch's compiler, which takes two seconds.
+        # Never on the meta device, where arithmetic loads torch's compiler, which takes two
+        # seconds.
         with torch.device("cpu"):
             self.front_end = create(
                 lookup(FEATURES, name, "front end"),
@@ -82,17 +96,23 @@ class SpeakerNet(nn.Module):
             embedding_dim=model.embedding_dim,
             sample_rate=sample_rate,
         )
-        # The trunk may have completed its options, such as the configuration of a pretrained backbone.
+        # The trunk may have completed its options, such as the configuration of a pretrained
+        # backbone.
         found = getattr(self.trunk, "options", trunk)
         self._model = model.model_copy(update={"pooling": pooling, "options": found})
-        # With channels innermost 2-D convolutions run up to a quarter faster on CPUs, and even faster on tensor cores.
+        # With channels innermost 2-D convolutions run up to a quarter faster on CPUs, and even
+        # faster on tensor cores.
         if is_safe_in_channels_last(self.trunk):
             self.trunk.to(memory_format=torch.channels_last)
         component = POOLINGS[pooling_of(model.name, pooling)]
         sizes = {"channels": self.trunk.out_channels, "layers": self.trunk.num_states}
         self.pooling = create(component, model.pooling_options, **sizes)
-        self.norm: nn.Module = nn.BatchNorm1d(self.pooling.dim) if trunk.has_norm_after_pooling else nn.Identity()
-        self.embedding = make_embedding(trunk.embedding_layer, self.pooling.dim, model.embedding_dim)
+        self.norm: nn.Module = (
+            nn.BatchNorm1d(self.pooling.dim) if trunk.has_norm_after_pooling else nn.Identity()
+        )
+        self.embedding = make_embedding(
+            trunk.embedding_layer, self.pooling.dim, model.embedding_dim
+        )
         self.adaptation: nn.Module = nn.Identity()
         self.adaptation_spec: dict[str, Any] = {}
 
@@ -108,7 +128,9 @@ class SpeakerNet(nn.Module):
         sample_rate: int | None = None,
         pooling_options: Mapping[str, Any] | None = None,
     ) -> "SpeakerNet":
-        """A network from the names of its components; the rest follows the model's published definition."""
+        """A network from the names of its components; the rest follows the model's published
+        definition.
+        """
         trunk = options_of(MODELS, model, model_options or {}, "model")
         kind = pooling_of(model, pooling or "auto")
         section = {"pooling": pooling, "embedding_dim": embedding_dim}
@@ -136,16 +158,19 @@ class SpeakerNet(nn.Module):
 
         Args:
             waveforms: (batch, samples) in -1..1.
-            lengths: (batch,) samples of each utterance, or None if all rows are full. Each embedding equals that of
-                the utterance alone.
+            lengths: (batch,) samples of each utterance, or None if all rows are full. Each
+                embedding equals that of the utterance alone.
 
         Returns:
             (batch, dim), not normalised.
         """
         frame_lengths = None
         if lengths is not None:
-            # The front end gets the host's lengths: reading the shortest from a device would synchronise with it.
-            frame_lengths = self.front_end.num_frames(lengths.to(waveforms.device, non_blocking=True))
+            # The front end gets the host's lengths: reading the shortest from a device would
+            # synchronise with it.
+            frame_lengths = self.front_end.num_frames(
+                lengths.to(waveforms.device, non_blocking=True)
+            )
         features = self.front_end(waveforms, lengths)  # (batch, mels, frames)
         if self.spec_augment is not None:
             features = self.spec_augment(features)
@@ -153,7 +178,9 @@ class SpeakerNet(nn.Module):
 
     def from_features(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Embeddings of features (batch, mels, frames), (batch, dim) float32, not normalised."""
-        hidden, lengths = self.trunk(mask_frames(features, lengths), lengths)  # (batch, channels, frames)
+        hidden, lengths = self.trunk(
+            mask_frames(features, lengths), lengths
+        )  # (batch, channels, frames)
         # Sums over hundreds of frames and the last projection lose too much precision in 16 bits.
         with torch.autocast(features.device.type, enabled=False):
             return self.adaptation(self.embedding(self.norm(self.pooling(hidden.float(), lengths))))  # type: ignore[no-any-return]
@@ -165,13 +192,16 @@ class SpeakerNet(nn.Module):
         frames = self.front_end.num_frames(torch.arange(enough + 1))
         return max(self.front_end.min_samples, int((frames >= self.trunk.min_frames).nonzero()[0]))
 
-    def embed(self, waveforms: Tensor, lengths: Tensor | None = None, *, sample_rate: int) -> Tensor:
-        """`forward` in evaluation mode and without gradients; the training mode is restored afterwards.
+    def embed(
+        self, waveforms: Tensor, lengths: Tensor | None = None, *, sample_rate: int
+    ) -> Tensor:
+        """`forward` in evaluation mode and without gradients; the training mode is restored
+        afterwards.
 
         Args:
             waveforms: (batch, samples) in -1..1, one channel each.
-            lengths: (batch,) samples of each utterance. Optional only for a single row: several rows without lengths
-                could be the channels of one recording.
+            lengths: (batch,) samples of each utterance. Optional only for a single row: several
+                rows without lengths could be the channels of one recording.
             sample_rate: sample rate of the waveforms, in Hz; ValueError if it is not the network's.
 
         Returns:
@@ -179,21 +209,27 @@ class SpeakerNet(nn.Module):
         """
         if sample_rate != self.sample_rate:
             raise ValueError(
-                f"the waveforms are at {sample_rate} Hz, but this network was trained at {self.sample_rate} Hz; "
-                f"resample them (data.sample_rate: {self.sample_rate})"
+                f"the waveforms are at {sample_rate} Hz, but this network was trained at "
+                f"{self.sample_rate} Hz; resample them (data.sample_rate: {self.sample_rate})"
             )
         shape = tuple(waveforms.shape)
         if waveforms.ndim != 2 or not waveforms.is_floating_point():
             raise ValueError(
-                f"waveforms are {waveforms.dtype} of shape {shape}; expected floating point in -1..1, (batch, samples)"
+                f"waveforms are {waveforms.dtype} of shape {shape}; expected floating point in "
+                "-1..1, (batch, samples)"
             )
         if lengths is None and shape[0] != 1:
             raise ValueError(
-                f"waveforms have {shape[0]} rows but no lengths were given; mix the channels of a recording down "
-                "(waveforms.mean(0, keepdim=True)), or give the length of each utterance"
+                f"waveforms have {shape[0]} rows but no lengths were given; mix the channels of a "
+                "recording down (waveforms.mean(0, keepdim=True)), or give the length of each "
+                "utterance"
             )
-        if lengths is not None and (lengths.shape != shape[:1] or ((lengths < 1) | (lengths > shape[1])).any()):
-            raise ValueError(f"lengths are {lengths.tolist()}; expected {shape[0]} values from 1 to {shape[1]}")
+        if lengths is not None and (
+            lengths.shape != shape[:1] or ((lengths < 1) | (lengths > shape[1])).any()
+        ):
+            raise ValueError(
+                f"lengths are {lengths.tolist()}; expected {shape[0]} values from 1 to {shape[1]}"
+            )
         if lengths is not None and bool((lengths == waveforms.shape[1]).all()):
             # Without padding no mask is needed.
             lengths = None
@@ -215,10 +251,16 @@ class SpeakerNet(nn.Module):
         pooling_options = model.pooling_options.model_dump()
         sizes |= {"pooling_options": pooling_options} if pooling_options else {}
         # Without SpecAugment, which is only active in training.
-        features = self._frontend.model_dump(exclude={*FrontendOptions.model_fields, *SpecAugmentOptions.model_fields})
+        features = self._frontend.model_dump(
+            exclude={*FrontendOptions.model_fields, *SpecAugmentOptions.model_fields}
+        )
         # Omit defaults of options added later, so that fingerprints in existing stores stay valid.
         later = {"energy_floor_db": 0.0, "style": "kaldi"}
-        features = {name: value for name, value in features.items() if name not in later or value != later[name]}
+        features = {
+            name: value
+            for name, value in features.items()
+            if name not in later or value != later[name]
+        }
         outside = {}
         if OUTSIDE:
             pooling = POOLINGS[pooling_of(model.name, model.pooling)]
@@ -226,7 +268,10 @@ class SpeakerNet(nn.Module):
         return {
             "model": {
                 "name": model.name,
-                "options": {**model.options.model_dump(exclude=set(model.options.training_only)), **sizes},
+                "options": {
+                    **model.options.model_dump(exclude=set(model.options.training_only)),
+                    **sizes,
+                },
             },
             "front_end": {"name": self._frontend.name, "options": features},
             "sample_rate": self.sample_rate,
@@ -239,7 +284,8 @@ class SpeakerNet(nn.Module):
         # Imported late: most networks have no adaptation.
         from speakernet.models.adaptation import Adaptation
 
-        self.adaptation, self.adaptation_spec = Adaptation(spec), dict(spec)
+        self.adaptation = Adaptation(spec)
+        self.adaptation_spec = dict(spec)
         self.embedding_dim = spec["maps"][-1][1]
 
     @classmethod
@@ -268,16 +314,20 @@ class SpeakerNet(nn.Module):
         named = self.state_dict()
         if hasattr(self.trunk, "plain_weights"):
             named = self.trunk.plain_weights(named, without_fixed=without_fixed)
-        return {name: value for name, value in named.items() if not name.startswith(SPEC_AUGMENT_PREFIX)}
+        return {
+            name: value for name, value in named.items() if not name.startswith(SPEC_AUGMENT_PREFIX)
+        }
 
 
 def fold_batch_norms(net: nn.Module) -> int:
-    """Merge every batch norm into the layer that it directly follows, in place; the network can no longer be trained.
+    """Merge every batch norm into the layer that it directly follows, in place; the network can no
+    longer be trained.
 
-    In evaluation mode a norm scales and shifts each channel, which the layer's weights can do as well. A module lists
-    such pairs in `norm_behind` (layer -> norm, possibly of submodules); in an nn.Sequential they are detected.
-    `norm_behind_relu` lists pairs with a ReLU in between (layer -> ReLU, norm, and the only layer that reads the norm):
-    the layer absorbs the norm, and a floor for each channel replaces the ReLU.
+    In evaluation mode a norm scales and shifts each channel, which the layer's weights can do as
+    well. A module lists such pairs in `norm_behind` (layer -> norm, possibly of submodules); in an
+    nn.Sequential they are detected. `norm_behind_relu` lists pairs with a ReLU in between (layer ->
+    ReLU, norm, and the only layer that reads the norm): the layer absorbs the norm, and a floor for
+    each channel replaces the ReLU.
 
     Returns:
         The number of merged norms.
@@ -295,7 +345,9 @@ def fold_batch_norms(net: nn.Module) -> int:
             floors = _with_positive_scale(module.get_submodule(norm), module.get_submodule(reader))
             module.set_submodule(relu, ChannelFloor(floors))
             merged += _merge(module, layer, norm)
-        in_sequence = dict(itertools.pairwise(module._modules)) if isinstance(module, nn.Sequential) else {}
+        in_sequence = (
+            dict(itertools.pairwise(module._modules)) if isinstance(module, nn.Sequential) else {}
+        )
         for layer, norm in getattr(module, "norm_behind", in_sequence).items():
             merged += _merge(module, layer, norm)
     return merged
@@ -310,15 +362,23 @@ def folded(net: Net) -> Net:
 
 def _merge(module: nn.Module, layer_name: str, norm_name: str) -> bool:
     """Merge a norm into the layer before it; returns whether both are of a supported kind."""
-    layer, norm = module.get_submodule(layer_name), module.get_submodule(norm_name)
+    layer = module.get_submodule(layer_name)
+    norm = module.get_submodule(norm_name)
     if not isinstance(layer, Layer) or not isinstance(norm, _BatchNorm):
         return False
     assert norm.running_mean is not None and norm.running_var is not None and not norm.training
     norm.double()
-    # In float64, so that the weights are rounded only once; elementwise, which preserves their memory layout.
+    # In float64, so that the weights are rounded only once; elementwise, which preserves their
+    # memory layout.
     bias = None if layer.bias is None else layer.bias.double()
     fused = fuse_conv_bn_weights(
-        layer.weight.double(), bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
+        layer.weight.double(),
+        bias,
+        norm.running_mean,
+        norm.running_var,
+        norm.eps,
+        norm.weight,
+        norm.bias,
     )
     layer.weight, layer.bias = (nn.Parameter(one.float(), requires_grad=False) for one in fused)
     module.set_submodule(norm_name, nn.Identity())
@@ -326,9 +386,11 @@ def _merge(module: nn.Module, layer_name: str, norm_name: str) -> bool:
 
 
 def _with_positive_scale(norm: nn.Module, reader: nn.Module) -> Tensor:
-    """A norm's output for zeros, (channels,), after flipping the sign of channels with a negative scale.
+    """A norm's output for zeros, (channels,), after flipping the sign of channels with a negative
+    scale.
 
-    Those would need a ceiling instead of a floor; the weights of the layer that reads the norm are flipped as well.
+    Those would need a ceiling instead of a floor; the weights of the layer that reads the norm are
+    flipped as well.
     """
     assert isinstance(norm, _BatchNorm) and isinstance(reader, Layer) and not norm.training
     signs = torch.where(norm.weight < 0, -1.0, 1.0)
@@ -352,19 +414,25 @@ def strip_wrappers(name: str) -> str:
 def check_finite(weights: Mapping[str, Any], path: str | Path) -> None:
     """Refuse weights with NaN or infinity."""
     tensors = [(name, value) for name, value in weights.items() if isinstance(value, Tensor)]
-    broken = [name for name, value in tensors if value.is_floating_point() and not bool(torch.isfinite(value).all())]
+    broken = [
+        name
+        for name, value in tensors
+        if value.is_floating_point() and not bool(torch.isfinite(value).all())
+    ]
     if broken:
         raise CheckpointError(
-            f"{path} has NaN or infinite values in {len(broken)} of {len(weights)} tensors: {_shortened(broken)}. "
-            "Its training diverged; use an earlier checkpoint"
+            f"{path} has NaN or infinite values in {len(broken)} of {len(weights)} tensors: "
+            f"{_shortened(broken)}. Its training diverged; use an earlier checkpoint"
         )
 
 
 def check_fits(found: Mapping[str, Tensor], expected: Mapping[str, Any], path: str | Path) -> None:
     """Refuse weights whose names or shapes differ from the network's."""
-    expected = {name: value for name, value in expected.items() if not name.startswith(SPEC_AUGMENT_PREFIX)}
-    # Old versions of torch and some conversions keep no counters of batches; torch's loader fills them in, and without
-    # `momentum=None` they do not change any output.
+    expected = {
+        name: value for name, value in expected.items() if not name.startswith(SPEC_AUGMENT_PREFIX)
+    }
+    # Old versions of torch and some conversions keep no counters of batches; torch's loader fills
+    # them in, and without `momentum=None` they do not change any output.
     missing = [name for name in expected if name not in found and not name.endswith(COUNTER_SUFFIX)]
     problems = [f"missing {name}" for name in missing]
     problems += [f"unknown {name}" for name in found if name not in expected]

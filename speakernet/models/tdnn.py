@@ -1,4 +1,6 @@
-"""Time-delay networks: ECAPA-TDNN and the x-vector network, and the frame convolution that other trunks use too."""
+"""Time-delay networks: ECAPA-TDNN and the x-vector network, and the frame convolution that other
+trunks use too.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +40,15 @@ class FrameConvolution(nn.Conv1d):
     ) -> None:
         padding = dilation * (kernel - 1) // 2
         super().__init__(
-            channels_in, channels, kernel, stride, padding, dilation, groups, bias, "reflect" if reflects else "zeros"
+            channels_in,
+            channels,
+            kernel,
+            stride,
+            padding,
+            dilation,
+            groups,
+            bias,
+            "reflect" if reflects else "zeros",
         )
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:  # type: ignore[override]
@@ -49,18 +59,22 @@ class FrameConvolution(nn.Conv1d):
         if self.padding_mode == "zeros":
             return super().forward(mask_frames(features, lengths))
         features = reflect_frames(features, lengths, padding)
-        return functional.conv1d(features, self.weight, self.bias, self.stride, 0, self.dilation, self.groups)
+        return functional.conv1d(
+            features, self.weight, self.bias, self.stride, 0, self.dilation, self.groups
+        )
 
 
 def reflect_frames(features: Tensor, lengths: Tensor, count: int) -> Tensor:
-    """Mirror `count` frames at both ends of each utterance, as torch's reflect padding does for a single one.
+    """Mirror `count` frames at both ends of each utterance, as torch's reflect padding does for a
+    single one.
 
     Returns:
         (batch, channels, frames + 2 count), undefined past an utterance's mirrored end.
     """
     places = torch.arange(-count, features.shape[-1] + count, device=features.device).abs()
     last = (lengths - 1).unsqueeze(1)
-    # `abs` above mirrors the start, this each utterance's end; beyond the mirrored end, places are negative.
+    # `abs` above mirrors the start, this each utterance's end; beyond the mirrored end, places are
+    # negative.
     places = (last - (last - places).abs()).clamp(min=0)  # (batch, frames)
     return features.gather(2, places.unsqueeze(1).expand(-1, features.shape[1], -1))
 
@@ -75,26 +89,34 @@ class FrameExcitation(SqueezeExcitation):
 
 
 class ECAPA(Trunk):
-    """ECAPA-TDNN in the variants of wespeaker (the default) and of SpeechBrain, which 3D-Speaker also uses.
+    """ECAPA-TDNN in the variants of wespeaker (the default) and of SpeechBrain, which 3D-Speaker
+    also uses.
 
-    Source: Desplanques et al. 2020, "ECAPA-TDNN: emphasized channel attention, propagation and aggregation in TDNN
-    based speaker verification".
+    Source: Desplanques et al. 2020, "ECAPA-TDNN: emphasized channel attention, propagation and
+    aggregation in TDNN based speaker verification".
     """
 
     def __init__(self, options: ECAPAOptions, num_features: int) -> None:
         super().__init__()
-        channels, speechbrain = options.channels, options.speechbrain
+        channels = options.channels
+        speechbrain = options.speechbrain
         self.out_channels = options.aggregate_channels
         self.min_frames = MIN_FRAMES_REFLECTED if speechbrain else 1
         self.conv = FrameConvolution(num_features, channels, 5, reflects=speechbrain)
         self.norm = nn.BatchNorm1d(channels)
-        self.blocks = nn.ModuleList(ECAPABlock(channels, dilation, speechbrain) for dilation in DILATIONS)
+        self.blocks = nn.ModuleList(
+            ECAPABlock(channels, dilation, speechbrain) for dilation in DILATIONS
+        )
         self.aggregate = nn.Conv1d(len(DILATIONS) * channels, self.out_channels, 1)
         # SpeechBrain's `mfa` includes a norm; wespeaker's `conv` is followed only by a ReLU.
         self.aggregate_norm = nn.BatchNorm1d(self.out_channels) if speechbrain else nn.Identity()
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """(batch, mels, frames) to (batch, aggregate channels, frames), and the valid frames of each."""
+    def forward(
+        self, features: Tensor, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """(batch, mels, frames) to (batch, aggregate channels, frames), and the valid frames of
+        each.
+        """
         if self.min_frames > 1:
             check_frames(features, lengths, self.min_frames, "ECAPA-TDNN with mirrored edges")
         outputs = [relu_then_norm(self.conv(features, lengths), self.norm)]
@@ -110,11 +132,13 @@ class ECAPABlock(nn.Module):
     def __init__(self, channels: int, dilation: int, speechbrain: bool) -> None:
         super().__init__()
         self.passed: Passed = "first" if speechbrain else "last"
-        width, places = channels // ECAPA_GROUPS, range(ECAPA_GROUPS - 1)
+        width = channels // ECAPA_GROUPS
+        places = range(ECAPA_GROUPS - 1)
         self.conv_in = nn.Conv1d(channels, channels, 1)
         self.norm_in = nn.BatchNorm1d(channels)
         self.convs = nn.ModuleList(
-            FrameConvolution(width, width, 3, dilation=dilation, reflects=speechbrain) for _ in places
+            FrameConvolution(width, width, 3, dilation=dilation, reflects=speechbrain)
+            for _ in places
         )
         self.norms = nn.ModuleList(nn.BatchNorm1d(width) for _ in places)
         self.conv_out = nn.Conv1d(channels, channels, 1)
@@ -134,10 +158,11 @@ LAYERS = ((5, 1), (3, 2), (3, 3), (1, 1), (1, 1))
 
 
 class XVector(Trunk):
-    """Time-delay network of the x-vector; 4.61 million parameters with TSTP, 80 mels and 512 dimensions.
+    """Time-delay network of the x-vector; 4.61 million parameters with TSTP, 80 mels and 512
+    dimensions.
 
-    Source: Snyder et al. 2018, "X-vectors: robust DNN embeddings for speaker recognition", table 1; norms and the
-    second embedding layer as in wespeaker.
+    Source: Snyder et al. 2018, "X-vectors: robust DNN embeddings for speaker recognition", table 1;
+    norms and the second embedding layer as in wespeaker.
     """
 
     # 1 + 4 + 4 + 6: the span of the kernels of the first three layers.
@@ -153,7 +178,9 @@ class XVector(Trunk):
         )
         self.norms = nn.ModuleList(nn.BatchNorm1d(width, affine=False) for width in widths[1:])
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, features: Tensor, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """(batch, mels, frames) to (batch, 1500, frames - 14), and the valid frames of each."""
         check_frames(features, lengths, self.min_frames, "XVector")
         for conv, norm in zip(self.convs, self.norms, strict=True):

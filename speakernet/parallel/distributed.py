@@ -1,7 +1,8 @@
 """The rank of this process, and collectives that do nothing in one process.
 
 torch.distributed is looked up, not imported: a process group runs only if it has been imported
-(`speakernet.parallel.group` starts and ends it), and a mistyped command fails without waiting for torch.
+(`speakernet.parallel.group` starts and ends it), and a mistyped command fails without waiting for
+torch.
 """
 
 import re
@@ -12,10 +13,13 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-FIRST_PORT, NUM_PORTS = 20_000, 40_000
-"""Range of ports for SLURM jobs that do not set one: derived from the job number, so that all tasks agree."""
+FIRST_PORT = 20_000
+NUM_PORTS = 40_000
+"""Range of ports for SLURM jobs that do not set one: derived from the job number, so that all tasks
+agree."""
 SLURM_TASKS = "SLURM_STEP_NUM_TASKS"
-"""Set by srun for the tasks it starts; a batch script, which is a single process, does not have it."""
+"""Set by srun for the tasks it starts; a batch script, which is a single process, does not have
+it."""
 MAX_NAMED = 5
 
 
@@ -23,11 +27,13 @@ class Work:
     """The progress of this process, so that the log can say which rank hangs, and where."""
 
     def __init__(self) -> None:
-        self.count, self.name = 0, "the start"
+        self.count = 0
+        self.name = "the start"
 
     def at(self, name: str) -> None:
         """Record the piece of work that starts now."""
-        self.count, self.name = self.count + 1, name
+        self.count = self.count + 1
+        self.name = name
 
 
 work = Work()
@@ -95,7 +101,9 @@ def gather_objects(value: T) -> list[T]:
 
 
 def from_main(make: Callable[[], T]) -> T:
-    """Rank 0's result, or its ValueError or OSError, on every rank (other machines may not see rank 0's files)."""
+    """Rank 0's result, or its ValueError or OSError, on every rank (other machines may not see rank
+    0's files).
+    """
     made: Any = None
     error: Exception | None = None
     try:
@@ -109,7 +117,9 @@ def from_main(make: Callable[[], T]) -> T:
 
 
 def refuse_differences(values: Mapping[str, Any]) -> None:
-    """Refuse ranks with different values (plain, by the names that users know); every rank must call it."""
+    """Refuse ranks with different values (plain, by the names that users know); every rank must
+    call it.
+    """
     first, *others = gather_objects(dict(values))
     differences = [
         f"{name} is {first.get(name)!r} on rank 0 and {other.get(name)!r} on rank {number}"
@@ -120,8 +130,9 @@ def refuse_differences(values: Mapping[str, Any]) -> None:
     if differences:
         more = f"; and {len(differences) - MAX_NAMED} more" if len(differences) > MAX_NAMED else ""
         raise ValueError(
-            f"the {world_size()} ranks were started with different settings: {'; '.join(differences[:MAX_NAMED])}"
-            f"{more}. Start all of them with the same command, files and versions"
+            f"the {world_size()} ranks were started with different settings: "
+            f"{'; '.join(differences[:MAX_NAMED])}{more}. Start all of them with the same command, "
+            "files and versions"
         )
 
 
@@ -148,24 +159,35 @@ def find_place(environment: Mapping[str, str], port: int) -> Place | None:
     """
     if "RANK" not in environment and int(environment.get(SLURM_TASKS) or 0) > 1:
         return _place_in_slurm(environment, port)
-    if "WORLD_SIZE" not in environment or (world_size := _number(environment, "WORLD_SIZE", 1)) <= 1:
+    if (
+        "WORLD_SIZE" not in environment
+        or (world_size := _number(environment, "WORLD_SIZE", 1)) <= 1
+    ):
         return None
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]
     number = -1 if missing else _number(environment, "RANK")
     if not 0 <= number < world_size:
         found = f"these are not set: {', '.join(missing)}" if missing else f"RANK is {number}"
         raise ValueError(
-            f"WORLD_SIZE is {world_size}, but {found}; expected a rank from 0 to {world_size - 1} and the master's "
-            "address and port: start with torchrun --nproc_per_node=N, or unset WORLD_SIZE for one process"
+            f"WORLD_SIZE is {world_size}, but {found}; expected a rank from 0 to {world_size - 1} "
+            "and the master's address and port: start with torchrun --nproc_per_node=N, or unset "
+            "WORLD_SIZE for one process"
         )
-    local = _number(environment, "LOCAL_RANK", number), _number(environment, "LOCAL_WORLD_SIZE", world_size)
-    return Place(number, world_size, *local, environment["MASTER_ADDR"], _number(environment, "MASTER_PORT"))
+    local = (
+        _number(environment, "LOCAL_RANK", number),
+        _number(environment, "LOCAL_WORLD_SIZE", world_size),
+    )
+    return Place(
+        number, world_size, *local, environment["MASTER_ADDR"], _number(environment, "MASTER_PORT")
+    )
 
 
 def is_first(environment: Mapping[str, str]) -> bool:
     """Whether this process is alone or rank 0, which shows progress."""
     is_task = int(environment.get(SLURM_TASKS) or 0) > 1
-    return (environment.get("RANK") or (environment.get("SLURM_PROCID") if is_task else "") or "0").strip() == "0"
+    return (
+        environment.get("RANK") or (environment.get("SLURM_PROCID") if is_task else "") or "0"
+    ).strip() == "0"
 
 
 def is_first_here(environment: Mapping[str, str]) -> bool:
@@ -194,7 +216,9 @@ def tasks_of_node(tasks_per_node: str, node: int) -> int:
     for part in tasks_per_node.split(","):
         found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
         if found is None:
-            raise ValueError(f"SLURM_STEP_TASKS_PER_NODE is {tasks_per_node!r}; expected counts such as 4(x2),3")
+            raise ValueError(
+                f"SLURM_STEP_TASKS_PER_NODE is {tasks_per_node!r}; expected counts such as 4(x2),3"
+            )
         counts += [int(found[1])] * int(found[2] or 1)
     return counts[node] if node < len(counts) else counts[-1]
 
@@ -202,7 +226,11 @@ def tasks_of_node(tasks_per_node: str, node: int) -> int:
 def _place_in_slurm(environment: Mapping[str, str], port: int) -> Place:
     tasks = environment.get("SLURM_STEP_TASKS_PER_NODE", environment[SLURM_TASKS])
     derived = FIRST_PORT + int(environment.get("SLURM_JOB_ID") or 0) % NUM_PORTS
-    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or "localhost"
+    nodes = (
+        environment.get("SLURM_STEP_NODELIST")
+        or environment.get("SLURM_JOB_NODELIST")
+        or "localhost"
+    )
     return Place(
         rank=_number(environment, "SLURM_PROCID"),
         world_size=_number(environment, SLURM_TASKS),
@@ -218,7 +246,9 @@ def _number(environment: Mapping[str, str], name: str, default: int | None = Non
     if not found and default is not None:
         return default
     if not found.isdigit():
-        raise ValueError(f"{name} is {found!r}; expected a whole number, as set by torchrun or srun")
+        raise ValueError(
+            f"{name} is {found!r}; expected a whole number, as set by torchrun or srun"
+        )
     return int(found)
 
 

@@ -1,7 +1,9 @@
-"""Starts and ends the process group, launches processes for `--distributed`, and names a rank that is lost or hangs.
+"""Starts and ends the process group, launches processes for `--distributed`, and names a rank that
+is lost or hangs.
 
-torchrun (or srun) starts the processes and ends the remaining ones. A thread in each rank writes a heartbeat to the
-store at which the ranks met; it is read when a collective fails or a rank has been silent for too long.
+torchrun (or srun) starts the processes and ends the remaining ones. A thread in each rank writes a
+heartbeat to the store at which the ranks met; it is read when a collective fails or a rank has been
+silent for too long.
 """
 
 import atexit
@@ -42,11 +44,22 @@ T = TypeVar("T")
 LOST = 75
 """Exit status if a rank was lost: EX_TEMPFAIL in sysexits.h; the same command resumes."""
 RENDEZVOUS_SECONDS = 300
-BEAT_SECONDS, SILENT_BEATS = 0.5, 5
-"""A rank that misses this many heartbeats is gone or suspended; a busy machine delays one or two."""
-LOOK_SECONDS, STORE_SECONDS = 5.0, 20.0
+BEAT_SECONDS = 0.5
+SILENT_BEATS = 5
+"""A rank that misses this many heartbeats is gone or suspended; a busy machine delays one or
+two."""
+LOOK_SECONDS = 5.0
+STORE_SECONDS = 20.0
 MAX_NAMED = 4
-FAILED_COLLECTIVE = ("gloo", "NCCL", "nccl", "Connection closed by peer", "Broken pipe", "ProcessGroup", "ncclComm")
+FAILED_COLLECTIVE = (
+    "gloo",
+    "NCCL",
+    "nccl",
+    "Connection closed by peer",
+    "Broken pipe",
+    "ProcessGroup",
+    "ncclComm",
+)
 """Found in the messages of collectives that fail with an error other than `DistError`."""
 
 
@@ -60,11 +73,14 @@ class Heartbeat:
     """Writes this rank's heartbeat and reads those of the others."""
 
     def __init__(self, place: Place, name: str, timeout_seconds: float) -> None:
-        self.place, self.timeout_seconds = place, timeout_seconds
+        self.place = place
+        self.timeout_seconds = timeout_seconds
         # A separate connection, because the group's may be blocked at any moment.
         self._store = PrefixStore(name, _connect(place, STORE_SECONDS))
-        self._lock, self._is_over = threading.Lock(), threading.Event()
-        self._is_lost, self._number = False, 0
+        self._lock = threading.Lock()
+        self._is_over = threading.Event()
+        self._is_lost = False
+        self._number = 0
         self._beat()
         self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -76,7 +92,9 @@ class Heartbeat:
         self._thread.join()
 
     def is_first_to_report(self, message: str) -> bool:
-        """Whether no rank has reported this yet, so that only one rank prints an error that all have in common."""
+        """Whether no rank has reported this yet, so that only one rank prints an error that all
+        have in common.
+        """
         key = f"reported/{hashlib.sha256(message.encode()).hexdigest()}"
         return self._query(lambda store: store.add(key, 1) == 1, True)
 
@@ -106,10 +124,15 @@ class Heartbeat:
             what = "was killed or suspended: no heartbeat" if silent else hangs
             named = [f"rank {rank} ({_described(after[rank])}) {what}" for rank in silent or behind]
         more = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
-        return "; ".join(named[:MAX_NAMED]) + more or "all ranks send heartbeats, so the network between them failed"
+        return (
+            "; ".join(named[:MAX_NAMED]) + more
+            or "all ranks send heartbeats, so the network between them failed"
+        )
 
     def _beats(self) -> dict[int, list]:
-        """The last heartbeat of each rank: number, process, host, pieces of work started, name of the last one."""
+        """The last heartbeat of each rank: number, process, host, pieces of work started, name of
+        the last one.
+        """
         keys = [f"beat/{rank}" for rank in range(self.place.world_size)]
         beats: list[bytes] = self._query(lambda store: store.multi_get(keys), [])
         return dict(enumerate(map(json.loads, beats)))
@@ -121,7 +144,9 @@ class Heartbeat:
             self._store.set(f"beat/{self.place.rank}", json.dumps(values))
 
     def _query(self, question: Callable[[PrefixStore], T], default: T) -> T:
-        """Query the store, one thread at a time; `default` if the process that held the store is gone."""
+        """Query the store, one thread at a time; `default` if the process that held the store is
+        gone.
+        """
         try:
             with self._lock:
                 # torch logs every attempt to reach a lost store at length.
@@ -130,7 +155,8 @@ class Heartbeat:
             return default
 
     def _run(self) -> None:
-        looked, seen = time.monotonic(), dict[int, tuple[int, float]]()
+        looked = time.monotonic()
+        seen = dict[int, tuple[int, float]]()
         while not self._is_over.wait(BEAT_SECONDS):
             if self._launcher and os.getppid() != self._launcher:
                 # torchrun was killed; the ranks would go on training unnoticed.
@@ -149,13 +175,17 @@ class Heartbeat:
                 self._log_silent(seen, now)
 
     def _log_silent(self, seen: dict[int, tuple[int, float]], now: float) -> None:
-        """Log each rank that has been silent for too long, once; with NCCL nothing else reports it."""
+        """Log each rank that has been silent for too long, once; with NCCL nothing else reports
+        it.
+        """
         for rank, beat in self._beats().items():
             number, since = seen.get(rank, (0, now))
             if beat[0] != number:
                 seen[rank] = (beat[0], now)
             elif now - since > self.timeout_seconds:
-                logger.error("rank %d (%s): no heartbeat for %.0f s", rank, _described(beat), now - since)
+                logger.error(
+                    "rank %d (%s): no heartbeat for %.0f s", rank, _described(beat), now - since
+                )
                 seen[rank] = (number, float("inf"))
 
 
@@ -165,15 +195,17 @@ _heartbeat: Heartbeat | None = None
 
 @contextlib.contextmanager
 def joined(options: MachineOptions) -> Iterator[None]:
-    """Join the ranks started by torchrun, SLURM or `--distributed`; does nothing in a single process."""
+    """Join the ranks started by torchrun, SLURM or `--distributed`; does nothing in a single
+    process.
+    """
     global _heartbeat
     place = find_place(os.environ, options.port)
     if place is None:
         _choose_backend(options, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         yield
         return
-    # Collect the tensors in the group's reference cycles while the interpreter is alive: gloo's threads need the
-    # interpreter to free them, and crash the process if it is shutting down.
+    # Collect the tensors in the group's reference cycles while the interpreter is alive: gloo's
+    # threads need the interpreter to free them, and crash the process if it is shutting down.
     atexit.unregister(gc.collect)
     atexit.register(gc.collect)
     distributed.here = place
@@ -194,18 +226,24 @@ def joined(options: MachineOptions) -> Iterator[None]:
 
 
 def request_everywhere(name: str, value: int) -> None:
-    """Store a number for every rank (see `requested`); does nothing in one process. Not a collective."""
+    """Store a number for every rank (see `requested`); does nothing in one process. Not a
+    collective.
+    """
     if _heartbeat is not None:
         _heartbeat.write(f"request/{name}", str(value))
 
 
 def requested(name: str) -> int:
-    """A number stored by some rank; 0 if there is none, or in a single process. Not a collective."""
+    """A number stored by some rank; 0 if there is none, or in a single process. Not a
+    collective.
+    """
     return int(_heartbeat.read(f"request/{name}") or 0) if _heartbeat is not None else 0
 
 
 def launch(count: int, port: int, arguments: Sequence[str]) -> int:
-    """`--distributed`: run `speakernet` with these arguments in `count` processes; returns the exit status."""
+    """`--distributed`: run `speakernet` with these arguments in `count` processes; returns the exit
+    status.
+    """
     # A port in use then fails immediately instead of after minutes.
     socket.create_server(("localhost", port)).close()
     config = LaunchConfig(
@@ -218,7 +256,8 @@ def launch(count: int, port: int, arguments: Sequence[str]) -> int:
         rdzv_configs={"timeout": RENDEZVOUS_SECONDS},
         max_restarts=0,
     )
-    # Forwarded to the processes, which stop after the same step; older versions of torch read the environment.
+    # Forwarded to the processes, which stop after the same step; older versions of torch read the
+    # environment.
     handled = ",".join(["SIGQUIT", *(one.name for one in STOP_SIGNALS)])
     config.signals_to_handle = os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = handled
     # As in torchrun: more threads than cores slow every process down.
@@ -229,7 +268,12 @@ def launch(count: int, port: int, arguments: Sequence[str]) -> int:
         rank, failure = error.get_first_failure()
         if failure.exitcode >= 0:
             return failure.exitcode
-        logger.error("rank %d (process %d) was ended by %s", rank, failure.pid, signal.Signals(-failure.exitcode).name)
+        logger.error(
+            "rank %d (process %d) was ended by %s",
+            rank,
+            failure.pid,
+            signal.Signals(-failure.exitcode).name,
+        )
         return LOST
     except SignalException as error:
         return 128 + error.sigval
@@ -237,19 +281,34 @@ def launch(count: int, port: int, arguments: Sequence[str]) -> int:
 
 
 def num_gpus(runtime: MachineOptions) -> int:
-    """Number of GPUs for which `--distributed` starts a process; logs the reason if it is a single process."""
-    count = torch.cuda.device_count() if runtime.device != "cpu" and torch.cuda.is_available() else 0
+    """Number of GPUs for which `--distributed` starts a process; logs the reason if it is a single
+    process.
+    """
+    count = (
+        torch.cuda.device_count() if runtime.device != "cpu" and torch.cuda.is_available() else 0
+    )
     if count <= 1:
-        found = "one GPU" if count else "no GPU that torch can use" if runtime.device != "cpu" else "device: cpu"
-        logger.info("--distributed: %s, so this is one process (torchrun --nproc_per_node=N starts N processes)", found)
+        found = (
+            "one GPU"
+            if count
+            else "no GPU that torch can use"
+            if runtime.device != "cpu"
+            else "device: cpu"
+        )
+        logger.info(
+            "--distributed: %s, so this is one process (torchrun --nproc_per_node=N starts N "
+            "processes)",
+            found,
+        )
     return count
 
 
 def _start(options: MachineOptions, place: Place) -> Heartbeat:
     if options.gpu_id is not None and place.local_world_size > 1:
         raise ValueError(
-            f"runtime.gpu_id is {options.gpu_id}, but there are {place.local_world_size} processes on this machine, "
-            "and each uses the GPU with its local rank; leave out gpu_id (CUDA_VISIBLE_DEVICES selects GPUs)"
+            f"runtime.gpu_id is {options.gpu_id}, but there are {place.local_world_size} processes "
+            "on this machine, and each uses the GPU with its local rank; leave out gpu_id "
+            "(CUDA_VISIBLE_DEVICES selects GPUs)"
         )
     device = find_device(options, place.local_rank)
     backend = _choose_backend(options, device)
@@ -270,14 +329,19 @@ def _start(options: MachineOptions, place: Place) -> Heartbeat:
         heartbeat = Heartbeat(place, name, seconds)
     except (RuntimeError, ValueError) as error:
         raise ValueError(
-            f"rank {place.rank} of {place.world_size} could not join the others at {place.address}:{place.port}: "
-            f"{error_line(error)}; check that all ranks were started, that this machine can reach that address, and "
-            "that the port is free (torchrun --master_port N, or --port N)"
+            f"rank {place.rank} of {place.world_size} could not join the others at "
+            f"{place.address}:{place.port}: {error_line(error)}; check that all ranks were "
+            "started, that this machine can reach that address, and that the port is free "
+            "(torchrun --master_port N, or --port N)"
         ) from error
     if place.rank == 0:
         logger.info(
             "%d processes (%d on this machine), joined by %s at %s:%d",
-            *(place.world_size, place.local_world_size, backend, place.address, place.port),
+            place.world_size,
+            place.local_world_size,
+            backend,
+            place.address,
+            place.port,
         )
     return heartbeat
 
@@ -295,9 +359,12 @@ def _connect(place: Place, seconds: float, *, is_master: bool = False) -> TCPSto
 
 
 def _name_of_start(store: TCPStore, place: Place) -> str:
-    """The key prefix of this start: torchrun keeps its store over restarts, with the keys of earlier starts."""
+    """The key prefix of this start: torchrun keeps its store over restarts, with the keys of
+    earlier starts.
+    """
     if int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1:
-        # torchrun counts failures separately on each machine, but every rank restarts after any failure.
+        # torchrun counts failures separately on each machine, but every rank restarts after any
+        # failure.
         return f"speakernet/{store.add(f'starts/{place.rank}', 1)}"
     return f"speakernet/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
@@ -305,19 +372,23 @@ def _name_of_start(store: TCPStore, place: Place) -> str:
 def _choose_backend(options: MachineOptions, device: torch.device) -> str:
     """The backend for tensors of the device; objects always use gloo."""
     if options.backend == "nccl" and device.type != "cuda":
-        raise ValueError("runtime.backend is nccl, which needs GPUs, but this run uses the CPU; use gloo or auto")
+        raise ValueError(
+            "runtime.backend is nccl, which needs GPUs, but this run uses the CPU; use gloo or auto"
+        )
     return "gloo" if options.backend == "gloo" or device.type != "cuda" else "cpu:gloo,cuda:nccl"
 
 
 def _report_failure(heartbeat: Heartbeat, error: BaseException) -> None:
-    """Report to the other ranks why this one ends; if a collective failed, raise ProcessLost with the rank at fault."""
+    """Report to the other ranks why this one ends; if a collective failed, raise ProcessLost with
+    the rank at fault.
+    """
     is_collective = isinstance(error, torch_distributed.DistError) or (
         isinstance(error, RuntimeError) and any(word in str(error) for word in FAILED_COLLECTIVE)
     )
     if is_collective and is_distributed():
         lost = ProcessLost(
-            f"{heartbeat.missing()}. This run cannot continue ({error_line(error)}); the same command resumes from "
-            "last.pt"
+            f"{heartbeat.missing()}. This run cannot continue ({error_line(error)}); the same "
+            "command resumes from last.pt"
         )
         lost.is_reported = not heartbeat.is_first_to_report(str(lost))  # type: ignore[attr-defined]
         raise lost from error

@@ -1,7 +1,8 @@
-"""Parameters whose rows are divided among the ranks: which rows a rank keeps, and how they are cut and joined.
+"""Parameters whose rows are divided among the ranks: which rows a rank keeps, and how they are cut
+and joined.
 
-A sharded parameter is excluded from the sum of gradients over ranks, joined when it is saved, and counted once over all
-ranks in the gradient norm. In one process nothing is sharded.
+A sharded parameter is excluded from the sum of gradients over ranks, joined when it is saved, and
+counted once over all ranks in the gradient norm. In one process nothing is sharded.
 """
 
 import itertools
@@ -20,7 +21,8 @@ ROW_SHARE = "row_share"
 
 @dataclass(frozen=True)
 class RowShare:
-    """The contiguous rows of a tensor that one of several ranks keeps; shares differ by at most one unit.
+    """The contiguous rows of a tensor that one of several ranks keeps; shares differ by at most one
+    unit.
 
     >>> [RowShare(10, rank, 4).rows for rank in range(4)]
     [range(0, 2), range(2, 5), range(5, 7), range(7, 10)]
@@ -48,7 +50,9 @@ class RowShare:
         return whole[self.rows.start : self.rows.stop].clone()
 
     def join(self, own: Tensor) -> Tensor:
-        """The whole tensor in host memory on rank 0, the own rows on the others; every rank must call it."""
+        """The whole tensor in host memory on rank 0, the own rows on the others; every rank must
+        call it.
+        """
         counts = [len(self._rows_of(rank)) for rank in range(self.world_size)]
         # Padded to equal length, which every backend can gather.
         padded = own.new_zeros((max(counts), *own.shape[1:]))
@@ -71,7 +75,9 @@ def keep_share(parameter: nn.Parameter, own: RowShare) -> None:
 
 
 def join_in_state(module: nn.Module) -> None:
-    """Make a module's state dictionary whole on rank 0; every rank must call `state_dict` and load a whole one."""
+    """Make a module's state dictionary whole on rank 0; every rank must call `state_dict` and load
+    a whole one.
+    """
     module.register_state_dict_post_hook(_join_shares)
     module.register_load_state_dict_pre_hook(_take_shares)
 
@@ -84,9 +90,15 @@ def _join_shares(module: nn.Module, state: dict[str, Any], prefix: str, _metadat
 
 def _take_shares(module: nn.Module, state: dict[str, Any], prefix: str, *_others: Any) -> None:
     for name, parameter in module.named_parameters():
-        own, found = share_of(parameter), state.get(prefix + name)
+        own = share_of(parameter)
+        found = state.get(prefix + name)
         # torch refuses any other number of rows and names the shapes.
-        if own is not None and isinstance(found, Tensor) and found.ndim and len(found) == own.num_rows:
+        if (
+            own is not None
+            and isinstance(found, Tensor)
+            and found.ndim
+            and len(found) == own.num_rows
+        ):
             state[prefix + name] = own.take(found)
 
 
@@ -96,8 +108,12 @@ def share_of(parameter: Tensor) -> RowShare | None:
 
 
 def sharded_names(module: nn.Module) -> list[str]:
-    """Names of the sharded parameters, whose gradients are complete on the rank that has the rows."""
-    return [name for name, parameter in module.named_parameters() if share_of(parameter) is not None]
+    """Names of the sharded parameters, whose gradients are complete on the rank that has the
+    rows.
+    """
+    return [
+        name for name, parameter in module.named_parameters() if share_of(parameter) is not None
+    ]
 
 
 def total_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
@@ -120,12 +136,15 @@ def total_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
 
 
 def own_part(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor that torch has sharded, in the same memory; any other tensor itself."""
+    """This rank's part of a tensor that torch has sharded, in the same memory; any other tensor
+    itself.
+    """
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[no-any-return]
 
 
 def join_state(state: dict, parameters: Iterable[nn.Parameter], *, back: bool = False) -> dict:
-    """An optimizer's state with joined moments of sharded parameters, whole on rank 0; every rank must call it.
+    """An optimizer's state with joined moments of sharded parameters, whole on rank 0; every rank
+    must call it.
 
     `back` does the reverse: it cuts a whole state down to this rank's shares.
     """
@@ -136,7 +155,9 @@ def join_state(state: dict, parameters: Iterable[nn.Parameter], *, back: bool = 
             rows, change = (own.num_rows, own.take) if back else (len(own.rows), own.join)
             # A step count is not a moment and has no rows.
             changed[number] = {
-                name: change(value) if isinstance(value, Tensor) and value.ndim and len(value) == rows else value
+                name: change(value)
+                if isinstance(value, Tensor) and value.ndim and len(value) == rows
+                else value
                 for name, value in state[number].items()
             }
     return changed

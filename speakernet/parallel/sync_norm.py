@@ -1,6 +1,8 @@
-"""Batch norm over the batch of all ranks, so that a recipe means the same on any number of processes.
+"""Batch norm over the batch of all ranks, so that a recipe means the same on any number of
+processes.
 
-On a GPU it is torch's own, which has no CPU path; on a CPU it is the class below, with the results of one process.
+On a GPU it is torch's own, which has no CPU path; on a CPU it is the class below, with the results
+of one process.
 """
 
 from typing import Any
@@ -13,15 +15,18 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def synchronize_norms(module: nn.Module, device: torch.device) -> int:
-    """Synchronise every batch norm below `module` over all ranks, in place; returns how many were changed.
+    """Synchronise every batch norm below `module` over all ranks, in place; returns how many were
+    changed.
 
-    Weights, statistics and names stay. Norms that are synchronised already, as in a second stage, are left alone. Call
-    it before anything keeps references to the modules.
+    Weights, statistics and names stay. Norms that are synchronised already, as in a second stage,
+    are left alone. Call it before anything keeps references to the modules.
     """
     count = 0
     for owner in list(module.modules()):
         for name, norm in list(owner.named_children()):
-            if isinstance(norm, _BatchNorm) and not isinstance(norm, nn.SyncBatchNorm | SynchronizedNorm):
+            if isinstance(norm, _BatchNorm) and not isinstance(
+                norm, nn.SyncBatchNorm | SynchronizedNorm
+            ):
                 on_gpu = nn.SyncBatchNorm.convert_sync_batchnorm
                 made = on_gpu(norm) if device.type == "cuda" else _on_cpu(norm)
                 # A compiled graph cannot wait for other ranks.
@@ -38,26 +43,45 @@ def _on_cpu(norm: _BatchNorm) -> "SynchronizedNorm":
 
 
 class SynchronizedNorm(_BatchNorm):
-    """Batch norm of (batch, channels, …) with mean and variance, in training, over the batches of all ranks.
+    """Batch norm of (batch, channels, …) with mean and variance, in training, over the batches of
+    all ranks.
 
     One collective in the forward pass and one in the backward pass.
 
-    Source: Ioffe and Szegedy 2015, "Batch normalization", algorithm 1, and its backward pass in section 3; Chan et al.
-    1979, "Updating formulae and a pairwise algorithm for computing sample variances", equation 2.1, for the variance.
+    Source: Ioffe and Szegedy 2015, "Batch normalization", algorithm 1, and its backward pass in
+    section 3; Chan et al. 1979, "Updating formulae and a pairwise algorithm for computing sample
+    variances", equation 2.1, for the variance.
     """
 
     def forward(self, features: Tensor) -> Tensor:
         """(batch, channels, …), normalised."""
         if not (self.training or self.running_mean is None):
             return functional.batch_norm(
-                features, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
+                features,
+                self.running_mean,
+                self.running_var,
+                self.weight,
+                self.bias,
+                False,
+                0.0,
+                self.eps,
             )
-        normalized, mean, variance, count = _SynchronizedNorm.apply(features, self.weight, self.bias, self.eps)
-        if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
+        normalized, mean, variance, count = _SynchronizedNorm.apply(
+            features, self.weight, self.bias, self.eps
+        )
+        if (
+            self.running_mean is not None
+            and self.running_var is not None
+            and self.num_batches_tracked is not None
+        ):
             with torch.no_grad():
                 self.num_batches_tracked.add_(1)
                 # Without momentum, the plain mean over the batches, as in torch.
-                share = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+                share = (
+                    1.0 / float(self.num_batches_tracked)
+                    if self.momentum is None
+                    else self.momentum
+                )
                 self.running_mean.lerp_(mean, share)
                 self.running_var.lerp_(variance * float(count / (count - 1.0)), share)
         return normalized  # type: ignore[no-any-return]
@@ -71,21 +95,30 @@ class _SynchronizedNorm(torch.autograd.Function):
         axes = [axis for axis in range(features.ndim) if axis != 1]
         wide = features.float()
         variance, mean = torch.var_mean(wide, axes, correction=0)
-        own = torch.cat([mean, variance, mean.new_tensor([features.numel() / features.shape[1]])]).double()
+        own = torch.cat(
+            [mean, variance, mean.new_tensor([features.numel() / features.shape[1]])]
+        ).double()
         gathered = [torch.empty_like(own) for _ in range(torch_distributed.get_world_size())]
         torch_distributed.all_gather(gathered, own)
         table = torch.stack(gathered)  # (ranks, 2 x channels + 1)
-        counts, channels = table[:, -1:], features.shape[1]
-        means, variances = table[:, :channels], table[:, channels:-1]
+        counts = table[:, -1:]
+        channels = features.shape[1]
+        means = table[:, :channels]
+        variances = table[:, channels:-1]
         total = counts.sum()
         if total < 2:
-            raise ValueError("batch norm needs more than one value per channel in training; raise data.batch_size")
+            raise ValueError(
+                "batch norm needs more than one value per channel in training; raise "
+                "data.batch_size"
+            )
         common = (means * counts).sum(dim=0) / total
         # Moves each rank's variance from its own mean to the common one.
         spread = ((variances + (means - common).square()) * counts).sum(dim=0) / total
         mean, variance = common.to(mean.dtype), spread.to(mean.dtype)
         # torch's own kernel, given these statistics.
-        normalized = functional.batch_norm(wide, mean, variance, weight, bias, False, 0.0, epsilon).to(features.dtype)
+        normalized = functional.batch_norm(
+            wide, mean, variance, weight, bias, False, 0.0, epsilon
+        ).to(features.dtype)
         ctx.save_for_backward(features, weight, mean, (variance + epsilon).rsqrt(), total)
         ctx.mark_non_differentiable(mean, variance, total)
         return normalized, mean, variance, total
@@ -97,7 +130,8 @@ class _SynchronizedNorm(torch.autograd.Function):
         shape = [1, -1] + [1] * (features.ndim - 2)
         gradient = gradients[0].float()
         unit = (features.float() - mean.view(shape)) * deviation.view(shape)
-        of_bias, of_weight = gradient.sum(axes), (gradient * unit).sum(axes)
+        of_bias = gradient.sum(axes)
+        of_weight = (gradient * unit).sum(axes)
         sums = torch.cat([of_bias, of_weight])
         torch_distributed.all_reduce(sums)
         by_mean, by_spread = (sums / total.to(sums.dtype)).chunk(2)
@@ -106,4 +140,9 @@ class _SynchronizedNorm(torch.autograd.Function):
         back = (inner * scale.view(shape)).to(features.dtype)
         has_weight = weight is not None
         # Each rank's own share: parameter gradients are summed over the ranks later.
-        return back, of_weight.to(weight.dtype) if has_weight else None, of_bias if has_weight else None, None
+        return (
+            back,
+            of_weight.to(weight.dtype) if has_weight else None,
+            of_bias if has_weight else None,
+            None,
+        )

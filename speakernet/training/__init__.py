@@ -1,1 +1,3 @@
-"""The training loop and its parts: steps, optimizers, precision, schedules, checkpoints and trackers."""
+"""The training loop and its parts: steps, optimizers, precision, schedules, checkpoints and
+trackers.
+"""

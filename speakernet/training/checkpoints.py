@@ -1,8 +1,8 @@
 """The files a run keeps on disk: `last.pt`, `best.pt` and `checkpoints/`, each written atomically.
 
-This module handles dictionaries of tensors and plain values, independent of any model. A snapshot is copied to CPU
-memory immediately; a background thread writes it to a temporary file, flushes it and renames it, so a kill, a full
-disk or an interrupt at any moment leaves the old file intact.
+This module handles dictionaries of tensors and plain values, independent of any model. A snapshot
+is copied to CPU memory immediately; a background thread writes it to a temporary file, flushes it
+and renames it, so a kill, a full disk or an interrupt at any moment leaves the old file intact.
 """
 
 import logging
@@ -15,7 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from speakernet.checkpoint import CheckpointError, DamagedError, read_own_checkpoint, write_checkpoint
+from speakernet.checkpoint import (
+    CheckpointError,
+    DamagedError,
+    read_own_checkpoint,
+    write_checkpoint,
+)
 from speakernet.files import error_line, free_name, place
 from speakernet.parallel import distributed
 from speakernet.run_folder import (
@@ -39,7 +44,9 @@ TENSOR_SECTIONS = ("model", "frontend", "loss", "optimizer")
 
 
 def find_checkpoint(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """Path and contents of last.pt, or of its predecessor if it is damaged; None without a last.pt. Only reads."""
+    """Path and contents of last.pt, or of its predecessor if it is damaged; None without a last.pt.
+    Only reads.
+    """
     if not (folder / LAST).exists():
         return None
     try:
@@ -66,13 +73,18 @@ class CheckpointStore:
         self._failures: dict[str, OSError] = {}
 
     def save(self, path: Path, contents: dict[str, Any]) -> None:
-        """Write a file of the run in the background, on rank 0; `contents` are copied before this returns."""
+        """Write a file of the run in the background, on rank 0; `contents` are copied before this
+        returns.
+        """
         if not distributed.is_main():
             return
         snapshot = to_cpu(contents)
         self.wait()  # one write at a time, in order
-        # Not a daemon: the interpreter waits for the thread at exit, so a finished run is always on disk.
-        self._thread = threading.Thread(target=self._write, args=(path, snapshot), name="checkpoint-writer")
+        # Not a daemon: the interpreter waits for the thread at exit, so a finished run is always on
+        # disk.
+        self._thread = threading.Thread(
+            target=self._write, args=(path, snapshot), name="checkpoint-writer"
+        )
         self._thread.start()
 
     def replace_damaged(self) -> None:
@@ -81,31 +93,51 @@ class CheckpointStore:
         place(self.previous_path, self.last_path)
 
     def best_summary(self) -> dict[str, Any] | None:
-        """The `training_summary` of best.pt; None if the file is missing, damaged or not a model of a run."""
+        """The `training_summary` of best.pt; None if the file is missing, damaged or not a model of
+        a run.
+        """
         if not self.best_path.exists():
             return None
         try:
             summary = read_own_checkpoint(self.best_path)["training_summary"]
             return summary if {"epoch", "best_eer_percent"} <= set(summary) else None
         except (DamagedError, KeyError) as error:
-            logger.warning("%s: %s; the next evaluation replaces it", self.best_path, error_line(error))
+            logger.warning(
+                "%s: %s; the next evaluation replaces it", self.best_path, error_line(error)
+            )
             return None
 
     def remove_leftovers(self) -> None:
         """Delete the temporary files of a killed run; call it only while holding the run's lock."""
-        # Not below eval/: another process may be scoring a model there. Only the lock's holder writes the rest.
-        for folder in (self.folder, self.folder / CHECKPOINTS, self.folder / PLOTS, self.folder / EMBEDDINGS):
+        # Not below eval/: another process may be scoring a model there. Only the lock's holder
+        # writes the rest.
+        for folder in (
+            self.folder,
+            self.folder / CHECKPOINTS,
+            self.folder / PLOTS,
+            self.folder / EMBEDDINGS,
+        ):
             for leftover in folder.glob(".*.tmp"):
                 logger.info("removing %s, left over from an interrupted write", leftover.name)
                 leftover.unlink(missing_ok=True)
 
     def set_aside_earlier_run(self) -> None:
-        """Rename the files of an earlier run: a new run must not average, remove, resume from or replace them."""
+        """Rename the files of an earlier run: a new run must not average, remove, resume from or
+        replace them.
+        """
         names = [CHECKPOINTS] if epoch_paths(self.folder) else []
-        names += [one for one in (PREVIOUS, BEST, *EVALUATION_FILES, DECISIONS) if (self.folder / one).exists()]
+        names += [
+            one
+            for one in (PREVIOUS, BEST, *EVALUATION_FILES, DECISIONS)
+            if (self.folder / one).exists()
+        ]
         if names:
             moved = ", ".join(move_aside(self.folder / one).name for one in names)
-            logger.warning("%s has files of an earlier run but no last.pt to resume: renamed to %s", self.folder, moved)
+            logger.warning(
+                "%s has files of an earlier run but no last.pt to resume: renamed to %s",
+                self.folder,
+                moved,
+            )
 
     def wait(self) -> None:
         """Wait until the pending write has reached the disk, or has failed and been logged."""
@@ -122,7 +154,8 @@ class CheckpointStore:
     def _write(self, path: Path, contents: dict[str, Any]) -> None:
         try:
             if path == self.last_path and path.exists():
-                # Written in full before any rename: a kill at any line leaves last.pt or its predecessor.
+                # Written in full before any rename: a kill at any line leaves last.pt or its
+                # predecessor.
                 new = path.with_name(f".{path.name}.new.tmp")
                 write_checkpoint(new, contents, compress=self.compress)
                 place(path, self.previous_path)
@@ -133,11 +166,14 @@ class CheckpointStore:
                 old.unlink(missing_ok=True)
             self._failures.pop(path.name, None)
         except OSError as error:
-            # A full disk must not end a long run: the files on disk are intact, and the next save may succeed.
+            # A full disk must not end a long run: the files on disk are intact, and the next save
+            # may succeed.
             if path.name not in self._failures:
                 logger.error(
-                    "could not write %s: %s. Training continues and the previous file is intact; free some space",
-                    *(path, error.strerror or error),
+                    "could not write %s: %s. Training continues and the previous file is intact; "
+                    "free some space",
+                    path,
+                    error.strerror or error,
                 )
             self._failures[path.name] = error
 
@@ -148,12 +184,14 @@ def epoch_paths(folder: Path) -> list[Path]:
 
 
 def to_cpu(value: Any) -> Any:
-    """A copy that later training steps cannot change: tensors cloned to CPU, containers rebuilt, plain values kept.
+    """A copy that later training steps cannot change: tensors cloned to CPU, containers rebuilt,
+    plain values kept.
 
     Non-contiguous tensors keep their memory layout; views no longer share storage with their base.
     """
     if isinstance(value, torch.Tensor):
-        # Without `copy`, `to` returns a CPU tensor itself, which the next step would change during the write.
+        # Without `copy`, `to` returns a CPU tensor itself, which the next step would change during
+        # the write.
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
         return {key: to_cpu(entry) for key, entry in value.items()}
@@ -167,7 +205,11 @@ def capture_random_state() -> dict[str, Any]:
     version, internal, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # type: ignore[misc]
     return {
-        "python": {"version": version, "internal": torch.tensor(internal, dtype=torch.int64), "gauss": gauss},
+        "python": {
+            "version": version,
+            "internal": torch.tensor(internal, dtype=torch.int64),
+            "gauss": gauss,
+        },
         "numpy": {
             "name": str(name),
             "keys": torch.from_numpy(np.asarray(keys, dtype=np.int64)),
@@ -181,58 +223,83 @@ def capture_random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
-    """Restore the result of `capture_random_state`; CUDA states only if the device count is the same."""
+    """Restore the result of `capture_random_state`; CUDA states only if the device count is the
+    same.
+    """
     python = state["python"]
     random.setstate((python["version"], tuple(python["internal"].tolist()), python["gauss"]))
     saved = state["numpy"]
     keys = saved["keys"].numpy().astype(np.uint32)
-    np.random.set_state((saved["name"], keys, saved["position"], saved["has_gauss"], saved["cached"]))
+    np.random.set_state(
+        (saved["name"], keys, saved["position"], saved["has_gauss"], saved["cached"])
+    )
     torch.set_rng_state(state["torch"])
     if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])
 
 
-def average_checkpoints(paths: Sequence[Path], wanted: int) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """The mean weights and the mean head of the last `wanted` of `paths`; no head if any of them lacks one."""
+def average_checkpoints(
+    paths: Sequence[Path], wanted: int
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The mean weights and the mean head of the last `wanted` of `paths`; no head if any of them
+    lacks one.
+    """
     taken = paths[-wanted:]
     if len(taken) < wanted:
         logger.warning(
-            "expected %d checkpoints to average, found %d: %s", wanted, len(taken), ", ".join(p.name for p in taken)
+            "expected %d checkpoints to average, found %d: %s",
+            wanted,
+            len(taken),
+            ", ".join(p.name for p in taken),
         )
     # One file at a time: all of them at once would need memory for as many networks.
     weights = average_weights(read_own_checkpoint(path)["weights"] for path in taken)
     has_heads = all("head" in read_own_checkpoint(path) for path in taken)
-    return weights, average_weights(read_own_checkpoint(path)["head"] for path in taken) if has_heads else None
+    return weights, average_weights(
+        read_own_checkpoint(path)["head"] for path in taken
+    ) if has_heads else None
 
 
 def average_weights(states: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The mean of several state dictionaries, entry by entry; integer tensors come from the last one."""
+    """The mean of several state dictionaries, entry by entry; integer tensors come from the last
+    one.
+    """
     total: dict[str, torch.Tensor] = {}
     latest: dict[str, Any] = {}
     for count, latest in enumerate(states, 1):
         # float64: a sum of many float32 values would lose bits.
         floats = {key: value.double() for key, value in latest.items() if value.is_floating_point()}
         if count > 1 and floats.keys() != total.keys():
-            raise ValueError("the checkpoints to average belong to different models (their weight names differ)")
+            raise ValueError(
+                "the checkpoints to average belong to different models (their weight names differ)"
+            )
         total = {key: total[key] + value if total else value for key, value in floats.items()}
     if not latest:
         raise ValueError("no checkpoint to average: checkpoints/ is empty")
-    return {key: (total[key] / count).to(value.dtype) if key in total else value for key, value in latest.items()}
+    return {
+        key: (total[key] / count).to(value.dtype) if key in total else value
+        for key, value in latest.items()
+    }
 
 
 def refuse_other_speakers(saved: Mapping[str, Any], now: Mapping[str, Any], source: object) -> None:
-    """Refuse a checkpoint of other speakers: a list with as many speakers would fit the head but mix up the classes."""
+    """Refuse a checkpoint of other speakers: a list with as many speakers would fit the head but
+    mix up the classes.
+    """
     # Checksums of the speaker names in order.
     if saved.get("speakers", now.get("speakers")) != now.get("speakers"):
         raise CheckpointError(
-            f"{source} was trained with other speakers, or other names for them: class indices would map to the wrong "
-            "speakers. Use its training list, or a new --save_path (with --initial_model to start from these weights)"
+            f"{source} was trained with other speakers, or other names for them: class indices "
+            "would map to the wrong speakers. Use its training list, or a new --save_path (with "
+            "--initial_model to start from these weights)"
         )
 
 
 def log_changes(saved: Mapping[str, Any], now: Mapping[str, Any], source: object) -> None:
     """Log the options that differ from those of the checkpoint; the current values apply."""
-    changes = changed_options(saved.get("config", {}), now.get("config", {}), folder=saved.get("working_folder", ""))
+    changes = changed_options(
+        saved.get("config", {}), now.get("config", {}), folder=saved.get("working_folder", "")
+    )
     if saved.get("training_list", now.get("training_list")) != now.get("training_list"):
         changes.append("the training list has different utterances or a different order")
     if changes:
@@ -241,17 +308,26 @@ def log_changes(saved: Mapping[str, Any], now: Mapping[str, Any], source: object
 
 
 def changed_options(
-    saved: Mapping[str, Any], now: Mapping[str, Any], sections: Iterable[str] | None = None, folder: str = ""
+    saved: Mapping[str, Any],
+    now: Mapping[str, Any],
+    sections: Iterable[str] | None = None,
+    folder: str = "",
 ) -> list[str]:
-    """The options whose values differ, with both values; options that only one side has are not compared.
+    """The options whose values differ, with both values; options that only one side has are not
+    compared.
 
     Saved paths may be relative to `folder`; empty: the working directory.
     """
     changes = []
     for section in now if sections is None else sections:
         for name, value in now.get(section, {}).items():
-            key, before = f"{section}.{name}", saved.get(section, {}).get(name, value)
-            if isinstance(value, Mapping) and isinstance(before, Mapping) and value.keys() == before.keys():
+            key = f"{section}.{name}"
+            before = saved.get(section, {}).get(name, value)
+            if (
+                isinstance(value, Mapping)
+                and isinstance(before, Mapping)
+                and value.keys() == before.keys()
+            ):
                 changes += changed_options({key: before}, {key: value}, folder=folder)
             elif not _is_same(before, value, folder):
                 changes.append(f"{key} {value!r} (was {before!r})")
@@ -261,4 +337,6 @@ def changed_options(
 def _is_same(before: Any, now: Any, folder: str) -> bool:
     """Whether two option values are equal; relative and absolute forms of a path count as equal."""
     is_text = isinstance(before, str) and isinstance(now, str) and before and now
-    return bool(before == now) or bool(is_text and Path(folder, before).absolute() == Path(now).absolute())
+    return bool(before == now) or bool(
+        is_text and Path(folder, before).absolute() == Path(now).absolute()
+    )

@@ -1,4 +1,6 @@
-"""Several processes, each with a share of weights, gradients and moments, by torch's `fully_shard` (FSDP2)."""
+"""Several processes, each with a share of weights, gradients and moments, by torch's `fully_shard`
+(FSDP2).
+"""
 
 import contextlib
 from dataclasses import dataclass
@@ -20,8 +22,9 @@ from speakernet.training.step import NUM_NUMBERS, NUM_REQUESTS
 class FullySharded(SeveralProcesses):
     """Ranks that share every batch, each with a share of all trainable parameters.
 
-    A repeated block is gathered only while it runs; the whole network is gathered during evaluation, since ranks embed
-    unequal numbers of utterances. Checkpoints are gathered on rank 0. Messages use a separate all-reduce.
+    A repeated block is gathered only while it runs; the whole network is gathered during
+    evaluation, since ranks embed unequal numbers of utterances. Checkpoints are gathered on rank 0.
+    Messages use a separate all-reduce.
     """
 
     def __init__(self, net: nn.Module, loss: nn.Module, device: torch.device) -> None:
@@ -37,19 +40,24 @@ class FullySharded(SeveralProcesses):
         for module in dict.fromkeys((*repeated_blocks(net), *teachers, *roots)):
             before = list(module._forward_hooks)
             fully_shard(module, mesh=mesh)
-            # Hooks that read a layer's output must run after FSDP's, which gathers weights for the backward pass.
+            # Hooks that read a layer's output must run after FSDP's, which gathers weights for the
+            # backward pass.
             for hook in before:
                 module._forward_hooks[hook] = module._forward_hooks.pop(hook)
         # Before the first forward pass, so that `reset_iter_state` has a state to go back to.
         net._get_fsdp_state()._lazy_init()  # type: ignore[operator]
-        self._sharded: list[Any] = [one for one in self._all.modules() if isinstance(one, FSDPModule)]
+        self._sharded: list[Any] = [
+            one for one in self._all.modules() if isinstance(one, FSDPModule)
+        ]
         for root in roots:
             join_in_state(root)
             for parameter in root.parameters():
                 setattr(parameter, ROW_SHARE, MeshShare(len(parameter), 0, 1, like=parameter))
 
     def begin_epoch(self) -> None:
-        """Reset FSDP's state after an evaluation, in which each rank runs its own number of batches."""
+        """Reset FSDP's state after an evaluation, in which each rank runs its own number of
+        batches.
+        """
         # Gathered weights may have been frozen or unfrozen; their shares have not.
         trained = [one.requires_grad for one in self._all.parameters()]
         for module in self._sharded:
@@ -92,23 +100,40 @@ class FullySharded(SeveralProcesses):
 
 @dataclass(frozen=True)
 class MeshShare(RowShare):
-    """A rank's share of a parameter as `fully_shard` cuts it; a DTensor already has the shape of the whole."""
+    """A rank's share of a parameter as `fully_shard` cuts it; a DTensor already has the shape of
+    the whole.
+    """
 
     like: Any = None
 
     def take(self, whole: Tensor) -> Tensor:
         """This rank's share of a whole tensor that every rank has."""
-        return distribute_tensor(whole, self.like.device_mesh, self.like.placements, src_data_rank=None)
+        return distribute_tensor(
+            whole, self.like.device_mesh, self.like.placements, src_data_rank=None
+        )
 
     def join(self, own: Tensor) -> Tensor:
-        """The whole tensor in host memory on rank 0, a meta tensor on the others; every rank calls it."""
+        """The whole tensor in host memory on rank 0, a meta tensor on the others; every rank calls
+        it.
+        """
         whole = own.detach().full_tensor()  # type: ignore[attr-defined]
         return whole.to("meta" if torch_distributed.get_rank() else "cpu")  # type: ignore[no-any-return]
 
 
 def refuse_sharding(net: nn.Module, loss: nn.Module) -> None:
     """ValueError if `fully_shard` cannot shard these parameters."""
-    single = [name for one in (net, loss) for name, parameter in one.named_parameters() if not parameter.ndim]
+    single = [
+        name
+        for one in (net, loss)
+        for name, parameter in one.named_parameters()
+        if not parameter.ndim
+    ]
     if single or not hasattr(FSDPModule, "reset_iter_state"):
-        found = f"{single[0]} is a scalar" if single else f"torch {torch.__version__} lacks FSDPModule.reset_iter_state"
-        raise ValueError(f"runtime.parallel is fsdp, but {found}, so the model cannot be sharded; use ddp")
+        found = (
+            f"{single[0]} is a scalar"
+            if single
+            else f"torch {torch.__version__} lacks FSDPModule.reset_iter_state"
+        )
+        raise ValueError(
+            f"runtime.parallel is fsdp, but {found}, so the model cannot be sharded; use ddp"
+        )

@@ -1,8 +1,9 @@
 """Copies a run elsewhere while it trains, so that another machine can resume it if its own is lost.
 
-Every few seconds a thread checks which files of the run folder have changed, and copies them to a folder or an fsspec
-address (`s3://…`, `gs://…`, `sftp://…`). Training does not wait for it, and its errors do not end a run. Each file is
-copied under a temporary name and then renamed; the previous last.pt is kept.
+Every few seconds a thread checks which files of the run folder have changed, and copies them to a
+folder or an fsspec address (`s3://…`, `gs://…`, `sftp://…`). Training does not wait for it, and its
+errors do not end a run. Each file is copied under a temporary name and then renamed; the previous
+last.pt is kept.
 """
 
 import contextlib
@@ -35,7 +36,8 @@ from speakernet.training.checkpoints import epoch_paths
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS, RETRY_SECONDS = 10.0, 60.0
+LOOK_SECONDS = 10.0
+RETRY_SECONDS = 60.0
 END_SECONDS = 600.0
 """How long the end of a run waits for the last copies."""
 GROWING = (METRICS, LOG)
@@ -68,35 +70,48 @@ class Mirror:
     """Copies the files of a run folder until `is_over` is set."""
 
     def __init__(self, folder: Path, address: str, with_epochs: bool) -> None:
-        self.folder, self.address, self.with_epochs = folder, address, with_epochs
+        self.folder = folder
+        self.address = address
+        self.with_epochs = with_epochs
         self.system, self.root = open_remote(address, folder)
         self.is_over = threading.Event()
         self._copied: dict[str, tuple[int, int]] = {}
 
     def run(self) -> None:
         """Copy changed files every few seconds, and once more at the end."""
-        delay, is_end = LOOK_SECONDS, False
+        delay = LOOK_SECONDS
+        is_end = False
         while not is_end:
             is_end = self.is_over.wait(delay)
             try:
                 self._copy_all(is_end)
                 delay = LOOK_SECONDS
             except Exception as error:
-                # Every file system raises its own errors, and none of them is a reason to end a run.
+                # Every file system raises its own errors, and none of them is a reason to end a
+                # run.
                 if delay == LOOK_SECONDS:
                     reason = error_line(error)
-                    logger.warning("training.mirror: cannot write to %s, will retry (%s)", self.address, reason)
+                    logger.warning(
+                        "training.mirror: cannot write to %s, will retry (%s)", self.address, reason
+                    )
                 delay = RETRY_SECONDS
 
     def changed(self, *, is_end: bool) -> list[str]:
-        """Files that differ from their copies, models first, so that no copy refers to a model not yet copied."""
+        """Files that differ from their copies, models first, so that no copy refers to a model not
+        yet copied.
+        """
         names = []
         for prefix in ("", *(f"{one.name}/" for one in later_stages(self.folder).values())):
             if self.with_epochs:
-                paths = [*epoch_paths(self.folder / prefix), self.folder / prefix / CHECKPOINTS / AVERAGE]
+                paths = [
+                    *epoch_paths(self.folder / prefix),
+                    self.folder / prefix / CHECKPOINTS / AVERAGE,
+                ]
                 names += [path.relative_to(self.folder).as_posix() for path in paths]
             names += [prefix + name for name in (BEST, LAST, CONFIG, *EVALUATION_FILES, *GROWING)]
-        changed = [name for name in names if self._state_of(name) not in (None, self._copied.get(name))]
+        changed = [
+            name for name in names if self._state_of(name) not in (None, self._copied.get(name))
+        ]
         if is_end or any(name.endswith(".pt") for name in changed):
             return changed
         return [name for name in changed if not name.endswith(GROWING)]
@@ -133,15 +148,19 @@ def open_remote(address: str, folder: Path) -> tuple[Any, str]:
     except Exception as error:
         # Every file system raises its own errors for a bad address or a missing key or package.
         raise RemoteError(
-            f"training.mirror: {address}: {error_line(error)}; expected a folder or an address that fsspec supports"
+            f"training.mirror: {address}: {error_line(error)}; expected a folder or an address "
+            "that fsspec supports"
         ) from error
     if isinstance(system, LocalFileSystem) and Path(root).resolve() == folder.resolve():
-        raise RemoteError(f"training.mirror: {address} is the run folder itself; expected a different folder")
+        raise RemoteError(
+            f"training.mirror: {address} is the run folder itself; expected a different folder"
+        )
     return system, root.rstrip("/")
 
 
 def fetch_run(address: str, folder: str | Path) -> bool:
-    """Copy a run from its mirror into a run folder without a last.pt; returns whether that gave it one.
+    """Copy a run from its mirror into a run folder without a last.pt; returns whether that gave it
+    one.
 
     A run folder with a last.pt is left alone, because the run resumes from there.
     """
@@ -158,15 +177,19 @@ def fetch_run(address: str, folder: str | Path) -> bool:
                 raise RemoteError(f"{name!r} is a path outside the run folder")
         # last.pt comes last, so that an interrupted fetch is repeated.
         for name in sorted(names, key=lambda name: (name == LAST, name)):
-            with system.open(f"{root}/{name}", "rb") as content, atomic_write(folder / name, "wb") as copy:
+            with (
+                system.open(f"{root}/{name}", "rb") as content,
+                atomic_write(folder / name, "wb") as copy,
+            ):
                 shutil.copyfileobj(content, copy)
         if LAST not in names and PREVIOUS in names:
             # Mirroring was interrupted between the two renames of last.pt.
             (folder / PREVIOUS).rename(folder / LAST)
     except Exception as error:
         raise RemoteError(
-            f"training.mirror: cannot read {address} ({error_line(error)}), so it is unknown whether there is a run to "
-            "resume; correct the address, or use --training.mirror '' to start without a mirror"
+            f"training.mirror: cannot read {address} ({error_line(error)}), so it is unknown "
+            "whether there is a run to resume; correct the address, or use --training.mirror '' to "
+            "start without a mirror"
         ) from error
     if names:
         logger.info("%s: fetched %s from %s", folder, counted(len(names), "file"), address)

@@ -22,8 +22,8 @@ from speakernet.training.options import (
 Groups = list[dict[str, Any]]
 
 EPSILON_FLOAT32 = 1e-8
-# Gradients computed in 16 bits carry noise of about 1e-3 of their size; a second moment near zero must not turn that
-# noise into full steps.
+# Gradients computed in 16 bits carry noise of about 1e-3 of their size; a second moment near zero
+# must not turn that noise into full steps.
 EPSILON_HALF = 1e-7
 LEARNING_RATE_FACTOR = "learning_rate_factor"
 """Key of a group's learning-rate factor; 1 if absent."""
@@ -32,27 +32,44 @@ LEARNING_RATE_FACTOR = "learning_rate_factor"
 def sgd(options: SgdOptions, groups: Groups, fused: bool) -> torch.optim.Optimizer:
     """Stochastic gradient descent with momentum, by default Nesterov's."""
     optimizer = torch.optim.SGD(
-        groups, lr=options.learning_rate, momentum=options.momentum, nesterov=options.nesterov, fused=fused
+        groups,
+        lr=options.learning_rate,
+        momentum=options.momentum,
+        nesterov=options.nesterov,
+        fused=fused,
     )
     _fill_in_momentum(optimizer)
     return optimizer
 
 
-def adam(options: AdamOptions, groups: Groups, epsilon: float, fused: bool) -> torch.optim.Optimizer:
+def adam(
+    options: AdamOptions, groups: Groups, epsilon: float, fused: bool
+) -> torch.optim.Optimizer:
     """Adam and its relatives."""
-    rates: dict[str, Any] = {"lr": options.learning_rate, "betas": (options.beta1, options.beta2), "eps": epsilon}
+    rates: dict[str, Any] = {
+        "lr": options.learning_rate,
+        "betas": (options.beta1, options.beta2),
+        "eps": epsilon,
+    }
     return ADAMS[options.name](groups, **rates, **({"fused": True} if fused else {}))
 
 
-ADAMS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "radam": torch.optim.RAdam, "nadam": torch.optim.NAdam}
+ADAMS = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "radam": torch.optim.RAdam,
+    "nadam": torch.optim.NAdam,
+}
 # torch has a fused update for these, on CPU and CUDA.
 FUSED_OPTIMIZERS = frozenset({"sgd", "adam", "adamw"})
 
 
 def _fill_in_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """Create SGD's missing momentum buffers as zeros; the first step is then bitwise the one torch would take.
+    """Create SGD's missing momentum buffers as zeros; the first step is then bitwise the one torch
+    would take.
 
-    torch's fused SGD allocates them uninitialised in its first step, and leaves them so if that step is skipped.
+    torch's fused SGD allocates them uninitialised in its first step, and leaves them so if that
+    step is skipped.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"] if group.get("momentum") else ():
@@ -62,23 +79,33 @@ def _fill_in_momentum(optimizer: torch.optim.Optimizer) -> None:
 
 
 def parameter_groups(
-    modules: Iterable[nn.Module], weight_decay: float, decay_all: bool = False, factors: Sequence[float] = ()
+    modules: Iterable[nn.Module],
+    weight_decay: float,
+    decay_all: bool = False,
+    factors: Sequence[float] = (),
 ) -> Groups:
     """Groups with and without weight decay (none for normalisation weights, biases and scalars).
 
-    A parameter with fewer than two dimensions does not decay: every normalisation weight and bias has that shape.
-    `factors` are the learning-rate factors of the first modules, 1 for the others; each factor has separate groups.
+    A parameter with fewer than two dimensions does not decay: every normalisation weight and bias
+    has that shape. `factors` are the learning-rate factors of the first modules, 1 for the others;
+    each factor has separate groups.
     """
     # The order must not depend on the modules: a checkpoint identifies groups by number.
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
     seen: set[int] = set()
-    for module, factor in zip(modules, itertools.chain(factors, itertools.repeat(1.0)), strict=False):
+    for module, factor in zip(
+        modules, itertools.chain(factors, itertools.repeat(1.0)), strict=False
+    ):
         # A pretrained backbone has factors for its lower layers, which learn more slowly.
-        parts: list[Any] = [one for one in module.modules() if hasattr(one, "learning_rate_factors")]
+        parts: list[Any] = [
+            one for one in module.modules() if hasattr(one, "learning_rate_factors")
+        ]
         own = {id(one): by for part in parts for one, by in part.learning_rate_factors()}
         for parameter in module.parameters():
             layer_factor = factor * own.get(id(parameter), 1.0)
-            decay_groups = [groups.setdefault((layer_factor, decays), []) for decays in (True, False)]
+            decay_groups = [
+                groups.setdefault((layer_factor, decays), []) for decays in (True, False)
+            ]
             # Skip frozen parameters (RawNet3's norms) and weights that another module shares.
             if not parameter.requires_grad or id(parameter) in seen:
                 continue
@@ -105,12 +132,20 @@ def should_fuse(options: OptimizerOptions, device: torch.device) -> bool:
 
 
 def create_optimizer(
-    options: OptimizerOptions, modules: Iterable[nn.Module], device: torch.device, *, is_float32: bool = True
+    options: OptimizerOptions,
+    modules: Iterable[nn.Module],
+    device: torch.device,
+    *,
+    is_float32: bool = True,
 ) -> torch.optim.Optimizer:
-    """The optimizer over all trainable parameters of `modules`; `is_float32` decides the value of `epsilon: auto`."""
+    """The optimizer over all trainable parameters of `modules`; `is_float32` decides the value of
+    `epsilon: auto`.
+    """
     part = lookup(OPTIMIZERS, options.name, "optimizer")
     factors = [options.network_learning_rate_factor]
-    groups = parameter_groups(modules, options.weight_decay, options.decay_norms_and_biases, factors)
+    groups = parameter_groups(
+        modules, options.weight_decay, options.decay_norms_and_biases, factors
+    )
     if not groups:
         raise ValueError("nothing to train: every weight of the model and the loss is frozen")
     epsilon = getattr(options, "epsilon", "auto")
@@ -123,23 +158,36 @@ def create_optimizer(
 
 
 class OptimizerState:
-    """An optimizer's moments, without its options: a resumed run uses its own; torch would restore the saved ones."""
+    """An optimizer's moments, without its options: a resumed run uses its own; torch would restore
+    the saved ones.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizer, self._parameters = optimizer, parameters_of(optimizer)
+        self.optimizer = optimizer
+        self._parameters = parameters_of(optimizer)
         self._is_sharded = any(hasattr(one, ROW_SHARE) for one in self._parameters)
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain values; sharded state is gathered on rank 0, so every rank must call it."""
+        """Tensors and plain values; sharded state is gathered on rank 0, so every rank must call
+        it.
+        """
         state = self.optimizer.state_dict()
-        return {**state, "state": join_state(state["state"], self._parameters)} if self._is_sharded else state
+        return (
+            {**state, "state": join_state(state["state"], self._parameters)}
+            if self._is_sharded
+            else state
+        )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the moments; ValueError if they belong to a different optimizer or different parameters."""
-        own, saved = self.optimizer.state_dict()["param_groups"], state["param_groups"]
+        """Restore the moments; ValueError if they belong to a different optimizer or different
+        parameters.
+        """
+        own = self.optimizer.state_dict()["param_groups"]
+        saved = state["param_groups"]
         if [set(one) for one in own] != [set(one) for one in saved]:
             raise ValueError(
-                f"the {len(saved)} saved parameter groups differ in number or options from the optimizer's {len(own)}"
+                f"the {len(saved)} saved parameter groups differ in number or options from the "
+                f"optimizer's {len(own)}"
             )
         # torch takes the options from the state dictionary, so put the current ones there.
         groups = [{**one, "params": other["params"]} for one, other in zip(own, saved, strict=True)]
@@ -151,15 +199,17 @@ class OptimizerState:
 class Freezing:
     """Puts a network into training mode, except for the parts that are frozen.
 
-    A frozen network gets no gradient, so the optimizer changes neither its weights nor their moments (not even by
-    weight decay), and its batch norm uses its running statistics without updating them. What is frozen depends only on
-    the epoch, so a resumed run continues unchanged.
+    A frozen network gets no gradient, so the optimizer changes neither its weights nor their
+    moments (not even by weight decay), and its batch norm uses its running statistics without
+    updating them. What is frozen depends only on the epoch, so a resumed run continues unchanged.
     """
 
     def __init__(self, net: nn.Module, options: TrainingOptions) -> None:
         self.keeps_statistics = options.freeze_norm_statistics
-        self._net, self._epochs = net, options.freeze_epochs
-        # Parameters that a network never trains (RawNet3's idle norms) stay frozen when the rest is unfrozen.
+        self._net = net
+        self._epochs = options.freeze_epochs
+        # Parameters that a network never trains (RawNet3's idle norms) stay frozen when the rest is
+        # unfrozen.
         self._parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
 
     def begin_training(self, epoch: int) -> None:
@@ -178,7 +228,9 @@ class Freezing:
 
 
 class BufferGuard:
-    """Remembers the buffers that a forward pass changes (batch-norm statistics) and can restore them."""
+    """Remembers the buffers that a forward pass changes (batch-norm statistics) and can restore
+    them.
+    """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         buffers = [
@@ -189,8 +241,12 @@ class BufferGuard:
             for name, buffer in owner.named_buffers(recurse=False)
             if name in ("running_mean", "running_var", "num_batches_tracked")
         ]
-        # Pairs of buffers and copies by dtype: on a GPU, a list of mixed dtypes is copied tensor by tensor.
-        by_dtype = [[one for one in buffers if one.dtype == dtype] for dtype in {one.dtype for one in buffers}]
+        # Pairs of buffers and copies by dtype: on a GPU, a list of mixed dtypes is copied tensor by
+        # tensor.
+        by_dtype = [
+            [one for one in buffers if one.dtype == dtype]
+            for dtype in {one.dtype for one in buffers}
+        ]
         self._pairs = [(group, [one.clone() for one in group]) for group in by_dtype]
 
     def remember(self) -> None:
@@ -204,24 +260,31 @@ class BufferGuard:
             torch._foreach_copy_(buffers, copies)
 
     def restore_where(self, is_bad: torch.Tensor) -> None:
-        """Restore the remembered values if `is_bad` (0-d bool) is true, without synchronising with the device."""
+        """Restore the remembered values if `is_bad` (0-d bool) is true, without synchronising with
+        the device.
+        """
         for buffers, copies in self._pairs:
-            # Concatenated, a few launches suffice for hundreds of small tensors. `where` instead of a weighted sum:
-            # the values to discard may be NaN.
-            before, after = (torch.cat([one.reshape(-1) for one in some]) for some in (copies, buffers))
+            # Concatenated, a few launches suffice for hundreds of small tensors. `where` instead of
+            # a weighted sum: the values to discard may be NaN.
+            before, after = (
+                torch.cat([one.reshape(-1) for one in some]) for some in (copies, buffers)
+            )
             chosen = torch.where(is_bad, before, after).split([one.numel() for one in buffers])
-            torch._foreach_copy_(buffers, [one.view_as(now) for one, now in zip(chosen, buffers, strict=True)])
+            torch._foreach_copy_(
+                buffers, [one.view_as(now) for one, now in zip(chosen, buffers, strict=True)]
+            )
 
 
 class WeightAverage:
     """Exponential moving average of a network's weights.
 
-    The decay starts low, `min(decay, (1 + steps) / (10 + steps))`, so that the random initial weights fade quickly.
-    Floating-point buffers (batch-norm statistics) are averaged too, other buffers copied. `initial_share` is the share
-    of the initial weights in the evaluated ones, so that a fine-tuned network forgets less (Wortsman et al. 2022,
-    "Robust fine-tuning of zero-shot models"). If both are 0, the object does nothing. (torch's `AveragedModel` starts
-    from a copy of the initial weights without this warm-up, copies the whole module including its compiled code, and
-    cannot be swapped with the network.)
+    The decay starts low, `min(decay, (1 + steps) / (10 + steps))`, so that the random initial
+    weights fade quickly. Floating-point buffers (batch-norm statistics) are averaged too, other
+    buffers copied. `initial_share` is the share of the initial weights in the evaluated ones, so
+    that a fine-tuned network forgets less (Wortsman et al. 2022, "Robust fine-tuning of zero-shot
+    models"). If both are 0, the object does nothing. (torch's `AveragedModel` starts from a copy of
+    the initial weights without this warm-up, copies the whole module including its compiled code,
+    and cannot be swapped with the network.)
 
     >>> net = nn.Linear(1, 1, bias=False); _ = net.weight.data.fill_(1.0)
     >>> average = WeightAverage(net, decay=0.5); average.update(); _ = net.weight.data.fill_(0.0)
@@ -232,14 +295,20 @@ class WeightAverage:
     """
 
     def __init__(self, net: nn.Module, decay: float, initial_share: float = 0.0) -> None:
-        self.decay, self.initial_share = decay, initial_share
-        self._steps, self.is_kept = 0, decay > 0 or initial_share > 0
+        self.decay = decay
+        self.initial_share = initial_share
+        self._steps = 0
+        self.is_kept = decay > 0 or initial_share > 0
         # Frozen weights need no average.
         moving = (one for one in net.parameters() if one.requires_grad)
         self._live = [*moving, *net.buffers()] if self.is_kept else []
-        self._floats = [index for index, tensor in enumerate(self._live) if tensor.is_floating_point()]
+        self._floats = [
+            index for index, tensor in enumerate(self._live) if tensor.is_floating_point()
+        ]
         self._kept = [tensor.detach().clone() for tensor in self._live]
-        self._initial = [self._kept[index].clone() for index in self._floats] if initial_share else []
+        self._initial = (
+            [self._kept[index].clone() for index in self._floats] if initial_share else []
+        )
 
     @torch.no_grad()
     def update(self) -> None:
@@ -254,7 +323,9 @@ class WeightAverage:
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Inside the block the network holds the average, mixed with `initial_share` of its initial weights."""
+        """Inside the block the network holds the average, mixed with `initial_share` of its initial
+        weights.
+        """
         self.swap()
         floats = [self._live[index] for index in self._floats] if self._initial else []
         average = [one.detach().clone() for one in floats]
@@ -273,16 +344,20 @@ class WeightAverage:
         return {"steps": self._steps, "kept": list(self._kept), "initial": list(self._initial)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a `state_dict`; if it has no average, start from the network's current weights."""
+        """Restore a `state_dict`; if it has no average, start from the network's current
+        weights.
+        """
         self._steps = int(state["steps"])
         for kept, saved in zip(self._kept, state["kept"] or self._live, strict=bool(self._live)):
             kept.copy_(saved)
         if self._initial and not state.get("initial"):
             raise ValueError(
-                "training.initial_weight was 0 when this run started, so its initial weights were not saved; set it to "
-                "0, or choose a different --save_path"
+                "training.initial_weight was 0 when this run started, so its initial weights were "
+                "not saved; set it to 0, or choose a different --save_path"
             )
-        for initial, saved in zip(self._initial, state.get("initial") or [], strict=bool(self._initial)):
+        for initial, saved in zip(
+            self._initial, state.get("initial") or [], strict=bool(self._initial)
+        ):
             initial.copy_(saved)
 
     @torch.no_grad()

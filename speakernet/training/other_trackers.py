@@ -1,7 +1,7 @@
 """The trackers other than TensorBoard: a CSV file, Weights & Biases, MLflow.
 
-The two services are configured by their own environment variables. The run folder stores their run ids, so a resumed
-run and its final evaluation continue the same run there.
+The two services are configured by their own environment variables. The run folder stores their run
+ids, so a resumed run and its final evaluation continue the same run there.
 """
 
 import importlib
@@ -23,9 +23,13 @@ class CurvesAsCsv:
 
     def __init__(self, folder: Path, configuration: Mapping[str, Any], step: int) -> None:
         path = folder / "metrics.csv"
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else ["step,name,value"]
+        lines = (
+            path.read_text(encoding="utf-8").splitlines() if path.exists() else ["step,name,value"]
+        )
         # A resumed run repeats the steps that a killed run took after its last checkpoint.
-        kept = [line for line in lines if not line[:1].isdigit() or int(line.partition(",")[0]) <= step]
+        kept = [
+            line for line in lines if not line[:1].isdigit() or int(line.partition(",")[0]) <= step
+        ]
         if not configuration:
             # After training: the final evaluation may be repeated.
             kept = [line for line in kept if not line.startswith(f"{step},test/")]
@@ -38,7 +42,9 @@ class CurvesAsCsv:
         lines = (f"{step},{tag},{value!r}\n" for tag, value in scalars(kind, values))
         self._file.append("".join(lines).encode())
 
-    def results(self, step: int, figures: Mapping[str, Any], plots: Sequence[Path], model: Path) -> None:
+    def results(
+        self, step: int, figures: Mapping[str, Any], plots: Sequence[Path], model: Path
+    ) -> None:
         """Write the figures; plots and model are already in the folder."""
         self.record("test", step, figures)
 
@@ -47,13 +53,18 @@ class CurvesAsCsv:
 
 
 class MLflow:
-    """A run of MLFLOW_EXPERIMENT_NAME (default `speakernet`), stored in `mlruns/` unless MLFLOW_TRACKING_URI is set."""
+    """A run of MLFLOW_EXPERIMENT_NAME (default `speakernet`), stored in `mlruns/` unless
+    MLFLOW_TRACKING_URI is set.
+    """
 
     def __init__(self, folder: Path, configuration: Mapping[str, Any], step: int) -> None:
         self._mlflow = importlib.import_module("mlflow")
-        # Without an address, runs are stored in files, which newer versions do only with this switch.
+        # Without an address, runs are stored in files, which newer versions do only with this
+        # switch.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-        self._mlflow.set_tracking_uri(os.environ.get("MLFLOW_TRACKING_URI") or Path("mlruns").absolute().as_uri())
+        self._mlflow.set_tracking_uri(
+            os.environ.get("MLFLOW_TRACKING_URI") or Path("mlruns").absolute().as_uri()
+        )
         self._mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT))
         kept = folder / "mlflow.id"
         known = kept.read_text(encoding="utf-8") if kept.exists() else None
@@ -66,10 +77,16 @@ class MLflow:
             )
 
     def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
-        """Log the numbers of one record; characters that MLflow refuses in names (of lists) become underscores."""
-        self._mlflow.log_metrics({re.sub(r"[^\w./ -]", "_", tag): value for tag, value in scalars(kind, values)}, step)
+        """Log the numbers of one record; characters that MLflow refuses in names (of lists) become
+        underscores.
+        """
+        self._mlflow.log_metrics(
+            {re.sub(r"[^\w./ -]", "_", tag): value for tag, value in scalars(kind, values)}, step
+        )
 
-    def results(self, step: int, figures: Mapping[str, Any], plots: Sequence[Path], model: Path) -> None:
+    def results(
+        self, step: int, figures: Mapping[str, Any], plots: Sequence[Path], model: Path
+    ) -> None:
         """Log figures, and plots and model file as artifacts."""
         self.record("test", step, figures)
         for path in (*plots, model):
@@ -81,7 +98,9 @@ class MLflow:
 
 
 class WeightsAndBiases:
-    """A run of the project WANDB_PROJECT (default `speakernet`); WANDB_MODE=offline writes files for `wandb sync`."""
+    """A run of the project WANDB_PROJECT (default `speakernet`); WANDB_MODE=offline writes files
+    for `wandb sync`.
+    """
 
     def __init__(self, folder: Path, configuration: Mapping[str, Any], step: int) -> None:
         self._wandb = importlib.import_module("wandb")
@@ -104,7 +123,9 @@ class WeightsAndBiases:
         """Log the numbers of one record."""
         self._run.log({**dict(scalars(kind, values)), "optimizer_step": step})
 
-    def results(self, step: int, figures: Mapping[str, Any], plots: Sequence[Path], model: Path) -> None:
+    def results(
+        self, step: int, figures: Mapping[str, Any], plots: Sequence[Path], model: Path
+    ) -> None:
         """Log figures, plots as images, and the model file as an artifact."""
         pictures = {f"test/{path.stem}": self._wandb.Image(str(path)) for path in plots}
         self._run.log({**dict(scalars("test", figures)), **pictures, "optimizer_step": step})

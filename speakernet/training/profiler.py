@@ -1,6 +1,8 @@
-"""Profiles some training steps: a trace for Perfetto, the most expensive operations, the share of each phase.
+"""Profiles some training steps: a trace for Perfetto, the most expensive operations, the share of
+each phase.
 
-The step marks its phases with `torch.profiler.record_function`, which costs nothing unless a profiler records.
+The step marks its phases with `torch.profiler.record_function`, which costs nothing unless a
+profiler records.
 """
 
 import contextlib
@@ -25,13 +27,17 @@ class StepProfiler:
     """Records some optimizer steps after as many warm-up steps."""
 
     def __init__(self, options: RuntimeOptions, folder: str | Path, device: torch.device) -> None:
-        self.folder, self.num_steps, self.device = Path(folder), options.profile_steps, device
+        self.folder = Path(folder)
+        self.num_steps = options.profile_steps
+        self.device = device
         self._activities = [torch.profiler.ProfilerActivity.CPU]
         if device.type == "cuda":
             self._activities.append(torch.profiler.ProfilerActivity.CUDA)
         self._profiler = torch.profiler.profile(
             activities=self._activities,
-            schedule=torch.profiler.schedule(wait=0, warmup=self.num_steps, active=self.num_steps, repeat=1),
+            schedule=torch.profiler.schedule(
+                wait=0, warmup=self.num_steps, active=self.num_steps, repeat=1
+            ),
             on_trace_ready=self._report,
             profile_memory=True,
         )
@@ -59,8 +65,10 @@ class StepProfiler:
         """Stop recording; a run that ends early reports the steps recorded so far."""
         if self._steps <= self.num_steps:
             logger.warning(
-                "nothing was profiled: the run had %d steps and the first %d are warm-up; lower runtime.profile_steps",
-                *(self._steps, self.num_steps),
+                "nothing was profiled: the run had %d steps and the first %d are warm-up; lower "
+                "runtime.profile_steps",
+                self._steps,
+                self.num_steps,
             )
         self._profiler.stop()
 
@@ -74,7 +82,10 @@ class StepProfiler:
         times = {one.key.removeprefix("speakernet."): one.cpu_time_total for one in averages}
         whole = sum(times.get(phase, 0.0) for phase in PHASES) or 1.0
         logger.info("trace of %d steps in %s (open it at ui.perfetto.dev)", recorded, trace)
-        logger.info("time by phase: %s", ", ".join(f"{name} {times.get(name, 0.0) / whole:.0%}" for name in PHASES))
+        logger.info(
+            "time by phase: %s",
+            ", ".join(f"{name} {times.get(name, 0.0) / whole:.0%}" for name in PHASES),
+        )
         order = "self_device_time_total" if self.device.type == "cuda" else "self_cpu_time_total"
         table = averages.table(sort_by=order, row_limit=NUM_OPERATIONS, max_name_column_width=56)
         logger.info("most expensive operations:\n%s", table)
@@ -82,7 +93,9 @@ class StepProfiler:
 
 def peak_tensor_bytes(run: Callable[[], None]) -> int:
     """Peak CPU memory of the tensors that `run()` creates, as counted by torch's allocator."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profiler:
         run()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"

@@ -1,6 +1,8 @@
-"""The state of a run, requests to stop it, and its output: progress bar, metrics.jsonl, trackers, speed.
+"""The state of a run, requests to stop it, and its output: progress bar, metrics.jsonl, trackers,
+speed.
 
-Only the main process writes and displays. Step results stay on the device until `RecentSteps` fetches many at once.
+Only the main process writes and displays. Step results stay on the device until `RecentSteps`
+fetches many at once.
 """
 
 import contextlib
@@ -106,7 +108,8 @@ class TrainingState:
     epoch_good_steps: int = 0
     stopped_early: bool = False
     awaits_evaluation: bool = False
-    """Whether the last epoch is trained but not evaluated, because the run was stopped during its evaluation."""
+    """Whether the last epoch is trained but not evaluated, because the run was stopped during its
+    evaluation."""
     averaged: bool = False
     """Whether the mean of the last checkpoints has been tried."""
     metrics_lines: int = 0
@@ -120,7 +123,9 @@ class TrainingState:
 
     def epochs_done(self, options: TrainingOptions) -> bool:
         """Whether all epochs are trained and evaluated, or the run stopped early."""
-        return (self.epoch >= options.max_epochs or self.stopped_early) and not self.awaits_evaluation
+        return (
+            self.epoch >= options.max_epochs or self.stopped_early
+        ) and not self.awaits_evaluation
 
     def is_finished(self, options: TrainingOptions) -> bool:
         """Whether nothing is left to do, including the average of the last checkpoints."""
@@ -128,7 +133,9 @@ class TrainingState:
 
     def forget_best(self) -> None:
         """Reset the best result: there is no best.pt to beat."""
-        self.best_eer_percent, self.best_epoch, self.best_stage = math.inf, 0, ""
+        self.best_eer_percent = math.inf
+        self.best_epoch = 0
+        self.best_stage = ""
         self.evaluations_without_gain = 0
 
 
@@ -145,8 +152,8 @@ class Interrupted(KeyboardInterrupt):
 class StopRequest:
     """Remembers the first signal: the current step finishes, last.pt is written, the run ends.
 
-    A second signal (except SIGHUP) ends the run immediately. Any rank may receive the signal; all ranks end after the
-    same step.
+    A second signal (except SIGHUP) ends the run immediately. Any rank may receive the signal; all
+    ranks end after the same step.
     """
 
     number: int = 0
@@ -168,13 +175,19 @@ class StopRequest:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Handle the signals inside the block; does nothing outside the main thread, where Python forbids it."""
+        """Handle the signals inside the block; does nothing outside the main thread, where Python
+        forbids it.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         # `nohup` makes a run ignore SIGHUP so that it outlives its terminal.
         ignored = {HANGUP} if HANGUP and signal.getsignal(HANGUP) == signal.SIG_IGN else set()
-        before = {number: signal.signal(number, self._remember) for number in STOP_SIGNALS if number not in ignored}
+        before = {
+            number: signal.signal(number, self._remember)
+            for number in STOP_SIGNALS
+            if number not in ignored
+        }
         try:
             yield
         finally:
@@ -183,10 +196,12 @@ class StopRequest:
 
     def _remember(self, number: int, _frame: Any) -> None:
         if not self.number:
-            # The handler only records and logs it: it may have interrupted torch or a file write at any line.
+            # The handler only records and logs it: it may have interrupted torch or a file write at
+            # any line.
             self.number = number
             logger.warning("stopping after this step; a second signal stops immediately")
-        # A closing terminal may send SIGHUP twice, and a service manager sends it along with SIGTERM.
+        # A closing terminal may send SIGHUP twice, and a service manager sends it along with
+        # SIGTERM.
         elif number != HANGUP:
             raise KeyboardInterrupt
 
@@ -197,7 +212,9 @@ class NonFiniteError(ValueError):
 
 @dataclasses.dataclass(eq=False)
 class RecentSteps:
-    """Outcomes that are still on the device; `fetch_into` adds them to the run's state in one transfer."""
+    """Outcomes that are still on the device; `fetch_into` adds them to the run's state in one
+    transfer.
+    """
 
     max_bad_steps: int
     file_names: Callable[[torch.Tensor], list[str]]
@@ -206,17 +223,24 @@ class RecentSteps:
     _latest: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def fetch_into(self, state: TrainingState, precision: Precision) -> None:
-        """Fetch all outcomes. Every rank calls it after the same step: a bad step gathers file names from all."""
+        """Fetch all outcomes. Every rank calls it after the same step: a bad step gathers file
+        names from all.
+        """
         if not self.outcomes:
             return
         columns = [
-            torch.stack([one.loss, one.accuracy, one.grad_norm, one.is_bad.float(), one.loss_is_bad.float()])
+            torch.stack(
+                [one.loss, one.accuracy, one.grad_norm, one.is_bad.float(), one.loss_is_bad.float()]
+            )
             for _, one in self.outcomes
         ]
         rows = torch.stack(columns).tolist()  # the one synchronisation: (steps, 5)
         loss_scale = float(precision.scale) if precision.scales else 1.0
-        outcomes, self.outcomes = self.outcomes, []
-        for (step, outcome), (loss, accuracy, norm, is_bad, loss_is_bad) in zip(outcomes, rows, strict=True):
+        outcomes = self.outcomes
+        self.outcomes = []
+        for (step, outcome), (loss, accuracy, norm, is_bad, loss_is_bad) in zip(
+            outcomes, rows, strict=True
+        ):
             # In the order of the steps: a good step ends a streak of bad ones.
             if not is_bad:
                 state.bad_streak = 0
@@ -225,38 +249,54 @@ class RecentSteps:
                 state.epoch_accuracy_sum += accuracy
                 state.epoch_good_steps += 1
             elif precision.scales and not loss_is_bad and loss_scale >= 1.0:
-                # An overflow under a large loss scale: the scale has been halved and the run continues.
+                # An overflow under a large loss scale: the scale has been halved and the run
+                # continues.
                 state.overflows += 1
             else:
                 self._count_bad(state, step, outcome, loss, norm)
-        self._latest |= {"bad_steps": state.bad_steps, **({"loss_scale": loss_scale} if precision.scales else {})}
+        self._latest |= {
+            "bad_steps": state.bad_steps,
+            **({"loss_scale": loss_scale} if precision.scales else {}),
+        }
 
     def means(self) -> dict[str, float]:
-        """Means over the good steps fetched since `take` (without any, the previous means), and counts."""
+        """Means over the good steps fetched since `take` (without any, the previous means), and
+        counts.
+        """
         if not self._good:
             return dict(self._latest)
         means = [sum(column) / len(self._good) for column in zip(*self._good, strict=True)]
-        return {**self._latest, **dict(zip(("loss", "accuracy_percent", "grad_norm"), means, strict=True))}
+        return {
+            **self._latest,
+            **dict(zip(("loss", "accuracy_percent", "grad_norm"), means, strict=True)),
+        }
 
     def take(self) -> dict[str, float]:
         """Return the means and start new ones."""
-        self._latest, self._good = self.means(), []
+        self._latest = self.means()
+        self._good = []
         return dict(self._latest)
 
-    def _count_bad(self, state: TrainingState, step: int, outcome: StepOutcome, loss: float, norm: float) -> None:
+    def _count_bad(
+        self, state: TrainingState, step: int, outcome: StepOutcome, loss: float, norm: float
+    ) -> None:
         state.bad_steps += 1
         state.bad_streak += 1
         names = self.file_names(torch.cat(distributed.gather_objects(outcome.indices)))
         shown = ", ".join(names[:NUM_NAMES_SHOWN]) + (" …" if len(names) > NUM_NAMES_SHOWN else "")
         logger.warning(
             "step %d undone: loss %g, gradient norm %g (%d bad steps so far); utterances: %s",
-            *(step, loss, norm, state.bad_steps, shown),
+            step,
+            loss,
+            norm,
+            state.bad_steps,
+            shown,
         )
         if state.bad_streak >= self.max_bad_steps:
             raise NonFiniteError(
-                f"{state.bad_streak} steps in a row had a non-finite loss or gradient (the last is step {step}); the "
-                "weights are those before the first of them. Lower optimizer.learning_rate, try --mixed-precision no, "
-                f"or check the audio of: {shown}"
+                f"{state.bad_streak} steps in a row had a non-finite loss or gradient (the last is "
+                f"step {step}); the weights are those before the first of them. Lower "
+                f"optimizer.learning_rate, try --mixed-precision no, or check the audio of: {shown}"
             )
 
 
@@ -269,7 +309,8 @@ def rates(window: Mapping[str, float]) -> dict[str, float]:
     """
     if window["seconds"] <= 0:
         return {}
-    seconds, parts = window["seconds"], {name: window[name] for name in PARTS}
+    seconds = window["seconds"]
+    parts = {name: window[name] for name in PARTS}
     return {
         "steps_per_second": window["steps"] / seconds,
         "utterances_per_second": window["utterances"] / seconds,
@@ -287,8 +328,12 @@ class PerformanceTracker:
     """Speed and memory of a run: since the last window, in this epoch, and in total."""
 
     def __init__(self, precision: str, accumulation_steps: int, device: torch.device) -> None:
-        self.precision, self.accumulation_steps, self.device = precision, accumulation_steps, device
-        self.total, self.epoch, self.window = Counter[str](), Counter[str](), Counter[str]()
+        self.precision = precision
+        self.accumulation_steps = accumulation_steps
+        self.device = device
+        self.total = Counter[str]()
+        self.epoch = Counter[str]()
+        self.window = Counter[str]()
 
     def update(self, seconds: float, utterances: int, parts: Mapping[str, float]) -> None:
         """Count one optimizer step; `parts` has the seconds of each of `PARTS`."""
@@ -297,12 +342,14 @@ class PerformanceTracker:
 
     def take_window(self) -> dict[str, float]:
         """The rates since the last call."""
-        window, self.window = self.window, Counter()
+        window = self.window
+        self.window = Counter()
         return rates(window)
 
     def take_epoch(self) -> dict[str, float]:
         """The rates of the epoch."""
-        window, self.epoch = self.epoch, Counter()
+        window = self.epoch
+        self.epoch = Counter()
         return rates(window)
 
     def summary(self, gpu_utilisation_percent: float | None = None) -> dict[str, Any]:
@@ -336,7 +383,10 @@ def performance_sentence(performance: Mapping[str, Any]) -> str:
         f"training: {performance['utterances_per_second']:.0f} utterances/s",
         f"waited for data {100 * performance['data_wait_share']:.0f} % of the time",
     ]
-    for key, what in (("process_peak_bytes", "peak memory"), ("device_peak_bytes", "peak memory of the GPU")):
+    for key, what in (
+        ("process_peak_bytes", "peak memory"),
+        ("device_peak_bytes", "peak memory of the GPU"),
+    ):
         facts += [f"{what} {human_bytes(performance[key])}"] if key in performance else []
     if "gpu_utilisation_percent" in performance:
         facts.append(f"GPU busy {performance['gpu_utilisation_percent']:.0f} % of the time")
@@ -355,10 +405,12 @@ class Progress:
         configuration: Mapping[str, Any] = MappingProxyType({}),
         steps_before: int = 0,
     ) -> None:
-        self.folder, self.show_bar = folder, show_bar and folder is not None
+        self.folder = folder
+        self.show_bar = show_bar and folder is not None
         # Trackers show a stage as a separate run whose steps continue from the previous stage.
         self._steps_before = steps_before
-        self._names, self._configuration = trackers, configuration
+        self._names = trackers
+        self._configuration = configuration
         self.num_lines = 0
         """Lines of metrics.jsonl."""
         self._file: GrowingFile | None = None
@@ -368,7 +420,9 @@ class Progress:
         self._shown_at = time.monotonic()
 
     def open(self, step: int, num_lines: int = 0) -> None:
-        """Start, or continue after `step` with `num_lines` records; later ones, left by a killed run, are removed."""
+        """Start, or continue after `step` with `num_lines` records; later ones, left by a killed
+        run, are removed.
+        """
         if self.folder is None:
             return
         path = self.folder / METRICS
@@ -378,14 +432,21 @@ class Progress:
             with atomic_write(path) as file:
                 file.writelines(kept)
         self._file = GrowingFile(path)
-        self._trackers = Trackers([*self._names], self.folder, self._configuration, self._steps_before + step)
+        self._trackers = Trackers(
+            [*self._names], self.folder, self._configuration, self._steps_before + step
+        )
 
     def start_epoch(self, epoch: int, max_epochs: int, num_batches: int, done: int) -> None:
-        """Show an epoch (from 0) of `num_batches`, `done` of them before a resume, in the run's single bar."""
-        self._epoch, self._share_of_batch = f"epoch {epoch + 1}/{max_epochs}", 1 / max(1, num_batches)
+        """Show an epoch (from 0) of `num_batches`, `done` of them before a resume, in the run's
+        single bar.
+        """
+        self._epoch = f"epoch {epoch + 1}/{max_epochs}"
+        self._share_of_batch = 1 / max(1, num_batches)
         position = epoch + done * self._share_of_batch
         if self._bar is None:
-            self._bar = Bar("training", max_epochs, done=position, note=self._note, is_shown=self.show_bar)
+            self._bar = Bar(
+                "training", max_epochs, done=position, note=self._note, is_shown=self.show_bar
+            )
         self._bar.done = position
 
     def advance(self, num_batches: int) -> None:
@@ -401,18 +462,29 @@ class Progress:
     def show(self, values: Mapping[str, Any]) -> None:
         """Show numbers in the bar; missing ones are left out."""
         self._shown_at = time.monotonic()
-        shown = [key for key in _SHOWN if key in values and (key != "data_wait_share" or values[key] >= SHOWN_WAIT)]
+        shown = [
+            key
+            for key in _SHOWN
+            if key in values and (key != "data_wait_share" or values[key] >= SHOWN_WAIT)
+        ]
         self._numbers = ", ".join(_SHOWN[key].format(values[key]) for key in shown)
 
     def _note(self) -> str:
         return ", ".join(filter(None, [self._epoch, self._numbers]))
 
     def record(self, kind: str, step: int, epoch: int, values: Mapping[str, Any]) -> None:
-        """Write a `step`, `epoch` or `evaluation` record to metrics.jsonl and the trackers; `epoch` counts from 1."""
+        """Write a `step`, `epoch` or `evaluation` record to metrics.jsonl and the trackers; `epoch`
+        counts from 1.
+        """
         if self._file is not None:
             # NaN is not valid JSON, and other programs fail on it.
-            plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
-            line = json.dumps({"kind": kind, "step": step, "epoch": epoch, **plain}, allow_nan=False)
+            plain = {
+                k: None if isinstance(v, float) and not math.isfinite(v) else v
+                for k, v in values.items()
+            }
+            line = json.dumps(
+                {"kind": kind, "step": step, "epoch": epoch, **plain}, allow_nan=False
+            )
             self.num_lines += self._file.append(f"{line}\n".encode())
         if self._trackers is not None:
             self._trackers.each("record", kind, self._steps_before + step, values)
@@ -453,13 +525,16 @@ def data_wait_advice(wait_share: float, facts: LoadingFacts) -> str:
     >>> data_wait_advice(0.05, LoadingFacts(0, 8, False, False, True, True))
     ''
     """
-    speed, more = facts.read_bytes_a_second, facts.cores - 1
+    speed = facts.read_bytes_a_second
+    more = facts.cores - 1
     what = "decodes a file" if facts.is_compressed else "opens a file"
-    # A slow disk comes first, because it limits all else; the rest is ordered from the cheapest to the most expensive.
+    # A slow disk comes first, because it limits all else; the rest is ordered from the cheapest to
+    # the most expensive.
     remedies = (
         (
             0 < speed < SLOW_DISK_BYTES_A_SECOND and not facts.is_packed,
-            f"the disk reads {speed / 1e6:.0f} MB/s; pack the corpus onto a faster one (speakernet pack)",
+            f"the disk reads {speed / 1e6:.0f} MB/s; pack the corpus onto a faster one (speakernet "
+            "pack)",
         ),
         # Costs nothing: the GPU is idle while it waits.
         (facts.augments_on_cpu and facts.has_gpu, "let the GPU augment (augment.device: auto)"),
@@ -470,12 +545,24 @@ def data_wait_advice(wait_share: float, facts: LoadingFacts) -> str:
         # One core is left for the training process itself.
         (
             facts.num_workers < more,
-            f"raise data.num_workers from {facts.num_workers} to {more} (this run may use {facts.cores} cores)",
+            f"raise data.num_workers from {facts.num_workers} to {more} (this run may use "
+            f"{facts.cores} cores)",
         ),
         (not facts.is_packed, f"pack the corpus (speakernet pack), since every crop {what}"),
-        (facts.augments_on_cpu, "all cores are busy augmenting; lower augment.probability or use more cores"),
-        (True, "the corpus is packed or in memory and all cores are busy; only more cores or faster memory help"),
+        (
+            facts.augments_on_cpu,
+            "all cores are busy augmenting; lower augment.probability or use more cores",
+        ),
+        (
+            True,
+            "the corpus is packed or in memory and all cores are busy; only more cores or faster "
+            "memory help",
+        ),
     )
     advice = next(remedy for applies, remedy in remedies if applies)
     is_worth_it = wait_share > ADVISED_SHARE
-    return f"training waits for data {100 * wait_share:.0f} % of the time: {advice}" if is_worth_it else ""
+    return (
+        f"training waits for data {100 * wait_share:.0f} % of the time: {advice}"
+        if is_worth_it
+        else ""
+    )

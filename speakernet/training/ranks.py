@@ -19,8 +19,8 @@ from speakernet.training.step import NUM_NUMBERS, NUM_REQUESTS, OneProcess
 class SeveralProcesses(OneProcess):
     """Ranks that share every batch, by DistributedDataParallel.
 
-    They exchange only gradients: loss, accuracy and requests travel as the gradient of an extra small parameter, in the
-    same collectives.
+    They exchange only gradients: loss, accuracy and requests travel as the gradient of an extra
+    small parameter, in the same collectives.
     """
 
     def __init__(self, net: nn.Module, loss: nn.Module, device: torch.device) -> None:
@@ -41,14 +41,17 @@ class SeveralProcesses(OneProcess):
             return
         self._trained = trained
         # Each rank has its own share of these, and computes the whole gradient of that share.
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self._all, sharded_names(self._all))
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
+            self._all, sharded_names(self._all)
+        )
         self._parallel = DistributedDataParallel(
             self._all,
             device_ids=[self._device.index] if self._device.type == "cuda" else None,
             gradient_as_bucket_view=True,
         )
-        # No broadcast before each step: running statistics are not read until `share_statistics` shares them. Set as
-        # an attribute because torch 2.14 warns about the argument and older versions lack its replacement.
+        # No broadcast before each step: running statistics are not read until `share_statistics`
+        # shares them. Set as an attribute because torch 2.14 warns about the argument and older
+        # versions lack its replacement.
         self._parallel.broadcast_buffers = False
 
     def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
@@ -81,17 +84,23 @@ class SeveralProcesses(OneProcess):
     def share_statistics(self) -> None:
         """Broadcast rank 0's statistics of norms that are not synchronised."""
         for norm in self._all.modules():
-            is_own = isinstance(norm, _BatchNorm) and not isinstance(norm, nn.SyncBatchNorm | SynchronizedNorm)
+            is_own = isinstance(norm, _BatchNorm) and not isinstance(
+                norm, nn.SyncBatchNorm | SynchronizedNorm
+            )
             if is_own and norm.track_running_stats:
                 for buffer in norm.buffers():
                     torch_distributed.broadcast(buffer, src=0)
 
     def close(self) -> None:
-        """Free the buckets: they take as much memory as the gradients, which the next stage needs."""
+        """Free the buckets: they take as much memory as the gradients, which the next stage
+        needs.
+        """
         self._parallel = None
 
     def _messages(self, numbers: Tensor, is_last: bool) -> Tensor:
-        """The messages of this rank: the numbers of a micro-batch and, with the last one, requests."""
+        """The messages of this rank: the numbers of a micro-batch and, with the last one,
+        requests.
+        """
         requests = self.requests() if is_last else ()
         sent = self._no_requests
         if any(requests):
@@ -113,11 +122,14 @@ class SeveralProcesses(OneProcess):
 
 
 class _Everything(nn.Module):
-    """All trainable parameters, for the exchange of their gradients; the loss is computed outside."""
+    """All trainable parameters, for the exchange of their gradients; the loss is computed
+    outside.
+    """
 
     def __init__(self, net: nn.Module, loss: nn.Module, device: torch.device) -> None:
         super().__init__()
-        self.net, self.loss = net, loss
+        self.net = net
+        self.loss = loss
         self.messages = nn.Parameter(torch.zeros(NUM_NUMBERS + NUM_REQUESTS, device=device))
 
     def forward(self, waveforms: Tensor) -> Tensor:
@@ -127,8 +139,9 @@ class _Everything(nn.Module):
 def gather_rows(rows: Tensor, shares: Sequence[int]) -> Tensor:
     """The rows of all ranks, in the order of the ranks.
 
-    Every rank must compute the same loss from them. In the backward pass each rank takes the gradient of its own rows
-    times the number of ranks, so that DistributedDataParallel's mean over the ranks is the gradient.
+    Every rank must compute the same loss from them. In the backward pass each rank takes the
+    gradient of its own rows times the number of ranks, so that DistributedDataParallel's mean over
+    the ranks is the gradient.
 
     Returns:
         (all rows, …); in one process `rows` itself.
@@ -144,7 +157,9 @@ class _GatherRows(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, shares: tuple[int, ...]) -> Tensor:
         rank = distributed.rank()
         assert shares[rank] == len(rows), "every rank knows the shares"
-        ctx.begin, ctx.end, ctx.world_size = sum(shares[:rank]), sum(shares[: rank + 1]), len(shares)
+        ctx.begin = sum(shares[:rank])
+        ctx.end = sum(shares[: rank + 1])
+        ctx.world_size = len(shares)
         # Padded to the longest share: every backend can gather equal lengths.
         padded = rows.new_zeros((max(shares), *rows.shape[1:]))
         padded[: len(rows)] = rows

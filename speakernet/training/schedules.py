@@ -1,7 +1,8 @@
 """Learning rate and margin as pure functions of the optimizer step.
 
-Everything follows from the number of steps done, so a resumed run needs no schedule state. The exception is `plateau`,
-which also needs the EERs of past evaluations and stores them as plain numbers.
+Everything follows from the number of steps done, so a resumed run needs no schedule state. The
+exception is `plateau`, which also needs the EERs of past evaluations and stores them as plain
+numbers.
 """
 
 import math
@@ -41,7 +42,8 @@ def step(options: StepOptions, top: float, epoch: float, num_epochs: float) -> f
 
 
 def exponential(options: ExponentialOptions, top: float, epoch: float, num_epochs: float) -> float:
-    """A smooth `step`; with `final_learning_rate` it falls from the top to that by a constant factor per epoch.
+    """A smooth `step`; with `final_learning_rate` it falls from the top to that by a constant
+    factor per epoch.
 
     >>> exponential(ExponentialOptions(final_learning_rate=0.01), 1.0, 20, 40)
     0.1
@@ -72,9 +74,12 @@ def cosine(options: FloorOptions, top: float, epoch: float, num_epochs: float) -
     return _half_cosine(top, options.final_learning_rate, _share(epoch, num_epochs))
 
 
-def cosine_restarts(options: CosineRestartsOptions, top: float, epoch: float, num_epochs: float) -> float:
+def cosine_restarts(
+    options: CosineRestartsOptions, top: float, epoch: float, num_epochs: float
+) -> float:
     """Successive half cosines, each `restart_factor` times as long as the previous (SGDR)."""
-    length, begin = options.restart_epochs, 0.0
+    length = options.restart_epochs
+    begin = 0.0
     # The tiny term makes 9.9999999 (a rounded 10) start the next cycle instead of ending this one.
     while epoch >= begin + length - 1e-9:
         begin += length
@@ -83,20 +88,25 @@ def cosine_restarts(options: CosineRestartsOptions, top: float, epoch: float, nu
 
 
 def one_cycle(options: OneCycleOptions, top: float, epoch: float, num_epochs: float) -> float:
-    """Half a cosine up from a 25th of the top, then half a cosine down to the floor (Smith and Topin)."""
+    """Half a cosine up from a 25th of the top, then half a cosine down to the floor (Smith and
+    Topin).
+    """
     share = _share(epoch, num_epochs)
     if share < options.peak_share:
         return _half_cosine(top / 25.0, top, share / options.peak_share)
     rest = 1.0 - options.peak_share
-    return _half_cosine(top, options.final_learning_rate, (share - options.peak_share) / rest if rest else 1.0)
+    return _half_cosine(
+        top, options.final_learning_rate, (share - options.peak_share) / rest if rest else 1.0
+    )
 
 
 class LearningRateSchedule:
-    """The learning rate of each optimizer step: linear warm-up, then the named shape over the remaining epochs.
+    """The learning rate of each optimizer step: linear warm-up, then the named shape over the
+    remaining epochs.
 
     Args:
-        options: options of the shape and the warm-up. With `warmup_overlaps` the shape starts with the run and the
-            warm-up multiplies it; otherwise the shape starts when the warm-up ends.
+        options: options of the shape and the warm-up. With `warmup_overlaps` the shape starts with
+            the run and the warm-up multiplies it; otherwise the shape starts when the warm-up ends.
         top: peak learning rate.
         steps_per_epoch: optimizer steps in one epoch.
         num_epochs: epochs of the whole run.
@@ -107,13 +117,22 @@ class LearningRateSchedule:
     """
 
     def __init__(
-        self, options: ScheduleOptions, top: float, *, steps_per_epoch: int, num_epochs: int, factor: float = 1.0
+        self,
+        options: ScheduleOptions,
+        top: float,
+        *,
+        steps_per_epoch: int,
+        num_epochs: int,
+        factor: float = 1.0,
     ) -> None:
         if isinstance(options, FloorOptions):
             # The floor must not exceed the top.
-            options = options.model_copy(update={"final_learning_rate": min(options.final_learning_rate, top)})
+            options = options.model_copy(
+                update={"final_learning_rate": min(options.final_learning_rate, top)}
+            )
         self.options = options
-        self.top, self.factor = top, factor
+        self.top = top
+        self.factor = factor
         self.steps_per_epoch = max(1, steps_per_epoch)
         self.num_epochs = num_epochs
         self._shape = lookup(SCHEDULES, options.name, "schedule").load()
@@ -125,12 +144,17 @@ class LearningRateSchedule:
         """Learning rate of the step that follows `step_number` finished steps."""
         epoch = step_number / self.steps_per_epoch
         warmup = self.options.warmup_epochs
-        # In epochs, not steps, so that the rate continues smoothly after a resume with a different batch size.
+        # In epochs, not steps, so that the rate continues smoothly after a resume with a different
+        # batch size.
         warmth = max(_WARMUP_FLOOR, epoch / warmup) if epoch < warmup else 1.0
         if epoch < self._shape_begins:
             return self.factor * self.top * warmth
         begin = self._shape_begins
-        rate = self.factor * warmth * self._shape(self.options, self.top, epoch - begin, self.num_epochs - begin)
+        rate = (
+            self.factor
+            * warmth
+            * self._shape(self.options, self.top, epoch - begin, self.num_epochs - begin)
+        )
         if not isinstance(self.options, PlateauOptions):
             return rate
         # Recounted from all EERs each time, so a resume needs no further state.
@@ -153,22 +177,26 @@ def plateau_drops(eers: list[float], patience: int) -> int:
     >>> plateau_drops([10.0, 8.0, 8.5, 8.1, 7.0], patience=2)
     1
     """
-    best, waited, drops = math.inf, 0, 0
+    best = math.inf
+    waited = 0
+    drops = 0
     for eer in eers:
         if eer < best:
-            best, waited = eer, 0
+            best = eer
+            waited = 0
             continue
         waited += 1
         if waited >= patience:
-            drops, waited = drops + 1, 0
+            drops = drops + 1
+            waited = 0
     return drops
 
 
 class MarginSchedule:
     """The margin of each step: constant, or a linear or exponential ramp between two epochs.
 
-    The exponential ramp is wespeaker's: initial + (full - initial) * (1 - 0.001 ** share), steep at first and then
-    flat, here divided by 0.999 so that it ends exactly at the full margin.
+    The exponential ramp is wespeaker's: initial + (full - initial) * (1 - 0.001 ** share), steep at
+    first and then flat, here divided by 0.999 so that it ends exactly at the full margin.
     """
 
     def __init__(self, options: ScheduleOptions, full: float, *, steps_per_epoch: int) -> None:

@@ -1,7 +1,9 @@
-"""One optimizer step: forward and backward passes of its micro-batches, clipping, rejection of non-finite numbers.
+"""One optimizer step: forward and backward passes of its micro-batches, clipping, rejection of
+non-finite numbers.
 
-Accumulation, compilation and several ranks are handled here, so the trainer has a single code path. Nothing here
-synchronises with the device (unless the optimizer cannot skip an update itself), so on a GPU the host runs ahead.
+Accumulation, compilation and several ranks are handled here, so the trainer has a single code path.
+Nothing here synchronises with the device (unless the optimizer cannot skip an update itself), so on
+a GPU the host runs ahead.
 """
 
 import contextlib
@@ -54,7 +56,9 @@ NUM_REQUESTS = 2
 
 @dataclasses.dataclass
 class StepOutcome:
-    """The results of one step, still on the device (0-d tensors), its utterances, and how long it took."""
+    """The results of one step, still on the device (0-d tensors), its utterances, and how long it
+    took.
+    """
 
     loss: Tensor
     accuracy: Tensor
@@ -62,7 +66,8 @@ class StepOutcome:
     is_bad: Tensor
     """Whether loss or gradient was not finite, so that the step was undone."""
     loss_is_bad: Tensor
-    """Whether the loss itself was not finite (with fp16 an overflow of the gradient alone is routine)."""
+    """Whether the loss itself was not finite (with fp16 an overflow of the gradient alone is
+    routine)."""
     num_utterances: int
     """Utterances on all ranks."""
     indices: Tensor
@@ -70,7 +75,8 @@ class StepOutcome:
     requests: list[bool] = dataclasses.field(default_factory=list)
     """What any rank requested; on several GPUs, in the previous step."""
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Seconds of `data`, `forward_backward` and `optimizer`; `processor` is this thread's CPU time without `data`."""
+    """Seconds of `data`, `forward_backward` and `optimizer`; `processor` is this thread's CPU time
+    without `data`."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -99,7 +105,9 @@ class OneProcess:
         return rows
 
     def backward(self, value: Tensor, numbers: Tensor, *, is_last: bool) -> None:
-        """Backward pass of a micro-batch; `numbers` (3,) are its weight, weighted loss and weighted accuracy."""
+        """Backward pass of a micro-batch; `numbers` (3,) are its weight, weighted loss and weighted
+        accuracy.
+        """
         value.backward()
 
     def totals(self, numbers: Tensor) -> Tensor:
@@ -131,11 +139,16 @@ class TrainingStep:
         compiler: Compiler | None = None,
         profiler: "StepProfiler | None" = None,
     ) -> None:
-        self.net, self.loss, self.optimizer, self.precision = net, loss, optimizer, precision
+        self.net = net
+        self.loss = loss
+        self.optimizer = optimizer
+        self.precision = precision
         self.max_grad_norm = options.max_grad_norm
-        self.utterances_per_speaker, self.gradient_cache = utterances_per_speaker, gradient_cache
+        self.utterances_per_speaker = utterances_per_speaker
+        self.gradient_cache = gradient_cache
         self.ranks = ranks or OneProcess(net)
-        self.compiler, self.profiler = compiler or Compiler(net, None), profiler
+        self.compiler = compiler or Compiler(net, None)
+        self.profiler = profiler
         self.guard = BufferGuard([net, loss])
         # Front-end components whose draws are keyed by utterance, or that warp vocal tracts.
         modules: list[Any] = list(net.modules())
@@ -146,15 +159,25 @@ class TrainingStep:
         self._parameters = parameters_of(optimizer)
         self._is_sharded = any(hasattr(one, ROW_SHARE) for one in self._parameters)
         # A fused optimizer on a GPU reads `found_inf` on the device; for others the host decides.
-        self._skips_on_device = precision.device.type == "cuda" and bool(optimizer.defaults.get("fused"))
+        self._skips_on_device = precision.device.type == "cuda" and bool(
+            optimizer.defaults.get("fused")
+        )
         self._reset()
 
     def run(
-        self, batches: "Iterator[BatchLike]", count: int, name: str, learning_rate: float, steps_left: float = 0
+        self,
+        batches: "Iterator[BatchLike]",
+        count: int,
+        name: str,
+        learning_rate: float,
+        steps_left: float = 0,
     ) -> StepOutcome:
-        """A step over the next `count` micro-batches; `steps_left` in the run decides whether compiling pays."""
+        """A step over the next `count` micro-batches; `steps_left` in the run decides whether
+        compiling pays.
+        """
         data = forward_backward = loading = 0.0
-        processor_begin, begin = time.thread_time(), time.perf_counter()
+        processor_begin = time.thread_time()
+        begin = time.perf_counter()
         mark = begin
         for number in range(count):
             distributed.work.at(f"the data of {name}")
@@ -162,17 +185,23 @@ class TrainingStep:
             with record_function("speakernet.data"):
                 batch = next(batches)
             loading += time.thread_time()
-            before, mark = mark, time.perf_counter()
+            before = mark
+            mark = time.perf_counter()
             data += mark - before
             distributed.work.at(name)
             self.add(batch, is_last=number + 1 == count)
-            before, mark = mark, time.perf_counter()
+            before = mark
+            mark = time.perf_counter()
             forward_backward += mark - before
         with record_function("speakernet.optimizer"):
             outcome = self.finish(learning_rate)
         outcome.requests = self.ranks.agreed
         outcome.seconds = {
-            **{"data": data, "forward_backward": forward_backward, "optimizer": time.perf_counter() - mark},
+            **{
+                "data": data,
+                "forward_backward": forward_backward,
+                "optimizer": time.perf_counter() - mark,
+            },
             "processor": time.thread_time() - processor_begin - loading,
         }
         if self.profiler is not None:
@@ -185,7 +214,11 @@ class TrainingStep:
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Between two steps: inside the block everything runs eagerly and nothing is profiled."""
-        eagerly = torch.compiler.set_stance("force_eager") if self.compiler.is_compiled else contextlib.nullcontext()
+        eagerly = (
+            torch.compiler.set_stance("force_eager")
+            if self.compiler.is_compiled
+            else contextlib.nullcontext()
+        )
         with eagerly, self.profiler.paused() if self.profiler else contextlib.nullcontext():
             yield
 
@@ -201,27 +234,34 @@ class TrainingStep:
         if self.gradient_cache:
             self._held.append(batch)
             return
-        # A loss that compares utterances, or whose head is sharded, is computed on every rank from all of them.
+        # A loss that compares utterances, or whose head is sharded, is computed on every rank from
+        # all of them.
         counted = sum(batch.shares) if self._sees_all else len(batch.labels)
         if not self._weight_unit:
             self._weight_unit = counted if self._sees_all else sum(batch.shares) / len(batch.shares)
-        # Weighted by number of utterances relative to the first micro-batch, so that fp16 gradients keep their scale.
+        # Weighted by number of utterances relative to the first micro-batch, so that fp16 gradients
+        # keep their scale.
         weight = counted / self._weight_unit
         with self.ranks.micro_batch(is_last):
             with record_function("speakernet.forward"), self.precision.autocast():
                 self.key_draws(batch)
-                embeddings, labels = self.ranks.embed(batch.waveforms), batch.labels
+                embeddings = self.ranks.embed(batch.waveforms)
+                labels = batch.labels
                 wanted = [] if self._teacher is None else [self._teacher.wanted(batch)]
                 if self._sees_all:
                     rows = [embeddings, labels, *wanted]
-                    embeddings, labels, *wanted = (self.ranks.rows_of_all(one, batch.shares) for one in rows)
+                    embeddings, labels, *wanted = (
+                        self.ranks.rows_of_all(one, batch.shares) for one in rows
+                    )
                 compare = self._compare if self.loss.is_metric else self.loss
                 value, accuracy = compare(embeddings, labels)
                 if wanted:
                     value = value + self._teacher(embeddings, *wanted, labels)
             numbers = self._record(value, accuracy, weight)
             with record_function("speakernet.backward"):
-                self.ranks.backward(value * (weight * self.precision.scale), numbers, is_last=is_last)
+                self.ranks.backward(
+                    value * (weight * self.precision.scale), numbers, is_last=is_last
+                )
 
     def finish(self, learning_rate: float) -> StepOutcome:
         """Clip, check, update the weights (or undo the step), and clear the gradients."""
@@ -231,11 +271,14 @@ class TrainingStep:
             self._two_passes()
         assert self._numbers is not None, "a micro-batch was added"
         weight, loss_sum, accuracy_sum = self.ranks.totals(self._numbers)
-        loss, accuracy = loss_sum / weight, accuracy_sum / weight
+        loss = loss_sum / weight
+        accuracy = accuracy_sum / weight
         # Dividing once at the end also handles a smaller last micro-batch.
         divisor = self.precision.scale * weight
         gradients = [p.grad for p in self._parameters if p.grad is not None]
-        norm = total_norm(self._parameters) if self._is_sharded else nn.utils.get_total_norm(gradients)
+        norm = (
+            total_norm(self._parameters) if self._is_sharded else nn.utils.get_total_norm(gradients)
+        )
         if self._is_sharded:
             gradients = [own_part(one) for one in gradients]
         norm = norm / divisor
@@ -245,7 +288,8 @@ class TrainingStep:
             coefficient = 1.0 / divisor
             if self.max_grad_norm > 0:
                 coefficient = coefficient * torch.clamp(self.max_grad_norm / (norm + 1e-6), max=1.0)
-            # Loss scale, weights and clipping in one kernel; clip_grad_norm_ would need another pass.
+            # Loss scale, weights and clipping in one kernel; clip_grad_norm_ would need another
+            # pass.
             torch._foreach_mul_(gradients, coefficient)
         if self._skips_on_device:
             # torch's fused kernels skip the update if found_inf is 1 (meant for GradScaler).
@@ -259,12 +303,15 @@ class TrainingStep:
         if self.precision.scales:
             self.precision.update(is_bad)
         self.optimizer.zero_grad(set_to_none=True)
-        indices, num_utterances = torch.cat(self.indices).detach(), self._num_utterances
+        indices = torch.cat(self.indices).detach()
+        num_utterances = self._num_utterances
         self._reset()
         return StepOutcome(loss, accuracy, norm, is_bad, loss_is_bad, num_utterances, indices)
 
     def key_draws(self, batch: "BatchLike") -> None:
-        """Pass the utterances and vocal tracts of a batch to the components that draw (masks, dither)."""
+        """Pass the utterances and vocal tracts of a batch to the components that draw (masks,
+        dither).
+        """
         for module in self._keyed:
             module.key_draws(batch.draw_key, batch.indices.numpy())
         for tracts in self._warping:
@@ -279,8 +326,8 @@ class TrainingStep:
             self.profiler.close()
 
     def _reset(self) -> None:
-        # State of the current step: rows of the training list; held batches, with the gradient cache; and the sums of
-        # weight, weighted loss and weighted accuracy over the micro-batches.
+        # State of the current step: rows of the training list; held batches, with the gradient
+        # cache; and the sums of weight, weighted loss and weighted accuracy over the micro-batches.
         self.indices: list[Tensor] = []
         self._held: list[BatchLike] = []
         self._weight_unit = 0.0
@@ -297,11 +344,16 @@ class TrainingStep:
         """Apply a metric loss: (batch, dim), (batch,) -> loss and accuracy (0-d)."""
         per_speaker = self.utterances_per_speaker
         # (speakers * utterances, dim) -> (speakers, utterances, dim)
-        return self.loss(embeddings.reshape(-1, per_speaker, embeddings.shape[-1]), labels[::per_speaker])
+        return self.loss(
+            embeddings.reshape(-1, per_speaker, embeddings.shape[-1]), labels[::per_speaker]
+        )
 
     def _two_passes(self) -> None:
-        """Embed everything without a graph, get the loss gradient of each embedding, then propagate them by batch."""
-        states, embeddings = [], []
+        """Embed everything without a graph, get the loss gradient of each embedding, then propagate
+        them by batch.
+        """
+        states = []
+        embeddings = []
         with torch.no_grad(), self.precision.autocast():
             for batch in self._held:
                 states.append(capture_random_state())
@@ -318,15 +370,20 @@ class TrainingStep:
             value, accuracy = self._compare(torch.cat(rows), torch.cat(labels))
         numbers = self._record(value, accuracy, 1.0)
         own = [one for one in self.loss.parameters() if one.requires_grad]
-        found = torch.autograd.grad(value * self.precision.scale, [*leaves, *own], allow_unused=True)
+        found = torch.autograd.grad(
+            value * self.precision.scale, [*leaves, *own], allow_unused=True
+        )
         after_loss = capture_random_state()
         is_learning = any(parameter.requires_grad for parameter in self.net.parameters())
-        for number, (batch, state, gradient) in enumerate(zip(self._held, states, found, strict=False)):
+        for number, (batch, state, gradient) in enumerate(
+            zip(self._held, states, found, strict=False)
+        ):
             is_last = number == len(self._held) - 1
             if not (is_learning or is_last):
                 # The network is frozen, and the head already has its gradient.
                 continue
-            # Draw the same dropout and masks as in the first pass, or the gradient would belong to other embeddings.
+            # Draw the same dropout and masks as in the first pass, or the gradient would belong to
+            # other embeddings.
             restore_random_state(state)
             with self.ranks.micro_batch(is_last):
                 self.key_draws(batch)

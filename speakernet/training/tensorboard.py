@@ -1,6 +1,8 @@
-"""A tracker for TensorBoard: curves with their intervals, the configuration, figures of the final evaluation.
+"""A tracker for TensorBoard: curves with their intervals, the configuration, figures of the final
+evaluation.
 
-Importing this file imports TensorBoard, which takes a second, so `trackers` does it only if requested.
+Importing this file imports TensorBoard, which takes a second, so `trackers` does it only if
+requested.
 """
 
 import struct
@@ -20,14 +22,18 @@ FLUSH_SECONDS = 5
 
 
 class EventFiles:
-    """Event files of one training run, continued after `step`: TensorBoard hides what a killed run wrote beyond it."""
+    """Event files of one training run, continued after `step`: TensorBoard hides what a killed run
+    wrote beyond it.
+    """
 
     def __init__(self, folder: Path, configuration: Mapping[str, Any], step: int) -> None:
         threading.excepthook = _hide_writer_failures
         # torch writes the purge step only if it is above 0.
         self._writer = SummaryWriter(str(folder), purge_step=step + 1, flush_secs=FLUSH_SECONDS)
         if configuration:
-            lines = yaml.safe_dump(dict(configuration), sort_keys=False, allow_unicode=True).splitlines()
+            lines = yaml.safe_dump(
+                dict(configuration), sort_keys=False, allow_unicode=True
+            ).splitlines()
             # TensorBoard renders Markdown, in which four spaces mark code.
             self._writer.add_text("configuration", "".join(f"    {line}\n" for line in lines), step)
 
@@ -36,7 +42,9 @@ class EventFiles:
         for tag, value in scalars(kind, values):
             self._writer.add_scalar(tag, value, step)
 
-    def results(self, step: int, figures: Mapping[str, Any], plots: Sequence[Path], model: Path) -> None:
+    def results(
+        self, step: int, figures: Mapping[str, Any], plots: Sequence[Path], model: Path
+    ) -> None:
         """Add figures and plots of the final evaluation; `step` is the last of the training."""
         self.record("test", step, figures)
         for path in plots:
@@ -44,7 +52,9 @@ class EventFiles:
             content = path.read_bytes()
             # Width and height are in the first block of every PNG.
             width, height = struct.unpack(">II", content[16:24])
-            image = Summary.Image(encoded_image_string=content, width=width, height=height, colorspace=4)
+            image = Summary.Image(
+                encoded_image_string=content, width=width, height=height, colorspace=4
+            )
             summary = Summary(value=[Summary.Value(tag=f"test/{path.stem}", image=image)])
             self._writer._get_file_writer().add_summary(summary, step)
 
@@ -54,7 +64,9 @@ class EventFiles:
 
 
 def _hide_writer_failures(arguments: threading.ExceptHookArgs) -> None:
-    """Hide the traceback if a failing disk ends TensorBoard's thread: the next record warns of the same error."""
+    """Hide the traceback if a failing disk ends TensorBoard's thread: the next record warns of the
+    same error.
+    """
     is_its_own = type(arguments.thread).__module__.startswith("tensorboard.")
     if not (is_its_own and issubclass(arguments.exc_type, OSError)):
         threading.__excepthook__(arguments)

@@ -1,8 +1,10 @@
-"""Trackers, which show the numbers of a run beyond its own files: TensorBoard, Weights & Biases, MLflow, CSV.
+"""Trackers, which show the numbers of a run beyond its own files: TensorBoard, Weights & Biases,
+MLflow, CSV.
 
-A tracker is created with a run folder, the configuration (empty after training) and the step after which it continues.
-It has `record(kind, step, values)`, `results(step, figures, plots, model)` for the final evaluation, and `close()`. Its
-library is imported only if needed. A tracker that fails is dropped and never ends a run.
+A tracker is created with a run folder, the configuration (empty after training) and the step after
+which it continues. It has `record(kind, step, values)`, `results(step, figures, plots, model)` for
+the final evaluation, and `close()`. Its library is imported only if needed. A tracker that fails is
+dropped and never ends a run.
 """
 
 import logging
@@ -26,8 +28,15 @@ TRACKERS = {
 """Name -> (required library, class)."""
 # `results.json` also has counts, checksums and times, which are not worth tracking.
 TEST_FIGURES = (
-    *("eer_percent", "eer_interval_percent", "min_dcf", "min_dcf_interval", "cllr", "min_cllr", "act_dcf"),
-    *("test_lists", "performance"),
+    "eer_percent",
+    "eer_interval_percent",
+    "min_dcf",
+    "min_dcf_interval",
+    "cllr",
+    "min_cllr",
+    "act_dcf",
+    "test_lists",
+    "performance",
 )
 
 
@@ -52,7 +61,11 @@ class Trackers:
             except Exception as error:
                 # Libraries raise anything: a full disk, no network, no account.
                 self.names.remove(name)
-                logger.warning("training.trackers: %s failed and gets no more records (%s)", name, error_line(error))
+                logger.warning(
+                    "training.trackers: %s failed and gets no more records (%s)",
+                    name,
+                    error_line(error),
+                )
 
 
 def scalars(kind: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
@@ -67,5 +80,7 @@ def scalars(kind: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]
             yield from scalars(tag, value)
         elif isinstance(value, list | tuple) and len(value) == 2:
             yield from scalars(tag, dict(zip(("low", "high"), value, strict=True)))
-        elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        elif (
+            isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        ):
             yield tag, value

@@ -1,7 +1,7 @@
 """The training loop, from the first step (or the last checkpoint) to the summary.
 
-It is independent of models, losses and audio. Read it from top to bottom: `train`, `train_epoch`, `run_step`,
-`judge_epoch`, `evaluate`, then checkpoints and logging.
+It is independent of models, losses and audio. Read it from top to bottom: `train`, `train_epoch`,
+`run_step`, `judge_epoch`, `evaluate`, then checkpoints and logging.
 """
 
 import contextlib
@@ -87,7 +87,8 @@ logger = logging.getLogger(__name__)
 STATISTICS_BATCHES = 50
 """Batches over which batch-norm statistics are measured after averaging."""
 SECONDS_TO_JUDGE = 10.0
-"""Training time before a warning about waiting for data: the first steps wait for caches and workers."""
+"""Training time before a warning about waiting for data: the first steps wait for caches and
+workers."""
 
 
 class Trainer:
@@ -112,22 +113,36 @@ class Trainer:
         stop: StopRequest | None = None,
         advise: Callable[[float], str] = lambda data_wait_share: "",
     ) -> None:
-        self.step, self.net, self.loss, self.optimizer = step, step.net, step.loss, step.optimizer
-        self.precision, self.loader, self.validate = step.precision, loader, validate
-        self.learning_rate, self.margin = learning_rate, margin
+        self.step = step
+        self.net = step.net
+        self.loss = step.loss
+        self.optimizer = step.optimizer
+        self.precision = step.precision
+        self.loader = loader
+        self.validate = validate
+        self.learning_rate = learning_rate
+        self.margin = margin
         self.freezing, self.average = (
             Freezing(self.net, options),
             WeightAverage(self.net, options.ema_decay, options.initial_weight),
         )
-        self.options, self.stage, self.stop = options, stage, stop or StopRequest()
+        self.options = options
+        self.stage = stage
+        self.stop = stop or StopRequest()
         step.ranks.requests = self._requests
-        self.store, self.progress, self.threads = store, progress, threads
-        self.model_contents, self.origin = model_contents, origin
+        self.store = store
+        self.progress = progress
+        self.threads = threads
+        self.model_contents = model_contents
+        self.origin = origin
         self.advise = advise
         self.state = TrainingState()
-        self.tracker = PerformanceTracker(step.precision.name, options.accumulation_steps, step.precision.device)
+        self.tracker = PerformanceTracker(
+            step.precision.name, options.accumulation_steps, step.precision.device
+        )
         self.recent = RecentSteps(options.max_bad_steps, loader.file_names)
-        # Components with state, by their name in last.pt, which also holds the loader's and the random state.
+        # Components with state, by their name in last.pt, which also holds the loader's and the
+        # random state.
         self.components: dict[str, Any] = {
             "net": net_state or self.net,
             "loss": self.loss,
@@ -153,17 +168,22 @@ class Trainer:
             for one in (self.progress, self.threads, self.step):
                 stack.callback(one.close)
             self._resume()
-            state, stage = self.state, self.stage
+            state = self.state
+            stage = self.stage
             if state.is_finished(self.options):
                 more = stage.more_epochs.format(max(state.epoch, self.options.max_epochs) + 10)
                 logger.info(
-                    "%s %s (%s, best EER %.2f %%%s): nothing to train. To continue: %s. To score: --eval "
-                    "--initial_model %s",
+                    "%s %s (%s, best EER %.2f %%%s): nothing to train. To continue: %s. To score: "
+                    "--eval --initial_model %s",
                     f"the {stage.name}" if stage.name else "this run",
                     "stopped early" if state.stopped_early else "is finished",
-                    *(counted(state.epoch, "epoch"), state.best_eer_percent),
-                    f" in the {state.best_stage}" if state.best_stage not in ("", stage.name) else "",
-                    *("a larger --patience" if state.stopped_early else more, self.store.best_path),
+                    counted(state.epoch, "epoch"),
+                    state.best_eer_percent,
+                    f" in the {state.best_stage}"
+                    if state.best_stage not in ("", stage.name)
+                    else "",
+                    "a larger --patience" if state.stopped_early else more,
+                    self.store.best_path,
                 )
                 return self.summary()
             self.progress.open(state.step, state.metrics_lines)
@@ -171,7 +191,8 @@ class Trainer:
                 try:
                     self._train_on()
                 except Stopped:
-                    # An interrupted evaluation keeps no results; the resumed run starts by repeating it.
+                    # An interrupted evaluation keeps no results; the resumed run starts by
+                    # repeating it.
                     self._stop_if_asked(saves=True)
             self.store.close()
             return self.summary()
@@ -195,9 +216,12 @@ class Trainer:
 
     def train_epoch(self) -> None:
         """Run the remaining steps of an epoch."""
-        state, num_batches = self.state, len(self.loader)
+        state = self.state
+        num_batches = len(self.loader)
         if state.batch == 0:
-            state.epoch_loss_sum, state.epoch_accuracy_sum, state.epoch_good_steps = 0.0, 0.0, 0
+            state.epoch_loss_sum = 0.0
+            state.epoch_accuracy_sum = 0.0
+            state.epoch_good_steps = 0
             self.loader.set_epoch(state.epoch)
         self.freezing.begin_training(state.epoch)
         self.loss.train()
@@ -207,16 +231,28 @@ class Trainer:
         while state.batch < num_batches:
             self.run_step(batches)
         self.recent.fetch_into(state, self.precision)
-        state.epoch, state.batch, state.awaits_evaluation = state.epoch + 1, 0, True
-        if not state.epoch_good_steps and (state.bad_streak or state.epoch >= self.options.max_epochs):
+        state.epoch = state.epoch + 1
+        state.batch = 0
+        state.awaits_evaluation = True
+        if not state.epoch_good_steps and (
+            state.bad_streak or state.epoch >= self.options.max_epochs
+        ):
             raise NonFiniteError(
-                f"epoch {state.epoch}: every step was undone, so there is nothing to evaluate. Lower "
-                "optimizer.learning_rate, try --mixed-precision no, or check the audio named in the log"
+                f"epoch {state.epoch}: every step was undone, so there is nothing to evaluate. "
+                "Lower optimizer.learning_rate, try --mixed-precision no, or check the audio named "
+                "in the log"
             )
         # Without a good step the mean is NaN: 0 would look like a perfect loss.
         good = state.epoch_good_steps or math.nan
-        values = {"loss": state.epoch_loss_sum / good, "accuracy_percent": state.epoch_accuracy_sum / good}
-        report = {**self.loader.epoch_report(), **self.tracker.take_epoch(), "bad_steps": state.bad_steps}
+        values = {
+            "loss": state.epoch_loss_sum / good,
+            "accuracy_percent": state.epoch_accuracy_sum / good,
+        }
+        report = {
+            **self.loader.epoch_report(),
+            **self.tracker.take_epoch(),
+            "bad_steps": state.bad_steps,
+        }
         self.progress.record("epoch", state.step, state.epoch, {**values, **report})
         shown = values["loss"], values["accuracy_percent"]
         logger.info("epoch %d%s: loss %.4f, accuracy %.2f %%", state.epoch, self._of_stage, *shown)
@@ -230,22 +266,30 @@ class Trainer:
     @property
     def position(self) -> float:
         """The position of the run in optimizer steps of the schedules."""
-        # Derived from epochs: the count of steps would be wrong if the batch size changed before a resume.
-        count, per_epoch = self.options.accumulation_steps, self.learning_rate.steps_per_epoch
-        done, in_epoch = -(-self.state.batch // count), -(-len(self.loader) // count)
+        # Derived from epochs: the count of steps would be wrong if the batch size changed before a
+        # resume.
+        count = self.options.accumulation_steps
+        per_epoch = self.learning_rate.steps_per_epoch
+        done = -(-self.state.batch // count)
+        in_epoch = -(-len(self.loader) // count)
         return self.state.epoch * per_epoch + done * (per_epoch / in_epoch)
 
     def run_step(self, batches: "Iterator[BatchLike]") -> None:
         """Take one optimizer step, then count, log and save as needed."""
-        begin, state, options, position = time.perf_counter(), self.state, self.options, self.position
+        begin = time.perf_counter()
+        state = self.state
+        options = self.options
+        position = self.position
         count = min(options.accumulation_steps, len(self.loader) - state.batch)
         if self.margin is not None:
             self.loss.margin = self.margin(position)  # type: ignore[assignment]
-        name, learning_rate = f"step {state.step + 1}", self.learning_rate(position)
+        name = f"step {state.step + 1}"
+        learning_rate = self.learning_rate(position)
         try:
             outcome = self.step.run(batches, count, name, learning_rate, self._num_steps - position)
         except Exception:
-            # The loader failed before the first micro-batch: the state is still that after the last step.
+            # The loader failed before the first micro-batch: the state is still that after the last
+            # step.
             if state.step and not self.step.indices and not distributed.is_distributed():
                 self.save_last()
                 self.store.close()
@@ -273,14 +317,17 @@ class Trainer:
             self._stop_if_asked(saves=True, agrees=stops)
 
     def _requests(self) -> list[bool]:
-        """This rank's requests after a step: to stop, and to save, which only rank 0's clock decides."""
+        """This rank's requests after a step: to stop, and to save, which only rank 0's clock
+        decides.
+        """
         minutes = self.options.save_minutes
         is_late = minutes > 0 and time.monotonic() - self._saved_at > 60 * minutes
         return [self.stop.number != 0, is_late and distributed.is_main()]
 
     def judge_epoch(self) -> None:
         """Evaluate if due, write checkpoints, decide on early stopping."""
-        state, options = self.state, self.options
+        state = self.state
+        options = self.options
         is_last = state.epoch >= options.max_epochs
         # A frozen network has not changed since its last evaluation.
         is_changed = state.epoch > options.freeze_epochs
@@ -289,7 +336,10 @@ class Trainer:
             self.learning_rate.observed_eers.append(self.evaluate())
             if options.patience and state.evaluations_without_gain >= options.patience:
                 state.stopped_early = True
-                logger.info("early stopping: no better EER in %d evaluations", state.evaluations_without_gain)
+                logger.info(
+                    "early stopping: no better EER in %d evaluations",
+                    state.evaluations_without_gain,
+                )
         if self.store.keep > 0 and (is_evaluated or options.average_checkpoints):
             # Include the head of the loss if it will be averaged too.
             head = {"head": self.loss.state_dict()} if options.average_checkpoints else {}
@@ -299,11 +349,14 @@ class Trainer:
         self.save_last()
 
     def evaluate(self, note: str = "", *, of_average: bool = True) -> float:
-        """Run `validate` on the weights (or their moving average); keep the best model. Returns the EER in percent.
+        """Run `validate` on the weights (or their moving average); keep the best model. Returns the
+        EER in percent.
 
-        `note` gives the reason for an evaluation that does not follow an epoch and so does not count towards patience.
+        `note` gives the reason for an evaluation that does not follow an epoch and so does not
+        count towards patience.
         """
-        start, state = time.perf_counter(), self.state
+        start = time.perf_counter()
+        state = self.state
         distributed.work.at(f"the evaluation after epoch {state.epoch}")
         with self._training_paused(of_average):
             begin = time.perf_counter()
@@ -315,8 +368,8 @@ class Trainer:
             # 0: nothing was evaluated yet.
             if state.trials_checksum and checksum != state.trials_checksum:
                 logger.warning(
-                    "the validation trials have changed (list, max_trials or seed): new EERs cannot be compared with "
-                    "the earlier %.2f %%, and best.pt is replaced",
+                    "the validation trials have changed (list, max_trials or seed): new EERs "
+                    "cannot be compared with the earlier %.2f %%, and best.pt is replaced",
                     state.best_eer_percent,
                 )
                 state.forget_best()
@@ -324,34 +377,50 @@ class Trainer:
                 self.learning_rate.load_state_dict({"observed_eers": []})
             state.trials_checksum = checksum
             if self.options.final_model == "last" or eer < state.best_eer_percent:
-                state.best_eer_percent, state.best_epoch, state.best_stage = eer, state.epoch, self.stage.name
+                state.best_eer_percent, state.best_epoch, state.best_stage = (
+                    eer,
+                    state.epoch,
+                    self.stage.name,
+                )
                 state.evaluations_without_gain = 0
                 self.store.save(self.store.best_path, self._model())
             elif not note:
                 state.evaluations_without_gain += 1
         state.seconds += time.perf_counter() - start
-        best, self._evaluation_seconds = state.best_eer_percent, seconds
+        best = state.best_eer_percent
+        self._evaluation_seconds = seconds
         values = {**metrics, "best_eer_percent": best, "evaluation_seconds": seconds, "note": note}
         self.progress.record("evaluation", state.step, state.epoch, values)
         lists = metrics.get("test_lists", {}).items()
         others = "".join(f", {name} {one['eer_percent']:.2f} %" for name, one in lists)
         logger.info(
             "evaluation after epoch %d%s%s: EER %.2f %%%s%s, %.1f s",
-            *(state.epoch, self._of_stage, note and f" ({note})", eer),
-            *("" if self.options.final_model == "last" else f" (best {best:.2f} %)", others, seconds),
+            state.epoch,
+            self._of_stage,
+            note and f" ({note})",
+            eer,
+            "" if self.options.final_model == "last" else f" (best {best:.2f} %)",
+            others,
+            seconds,
         )
         return eer
 
     @contextlib.contextmanager
     def _training_paused(self, of_average: bool) -> Iterator[None]:
-        """Prepare the network for an evaluation inside the block; training then continues undisturbed."""
-        # Training and evaluation allocate blocks of different sizes; freeing them avoids fragmentation.
+        """Prepare the network for an evaluation inside the block; training then continues
+        undisturbed.
+        """
+        # Training and evaluation allocate blocks of different sizes; freeing them avoids
+        # fragmentation.
         gc.collect()
         torch.cuda.empty_cache()
         # Evaluation must not change what training draws next.
         random_state = capture_random_state()
         is_averaged = of_average and self.average.is_kept
-        with self.average.applied() if is_averaged else contextlib.nullcontext(), self.step.paused():
+        with (
+            self.average.applied() if is_averaged else contextlib.nullcontext(),
+            self.step.paused(),
+        ):
             # Before the first step the average is the initial weights, whose statistics are right.
             if is_averaged and self.options.ema_statistics == "measured" and self.state.step > 0:
                 self._measure_statistics()
@@ -387,7 +456,9 @@ class Trainer:
         self.save_last()
 
     def _measure_statistics(self) -> None:
-        """Measure the batch-norm statistics: averaged weights need statistics of their own, not averaged ones."""
+        """Measure the batch-norm statistics: averaged weights need statistics of their own, not
+        averaged ones.
+        """
         self.loader.set_epoch(self.state.epoch)
         most = min(STATISTICS_BATCHES, len(self.loader))
         with (
@@ -407,7 +478,9 @@ class Trainer:
 
     def _resume(self) -> None:
         """Resume from the folder's checkpoint, or prepare the folder for a new run."""
-        state, options, store = self.state, self.options, self.store
+        state = self.state
+        options = self.options
+        store = self.store
         distributed.from_main(store.remove_leftovers)
         found = distributed.from_main(functools.partial(find_checkpoint, store.folder))
         if found is None:
@@ -422,13 +495,19 @@ class Trainer:
         best = distributed.from_main(store.best_summary)
         if best is None:
             state.forget_best()
-        # Another stage may have written a better best.pt, or this one's best was never written (a full disk).
-        elif (best["best_eer_percent"] < state.best_eer_percent) == (best.get("stage", "") != self.stage.name):
-            state.best_eer_percent, state.best_epoch = best["best_eer_percent"], best["epoch"]
+        # Another stage may have written a better best.pt, or this one's best was never written (a
+        # full disk).
+        elif (best["best_eer_percent"] < state.best_eer_percent) == (
+            best.get("stage", "") != self.stage.name
+        ):
+            state.best_eer_percent = best["best_eer_percent"]
+            state.best_epoch = best["epoch"]
             state.best_stage = best.get("stage", "")
         # max_epochs may now be lower than the number of finished epochs.
         wanted = max(options.max_epochs, state.epoch)
-        logger.info("resumed from %s: %d of %d epochs, step %d", source, state.epoch, wanted, state.step)
+        logger.info(
+            "resumed from %s: %d of %d epochs, step %d", source, state.epoch, wanted, state.step
+        )
         if not state.is_finished(options):
             distributed.from_main(self.stage.on_start)
         elif best is None:
@@ -437,9 +516,13 @@ class Trainer:
 
     def _restore(self, contents: Mapping[str, Any], source: object) -> None:
         """Restore every component from what `save_last` wrote."""
-        state, options, saved = self.state, self.options, contents.get("training")
+        state = self.state
+        options = self.options
+        saved = contents.get("training")
         if not isinstance(saved, dict) or "state" not in saved:
-            raise CheckpointError(f"{source} has a model but no training state; use it as --initial_model instead")
+            raise CheckpointError(
+                f"{source} has a model but no training state; use it as --initial_model instead"
+            )
         refuse_other_speakers(saved, self.origin, source)
         try:
             for name, component in self.components.items():
@@ -448,14 +531,20 @@ class Trainer:
             # Raised by a pretrained backbone whose files differ; its message says what to do.
             raise
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
-            changes = changed_options(saved.get("config", {}), self.origin.get("config", {}), TENSOR_SECTIONS)
+            changes = changed_options(
+                saved.get("config", {}), self.origin.get("config", {}), TENSOR_SECTIONS
+            )
             raise CheckpointError(
-                f"{source} was saved with a different model, loss, optimizer or number of speakers: "
-                f"{'; '.join(changes) or error_line(error)}. Change this back to resume, choose a different "
-                "--save_path, or remove the folder to start over"
+                f"{source} was saved with a different model, loss, optimizer or number of "
+                f"speakers: {'; '.join(changes) or error_line(error)}. Change this back to resume, "
+                "choose a different --save_path, or remove the folder to start over"
             ) from error
         log_changes(saved, self.origin, source)
-        with reading(source, "the training state of this program; choose a different --save_path", CheckpointError):
+        with reading(
+            source,
+            "the training state of this program; choose a different --save_path",
+            CheckpointError,
+        ):
             state.load(saved["state"])
             # Last, because loading may draw random numbers.
             restore_random_state(saved["random"])
@@ -487,7 +576,9 @@ class Trainer:
         self.store.save(self.store.last_path, {**self._model(is_last=True), "training": training})
 
     def _model(self, is_last: bool = False) -> dict[str, Any]:
-        """A model file's contents with the current weights; last.pt omits weights of a pretrained backbone's files."""
+        """A model file's contents with the current weights; last.pt omits weights of a pretrained
+        backbone's files.
+        """
         state = self.state
         summary = {
             "epoch": state.epoch,
@@ -511,12 +602,15 @@ class Trainer:
         if self.stop.agreed:
             self.store.close()
             stopped = Interrupted(self.stop.agreed)
-            logger.warning("stopped by %s after step %d; the same command resumes", stopped, self.state.step)
+            logger.warning(
+                "stopped by %s after step %d; the same command resumes", stopped, self.state.step
+            )
             raise stopped
 
     def summary(self) -> dict[str, Any]:
         """The results of the run, as plain values for the report."""
-        state, utilisation = self.state, self._utilisation.mean
+        state = self.state
+        utilisation = self._utilisation.mean
         performance = self.tracker.summary(utilisation)
         return {
             "epochs": state.epoch,
@@ -539,10 +633,13 @@ class Trainer:
 
     def _report_step(self, position: float) -> None:
         """Fetch, record and show the numbers that are due."""
-        options, step = self.options, self.state.step
-        is_recorded, is_shown = step % options.log_interval == 0, self.progress.is_due
-        # Fetching stalls the host until the device is done, so it is rare, but often enough to notice bad steps. Ranks
-        # fetch after the same steps, to gather the files of a bad one; `is_due` follows each rank's own clock.
+        options = self.options
+        step = self.state.step
+        is_recorded = step % options.log_interval == 0
+        is_shown = self.progress.is_due
+        # Fetching stalls the host until the device is done, so it is rare, but often enough to
+        # notice bad steps. Ranks fetch after the same steps, to gather the files of a bad one;
+        # `is_due` follows each rank's own clock.
         is_full = len(self.recent.outcomes) >= min(options.log_interval, options.max_bad_steps)
         if is_recorded or is_full or (is_shown and not distributed.is_distributed()):
             self.recent.fetch_into(self.state, self.precision)
@@ -555,11 +652,14 @@ class Trainer:
             self.progress.record("step", step, self.state.epoch + 1, values)
         elif is_shown:
             window = rates(self.tracker.window)
-            self.progress.show({**window, **self.recent.means(), "run_time_left": self._time_left(window)})
+            self.progress.show(
+                {**window, **self.recent.means(), "run_time_left": self._time_left(window)}
+            )
 
     def _time_left(self, rates_now: Mapping[str, Any]) -> str:
         """Time left for training and evaluations, at the speed of the latest ones."""
-        interval, last = self.options.test_interval, self.options.max_epochs
+        interval = self.options.test_interval
+        last = self.options.max_epochs
         evaluations = max(0, -(-last // interval) - self.state.epoch // interval)
         step_seconds = (self._num_steps - self.position) * rates_now.get("step_seconds", 0.0)
         return duration(step_seconds + evaluations * self._evaluation_seconds)

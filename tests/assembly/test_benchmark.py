@@ -14,7 +14,12 @@ from speakernet.assembly.inputs import Inputs
 from speakernet.cli import main
 from speakernet.config import load_config
 
-OPTIONS = ["--model.name=ResNet", "--model.embedding_dim=8", "--data.crop_frames=50", "--runtime.device=cpu"]
+OPTIONS = [
+    "--model.name=ResNet",
+    "--model.embedding_dim=8",
+    "--data.crop_frames=50",
+    "--runtime.device=cpu",
+]
 
 
 CPU = torch.device("cpu")
@@ -24,7 +29,9 @@ class FakeMachine:
     """Steps that run out of memory above `limit` items and take `cost(size)` seconds."""
 
     def __init__(self, limit: int, cost=float) -> None:
-        self.limit, self.cost, self.now = limit, cost, 0.0
+        self.limit = limit
+        self.cost = cost
+        self.now = 0.0
         self.tried: list[int] = []
         self.finder = BatchSizeFinder(nn.Linear(1, 1), int, self.step, clock=lambda: self.now)
 
@@ -43,8 +50,14 @@ def test_bisection(limit):
 
 
 def test_fastest_size():
-    # Seconds per step: 1 + size / 16 up to 32, then four times as long, as with cache misses. On a tie, the smallest.
-    assert FakeMachine(512, lambda size: (1 + size / 16) * (1 if size <= 32 else 4)).finder.find(1, 512) == 32
+    # Seconds per step: 1 + size / 16 up to 32, then four times as long, as with cache misses. On a
+    # tie, the smallest.
+    assert (
+        FakeMachine(512, lambda size: (1 + size / 16) * (1 if size <= 32 else 4)).finder.find(
+            1, 512
+        )
+        == 32
+    )
     assert FakeMachine(512, lambda size: size / 10).finder.find(4, 512) == 4
 
 
@@ -59,14 +72,20 @@ def test_errors():
 
 
 def test_memory_limit_of_a_cpu():
-    """Each item takes a megabyte; with a limit of 50 MB, 64 must never run, and a size that fails runs once."""
+    """Each item takes a megabyte; with a limit of 50 MB, 64 must never run, and a size that fails
+    runs once.
+    """
     sizes: list[int] = []
     # Each size runs four steps.
-    finder = BatchSizeFinder(nn.Linear(1, 1), int, sizes.append, 50 << 20, read_memory=lambda: (sum(sizes) << 20) // 4)
+    finder = BatchSizeFinder(
+        nn.Linear(1, 1), int, sizes.append, 50 << 20, read_memory=lambda: (sum(sizes) << 20) // 4
+    )
     finder.find(16, 256)
     assert max(sizes) < 64 and 44 <= finder.largest <= 50
     sizes.clear()
-    finder = BatchSizeFinder(nn.Linear(1, 1), int, sizes.append, 1 << 20, read_memory=lambda: len(sizes) << 30)
+    finder = BatchSizeFinder(
+        nn.Linear(1, 1), int, sizes.append, 1 << 20, read_memory=lambda: len(sizes) << 30
+    )
     with pytest.raises(ValueError, match=r"batch of 8 .*1\.0 MiB"):
         finder.find(8, 16)
     assert sizes == [8]
@@ -75,7 +94,9 @@ def test_memory_limit_of_a_cpu():
 def test_network_is_unchanged():
     net = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
     before = {name: value.clone() for name, value in net.state_dict().items()}
-    finder = BatchSizeFinder(net, lambda size: torch.randn(size, 3) + 5, lambda batch: net(batch).mean().backward())
+    finder = BatchSizeFinder(
+        net, lambda size: torch.randn(size, 3) + 5, lambda batch: net(batch).mean().backward()
+    )
     assert 2 <= finder.find(2, 16) <= 16
     assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
     assert all(parameter.grad is None for parameter in net.parameters())
@@ -98,7 +119,9 @@ def test_the_command(options, sizes, batch_sizes, capsys):
     assert main(["find-batch-size", *OPTIONS, *options.split()]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [int(line.split()[0]) for line in lines[: len(sizes)]] == sizes
-    assert len(lines) == len(sizes) + 2 and any(f"--batch_size {size}" in lines[-1] for size in batch_sizes)
+    assert len(lines) == len(sizes) + 2 and any(
+        f"--batch_size {size}" in lines[-1] for size in batch_sizes
+    )
 
 
 def measured(batch_size: int, throughput: float) -> Measurement:
@@ -110,7 +133,12 @@ def measured(batch_size: int, throughput: float) -> Measurement:
     [
         ((32, 100.0), (32, 100.0), 0, "keep --batch_size 32"),
         ((32, 100.0), (64, 110.0), 10**6, "keep --batch_size 32"),
-        ((64, 100.0), (32, 99.9), 10**6, "keep --batch_size 64; no size is clearly faster (32 by 0 %"),
+        (
+            (64, 100.0),
+            (32, 99.9),
+            10**6,
+            "keep --batch_size 64; no size is clearly faster (32 by 0 %",
+        ),
         ((32, 100.0), (64, 150.0), 1000, "keep --batch_size 32"),
         ((32, 100.0), (64, 150.0), 50_000, "use --batch_size 64 "),
         ((64, 100.0), (32, 150.0), 1000, "use --batch_size 32 "),
@@ -131,7 +159,8 @@ class FakeGpu:
 
     def __init__(self, monkeypatch, compiled=()):
         self.done: list[str] = []
-        self.compiled, self.count = list(compiled), 0
+        self.compiled = list(compiled)
+        self.count = 0
         monkeypatch.setattr(benchmark, "num_compiled", lambda: self.count)
         monkeypatch.setattr(benchmark, "synchronize", lambda device: self.done.append("waited"))
         monkeypatch.setattr(benchmark.time, "perf_counter", self.clock)
@@ -147,7 +176,13 @@ class FakeGpu:
 
 @pytest.mark.parametrize(
     ("compiled", "steps"),
-    [((), 5), ((1,), 5), ((1, 0, 0, 2), 7), ((0, 0, 0, 0, 1), 8), ((1,) * 500, benchmark.MAX_WARM_STEPS)],
+    [
+        ((), 5),
+        ((1,), 5),
+        ((1, 0, 0, 2), 7),
+        ((0, 0, 0, 0, 1), 8),
+        ((1,) * 500, benchmark.MAX_WARM_STEPS),
+    ],
 )
 def test_end_of_warm_up(monkeypatch, compiled, steps):
     machine = FakeGpu(monkeypatch, compiled)
@@ -157,7 +192,15 @@ def test_end_of_warm_up(monkeypatch, compiled, steps):
 def test_clock_waits_for_the_device(monkeypatch):
     machine = FakeGpu(monkeypatch)
     benchmark.time_steps(machine.step, 2, CPU, lambda: machine.done.append("warm"))
-    assert machine.done[machine.done.index("warm") :] == ["warm", "waited", "clock", "step", "step", "waited", "clock"]
+    assert machine.done[machine.done.index("warm") :] == [
+        "warm",
+        "waited",
+        "clock",
+        "step",
+        "step",
+        "waited",
+        "clock",
+    ]
     machine.done.clear()
     benchmark.time_batches(iter([1, 1]), 2, int, CPU)
     assert machine.done == ["clock", "clock", "clock", "waited", "clock"]
@@ -176,14 +219,20 @@ def test_arithmetic_of_the_peak(monkeypatch):
     gpu = torch.device("cuda")
     for allowed, name in ((True, "tf32"), (False, "float32")):
         monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allowed)
-        assert [benchmark.arithmetic_of(one, gpu) for one in ("no", "bf16", "fp16")] == [name, "bf16", "fp16"]
+        assert [benchmark.arithmetic_of(one, gpu) for one in ("no", "bf16", "fp16")] == [
+            name,
+            "bf16",
+            "fp16",
+        ]
     assert benchmark.arithmetic_of("no", CPU) == "float32"
 
 
 def test_flop_of_products():
     net = nn.Linear(8, 4)
     # Two inputs: forward, and the gradient of the weights.
-    assert benchmark.count_flop(lambda: net(torch.ones(2, 8)).sum().backward()) == 2 * (2 * 2 * 8 * 4)
+    assert benchmark.count_flop(lambda: net(torch.ones(2, 8)).sum().backward()) == 2 * (
+        2 * 2 * 8 * 4
+    )
 
 
 def test_ready_crops_cost_the_same(tiny_corpus):
@@ -192,11 +241,14 @@ def test_ready_crops_cost_the_same(tiny_corpus):
     config = load_config(words).config
     loader = build_training_loader(config, Inputs(config, CPU))
     first = next(iter(loader))
-    made, augmented = [], []
+    made = []
+    augmented = []
     maker = loader.maker
     read = maker.run
     maker.run = lambda requests: (made.append(1) or one for one in read(requests))
-    loader.augmenter = lambda waveforms, **keys: augmented.append(keys["rows"].tolist()) or waveforms.mul_(2)
+    loader.augmenter = lambda waveforms, **keys: (
+        augmented.append(keys["rows"].tolist()) or waveforms.mul_(2)
+    )
     loader.maker = ReadyCrops(maker)
     loader.set_epoch(0)
     batches = list(loader)

@@ -48,8 +48,15 @@ def evaluated(config, model, **how):
 
 
 def test_result_after_training(tiny_corpus, tmp_path, model):
-    options = ["--validation_list", str(tiny_corpus / "trials.txt"), "--data.validation_path", str(tiny_corpus)]
-    results = evaluated(configure(tiny_corpus, tmp_path, *options), model, after_training=True).results
+    options = [
+        "--validation_list",
+        str(tiny_corpus / "trials.txt"),
+        "--data.validation_path",
+        str(tiny_corpus),
+    ]
+    results = evaluated(
+        configure(tiny_corpus, tmp_path, *options), model, after_training=True
+    ).results
     rows = [line.split() for line in (tiny_corpus / "train_list.txt").read_text().splitlines()]
     seconds = sum(len(read_audio(tiny_corpus / path)) for _, path in rows) / 16000
     assert results.training == {
@@ -58,7 +65,9 @@ def test_result_after_training(tiny_corpus, tmp_path, model):
         "hours": round(seconds / 3600, 2),
     }
     assert [results.list_name(role) for role in ("trials", "training", "validation")] == [
-        *("trials.txt", "train_list.txt", "trials.txt")
+        "trials.txt",
+        "train_list.txt",
+        "trials.txt",
     ]
     net = SpeakerNet.named("ResNet", embedding_dim=16, model_options=SMALL)
     assert results.num_parameters == sum(weight.numel() for weight in net.parameters())
@@ -66,25 +75,56 @@ def test_result_after_training(tiny_corpus, tmp_path, model):
 
 
 def test_a_finished_run_keeps_a_later_calibration(tiny_corpus, tmp_path, model):
-    options = ["--validation_list", str(tiny_corpus / "trials.txt"), "--data.validation_path", str(tiny_corpus)]
+    options = [
+        "--validation_list",
+        str(tiny_corpus / "trials.txt"),
+        "--data.validation_path",
+        str(tiny_corpus),
+    ]
     config = configure(tiny_corpus, tmp_path, *options)
     evaluated(config, model, after_training=True)
     other = tmp_path / "other.txt"
-    other.write_text("".join((tiny_corpus / "trials.txt").read_text().splitlines(keepends=True)[::-1]))
-    assert main(["calibrate", "--model", str(model), "--trials", str(other), "--audio", str(tiny_corpus)]) == 0
+    other.write_text(
+        "".join((tiny_corpus / "trials.txt").read_text().splitlines(keepends=True)[::-1])
+    )
+    assert (
+        main(
+            [
+                "calibrate",
+                "--model",
+                str(model),
+                "--trials",
+                str(other),
+                "--audio",
+                str(tiny_corpus),
+            ]
+        )
+        == 0
+    )
     calibrated = read_checkpoint(model)["thresholds"]
     evaluated(config, model, after_training=True)
-    assert calibrated == read_checkpoint(model)["thresholds"] and calibrated[-1]["list"] == "other.txt"
+    assert (
+        calibrated == read_checkpoint(model)["thresholds"] and calibrated[-1]["list"] == "other.txt"
+    )
 
 
 def test_scoring_does_not_change_the_model_file(tiny_corpus, tmp_path, model):
     trials = str(tiny_corpus / "trials.txt")
-    options = ["--evaluation.score_norm", "as", "--evaluation.cohort_size", "5", "--evaluation.subtract_mean", "true"]
+    options = [
+        "--evaluation.score_norm",
+        "as",
+        "--evaluation.cohort_size",
+        "5",
+        "--evaluation.subtract_mean",
+        "true",
+    ]
     config = configure(tiny_corpus, tmp_path, *options, "--evaluation.calibration_list", trials)
     before = model.read_bytes()
     alone = evaluated(config, model).results
     assert model.read_bytes() == before and alone.cllr is not None and alone.thresholds
-    written = {path.relative_to(tmp_path).parts[:3] for path in tmp_path.rglob("*") if path.is_file()}
+    written = {
+        path.relative_to(tmp_path).parts[:3] for path in tmp_path.rglob("*") if path.is_file()
+    }
     assert written == {("best.pt",), ("tiny.yaml",), ("run", "eval", "trials")}
     fitted = evaluated(config, model, after_training=True).results
     contents = torch.load(model, weights_only=True)
@@ -103,14 +143,27 @@ def test_scoring_does_not_change_the_model_file(tiny_corpus, tmp_path, model):
 def test_cohort_with_speakers_of_the_trials(tiny_corpus, tmp_path, model):
     cohort = tmp_path / "cohort.txt"
     cohort.write_text("spk08 spk08/utt0.wav\nspk09 spk09/utt0.wav\nspk00 spk00/utt0.wav\n")
-    options = ["--score_norm", "s", "--cohort_list", str(cohort), "--evaluation.cohort_path", str(tiny_corpus)]
+    options = [
+        "--score_norm",
+        "s",
+        "--cohort_list",
+        str(cohort),
+        "--evaluation.cohort_path",
+        str(tiny_corpus),
+    ]
     warnings = evaluated(configure(tiny_corpus, tmp_path, *options), model).results.warnings
     assert any("spk08, spk09" in warning for warning in warnings)
 
 
 def test_mean_is_tied_to_the_embedding_mode(tiny_corpus, tmp_path, model):
     def score(*options):
-        options = ("--evaluation.subtract_mean", "true", "--evaluation.keep_embeddings", "false", *options)
+        options = (
+            "--evaluation.subtract_mean",
+            "true",
+            "--evaluation.keep_embeddings",
+            "false",
+            *options,
+        )
         evaluated(configure(tiny_corpus, tmp_path, *options), model, after_training=True)
         contents = torch.load(model, weights_only=True)
         return contents["embedding_mean"], contents["embedding_mean_of"]
@@ -125,21 +178,35 @@ def test_mean_is_tied_to_the_embedding_mode(tiny_corpus, tmp_path, model):
 
 @pytest.mark.parametrize("probability", [0.0, 0.5])
 def test_plda_through_microphones(tiny_corpus, tmp_path, model, probability):
-    options = ["--evaluation.plda", "true", "--eval_frames", "0", "--augment.microphone_probability", str(probability)]
+    options = [
+        "--evaluation.plda",
+        "true",
+        "--eval_frames",
+        "0",
+        "--augment.microphone_probability",
+        str(probability),
+    ]
     config = configure(tiny_corpus, tmp_path, *options)
     train = read_training_list(tiny_corpus / "train_list.txt")
     rows = speakernet.load(model, "cpu").embed([tiny_corpus / path for path in train.paths])
-    assert any("evaluation.plda" in warning for warning in evaluated(config, model).results.warnings)
+    assert any(
+        "evaluation.plda" in warning for warning in evaluated(config, model).results.warnings
+    )
     found = evaluated(config, model, after_training=True)
-    verifier, names = speakernet.load(model, "cpu"), list(found.trials.names)
+    verifier = speakernet.load(model, "cpu")
+    names = list(found.trials.names)
     pair = [tiny_corpus / names[side[0]] for side in (found.trials.enrol, found.trials.test)]
     assert found.scores[0] == pytest.approx(verifier.compare(*map(verifier.embed, pair)), rel=1e-3)
     # As recorded, it equals PLDA of the embeddings; through microphones it differs.
     by_hand = plda(rows.astype(np.float64), train.labels, shrinkage=SHRINKAGE)
     assert np.allclose(verifier.plda.between, by_hand.plda.between, rtol=1e-3) == (probability == 0)
     written = model.read_bytes()
-    assert not any("evaluation.plda" in warning for warning in evaluated(config, model).results.warnings)
-    np.testing.assert_array_equal(evaluated(config, model, after_training=True).scores, found.scores)
+    assert not any(
+        "evaluation.plda" in warning for warning in evaluated(config, model).results.warnings
+    )
+    np.testing.assert_array_equal(
+        evaluated(config, model, after_training=True).scores, found.scores
+    )
     assert model.read_bytes() == written, "written only once"
 
 
@@ -150,7 +217,9 @@ def test_impossible_plda_is_refused(tiny_corpus, tmp_path, capsys, options):
     path = write_recipe(tmp_path / "tiny.yaml", tiny_corpus, tmp_path / "run", SHORT)
     options = [one.format(list=tmp_path / "one_each.txt") for one in options]
     assert main(["train", "--config", str(path), "--evaluation.plda", "true", *options]) == 1
-    assert "evaluation.plda" in capsys.readouterr().err and not (tmp_path / "run" / "best.pt").exists()
+    assert (
+        "evaluation.plda" in capsys.readouterr().err and not (tmp_path / "run" / "best.pt").exists()
+    )
 
 
 def test_unlabelled_pairs(tiny_corpus, tmp_path, model):
@@ -159,14 +228,31 @@ def test_unlabelled_pairs(tiny_corpus, tmp_path, model):
     pairs.write_text("".join(line.partition(" ")[2] + "\n" for line in lines))
     options = ["--test_list", str(pairs), "--test_path", str(tiny_corpus)]
     before = evaluated(configure(tiny_corpus, tmp_path, *options), model)
-    assert before.llrs is None and before.decisions is not None and not before.decisions.says_more_than_scores
+    assert (
+        before.llrs is None
+        and before.decisions is not None
+        and not before.decisions.says_more_than_scores
+    )
     assert any(sentence.startswith("no decisions") for sentence in before.decisions.lines())
     fitting = ["--evaluation.calibration_list", str(tiny_corpus / "trials.txt")]
     evaluated(configure(tiny_corpus, tmp_path, *fitting), model, after_training=True)
     after = evaluated(configure(tiny_corpus, tmp_path, *options), model)
-    assert after.decisions is not None and after.decisions.header == ["enrol", "test", "score", "llr", "eer"]
-    assert len(after.llrs) == 20 and after.decisions.sentences()[0].endswith("(equal error rate on trials.txt)")
-    assert write_evaluation(tmp_path / "eval", after) == ["results.json", "scores.txt", "report.html", "decisions.csv"]
+    assert after.decisions is not None and after.decisions.header == [
+        "enrol",
+        "test",
+        "score",
+        "llr",
+        "eer",
+    ]
+    assert len(after.llrs) == 20 and after.decisions.sentences()[0].endswith(
+        "(equal error rate on trials.txt)"
+    )
+    assert write_evaluation(tmp_path / "eval", after) == [
+        "results.json",
+        "scores.txt",
+        "report.html",
+        "decisions.csv",
+    ]
 
 
 def config_of(*options):
@@ -190,49 +276,85 @@ def test_foreign_checkpoint_uses_the_configuration(tmp_path):
 
 def short_run(corpus, folder, *options):
     """The minimal command, with fewer epochs."""
-    lists = ("--train_list", str(corpus / "train_list.txt"), "--test_list", str(corpus / "trials.txt"))
-    short = ("--max_epoch", "2", "--data.num_workers", "0", "--runtime.device", "cpu", "--save_path", str(folder))
+    lists = (
+        "--train_list",
+        str(corpus / "train_list.txt"),
+        "--test_list",
+        str(corpus / "trials.txt"),
+    )
+    short = (
+        "--max_epoch",
+        "2",
+        "--data.num_workers",
+        "0",
+        "--runtime.device",
+        "cpu",
+        "--save_path",
+        str(folder),
+    )
     quick = ("--evaluation.bootstrap_samples", "0", "--data.crop_frames", "60")
     return main(["train", "--config", "small_data.yaml", *lists, *short, *quick, *options])
 
 
 def test_recipe_with_two_lists(tiny_corpus, tmp_path):
     """The reported trials choose neither epoch nor threshold, and are scored in float32."""
-    assert short_run(tiny_corpus, tmp_path, "--mixed-precision", "bf16", "--test_interval", "1") == 0
+    assert (
+        short_run(tiny_corpus, tmp_path, "--mixed-precision", "bf16", "--test_interval", "1") == 0
+    )
     results = json.loads((tmp_path / "results.json").read_text())
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [one["precision"] for one in lines if one["kind"] == "evaluation"] == ["bf16", "bf16"]
     assert results["precision"] == "float32"
     assert results["backend"]["embedding"] == "whole"
-    assert not any("chosen on this" in one or "calibration" in one for one in results.get("warnings", []))
+    assert not any(
+        "chosen on this" in one or "calibration" in one for one in results.get("warnings", [])
+    )
     kept = load_model_file(tmp_path / "best.pt").contents
     assert kept["training_summary"]["epoch"] == 2
     assert not kept.get("calibration") and not kept.get("thresholds")
 
 
 def test_seed_of_held_out_speakers(tiny_corpus):
-    listed = {"train_list": str(tiny_corpus / "train_list.txt"), "test_list": str(tiny_corpus / "trials.txt")}
+    listed = {
+        "train_list": str(tiny_corpus / "train_list.txt"),
+        "test_list": str(tiny_corpus / "trials.txt"),
+    }
 
     def inputs(seed):
         data = {**listed, "validation_speakers": 3}
         return Inputs(replaced(Config(), data=data, runtime={"seed": seed}), torch.device("cpu"))
 
-    first, again, other = inputs(1), inputs(1), inputs(5)
+    first = inputs(1)
+    again = inputs(1)
+    other = inputs(5)
     whole = read_training_list(listed["train_list"])
     trained = set(first.training.rows.speakers)
     judges = {name.split("/")[0] for name in first.validation.trials.names}
     assert len(judges) == 3 and trained | judges == set(whole.speakers) and not trained & judges
     assert first.checksums() == again.checksums()
-    assert first.validation.trials.checksum == again.validation.trials.checksum != other.validation.trials.checksum
+    assert (
+        first.validation.trials.checksum
+        == again.validation.trials.checksum
+        != other.validation.trials.checksum
+    )
     assert first.validation.source is first.training.source
     # Test and validation trials no longer default to each other.
-    assert with_default_paths(replaced(Config(), data={**listed, "validation_speakers": 3})).data.validation_list == ""
+    assert (
+        with_default_paths(
+            replaced(Config(), data={**listed, "validation_speakers": 3})
+        ).data.validation_list
+        == ""
+    )
     with pytest.raises(ConfigError, match="train_list"):
-        _ = Inputs(replaced(Config(), data={"validation_speakers": 3}), torch.device("cpu")).validation
+        _ = Inputs(
+            replaced(Config(), data={"validation_speakers": 3}), torch.device("cpu")
+        ).validation
 
 
 def test_damaged_trial_recording(tiny_corpus, tmp_path, capsys):
-    """The header is intact, so only decoding finds the damage; without the check, only after the last epoch."""
+    """The header is intact, so only decoding finds the damage; without the check, only after the
+    last epoch.
+    """
     corpus = tmp_path / "corpus"
     shutil.copytree(tiny_corpus, corpus)
     name = read_trials(corpus / "trials.txt").names[0]
@@ -242,7 +364,9 @@ def test_damaged_trial_recording(tiny_corpus, tmp_path, capsys):
     content = bytearray(damaged.read_bytes())
     content[len(content) // 2 :] = bytes(len(content) - len(content) // 2)
     damaged.write_bytes(bytes(content))
-    (corpus / "trials.txt").write_text((corpus / "trials.txt").read_text().replace(name, "damaged.flac"))
+    (corpus / "trials.txt").write_text(
+        (corpus / "trials.txt").read_text().replace(name, "damaged.flac")
+    )
     assert short_run(corpus, tmp_path / "run") == 1
     assert "damaged: 1 undecodable file" in capsys.readouterr().err
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
@@ -250,7 +374,9 @@ def test_damaged_trial_recording(tiny_corpus, tmp_path, capsys):
 
 def test_disk_space_for_a_checkpoint(tiny_corpus, tmp_path, capsys, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr("speakernet.assembly.runs.shutil.disk_usage", lambda _: usage._replace(free=400 << 10))
+    monkeypatch.setattr(
+        "speakernet.assembly.runs.shutil.disk_usage", lambda _: usage._replace(free=400 << 10)
+    )
     assert short_run(tiny_corpus, tmp_path / "run") == 1
     printed = capsys.readouterr().err
     assert "400.0 KiB" in printed and "--save_path" in printed

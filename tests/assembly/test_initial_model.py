@@ -1,4 +1,6 @@
-"""Training from a model file: the run takes its network, refuses contradictions and reports the gain."""
+"""Training from a model file: the run takes its network, refuses contradictions and reports the
+gain.
+"""
 
 import json
 
@@ -38,7 +40,9 @@ FIT = {"inputs": ["score"], "weights": [2.0], "offset": 0.1, "prior": 0.5, "back
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory):
-    """A model file without default values: a different front end, size and width, with a mean and a threshold."""
+    """A model file without default values: a different front end, size and width, with a mean and a
+    threshold.
+    """
     torch.manual_seed(5)
     options = {"channels": 8, "blocks": [1, 1, 1, 1], "stem_stride": 2}
     net = SpeakerNet.named("ResNet", "ASP", 24, options, "fbank", FRONT_END, sample_rate=8000)
@@ -50,7 +54,11 @@ def given(tmp_path_factory):
         embedding_mean_of={"embedding": "theirs"},
         calibration={"fits": [FIT]},
         thresholds=[{"name": "theirs", "threshold": 0.5, "backend": {"theirs": 1}}],
-        training_summary={"imported_from": "somebody", "licence": "CC BY 4.0", "trained_on": "their voices"},
+        training_summary={
+            "imported_from": "somebody",
+            "licence": "CC BY 4.0",
+            "trained_on": "their voices",
+        },
     )
     write_checkpoint(path, contents)
     return path
@@ -75,9 +83,17 @@ def results_of(run):
 def test_network_comes_from_the_file(given, recipe):
     loaded = load_configuration(["--config", str(recipe), "--initial_model", str(given)])
     config = loaded.config
-    assert (config.model.name, config.model.pooling, config.model.embedding_dim) == ("ResNet", "ASP", 24)
+    assert (config.model.name, config.model.pooling, config.model.embedding_dim) == (
+        "ResNet",
+        "ASP",
+        24,
+    )
     assert (config.model.options.channels, config.model.options.blocks) == (8, [1, 1, 1, 1])
-    assert (config.frontend.name, config.frontend.num_mels, config.frontend.window) == ("fbank", 24, "povey")
+    assert (config.frontend.name, config.frontend.num_mels, config.frontend.window) == (
+        "fbank",
+        24,
+        "povey",
+    )
     assert config.data.sample_rate == 8000
     # A scored model file describes itself; the configuration keeps the values of its files.
     scored = load_configuration(["--config", str(recipe), "--eval", "--initial_model", str(given)])
@@ -89,20 +105,37 @@ def test_fine_tuning(given, recipe, tmp_path, capsys):
     run = tmp_path / "run"
     # Enough epochs to beat random weights.
     assert train(recipe, given, run, "--max_epoch", "4", "--lr", "0.01") == 0
-    best, start = read_own_checkpoint(run / "best.pt"), read_own_checkpoint(given)
+    best = read_own_checkpoint(run / "best.pt")
+    start = read_own_checkpoint(given)
     assert best["training_summary"]["epoch"] > 0
-    assert not torch.equal(best["weights"]["embedding.weight"], start["weights"]["embedding.weight"])
-    assert best["embedding_mean"] is None or not torch.equal(best["embedding_mean"], start["embedding_mean"])
+    assert not torch.equal(
+        best["weights"]["embedding.weight"], start["weights"]["embedding.weight"]
+    )
+    assert best["embedding_mean"] is None or not torch.equal(
+        best["embedding_mean"], start["embedding_mean"]
+    )
     # Thresholds of the old weights are wrong for the new ones.
     assert "theirs" not in json.dumps([best["thresholds"], best["calibration"]])
     facts = best["training_summary"]["initial_model"]
-    assert (facts["file"], facts["licence"], facts["trained_on"]) == ("theirs.pt", "CC BY 4.0", "their voices")
+    assert (facts["file"], facts["licence"], facts["trained_on"]) == (
+        "theirs.pt",
+        "CC BY 4.0",
+        "their voices",
+    )
     initial = results_of(run)["initial_model"]
-    assert not initial["stayed_best"] and set(initial) >= {"eer_percent", "min_dcf", "best_less_initial", "sha256"}
+    assert not initial["stayed_best"] and set(initial) >= {
+        "eer_percent",
+        "min_dcf",
+        "best_less_initial",
+        "sha256",
+    }
     difference = initial["best_less_initial"]["EER"]["value"]
     assert difference == pytest.approx(results_of(run)["eer_percent"] - initial["eer_percent"])
     printed = capsys.readouterr().out
-    assert "held-out EER: " in printed and "EER (%): best.pt is better than the initial model by" in printed
+    assert (
+        "held-out EER: " in printed
+        and "EER (%): best.pt is better than the initial model by" in printed
+    )
     assert "best.pt is better than the initial model" in (run / "report.html").read_text()
     assert given.read_bytes() == before
 
@@ -111,17 +144,30 @@ def test_no_gain_keeps_the_initial_weights(given, recipe, tmp_path, caplog):
     run = tmp_path / "run"
     # A step too small to change any score.
     floor = ("--frontend.energy_floor_db", "20")
-    assert train(recipe, given, run, "--lr", "1e-12", "--training.freeze_norm_statistics", "true", *floor) == 0
-    best, start = read_own_checkpoint(run / "best.pt"), read_own_checkpoint(given)
-    assert all(torch.equal(best["weights"][name], value) for name, value in start["weights"].items())
+    assert (
+        train(
+            recipe, given, run, "--lr", "1e-12", "--training.freeze_norm_statistics", "true", *floor
+        )
+        == 0
+    )
+    best = read_own_checkpoint(run / "best.pt")
+    start = read_own_checkpoint(given)
+    assert all(
+        torch.equal(best["weights"][name], value) for name, value in start["weights"].items()
+    )
     # Options for narrow-band recordings may differ from the file.
     assert (
-        best["front_end"]["options"]["energy_floor_db"] == 20 != start["front_end"]["options"].get("energy_floor_db", 0)
+        best["front_end"]["options"]["energy_floor_db"]
+        == 20
+        != start["front_end"]["options"].get("energy_floor_db", 0)
     )
     assert "no epoch was better than the initial model" in caplog.text
     results = results_of(run)
     # The initial model is not compared with itself.
-    assert results["initial_model"]["stayed_best"] and "best_less_initial" not in results["initial_model"]
+    assert (
+        results["initial_model"]["stayed_best"]
+        and "best_less_initial" not in results["initial_model"]
+    )
     assert len(results["initial_model"]["sentences"]) == 1
     assert any("no epoch was better than the initial model" in one for one in results["warnings"])
     assert "no epoch was better than the initial model" in (run / "report.html").read_text()
@@ -131,18 +177,34 @@ def test_better_initial_model_is_warned_of(given, recipe, tiny_corpus, monkeypat
     trials = read_trials(tiny_corpus / "trials.txt")
     monkeypatch.setattr(fine_tuning, "scores_of_model", lambda *_: trials.labels.astype(float))
     config = load_configuration(["--config", str(recipe), "--initial_model", str(given)]).config
-    scored = Evaluation(trials, -1.0 * trials.labels, Results(eer_percent=100.0), None, None, speakers_of(trials))
-    summary = {"initial_eer_percent": 9.0, "best_eer_percent": 8.0, "best_epoch": 2, "best_stage": ""}
+    scored = Evaluation(
+        trials, -1.0 * trials.labels, Results(eer_percent=100.0), None, None, speakers_of(trials)
+    )
+    summary = {
+        "initial_eer_percent": 9.0,
+        "best_eer_percent": 8.0,
+        "best_epoch": 2,
+        "best_stage": "",
+    }
     results = fine_tuning.compared_with_initial_model(config, None, summary, scored).results
     assert "the initial model is better than best.pt by 100.000" in results.warnings[0]
 
 
 MISTAKES = {
-    "embedding": (["--nOut", "32"], ["model.embedding_dim is 24 in the file, 32 in the configuration"]),
+    "embedding": (
+        ["--nOut", "32"],
+        ["model.embedding_dim is 24 in the file, 32 in the configuration"],
+    ),
     "front end": (["--frontend.name", "log_mel"], ["frontend.name is fbank in the file, log_mel"]),
-    "network": (["--model", "ResNetSE34L"], ["theirs.pt", "model.name is ResNet in the file, ResNetSE34L"]),
+    "network": (
+        ["--model", "ResNetSE34L"],
+        ["theirs.pt", "model.name is ResNet in the file, ResNetSE34L"],
+    ),
     "never thawed": (["--max_epoch", "1"], ["training.freeze_epochs is 1", "only 1 epoch"]),
-    "no head": (["--trainfunc", "angleproto", "--nPerSpeaker", "2"], ["training.freeze_epochs is 1", "angleproto"]),
+    "no head": (
+        ["--trainfunc", "angleproto", "--nPerSpeaker", "2"],
+        ["training.freeze_epochs is 1", "angleproto"],
+    ),
     "none given": (["--initial_model", ""], ["training.freeze_epochs: 1", "--initial_model"]),
 }
 

@@ -1,4 +1,6 @@
-"""The inputs of a run: default paths, lists and headers read once, one corpus and a share of the batch per rank."""
+"""The inputs of a run: default paths, lists and headers read once, one corpus and a share of the
+batch per rank.
+"""
 
 import builtins
 import io
@@ -38,7 +40,11 @@ def opened(lists, monkeypatch):
     original = open
 
     def recording(file, *arguments, **options):
-        if isinstance(file, str | Path) and Path(file).name in ("train.txt", "validation.txt", "test.txt"):
+        if isinstance(file, str | Path) and Path(file).name in (
+            "train.txt",
+            "validation.txt",
+            "test.txt",
+        ):
             found.append(Path(file).name)
         return original(file, *arguments, **options)
 
@@ -68,7 +74,9 @@ def lists(tiny_corpus, tmp_path):
     trials = (tiny_corpus / "trials.txt").read_text(encoding="utf-8").splitlines(keepends=True)
     (tmp_path / "train.txt").write_bytes((tiny_corpus / "train_list.txt").read_bytes())
     (tmp_path / "validation.txt").write_text("".join(trials), encoding="utf-8")
-    (tmp_path / "test.txt").write_text("".join(line for line in trials if "spk13" not in line), encoding="utf-8")
+    (tmp_path / "test.txt").write_text(
+        "".join(line for line in trials if "spk13" not in line), encoding="utf-8"
+    )
     return tmp_path
 
 
@@ -76,11 +84,18 @@ CHANGES: dict[str, Any] = {
     "data": {"batch_size": 8, "crop_frames": 50},
     "training": {"max_epochs": 1, "large_margin_epochs": 1, "large_margin_crop_frames": 60},
     "evaluation": {
-        **{"num_crops": 1, "eval_frames": 60, "bootstrap_samples": 0, "subtract_mean": True, "mean_utterances": 7},
+        **{
+            "num_crops": 1,
+            "eval_frames": 60,
+            "bootstrap_samples": 0,
+            "subtract_mean": True,
+            "mean_utterances": 7,
+        },
         **{"score_norm": "as", "cohort_utterances": 1, "cohort_size": 4},
     },
 }
-"""One epoch and a second stage of one epoch, with every option of scoring that needs the training list."""
+"""One epoch and a second stage of one epoch, with every option of scoring that needs the training
+list."""
 
 
 def loaded(lists, corpus, *options):
@@ -93,23 +108,33 @@ def test_lists_are_read_once(lists, tiny_corpus, opened, looked_up, caplog):
     caplog.set_level("INFO", "speakernet")
     train_experiment(loaded(lists, tiny_corpus))
     assert sorted(opened) == ["test.txt", "train.txt", "validation.txt"]
-    # The training list (32), the names of the trials (18 and 15), the utterances of the mean and of the cohort.
+    # The training list (32), the names of the trials (18 and 15), the utterances of the mean and of
+    # the cohort.
     assert sorted(looked_up) == [7, 8, 15, 18, 32]
     assert sum(message.startswith("device: ") for message in caplog.messages) == 1
-    assert (lists / "run" / "large_margin" / "best.pt").is_file() and (lists / "run" / "report.html").is_file()
+    assert (lists / "run" / "large_margin" / "best.pt").is_file() and (
+        lists / "run" / "report.html"
+    ).is_file()
 
 
 def test_scoring_reads_one_list(lists, tiny_corpus, opened, looked_up):
     model = lists / "model.pt"
     write_checkpoint(model, model_file_contents(small_network("ResNet"), loss_normalizes=True))
-    plain = ["--evaluation.subtract_mean=false", "--evaluation.score_norm=none", f"--training.initial_model={model}"]
+    plain = [
+        "--evaluation.subtract_mean=false",
+        "--evaluation.score_norm=none",
+        f"--training.initial_model={model}",
+    ]
     score_experiment(loaded(lists, tiny_corpus, *plain))
     assert opened == ["test.txt"] and looked_up == [15]
 
 
 def test_two_names_of_a_list(tiny_corpus, monkeypatch):
     monkeypatch.chdir(tiny_corpus)
-    config = replaced(Config(), data={"train_list": "train_list.txt", "test_list": str(tiny_corpus / "trials.txt")})
+    config = replaced(
+        Config(),
+        data={"train_list": "train_list.txt", "test_list": str(tiny_corpus / "trials.txt")},
+    )
     inputs = Inputs(config, CPU)
     assert inputs.validation.trials is inputs.test.trials
     assert inputs.training.source is inputs.test.source
@@ -123,7 +148,9 @@ def test_default_paths():
     data = with_default_paths(replaced(Config(), data=given)).data
     assert (data.train_path, data.test_path) == ("a", "c")
     assert (data.validation_list, data.validation_path) == ("b/test.txt", "c")
-    data = with_default_paths(replaced(Config(), data={"validation_list": "b/v.txt", "test_path": "c"})).data
+    data = with_default_paths(
+        replaced(Config(), data={"validation_list": "b/v.txt", "test_path": "c"})
+    ).data
     assert (data.test_list, data.test_path, data.validation_path) == ("b/v.txt", "b", "b")
 
 
@@ -132,7 +159,9 @@ NAMES = [f"s{speaker}/{utterance}.wav" for speaker in range(2) for utterance in 
 
 @pytest.fixture(scope="module")
 def disks(tmp_path_factory):
-    """The same six utterances as files, packed, and packed in parts; and packed with one utterance replaced."""
+    """The same six utterances as files, packed, and packed in parts; and packed with one utterance
+    replaced.
+    """
     root = tmp_path_factory.mktemp("disks")
     for row, name in enumerate(NAMES):
         (root / "files" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -152,7 +181,12 @@ def disks(tmp_path_factory):
 
 def found_by(disks, audio):
     """The checksums of a rank with this audio."""
-    lists = ["--data.train_list", str(disks / "train.txt"), "--data.test_list", str(disks / "trials.txt")]
+    lists = [
+        "--data.train_list",
+        str(disks / "train.txt"),
+        "--data.test_list",
+        str(disks / "trials.txt"),
+    ]
     where = ["--data.train_path", str(disks / audio), "--data.test_path", str(disks / audio)]
     config = load_config([*lists, *where]).config
     return Inputs(config, CPU).checksums()
@@ -164,7 +198,11 @@ def compare_ranks(monkeypatch):
 
     def agree(own, other):
         def gather(value):
-            return [value, other] if isinstance(value, dict) else [value, "" if other != own else value]
+            return (
+                [value, other]
+                if isinstance(value, dict)
+                else [value, "" if other != own else value]
+            )
 
         monkeypatch.setattr(distributed, "is_distributed", lambda: True)
         monkeypatch.setattr(distributed, "gather_objects", gather)
@@ -204,7 +242,10 @@ def build(corpus, monkeypatch, world_size, rank, *options):
 def test_shares_of_a_batch(tiny_corpus, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     whole = list(build(tiny_corpus, monkeypatch, 1, 0, "--data.batch_size", "8"))
-    ranks = [list(build(tiny_corpus, monkeypatch, 3, rank, "--data.batch_size", "8")) for rank in range(3)]
+    ranks = [
+        list(build(tiny_corpus, monkeypatch, 3, rank, "--data.batch_size", "8"))
+        for rank in range(3)
+    ]
     assert "2 or 3 each" in caplog.text
     for parts in zip(whole, *ranks, strict=True):
         assert torch.equal(parts[0].waveforms, torch.cat([one.waveforms for one in parts[1:]]))
@@ -218,7 +259,14 @@ def test_shares_of_a_batch(tiny_corpus, monkeypatch, caplog):
         ["--data.batch_size", "2"],
         # Crops of several lengths: each batch has an even number.
         ["--data.batch_size", "4", "--data.crop_frames_max", "40"],
-        ["--data.batch_size", "2", "--data.utterances_per_speaker", "3", "--loss.name", "angleproto"],
+        [
+            "--data.batch_size",
+            "2",
+            "--data.utterances_per_speaker",
+            "3",
+            "--loss.name",
+            "angleproto",
+        ],
     ],
 )
 def test_fewer_utterances_than_ranks(tiny_corpus, monkeypatch, options):

@@ -1,4 +1,6 @@
-"""Published models by name, from a local hub and a local address: checked, interrupted, private, offline; pushed."""
+"""Published models by name, from a local hub and a local address: checked, interrupted, private,
+offline; pushed.
+"""
 
 import functools
 import http.server
@@ -19,10 +21,18 @@ from speakernet.models.importers import PUBLISHED
 from tests.hub_server import TOKEN, local_hub
 from tests.models.test_published_models import GOLDEN, contents_of, golden_features
 
-REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "reference" / "campplus_3dspeaker_192.pt"
+REFERENCE = (
+    Path(__file__).resolve().parents[3] / "shared" / "reference" / "campplus_3dspeaker_192.pt"
+)
 CASE = next(case for case in GOLDEN if case.get("note") == "custom")
 ENTRY = {
-    **{"importer": "redimnet", "model": "ReDimNet", "licence": "MIT", "trained_on": "nothing", "sample_rate": 16000},
+    **{
+        "importer": "redimnet",
+        "model": "ReDimNet",
+        "licence": "MIT",
+        "trained_on": "nothing",
+        "sample_rate": 16000,
+    },
     **{"eer": {"VoxCeleb1-O": 1.5}, "parameters": "0.3 M"},
 }
 
@@ -42,9 +52,13 @@ class Files(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture()
 def server(checkpoint, tmp_path, monkeypatch):
-    """A local hub with the checkpoint, and the names `redimnet/tiny` (on the hub) and `redimnet/address`."""
+    """A local hub with the checkpoint, and the names `redimnet/tiny` (on the hub) and
+    `redimnet/address`.
+    """
     monkeypatch.setenv("SPEAKERNET_CACHE", str(tmp_path / "ours"))
-    files = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Files, directory=checkpoint.parent))
+    files = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Files, directory=checkpoint.parent)
+    )
     threading.Thread(target=functools.partial(files.serve_forever, 0.05), daemon=True).start()
     table = {
         "redimnet/tiny": {**ENTRY, "hub": "authors/tiny", "files": ["absent.pt", "tiny.pt"]},
@@ -77,11 +91,19 @@ def models_kept(tmp_path):
 def test_table():
     for name, entry in published.catalogue().items():
         format = PUBLISHED[entry["importer"]]
-        assert entry["model"] in format.models({"model_config": {}} if format.SOURCE == "redimnet" else {}), name
+        assert entry["model"] in format.models(
+            {"model_config": {}} if format.SOURCE == "redimnet" else {}
+        ), name
         assert ("hub" in entry) == ("files" in entry) == ("url" not in entry), name
-        assert published.NAME.fullmatch(entry.get("hub", name)) and entry.get("url", "https://").startswith("https://")
-        assert re.fullmatch("[0-9a-f]{64}", entry.get("sha256", "0" * 64)) and entry["trained_on"], name
-        assert entry["sample_rate"] == 16000 and all(0 < one < 10 for one in entry.get("eer", {}).values()), name
+        assert published.NAME.fullmatch(entry.get("hub", name)) and entry.get(
+            "url", "https://"
+        ).startswith("https://")
+        assert (
+            re.fullmatch("[0-9a-f]{64}", entry.get("sha256", "0" * 64)) and entry["trained_on"]
+        ), name
+        assert entry["sample_rate"] == 16000 and all(
+            0 < one < 10 for one in entry.get("eer", {}).values()
+        ), name
     if REFERENCE.is_file():
         assert published.catalogue()["3dspeaker/campplus-zh-en"]["sha256"] == sha256_of(REFERENCE)
 
@@ -93,32 +115,50 @@ def test_names_as_model_files(server, checkpoint, tmp_path, monkeypatch, capsys)
     for name in ("redimnet/tiny", "redimnet/address"):
         assert main(["fetch", name, "--out", str(tmp_path / "copy.pt")]) == 0
         summary = read_checkpoint(tmp_path / "copy.pt")["training_summary"]
-        assert summary["licence"] == "MIT" and summary["sha256"] == sha256_of(checkpoint) and summary["name"] == name
+        assert (
+            summary["licence"] == "MIT"
+            and summary["sha256"] == sha256_of(checkpoint)
+            and summary["name"] == name
+        )
     ranges = [int(one[6:-1]) for *_, one in server.requests if one]
-    assert len(ranges) == 1 and 0 < ranges[0] <= checkpoint.stat().st_size // 2, "only the rest is requested"
+    assert len(ranges) == 1 and 0 < ranges[0] <= checkpoint.stat().st_size // 2, (
+        "only the rest is requested"
+    )
     # From here on there is no network.
     server.shutdown()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     verifier = speakernet.load("redimnet/tiny", "cpu")
-    features, wanted = golden_features(208, CASE["num_mels"]), torch.tensor(CASE["embeddings"][0])
+    features = golden_features(208, CASE["num_mels"])
+    wanted = torch.tensor(CASE["embeddings"][0])
     found = verifier.embed_features(features)[0]
     assert (found - wanted).norm() / wanted.norm() < 1e-4
     assert main(["info", "redimnet/address"]) == 0 and "MIT" in capsys.readouterr().out
     assert main(["models"]) == 0
     listed = capsys.readouterr().out.splitlines()
-    assert len(listed) == 3 and re.search(r"redimnet/tiny +1\.5 +- +0\.3 M +MIT +yes +nothing", listed[1])
+    assert len(listed) == 3 and re.search(
+        r"redimnet/tiny +1\.5 +- +0\.3 M +MIT +yes +nothing", listed[1]
+    )
     loaded = load_configuration(["--config", "finetune", "--initial_model", "redimnet/tiny"])
     assert loaded.config.training.initial_model == str(published.cached("redimnet/tiny"))
-    assert (loaded.config.model.name, loaded.config.frontend.num_mels) == ("ReDimNetB0", CASE["num_mels"])
+    assert (loaded.config.model.name, loaded.config.frontend.num_mels) == (
+        "ReDimNetB0",
+        CASE["num_mels"],
+    )
 
 
 def test_unexpected_content(server, checkpoint, tmp_path, capsys):
-    right, wrong = sha256_of(checkpoint), "0" * 64
+    right = sha256_of(checkpoint)
+    wrong = "0" * 64
     for name in published.catalogue():
         published.catalogue()[name]["sha256"] = wrong
         line = refused(capsys, "fetch", name)
         aside = Path(re.search(r"moved to (\S+)\. ", line).group(1))
-        assert right in line and wrong in line and sha256_of(aside) == right and not models_kept(tmp_path)
+        assert (
+            right in line
+            and wrong in line
+            and sha256_of(aside) == right
+            and not models_kept(tmp_path)
+        )
         del published.catalogue()[name]["sha256"]
         assert main(["fetch", name]) == 0
         # Without a published checksum, the checksum of the first fetch counts.
@@ -184,12 +224,22 @@ def test_push(server, tmp_path, monkeypatch, capsys):
     folder = server.folders["us/voices"]
     assert sha256_of(folder / "model.pt") == sha256_of(file) and "us/voices" in server.private
     card = (folder / "README.md").read_text()
-    for words in ("license: mit", "library_name: speakernet", 'speakernet.load("us/voices")', "297,417", "nothing"):
+    for words in (
+        "license: mit",
+        "library_name: speakernet",
+        'speakernet.load("us/voices")',
+        "297,417",
+        "nothing",
+    ):
         assert words in card
     for name in ("us/voices", "us/voices@main"):
         assert speakernet.load(name, "cpu").fingerprint == speakernet.load(file, "cpu").fingerprint
     # A different model on the hub gets a different file in the cache; damage to it is noticed.
-    (blob,) = (one for one in (tmp_path / "hub").rglob("*") if one.is_file() and one.name == sha256_of(file))
+    (blob,) = (
+        one
+        for one in (tmp_path / "hub").rglob("*")
+        if one.is_file() and one.name == sha256_of(file)
+    )
     blob.write_bytes(b"x" + blob.read_bytes()[1:])
     assert "SHA-256" in refused(capsys, "info", "us/voices")
     assert speakernet.load("us/voices", "cpu").sample_rate == 16000

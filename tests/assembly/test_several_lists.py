@@ -1,4 +1,6 @@
-"""Several test lists in one run: a column and a folder for each, every utterance embedded once, mistakes."""
+"""Several test lists in one run: a column and a folder for each, every utterance embedded once,
+mistakes.
+"""
 
 import json
 import shutil
@@ -21,12 +23,17 @@ from tests.test_train_and_score import results_of, scores_of
 from tests.tiny_recipe import write_recipe
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
-SHORT = {"training": {"max_epochs": 2, "test_interval": 1}, "evaluation": {"eval_frames": 60, "bootstrap_samples": 20}}
+SHORT = {
+    "training": {"max_epochs": 2, "test_interval": 1},
+    "evaluation": {"eval_frames": 60, "bootstrap_samples": 20},
+}
 
 
 @pytest.fixture(scope="module")
 def lists(tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with parts of the trial list: each without one speaker, one without labels, one with targets only."""
+    """A folder with parts of the trial list: each without one speaker, one without labels, one with
+    targets only.
+    """
     folder = tmp_path_factory.mktemp("lists")
     lines = (tiny_corpus / "trials.txt").read_text().splitlines(keepends=True)
     (folder / "easy.txt").write_text("".join(line for line in lines if "spk13" not in line))
@@ -38,7 +45,9 @@ def lists(tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(tiny_corpus: Path, lists: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of two epochs; its first list is the reported one, the last two are missing."""
+    """The folder of a run of two epochs; its first list is the reported one, the last two are
+    missing.
+    """
     named = {
         "O": str(tiny_corpus / "trials.txt"),
         "E": {"list": str(lists / "easy.txt"), "test_interval": 2},
@@ -62,40 +71,66 @@ def columns_of(run: Path) -> dict[int, dict[str, Any]]:
 class Counting:
     """A network that counts what it embeds."""
 
-    sample_rate, min_samples, count = 16000, 400, 0
+    sample_rate = 16000
+    min_samples = 400
+    count = 0
 
-    def embed(self, waveforms: torch.Tensor, lengths: torch.Tensor, *, sample_rate: int) -> torch.Tensor:
+    def embed(
+        self, waveforms: torch.Tensor, lengths: torch.Tensor, *, sample_rate: int
+    ) -> torch.Tensor:
         self.count += len(waveforms)
         return waveforms[:, 1000:1004].clone()
 
 
 def test_utterances_are_embedded_once(tiny_corpus: Path, lists: Path) -> None:
-    source, options, net, unions = open_source(tiny_corpus), EvaluationOptions(eval_frames=0), Counting(), {}
-    one, two, other = (read_trials(lists / f"{name}.txt").names for name in ("easy", "hard", "targets"))
+    source = open_source(tiny_corpus)
+    options = EvaluationOptions(eval_frames=0)
+    net = Counting()
+    unions = {}
+    one, two, other = (
+        read_trials(lists / f"{name}.txt").names for name in ("easy", "hard", "targets")
+    )
     for _ in range(2):
         net.count = 0
-        embedder = Embedder(net, options, embed_with=one_pass([(one, source), (two, source)], unions))
+        embedder = Embedder(
+            net, options, embed_with=one_pass([(one, source), (two, source)], unions)
+        )
         found = [embedder.embed(names, source, "whole", "")[0] for names in (one, two)]
         assert net.count == len({*one, *two}) == 18 < len(one) + len(two) and len(unions) == 1
     for names, embeddings in ((one, found[0]), (two, found[1])):
-        assert np.array_equal(embeddings, Embedder(net, options).embed(names, source, "whole", "")[0])
+        assert np.array_equal(
+            embeddings, Embedder(net, options).embed(names, source, "whole", "")[0]
+        )
     net.count = 0
     embedder.embed(other, source, "whole", "")
     assert net.count == len(other), "other utterances are embedded separately"
 
 
 def test_columns_and_folders(run: Path, lists: Path) -> None:
-    columns, results, log = columns_of(run), results_of(run), (run / "log.txt").read_text()
+    columns = columns_of(run)
+    results = results_of(run)
+    log = (run / "log.txt").read_text()
     # O chooses the checkpoint, so its figures are in the run's main column.
     assert [[*columns[epoch]] for epoch in (1, 2)] == [["H"], ["E", "H"]]
     eer = columns[1]["H"]["eer_percent"]
-    assert dict(scalars("evaluation", {"test_lists": columns[1]}))["evaluation/test_lists/H/eer_percent"] == eer
+    assert (
+        dict(scalars("evaluation", {"test_lists": columns[1]}))[
+            "evaluation/test_lists/H/eer_percent"
+        ]
+        == eer
+    )
     assert f", H {eer:.2f} %," in log and "leaving out gone" in log and "leaving out silent" in log
     assert {*results["test_lists"]} == {one.name for one in (run / "eval").iterdir()} == {"E", "H"}
-    assert len(scores_of(run)) == results["num_trials"] == 153 and "Test lists" in (run / "report.html").read_text()
+    assert (
+        len(scores_of(run)) == results["num_trials"] == 153
+        and "Test lists" in (run / "report.html").read_text()
+    )
     for name, row in results["test_lists"].items():
         own = results_of(run / "eval" / name)
-        assert (own["eer_percent"], own["num_trials"]) == (row["eer_percent"], 105) and "test_lists" not in own
+        assert (own["eer_percent"], own["num_trials"]) == (
+            row["eer_percent"],
+            105,
+        ) and "test_lists" not in own
     assert find_scores(run, read_trials(lists / "hard.txt"))[0] == run / "eval" / "H" / "scores.txt"
 
 
@@ -104,8 +139,11 @@ def test_scores(run: Path, lists: Path, tmp_path: Path, name: str, file: str) ->
     options = ["--eval", "--initial_model", str(run / "best.pt"), "--save_path", str(tmp_path)]
     options += ["--test_list", str(lists / f"{file}.txt"), "--data.test_lists", "{}"]
     audio = load_config(["--config", str(run / "config.yaml")]).config.data.test_path
-    assert main(["train", "--config", str(run / "config.yaml"), *options, "--test_path", audio]) == 0
-    alone, together = tmp_path / "eval" / file, run / "eval" / name
+    assert (
+        main(["train", "--config", str(run / "config.yaml"), *options, "--test_path", audio]) == 0
+    )
+    alone = tmp_path / "eval" / file
+    together = run / "eval" / name
     assert scores_of(together) == pytest.approx(scores_of(alone), abs=2e-6)
     assert results_of(together)["eer_percent"] == results_of(alone)["eer_percent"]
 
@@ -113,17 +151,36 @@ def test_scores(run: Path, lists: Path, tmp_path: Path, name: str, file: str) ->
 def test_slices_of_the_first_list(run: Path, lists: Path, tmp_path: Path) -> None:
     trials = read_trials(lists / "hard.txt")
     names = list(trials.names)
-    (tmp_path / "of.csv").write_text("path,kind\n" + "".join(f"{name},{row % 2}\n" for row, name in enumerate(names)))
+    (tmp_path / "of.csv").write_text(
+        "path,kind\n" + "".join(f"{name},{row % 2}\n" for row, name in enumerate(names))
+    )
     other = "".join(f"{label} spk00/utt0.wav spk0{1 - label}/utt1.wav\n" for label in (0, 1))
     (tmp_path / "other.txt").write_text(other)
-    options = ["--eval", "--initial_model", str(run / "best.pt"), "--save_path", str(tmp_path / "out")]
-    options += ["--test_list", str(lists / "hard.txt"), "--data.test_lists", f"{{X: {tmp_path / 'other.txt'}}}"]
+    options = [
+        "--eval",
+        "--initial_model",
+        str(run / "best.pt"),
+        "--save_path",
+        str(tmp_path / "out"),
+    ]
+    options += [
+        "--test_list",
+        str(lists / "hard.txt"),
+        "--data.test_lists",
+        f"{{X: {tmp_path / 'other.txt'}}}",
+    ]
     options += ["--evaluation.metadata", str(tmp_path / "of.csv")]
     audio = load_config(["--config", str(run / "config.yaml")]).config.data.test_path
-    assert main(["train", "--config", str(run / "config.yaml"), *options, "--test_path", audio]) == 0
-    assert "kind" in str([one["by"] for one in results_of(tmp_path / "out" / "eval" / "hard")["slices"]])
+    assert (
+        main(["train", "--config", str(run / "config.yaml"), *options, "--test_path", audio]) == 0
+    )
+    assert "kind" in str(
+        [one["by"] for one in results_of(tmp_path / "out" / "eval" / "hard")["slices"]]
+    )
     (tmp_path / "of.csv").write_text("path,kind\n" + "".join(f"{name},a\n" for name in names[1:]))
-    assert main(["train", "--config", str(run / "config.yaml"), *options, "--test_path", audio]) == 1
+    assert (
+        main(["train", "--config", str(run / "config.yaml"), *options, "--test_path", audio]) == 1
+    )
 
 
 @pytest.mark.slow
@@ -157,19 +214,31 @@ MISTAKES = {
 
 @pytest.mark.parametrize("given", MISTAKES)
 def test_mistakes(
-    given: str, tiny_corpus: Path, lists: Path, tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
+    given: str,
+    tiny_corpus: Path,
+    lists: Path,
+    tmp_path: Path,
+    monkeypatch: Any,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(lists)
     recipe = write_recipe(tmp_path / "run.yaml", tiny_corpus, tmp_path / "run", SHORT)
-    (tmp_path / "file.yaml").write_text(recipe.read_text().replace("data:\n", f"data:\n  test_lists: {given}\n"))
+    (tmp_path / "file.yaml").write_text(
+        recipe.read_text().replace("data:\n", f"data:\n  test_lists: {given}\n")
+    )
     for options in ([str(recipe), "--data.test_lists", given], [str(tmp_path / "file.yaml")]):
         assert main(["train", "--config", *options]) == 1
-        assert MISTAKES[given] in capsys.readouterr().err and not (tmp_path / "run" / "last.pt").exists()
+        assert (
+            MISTAKES[given] in capsys.readouterr().err
+            and not (tmp_path / "run" / "last.pt").exists()
+        )
 
 
 def test_paths_beside_the_configuration(tmp_path: Path) -> None:
     mine = tmp_path / "mine.txt"
     mine.write_text("1 a b\n")
-    (tmp_path / "my.yaml").write_text("data: {test_lists: {A: mine.txt, B: {list: mine.txt, path: mine.txt}}}\n")
+    (tmp_path / "my.yaml").write_text(
+        "data: {test_lists: {A: mine.txt, B: {list: mine.txt, path: mine.txt}}}\n"
+    )
     data = load_config(["--config", str(tmp_path / "my.yaml")]).config.data
     assert data.test_list == data.test_lists["A"].list == data.test_lists["B"].path == str(mine)

@@ -72,7 +72,9 @@ def straight(tiny_corpus, tmp_path_factory):
 
 @pytest.fixture
 def stages(monkeypatch):
-    """The arguments with which each stage is built, and what of the first is still `alive` when the second begins."""
+    """The arguments with which each stage is built, and what of the first is still `alive` when the
+    second begins.
+    """
     seen: dict[str, Any] = {"plans": [], "starts": [], "classes": [], "parts": [], "alive": None}
     build_loader = fine_tuning.build_training_loader
 
@@ -80,7 +82,11 @@ def stages(monkeypatch):
         if seen["parts"]:
             seen["alive"] = [name for name, part in seen["parts"] if part() is not None]
         loader = build_loader(*arguments, **options)
-        for name, part in (("loader", loader), ("maker", loader.maker), ("corpus", loader.maker.reader)):
+        for name, part in (
+            ("loader", loader),
+            ("maker", loader.maker),
+            ("corpus", loader.maker.reader),
+        ):
             seen["parts"].append((name, weakref.ref(part)))
         if isinstance(loader.maker, ResidentMaker):
             seen["parts"].append(("resident corpus", weakref.ref(loader.maker.corpus.samples)))
@@ -93,7 +99,10 @@ def stages(monkeypatch):
 
     def watch_trainer(*arguments, **options):
         trainer = build_trainer(*arguments, **options)
-        copies = [{k: v.clone() for k, v in one.state_dict().items()} for one in (trainer.net, trainer.loss)]
+        copies = [
+            {k: v.clone() for k, v in one.state_dict().items()}
+            for one in (trainer.net, trainer.loss)
+        ]
         seen["starts"].append(copies)
         for name in ("optimizer", "average", "step"):
             seen["parts"].append((name, weakref.ref(getattr(trainer, name))))
@@ -105,9 +114,14 @@ def stages(monkeypatch):
 
 def test_start_of_the_second_stage(tiny_corpus, tmp_path, stages):
     run = tmp_path / "run"
-    train_experiment(loaded(tiny_corpus, run, "--training.ema_decay", "0.9", "--data.device_resident", "on"))
+    train_experiment(
+        loaded(tiny_corpus, run, "--training.ema_decay", "0.9", "--data.device_resident", "on")
+    )
     assert "resident corpus" in dict(stages["parts"]) and stages["alive"] == []
-    kept = [torch.load(path, weights_only=True) for path in sorted((run / "checkpoints").glob("epoch_*.pt"))]
+    kept = [
+        torch.load(path, weights_only=True)
+        for path in sorted((run / "checkpoints").glob("epoch_*.pt"))
+    ]
     net, head = stages["starts"][1]
     for part, found in (("weights", net), ("head", head)):
         for key, value in kept[0][part].items():
@@ -124,7 +138,8 @@ def test_start_of_the_second_stage(tiny_corpus, tmp_path, stages):
 
 def train_until_killed(config, monkeypatch, stage, killed_at):
     """Train until `killed_at` steps of a later stage are done."""
-    run_step, train = Trainer.run_step, Trainer.train
+    run_step = Trainer.run_step
+    train = Trainer.train
 
     def stop_after(trainer, batches):
         run_step(trainer, batches)
@@ -159,8 +174,18 @@ def test_killed_second_stage(tiny_corpus, straight, tmp_path, monkeypatch, kille
 
 
 STAGES: list[dict[str, Any]] = [
-    {"name": "head", "epochs": 1, "training": {"ema_decay": 0.5}, "augment": {"speed_factors": [0.9, 1.0, 1.1]}},
-    {"name": "joint", "epochs": 2, "optimizer": {"name": "sgd", "learning_rate": 0.01}, "data": {"crop_frames": 60}},
+    {
+        "name": "head",
+        "epochs": 1,
+        "training": {"ema_decay": 0.5},
+        "augment": {"speed_factors": [0.9, 1.0, 1.1]},
+    },
+    {
+        "name": "joint",
+        "epochs": 2,
+        "optimizer": {"name": "sgd", "learning_rate": 0.01},
+        "data": {"crop_frames": 60},
+    },
     {"name": "long", "epochs": 1, "loss": {"margin": 0.4}, "augment": {"enabled": False}},
 ]
 
@@ -180,12 +205,15 @@ def staged(tiny_corpus, tmp_path):
 
 def test_stages_resume(staged, tmp_path, monkeypatch, stages, caplog):
     caplog.set_level("INFO", "speakernet")
-    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    straight = tmp_path / "straight"
+    killed = tmp_path / "killed"
     train_experiment(staged("straight"))
     assert stages["classes"] == [3 * SPEAKERS, 3 * SPEAKERS, SPEAKERS]
     assert "long stage: 1 epoch, crops of 60 frames, learning rate 0.01" in caplog.text
     assert "epoch 2 of the joint stage: loss" in caplog.text
-    last = [read_own_checkpoint(straight / name)["training"] for name in ("last.pt", "3_long/last.pt")]
+    last = [
+        read_own_checkpoint(straight / name)["training"] for name in ("last.pt", "3_long/last.pt")
+    ]
     assert [one["config"]["loss"]["margin"] for one in last] == [0.2, 0.4]
     assert [one["config"]["optimizer"]["name"] for one in last] == ["adam", "sgd"]
     assert last[1]["first_stage_steps"] == 3 * last[0]["state"]["step"]
@@ -208,5 +236,8 @@ def test_stage_starts_from_the_previous_model(staged, tmp_path, monkeypatch):
     train_until_killed(staged("run", stages=longer), monkeypatch, "head stage", 5)
     train_experiment(staged("run", "--stage", "joint", stages=longer))
     run = tmp_path / "run"
-    states = [read_own_checkpoint(path)["training"]["state"] for path in (run / "last.pt", run / "2_joint" / "last.pt")]
+    states = [
+        read_own_checkpoint(path)["training"]["state"]
+        for path in (run / "last.pt", run / "2_joint" / "last.pt")
+    ]
     assert [one["epoch"] for one in states] == [1, 2]

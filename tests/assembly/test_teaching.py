@@ -45,7 +45,10 @@ def run(tiny_corpus, tmp_path, monkeypatch):
     write_checkpoint(teacher, model_file_contents(net, loss_normalizes=True))
 
     def make(name, *options, **loss):
-        given = {"loss": {"name": "aamsoftmax", "teacher": str(teacher), **loss}, "training": {"max_epochs": 3}}
+        given = {
+            "loss": {"name": "aamsoftmax", "teacher": str(teacher), **loss},
+            "training": {"max_epochs": 3},
+        }
         recipe = write_recipe(tmp_path / f"{name}.yaml", tiny_corpus, tmp_path / name, given)
         train_experiment(load_config(["--config", str(recipe), *options]))
         return tmp_path / name
@@ -65,7 +68,8 @@ def test_run_with_a_teacher(run, caplog, source):
     # The map from 8 dimensions to the teacher's is trained and resumed, but in no model file.
     assert last["training"]["loss"]["teacher.translate.weight"].shape == (run.net.embedding_dim, 8)
     assert not any(
-        "teacher" in name for name in (*last["weights"], *read_own_checkpoint(folder / "best.pt")["weights"])
+        "teacher" in name
+        for name in (*last["weights"], *read_own_checkpoint(folder / "best.pt")["weights"])
     )
     before = kept.stat().st_mtime_ns if kept.is_file() else 0
     run("run", "--max_epoch", "4", teacher_input=source)
@@ -77,4 +81,11 @@ def test_refused_teachers(run):
     with pytest.raises(ConfigError, match=r"loss\.teacher: no such file nothing\.pt"):
         run("none", teacher="nothing.pt")
     with pytest.raises(ConfigError, match=r"warp_factors: \[1\.0, 1\.1\]"):
-        run("warps", "--augment.enabled", "true", "--augment.warp_factors", "[1.0, 1.1]", teacher_input="crops")
+        run(
+            "warps",
+            "--augment.enabled",
+            "true",
+            "--augment.warp_factors",
+            "[1.0, 1.1]",
+            teacher_input="crops",
+        )

@@ -1,4 +1,6 @@
-"""From configuration to a running trainer: real components on a tiny corpus, voices, refused options."""
+"""From configuration to a running trainer: real components on a tiny corpus, voices, refused
+options.
+"""
 
 import functools
 import signal
@@ -22,7 +24,8 @@ from tests.data.test_loader import epoch
 from tests.tiny_recipe import recipe_of
 
 CPU = torch.device("cpu")
-UTTERANCES, BATCH_SIZE = 32, 8
+UTTERANCES = 32
+BATCH_SIZE = 8
 """In the corpus: four batches."""
 
 
@@ -40,7 +43,8 @@ def tiny_config(corpus, **sections):
 def ready(config, folder, validate=lambda net: {"eer_percent": 10.0}, **options):
     torch.manual_seed(0)
     loader = build_training_loader(config, Inputs(config, CPU))
-    net, loss = training.build_model(config), training.build_loss(config, loader.num_classes)
+    net = training.build_model(config)
+    loss = training.build_loss(config, loader.num_classes)
     training.refuse_impossible(config, net, CPU)
     given = config, net, loss, loader, lambda epoch: validate(net)
     stage = Stage(on_start=functools.partial(save_config, config, folder / "config.yaml"))
@@ -81,7 +85,10 @@ def test_resume_with_another_batch_size(tiny_corpus, tmp_path, caplog):
     resumed, _, _ = ready(smaller, tmp_path)
     resumed.train()
     assert "restarting epoch 1: 1 of" in caplog.text
-    assert resumed.state.step == 1 + len(resumed.loader) and resumed.state.utterances == BATCH_SIZE + UTTERANCES
+    assert (
+        resumed.state.step == 1 + len(resumed.loader)
+        and resumed.state.utterances == BATCH_SIZE + UTTERANCES
+    )
 
 
 def test_resume_from_another_folder(tiny_corpus, tmp_path, caplog, monkeypatch):
@@ -98,17 +105,21 @@ def test_resume_with_changed_options(tiny_corpus, tmp_path, caplog):
     trainer, _, _ = ready(config, tmp_path)
     trainer.train()
     lines = (tiny_corpus / "train_list.txt").read_text().splitlines()
-    renamed, turned = tmp_path / "renamed.txt", tmp_path / "turned.txt"
+    renamed = tmp_path / "renamed.txt"
+    turned = tmp_path / "turned.txt"
     renamed.write_text("".join(f"z{9 - int(line[4])} {line.split()[1]}\n" for line in lines))
     turned.write_text("".join(f"{line}\n" for line in reversed(lines)))
 
     def resumed(path, **sections):
-        return ready(replaced(tiny_config(tiny_corpus, **sections), data={"train_list": str(path)}), tmp_path)
+        return ready(
+            replaced(tiny_config(tiny_corpus, **sections), data={"train_list": str(path)}), tmp_path
+        )
 
     with pytest.raises(CheckpointError, match="other speakers"):
         resumed(renamed)[0].train()
     caplog.clear()
-    before, now = {"model": {"options": {"a": 1, "b": 2}}}, {"model": {"options": {"a": 1, "b": 3}}}
+    before = {"model": {"options": {"a": 1, "b": 2}}}
+    now = {"model": {"options": {"a": 1, "b": 3}}}
     assert changed_options(before, now) == ["model.options.b 3 (was 2)"]
     with pytest.raises(CheckpointError, match=r"model.embedding_dim 4 \(was 8\)") as refused:
         resumed(turned, model={"embedding_dim": 4})[0].train()
@@ -124,16 +135,40 @@ def test_resume_with_changed_options(tiny_corpus, tmp_path, caplog):
     ("sections", "expected_message"),
     [
         ({"schedule": {"warmup_epochs": 2.0}}, "warmup_epochs is 2, but the run has only 2 epochs"),
-        ({"schedule": {"warmup_epochs": 1.0, "name": "one_cycle"}}, "the learning rate rises twice"),
-        ({"schedule": {"margin": "linear"}, "loss": {"name": "softmax"}}, "schedule.margin: linear has no effect"),
-        ({"schedule": {"margin": "linear"}}, "margin_end_epoch is 10, but the run has only 2 epochs"),
-        ({"training": {"accumulation_steps": 100}}, "accumulation_steps is 100, but an epoch has only 4 batches"),
-        ({"training": {"average_checkpoints": 5}}, "average_checkpoints is 5, but the run has only 2 epochs"),
+        (
+            {"schedule": {"warmup_epochs": 1.0, "name": "one_cycle"}},
+            "the learning rate rises twice",
+        ),
+        (
+            {"schedule": {"margin": "linear"}, "loss": {"name": "softmax"}},
+            "schedule.margin: linear has no effect",
+        ),
+        (
+            {"schedule": {"margin": "linear"}},
+            "margin_end_epoch is 10, but the run has only 2 epochs",
+        ),
+        (
+            {"training": {"accumulation_steps": 100}},
+            "accumulation_steps is 100, but an epoch has only 4 batches",
+        ),
+        (
+            {"training": {"average_checkpoints": 5}},
+            "average_checkpoints is 5, but the run has only 2 epochs",
+        ),
         ({"training": {"gradient_cache": "on"}}, "gradient_cache: on has no effect"),
         ({"runtime": {"gpu_id": 3, "device": "cpu"}}, "runtime.gpu_id: 3 has no effect"),
-        ({"runtime": {"compile": "off", "compile_scope": "regional"}}, "compile_scope: regional has no effect"),
-        ({"runtime": {"compile": "off", "compile_mode": "max-autotune"}}, "compile_mode: max-autotune has no effect"),
-        ({"runtime": {"compile": "on", "device": "cpu", "compile_mode": "max-autotune"}}, "max-autotune has no effect"),
+        (
+            {"runtime": {"compile": "off", "compile_scope": "regional"}},
+            "compile_scope: regional has no effect",
+        ),
+        (
+            {"runtime": {"compile": "off", "compile_mode": "max-autotune"}},
+            "compile_mode: max-autotune has no effect",
+        ),
+        (
+            {"runtime": {"compile": "on", "device": "cpu", "compile_mode": "max-autotune"}},
+            "max-autotune has no effect",
+        ),
     ],
 )
 def test_options_without_effect(tiny_corpus, tmp_path, caplog, sections, expected_message):
@@ -142,7 +177,9 @@ def test_options_without_effect(tiny_corpus, tmp_path, caplog, sections, expecte
 
 
 def test_best_model_of_a_margin_stage(tiny_corpus, tmp_path, caplog):
-    """A continued first stage once overwrote the better model of its margin stage with a worse one."""
+    """A continued first stage once overwrote the better model of its margin stage with a worse
+    one.
+    """
     caplog.set_level("INFO", "speakernet")
     more = {"large_margin_epochs": 1, "large_margin_crop_frames": 70, "test_interval": 1}
     config = tiny_config(tiny_corpus, training={"max_epochs": 1, **more})
@@ -155,7 +192,10 @@ def test_best_model_of_a_margin_stage(tiny_corpus, tmp_path, caplog):
         return train_stage(*given, lambda epoch: {"eer_percent": eer})[1]
 
     second_stage(5.0, 3)
-    assert "epoch 1 of the large-margin stage: loss" in caplog.text and "10.00 % is replaced" in caplog.text
+    assert (
+        "epoch 1 of the large-margin stage: loss" in caplog.text
+        and "10.00 % is replaced" in caplog.text
+    )
     better = (tmp_path / "best.pt").read_bytes()
 
     second_stage(5.0, 3)
@@ -165,11 +205,19 @@ def test_best_model_of_a_margin_stage(tiny_corpus, tmp_path, caplog):
     on, _, _ = ready(longer, tmp_path, lambda net: {"eer_percent": 7.0})
     summary = on.train()
     assert (tmp_path / "best.pt").read_bytes() == better
-    assert (summary["best_eer_percent"], summary["best_epoch"], summary["best_stage"]) == (5.0, 1, "large-margin stage")
+    assert (summary["best_eer_percent"], summary["best_epoch"], summary["best_stage"]) == (
+        5.0,
+        1,
+        "large-margin stage",
+    )
     longest = tiny_config(tiny_corpus, training={"max_epochs": 3, **more})
     further, _, _ = ready(longest, tmp_path, lambda net: {"eer_percent": 4.0})
     summary = further.train()
-    assert (summary["best_eer_percent"], summary["best_epoch"], summary["best_stage"]) == (4.0, 3, "")
+    assert (summary["best_eer_percent"], summary["best_epoch"], summary["best_stage"]) == (
+        4.0,
+        3,
+        "",
+    )
     assert (tmp_path / "best.pt").read_bytes() != better
     # The first stage has continued, so its margin stage starts over; the old model is kept.
     old = (tmp_path / "large_margin" / "best.pt").read_bytes()
@@ -184,9 +232,15 @@ METRIC = {"loss": {"name": "angleproto"}, "data": {"utterances_per_speaker": 2, 
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({**METRIC, "training": {"accumulation_steps": 2, "gradient_cache": "off"}}, "own negatives"),
+        (
+            {**METRIC, "training": {"accumulation_steps": 2, "gradient_cache": "off"}},
+            "own negatives",
+        ),
         ({"loss": {"name": "angleproto"}}, "needs at least 2; set --nPerSpeaker 2"),
-        ({**METRIC, "training": {"accumulation_steps": 2}, "runtime": {"compile": "on"}}, "the gradient cache"),
+        (
+            {**METRIC, "training": {"accumulation_steps": 2}, "runtime": {"compile": "on"}},
+            "the gradient cache",
+        ),
         ({"data": {"crop_frames_max": 90}, "runtime": {"compile": "on"}}, "crop_frames_max"),
         ({"runtime": {"compile": "on", "device": "cpu"}}, "C\\+\\+ compiler"),
         ({"runtime": {"precision": "fp16"}}, "fp16"),
@@ -223,7 +277,9 @@ def test_narrow_networks_are_not_channels_last(tiny_corpus, tmp_path, caplog):
     """With channels_last, such networks crashed the process in oneDNN on long crops."""
     narrow = {"options": {"channels": 8, "blocks": [1, 1]}}
     for layout in ("auto", "on"):
-        config = tiny_config(tiny_corpus, model=narrow, data={"crop_frames": 300}, runtime={"channels_last": layout})
+        config = tiny_config(
+            tiny_corpus, model=narrow, data={"crop_frames": 300}, runtime={"channels_last": layout}
+        )
         trainer, net, _ = ready(config, tmp_path / layout)
         assert net.trunk.stages[1].blocks[0].conv1.weight.is_contiguous()
         trainer.train()
@@ -231,11 +287,15 @@ def test_narrow_networks_are_not_channels_last(tiny_corpus, tmp_path, caplog):
     # Compiled code uses channels_last in any case.
     caplog.set_level("INFO", "speakernet")
     trainer, _, _ = ready(
-        tiny_config(tiny_corpus, model=narrow, runtime={"compile": "auto", "device": "cpu"}), tmp_path
+        tiny_config(tiny_corpus, model=narrow, runtime={"compile": "auto", "device": "cpu"}),
+        tmp_path,
     )
     assert trainer.step.compiler.options is None and "crash in oneDNN" in caplog.text
     with pytest.raises(ValueError, match="fewer than 16 channels"):
-        ready(tiny_config(tiny_corpus, model=narrow, runtime={"compile": "on", "device": "cpu"}), tmp_path)
+        ready(
+            tiny_config(tiny_corpus, model=narrow, runtime={"compile": "on", "device": "cpu"}),
+            tmp_path,
+        )
     wide = training.build_model(tiny_config(tiny_corpus))
     assert not wide.trunk.stages[1].blocks[0].conv1.weight.is_contiguous()
 
@@ -260,7 +320,10 @@ VOICES = {"speed_factors": [0.9, 1.0], "warp_factors": [1.1, 1.0, 0.9], "real_sh
 
 
 def voiced_config(corpus, *, augment=None, **sections):
-    voiced = {"augment": {"enabled": True, **VOICES, **(augment or {})}, "training": {"max_epochs": 4}}
+    voiced = {
+        "augment": {"enabled": True, **VOICES, **(augment or {})},
+        "training": {"max_epochs": 4},
+    }
     return tiny_config(corpus, **{**voiced, "loss": {"name": "softmax"}, **sections})
 
 
@@ -279,7 +342,10 @@ def test_labels_speeds_and_warps(tiny_corpus):
         np.testing.assert_array_equal(voices // 2, batch.warps)
         assert (voices == 0).sum() == 2
         # Warps do not change the samples; speeds do.
-        same = [torch.equal(one, other) for one, other in zip(batch.waveforms, plain.waveforms, strict=True)]
+        same = [
+            torch.equal(one, other)
+            for one, other in zip(batch.waveforms, plain.waveforms, strict=True)
+        ]
         assert same == (voices % 2 == 0).tolist()
 
 
@@ -296,7 +362,9 @@ def test_impossible_options_of_voices(tiny_corpus):
         training.refuse_impossible(too_long, training.build_model(too_long), CPU)
     samples = {"name": "RawNet3", "options": {"channels": 64}}
     with pytest.raises(ValueError, match=r"augment\.warp_factors: .* no mel bands"):
-        training.build_model(replaced(voiced_config(tiny_corpus), model=samples, frontend={"name": "raw"}))
+        training.build_model(
+            replaced(voiced_config(tiny_corpus), model=samples, frontend={"name": "raw"})
+        )
 
 
 @pytest.mark.parametrize(
@@ -311,7 +379,9 @@ def test_impossible_options_of_voices(tiny_corpus):
 def test_shared_batch_norm(batch_size, processes, asked, is_shared, reason):
     # Speakers with two utterances each.
     data = {"batch_size": batch_size // 2, "utterances_per_speaker": 2}
-    choice = ranks.choose_shared_norms(replaced(Config(), data=data, runtime={"sync_batch_norm": asked}), processes)
+    choice = ranks.choose_shared_norms(
+        replaced(Config(), data=data, runtime={"sync_batch_norm": asked}), processes
+    )
     assert choice.value is is_shared and reason in choice.reason
 
 
@@ -320,7 +390,9 @@ def test_batch_scales_the_learning_rate(tiny_corpus, tmp_path, caplog, scaling, 
     caplog.set_level("INFO")
     # Two micro-batches of eight.
     options = {"accumulation_steps": 2, "reference_batch": 4, "batch_scaling": scaling}
-    made, *_ = ready(tiny_config(tiny_corpus, training=options, schedule={"name": "constant"}), tmp_path)
+    made, *_ = ready(
+        tiny_config(tiny_corpus, training=options, schedule={"name": "constant"}), tmp_path
+    )
     assert made.learning_rate(5) == pytest.approx(factor * made.learning_rate.top)
     assert f"multiplied by: {factor} (16 utterances per step instead of 4" in caplog.text
 

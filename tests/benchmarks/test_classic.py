@@ -16,7 +16,9 @@ SAMPLES = 20 * 160 + 240
 def triangle(period, num_samples, height):
     """A triangle wave of integers, the same on every machine, as int16."""
     phase = np.arange(num_samples) % period
-    return ((2 * np.minimum(phase, period - phase) * height) // period - height // 2).astype(np.int16)
+    return ((2 * np.minimum(phase, period - phase) * height) // period - height // 2).astype(
+        np.int16
+    )
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +28,10 @@ def corpus(tmp_path_factory):
     for row, num_samples in enumerate([9000, 2500, 8000, 3440, 5000, 7001]):
         _write(root / "speech" / f"{row}.wav", triangle(97 + 10 * row, num_samples, 12000))
     for row in range(7):
-        _write(root / "musan" / "speech" / "x" / "y" / f"{row}.wav", triangle(41 + 6 * row, 6000 + row, 9000))
+        _write(
+            root / "musan" / "speech" / "x" / "y" / f"{row}.wav",
+            triangle(41 + 6 * row, 6000 + row, 9000),
+        )
     _write(root / "musan" / "music" / "x" / "y" / "m.wav", triangle(29, 6000, 5000))
     _write(root / "musan" / "noise" / "x" / "y" / "n.wav", triangle(7, 6000, 200))
     for row in range(2):
@@ -52,7 +57,9 @@ def figures(audio):
 def test_crops_and_augmentation(corpus, speech):
     """The expected numbers come from voxceleb_trainer's loader on these files, with seed 3."""
     generator = random.Random(3)
-    augmentation = classic.ClassicAugmentation(str(corpus / "musan"), str(corpus / "rirs"), FRAMES, generator)
+    augmentation = classic.ClassicAugmentation(
+        str(corpus / "musan"), str(corpus / "rirs"), FRAMES, generator
+    )
     # The order of a folder is arbitrary.
     for paths in (*augmentation.noises.values(), augmentation.responses):
         paths.sort()
@@ -73,8 +80,11 @@ def test_crops_and_augmentation(corpus, speech):
 def test_evaluation_crops(speech):
     short = classic.read_evaluation_crops(speech[1], FRAMES, 4)
     assert short.shape == (4, SAMPLES)
-    # From the original's loader: the wrapped file is one sample longer than a crop, so the last crop starts at 1.
-    np.testing.assert_allclose(short[:, 100], [-0.135192871, -0.135192871, -0.135192871, -0.142059326], atol=1e-8)
+    # From the original's loader: the wrapped file is one sample longer than a crop, so the last
+    # crop starts at 1.
+    np.testing.assert_allclose(
+        short[:, 100], [-0.135192871, -0.135192871, -0.135192871, -0.142059326], atol=1e-8
+    )
     whole, _ = soundfile.read(speech[0])
     crops = classic.read_evaluation_crops(speech[0], FRAMES, 3)
     np.testing.assert_array_equal(crops[1], whole[2780 : 2780 + SAMPLES])
@@ -83,11 +93,19 @@ def test_evaluation_crops(speech):
 
 def test_embeddings_and_scores_one_by_one(speech):
     paths = speech[:3]
-    embeddings = classic.embed_one_by_one(lambda crops: crops[:, 100:102], paths, num_frames=FRAMES, num_crops=2)
+    embeddings = classic.embed_one_by_one(
+        lambda crops: crops[:, 100:102], paths, num_frames=FRAMES, num_crops=2
+    )
     assert list(embeddings) == paths and embeddings[paths[0]].shape == (2, 2)
-    by_hand = {"a": torch.tensor([[3.0, 4.0], [0.0, 2.0]]), "b": torch.tensor([[0.0, 1.0], [0.0, 5.0]])}
-    # Unit vectors (0.6, 0.8) and (0, 1) against (0, 1) twice: distances sqrt(0.4) twice and 0 twice.
-    assert classic.score_one_by_one(by_hand, [("a", "b")]) == pytest.approx([-(0.4**0.5) / 2], abs=1e-6)
+    by_hand = {
+        "a": torch.tensor([[3.0, 4.0], [0.0, 2.0]]),
+        "b": torch.tensor([[0.0, 1.0], [0.0, 5.0]]),
+    }
+    # Unit vectors (0.6, 0.8) and (0, 1) against (0, 1) twice: distances sqrt(0.4) twice and 0
+    # twice.
+    assert classic.score_one_by_one(by_hand, [("a", "b")]) == pytest.approx(
+        [-(0.4**0.5) / 2], abs=1e-6
+    )
     # Distances sqrt(18), sqrt(10), 1, 3.
     plain = classic.score_one_by_one(by_hand, [("a", "b")], normalize=False)
     assert plain == pytest.approx([-(18**0.5 + 10**0.5 + 4) / 4], abs=1e-6)

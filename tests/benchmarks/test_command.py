@@ -1,4 +1,6 @@
-"""The benchmark from the command line on a tiny corpus: that it runs and what it writes, not how fast."""
+"""The benchmark from the command line on a tiny corpus: that it runs and what it writes, not how
+fast.
+"""
 
 import json
 
@@ -27,7 +29,9 @@ def options(tiny_corpus, tmp_path_factory):
         (root / folder).mkdir(parents=True)
         for clip in range(7 if folder != "rirs" else 0):
             write_audio(root / folder / f"{clip}.wav", 0.1 * random.standard_normal(40000))
-    write_audio(root / "rirs" / "0.wav", random.standard_normal(800) * np.exp(-np.arange(800) / 100) / 4)
+    write_audio(
+        root / "rirs" / "0.wav", random.standard_normal(800) * np.exp(-np.arange(800) / 100) / 4
+    )
     options = {
         "data.train_list": tiny_corpus / "train_list.txt",
         "augment.noise_path": root / "musan",
@@ -48,14 +52,20 @@ def options(tiny_corpus, tmp_path_factory):
 def test_recordings_in_every_form(options, tmp_path):
     config = load_config(options).config
     data = prepare_data(config, tmp_path, 5)
-    sources = {form: open_source(data.folder(form), keep_lookup=False) for form in ("wav", "flac", "packed")}
+    sources = {
+        form: open_source(data.folder(form), keep_lookup=False)
+        for form in ("wav", "flac", "packed")
+    }
     for name in data.names:
         wave = sources["wav"].read(f"{name}.wav")
         assert 4 * 16000 <= len(wave) <= 12 * 16000
         np.testing.assert_array_equal(sources["flac"].read(f"{name}.flac"), wave)
         np.testing.assert_array_equal(sources["packed"].read(f"{name}.wav"), wave)
     assert [audio_info(path).format for path in data.paths("flac")] == ["flac"] * 5
-    assert len(list(data.noise_path.glob("*/*/*/*.wav"))) == 21 and len(list(data.rir_path.glob("*/*/*.wav"))) == 1
+    assert (
+        len(list(data.noise_path.glob("*/*/*/*.wav"))) == 21
+        and len(list(data.rir_path.glob("*/*/*.wav"))) == 1
+    )
 
 
 @pytest.mark.slow
@@ -64,7 +74,17 @@ def test_loading_measures_everything(options, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(loader.measure_worker_memory, "__defaults__", (2000,))
     monkeypatch.setattr("benchmarks.suites.COMPARED_BATCH_SIZE", 4)
     file = tmp_path / "figures.json"
-    sizes = ["--num_batches", "2", "--rounds", "1", "--num_utterances", "4", "--loading", "--json", str(file)]
+    sizes = [
+        "--num_batches",
+        "2",
+        "--rounds",
+        "1",
+        "--num_utterances",
+        "4",
+        "--loading",
+        "--json",
+        str(file),
+    ]
     assert benchmark([*options, *sizes]) == 0
     figures = json.loads(file.read_text())
     measures = [one["measure"] for one in figures["comparisons"]]

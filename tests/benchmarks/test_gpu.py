@@ -33,9 +33,14 @@ def test_correctness(folder, monkeypatch):
     monkeypatch.setattr("benchmarks.on_gpu.correctness.SMALLEST", ("ResNet", "Pretrained"))
     figures = run(folder, "correctness")
     compared = [one for one in figures["correctness"] if "reason" not in one]
-    assert {"error", "tolerance", "passed"} < set(compared[0]) and all(one["passed"] for one in compared)
+    assert {"error", "tolerance", "passed"} < set(compared[0]) and all(
+        one["passed"] for one in compared
+    )
     named = {one["name"] for one in compared}
-    assert {"resident corpus and banks, samples", "preset_reproducible twice: tensors that differ"} < named
+    assert {
+        "resident corpus and banks, samples",
+        "preset_reproducible twice: tensors that differ",
+    } < named
     assert any(one.get("reason") == "needs a CUDA device" for one in figures["correctness"])
 
 
@@ -44,10 +49,13 @@ def test_every_other_part_runs(folder):
     for part in ("steps", "launches", "roofline", "pipeline", "evaluation", "ranks"):
         figures = run(folder, part)
     assert figures["peak_flops"]["float32"] > 1e8 and figures["bandwidth_bytes_per_second"] > 1e7
-    # The size of a share depends on what else the machine does, so it is compared with the figures it is made from.
+    # The size of a share depends on what else the machine does, so it is compared with the figures
+    # it is made from.
     shares = [one for one in figures["parts"]["roofline"]["rows"] if "roofline_share" in one]
     for one in shares:
-        assert 0 < one["least_seconds"] == pytest.approx(one["roofline_share"] * one["step_seconds"])
+        assert (
+            0 < one["least_seconds"] == pytest.approx(one["roofline_share"] * one["step_seconds"])
+        )
         peak = figures["peak_flops"][one["arithmetic"]]
         assert 0 < one["step_flop"] == pytest.approx(one["mfu"] * one["step_seconds"] * peak)
     assert {one["name"]: one["roofline_share"] for one in shares} == figures["roofline_share"] != {}
@@ -58,7 +66,10 @@ def test_every_other_part_runs(folder):
     assert set(figures["utterances_per_second"]) == set(figures["data_wait_share"])
     assert all(0 <= share < 1 for share in figures["data_wait_share"].values())
     assert {"packed, cold page cache", "packed, 60,000 RIRs"} < set(figures["data_wait_share"])
-    assert figures["mfu"].keys() == figures["roofline_share"].keys() and min(figures["mfu"].values()) > 0
+    assert (
+        figures["mfu"].keys() == figures["roofline_share"].keys()
+        and min(figures["mfu"].values()) > 0
+    )
     ranks = {one["name"]: one for one in figures["parts"]["ranks"]["rows"]}
     assert ranks["2 processes, own norms"]["utterances_per_second"] > 0 and len(ranks) == 3
 
@@ -91,7 +102,8 @@ def test_finished_parts(tmp_path, monkeypatch, capsys):
 
 
 def test_counted_operations():
-    left, right = torch.randn(8, 16, requires_grad=True), torch.randn(16, 4)
+    left = torch.randn(8, 16, requires_grad=True)
+    right = torch.randn(16, 4)
     with OperationCounter() as counter:
         (left.t().t() @ right).sum().backward()
     products = [one for one in counter.operations if one.flop]
@@ -121,6 +133,10 @@ def test_measured_networks_exist():
 
 def test_variants_whose_launches_are_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(step_costs, "warm_step", lambda *given: contextlib.nullcontext())
-    monkeypatch.setattr(step_costs, "count_calls", lambda *given, **options: step_costs.Calls(9.0, 0.0, 20.0))
+    monkeypatch.setattr(
+        step_costs, "count_calls", lambda *given, **options: step_costs.Calls(9.0, 0.0, 20.0)
+    )
     rows = list(step_costs.launches(Setup(torch.device("cuda"), True, tmp_path)))
-    assert len(rows) == 6 and all(one["passed"] for one in rows if "synchronisations" in one["name"])
+    assert len(rows) == 6 and all(
+        one["passed"] for one in rows if "synchronisations" in one["name"]
+    )

@@ -1,4 +1,6 @@
-"""The plain definitions equal our networks and loss, so measurements against them compare the same work."""
+"""The plain definitions equal our networks and loss, so measurements against them compare the same
+work.
+"""
 
 import pytest
 import torch
@@ -29,22 +31,30 @@ def test_same_parameters_outputs_and_gradients(name):
     assert sum(p.numel() for p in plain.parameters()) == PARAMETERS[name]
     waveforms = 0.1 * torch.randn(3, 16240, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        torch.testing.assert_close(ours.eval()(waveforms), plain.eval()(waveforms), rtol=1e-4, atol=1e-5)
-    # In training mode a batch of three is normalised by its statistics, so rounding passes through 36 norms.
-    one, other = plain.train()(waveforms), ours.train()(waveforms)
+        torch.testing.assert_close(
+            ours.eval()(waveforms), plain.eval()(waveforms), rtol=1e-4, atol=1e-5
+        )
+    # In training mode a batch of three is normalised by its statistics, so rounding passes through
+    # 36 norms.
+    one = plain.train()(waveforms)
+    other = ours.train()(waveforms)
     torch.testing.assert_close(other, one, rtol=0, atol=2e-3 * one.std().item())
     weights = torch.randn(one.shape, generator=torch.Generator().manual_seed(2))
     norms = []
     for net, embeddings in ((plain, one), (ours, other)):
         (embeddings * weights).sum().backward()
-        norms.append(torch.nn.utils.get_total_norm([p.grad for p in net.parameters() if p.grad is not None]))
+        norms.append(
+            torch.nn.utils.get_total_norm([p.grad for p in net.parameters() if p.grad is not None])
+        )
     torch.testing.assert_close(norms[1], norms[0], rtol=5e-3, atol=0)
 
 
 def test_same_loss():
     options = AMSoftmaxOptions(margin=0.2, scale=30.0)
-    plain, ours = PlainAMSoftmax(8, 5, margin=0.2, scale=30.0), AMSoftmax(options, 8, 5)
+    plain = PlainAMSoftmax(8, 5, margin=0.2, scale=30.0)
+    ours = AMSoftmax(options, 8, 5)
     ours.weight.data.copy_(plain.W.data.T)
     random = torch.Generator().manual_seed(1)
-    embeddings, labels = torch.randn(6, 8, generator=random), torch.randint(5, (6,), generator=random)
+    embeddings = torch.randn(6, 8, generator=random)
+    labels = torch.randint(5, (6,), generator=random)
     torch.testing.assert_close(ours(embeddings, labels)[0], plain(embeddings, labels))

@@ -26,7 +26,12 @@ def test_few_layers(trained, pooling):
     net.trunk.tune(config.model.options, net)
     parameters = [one.numel() for one in net.parameters()]
     moved = [one.numel() for one in net.parameters() if one.requires_grad]
-    two, six = (activation_bytes(net, crop_samples(60, 16000), torch.bfloat16, utterances) for utterances in (2, 6))
+    two, six = (
+        activation_bytes(net, crop_samples(60, 16000), torch.bfloat16, utterances)
+        for utterances in (2, 6)
+    )
     found = count(config, backbone)
     assert found[:2] == (sum(parameters), sum(moved))
-    assert [found.kept_once + n * found.kept_each for n in (2, 6)] == pytest.approx([two, six], rel=0.01)
+    assert [found.kept_once + n * found.kept_each for n in (2, 6)] == pytest.approx(
+        [two, six], rel=0.01
+    )

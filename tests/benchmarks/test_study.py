@@ -16,7 +16,8 @@ from speakernet.cli import run_command
 from speakernet.data.lists import read_training_list, read_trials
 from speakernet.evaluation.files import write_scores
 
-HALF, CROPS = "half, as recorded", "whole and crops"
+HALF = "half, as recorded"
+CROPS = "whole and crops"
 PLAN: dict[str, Any] = {
     "recipe": "small_data.yaml",
     "held_out_speakers": 3,
@@ -42,20 +43,35 @@ class Runs:
     def run(self, command, *, env, **_):
         assert env["OMP_NUM_THREADS"] == "1"
         words = dict(itertools.pairwise(command))
-        folder, is_scored = Path(words["--save_path"]), "--eval" in command
+        folder = Path(words["--save_path"])
+        is_scored = "--eval" in command
         variant = next(name for name in EERS if study._as_name(name) == folder.parent.name)
         self.commands.append({**words, "variant": variant})
         if variant == self.failing:
             return subprocess.CompletedProcess(command, 1)
-        trials, eer = read_trials(words["--data.test_list"]), EERS[variant][words["--seed"]]
+        trials = read_trials(words["--data.test_list"])
+        eer = EERS[variant][words["--seed"]]
         found = folder / "eval" / "trials" if is_scored else folder
         found.mkdir(parents=True, exist_ok=True)
-        results = {"eer_percent": eer, "eer_interval_percent": [1.0, 20.0], "min_dcf": {"0.01": 0.5, "0.05": 0.3}}
-        (found / "results.json").write_text(json.dumps({**results, "precision": "float32", "date": "today"}))
-        write_scores(found / "scores.txt", trials, np.random.default_rng(3).standard_normal(len(trials)))
+        results = {
+            "eer_percent": eer,
+            "eer_interval_percent": [1.0, 20.0],
+            "min_dcf": {"0.01": 0.5, "0.05": 0.3},
+        }
+        (found / "results.json").write_text(
+            json.dumps({**results, "precision": "float32", "date": "today"})
+        )
+        write_scores(
+            found / "scores.txt", trials, np.random.default_rng(3).standard_normal(len(trials))
+        )
         if not is_scored:
             write_checkpoint(folder / "last.pt", {"training": {"state": {"seconds": 130.0}}})
-            line = {"kind": "evaluation", "step": 20, "eer_percent": eer, "evaluation_seconds": 10.0}
+            line = {
+                "kind": "evaluation",
+                "step": 20,
+                "eer_percent": eer,
+                "evaluation_seconds": 10.0,
+            }
             (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
         return subprocess.CompletedProcess(command, 0)
 
@@ -86,10 +102,13 @@ def records():
 
 def test_variants_and_seeds(tiny_corpus, carry_out, runs):
     assert carry_out("--rir_path", "rooms") == 0
-    assert {(one["variant"], one["--seed"]) for one in runs.commands} == set(itertools.product(EERS, "12"))
+    assert {(one["variant"], one["--seed"]) for one in runs.commands} == set(
+        itertools.product(EERS, "12")
+    )
     for one in runs.commands:
         assert one["--data.train_path"] == one["--data.test_path"] == str(tiny_corpus)
-        # A variant that only changes scoring is not trained; it scores the reference's model of that seed.
+        # A variant that only changes scoring is not trained; it scores the reference's model of
+        # that seed.
         model = f"study/runs/base/seed_{one['--seed']}/best.pt" if one["variant"] == CROPS else None
         assert one["--augment.rir_path"] == "rooms" and one.get("--initial_model") == model
     training = read_training_list("study/protocol/train_list.txt")
@@ -97,12 +116,18 @@ def test_variants_and_seeds(tiny_corpus, carry_out, runs):
     assert len(judges) == 3 and len(training.speakers) == 5 and not judges & set(training.speakers)
     written = yaml.safe_load(Path("study/variants/half_as_recorded.yaml").read_text())
     assert written == {"training": {"max_epochs": 2}, "augment": {"real_share": 0.5}}
-    assert [one["training_seconds"] for one in records() if one["variant"] == "base"] == [120.0, 120.0]
+    assert [one["training_seconds"] for one in records() if one["variant"] == "base"] == [
+        120.0,
+        120.0,
+    ]
     lines = Path("study/table.md").read_text().splitlines()[2:]
     cells = {line.split(" | ")[0].removeprefix("| "): line.split(" | ") for line in lines}
     assert cells["base"][1:3] == ["1, 2", "9.00 (8.00 to 10.00)"] and cells[CROPS][-1] == " |"
     # By hand: differences of -2 and -1; Student's t with one degree of freedom is 12.706.
-    assert cells[HALF][2:4] == ["7.50 (6.00 to 9.00)", "-1.50 (-7.85 to +4.85)"] and cells[HALF][5] == "-17 %"
+    assert (
+        cells[HALF][2:4] == ["7.50 (6.00 to 9.00)", "-1.50 (-7.85 to +4.85)"]
+        and cells[HALF][5] == "-17 %"
+    )
 
 
 def test_resuming(carry_out, runs, capsys):
@@ -130,7 +155,9 @@ def test_bad_plans(carry_out, runs, capsys, words, changes, named):
     assert named in capsys.readouterr().err and not runs.commands
 
 
-@pytest.mark.parametrize("file", ["small_data.yaml", "small_data_microphones.yaml", "small_data_report.yaml"])
+@pytest.mark.parametrize(
+    "file", ["small_data.yaml", "small_data_microphones.yaml", "small_data_report.yaml"]
+)
 def test_shipped_plans(repository, tmp_path, file):
     plan = study.read_plan(repository / "benchmarks" / "studies" / file)
     for number, name in enumerate(plan.variants):
@@ -148,8 +175,14 @@ def test_real_runs(carry_out):
         "training": {"max_epochs": 1, "test_interval": 1},
         "evaluation": {"bootstrap_samples": 0},
     }
-    variants = {"base": {}, "crops": {"evaluation": {"embedding": "crops", "eval_frames": 50, "num_crops": 2}}}
+    variants = {
+        "base": {},
+        "crops": {"evaluation": {"embedding": "crops", "eval_frames": 50, "num_crops": 2}},
+    }
     assert carry_out(seeds=[1], common=small, variants=variants) == 0
     found = {one["variant"]: one for one in records()}
     assert found["base"]["training_seconds"] > 0 and found["base"]["precision"] == "float32"
-    assert found["crops"]["training_seconds"] is None and "crops | 1 | " in Path("study/table.md").read_text()
+    assert (
+        found["crops"]["training_seconds"] is None
+        and "crops | 1 | " in Path("study/table.md").read_text()
+    )

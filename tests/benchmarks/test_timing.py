@@ -6,7 +6,8 @@ from benchmarks.timing import Way, as_plain, compare, speedup_table
 
 
 def test_turns_and_medians():
-    now, order = [0.0], []
+    now = [0.0]
+    order = []
     # Seconds for 10 items; the first round of each is the warm-up.
     seconds = {"a": iter([99.0, 1.0, 2.0, 4.0]), "b": iter([99.0, 0.5, 0.5, 0.1])}
 
@@ -25,7 +26,11 @@ def test_turns_and_medians():
 
     result = compare("x", way("a"), way("b"), rounds=3, wanted=5, clock=lambda: now[0])
     assert order == ["a", "b"] * 4
-    assert result.first_per_second == pytest.approx(5) and result.second_per_second == pytest.approx(20)
+    assert result.first_per_second == pytest.approx(
+        5
+    ) and result.second_per_second == pytest.approx(20)
     assert (result.ratio, result.lowest_ratio, result.highest_ratio) == pytest.approx((4, 2, 40))
     assert as_plain(result)["is_reached"] is False
-    assert "**not reached**" in speedup_table([result]) and "| x [crops] | 5 | 20 |" in speedup_table([result])
+    assert "**not reached**" in speedup_table(
+        [result]
+    ) and "| x [crops] | 5 | 20 |" in speedup_table([result])

@@ -1,4 +1,6 @@
-"""The checks: defects of audio and lists are found, named and counted, and the machine is described."""
+"""The checks: defects of audio and lists are found, named and counted, and the machine is
+described.
+"""
 
 import contextlib
 import json
@@ -21,7 +23,9 @@ from speakernet.data.opening import open_source
 
 
 def noise(seed, seconds=1.0, level=0.1, rate=16000):
-    return (level * np.random.default_rng(seed).standard_normal(int(seconds * rate))).astype(np.float32)
+    return (level * np.random.default_rng(seed).standard_normal(int(seconds * rate))).astype(
+        np.float32
+    )
 
 
 @pytest.fixture()
@@ -36,7 +40,11 @@ def corpus(tmp_path, monkeypatch):
 
 def look(corpus, *, is_fast=False):
     trials = ((corpus / "trials.txt", corpus),)
-    return full_check(CheckRequest(corpus / "train.txt", corpus, trials, corpus / "exps", is_fast=is_fast, num_jobs=2))
+    return full_check(
+        CheckRequest(
+            corpus / "train.txt", corpus, trials, corpus / "exps", is_fast=is_fast, num_jobs=2
+        )
+    )
 
 
 def found(result, check):
@@ -60,7 +68,9 @@ def test_defects_of_audio(corpus):
     write_audio(corpus / "a/1.wav", noise(1, level=1e-5), 16000)
     write_audio(corpus / "a/2.wav", noise(2, level=2.0), 16000)
     write_audio(corpus / "b/1.wav", noise(3, seconds=0.2), 16000)
-    write_audio(corpus / "b/2.wav", np.stack([noise(4, rate=8000), noise(5, rate=8000)], axis=1), 8000)
+    write_audio(
+        corpus / "b/2.wav", np.stack([noise(4, rate=8000), noise(5, rate=8000)], axis=1), 8000
+    )
     whole = (corpus / "c/1.wav").read_bytes()
     (corpus / "c/1.wav").write_bytes(whole[: len(whole) // 2])
     result = look(corpus)
@@ -70,9 +80,13 @@ def test_defects_of_audio(corpus):
         "training audio: short": ("b/1.wav (0.20 s)",),
         "trial audio (trials.txt): truncated": ("c/1.wav",),
     }.items():
-        assert found(result, check).examples == examples and found(result, check).message.startswith("1 ")
+        assert found(result, check).examples == examples and found(
+            result, check
+        ).message.startswith("1 ")
     assert "8000 Hz (1)" in found(result, "training audio: rate").message
-    assert found(result, "training audio: channels").message.startswith("1 file with up to 2 channels")
+    assert found(result, "training audio: channels").message.startswith(
+        "1 file with up to 2 channels"
+    )
 
 
 def test_broken_files(corpus):
@@ -110,7 +124,8 @@ def syllables(seed, seconds=1.6):
 def test_copies_in_another_format(corpus, suffix):
     for row, name in enumerate(("a/1", "a/2", "b/1", "b/2", "c/1", "c/2")):
         write_audio(corpus / f"{name}.wav", syllables(row), 16000)
-    # A copy that begins a tenth of a second later, as after AAC; quieter, so that a FLAC has other samples too.
+    # A copy that begins a tenth of a second later, as after AAC; quieter, so that a FLAC has other
+    # samples too.
     delayed = 0.9 * np.concatenate([np.zeros(1600, dtype=np.float32), syllables(0)])
     soundfile.write(corpus / f"a/3.{suffix}", delayed, 16000)
     soundfile.write(corpus / f"c/3.{suffix}", 0.9 * syllables(4), 16000)
@@ -124,7 +139,9 @@ def test_copies_in_another_format(corpus, suffix):
         (f"a/1.wav = a/3.{suffix}",),
         (f"a/3.{suffix} = a/1.wav",),
     )
-    assert found(result, "trial audio (trials.txt): copies").examples == (f"c/1.wav = c/3.{suffix}",)
+    assert found(result, "trial audio (trials.txt): copies").examples == (
+        f"c/1.wav = c/3.{suffix}",
+    )
 
 
 def test_likeness():
@@ -133,7 +150,12 @@ def test_likeness():
     later = np.roll(levels[0], 5, axis=1)
     short = levels[0].copy()
     short[:, 40:] = 0
-    pairs = [(levels[0], later), (levels[0], levels[1]), (np.full_like(later, 9),) * 2, (short, short)]
+    pairs = [
+        (levels[0], later),
+        (levels[0], levels[1]),
+        (np.full_like(later, 9),) * 2,
+        (short, short),
+    ]
     values = likeness(*(np.stack(side) for side in zip(*pairs, strict=True)))
     assert values[0] == pytest.approx(1) and values[1] < 0.5 and values[2:].tolist() == [0, 0]
 
@@ -151,8 +173,12 @@ def test_rows_of_trials(text, bad_lines, tmp_path):
     path = tmp_path / "trials.txt"
     path.write_bytes(text)
     findings = full_check(CheckRequest(trials=((path, None),), is_fast=True))[0]
-    malformed = [example for one in findings if one.check == "trial list" for example in one.examples]
-    assert [example.split(":")[0] for example in malformed] == [f"line {line}" for line in bad_lines]
+    malformed = [
+        example for one in findings if one.check == "trial list" for example in one.examples
+    ]
+    assert [example.split(":")[0] for example in malformed] == [
+        f"line {line}" for line in bad_lines
+    ]
     if bad_lines:
         with pytest.raises(ListError):
             read_trials(path)
@@ -160,7 +186,9 @@ def test_rows_of_trials(text, bad_lines, tmp_path):
 
 def test_missing_lists_and_roots(corpus):
     trials = ((corpus / "none.txt", corpus), (corpus / "trials.txt", corpus / "nowhere"))
-    findings = full_check(CheckRequest(corpus / "none.txt", corpus / "nowhere", trials, is_fast=True))[0]
+    findings = full_check(
+        CheckRequest(corpus / "none.txt", corpus / "nowhere", trials, is_fast=True)
+    )[0]
     errors = [finding.check for finding in findings if finding.level == "error"]
     assert errors == ["training list", "training audio", "trial list", "trial audio"]
 
@@ -171,21 +199,37 @@ def test_several_corpora(corpus):
     (corpus / "more.txt").write_text("a e/1.wav\na e/2.wav\nd d/1.wav\nd nowhere.wav\n")
     given = {name: (corpus / f"{name}.txt", corpus) for name in ("train", "more")}
     trials = ((corpus / "trials.txt", corpus),)
-    result = full_check(CheckRequest(corpora=given, trials=trials, save_path=corpus / "exps", is_fast=True))
-    assert "4 speakers" in found(result, "speakers").message and "train + more" in found(result, "speakers").message
+    result = full_check(
+        CheckRequest(corpora=given, trials=trials, save_path=corpus / "exps", is_fast=True)
+    )
+    assert (
+        "4 speakers" in found(result, "speakers").message
+        and "train + more" in found(result, "speakers").message
+    )
     assert "more/nowhere.wav" in str(found(result, "training audio: files"))
     # Each corpus is compared by name; `a` is in the trials.
     overlaps = [finding for finding in result[0] if finding.check == "overlap"]
-    assert [one.level for one in overlaps] == ["warning", "ok"] and "train.txt" in overlaps[0].message
+    assert [one.level for one in overlaps] == ["warning", "ok"] and "train.txt" in overlaps[
+        0
+    ].message
     (corpus / "more.txt").write_text("a a/1.wav\nd d/1.wav\n")
-    shared = full_check(CheckRequest(corpora=given, trials=trials, save_path=corpus / "exps", is_fast=True))
-    assert found(shared, "data.corpora").level == "error" and "a/1.wav" in found(shared, "data.corpora").message
-    missing = full_check(CheckRequest(corpora={"none": (corpus / "none.txt", corpus)}, is_fast=True))[0]
+    shared = full_check(
+        CheckRequest(corpora=given, trials=trials, save_path=corpus / "exps", is_fast=True)
+    )
+    assert (
+        found(shared, "data.corpora").level == "error"
+        and "a/1.wav" in found(shared, "data.corpora").message
+    )
+    missing = full_check(
+        CheckRequest(corpora={"none": (corpus / "none.txt", corpus)}, is_fast=True)
+    )[0]
     assert [one.check for one in missing if one.level == "error"] == ["training list none"]
 
 
 def test_machine(tmp_path, monkeypatch):
-    findings = {finding.check: finding for finding in machine_findings(tmp_path / "not" / "made" / "yet")}
+    findings = {
+        finding.check: finding for finding in machine_findings(tmp_path / "not" / "made" / "yet")
+    }
     assert {"free space", "processor", "ffmpeg", "torch", "GPU"} <= set(findings)
     assert findings["torch"].level == "ok" and not (tmp_path / "not").exists()
     for flags, shown in ((frozenset({"amx_bf16"}), "(amx_bf16)"), (frozenset(), "no native bf16")):
@@ -205,7 +249,12 @@ def test_machine(tmp_path, monkeypatch):
 )
 def test_status(corpus, train, config, status, capsys):
     (corpus / "train.txt").write_text(train)
-    data = {"train_list": "train.txt", "train_path": ".", "validation_list": "trials.txt", "validation_path": "."}
+    data = {
+        "train_list": "train.txt",
+        "train_path": ".",
+        "validation_list": "trials.txt",
+        "validation_path": ".",
+    }
     (corpus / "my.yaml").write_text(json.dumps({"data": data, **config}))
     assert main(["doctor", "--config", "my.yaml", "--fast"]) == status
     table = capsys.readouterr().out
@@ -240,9 +289,12 @@ def test_json_and_png(corpus, capsys):
     assert main([*options, "--json", "--png", "durations.png"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (
-        answer["level"] in ("ok", "warning") and answer["machine"]["versions"]["speakernet"] == speakernet.__version__
+        answer["level"] in ("ok", "warning")
+        and answer["machine"]["versions"]["speakernet"] == speakernet.__version__
     )
-    assert {"speakers", "training audio: length", "overlap"} <= {one["check"] for one in answer["findings"]}
+    assert {"speakers", "training audio: length", "overlap"} <= {
+        one["check"] for one in answer["findings"]
+    }
     assert (corpus / "durations.png").read_bytes()[:4] == b"\x89PNG"
 
 
@@ -286,11 +338,15 @@ def check(corpus, train=None, trials=None, **others):
 )  # fmt: skip
 def test_defects_of_lists(corpus, train, trials, name, level, start, examples):
     finding = check(corpus, train, trials, min_utterances=2)[name]
-    assert (finding.level, finding.examples) == (level, examples) and finding.message.startswith(start)
+    assert (finding.level, finding.examples) == (level, examples) and finding.message.startswith(
+        start
+    )
 
 
 def test_missing_files(corpus):
-    """A few in the training list cause a warning, one among the trials an error; the first ten are named."""
+    """A few in the training list cause a warning, one among the trials an error; the first ten are
+    named.
+    """
     found = check(corpus, "".join(f"a gone/{row:02}.wav\n" for row in range(25)) + "b b/1.wav\n")
     finding = found["training audio: files"]
     assert finding.level == "error" and finding.message.startswith("25 ")
@@ -301,11 +357,15 @@ def test_missing_files(corpus):
     assert found["trial audio (trials.txt): files"].level == "error"
 
 
-@pytest.mark.parametrize("line", ["{label} {one} {other}", "{one} {other} {kaldi}", "{one} {other}", "{one} {speaker}"])
+@pytest.mark.parametrize(
+    "line", ["{label} {one} {other}", "{one} {other} {kaldi}", "{one} {other}", "{one} {speaker}"]
+)
 def test_wrong_kind_of_list(corpus, line):
     rows = [("c/1.wav", "c/2.wav", 1), ("c/1.wav", "d/1.wav", 0)]
     text = "\n".join(
-        line.format(one=one, other=other, label=label, speaker="c", kaldi="target" if label else "nontarget")
+        line.format(
+            one=one, other=other, label=label, speaker="c", kaldi="target" if label else "nontarget"
+        )
         for one, other, label in rows
     )
     (finding,) = check(corpus, text).values()
@@ -314,7 +374,11 @@ def test_wrong_kind_of_list(corpus, line):
 
 @pytest.mark.parametrize(
     ("path", "advice"),
-    [("a\\1.wav", "--replace '\\' /"), ("D:\\x\\1.wav", "--strip 'D:\\'"), ('"a/1.wav"', """--replace '"' ''""")],
+    [
+        ("a\\1.wav", "--replace '\\' /"),
+        ("D:\\x\\1.wav", "--strip 'D:\\'"),
+        ('"a/1.wav"', """--replace '"' ''"""),
+    ],
 )
 def test_paths_of_windows_and_quotes(corpus, path, advice):
     finding = check(corpus, f"a {path}\nb b/gone.wav\n")["training audio: files"]
@@ -324,7 +388,8 @@ def test_paths_of_windows_and_quotes(corpus, path, advice):
 def test_kaldi_folder_without_files(corpus):
     (corpus / "utt2spk").write_text("u1 a\nu2 b\n")
     findings = {
-        one.check: one for one in full_check(CheckRequest(corpus, corpus, (), corpus / "exps", is_fast=True))[0]
+        one.check: one
+        for one in full_check(CheckRequest(corpus, corpus, (), corpus / "exps", is_fast=True))[0]
     }
     assert "wav.scp" in findings["training audio: files"].advice
 
@@ -350,17 +415,28 @@ def test_noise_and_rirs(corpus):
 
 def test_speakers_called_0_and_1(corpus):
     trials = "1 c/1.wav c/2.wav\n0 c/1.wav d/1.wav\n"
-    assert worst(check(corpus, "0 a/1.wav\n0 a/2.wav\n1 b/1.wav\n1 b/2.wav\n", trials).values()) == "ok"
+    assert (
+        worst(check(corpus, "0 a/1.wav\n0 a/2.wav\n1 b/1.wav\n1 b/2.wav\n", trials).values())
+        == "ok"
+    )
 
 
 @pytest.mark.parametrize(
     ("train", "trials", "shared"),
     [
         ("a a/1.wav\nb b/1.wav\n", "1 b/9.wav b/8.wav\n0 b/9.wav c/1.wav\n", ("b",)),
-        ("a x/a/s/1.wav\nb x/b/s/1.wav\n", "1 b/s/9.wav b/s/8.wav\n0 b/s/9.wav c/s/1.wav\n", ("b",)),
+        (
+            "a x/a/s/1.wav\nb x/b/s/1.wav\n",
+            "1 b/s/9.wav b/s/8.wav\n0 b/s/9.wav c/s/1.wav\n",
+            ("b",),
+        ),
         ("a a/1/1.wav\n1 1/1/1.wav\n", "1 c/1/9.wav c/1/8.wav\n0 c/1/9.wav d/1/1.wav\n", ()),
         ("a 0001.wav\nb 0002.wav\n", "1 0002.wav 0003.wav\n0 0002.wav 0004.wav\n", ("0002.wav",)),
-        ("a_b a b/1.wav\nc c/1.wav\n", "1\ta b/9.wav\ta b/8.wav\n0\ta b/9.wav\td/1.wav\n", ("a_b",)),
+        (
+            "a_b a b/1.wav\nc c/1.wav\n",
+            "1\ta b/9.wav\ta b/8.wav\n0\ta b/9.wav\td/1.wav\n",
+            ("a_b",),
+        ),
     ],
 )
 def test_overlap(tmp_path, train, trials, shared):

@@ -1,4 +1,6 @@
-"""Every option of voxceleb_trainer's command line and its fork is accepted, with its meaning and default."""
+"""Every option of voxceleb_trainer's command line and its fork is accepted, with its meaning and
+default.
+"""
 
 import functools
 from pathlib import Path
@@ -39,7 +41,11 @@ model:
   {model: [name, RawNet3], encoder_type: [pooling, ASP], nOut: [embedding_dim, 256],
   sinc_stride: [options.sinc_stride, 16]}
 """)
-ROWS = [(name, f"{section}.{row[0]}", *row[1:]) for section, rows in OPTIONS.items() for name, row in rows.items()]
+ROWS = [
+    (name, f"{section}.{row[0]}", *row[1:])
+    for section, rows in OPTIONS.items()
+    for name, row in rows.items()
+]
 # The defaults of its argument parser.
 DEFAULTS = yaml.safe_load("""
 data:
@@ -60,7 +66,10 @@ model: {pooling: SAP, embedding_dim: 512}
 """)
 RAWNET3_AAM = """{model: RawNet3, encoder_type: ECA, nOut: 256, sinc_stride: 10, max_frames: 300, batch_size: 32,
   eval_frames: 400, trainfunc: aamsoftmax, lr_decay: 0.75, weight_decay: 5e-05, max_seg_per_spk: 500, augment: True}"""
-LIGHT_AP = "{model: ResNetSE34L, log_input: True, encoder_type: SAP, trainfunc: angleproto, nPerSpeaker: 2}"
+LIGHT_AP = (
+    "{model: ResNetSE34L, log_input: True, encoder_type: SAP, trainfunc: angleproto, "
+    "nPerSpeaker: 2}"
+)
 FORK = """{model: ResNetSE34L, trainfunc: amsoftmax, patience: 15, max_test_pairs: 50000, eval_batch_size: 128,
   persistent_workers: true, compile_model: false, nLcasses: 5991, mixedprec: true}"""
 # Other options needed for an option to have an effect; voxceleb_trainer ignores it otherwise.
@@ -112,8 +121,14 @@ def test_omitted_options(tmp_path):
         for section, values in DEFAULTS.items():
             found = getattr(config, section).model_dump()
             assert {name: found[name] for name in values} == values
-    triplet = load_config(["--defaults", "voxceleb_trainer", "--trainfunc", "triplet", "--optimizer", "sgd"]).config
-    assert (triplet.loss.hard_probability, triplet.loss.hard_rank, triplet.optimizer.nesterov) == (0.5, 10, False)
+    triplet = load_config(
+        ["--defaults", "voxceleb_trainer", "--trainfunc", "triplet", "--optimizer", "sgd"]
+    ).config
+    assert (triplet.loss.hard_probability, triplet.loss.hard_rank, triplet.optimizer.nesterov) == (
+        0.5,
+        10,
+        False,
+    )
     # voxceleb_trainer's learning rate decays every test_interval.
     assert loaded("test_interval: 4\n", tmp_path).config.schedule.decay_interval == 4
 
@@ -123,7 +138,11 @@ def test_recipes_build(tmp_path):
     net = build_model(config)
     assert sum(parameter.numel() for parameter in net.parameters()) == 16_280_322
     options = net.spec()["model"]["options"]
-    assert (options["sinc_stride"], options["pooling"], options["embedding_dim"]) == (10, "ECA", 256)
+    assert (options["sinc_stride"], options["pooling"], options["embedding_dim"]) == (
+        10,
+        "ECA",
+        256,
+    )
     loss = build_loss(config, 20)
     assert (type(loss).__name__, loss.margin, loss.scale) == ("AAMSoftmax", 0.1, 30.0)
     config = loaded(LIGHT_AP, tmp_path).config
@@ -131,14 +150,28 @@ def test_recipes_build(tmp_path):
     assert build_loss(config, 20).is_metric
     assert (config.data.batch_size, config.data.utterances_per_speaker) == (200, 2)
     config = loaded(FORK, tmp_path).config
-    assert (config.training.patience, config.evaluation.max_trials, config.evaluation.batch_size) == (15, 50000, 128)
-    assert config.data.num_classes == 5991 and config.runtime.precision == "auto" and config.runtime.compile == "off"
+    assert (
+        config.training.patience,
+        config.evaluation.max_trials,
+        config.evaluation.batch_size,
+    ) == (15, 50000, 128)
+    assert (
+        config.data.num_classes == 5991
+        and config.runtime.precision == "auto"
+        and config.runtime.compile == "off"
+    )
 
 
 def test_evaluation_by_flags():
     """The command of voxceleb_trainer's README, with a checkpoint that is recognised as its own."""
-    flags = "--eval --model ResNetSE34L --log_input --trainfunc angleproto --eval_frames 400 --initial_model FILE"
+    flags = (
+        "--eval --model ResNetSE34L --log_input --trainfunc angleproto --eval_frames 400 "
+        "--initial_model FILE"
+    )
     options = [*flags.split(), "--test_list", "a", "--test_path", "b", "--save_path", "c"]
     answer = load_config(options, lambda path: path == Path("FILE"))
     assert answer.evaluate_only and answer.is_classic
-    assert answer.config.evaluation.score == "mean_distance" and answer.config.evaluation.eval_frames == 400
+    assert (
+        answer.config.evaluation.score == "mean_distance"
+        and answer.config.evaluation.eval_frames == 400
+    )

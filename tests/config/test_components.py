@@ -15,7 +15,9 @@ from speakernet.options import OUTSIDE
 from tests.tiny_recipe import write_recipe
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "components.md").read_text(encoding="utf-8")
-CODE, CHANGES = (re.search(rf"```{kind}\n(.+?)```", PAGE, re.DOTALL)[1] for kind in ("python", "yaml"))
+CODE, CHANGES = (
+    re.search(rf"```{kind}\n(.+?)```", PAGE, re.DOTALL)[1] for kind in ("python", "yaml")
+)
 
 
 @pytest.fixture(autouse=True)
@@ -42,13 +44,25 @@ def parts(tmp_path):
 def test_example(tiny_corpus, tmp_path, parts, capsys):
     run = tmp_path / "run"
     recipe = write_recipe(
-        tmp_path / "my.yaml", tiny_corpus, run, yaml.safe_load(CHANGES), {"augment": {"enabled": True}}
+        tmp_path / "my.yaml",
+        tiny_corpus,
+        run,
+        yaml.safe_load(CHANGES),
+        {"augment": {"enabled": True}},
     )
     assert main(["train", f"--plugin={parts}", "--config", str(recipe)]) == 0
     assert "augmentation is skipped" not in capsys.readouterr().err
     assert (run / "my_parts.py").read_bytes() == parts.read_bytes()
-    assert yaml.safe_load((run / "config.yaml").read_text())["augment"]["components"]["Clipping"]["level"] == 0.2
-    one, other = (str(tiny_corpus / row.split()[1]) for row in (tiny_corpus / "train_list.txt").open().readlines()[:2])
+    assert (
+        yaml.safe_load((run / "config.yaml").read_text())["augment"]["components"]["Clipping"][
+            "level"
+        ]
+        == 0.2
+    )
+    one, other = (
+        str(tiny_corpus / row.split()[1])
+        for row in (tiny_corpus / "train_list.txt").open().readlines()[:2]
+    )
     verify = ["verify", one, other, "--model", str(run / "best.pt"), "--threshold", "0"]
     assert main([*verify, "--plugin", str(parts)]) in (0, 1)
     known = dict(OUTSIDE)
@@ -64,11 +78,21 @@ def test_rows(parts, capsys, monkeypatch):
     assert "Power" in capsys.readouterr().out
     components.add_file(parts)
     assert LOSSES["focal"] is components.TABLES["classification loss"]["focal"]
-    (parts.parent / "package_of_parts.py").write_text("from my_parts import *\nCOMPONENTS = {'pooling': {}}\n")
+    (parts.parent / "package_of_parts.py").write_text(
+        "from my_parts import *\nCOMPONENTS = {'pooling': {}}\n"
+    )
     components.add_installed([EntryPoint("one", "package_of_parts", "speakernet.components")])
     assert set(OUTSIDE) == {"my_parts", "package_of_parts"}
     assert main(
-        ["show-config", "--plugin", str(parts), "--model.pooling_options.powr", "4", "--model.pooling", "Power"]
+        [
+            "show-config",
+            "--plugin",
+            str(parts),
+            "--model.pooling_options.powr",
+            "4",
+            "--model.pooling",
+            "Power",
+        ]
     )
     assert "powr" in capsys.readouterr().err
 
@@ -81,10 +105,14 @@ def test_rows(parts, capsys, monkeypatch):
         ("", "COMPONENTS"),
         ("COMPONENTS = {'poolings': {}}", "pooling"),
         (
-            "from speakernet.options import *\nCOMPONENTS = {'pooling': {'A': Component(Options, 'p:A')}}",
+            "from speakernet.options import *\nCOMPONENTS = {'pooling': {'A': Component(Options, "
+            "'p:A')}}",
             "PoolingOptions",
         ),
-        ("from speakernet.models.options import POOLINGS\nCOMPONENTS = {'pooling': POOLINGS}", "already"),
+        (
+            "from speakernet.models.options import POOLINGS\nCOMPONENTS = {'pooling': POOLINGS}",
+            "already",
+        ),
         (
             "from speakernet.models.options import *\nfrom speakernet.options import Component\n"
             "COMPONENTS = {'pooling': {'A': Component(PoolingOptions, 'broken_parts:A')}}",

@@ -34,7 +34,9 @@ def test_command_line_beats_yaml_beats_default(tmp_path):
     data = load_config(["--config", write(tmp_path, text, "b.json")]).config.data
     assert (data.batch_size, data.train_list) == (6, "s3://a//b.txt")
     first = write(tmp_path, "data:\n  batch_size: 7\n  crop_frames: 150\n", "first.yaml")
-    config = load_config(["--config", first, "--config", write(tmp_path, "data:\n  batch_size: 8\n", "b.yaml")]).config
+    config = load_config(
+        ["--config", first, "--config", write(tmp_path, "data:\n  batch_size: 8\n", "b.yaml")]
+    ).config
     assert (config.data.batch_size, config.data.crop_frames) == (8, 150)
     assert config.training.save_path == str(Path("exps/first"))
 
@@ -55,7 +57,11 @@ MISTAKES = [
     ("", ["--defaults", "theirs"], "theirs"),
     ("", ["--config", "exp1.yaml"], r"exp01\.yaml"),
     ("", ["--eval", "3"], "--eval.*'3'"),
-    ("exp_dir: e\ndataset_args: {}\nmodel_args: {}\n", [], r"exp_dir, dataset_args, model_args are .*migration\.md"),
+    (
+        "exp_dir: e\ndataset_args: {}\nmodel_args: {}\n",
+        [],
+        r"exp_dir, dataset_args, model_args are .*migration\.md",
+    ),
 ]
 
 
@@ -79,7 +85,11 @@ stages:
 def test_stages_build_on_each_other(tmp_path):
     config = load_config(["--config", write(tmp_path, STAGES), "--save_path", "run"]).config
     stages = stages_of(config)
-    assert [(name, one.training.max_epochs) for name, one in stages.items()] == [("head", 3), ("joint", 2), ("last", 1)]
+    assert [(name, one.training.max_epochs) for name, one in stages.items()] == [
+        ("head", 3),
+        ("joint", 2),
+        ("last", 1),
+    ]
     assert [one.optimizer.name for one in stages.values()] == ["adam", "adamw", "adamw"]
     assert [one.schedule.margin for one in stages.values()] == ["linear", "constant", "constant"]
     assert stages["last"].data.crop_frames == 300 and stages["last"].loss.margin == 0.5
@@ -106,11 +116,27 @@ def test_unfreezing_is_of_one_stage(tmp_path):
     ("found", "changed", "message"),
     [
         ("epochs: 3, ", "", "entry 1: epochs"),
-        ("learning_rate", "learning_rat", r"joint: optimizer\.learning_rat does not exist; did you mean 'learn"),
-        ("crop_frames: 300", "crop_frame: 300", r"joint: data\.crop_frame does not exist; did you mean 'crop_frames'"),
+        (
+            "learning_rate",
+            "learning_rat",
+            r"joint: optimizer\.learning_rat does not exist; did you mean 'learn",
+        ),
+        (
+            "crop_frames: 300",
+            "crop_frame: 300",
+            r"joint: data\.crop_frame does not exist; did you mean 'crop_frames'",
+        ),
         ("crop_frames: 300", "train_list: a", r"joint: data\.train_list belongs to the whole run"),
-        ("data: {crop_frames: 300}", "model: {name: ResNet34}", r"joint: model\.name belongs to the whole run"),
-        ("data: {crop_frames: 300}", "model: {options: {channels: 4}}", r"options\.channels belongs to the whole run"),
+        (
+            "data: {crop_frames: 300}",
+            "model: {name: ResNet34}",
+            r"joint: model\.name belongs to the whole run",
+        ),
+        (
+            "data: {crop_frames: 300}",
+            "model: {options: {channels: 4}}",
+            r"options\.channels belongs to the whole run",
+        ),
         ("data: {crop_frames: 300}", "frontend: {}", "entry 2: frontend does not exist"),
         ("margin: 0.5", "margin: 5", r"last: loss\.margin is 5; expected a number from 0 to 3"),
         ("loss: {margin: 0.5}", "data: {}, data: {}", "data is given twice"),
@@ -119,7 +145,11 @@ def test_unfreezing_is_of_one_stage(tmp_path):
         ("aamsoftmax, margin: 0.2", "softmax", r"last: loss\.margin does not exist"),
         ("stages:", "stage: jont\nstages:", "there is no stage 'jont'; did you mean 'joint'"),
         ("stages:", "training: {max_epochs: 9}\nstages:", "max_epochs: 9"),
-        ("stages:", "training: {large_margin_epochs: 9}\nstage: large_margin\nstages:", "mean 'large-margin'"),
+        (
+            "stages:",
+            "training: {large_margin_epochs: 9}\nstage: large_margin\nstages:",
+            "mean 'large-margin'",
+        ),
     ],
 )
 def test_bad_stages(tmp_path, found, changed, message):
@@ -134,10 +164,14 @@ def test_differences_in_a_flat_file(tmp_path, caplog):
     file = write(tmp_path, "model: ResNetSE34L\nnLcasses: 5994\n")
     assert load_config(["--config", file]).config.data.num_classes == 5994
     assert "my.yaml:2" in caplog.text and "nClasses" in caplog.text
-    defaults = load_config(["--config", write(tmp_path, "model: ResNetSE34L\nbatch_size: 100\n")]).defaults
+    defaults = load_config(
+        ["--config", write(tmp_path, "model: ResNetSE34L\nbatch_size: 100\n")]
+    ).defaults
     assert "training.max_grad_norm 0.0 (5.0), runtime.precision no (auto)" in defaults
     assert "data.batch_size" not in defaults and "data.train_list" not in defaults
-    given = load_config(["--config", write(tmp_path, "model: ResNetSE34L\nmixedprec: True\n")]).defaults
+    given = load_config(
+        ["--config", write(tmp_path, "model: ResNetSE34L\nmixedprec: True\n")]
+    ).defaults
     assert "runtime.precision" not in given
     assert "max_grad_norm" not in load_config([]).defaults
 
@@ -147,7 +181,10 @@ def test_removed_option(tmp_path, monkeypatch):
     config = load_config(["--save_path", str(tmp_path)]).config
     save_config(config, tmp_path / "config.yaml")
     text = (tmp_path / "config.yaml").read_text()
-    assert load_config(["--config", write(tmp_path, text + "  old_way: 3\n", "config.yaml")]).config == config
+    assert (
+        load_config(["--config", write(tmp_path, text + "  old_way: 3\n", "config.yaml")]).config
+        == config
+    )
     values = config.model_dump()
     values["runtime"]["old_way"] = 3
     assert config_from_dict(values) == config
@@ -156,11 +193,20 @@ def test_removed_option(tmp_path, monkeypatch):
 
 
 def test_words_of_switches(tmp_path):
-    file = write(tmp_path, "data:\n  ram_corpus: on\n  pin_memory: off\nruntime:\n  precision: no\n  compile: off\n")
+    file = write(
+        tmp_path,
+        "data:\n  ram_corpus: on\n  pin_memory: off\nruntime:\n  precision: no\n  compile: off\n",
+    )
     config = load_config(["--config", file]).config
-    assert (config.data.ram_corpus, config.runtime.precision, config.runtime.compile) == ("on", "no", "off")
+    assert (config.data.ram_corpus, config.runtime.precision, config.runtime.compile) == (
+        "on",
+        "no",
+        "off",
+    )
     assert config.data.pin_memory is False
-    file = write(tmp_path, 'augment: "True"\nlog_input: "False"\nmodel: ResNetSE34L\neval: "False"\n')
+    file = write(
+        tmp_path, 'augment: "True"\nlog_input: "False"\nmodel: ResNetSE34L\neval: "False"\n'
+    )
     loaded = load_config(["--config", file])
     assert loaded.config.augment.enabled is True and loaded.config.frontend.log_input is False
     assert not loaded.evaluate_only and load_config(["--eval"]).evaluate_only
@@ -174,7 +220,9 @@ def test_help_and_reference():
         help_text("everything")
     page = reference()
     for section in SECTIONS:
-        assert f"\n## {section}\n" in page and help_text("all").count(f"--{section}.") >= len(known_fields(section))
+        assert f"\n## {section}\n" in page and help_text("all").count(f"--{section}.") >= len(
+            known_fields(section)
+        )
         for field in known_fields(section):
             assert f"| `{field}` |" in page and f"--{section}.{field} " in help_text(section), field
 
@@ -185,7 +233,10 @@ def test_defaults(tmp_path):
     loaded = load_config(["--config", flat])
     assert loaded.is_classic and loaded.defaults.startswith(f"voxceleb_trainer ({flat}")
     values = loaded.config.model_dump()
-    assert values["loss"].items() >= {"name": "amsoftmax", "sharded": "auto", "margin": 0.1, "scale": 30.0}.items()
+    assert (
+        values["loss"].items()
+        >= {"name": "amsoftmax", "sharded": "auto", "margin": 0.1, "scale": 30.0}.items()
+    )
     for key, expected in CLASSIC_DEFAULTS.items():
         section, field = key.split(".")
         # Defaults that AM-softmax and Adam do not take.
@@ -194,8 +245,13 @@ def test_defaults(tmp_path):
     loaded = load_config(["--config", sections, "--max_epoch", "3"])
     assert not loaded.is_classic and loaded.config.training.max_epochs == 3
     assert load_config(["--defaults", "voxceleb_trainer"]).config.data.batch_size == 200
-    assert load_config(["--config", sections, "--defaults=voxceleb_trainer"]).config.augment.style == "classic"
-    assert load_config(["--config", flat, "--defaults", "speakernet"]).config.augment.style == "ours"
+    assert (
+        load_config(["--config", sections, "--defaults=voxceleb_trainer"]).config.augment.style
+        == "classic"
+    )
+    assert (
+        load_config(["--config", flat, "--defaults", "speakernet"]).config.augment.style == "ours"
+    )
     assert load_config(["--bf16"]).defaults.startswith("speakernet (")
     assert "--defaults voxceleb_trainer" in load_config(["--model", "ResNetSE34L"]).defaults
 
@@ -212,7 +268,11 @@ def test_defaults_of_a_foreign_checkpoint(tmp_path):
     assert not load_config(["--eval", "--initial_model", "best.pt"], is_foreign).is_classic
     assert len(asked) == 2
     sections = write(tmp_path, "data:\n  batch_size: 7\n")
-    for others in (["--config", sections, "--eval"], ["--defaults", "speakernet", "--eval"], ["--max_epoch", "3"]):
+    for others in (
+        ["--config", sections, "--eval"],
+        ["--defaults", "speakernet", "--eval"],
+        ["--max_epoch", "3"],
+    ):
         assert not load_config([*others, "--initial_model", "their.model"], is_foreign).is_classic
     assert len(asked) == 2
 
@@ -221,7 +281,9 @@ def test_defaults_of_a_model_file():
     of_model = {"model.name": "ResNet", "model.options.channels": 32, "model.embedding_dim": 64}
 
     def loaded(*options):
-        return load_config(["--initial_model", "m.pt", *options], settings_of_model=lambda path: of_model).config
+        return load_config(
+            ["--initial_model", "m.pt", *options], settings_of_model=lambda path: of_model
+        ).config
 
     assert (loaded().model.options.channels, loaded().model.embedding_dim) == (32, 64)
     assert loaded("--model.options.channels", "16").model.options.channels == 16
@@ -234,7 +296,16 @@ def test_saved_copy(tmp_path, monkeypatch):
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "list.txt").write_text("a a.wav\n")
     monkeypatch.chdir(tmp_path / "work")
-    given = ["--train_list", "list.txt", "--data.synthetic_corpus", "made", "--save_path", "run", "--lr", "3e-4"]
+    given = [
+        "--train_list",
+        "list.txt",
+        "--data.synthetic_corpus",
+        "made",
+        "--save_path",
+        "run",
+        "--lr",
+        "3e-4",
+    ]
     config = load_config([*given, "--loss.name", "softmax", "--schedule.name", "constant"]).config
     assert config_from_dict(config.model_dump()) == config
     save_config(config, Path("run/config.yaml"))
@@ -246,16 +317,26 @@ def test_saved_copy(tmp_path, monkeypatch):
     assert again.data.train_list == str(tmp_path / "work" / "list.txt")
     assert again.data.synthetic_corpus == str(tmp_path / "work" / "made")
     assert again.training.save_path == str(Path("work/run"))
-    assert (again.loss, again.schedule, again.optimizer) == (config.loss, config.schedule, config.optimizer)
+    assert (again.loss, again.schedule, again.optimizer) == (
+        config.loss,
+        config.schedule,
+        config.optimizer,
+    )
     (tmp_path / "work" / "run").rename(tmp_path / "copy")
     assert load_config(["--config", "copy/config.yaml"]).config.training.save_path == "copy"
-    assert load_config(["--config", "copy/config.yaml", "--save_path", "new"]).config.training.save_path == "new"
+    assert (
+        load_config(
+            ["--config", "copy/config.yaml", "--save_path", "new"]
+        ).config.training.save_path
+        == "new"
+    )
 
 
 def test_folder_of_a_saved_list(tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     config = load_config(["--train_list", "a/train.txt", "--test_list", "a/trials.txt"]).config
-    config.data.train_path, config.data.test_path = "corpus/train", "corpus/test"
+    config.data.train_path = "corpus/train"
+    config.data.test_path = "corpus/test"
     save_config(config, Path("run/config.yaml"))
 
     def data(*options, file="run/config.yaml"):
@@ -282,7 +363,10 @@ def test_relative_inputs(tmp_path, monkeypatch):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "both.txt").write_text(folder)
     (tmp_path / "there" / "only.txt").write_text("there")
-    write(tmp_path / "there", "data:\n  train_list: both.txt\n  test_list: only.txt\ntraining:\n  save_path: out\n")
+    write(
+        tmp_path / "there",
+        "data:\n  train_list: both.txt\n  test_list: only.txt\ntraining:\n  save_path: out\n",
+    )
     monkeypatch.chdir(tmp_path / "here")
     config = load_config(["--config", "../there/my.yaml"]).config
     assert config.data.train_list == "both.txt" and config.training.save_path == "out"

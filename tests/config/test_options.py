@@ -1,4 +1,6 @@
-"""Every option of every component is described and bounded; wrong ones are refused with file and line."""
+"""Every option of every component is described and bounded; wrong ones are refused with file and
+line.
+"""
 
 import math
 import os
@@ -29,13 +31,21 @@ def write(folder, text, name="my.yaml"):
 
 
 def every_option():
-    """Holder, name of the component, its class and the field; one for each type an option is declared with."""
+    """Holder, name of the component, its class and the field; one for each type an option is
+    declared with.
+    """
     owners = [(section, "", owner) for section, owner in SECTIONS.items() if section not in CHOICES]
-    owners += [(one, name, row.options) for one, choice in CHOICES.items() for name, row in choice.table.items()]
+    owners += [
+        (one, name, row.options)
+        for one, choice in CHOICES.items()
+        for name, row in choice.table.items()
+    ]
     found = {}
     for holder, name, owner in owners:
         for field, info in owner.model_fields.items():
-            found.setdefault((holder, field, str(info.rebuild_annotation())), (holder, name, owner, field))
+            found.setdefault(
+                (holder, field, str(info.rebuild_annotation())), (holder, name, owner, field)
+            )
     return list(found.values())
 
 
@@ -61,7 +71,19 @@ def test_numbers_have_finite_bounds():
     assert len(NUMBERS) > 140 and {one[0] for one in NUMBERS} >= {*SECTIONS, *CHOICES}
     for _, _, owner, field in NUMBERS:
         is_list = "list" in words(owner, field)
-        for value in (math.nan, math.inf, -math.inf, 1e15, 10**15, ".nan", ".inf", "abc", "", True, None):
+        for value in (
+            math.nan,
+            math.inf,
+            -math.inf,
+            1e15,
+            10**15,
+            ".nan",
+            ".inf",
+            "abc",
+            "",
+            True,
+            None,
+        ):
             if (value is None and "nothing" in words(owner, field)) or (value is True and is_list):
                 continue
             with pytest.raises(OptionError) as caught:
@@ -81,7 +103,10 @@ def test_number_taken_or_refused_with_line(value, tmp_path):
             is_over_layers = POOLINGS[name].options.takes_layers
             values = {"model": {"name": "Pretrained" if is_over_layers else "ResNet"}}
             values["model"] |= {"options": {"backbone": "one"}} if is_over_layers else {}
-        for key, given in ((CHOICES[holder].key if holder in CHOICES else "", name), (f"{holder}.{field}", "VALUE")):
+        for key, given in (
+            (CHOICES[holder].key if holder in CHOICES else "", name),
+            (f"{holder}.{field}", "VALUE"),
+        ):
             at, (*places, last) = values, key.split(".")
             for place in places:
                 at = at.setdefault(place, {})
@@ -91,7 +116,9 @@ def test_number_taken_or_refused_with_line(value, tmp_path):
             load_config(["--config", write(tmp_path, text)])
         except ConfigError as error:
             # A conflict may be reported at the other option.
-            assert ("my.yaml:" in str(error) or "default:" in str(error)) and holder in str(error), (text, error)
+            assert ("my.yaml:" in str(error) or "default:" in str(error)) and holder in str(
+                error
+            ), (text, error)
         else:
             taken.add(f"{holder}.{field}")
     if value not in ("-1", "0"):
@@ -103,7 +130,10 @@ BROKEN = {
     "deep nesting": ("model:\n  options: " + "[" * 5000 + "]" * 5000 + "\n", "my.yaml:2"),
     "aliases of aliases": (
         "a: &a [x, x, x, x, x, x, x, x, x]\n"
-        + "".join(f"{b}: &{b} [{', '.join(9 * [f'*{a}'])}]\n" for a, b in zip("abcdefg", "bcdefgh", strict=True))
+        + "".join(
+            f"{b}: &{b} [{', '.join(9 * [f'*{a}'])}]\n"
+            for a, b in zip("abcdefg", "bcdefgh", strict=True)
+        )
         + "model:\n  options: {x: *h}\n",
         "my.yaml:4",
     ),
@@ -112,7 +142,10 @@ BROKEN = {
     "object": ("data: !!python/object/apply:os.mkdir ['made']\n", "my.yaml:1"),
     "minutes": ("data:\n  batch_size: 1" + ":59" * 60_000 + "\n", "my.yaml:2"),
     "empty": ("data:\n  batch_size:\n", "my.yaml:2: data.batch_size is empty"),
-    "list of lists": ("model:\n  options: {blocks: [[1], [2]]}\n  name: ResNet\n", "my.yaml:2: model.options.blocks"),
+    "list of lists": (
+        "model:\n  options: {blocks: [[1], [2]]}\n  name: ResNet\n",
+        "my.yaml:2: model.options.blocks",
+    ),
     "dot in a name": ("data: {train_list.x: a}\n", "my.yaml:1: data.train_list.x"),
     "long path": (f"data:\n  train_list: {'x' * 70_000}\n", "my.yaml:2: data.train_list"),
     "not text": (b"\xff\xfe\x00data", "my.yaml"),
@@ -161,18 +194,46 @@ IDLE = [
     ("loss: {name: aamsoftmax, hard_rank: 3}", "loss.hard_rank", "triplet"),
     ("optimizer: {name: adam, momentum: 0.5}", "optimizer.momentum", "sgd"),
     ("frontend: {name: log_mel, dither: 1.0}", "frontend.dither", "fbank, mfcc"),
-    ("model: {name: RawNet3}\nfrontend: {num_mels: 40}", "frontend.num_mels", "log_mel, fbank, mfcc"),
-    ("model: {name: ResNet, options: {sinc_stride: 3}}", "model.options.sinc_stride", "stem_stride"),
-    ("model: {name: ResNet, pooling: MQMHASTP, pooling_options: {head: 4}}", "model.pooling_options.head", "heads"),
+    (
+        "model: {name: RawNet3}\nfrontend: {num_mels: 40}",
+        "frontend.num_mels",
+        "log_mel, fbank, mfcc",
+    ),
+    (
+        "model: {name: ResNet, options: {sinc_stride: 3}}",
+        "model.options.sinc_stride",
+        "stem_stride",
+    ),
+    (
+        "model: {name: ResNet, pooling: MQMHASTP, pooling_options: {head: 4}}",
+        "model.pooling_options.head",
+        "heads",
+    ),
     ("model: {name: RawNet3, pooling_options: {heads: 4}}", "model.pooling_options.heads", "ECA"),
     ("loss: {classification: {margin: 0.3}}", "loss.classification.margin", "combined"),
-    ("loss: {name: combined, classification: {name: softmax, margin: 0.3}}", "loss.classification.margin", "sharded"),
-    ("loss: {name: combined, metric: {inital_scale: 3}}", "loss.metric.inital_scale", "initial_scale"),
+    (
+        "loss: {name: combined, classification: {name: softmax, margin: 0.3}}",
+        "loss.classification.margin",
+        "sharded",
+    ),
+    (
+        "loss: {name: combined, metric: {inital_scale: 3}}",
+        "loss.metric.inital_scale",
+        "initial_scale",
+    ),
     ("loss: {name: combined, metric: {name: aamsoftmax}}", "loss.metric.name", "angleproto"),
     ("loss: {name: combined, metric: ge2e}", "loss.metric", "ge2e"),
-    ("loss: {name: combined, metric_weight: 0, classification_weight: 0}", "loss.metric_weight", "0"),
+    (
+        "loss: {name: combined, metric_weight: 0, classification_weight: 0}",
+        "loss.metric_weight",
+        "0",
+    ),
     ("model: {name: ECAPA_TDNN, options: {channels: 60}}", "model.options.channels", "60"),
-    ("model: {name: ReDimNetB0, options: {stages: [[1, 2, 3]]}}", "model.options.stages", "[1.0, 2.0, 3.0]"),
+    (
+        "model: {name: ReDimNetB0, options: {stages: [[1, 2, 3]]}}",
+        "model.options.stages",
+        "[1.0, 2.0, 3.0]",
+    ),
     ("training: {batch_scaling: linear}", "training.batch_scaling", "reference_batch"),
     ("model: {name: ReDimNetB0, options: {stages: []}}", "model.options.stages", "64"),
     (
@@ -192,8 +253,13 @@ def test_refused_with_place_and_hint(text, key, hint, tmp_path):
 
 
 def test_flat_file_is_warned(tmp_path, caplog):
-    load_config(["--config", write(tmp_path, "trainfunc: amsoftmax\nhard_rank: 3\nsinc_stride: 10\n")])
-    assert "my.yaml:2: loss.hard_rank" in caplog.text and "my.yaml:3: model.options.sinc_stride" in caplog.text
+    load_config(
+        ["--config", write(tmp_path, "trainfunc: amsoftmax\nhard_rank: 3\nsinc_stride: 10\n")]
+    )
+    assert (
+        "my.yaml:2: loss.hard_rank" in caplog.text
+        and "my.yaml:3: model.options.sinc_stride" in caplog.text
+    )
     load_config(["--defaults", "voxceleb_trainer", "--hard_prob", "0.3"])
     assert "loss.hard_probability" in caplog.text
     with pytest.raises(ConfigError, match=r"--hard_rank: loss\.hard_rank"):
@@ -201,12 +267,18 @@ def test_flat_file_is_warned(tmp_path, caplog):
 
 
 def test_later_layer_replaces_a_component(tmp_path, caplog):
-    first = write(tmp_path, "loss: {name: triplet, hard_rank: 3}\noptimizer: {name: sgd, momentum: 0.5}\n", "a.yaml")
+    first = write(
+        tmp_path,
+        "loss: {name: triplet, hard_rank: 3}\noptimizer: {name: sgd, momentum: 0.5}\n",
+        "a.yaml",
+    )
     second = write(tmp_path, "optimizer: {name: adamw}\n", "b.yaml")
     config = load_config(["--config", first, "--config", second, "--loss.name", "softmax"]).config
     assert (config.loss.name, config.optimizer.name) == ("softmax", "adamw")
     (record,) = caplog.records
-    assert all(one in record.message for one in ("loss.hard_rank", "optimizer.momentum", "a.yaml:1"))
+    assert all(
+        one in record.message for one in ("loss.hard_rank", "optimizer.momentum", "a.yaml:1")
+    )
     # The same name replaces nothing.
     assert load_config(["--config", first, "--loss.name", "triplet"]).config.loss.hard_rank == 3
     with pytest.raises(ConfigError, match=r"loss\.scale"):
@@ -217,19 +289,31 @@ def test_later_layer_replaces_a_component(tmp_path, caplog):
 
 
 def test_another_model_or_pooling(tmp_path, caplog):
-    first = write(tmp_path, "model: {name: ResNet, options: {channels: 32}}\nfrontend: {num_mels: 40}\n")
+    first = write(
+        tmp_path, "model: {name: ResNet, options: {channels: 32}}\nfrontend: {num_mels: 40}\n"
+    )
     config = load_config(["--config", first, "--model", "RawNet3"]).config
     assert config.model.options == MODELS["RawNet3"].options()
     assert "model.options.channels" in caplog.text and "frontend.num_mels" in caplog.text
-    first = write(tmp_path, "model: {name: ResNet, pooling: MQMHASTP, pooling_options: {heads: 4}}\n")
+    first = write(
+        tmp_path, "model: {name: ResNet, pooling: MQMHASTP, pooling_options: {heads: 4}}\n"
+    )
     config = load_config(["--config", first, "--model.pooling_options.queries", "3"]).config
     assert config.model.pooling_options == POOLINGS["MQMHASTP"].options(heads=4, queries=3)
     # The model's default pooling, and its meaning of a common option name.
-    config = load_config(["--model", "CAMPPlus", "--model.pooling_options.variance_floor", "1e-8"]).config
+    config = load_config(
+        ["--model", "CAMPPlus", "--model.pooling_options.variance_floor", "1e-8"]
+    ).config
     assert config.model.pooling_options.variance_floor == 1e-8
     assert config_from_dict(config.model_dump()) == config
-    assert replaced(config, model={"name": "ResNet34"}).model.pooling_options == config.model.pooling_options
-    assert replaced(config, model={"pooling": "ASTP"}).model.pooling_options == POOLINGS["ASTP"].options()
+    assert (
+        replaced(config, model={"name": "ResNet34"}).model.pooling_options
+        == config.model.pooling_options
+    )
+    assert (
+        replaced(config, model={"pooling": "ASTP"}).model.pooling_options
+        == POOLINGS["ASTP"].options()
+    )
     config = load_config(["--model", "ECAPA_TDNN", "--model.pooling", "ASP"]).config
     assert config.model.pooling_options == POOLINGS["GlobalASTP"].options()
 
@@ -244,7 +328,9 @@ loss:
   metric_weight: 0.5
 """
 MEANT = CombinedOptions(
-    classification=AMSoftmaxOptions(margin=0.3), metric=TripletOptions(margin=0.1), metric_weight=0.5
+    classification=AMSoftmaxOptions(margin=0.3),
+    metric=TripletOptions(margin=0.1),
+    metric_weight=0.5,
 )
 
 
@@ -255,8 +341,20 @@ def test_losses_within_combined(tmp_path, caplog):
     assert config_from_dict(config.model_dump()) == config
     save_config(config, tmp_path / "config.yaml")
     assert load_config(["--config", str(tmp_path / "config.yaml")]).config.loss == MEANT
-    given = ["--loss.name", "combined", "--loss.metric.name", "triplet", "--loss.metric.margin", "0.1"]
-    more = ["--loss.metric_weight", "0.5", "--loss.classification", "{name: amsoftmax, margin: 0.3}"]
+    given = [
+        "--loss.name",
+        "combined",
+        "--loss.metric.name",
+        "triplet",
+        "--loss.metric.margin",
+        "0.1",
+    ]
+    more = [
+        "--loss.metric_weight",
+        "0.5",
+        "--loss.classification",
+        "{name: amsoftmax, margin: 0.3}",
+    ]
     assert load_config([*given, *more]).config.loss == MEANT
     assert load_config(["--loss.name", "combined"]).config.loss == CombinedOptions()
     other = load_config(["--config", file, "--loss.metric.name", "ge2e"]).config
@@ -264,7 +362,10 @@ def test_losses_within_combined(tmp_path, caplog):
     assert "loss.metric.margin (" in caplog.text
     caplog.clear()
     assert load_config(["--config", file, "--loss.name", "softmax"]).config.loss == SoftmaxOptions()
-    assert all(f"loss.{key} (" in caplog.text for key in ("classification.margin", "metric.name", "metric_weight"))
+    assert all(
+        f"loss.{key} (" in caplog.text
+        for key in ("classification.margin", "metric.name", "metric_weight")
+    )
     assert replaced(other, loss={"name": "softmax"}).loss == SoftmaxOptions()
     assert replaced(load_config([]).config, loss={"name": "combined"}).loss == CombinedOptions()
     changed = replaced(config, loss={"metric": {"name": "angleproto"}})
@@ -272,9 +373,15 @@ def test_losses_within_combined(tmp_path, caplog):
     # The second stage enlarges the margin of the classification loss.
     staged = load_config(["--config", file, "--training.large_margin_epochs", "1"]).config
     larger = MEANT.classification.model_copy(update={"margin": staged.training.large_margin})
-    assert stages_of(staged)["large-margin"].loss == MEANT.model_copy(update={"classification": larger})
+    assert stages_of(staged)["large-margin"].loss == MEANT.model_copy(
+        update={"classification": larger}
+    )
     loss = build_loss(config, 5)
-    assert loss.margin == 0.3 and loss.classification.weight.shape[0] == 5 and loss.metric.margin == 0.1
+    assert (
+        loss.margin == 0.3
+        and loss.classification.weight.shape[0] == 5
+        and loss.metric.margin == 0.1
+    )
     with pytest.raises(OptionError):
         CombinedOptions(metric=AMSoftmaxOptions())
     with pytest.raises(ValueError, match="metirc"):

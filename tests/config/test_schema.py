@@ -63,7 +63,9 @@ def test_schema_named_in_a_file(tmp_path):
 
 def test_differences(tmp_path, capsys):
     for name, size in (("one", 7), ("other", 8)):
-        (tmp_path / f"{name}.yaml").write_text(f"data: {{batch_size: {size}}}\nmodel: {{name: ResNet34}}\n")
+        (tmp_path / f"{name}.yaml").write_text(
+            f"data: {{batch_size: {size}}}\nmodel: {{name: ResNet34}}\n"
+        )
     files = [str(tmp_path / "one.yaml"), str(tmp_path / "other.yaml")]
     assert main(["show-config", "--diff", *files]) == 0
     assert capsys.readouterr().out == "data.batch_size: 7 -> 8\n"
@@ -75,7 +77,12 @@ def test_completion(tmp_path, capsys):
     assert main(["--completion", "bash"]) == 0
     script = tmp_path / "completion"
     script.write_text(capsys.readouterr().out)
-    line = 'COMP_WORDS=(speakernet train --data.batch_s); COMP_CWORD=2; _shtab_speakernet; echo "${COMPREPLY[@]}"'
-    found = subprocess.run(["bash", "-c", f"source {script}; {line}"], capture_output=True, text=True, check=True)
+    line = (
+        "COMP_WORDS=(speakernet train --data.batch_s); COMP_CWORD=2; _shtab_speakernet; echo "
+        '"${COMPREPLY[@]}"'
+    )
+    found = subprocess.run(
+        ["bash", "-c", f"source {script}; {line}"], capture_output=True, text=True, check=True
+    )
     assert found.stdout.split() == ["--data.batch_size"]
     assert main(["--completion", "pwsh"]) == 1

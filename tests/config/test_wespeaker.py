@@ -1,4 +1,6 @@
-"""`import-config`: wespeaker's options as ours, compared with our recipes, written by hand from the same source."""
+"""`import-config`: wespeaker's options as ours, compared with our recipes, written by hand from the
+same source.
+"""
 
 import copy
 
@@ -38,31 +40,60 @@ scheduler_args: {initial_lr: 0.1, final_lr: 0.00005, warm_up_epoch: 6, warm_from
 """
 LARGE_MARGIN = {
     **{"num_avg": 1, "num_epochs": 5, "dataloader_args": {"batch_size": 64}},
-    "scheduler_args": {"initial_lr": 1e-4, "final_lr": 2.5e-5, "warm_up_epoch": 1, "warm_from_zero": True},
+    "scheduler_args": {
+        "initial_lr": 1e-4,
+        "final_lr": 2.5e-5,
+        "warm_up_epoch": 1,
+        "warm_from_zero": True,
+    },
 }
 TFMEL = {"n_mels": 72, "f_min": 20, "f_max": 7600, "do_preemph": True, "norm_signal": True}
 RECIPES_THERE = {
     "resnet34": {},
     "campplus_aam": {"model": "CAMPPlus", "model_args": {"embed_dim": 512, "pooling_func": "TSTP"}},
-    "ecapa1024_aam": {"model": "ECAPA_TDNN_GLOB_c1024", "model_args": {"embed_dim": 192, "pooling_func": "ASTP"}},
+    "ecapa1024_aam": {
+        "model": "ECAPA_TDNN_GLOB_c1024",
+        "model_args": {"embed_dim": 192, "pooling_func": "ASTP"},
+    },
     "simam_resnet34": {"model": "SimAM_ResNet34_ASP", "model_args": {"embed_dim": 256}},
     "redimnet2_b0": {
-        **{"model": "ReDimNet2B0", "model_args": {"embed_dim": 192, "pooling_func": "ASTP"}, "num_epochs": 120},
+        **{
+            "model": "ReDimNet2B0",
+            "model_args": {"embed_dim": 192, "pooling_func": "ASTP"},
+            "num_epochs": 120,
+        },
         "dataloader_args": {"batch_size": 512},
         **{"optimizer_args": {"weight_decay": 2e-5}, "scheduler_args": {"final_lr": 6e-5}},
-        "dataset_args": {"frontend": "tfmel", "filter": False, "fbank_args": None, "tfmel_args": TFMEL},
-        "projection_args": {"project_type": "sphereface2", "lanbuda": 0.7, "t": 3, "margin_type": "C"},
+        "dataset_args": {
+            "frontend": "tfmel",
+            "filter": False,
+            "fbank_args": None,
+            "tfmel_args": TFMEL,
+        },
+        "projection_args": {
+            "project_type": "sphereface2",
+            "lanbuda": 0.7,
+            "t": 3,
+            "margin_type": "C",
+        },
     },
 }
 # Not in wespeaker's YAML: paths, the validation interval, and calibration, which run.sh has.
 NOT_THERE = {
-    **{"data": {"train_list", "train_path", "test_list", "test_path", "test_lists"}, "training": {"test_interval"}},
+    **{
+        "data": {"train_list", "train_path", "test_list", "test_path", "test_lists"},
+        "training": {"test_interval"},
+    },
     **{"augment": {"noise_path", "rir_path"}, "runtime": {"seed", "precision"}},
     # SpecAugment is off.
     "frontend": {"frame_mask_width"},
     "evaluation": {
-        *("calibration_list", "calibration_path", "quality_measures"),
-        *("score_norm", "cohort_size", "cohort_utterances"),
+        "calibration_list",
+        "calibration_path",
+        "quality_measures",
+        "score_norm",
+        "cohort_size",
+        "cohort_utterances",
     },
 }
 
@@ -80,7 +111,15 @@ def changed(changes, into=None):
 
 def convert(tmp_path, theirs, *words):
     (tmp_path / "theirs.yaml").write_text(yaml.safe_dump(theirs))
-    return main(["import-config", str(tmp_path / "theirs.yaml"), *words, "--out", str(tmp_path / "ours.yaml")])
+    return main(
+        [
+            "import-config",
+            str(tmp_path / "theirs.yaml"),
+            *words,
+            "--out",
+            str(tmp_path / "ours.yaml"),
+        ]
+    )
 
 
 @pytest.mark.parametrize("recipe", RECIPES_THERE)
@@ -93,11 +132,22 @@ def test_recipes(recipe, tmp_path, capsys):
         }
     )
     if recipe == "redimnet2_b0":
-        rates = {"scheduler_args": {"final_lr": 1e-5, "warm_up_epoch": 0}, "dataloader_args": {"batch_size": 128}}
-        others = {"dataset_args": {"aug_prob": 0.0}, "margin_update": {"initial_margin": 0.3, "update_margin": False}}
+        rates = {
+            "scheduler_args": {"final_lr": 1e-5, "warm_up_epoch": 0},
+            "dataloader_args": {"batch_size": 128},
+        }
+        others = {
+            "dataset_args": {"aug_prob": 0.0},
+            "margin_update": {"initial_margin": 0.3, "update_margin": False},
+        }
         stage = changed({**rates, **others}, stage)
     (tmp_path / "lm.yaml").write_text(yaml.safe_dump(stage))
-    assert convert(tmp_path, changed(RECIPES_THERE[recipe]), "--large-margin", str(tmp_path / "lm.yaml")) == 0
+    assert (
+        convert(
+            tmp_path, changed(RECIPES_THERE[recipe]), "--large-margin", str(tmp_path / "lm.yaml")
+        )
+        == 0
+    )
     out = capsys.readouterr().out
     assert "not converted: dataset_args.filter_args.max_num_frames: 800" in out
     found, by_hand = (
@@ -117,17 +167,32 @@ def test_recipes(recipe, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"dataset_args": {"spec_aug": True}}, {"frontend.spec_augment": True, "frontend.frame_mask_width": 10}),
-        ({"model": "XVEC", "model_args": {"embed_dim": 512, "pooling_func": "TSTP"}}, {"model.name": "XVector"}),
-        ({"model_args": {"embed_dim": 9, "two_emb_layer": True}}, {"model.options": {"two_layers": True}}),
+        (
+            {"dataset_args": {"spec_aug": True}},
+            {"frontend.spec_augment": True, "frontend.frame_mask_width": 10},
+        ),
+        (
+            {"model": "XVEC", "model_args": {"embed_dim": 512, "pooling_func": "TSTP"}},
+            {"model.name": "XVector"},
+        ),
+        (
+            {"model_args": {"embed_dim": 9, "two_emb_layer": True}},
+            {"model.options": {"two_layers": True}},
+        ),
         (
             {"projection_args": {"project_type": "arc_margin_intertopk_subcenter"}},
             {"loss.name": "aamsoftmax", "loss.sub_centers": 3, "loss.inter_top_k": 5},
         ),
-        ({"projection_args": {"project_type": "ham_margin", "curvature": 3.0}}, {"loss.curvature": 3.0}),
+        (
+            {"projection_args": {"project_type": "ham_margin", "curvature": 3.0}},
+            {"loss.curvature": 3.0},
+        ),
         ({"optimizer": "AdamW", "optimizer_args": None}, {"optimizer.name": "adamw"}),
         ({"margin_update": {"update_margin": False, "initial_margin": 0.3}}, {"loss.margin": 0.3}),
-        ({"gpus": "[0]", "enable_amp": True}, {"data.batch_size": 128, "optimizer.learning_rate": 0.2}),
+        (
+            {"gpus": "[0]", "enable_amp": True},
+            {"data.batch_size": 128, "optimizer.learning_rate": 0.2},
+        ),
         (
             {"margin_update": {"increase_type": "linear"}},
             {"schedule.margin": "linear", "schedule.margin_end_epoch": 39},

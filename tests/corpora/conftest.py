@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-# --import-mode=importlib does not add the test folder to the path; the server is a module beside the tests.
+# --import-mode=importlib does not add the test folder to the path; the server is a module beside
+# the tests.
 sys.path.insert(0, str(Path(__file__).parent))
 
 

@@ -1,4 +1,6 @@
-"""Tiny corpora in the published layouts, and a function that runs the scripts of data_prep/ in this process."""
+"""Tiny corpora in the published layouts, and a function that runs the scripts of data_prep/ in this
+process.
+"""
 
 import hashlib
 import io
@@ -20,7 +22,9 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "data_prep"
 
 
 def run_data_prep(name, *arguments):
-    """Run a part of `speakernet prepare` with these arguments, as its script in data_prep/ does; the exit code."""
+    """Run a part of `speakernet prepare` with these arguments, as its script in data_prep/ does;
+    the exit code.
+    """
     return main(["prepare", name, *map(str, arguments)])
 
 
@@ -31,7 +35,9 @@ def run_in_own_session(*arguments):
 
 
 def write_voices(root, speakers, utterances, pattern, seconds=1.0):
-    """Write files named by `pattern` with {speaker} and {utterance}; returns their names relative to `root`."""
+    """Write files named by `pattern` with {speaker} and {utterance}; returns their names relative
+    to `root`.
+    """
     names = []
     for speaker in range(speakers):
         for utterance in range(utterances):
@@ -43,7 +49,19 @@ def write_voices(root, speakers, utterances, pattern, seconds=1.0):
 
 def to_m4a(ffmpeg, source, target):
     target.parent.mkdir(parents=True, exist_ok=True)
-    command = [ffmpeg, "-nostdin", "-loglevel", "error", "-y", "-i", str(source), "-c:a", "aac", "-b:a", "48k"]
+    command = [
+        ffmpeg,
+        "-nostdin",
+        "-loglevel",
+        "error",
+        "-y",
+        "-i",
+        str(source),
+        "-c:a",
+        "aac",
+        "-b:a",
+        "48k",
+    ]
     subprocess.run([*command, str(target)], check=True)
 
 
@@ -68,7 +86,9 @@ def tar_tree(root):
 def parts_of(whole, name, count):
     """The archive cut into `count` parts named NAMEaa, NAMEab, …"""
     size = -(-len(whole) // count)
-    return {f"{name}a{'abcdefgh'[row]}": whole[row * size : (row + 1) * size] for row in range(count)}
+    return {
+        f"{name}a{'abcdefgh'[row]}": whole[row * size : (row + 1) * size] for row in range(count)
+    }
 
 
 def md5(content):
@@ -80,7 +100,10 @@ def catalogue_entry(files, joined=None):
         "access": "ask the owner",
         "base_urls": [],
         "files": {name: {"md5": md5(content)} for name, content in files.items()},
-        "joined": {name: {"md5": md5(whole), "parts": parts} for name, (parts, whole) in (joined or {}).items()},
+        "joined": {
+            name: {"md5": md5(whole), "parts": parts}
+            for name, (parts, whole) in (joined or {}).items()
+        },
     }
 
 
@@ -93,38 +116,73 @@ def write_catalogue(path, address, corpora):
 
 
 TRIALS = (
-    b"1 id10040/video0/00000.wav id10040/video0/00001.wav\n0 id10040/video0/00000.wav id10041/video0/00000.wav\n"
+    b"1 id10040/video0/00000.wav id10040/video0/00001.wav\n0 id10040/video0/00000.wav "
+    b"id10041/video0/00000.wav\n"
     b"1 id10041/video0/00000.wav id10041/video0/00001.wav\n"
 )
 
 
 class Published(NamedTuple):
-    """The files of a source of VoxCeleb, its lists, MUSAN and RIRS_NOISES, and their catalogue entries."""
+    """The files of a source of VoxCeleb, its lists, MUSAN and RIRS_NOISES, and their catalogue
+    entries.
+    """
 
     files: dict[str, bytes]
     corpora: dict[str, dict]
 
 
 def publish(root, ffmpeg, copies=1):
-    """Tiny archives in the published layouts, VoxCeleb's development sets in parts; each m4a `copies` times."""
-    write_voices(root / "vox1_dev", 3, 3 * copies, "wav/id1000{speaker}/video0/{utterance:05}.wav", 1.2)
+    """Tiny archives in the published layouts, VoxCeleb's development sets in parts; each m4a
+    `copies` times.
+    """
+    write_voices(
+        root / "vox1_dev", 3, 3 * copies, "wav/id1000{speaker}/video0/{utterance:05}.wav", 1.2
+    )
     write_voices(root / "vox1_test", 2, 2, "wav/id1004{speaker}/video0/{utterance:05}.wav", 1.2)
-    for name in write_voices(root / "plain", 4, 3, "id0000{speaker}/video0/{utterance:05}.wav", 1.2):
+    for name in write_voices(
+        root / "plain", 4, 3, "id0000{speaker}/video0/{utterance:05}.wav", 1.2
+    ):
         for below in ("vox2_dev/dev/aac", "vox2_test/aac"):
             target = root / below / name.replace(".wav", ".m4a")
             to_m4a(ffmpeg, root / "plain" / name, target)
             for copy in range(1, copies):
                 target.with_name(f"{copy}{target.name}").write_bytes(target.read_bytes())
     write_voices(root / "musan", 2, 1, "musan/noise/free{speaker}/{utterance}.wav", 6.0 * copies)
-    write_voices(root / "rirs", 2, 2, "RIRS_NOISES/simulated_rirs/smallroom/Room00{speaker}/{utterance}.wav", 0.2)
-    write_voices(root / "rirs", 1, 1, "RIRS_NOISES/real_rirs_isotropic_noises/RWCP_rir_{speaker}_{utterance}.wav", 0.2)
-    whole = {kind: zip_tree(root / kind) for kind in ("vox1_dev", "vox1_test", "vox2_dev", "vox2_test")}
+    write_voices(
+        root / "rirs",
+        2,
+        2,
+        "RIRS_NOISES/simulated_rirs/smallroom/Room00{speaker}/{utterance}.wav",
+        0.2,
+    )
+    write_voices(
+        root / "rirs",
+        1,
+        1,
+        "RIRS_NOISES/real_rirs_isotropic_noises/RWCP_rir_{speaker}_{utterance}.wav",
+        0.2,
+    )
+    whole = {
+        kind: zip_tree(root / kind) for kind in ("vox1_dev", "vox1_test", "vox2_dev", "vox2_test")
+    }
     vox1 = parts_of(whole["vox1_dev"], "vox1_dev_wav_part", 4)
     vox2 = parts_of(whole["vox2_dev"], "vox2_dev_aac_part", 8)
-    archives = {**vox1, **vox2, "vox1_test_wav.zip": whole["vox1_test"], "vox2_test_aac.zip": whole["vox2_test"]}
-    joined = {"vox1_dev_wav.zip": (list(vox1), whole["vox1_dev"]), "vox2_dev_aac.zip": (list(vox2), whole["vox2_dev"])}
+    archives = {
+        **vox1,
+        **vox2,
+        "vox1_test_wav.zip": whole["vox1_test"],
+        "vox2_test_aac.zip": whole["vox2_test"],
+    }
+    joined = {
+        "vox1_dev_wav.zip": (list(vox1), whole["vox1_dev"]),
+        "vox2_dev_aac.zip": (list(vox2), whole["vox2_dev"]),
+    }
     lists = {"veri_test.txt": TRIALS, "veri_test2.txt": TRIALS}
-    musan, rirs = {"musan.tar.gz": tar_tree(root / "musan")}, {"rirs_noises.zip": zip_tree(root / "rirs")}
-    corpora = {"voxceleb": catalogue_entry(archives, joined), "voxceleb_trials": catalogue_entry(lists)}
+    musan = {"musan.tar.gz": tar_tree(root / "musan")}
+    rirs = {"rirs_noises.zip": zip_tree(root / "rirs")}
+    corpora = {
+        "voxceleb": catalogue_entry(archives, joined),
+        "voxceleb_trials": catalogue_entry(lists),
+    }
     corpora |= {"musan": catalogue_entry(musan), "rirs": catalogue_entry(rirs)}
     return Published(archives | lists | musan | rirs, corpora)

@@ -11,7 +11,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass
 class FakeSource:
-    """The files and behaviour of the server; `requests` and `seen` record the requests and their headers."""
+    """The files and behaviour of the server; `requests` and `seen` record the requests and their
+    headers.
+    """
 
     files: dict[str, bytes]
     behaviour: str = "good"
@@ -35,7 +37,9 @@ class _Handler(BaseHTTPRequestHandler):
         source.seen.append(dict(self.headers.items()) | {"path": self.path})
         code = self._refusal(name)
         if code:
-            self._answer(code, {"Location": source.redirect_to + self.path} if source.redirect_to else {})
+            self._answer(
+                code, {"Location": source.redirect_to + self.path} if source.redirect_to else {}
+            )
             return
         content = source.files[name]
         if source.behaviour == "wrong md5":
@@ -50,7 +54,10 @@ class _Handler(BaseHTTPRequestHandler):
             return int(source.behaviour)
         if source.behaviour == "500 then good" and source.requests[name] <= 3:
             return 500
-        if source.user_and_password and self.headers.get("Authorization") != source.user_and_password:
+        if (
+            source.user_and_password
+            and self.headers.get("Authorization") != source.user_and_password
+        ):
             return 401
         return 0 if name in source.files else 404
 
@@ -62,7 +69,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, content):
         source = self.source
-        start, code = 0, 200
+        start = 0
+        code = 200
         wanted = self.headers.get("Range")
         tag = f'"{zlib.crc32(content)}"'
         headers = {"ETag": tag}
@@ -103,7 +111,9 @@ def fake_source(files, **behaviour):
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     source.address = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+    )
     thread.start()
     try:
         yield source

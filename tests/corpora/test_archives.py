@@ -16,7 +16,15 @@ from speakernet.corpora import archives
 from speakernet.corpora.archives import ArchiveError, extract, join_pieces
 from speakernet.corpora.steps import Folder, StepSummary, UnsafeNameError, checked_relative
 
-ODD_NAMES = ["a b/c'd\".wav", "-y.wav", "--help/x.wav", "語/é.wav", "new\nline.wav", "$(touch x);`id`.wav", "%03d.wav"]
+ODD_NAMES = [
+    "a b/c'd\".wav",
+    "-y.wav",
+    "--help/x.wav",
+    "語/é.wav",
+    "new\nline.wav",
+    "$(touch x);`id`.wav",
+    "%03d.wav",
+]
 
 
 def make_zip(path, members):
@@ -43,12 +51,20 @@ def unpack(path, folder, **options):
 
 
 def tree(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 @KINDS
 def test_members(tmp_path, make, kind):
-    members = {f"wav/id{speaker}/{row}.wav": bytes([speaker, row]) * 500 for speaker in range(5) for row in range(7)}
+    members = {
+        f"wav/id{speaker}/{row}.wav": bytes([speaker, row]) * 500
+        for speaker in range(5)
+        for row in range(7)
+    }
     members |= {odd: odd.encode() for odd in ODD_NAMES}
     make(tmp_path / kind, members | {"wav/id0": b"a file and a folder"})
     with pytest.raises(ArchiveError, match="id0"):
@@ -65,7 +81,17 @@ def test_members(tmp_path, make, kind):
 
 @KINDS
 @pytest.mark.parametrize(
-    "name", ["../evil", "a/../../evil", "/tmp/evil", "..\\evil", "C:\\evil", "C:/evil", "\\\\host\\share\\evil", ".."]
+    "name",
+    [
+        "../evil",
+        "a/../../evil",
+        "/tmp/evil",
+        "..\\evil",
+        "C:\\evil",
+        "C:/evil",
+        "\\\\host\\share\\evil",
+        "..",
+    ],
 )
 def test_names_outside_the_folder(tmp_path, make, kind, name):
     make(tmp_path / kind, {"good.wav": b"good", name: b"evil"})
@@ -76,7 +102,9 @@ def test_names_outside_the_folder(tmp_path, make, kind, name):
     assert kind != "a.zip" or tree(tmp_path / "deep" / "out") == {}
 
 
-@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE])
+@pytest.mark.parametrize(
+    "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE]
+)
 def test_links_and_devices_in_a_tar(tmp_path, kind):
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
         info = tarfile.TarInfo("link")
@@ -128,7 +156,10 @@ def test_truncated_archive_and_other_files(tmp_path):
     for name in ("pipe.zip", "a.zip"):
         with pytest.raises(ArchiveError, match=name):
             unpack(tmp_path / name, tmp_path / "out")
-    make_tar(tmp_path / "a.tar.gz", {f"{row}.wav": hashlib.sha256(bytes([row])).digest() * 3000 for row in range(9)})
+    make_tar(
+        tmp_path / "a.tar.gz",
+        {f"{row}.wav": hashlib.sha256(bytes([row])).digest() * 3000 for row in range(9)},
+    )
     content = (tmp_path / "a.tar.gz").read_bytes()
     for keep in (0.5, 0.97):
         (tmp_path / "a.tar.gz").write_bytes(content[: int(len(content) * keep)])
@@ -139,7 +170,9 @@ def test_truncated_archive_and_other_files(tmp_path):
 def raw_zip(path, name, method, packed, size, crc):
     """A zip of one member with an arbitrary header."""
     fields = struct.pack("<HHHHHIIIHH", 20, 0, method, 0, 33, crc, len(packed), size, len(name), 0)
-    central = b"PK\1\2" + struct.pack("<H", 20) + fields + struct.pack("<HHHII", 0, 0, 0, 0, 0) + name
+    central = (
+        b"PK\1\2" + struct.pack("<H", 20) + fields + struct.pack("<HHHII", 0, 0, 0, 0, 0) + name
+    )
     begin = b"PK\3\4" + fields + name + packed
     end = b"PK\5\6" + struct.pack("<HHHHIIH", 0, 0, 1, 1, len(central), len(begin), 0)
     path.write_bytes(begin + central + end)

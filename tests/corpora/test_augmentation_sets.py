@@ -18,7 +18,9 @@ def noise(seconds, seed=1, channels=0):
 
 
 def make_musan(root):
-    for row, (kind, seconds) in enumerate({"noise/free": 14.0, "music/jazz": 11.0, "speech/gov": 3.0}.items()):
+    for row, (kind, seconds) in enumerate(
+        {"noise/free": 14.0, "music/jazz": 11.0, "speech/gov": 3.0}.items()
+    ):
         write_audio(root / "musan" / kind / f"{row}.wav", noise(seconds, row), 16000)
 
 
@@ -26,14 +28,26 @@ def make_responses(root):
     decay = np.exp(-np.arange(16000 * 3) / 800)
     single = (noise(3.0) * decay).astype(np.float32)
     several = (noise(3.0, 2, channels=4) * decay[:, None]).astype(np.float32)
-    write_audio(root / "RIRS_NOISES/simulated_rirs/smallroom/Room001/Room001-00001.wav", single[:8000], 16000)
-    write_audio(root / "RIRS_NOISES/real_rirs_isotropic_noises/RWCP_type1_rir_a.wav", several, 16000)
-    write_audio(root / "RIRS_NOISES/real_rirs_isotropic_noises/RVB2014_type1_noise_a.wav", noise(1.0, 5, 4), 16000)
+    write_audio(
+        root / "RIRS_NOISES/simulated_rirs/smallroom/Room001/Room001-00001.wav",
+        single[:8000],
+        16000,
+    )
+    write_audio(
+        root / "RIRS_NOISES/real_rirs_isotropic_noises/RWCP_type1_rir_a.wav", several, 16000
+    )
+    write_audio(
+        root / "RIRS_NOISES/real_rirs_isotropic_noises/RVB2014_type1_noise_a.wav",
+        noise(1.0, 5, 4),
+        16000,
+    )
 
 
 def prepare_from_archive(part, name, archive, folder):
     with fake_source({name: archive}) as source:
-        table = write_catalogue(folder / "table.yaml", source.address, {part: catalogue_entry({name: archive})})
+        table = write_catalogue(
+            folder / "table.yaml", source.address, {part: catalogue_entry({name: archive})}
+        )
         assert run_data_prep(part, "--save_path", folder / "data", "--catalogue", table) == 0
 
 
@@ -66,27 +80,38 @@ def test_folder_of_the_classic_tool(tmp_path):
     assert kept.stat().st_mtime_ns == before
 
 
-@pytest.mark.parametrize("wrong", ["--hop_seconds=0", "--hop_seconds=0.5", "--hop_seconds=nan", "--piece_seconds=0"])
+@pytest.mark.parametrize(
+    "wrong", ["--hop_seconds=0", "--hop_seconds=0.5", "--hop_seconds=nan", "--piece_seconds=0"]
+)
 def test_bad_pieces(tmp_path, wrong, capsys):
     make_musan(tmp_path)
     assert run_data_prep("musan", "--save_path", tmp_path, "--split", wrong) == 1
-    assert wrong.split("=")[0] in capsys.readouterr().err and not (tmp_path / "musan_split").exists()
+    assert (
+        wrong.split("=")[0] in capsys.readouterr().err and not (tmp_path / "musan_split").exists()
+    )
 
 
 def test_responses(tmp_path):
     make_responses(tmp_path / "made")
     prepare_from_archive("rirs", "rirs_noises.zip", zip_tree(tmp_path / "made"), tmp_path)
     mono = sorted((tmp_path / "data/RIRS_NOISES/real_rirs_mono").rglob("*.wav"))
-    assert [path.name for path in mono] == [f"RWCP_type1_rir_a_ch{channel}.wav" for channel in (1, 2, 3, 4)]
+    assert [path.name for path in mono] == [
+        f"RWCP_type1_rir_a_ch{channel}.wav" for channel in (1, 2, 3, 4)
+    ]
     for path in mono:
         info = audio_info(path)
         assert info.num_channels == 1
         # An amplitude of exp(-t / 800 samples) falls by 60 dB in 800 ln(1000) = 5526 samples.
         assert info.num_samples == pytest.approx(5526, rel=0.05)
         channel = int(path.stem[-1]) - 1
-        whole, _ = soundfile.read(tmp_path / "data/RIRS_NOISES/real_rirs_isotropic_noises/RWCP_type1_rir_a.wav")
-        found, expected = read_audio(path), whole[: info.num_samples, channel]
-        np.testing.assert_allclose(found / np.abs(found).max(), expected / np.abs(expected).max(), atol=1e-3)
+        whole, _ = soundfile.read(
+            tmp_path / "data/RIRS_NOISES/real_rirs_isotropic_noises/RWCP_type1_rir_a.wav"
+        )
+        found = read_audio(path)
+        expected = whole[: info.num_samples, channel]
+        np.testing.assert_allclose(
+            found / np.abs(found).max(), expected / np.abs(expected).max(), atol=1e-3
+        )
     assert run_data_prep("rirs", "--save_path", tmp_path / "data", "--prepare") == 0
 
 
@@ -110,5 +135,8 @@ def test_broken_files(tmp_path, part, step, make, bad):
     (tmp_path / bad).write_bytes(b"no audio")
     assert run_data_prep(part, "--save_path", tmp_path, f"--{step}") == 1
     assert "bad.wav" in (tmp_path / f"broken_{step}_{part}.txt").read_text()
-    made = [*tmp_path.glob("musan_split/**/*.wav"), *tmp_path.glob("RIRS_NOISES/real_rirs_mono/**/*.wav")]
+    made = [
+        *tmp_path.glob("musan_split/**/*.wav"),
+        *tmp_path.glob("RIRS_NOISES/real_rirs_mono/**/*.wav"),
+    ]
     assert len(made) == {"musan": 8, "rirs": 4}[part]

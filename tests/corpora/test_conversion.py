@@ -1,4 +1,6 @@
-"""Walks and conversion by a real ffmpeg: names, lengths, damaged sources, thousands of files, parts of the work."""
+"""Walks and conversion by a real ffmpeg: names, lengths, damaged sources, thousands of files, parts
+of the work.
+"""
 
 import hashlib
 import os
@@ -18,7 +20,19 @@ from tests.conftest import tiny_voice as voice
 def make_m4a(ffmpeg, path, seconds=1.0, rate=16000):
     path.parent.mkdir(parents=True, exist_ok=True)
     tone = f"sine=frequency=440:duration={seconds}:sample_rate={rate}"
-    command = [ffmpeg, "-nostdin", "-loglevel", "error", "-y", "-f", "lavfi", "-i", tone, "-c:a", "aac"]
+    command = [
+        ffmpeg,
+        "-nostdin",
+        "-loglevel",
+        "error",
+        "-y",
+        "-f",
+        "lavfi",
+        "-i",
+        tone,
+        "-c:a",
+        "aac",
+    ]
     subprocess.run([*command, "-movflags", "+faststart", f"file:{path.absolute()}"], check=True)
     return path
 
@@ -65,7 +79,16 @@ def test_damaged_sources_are_listed(tmp_path, ffmpeg):
 
 
 @pytest.mark.parametrize(
-    "name", ["-y.m4a", "a b'c\".m4a", "new\nline.m4a", "é語.m4a", "concat:x|y.m4a", "%03d.m4a", "$(id).m4a"]
+    "name",
+    [
+        "-y.m4a",
+        "a b'c\".m4a",
+        "new\nline.m4a",
+        "é語.m4a",
+        "concat:x|y.m4a",
+        "%03d.m4a",
+        "$(id).m4a",
+    ],
 )
 def test_odd_names(tmp_path, ffmpeg, name):
     source = make_m4a(ffmpeg, tmp_path / "plain.m4a").rename(tmp_path / name)
@@ -107,21 +130,30 @@ def test_walks(tmp_path):
     assert list(walk_files(tmp_path / "b", {".wav"})) == ["1.wav"]
 
 
-SOURCES, TARGETS = "voxceleb2/dev/aac", "voxceleb2/dev/wav"
+SOURCES = "voxceleb2/dev/aac"
+TARGETS = "voxceleb2/dev/wav"
 
 
 def convert_voxceleb(folder, *more):
-    return run_data_prep("voxceleb", "--save_path", folder, "--subsets", "vox2_dev", "--jobs", 1, *more)
+    return run_data_prep(
+        "voxceleb", "--save_path", folder, "--subsets", "vox2_dev", "--jobs", 1, *more
+    )
 
 
 def digests(root):
     files = [path for path in root.rglob("*") if path.is_file()]
-    return {path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {
+        path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
 
 
 def test_parts(tmp_path, ffmpeg, capsys):
-    whole, shares = tmp_path / "whole", tmp_path / "shares"
-    for name in write_voices(tmp_path / "plain", 4, 2, "id0000{speaker}/video0/0000{utterance}.wav"):
+    whole = tmp_path / "whole"
+    shares = tmp_path / "shares"
+    for name in write_voices(
+        tmp_path / "plain", 4, 2, "id0000{speaker}/video0/0000{utterance}.wav"
+    ):
         to_m4a(ffmpeg, tmp_path / "plain" / name, whole / SOURCES / name.replace(".wav", ".m4a"))
     shutil.copytree(whole, shares)
     assert convert_voxceleb(whole, "--convert") == 0
@@ -132,8 +164,13 @@ def test_parts(tmp_path, ffmpeg, capsys):
     assert "1/3, 3/3" in capsys.readouterr().err
     for part in ("3/3", "1/3"):
         assert convert_voxceleb(shares, "--convert", "--part", part, "--remove_originals") == 0
-    assert convert_voxceleb(shares, "--convert", "--part", "0/4") == 1 and "--part" in capsys.readouterr().err
-    assert digests(shares / TARGETS) == digests(whole / TARGETS) and len(digests(whole / TARGETS)) == 8
+    assert (
+        convert_voxceleb(shares, "--convert", "--part", "0/4") == 1
+        and "--part" in capsys.readouterr().err
+    )
+    assert (
+        digests(shares / TARGETS) == digests(whole / TARGETS) and len(digests(whole / TARGETS)) == 8
+    )
     assert not list((shares / SOURCES).rglob("*.m4a"))
     # Leftovers of a killed part are removed when the lists are made.
     (shares / TARGETS / ".half.wav.1-ab.tmp").touch()

@@ -1,9 +1,18 @@
-"""Tiny public corpora in their published layouts: rows, parts, sessions, joined utterances, trials."""
+"""Tiny public corpora in their published layouts: rows, parts, sessions, joined utterances,
+trials.
+"""
 
 import itertools
 
 import pytest
-from preparation_corpora import catalogue_entry, parts_of, run_data_prep, tar_tree, write_catalogue, write_voices
+from preparation_corpora import (
+    catalogue_entry,
+    parts_of,
+    run_data_prep,
+    tar_tree,
+    write_catalogue,
+    write_voices,
+)
 from preparation_server import fake_source
 
 from speakernet.corpora.cnceleb import groups_of_length
@@ -22,7 +31,9 @@ def make_librispeech(root):
         for chapter, row in itertools.product((1, 2), range(2)):
             name = f"LibriSpeech/{part}/{speaker}/{chapter}/{speaker}-{chapter}-{row:04}.flac"
             write_audio(root / name, voice(speaker, 10 * chapter + row, 0.6), 16000)
-    genders = "\n".join(f"{row}  | {'FM'[row % 2]} | x | 1.0 | Name" for some in speakers.values() for row in some)
+    genders = "\n".join(
+        f"{row}  | {'FM'[row % 2]} | x | 1.0 | Name" for some in speakers.values() for row in some
+    )
     (root / "LibriSpeech" / "SPEAKERS.TXT").write_text(f"; a comment | x | y\n{genders}\n")
 
 
@@ -35,15 +46,21 @@ def test_librispeech(tmp_path):
     assert speakers_of(lists / "validation_trials.txt", 2) == {"10", "11", "12"}
     assert speakers_of(lists / "test_trials.txt", 2) == {"20", "21", "22"}
     trials = read_trials(lists / "test_trials.txt")
-    for enrol, test, label in zip(trials.enrol.tolist(), trials.test.tolist(), trials.labels.tolist(), strict=True):
+    for enrol, test, label in zip(
+        trials.enrol.tolist(), trials.test.tolist(), trials.labels.tolist(), strict=True
+    ):
         if label:
-            assert trials.names[enrol].split("/")[3] != trials.names[test].split("/")[3], "different chapters"
+            assert trials.names[enrol].split("/")[3] != trials.names[test].split("/")[3], (
+                "different chapters"
+            )
 
 
 def test_vctk(tmp_path):
     root = tmp_path / "VCTK-Corpus-0.92"
     for microphone in ("mic1", "mic2"):
-        pattern = "wav48_silence_trimmed/p{speaker}/p{speaker}_00{utterance}_" + microphone + ".flac"
+        pattern = (
+            "wav48_silence_trimmed/p{speaker}/p{speaker}_00{utterance}_" + microphone + ".flac"
+        )
         write_voices(root, 10, 3, pattern, 0.6)
     genders = "\n".join(f"p{row}  23  {'F' if row % 2 else 'M'}    English" for row in range(10))
     (root / "speaker-info.txt").write_text("ID  AGE  GENDER  ACCENTS\n" + genders)
@@ -52,17 +69,28 @@ def test_vctk(tmp_path):
     assert all(name.endswith("_mic1.flac") for name in training.paths)
     trials = read_trials(tmp_path / "vctk_lists" / "validation_trials.txt")
     odd = [int(name.split("/")[2][1:]) % 2 for name in trials.names]
-    assert all(odd[a] == odd[b] for a, b in zip(trials.enrol.tolist(), trials.test.tolist(), strict=True))
+    assert all(
+        odd[a] == odd[b] for a, b in zip(trials.enrol.tolist(), trials.test.tolist(), strict=True)
+    )
 
 
 def test_common_voice(tmp_path):
     lines = ["client_id\tpath\tsentence\tgender"]
     for speaker in range(8):
         for row in range(3 if speaker else 1):
-            write_audio(tmp_path / "clips" / f"{speaker}_{row}.wav", voice(speaker, row, 0.6), 16000)
-            lines.append(f"{speaker:0128x}"[::-1] + f'\t{speaker}_{row}.wav\tHe said "no\tmale_masculine')
+            write_audio(
+                tmp_path / "clips" / f"{speaker}_{row}.wav", voice(speaker, row, 0.6), 16000
+            )
+            lines.append(
+                f"{speaker:0128x}"[::-1] + f'\t{speaker}_{row}.wav\tHe said "no\tmale_masculine'
+            )
     (tmp_path / "validated.tsv").write_text("\n".join(lines) + "\n")
-    assert run_data_prep("common_voice", "--save_path", tmp_path, "--min_utterances", 2, "--test_share", 0) == 0
+    assert (
+        run_data_prep(
+            "common_voice", "--save_path", tmp_path, "--min_utterances", 2, "--test_share", 0
+        )
+        == 0
+    )
     training = read_training_list(tmp_path / "common_voice_lists" / "train_list.txt")
     assert len(training.speakers) == 5
     assert all(len(speaker) == 24 for speaker in training.speakers)
@@ -73,17 +101,24 @@ def make_cnceleb(root):
     voices = {seconds: voice(1, 1, seconds) for seconds in (2.0, 6.0)}
     for speaker, session, row in itertools.product(range(8), sessions, range(4)):
         samples = voices[6.0 if row == 3 and session == "singing-01" else 2.0]
-        write_audio(root / f"CN-Celeb_flac/data/id0000{speaker}/{session}-{row:03}.flac", samples, 16000)
+        write_audio(
+            root / f"CN-Celeb_flac/data/id0000{speaker}/{session}-{row:03}.flac", samples, 16000
+        )
     evaluation = root / "CN-Celeb_flac" / "eval"
     write_voices(evaluation, 2, 1, "enroll/id0000{speaker}-enroll.flac", 0.6)
     write_voices(evaluation, 2, 2, "test/id0000{speaker}-singing-0{utterance}.flac", 0.6)
     (evaluation / "lists").mkdir()
     enrolled = "".join(f"id0000{row}-enroll enroll/id0000{row}-enroll.wav\n" for row in range(2))
     (evaluation / "lists" / "enroll.lst").write_text(enrolled)
-    trials = "id00000-enroll test/id00000-singing-00.wav 1\nid00000-enroll test/id00001-singing-01.wav 0\n"
+    trials = (
+        "id00000-enroll test/id00000-singing-00.wav 1\nid00000-enroll "
+        "test/id00001-singing-01.wav 0\n"
+    )
     (evaluation / "lists" / "trials.lst").write_text(trials)
     (root / "CN-Celeb_flac" / "dev").mkdir()
-    (root / "CN-Celeb_flac" / "dev" / "dev.lst").write_text("".join(f"id0000{row}\n" for row in range(2, 8)))
+    (root / "CN-Celeb_flac" / "dev" / "dev.lst").write_text(
+        "".join(f"id0000{row}\n" for row in range(2, 8))
+    )
 
 
 def test_cnceleb(tmp_path):
@@ -91,7 +126,9 @@ def test_cnceleb(tmp_path):
     assert run_data_prep("cnceleb", "--save_path", tmp_path, "--join", "--test_share", 0) == 0
     lists = tmp_path / "cnceleb_lists"
     training = read_training_list(lists / "train_list.txt")
-    assert set(training.speakers) < {f"id0000{row}" for row in range(2, 8)}, "evaluation speakers are excluded"
+    assert set(training.speakers) < {f"id0000{row}" for row in range(2, 8)}, (
+        "evaluation speakers are excluded"
+    )
     for name in training.paths:
         assert audio_info(tmp_path / name).seconds >= 5
     joined = sorted((tmp_path / "CN-Celeb_joined" / "id00002").iterdir())
@@ -109,7 +146,13 @@ def test_cnceleb(tmp_path):
 
 @pytest.mark.parametrize(
     ("seconds", "groups"),
-    [([], []), ([1, 1], [[0, 1]]), ([5, 1], [[0, 1]]), ([3, 3, 3, 3], [[0, 1], [2, 3]]), ([3, 3, 1], [[0, 1, 2]])],
+    [
+        ([], []),
+        ([1, 1], [[0, 1]]),
+        ([5, 1], [[0, 1]]),
+        ([3, 3, 3, 3], [[0, 1], [2, 3]]),
+        ([3, 3, 1], [[0, 1, 2]]),
+    ],
 )
 def test_groups_of_length(seconds, groups):
     assert groups_of_length(seconds, 5) == groups
@@ -124,7 +167,13 @@ def test_wrong_folder(tmp_path, capsys, name):
 def test_cnceleb_download(tmp_path):
     make_cnceleb(tmp_path / "made")
     first = tar_tree(tmp_path / "made")
-    write_voices(tmp_path / "second", 3, 3, "CN-Celeb2_flac/data/id1000{speaker}/vlog-01-00{utterance}.flac", 0.6)
+    write_voices(
+        tmp_path / "second",
+        3,
+        3,
+        "CN-Celeb2_flac/data/id1000{speaker}/vlog-01-00{utterance}.flac",
+        0.6,
+    )
     second = tar_tree(tmp_path / "second")
     parts = parts_of(second, "cn-celeb2_v2.tar.gz", 3)
     files = {"cn-celeb_v2.tar.gz": first, **parts}
@@ -137,6 +186,8 @@ def test_cnceleb_download(tmp_path):
         asked = sum(source.requests.values())
         assert run_data_prep("cnceleb", *options) == 0
         assert sum(source.requests.values()) == asked
-    used = "".join(path.read_text() for path in (tmp_path / "data/cnceleb_lists").glob("*_list.txt"))
+    used = "".join(
+        path.read_text() for path in (tmp_path / "data/cnceleb_lists").glob("*_list.txt")
+    )
     assert "CN-Celeb2_flac/data/id10000" in used
     assert "id00000/" not in used, "evaluation speakers are excluded"

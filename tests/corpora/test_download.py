@@ -1,4 +1,6 @@
-"""Downloads from a real HTTP server that is good, slow, interrupted, wrong, refusing, failing, or without ranges."""
+"""Downloads from a real HTTP server that is good, slow, interrupted, wrong, refusing, failing, or
+without ranges.
+"""
 
 import base64
 import hashlib
@@ -12,7 +14,13 @@ import pytest
 import requests
 from preparation_server import fake_source
 
-from speakernet.corpora.download import DownloadOptions, RemoteFile, download_all, load_catalogue, load_corpus
+from speakernet.corpora.download import (
+    DownloadOptions,
+    RemoteFile,
+    download_all,
+    load_catalogue,
+    load_corpus,
+)
 from speakernet.corpora.steps import DiskFullError, StepSummary, finish
 
 CONTENT = np.random.default_rng(7).bytes(200_000)
@@ -43,7 +51,9 @@ def failing_fetch(file, folder, **options):
     return waits, summary.broken_path.read_text()
 
 
-@pytest.mark.parametrize("behaviour", ["good", "slow", "cut", "500 then good", "no ranges", "stalls", "calls it gzip"])
+@pytest.mark.parametrize(
+    "behaviour", ["good", "slow", "cut", "500 then good", "no ranges", "stalls", "calls it gzip"]
+)
 def test_download(tmp_path, behaviour):
     with fake_source({"a.zip": CONTENT}, behaviour=behaviour) as source:
         summary = fetch(remote(source), tmp_path)
@@ -65,8 +75,12 @@ def test_resuming(tmp_path):
 def test_changed_file(tmp_path):
     with fake_source({"a.zip": CONTENT}, behaviour="cut") as source:
         file = replace(remote(source), md5=None)
-        assert fetch(file, tmp_path, num_retries=0).broken == 1 and (tmp_path / "a.zip.part").stat().st_size
-        source.files["a.zip"], source.behaviour = CONTENT[::-1], "good"
+        assert (
+            fetch(file, tmp_path, num_retries=0).broken == 1
+            and (tmp_path / "a.zip.part").stat().st_size
+        )
+        source.files["a.zip"] = CONTENT[::-1]
+        source.behaviour = "good"
         assert fetch(file, tmp_path).made == 1
     assert (tmp_path / "a.zip").read_bytes() == CONTENT[::-1]
     assert not (tmp_path / "a.zip.part.version").exists()
@@ -79,7 +93,9 @@ def test_existing_files(tmp_path, name, there):
     with fake_source({"a.zip": CONTENT}) as source:
         summary = fetch(remote(source), tmp_path)
         assert summary.made + summary.skipped == 1
-        assert bool(source.requests) == (name != "a.zip" or there != CONTENT), "an existing archive is not fetched"
+        assert bool(source.requests) == (name != "a.zip" or there != CONTENT), (
+            "an existing archive is not fetched"
+        )
     assert (tmp_path / "a.zip").read_bytes() == CONTENT
 
 
@@ -92,7 +108,10 @@ def test_wrong_checksum(tmp_path):
 
 @pytest.mark.parametrize("code", ["401", "403", "404"])
 def test_refusal(tmp_path, code):
-    with fake_source({"a.zip": CONTENT}, behaviour=code) as source, fake_source({"a.zip": CONTENT}) as mirror:
+    with (
+        fake_source({"a.zip": CONTENT}, behaviour=code) as source,
+        fake_source({"a.zip": CONTENT}) as mirror,
+    ):
         file = remote(source)
         text = fetch(file, tmp_path).broken_path.read_text()
         assert source.requests["a.zip"] == 1
@@ -119,7 +138,10 @@ def test_credentials_after_a_redirect(tmp_path):
     expected = "Basic " + base64.b64encode(b"anna:s3cret").decode()
     with fake_source({"a.zip": CONTENT}, user_and_password=expected) as source:
         assert fetch(remote(source), tmp_path / "one", **credentials).made == 1
-    with fake_source({"a.zip": CONTENT}) as other, fake_source({}, redirect_to=other.address) as first:
+    with (
+        fake_source({"a.zip": CONTENT}) as other,
+        fake_source({}, redirect_to=other.address) as first,
+    ):
         assert fetch(remote(first), tmp_path / "two", **credentials).made == 1
         assert "Authorization" in first.seen[0]
         assert all("Authorization" not in headers for headers in other.seen)
@@ -133,7 +155,11 @@ def test_secrets_are_not_logged(tmp_path, caplog):
         source.behaviour = "404"
         summary = fetch(remote(source, "b.zip", query=SECRET), tmp_path)
         finish([summary])
-    written = caplog.text + summary.broken_path.read_text() + repr(DownloadOptions(user="anna", password="s3cret"))
+    written = (
+        caplog.text
+        + summary.broken_path.read_text()
+        + repr(DownloadOptions(user="anna", password="s3cret"))
+    )
     written += "".join(path.read_text() for path in tmp_path.rglob("*.json"))
     assert "500" in caplog.text and "TOPSECRET" not in written and "s3cret" not in written
 
@@ -179,8 +205,12 @@ def test_shipped_catalogue(tmp_path):
         corpus = load_corpus(name, key="k y")
         for file in corpus.files.values():
             assert file.md5 is None or (len(file.md5) == 32 and int(file.md5, 16) >= 0)
-            assert file.access and all(url.startswith("http") and "{" not in url for url in file.urls)
-        assert corpus.files and all(piece in corpus.files for one in corpus.joined for piece in corpus.pieces(one))
+            assert file.access and all(
+                url.startswith("http") and "{" not in url for url in file.urls
+            )
+        assert corpus.files and all(
+            piece in corpus.files for one in corpus.joined for piece in corpus.pieces(one)
+        )
     assert "key=k%20y" in load_corpus("voxceleb", key="k y").files["vox1_test_wav.zip"].urls[0]
     summary = fetch(load_corpus("voxceleb").files["vox1_dev_wav_partaa"], tmp_path, num_retries=0)
     reason = summary.broken_path.read_text()

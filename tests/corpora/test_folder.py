@@ -1,4 +1,6 @@
-"""Own recordings: folders, tables, patterns, odd names, foreign formats, and the written configuration."""
+"""Own recordings: folders, tables, patterns, odd names, foreign formats, and the written
+configuration.
+"""
 
 import csv
 import dataclasses
@@ -26,13 +28,19 @@ def speakers_of(path, root):
 
 
 def test_lists_trials_and_configurations(tmp_path, capsys):
-    root, out = tmp_path / "voices", tmp_path / "out"
+    root = tmp_path / "voices"
+    out = tmp_path / "out"
     write_voices(root, 20, 4, "spk{speaker:02}/{utterance}.wav", 0.6)
     assert prepare(root, out) == 0
     config = out / "out.yaml"
     fresh, fine_tuned = (line.split()[2:] for line in capsys.readouterr().out.splitlines())
     assert fresh == ["--config", "small_data.yaml", "--config", str(config)]
-    assert fine_tuned[:4] == ["--config", "finetune.yaml", "--config", str(out / "out_finetune.yaml")]
+    assert fine_tuned[:4] == [
+        "--config",
+        "finetune.yaml",
+        "--config",
+        str(out / "out_finetune.yaml"),
+    ]
     training = read_training_list(out / "train_list.txt")
     judges = [speakers_of(out / f"{part}_trials.txt", root) for part in ("validation", "test")]
     parts = [set(training.speakers), *judges]
@@ -40,11 +48,16 @@ def test_lists_trials_and_configurations(tmp_path, capsys):
     assert not (parts[0] & parts[1] or parts[0] & parts[2] or parts[1] & parts[2])
     written = yaml.safe_load(config.read_text())
     assert written["data"]["train_list"] == str(out / "train_list.txt")
-    assert all(Path(value).exists() for key, value in written["data"].items() if key.endswith(("_list", "_path")))
+    assert all(
+        Path(value).exists()
+        for key, value in written["data"].items()
+        if key.endswith(("_list", "_path"))
+    )
     lists = yaml.safe_load((out / "out_finetune.yaml").read_text())
     assert set(lists) == {"data", "augment", "training"}
     assert lists["data"]["train_list"] == written["data"]["train_list"]
-    # The other values are the recipe's, except for batches and crops, which this little speech does not fill.
+    # The other values are the recipe's, except for batches and crops, which this little speech does
+    # not fill.
     assert set(written) == {"data", "training"} and written["training"] == {"save_path": "exps/out"}
     assert (written["data"]["batch_size"], written["data"]["crop_frames"]) == (8, 50)
     first = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
@@ -58,7 +71,8 @@ def test_lists_trials_and_configurations(tmp_path, capsys):
 def test_recipe_for_little_data(tmp_path, capsys, monkeypatch, num_train, epochs):
     """The size is the number of training utterances, faked here."""
     is_little = num_train <= LITTLE_DATA_UTTERANCES
-    root, out = tmp_path / "voices", tmp_path / "out"
+    root = tmp_path / "voices"
+    out = tmp_path / "out"
     write_voices(root, 8, 4, "spk{speaker}/{utterance}.wav", 0.6)
     prepared = own_folder.prepare_lists
 
@@ -70,30 +84,48 @@ def test_recipe_for_little_data(tmp_path, capsys, monkeypatch, num_train, epochs
     command = capsys.readouterr().out.splitlines()[0]
     assert ("--config small_data.yaml --config" in command) == is_little
     written = yaml.safe_load((out / "out.yaml").read_text())
-    assert ("model" in written) == (not is_little) and written["augment"]["rir_path"] == str(tmp_path)
+    assert ("model" in written) == (not is_little) and written["augment"]["rir_path"] == str(
+        tmp_path
+    )
     assert ("batch_size" in written["data"]) == ("enabled" in written["augment"]) == (not is_little)
     config = load_config(command.split()[2:]).config
     assert config.model.name == "ResNet" and config.training.max_epochs == epochs
     if is_little:
-        # With more utterances than the recipe assumes there are fewer epochs; the margin grows over the same share.
+        # With more utterances than the recipe assumes there are fewer epochs; the margin grows over
+        # the same share.
         ramp = config.schedule.margin_begin_epoch, config.schedule.margin_end_epoch
-        assert ramp == (round(12 * epochs / 200), round(58 * epochs / 200)) and config.training.test_interval == epochs
+        assert (
+            ramp == (round(12 * epochs / 200), round(58 * epochs / 200))
+            and config.training.test_interval == epochs
+        )
     assert config.augment.speed_factors == ([0.9, 1.0, 1.1] if is_little else [1.0])
 
 
 def test_table(tmp_path):
-    root, out = tmp_path / "voices", tmp_path / "out"
+    root = tmp_path / "voices"
+    out = tmp_path / "out"
     names = write_voices(root, 12, 4, "{speaker}_{utterance}.wav", 0.6)
     with (tmp_path / "voices.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["Gender", "path", "note", "speaker", "session"])
         for name in names:
             speaker, utterance = name.removesuffix(".wav").split("_")
-            writer.writerow(["mf"[int(speaker) % 2], name, "x", f"Anna Maria {speaker}", f"s{int(utterance) % 2}"])
+            writer.writerow(
+                [
+                    "mf"[int(speaker) % 2],
+                    name,
+                    "x",
+                    f"Anna Maria {speaker}",
+                    f"s{int(utterance) % 2}",
+                ]
+            )
     assert prepare(root, out, "--csv", tmp_path / "voices.csv", "--same_gender") == 0
     trials = read_trials(out / "validation_trials.txt")
     parity = [int(name.split("_")[0]) % 2 for name in trials.names]
-    assert all(parity[a] == parity[b] for a, b in zip(trials.enrol.tolist(), trials.test.tolist(), strict=True))
+    assert all(
+        parity[a] == parity[b]
+        for a, b in zip(trials.enrol.tolist(), trials.test.tolist(), strict=True)
+    )
     assert read_training_list(out / "train_list.txt").speakers[0].startswith("Anna_Maria_")
 
 
@@ -104,24 +136,39 @@ def write_table(path, rows):
 def test_repeated_rows_of_a_table(tmp_path, caplog):
     """A row for every label or annotator, the path spelled in different ways."""
     root, out = tmp_path / "voices", tmp_path / "out"
-    rows = [(name, name.split("/")[0]) for name in write_voices(root, 8, 4, "s{speaker}/{utterance}.wav", 0.6)]
+    rows = [
+        (name, name.split("/")[0])
+        for name in write_voices(root, 8, 4, "s{speaker}/{utterance}.wav", 0.6)
+    ]
     write_table(tmp_path / "plain.csv", rows)
     assert prepare(root, out, "--csv", tmp_path / "plain.csv") == 0
     lists = {path.name: path.read_bytes() for path in out.glob("*_*.txt")}
-    write_table(tmp_path / "twice.csv", [*rows, *rows, *((f"./{name}", speaker) for name, speaker in rows)])
+    write_table(
+        tmp_path / "twice.csv", [*rows, *rows, *((f"./{name}", speaker) for name, speaker in rows)]
+    )
     assert prepare(root, out, "--csv", tmp_path / "twice.csv") == 0
     assert {path.name: path.read_bytes() for path in out.glob("*_*.txt")} == lists
     assert "64 rows repeat a path" in caplog.text
-    assert "96 found, 32 usable by their headers, 64 skipped, 0 left out" in (out / "summary.txt").read_text()
+    assert (
+        "96 found, 32 usable by their headers, 64 skipped, 0 left out"
+        in (out / "summary.txt").read_text()
+    )
 
 
 def test_a_path_under_two_speakers(tmp_path, capsys):
     root, out = tmp_path / "voices", tmp_path / "out"
-    rows = [(name, name.split("/")[0]) for name in write_voices(root, 4, 4, "s{speaker}/{utterance}.wav", 0.6)]
+    rows = [
+        (name, name.split("/")[0])
+        for name in write_voices(root, 4, 4, "s{speaker}/{utterance}.wav", 0.6)
+    ]
     write_table(tmp_path / "voices.csv", [*rows, (f".//{rows[0][0]}", "s3")])
     assert prepare(root, out, "--csv", tmp_path / "voices.csv") == 1
     wrong = capsys.readouterr().err
-    assert "'.//s0/0.wav'" in wrong and "'s0' and 's3'" in wrong and not (out / "train_list.txt").exists()
+    assert (
+        "'.//s0/0.wav'" in wrong
+        and "'s0' and 's3'" in wrong
+        and not (out / "train_list.txt").exists()
+    )
 
 
 def test_copies_in_another_format(tmp_path, caplog):
@@ -146,10 +193,13 @@ def test_speakers_that_look_the_same(tmp_path, capsys):
 
 
 def test_pattern(tmp_path):
-    root, out = tmp_path / "voices", tmp_path / "out"
+    root = tmp_path / "voices"
+    out = tmp_path / "out"
     write_voices(root, 8, 4, "rec-{utterance}-spk{speaker}.wav", 0.6)
     assert prepare(root, out, "--pattern", r"rec-(?P<session>\d)-(?P<speaker>spk\d+)") == 0
-    assert set(read_training_list(out / "train_list.txt").speakers) < {f"spk{row}" for row in range(8)}
+    assert set(read_training_list(out / "train_list.txt").speakers) < {
+        f"spk{row}" for row in range(8)
+    }
 
 
 @pytest.fixture()
@@ -162,7 +212,9 @@ def split_folder(tmp_path):
 def parts_of(out):
     """First letters of the speakers in each written part."""
     lists = {path.name.removesuffix("_list.txt"): path for path in out.glob("*_list.txt")}
-    return {name: {one[0] for one in read_training_list(path).speakers} for name, path in lists.items()}
+    return {
+        name: {one[0] for one in read_training_list(path).speakers} for name, path in lists.items()
+    }
 
 
 def test_pooled_splits(tmp_path, split_folder, caplog):
@@ -192,7 +244,8 @@ def test_splits_beside_speakers(tmp_path, split_folder, capsys):
     with pytest.raises(SystemExit):
         prepare(split_folder, tmp_path / "out", "--layout", "mixed")
     assert prepare(split_folder, tmp_path / "out", "--layout", "parts", "--speaker_depth", 1) == 1
-    table, pattern = tmp_path / "table.csv", "{speaker}/{utterance}.wav"
+    table = tmp_path / "table.csv"
+    pattern = "{speaker}/{utterance}.wav"
     assert prepare(split_folder, tmp_path / "out", "--csv", table, "--pattern", pattern) == 1
     errors = capsys.readouterr().err
     assert "--csv and --pattern" in errors and "--layout and --speaker_depth" in errors
@@ -201,7 +254,11 @@ def test_splits_beside_speakers(tmp_path, split_folder, capsys):
 REFUSED = {
     "no folder": ("spk{speaker}/{utterance}.wav", [], "nothing does not"),
     "a malformed pattern": ("spk{speaker}/{utterance}.wav", ["--pattern", "("], "not a regular"),
-    "a pattern without a speaker": ("spk{speaker}/{utterance}.wav", ["--pattern", "(a)"], "speaker"),
+    "a pattern without a speaker": (
+        "spk{speaker}/{utterance}.wav",
+        ["--pattern", "(a)"],
+        "speaker",
+    ),
     "no splits": ("spk{speaker}/{utterance}.wav", ["--layout", "parts"], "spk0"),
     "a speaker's own folder": ("{speaker}-{utterance}.wav", [], "--pattern"),
     "two names that would become one": ("a{speaker}b/{utterance}.wav", [], "rename"),
@@ -250,11 +307,16 @@ def test_warnings(tmp_path, caplog, patterns, errors):
     assert prepare(tmp_path / "voices", tmp_path / "out") == 0
     assert re.search("1 of 7 speakers' folders .*: peter", caplog.text)
     warnings = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
-    assert any(errors in one for one in warnings) if errors else not any("session" in one for one in warnings)
+    assert (
+        any(errors in one for one in warnings)
+        if errors
+        else not any("session" in one for one in warnings)
+    )
 
 
 def test_unusable_files_are_listed(tmp_path, caplog):
-    root, out = tmp_path / "voices", tmp_path / "out"
+    root = tmp_path / "voices"
+    out = tmp_path / "out"
     write_voices(root, 10, 3, "spk{speaker}/{utterance}.wav", 0.6)
     write_audio(root / "spk0/short.wav", voice(0, 9, 0.1), 16000)
     (root / "spk0/empty.wav").write_bytes(b"")
@@ -274,4 +336,7 @@ def test_unusable_files_are_listed(tmp_path, caplog):
 def test_real_speech(tmp_path, shared_data):
     out = tmp_path / "speechocean"
     assert prepare(shared_data / "speechocean_mini", out) == 0
-    assert "1,440 found, 1,440 usable by their headers, 0 skipped, 0 left out" in (out / "summary.txt").read_text()
+    assert (
+        "1,440 found, 1,440 usable by their headers, 0 skipped, 0 left out"
+        in (out / "summary.txt").read_text()
+    )

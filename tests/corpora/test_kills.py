@@ -1,4 +1,6 @@
-"""SIGKILL at random moments of every step of a preparation: the next run ends like an undisturbed one."""
+"""SIGKILL at random moments of every step of a preparation: the next run ends like an undisturbed
+one.
+"""
 
 import contextlib
 import multiprocessing
@@ -20,13 +22,34 @@ pytestmark = pytest.mark.slow
 
 def tree(folder):
     """All files by name, without records, locks and summaries of the last run."""
-    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    return {name: path.read_bytes() for name, path in files.items() if ".prep" not in name and name != "summary.txt"}
+    files = {
+        path.relative_to(folder).as_posix(): path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+    return {
+        name: path.read_bytes()
+        for name, path in files.items()
+        if ".prep" not in name and name != "summary.txt"
+    }
 
 
 def run_until(folder, table, lists, sign=""):
-    """Run in a process that is killed at a random moment after `sign` appears; returns whether it was killed."""
-    options = ["--all", "--augment", "--save_path", folder, "--catalogue", table, "--lists_from", lists, "--jobs", 2]
+    """Run in a process that is killed at a random moment after `sign` appears; returns whether it
+    was killed.
+    """
+    options = [
+        "--all",
+        "--augment",
+        "--save_path",
+        folder,
+        "--catalogue",
+        table,
+        "--lists_from",
+        lists,
+        "--jobs",
+        2,
+    ]
     context = multiprocessing.get_context("forkserver")
     # Makes processes start immediately.
     context.set_forkserver_preload(["speakernet.corpora.voxceleb", "preparation_corpora"])
@@ -37,7 +60,8 @@ def run_until(folder, table, lists, sign=""):
     process.join(RANDOM.uniform(0, 0.05) if sign else 300)
     was_killed = process.is_alive()
     if was_killed:
-        # Kills its ffmpeg too, which would go on writing; before the process has its own session, there is no ffmpeg.
+        # Kills its ffmpeg too, which would go on writing; before the process has its own session,
+        # there is no ffmpeg.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.kill()

@@ -43,20 +43,32 @@ def test_all_pairs():
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(2, 8), st.integers(1, 6), st.integers(0, 3), st.booleans(), st.booleans(), st.integers(0, 99))
+@given(
+    st.integers(2, 8),
+    st.integers(1, 6),
+    st.integers(0, 3),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 99),
+)
 def test_rules(speakers, count, sessions, other_session, same_gender, seed):
     utterances = corpus(speakers, count, sessions)
     rows = every_row(utterances)
     rules = PairRules(other_session=other_session, same_gender=same_gender)
     embeddings = np.random.default_rng(seed).standard_normal((len(rows), 4))
     possible = all_pairs(utterances, rows, rules)
-    allowed = {frozenset(pair) for pair in zip(possible.enrol.tolist(), possible.test.tolist(), strict=True)}
+    allowed = {
+        frozenset(pair)
+        for pair in zip(possible.enrol.tolist(), possible.test.tolist(), strict=True)
+    }
     for pairs in (
         first := random_pairs(utterances, rows, 7, rules, seed),
         balanced_pairs(utterances, rows, rules, seed, 3, 2),
         hard_pairs(utterances, rows, embeddings, rules, 2, seed),
     ):
-        found = [frozenset(pair) for pair in zip(pairs.enrol.tolist(), pairs.test.tolist(), strict=True)]
+        found = [
+            frozenset(pair) for pair in zip(pairs.enrol.tolist(), pairs.test.tolist(), strict=True)
+        ]
         assert len(set(found)) == len(found), "no pair twice, in either order"
         assert set(found) <= allowed
         is_target = utterances.labels[pairs.enrol] == utterances.labels[pairs.test]
@@ -69,7 +81,9 @@ def test_rules(speakers, count, sessions, other_session, same_gender, seed):
 
 def test_balanced_trials():
     utterances = corpus(10, 6)
-    pairs = balanced_pairs(utterances, every_row(utterances), ANY, 1, targets_per_speaker=4, nontargets_per_target=3)
+    pairs = balanced_pairs(
+        utterances, every_row(utterances), ANY, 1, targets_per_speaker=4, nontargets_per_target=3
+    )
     targets = Counter(utterances.labels[pairs.enrol[pairs.labels == 1]].tolist())
     nontargets = Counter(utterances.labels[pairs.enrol[pairs.labels == 0]].tolist())
     assert targets == dict.fromkeys(range(10), 4)
@@ -98,7 +112,10 @@ def test_split(speakers, count, seed):
     rows = np.concatenate([split.train, split.validation, split.test])
     assert sorted(rows.tolist()) == list(range(len(utterances)))
     if speakers >= 4:
-        parts = [set(utterances.labels[part].tolist()) for part in (split.train, split.validation, split.test)]
+        parts = [
+            set(utterances.labels[part].tolist())
+            for part in (split.train, split.validation, split.test)
+        ]
         assert not (parts[0] & parts[1] or parts[0] & parts[2] or parts[1] & parts[2])
         assert len(parts[0]) >= 2
         assert len(parts[1]) >= 2

@@ -1,4 +1,6 @@
-"""Prepared corpora train: every recipe finds its inputs, and printed commands and written configurations run."""
+"""Prepared corpora train: every recipe finds its inputs, and printed commands and written
+configurations run.
+"""
 
 import json
 from pathlib import Path
@@ -20,8 +22,14 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 def inputs_of(recipe):
     """Section.key -> path of every input named by a recipe."""
     sections = yaml.safe_load((CONFIGS / recipe).read_text(encoding="utf-8"))
-    found = {f"{section}.{key}": value for section, keys in sections.items() for key, value in dict(keys).items()}
-    return {name: value for name, value in found.items() if name.endswith(("_list", "_path")) and value}
+    found = {
+        f"{section}.{key}": value
+        for section, keys in sections.items()
+        for key, value in dict(keys).items()
+    }
+    return {
+        name: value for name, value in found.items() if name.endswith(("_list", "_path")) and value
+    }
 
 
 # Presets, sizes and recipes for own lists name no corpus.
@@ -72,7 +80,10 @@ TINY = ("--model", "ResNet", "--model.options", "{channels: 8, blocks: [1], stem
 
 
 def train(folder, *arguments):
-    assert main(["train", *QUICK.split(), *map(str, arguments), "--training.save_path", str(folder)]) == 0
+    assert (
+        main(["train", *QUICK.split(), *map(str, arguments), "--training.save_path", str(folder)])
+        == 0
+    )
     return json.loads((folder / "results.json").read_text())
 
 
@@ -89,9 +100,20 @@ def test_prepared_corpora_train(prepared, tmp_path, monkeypatch, list_name, belo
     results = train(
         tmp_path / "run",
         *TINY,
-        *("--data.train_list", data / "lists" / list_name, "--data.train_path", data / below),
-        *("--data.test_list", data / "lists/veri_test2.txt", "--data.test_path", data / trials),
-        *("--data.batch_size", 8, "--data.crop_frames", 60, "--evaluation.eval_frames", 60),
+        "--data.train_list",
+        data / "lists" / list_name,
+        "--data.train_path",
+        data / below,
+        "--data.test_list",
+        data / "lists/veri_test2.txt",
+        "--data.test_path",
+        data / trials,
+        "--data.batch_size",
+        8,
+        "--data.crop_frames",
+        60,
+        "--evaluation.eval_frames",
+        60,
     )
     assert results["num_trials"] == 3
 
@@ -99,7 +121,10 @@ def test_prepared_corpora_train(prepared, tmp_path, monkeypatch, list_name, belo
 def test_written_config(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_voices(tmp_path / "voices", 10, 4, "spk{speaker}/{utterance}.wav", 0.8)
-    assert run_data_prep("folder", tmp_path / "voices", "--save_path", tmp_path / "out", "--jobs", 2) == 0
+    assert (
+        run_data_prep("folder", tmp_path / "voices", "--save_path", tmp_path / "out", "--jobs", 2)
+        == 0
+    )
     configs = ("--config", "small_data.yaml", "--config", tmp_path / "out" / "out.yaml")
     results = train(tmp_path / "run", *configs, "--model.options.channels", 8)
     assert 0 <= results["eer_percent"] <= 100

@@ -39,7 +39,10 @@ def test_secrets(monkeypatch):
     assert "TOPSECRET" not in parser.format_help()
     options = download_options(parser.parse_args([]))
     assert (options.user, options.password) == ("TOPSECRET", "TOPSECRET")
-    assert "key=TOPSECRET" in corpus_of("voxceleb", parser.parse_args([])).files["vox1_test_wav.zip"].urls[0]
+    assert (
+        "key=TOPSECRET"
+        in corpus_of("voxceleb", parser.parse_args([])).files["vox1_test_wav.zip"].urls[0]
+    )
 
 
 def test_two_runs_at_once(tmp_path, capsys):
@@ -58,7 +61,9 @@ def test_leftovers_of_a_kill(tmp_path):
         "    temporary_beside(Path(sys.argv[1], 'a.wav')).write_bytes(b'half')\n"
         "    os.kill(os.getpid(), 9)\n"
     )
-    outcome = subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False, env=dict(os.environ))
+    outcome = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], check=False, env=dict(os.environ)
+    )
     assert outcome.returncode == -9
     assert len(list(tmp_path.glob(".*.tmp"))) == 1
     with exclusive(tmp_path):
@@ -75,7 +80,11 @@ def test_summary(tmp_path):
     summary.add(made=3, skipped=2)
     summary.add_broken("bad\nname", "why\tso")
     assert finish([summary], tmp_path / "summary.txt") == 1
-    assert (tmp_path / "summary.txt").read_text().startswith("step: 6 found, 3 made, 2 skipped, 1 broken")
+    assert (
+        (tmp_path / "summary.txt")
+        .read_text()
+        .startswith("step: 6 found, 3 made, 2 skipped, 1 broken")
+    )
     assert (tmp_path / "broken_step.txt").read_text() == "bad\\nname\twhy\\tso\n"
     summary = StepSummary("step", tmp_path)
     summary.add(skipped=6)

@@ -35,7 +35,11 @@ def make(folder, **options):
 
 
 def contents(folder):
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def generator(*keys):
@@ -49,13 +53,16 @@ def steady_vowel(voice, vowel="V", seed=0):
 
 
 def test_poles_of_the_cascade():
-    hz, bandwidth = np.array([[500.0, 1500.0, 2500.0]]), np.array([[60.0, 90.0, 150.0]])
+    hz = np.array([[500.0, 1500.0, 2500.0]])
+    bandwidth = np.array([[60.0, 90.0, 150.0]])
     polynomial = _resonator_polynomials(hz, bandwidth)
     roots = np.roots(polynomial[0])
     found = roots[roots.imag > 0]
     found = found[np.argsort(np.angle(found))]
     np.testing.assert_allclose(np.angle(found) * SAMPLE_RATE / (2 * np.pi), hz[0], rtol=1e-6)
-    np.testing.assert_allclose(-np.log(np.abs(found)) * SAMPLE_RATE / np.pi, bandwidth[0], rtol=1e-6)
+    np.testing.assert_allclose(
+        -np.log(np.abs(found)) * SAMPLE_RATE / np.pi, bandwidth[0], rtol=1e-6
+    )
     assert polynomial.sum() == pytest.approx(1.0)  # unit gain at 0 Hz
 
 
@@ -85,7 +92,9 @@ def test_sessions():
 
 
 def test_decay_of_a_room():
-    sides, talker_place, microphone = np.array([5.0, 4.0, 3.0]), np.array([1.0, 1.0, 1.5]), np.array([3.0, 2.5, 1.2])
+    sides = np.array([5.0, 4.0, 3.0])
+    talker_place = np.array([1.0, 1.0, 1.5])
+    microphone = np.array([3.0, 2.5, 1.2])
     response = room_response(sides, talker_place, microphone, 0.5, generator(1)).astype(np.float64)
     assert response[0] == pytest.approx(1.0)  # the direct path comes first
     decay_db = 10 * np.log10(np.cumsum(response[::-1] ** 2)[::-1] / np.sum(response**2))
@@ -95,7 +104,8 @@ def test_decay_of_a_room():
 
 
 def test_first_echo():
-    # Talker and microphone are 2 m apart, 0.5 m above the floor of a large room; its image is sqrt(4 + 1) m away.
+    # Talker and microphone are 2 m apart, 0.5 m above the floor of a large room; its image is
+    # sqrt(4 + 1) m away.
     sides, talker, microphone = np.array([[9.0, 9.0, 9.0], [3.5, 4.5, 0.5], [5.5, 4.5, 0.5]])
     response = room_response(sides, talker, microphone, 1.0, generator(1))
     expected = round((np.sqrt(5.0) - 2.0) / 343.0 * SAMPLE_RATE)
@@ -114,14 +124,20 @@ def test_noises(name):
 
 
 def test_lists_and_tables(corpus):
-    training, trials = read_training_list(corpus.train_list), read_trials(corpus.test_list)
-    assert list(training.speakers) == ["syn00000", "syn00001", "syn00002"] and len(training.paths) == 12
+    training = read_training_list(corpus.train_list)
+    trials = read_trials(corpus.test_list)
+    assert (
+        list(training.speakers) == ["syn00000", "syn00001", "syn00002"]
+        and len(training.paths) == 12
+    )
     assert trials.labels is not None and set(trials.labels.tolist()) == {0, 1}
     lines = corpus.utterances.read_text().splitlines()
     assert lines[0] == "path,speaker,session,gender,seconds" and len(lines) == 1 + 12 + 12
     for line in lines[1:]:
         path, _, _, _, seconds = line.split(",")
-        assert len(read_audio(corpus.utterances.parent / path)) / 16000 == pytest.approx(float(seconds), abs=0.001)
+        assert len(read_audio(corpus.utterances.parent / path)) / 16000 == pytest.approx(
+            float(seconds), abs=0.001
+        )
         assert 1.0 < float(seconds) < 9.0
     for root, names in ((corpus.train_path, training.paths), (corpus.test_path, trials.names)):
         assert all(audio_info(root / name).sample_rate == 16000 for name in names)
@@ -143,7 +159,14 @@ def test_processes_and_seeds(corpus, tmp_path):
     make(tmp_path / "processes", num_workers=2)
     expected = contents(corpus.train_list.parent)
     assert contents(tmp_path / "processes") == expected
-    make(tmp_path / "other", seed=6, num_speakers=1, num_noises=0, num_rooms=0, utterances_per_speaker=1)
+    make(
+        tmp_path / "other",
+        seed=6,
+        num_speakers=1,
+        num_noises=0,
+        num_rooms=0,
+        utterances_per_speaker=1,
+    )
     name = "train/syn00000/session00/00000.wav"
     assert contents(tmp_path / "other")[name] != expected[name]
 
@@ -178,7 +201,12 @@ def test_other_parameters_and_folders(corpus, tmp_path):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"num_speakers": 0}, {"num_trial_speakers": 1}, {"seed": -1}, {"trial_utterances_per_speaker": 2}],
+    [
+        {"num_speakers": 0},
+        {"num_trial_speakers": 1},
+        {"seed": -1},
+        {"trial_utterances_per_speaker": 2},
+    ],
     ids=str,
 )
 def test_bad_parameters(changes, tmp_path):

@@ -22,11 +22,17 @@ def listed(tmp_path):
 
 @pytest.mark.parametrize(
     ("kind", "options", "expected"),
-    [("all", [], 276), ("random", ["--num_trials", 50], 50), ("balanced", ["--targets_per_speaker", 2], 6 * 2 * 6)],
+    [
+        ("all", [], 276),
+        ("random", ["--num_trials", 50], 50),
+        ("balanced", ["--targets_per_speaker", 2], 6 * 2 * 6),
+    ],
 )
 def test_every_kind(listed, kind, options, expected):
     output = listed / "trials.txt"
-    assert run_data_prep("trials", "make", listed / "list.txt", output, "--kind", kind, *options) == 0
+    assert (
+        run_data_prep("trials", "make", listed / "list.txt", output, "--kind", kind, *options) == 0
+    )
     assert len(read_trials(output)) == expected
 
 
@@ -34,21 +40,37 @@ def test_hard_negatives_from_stored_embeddings(listed):
     names = read_training_list(listed / "list.txt").paths
     embeddings = np.random.default_rng(1).standard_normal((24, 2, 8)).astype(np.float32)
     np.savez(listed / "plain.npz", names=np.array(list(names)), embeddings=embeddings.mean(axis=1))
-    np.savez(listed / "kept.npz", names=names.content, name_offsets=names.offsets, embeddings=embeddings)
+    np.savez(
+        listed / "kept.npz", names=names.content, name_offsets=names.offsets, embeddings=embeddings
+    )
     made = []
     for kind in ("plain", "kept"):
         options = ("--kind", "hard", "--embeddings", listed / f"{kind}.npz", "--nearest", 1)
-        assert run_data_prep("trials", "make", listed / "list.txt", listed / f"{kind}.txt", *options) == 0
+        assert (
+            run_data_prep("trials", "make", listed / "list.txt", listed / f"{kind}.txt", *options)
+            == 0
+        )
         made.append((listed / f"{kind}.txt").read_text())
     assert made[0] == made[1]
     assert 12 <= int((read_trials(listed / "plain.txt").labels == 0).sum()) <= 24
     np.savez(listed / "plain.npz", names=np.array(names[1:]), embeddings=embeddings[1:, 0])
-    command = ("trials", "make", listed / "list.txt", listed / "new.txt", "--kind", "hard", "--nearest", 1)
+    command = (
+        "trials",
+        "make",
+        listed / "list.txt",
+        listed / "new.txt",
+        "--kind",
+        "hard",
+        "--nearest",
+        1,
+    )
     assert run_data_prep(*command, "--embeddings", listed / "plain.npz") == 1
 
 
 def test_calibration_trials(tmp_path, capsys):
-    """Speakers s0 to s4 have two sessions of six utterances of 1 to 6 s; s5 has a single session."""
+    """Speakers s0 to s4 have two sessions of six utterances of 1 to 6 s; s5 has a single
+    session.
+    """
     rows = []
     for speaker, session, seconds in itertools.product(range(6), "ab", range(1, 7)):
         name = f"s{speaker}/{'a' if speaker == 5 else session}/{session}{seconds}.wav"
@@ -61,11 +83,14 @@ def test_calibration_trials(tmp_path, capsys):
     like = ("--like", tmp_path / "use.txt", tmp_path)
     assert run_data_prep(*command, "--calibration", tmp_path, *like) == 0
     made = read_trials(tmp_path / "made.txt")
-    targets = [(made.names[a], made.names[b]) for a, b in zip(made.enrol, made.test, strict=True) if a != b]
+    targets = [
+        (made.names[a], made.names[b]) for a, b in zip(made.enrol, made.test, strict=True) if a != b
+    ]
     same = [(a, b) for a, b in targets if a[:2] == b[:2]]
     assert {a[:2] for a, _ in same} == {f"s{number}" for number in range(6)}
     assert all(a[:4] != b[:4] or a[:2] == "s5" for a, b in same)
-    # Six per speaker, about the longest of twelve; there are at most two of five and two of six seconds.
+    # Six per speaker, about the longest of twelve; there are at most two of five and two of six
+    # seconds.
     assert np.mean([int(name[-5]) for name in made.names]) > 4.2
     assert run_data_prep(*command, *like) == 1
     assert "--calibration" in capsys.readouterr().err
@@ -77,7 +102,14 @@ def test_calibration_trials(tmp_path, capsys):
 
 def test_overlap_with_training(listed, capsys):
     (listed / "train.txt").write_text("s3 other/1.wav\nt1 wav/t1/1.wav\n")
-    command = ("trials", "make", listed / "list.txt", listed / "trials.txt", "--training", listed / "train.txt")
+    command = (
+        "trials",
+        "make",
+        listed / "list.txt",
+        listed / "trials.txt",
+        "--training",
+        listed / "train.txt",
+    )
     assert run_data_prep(*command) == 1
     assert "s3" in capsys.readouterr().err
     assert not (listed / "trials.txt").exists()
@@ -90,10 +122,18 @@ def test_cross_gender_trials(listed, capsys):
     assert "gender column" in capsys.readouterr().err
     rows = [f"wav/s{s}/{u}.wav,s{s},{'fm'[s % 2]}" for s in range(6) for u in range(3)]
     (listed / "table.csv").write_text("path,speaker,gender\n" + "\n".join(rows))
-    assert run_data_prep("trials", "make", listed / "table.csv", output, "--same_gender", "--kind", "all") == 0
+    assert (
+        run_data_prep(
+            "trials", "make", listed / "table.csv", output, "--same_gender", "--kind", "all"
+        )
+        == 0
+    )
     trials = read_trials(output)
     parity = [int(name.split("/")[1][1:]) % 2 for name in trials.names]
-    assert all(parity[a] == parity[b] for a, b in zip(trials.enrol.tolist(), trials.test.tolist(), strict=True))
+    assert all(
+        parity[a] == parity[b]
+        for a, b in zip(trials.enrol.tolist(), trials.test.tolist(), strict=True)
+    )
     assert len(trials) == 2 * 36
 
 
@@ -102,11 +142,15 @@ def test_cleaning(listed):
         (listed / name).parent.mkdir(parents=True, exist_ok=True)
         (listed / name).write_bytes(b"x")
     kept = "1 wav/s0/0.wav wav/s0/1.wav\n0 wav/s0/0.wav wav/s1/0.wav\n"
-    (listed / "trials.txt").write_text(kept + "0 wav/s0/0.wav wav/gone.wav\n0\twav/s0/0.wav\twav/two words.wav\n")
+    (listed / "trials.txt").write_text(
+        kept + "0 wav/s0/0.wav wav/gone.wav\n0\twav/s0/0.wav\twav/two words.wav\n"
+    )
     assert run_data_prep("trials", "clean", listed / "trials.txt", "--root", listed) == 0
     assert (listed / "trials_clean.txt").read_text() == kept
     dropped = read_trials(listed / "trials_dropped.txt")
-    assert {*dropped.names} == {"wav/s0/0.wav", "wav/gone.wav", "wav/two words.wav"} and len(dropped) == 2
+    assert {*dropped.names} == {"wav/s0/0.wav", "wav/gone.wav", "wav/two words.wav"} and len(
+        dropped
+    ) == 2
     assert run_data_prep("trials", "clean", listed / "list.txt", "--root", listed) == 0
     assert len(read_training_list(listed / "list_clean.txt")) == 3
     assert len((listed / "list_dropped.txt").read_text().splitlines()) == 21
@@ -120,7 +164,10 @@ def test_cleaning_with_the_wrong_root(listed, capsys):
 def test_repeated_files_are_refused(listed, capsys):
     (listed / "list.txt").write_text("A dog barks\n" * 50 + "B cats\n")
     assert run_data_prep("trials", "make", listed / "list.txt", listed / "trials.txt") == 1
-    assert "'dog barks' appears twice" in capsys.readouterr().err and not (listed / "trials.txt").exists()
+    assert (
+        "'dog barks' appears twice" in capsys.readouterr().err
+        and not (listed / "trials.txt").exists()
+    )
 
 
 def test_a_file_in_two_spellings_is_repeated(listed, capsys):
@@ -140,7 +187,14 @@ def test_held_out_recordings_are_not_paired_with_themselves(tmp_path):
 
 def test_overlap_in_another_spelling(listed, capsys):
     (listed / "train.txt").write_text("t0 ./wav/s0//1.wav\n")
-    command = ("trials", "make", listed / "list.txt", listed / "trials.txt", "--training", listed / "train.txt")
+    command = (
+        "trials",
+        "make",
+        listed / "list.txt",
+        listed / "trials.txt",
+        "--training",
+        listed / "train.txt",
+    )
     assert run_data_prep(*command) == 1
     assert "1 files are also in" in capsys.readouterr().err
 
@@ -150,7 +204,17 @@ def test_paths_of_windows(listed, capsys):
     (listed / "list.txt").write_text(rows.replace('"', ""))
     assert run_data_prep("trials", "clean", listed / "list.txt", "--root", listed) == 1
     assert "--replace '\\' /" in capsys.readouterr().err
-    command = ("trials", "rewrite", listed / "list.txt", listed / "new.txt", "--strip", "D:\\", "--replace", "\\", "/")
+    command = (
+        "trials",
+        "rewrite",
+        listed / "list.txt",
+        listed / "new.txt",
+        "--strip",
+        "D:\\",
+        "--replace",
+        "\\",
+        "/",
+    )
     assert run_data_prep(*command) == 0
     assert list(read_training_list(listed / "new.txt").paths) == ["wav/s0/1.wav", "wav/s1/1.wav"]
 
@@ -158,7 +222,10 @@ def test_paths_of_windows(listed, capsys):
 def test_rewriting(listed):
     (listed / "trials.txt").write_text("1 wav/a/1.wav wav/a/2.wav\n0 wav/a/1.wav wav/b/1.wav\n")
     options = ("--strip", "wav/", "--prefix", "flac/", "--suffix", ".flac", "--form", "kaldi")
-    assert run_data_prep("trials", "rewrite", listed / "trials.txt", listed / "kaldi.txt", *options) == 0
+    assert (
+        run_data_prep("trials", "rewrite", listed / "trials.txt", listed / "kaldi.txt", *options)
+        == 0
+    )
     kaldi = "flac/a/1.flac flac/a/2.flac target\nflac/a/1.flac flac/b/1.flac nontarget\n"
     assert (listed / "kaldi.txt").read_text() == kaldi
     back = ("--strip", "flac/", "--prefix", "wav/", "--suffix", ".wav")
@@ -196,7 +263,9 @@ def test_inputs_are_not_overwritten(listed, monkeypatch, command):
 
 @pytest.fixture()
 def training(tmp_path):
-    rows = [(f"s{speaker:02}", f"s{speaker:02}/{row}.wav") for row in range(6) for speaker in range(12)]
+    rows = [
+        (f"s{speaker:02}", f"s{speaker:02}/{row}.wav") for row in range(6) for speaker in range(12)
+    ]
     write_training_list(tmp_path / "all.txt", [*rows, ("t0", "t0/0.wav"), ("t1", "t1/0.wav")])
     return read_training_list(tmp_path / "all.txt")
 
@@ -214,7 +283,9 @@ def test_held_out_speakers(training):
         assert held.training.speakers[label] == speaker_of(path)
     assert held.training.labels.max() == 9
     speakers = np.array([speaker_of(name) for name in held.trials.names])
-    np.testing.assert_array_equal(held.trials.labels, speakers[held.trials.enrol] == speakers[held.trials.test])
+    np.testing.assert_array_equal(
+        held.trials.labels, speakers[held.trials.enrol] == speakers[held.trials.test]
+    )
     # All 15 pairs of six utterances for each speaker, and twice as many non-targets.
     assert int(held.trials.labels.sum()) == 60 and len(held.trials) == 180
 
@@ -233,12 +304,15 @@ def test_too_few_speakers(training, number):
 
 @pytest.mark.parametrize(("across", "targets"), [("call", 24), ("phone", 16)])
 def test_targets_across(listed, across, targets):
-    """Six speakers with two calls of two files; call 0 of each and call 1 of two are from landlines."""
+    """Six speakers with two calls of two files; call 0 of each and call 1 of two are from
+    landlines.
+    """
     rows = []
     for speaker, call, file in np.ndindex(6, 2, 2):
         phone = "cell" if call and speaker > 1 else "landline"
         rows.append((f"s{speaker}", f"wav/s{speaker}/c{call}/{file}.wav", f"c{call}", phone))
-    table, output = listed / "calls.csv", listed / "trials.txt"
+    table = listed / "calls.csv"
+    output = listed / "trials.txt"
     table.write_text("speaker,path,call,phone\n" + "\n".join(map(",".join, rows)))
     assert run_data_prep("trials", "make", table, output, "--kind", "all", "--across", across) == 0
     trials = read_trials(output)
@@ -246,7 +320,16 @@ def test_targets_across(listed, across, targets):
     if across == "call":
         by_column = output.read_bytes()
         (listed / "list.txt").write_text("".join(f"{row[0]} {row[1]}\n" for row in rows))
-        command = ("trials", "make", listed / "list.txt", output, "--kind", "all", "--across", "folder")
+        command = (
+            "trials",
+            "make",
+            listed / "list.txt",
+            output,
+            "--kind",
+            "all",
+            "--across",
+            "folder",
+        )
         assert run_data_prep(*command) == 0 and output.read_bytes() == by_column
 
 
@@ -255,7 +338,11 @@ def test_targets_across(listed, across, targets):
     [
         ("list.txt", ["--across", "folder"], "24 paths have no folder between"),
         ("list.txt", ["--across", "call"], "which has no columns"),
-        ("table.csv", ["--across", "cal"], "no column 'cal'.* path, speaker, call .*did you mean 'call'"),
+        (
+            "table.csv",
+            ["--across", "cal"],
+            "no column 'cal'.* path, speaker, call .*did you mean 'call'",
+        ),
         ("table.csv", ["--across", "call"], "line 3: no call"),
         ("table.csv", ["--across", "call", "--same_session"], "contradict"),
     ],

@@ -1,4 +1,6 @@
-"""The complete preparation of VoxCeleb on tiny archives from a real server: parts, zips, m4a, WAV, lists, one epoch."""
+"""The complete preparation of VoxCeleb on tiny archives from a real server: parts, zips, m4a, WAV,
+lists, one epoch.
+"""
 
 import pytest
 from preparation_corpora import TRIALS, run_data_prep, write_catalogue
@@ -16,7 +18,11 @@ def prepare(source, published, folder, *arguments):
 
 def audio(folder):
     suffixes = {".wav", ".flac", ".m4a"}
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.suffix in suffixes}
+    return {
+        str(p.relative_to(folder)): p.read_bytes()
+        for p in sorted(folder.rglob("*"))
+        if p.suffix in suffixes
+    }
 
 
 def test_one_command(tmp_path, published, monkeypatch):
@@ -46,7 +52,11 @@ def test_one_command(tmp_path, published, monkeypatch):
     assert all((folder / "voxceleb1" / "wav" / name).is_file() for name in trials.names)
     assert not list(folder.glob("*part*")), "parts are removed after verification"
     assert "0 broken" in (folder / "summary.txt").read_text()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["catalogue.yaml", "data", "elsewhere"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "catalogue.yaml",
+        "data",
+        "elsewhere",
+    ]
     assert list((tmp_path / "elsewhere").iterdir()) == [], "nothing is written outside --save_path"
 
 
@@ -59,7 +69,9 @@ def test_existing_archives(tmp_path, published):
     (tmp_path / "brought").mkdir()
     (tmp_path / "brought" / "veri_test2.txt").write_bytes(TRIALS)
     with fake_source({}) as source:
-        assert prepare(source, published, folder, "--all", "--lists_from", tmp_path / "brought") == 0
+        assert (
+            prepare(source, published, folder, "--all", "--lists_from", tmp_path / "brought") == 0
+        )
         assert not source.requests
 
 
@@ -83,7 +95,8 @@ def test_lists_of_audio_that_is_elsewhere(tmp_path, capsys, place, named):
 
 
 def test_links_outside_the_folder(tmp_path, published):
-    folder, outside = tmp_path / "data", tmp_path / "outside"
+    folder = tmp_path / "data"
+    outside = tmp_path / "outside"
     outside.mkdir()
     with fake_source(published.files) as source:
         steps = ("--download", "--concatenate", "--extract", "--subsets", "vox2_dev")
@@ -96,15 +109,22 @@ def test_links_outside_the_folder(tmp_path, published):
 
 def test_missing_files(tmp_path, published):
     folder = tmp_path / "data"
-    files = {name: content for name, content in published.files.items() if name != "vox1_dev_wav_partab"}
+    files = {
+        name: content for name, content in published.files.items() if name != "vox1_dev_wav_partab"
+    }
     with fake_source(files) as source:
-        assert prepare(source, published, folder, "--download", "--concatenate", "--extract", "--pack") == 1
+        assert (
+            prepare(source, published, folder, "--download", "--concatenate", "--extract", "--pack")
+            == 1
+        )
     assert "vox1_dev_wav_partab" in (folder / "broken_download.txt").read_text()
     assert "vox1_dev_wav_partab" in (folder / "broken_concatenate.txt").read_text()
     assert "vox1_dev_wav.zip" in (folder / "broken_extract.txt").read_text()
     assert "vox1_dev_wav_partab" in (folder / "broken_pack_vox1.txt").read_text()
     assert (folder / "packed" / "vox2_dev").is_dir()
-    assert len(list((folder / "voxceleb2/dev/aac").rglob("*.m4a"))) == 12, "the other archives are done"
+    assert len(list((folder / "voxceleb2/dev/aac").rglob("*.m4a"))) == 12, (
+        "the other archives are done"
+    )
 
 
 def test_no_step_and_no_ffmpeg(tmp_path, published, monkeypatch):

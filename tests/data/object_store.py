@@ -9,10 +9,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Faults:
-    """The faults of the next answers to GET requests for samples; `kinds` is consumed from its front."""
+    """The faults of the next answers to GET requests for samples; `kinds` is consumed from its
+    front.
+    """
 
     def __init__(self):
-        self.kinds, self.fetched, self.delay_seconds = [], [], 0.0
+        self.kinds = []
+        self.fetched = []
+        self.delay_seconds = 0.0
 
 
 class Proxy(BaseHTTPRequestHandler):
@@ -22,7 +26,8 @@ class Proxy(BaseHTTPRequestHandler):
         pass
 
     def handle_one(self):
-        faults, server = self.server.faults, self.server
+        faults = self.server.faults
+        server = self.server
         is_samples = self.command == "GET" and self.path.partition("?")[0].endswith("samples.npy")
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         kind = faults.kinds.pop(0) if is_samples and faults.kinds else ""
@@ -30,18 +35,26 @@ class Proxy(BaseHTTPRequestHandler):
         connection = http.client.HTTPConnection("127.0.0.1", server.target, timeout=30)
         connection.request(self.command, self.path, body, dict(self.headers))
         answer = connection.getresponse()
-        content, status = answer.read(), answer.status
+        content = answer.read()
+        status = answer.status
         if is_samples:
             faults.fetched.append(self.path)
         if kind == "503":
-            content, status = b"", 503
+            content = b""
+            status = 503
         elif kind == "wrong":
             content = content[:-2] + bytes(2 * [content[-1] ^ 255])
         elif kind == "slow":
             time.sleep(2)
         self.send_response(status)
         for name, value in answer.getheaders():
-            if name.lower() not in ("content-length", "transfer-encoding", "connection", "server", "date"):
+            if name.lower() not in (
+                "content-length",
+                "transfer-encoding",
+                "connection",
+                "server",
+                "date",
+            ):
                 self.send_header(name, value)
         length = answer.getheader("content-length") if self.command == "HEAD" else len(content)
         self.send_header("Content-Length", str(length or 0))
@@ -59,7 +72,9 @@ class Proxy(BaseHTTPRequestHandler):
 
 @contextmanager
 def object_store(monkeypatch):
-    """The faults of an S3 server, named by the environment, with an empty bucket called `bucket`."""
+    """The faults of an S3 server, named by the environment, with an empty bucket called
+    `bucket`.
+    """
     import boto3
     import s3fs
     from moto.server import ThreadedMotoServer
@@ -68,7 +83,9 @@ def object_store(monkeypatch):
     backend.start()
     target = backend.get_host_and_port()[1]
     proxy = ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
-    proxy.daemon_threads, proxy.target, proxy.faults = True, target, Faults()
+    proxy.daemon_threads = True
+    proxy.target = target
+    proxy.faults = Faults()
     threading.Thread(target=proxy.serve_forever, daemon=True).start()
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "testing")

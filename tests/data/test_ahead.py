@@ -1,4 +1,6 @@
-"""A packed corpus larger than memory: the same samples read from the file, the next batches read ahead."""
+"""A packed corpus larger than memory: the same samples read from the file, the next batches read
+ahead.
+"""
 
 import logging
 import pickle
@@ -29,7 +31,9 @@ SPEEDS = (Fraction(1), Fraction(9, 10))
 
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory):
-    """Twelve utterances, some shorter than a crop, packed by one machine (`whole`) and by two (`parts`)."""
+    """Twelve utterances, some shorter than a crop, packed by one machine (`whole`) and by two
+    (`parts`).
+    """
     root = tmp_path_factory.mktemp("ahead")
     random = np.random.default_rng(5)
     for row, name in enumerate(NAMES):
@@ -42,7 +46,8 @@ def corpora(tmp_path_factory):
 
 
 def planner_of(corpus, names=NAMES):
-    source, table = PackedSource(corpus), StringTable.from_strings(names)
+    source = PackedSource(corpus)
+    table = StringTable.from_strings(names)
     lookup = source.lookup_table(table)
     return BatchMaker(source.rows(table, lookup), lookup.num_samples, seed=3, speeds=SPEEDS)
 
@@ -50,7 +55,9 @@ def planner_of(corpus, names=NAMES):
 def requests_of(num_batches, rows=8):
     random = np.random.default_rng(1)
     return [
-        BatchRequest(2, random.permutation(len(NAMES))[:rows], random.integers(0, 2, rows), 1600, batch)
+        BatchRequest(
+            2, random.permutation(len(NAMES))[:rows], random.integers(0, 2, rows), 1600, batch
+        )
         for batch in range(num_batches)
     ]
 
@@ -67,11 +74,16 @@ def test_batches(corpora, monkeypatch, kind):
     planner = planner_of(corpora / kind)
     assert isinstance(planner.reader, PackedRows) and not planner.reader.is_mapped
     again = pickle.loads(pickle.dumps(planner.reader))
-    assert not again.is_mapped and np.array_equal(again.samples[100:200], mapped.reader.samples[100:200])
+    assert not again.is_mapped and np.array_equal(
+        again.samples[100:200], mapped.reader.samples[100:200]
+    )
     requests = requests_of(9)
     wanted = batches_of(mapped, requests)
     for maker in (planner, ReadAhead(planner, planner)):
-        assert all(torch.equal(left, right) for left, right in zip(batches_of(maker, requests), wanted, strict=True))
+        assert all(
+            torch.equal(left, right)
+            for left, right in zip(batches_of(maker, requests), wanted, strict=True)
+        )
     assert not [one for one in threading.enumerate() if one.name.startswith("read-ahead")]
 
 
@@ -79,11 +91,14 @@ def test_read_errors(corpora, monkeypatch, tmp_path):
     monkeypatch.setattr(packed, "usable_memory_bytes", lambda: 0)
     corpus = tmp_path / "corpus"
     shutil.copytree(corpora / "whole", corpus)
-    planner, request = planner_of(corpus, [*NAMES[:11], "nobody.wav"]), requests_of(3, len(NAMES))
+    planner = planner_of(corpus, [*NAMES[:11], "nobody.wav"])
+    request = requests_of(3, len(NAMES))
     with (corpus / SAMPLES).open("r+b") as file:
         file.truncate(20_000)
     reader = planner.reader
-    problems = reader.fill(np.arange(12), np.zeros(12, dtype=np.int64), np.empty((12, 1000), np.float32))
+    problems = reader.fill(
+        np.arange(12), np.zeros(12, dtype=np.int64), np.empty((12, 1000), np.float32)
+    )
     assert 0 not in problems and "became shorter while it was being read" in problems[10]
     assert "row 11" in problems[11]
     with pytest.raises(AudioError, match=r"became shorter|row \d+"):
@@ -92,7 +107,12 @@ def test_read_errors(corpora, monkeypatch, tmp_path):
 
 def test_automatic_choice(corpora, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
-    lists = ["--data.train_list", str(corpora / "train.txt"), "--data.train_path", str(corpora / "parts")]
+    lists = [
+        "--data.train_list",
+        str(corpora / "train.txt"),
+        "--data.train_path",
+        str(corpora / "parts"),
+    ]
     config = load_config([*lists, "--data.batch_size", "4", "--data.crop_frames", "10"]).config
     fits = build_training_loader(config, Inputs(config, torch.device("cpu")))
     assert isinstance(fits.maker, BatchMaker) and "read its crops ahead" not in caplog.text
@@ -102,4 +122,6 @@ def test_automatic_choice(corpora, monkeypatch, caplog):
     assert "is larger than" in caplog.text
     assert loading_facts(ahead).is_on_disk and not loading_facts(fits).is_on_disk
     for left, right in zip(fits, ahead, strict=True):
-        assert torch.equal(left.waveforms, right.waveforms) and torch.equal(left.labels, right.labels)
+        assert torch.equal(left.waveforms, right.waveforms) and torch.equal(
+            left.labels, right.labels
+        )

@@ -1,4 +1,6 @@
-"""Reading audio: every WAV layout against soundfile, crops against whole files, broken files, fuzzed headers."""
+"""Reading audio: every WAV layout against soundfile, crops against whole files, broken files,
+fuzzed headers.
+"""
 
 import contextlib
 import io
@@ -32,7 +34,9 @@ def wav_bytes(samples, chunks_before=b"", chunks_after=b"", data_bytes=None):
     """A 16-bit mono 16 kHz WAV assembled by hand."""
     raw = samples.astype("<i2").tobytes()
     size = len(raw) if data_bytes is None else data_bytes
-    body = b"WAVE" + chunks_before + b"fmt " + struct.pack("<IHHIIHH", 16, 1, 1, 16000, 32000, 2, 16)
+    body = (
+        b"WAVE" + chunks_before + b"fmt " + struct.pack("<IHHIIHH", 16, 1, 1, 16000, 32000, 2, 16)
+    )
     body += b"data" + struct.pack("<I", size & 0xFFFFFFFF) + raw + chunks_after
     return b"RIFF" + struct.pack("<I", len(body)) + body
 
@@ -48,7 +52,9 @@ def wav_header(channels=1, rate=16000):
 @pytest.mark.parametrize("subtype", SUBTYPES)
 def test_wav_layouts(tmp_path, random, subtype, layout, channels):
     path = tmp_path / "a.wav"
-    soundfile.write(path, 0.1 * random.standard_normal((3000, channels)), 16000, subtype=subtype, format=layout)
+    soundfile.write(
+        path, 0.1 * random.standard_normal((3000, channels)), 16000, subtype=subtype, format=layout
+    )
     expected = soundfile.read(path, dtype="float32", always_2d=True)[0].mean(axis=1)
     info = audio_info(path)
     assert (info.num_samples, info.num_channels, info.sample_rate) == (3000, channels, 16000)
@@ -65,12 +71,16 @@ def test_resampled_crops(tmp_path, random, rate, suffix):
     path = tmp_path / f"a{suffix}"
     soundfile.write(path, 0.1 * random.standard_normal(rate), rate)
     common = np.gcd(rate, 16000)
-    expected = resample_poly(soundfile.read(path, dtype="float32")[0], 16000 // common, rate // common)
+    expected = resample_poly(
+        soundfile.read(path, dtype="float32")[0], 16000 // common, rate // common
+    )
     whole = read_audio(path)
     assert len(whole) == audio_info(path).num_samples_at(16000) == len(expected)
     np.testing.assert_allclose(whole, expected, atol=1e-6)
     for start, count in [(0, 100), (1, 700), (5000, 4000), (15000, 1000), (15990, 1000)]:
-        np.testing.assert_allclose(read_audio(path, start, count), expected[start : start + count], atol=1e-6)
+        np.testing.assert_allclose(
+            read_audio(path, start, count), expected[start : start + count], atol=1e-6
+        )
 
 
 def test_odd_chunks_and_sizes(tmp_path):
@@ -122,7 +132,10 @@ def flac_with_length(path, num_samples):
 @pytest.mark.parametrize("read", [audio_info, read_audio])
 def test_impossible_length(tmp_path, read):
     path = flac_with_length(tmp_path / "a.flac", 68_000_000_000)
-    message = rf"a\.flac: broken FLAC file: claims 68,000,000,000 samples in {path.stat().st_size:,} bytes"
+    message = (
+        r"a\.flac: broken FLAC file: claims 68,000,000,000 samples in "
+        rf"{path.stat().st_size:,} bytes"
+    )
     with pytest.raises(AudioError, match=message):
         read(path)
 
@@ -149,7 +162,9 @@ def limited_memory(num_bytes):
 def test_round_trip(tmp_path, suffix):
     waveform = np.array([0, 0.5, -0.5, 2.0, -2.0, 0.25], dtype=np.float32)
     write_audio(tmp_path / f"a{suffix}", waveform, 16000)
-    np.testing.assert_allclose(read_audio(tmp_path / f"a{suffix}"), np.clip(waveform, -1, 32767 / 32768), atol=1e-6)
+    np.testing.assert_allclose(
+        read_audio(tmp_path / f"a{suffix}"), np.clip(waveform, -1, 32767 / 32768), atol=1e-6
+    )
     with pytest.raises(AudioError, match=r"a\.mp3.*\.wav or \.flac"):
         write_audio(tmp_path / "a.mp3", waveform)
 
@@ -158,17 +173,35 @@ def test_round_trip(tmp_path, suffix):
 @given(st.binary(max_size=200), st.integers(0, 40), st.integers(0, 2**32 - 1))
 def test_fuzzed_headers(noise, cut, size):
     valid = wav_bytes(np.arange(20), b"LIST" + struct.pack("<I", 4) + b"abcd", data_bytes=size)
-    for content in (noise, b"RIFF\0\0\0\0WAVE" + noise, b"RF64\0\0\0\0WAVE" + noise, valid[:cut] + noise + valid[cut:]):
+    for content in (
+        noise,
+        b"RIFF\0\0\0\0WAVE" + noise,
+        b"RF64\0\0\0\0WAVE" + noise,
+        valid[:cut] + noise + valid[cut:],
+    ):
         try:
             found = parse_riff(io.BytesIO(content), "a.wav", len(content))
         except AudioError:
             continue
         if found is not None:
-            frame_bytes = {"pcm_u8": 1, "pcm_s16": 2, "pcm_s24": 3}.get(found.format, 4) * found.num_channels
-            assert found.data_offset + found.num_samples * frame_bytes <= max(len(content), found.data_offset)
+            frame_bytes = {"pcm_u8": 1, "pcm_s16": 2, "pcm_s24": 3}.get(
+                found.format, 4
+            ) * found.num_channels
+            assert found.data_offset + found.num_samples * frame_bytes <= max(
+                len(content), found.data_offset
+            )
 
 
-CODINGS = {"m4a": [], "aac": [], "webm": [], "wma": [], "mka": [], "3gp": ["-c:a", "aac"], "mov": [], "caf": []}
+CODINGS = {
+    "m4a": [],
+    "aac": [],
+    "webm": [],
+    "wma": [],
+    "mka": [],
+    "3gp": ["-c:a", "aac"],
+    "mov": [],
+    "caf": [],
+}
 
 
 def encoded(tmp_path, suffix, seconds=2.0):
@@ -179,7 +212,16 @@ def encoded(tmp_path, suffix, seconds=2.0):
     tone = 0.3 * np.sin(np.arange(int(16000 * seconds)) * 2 * np.pi * 440 / 16000)
     write_audio(tmp_path / "tone.wav", tone)
     path = tmp_path / f"tone.{suffix}"
-    command = [ffmpeg, "-nostdin", "-loglevel", "error", "-i", tmp_path / "tone.wav", *CODINGS[suffix], path]
+    command = [
+        ffmpeg,
+        "-nostdin",
+        "-loglevel",
+        "error",
+        "-i",
+        tmp_path / "tone.wav",
+        *CODINGS[suffix],
+        path,
+    ]
     subprocess.run(command, check=True)
     return path
 
@@ -190,8 +232,11 @@ def test_ffmpeg(tmp_path, suffix):
     tone = read_audio(tmp_path / "tone.wav")
     # The format is recognised by the first bytes, not by the name.
     renamed = path.rename(tmp_path / "tone.mp3")
-    found, info = read_audio(renamed), audio_info(renamed)
-    assert len(found) == info.num_samples and abs(len(found) - 32000) < 2500 and info.data_offset < 0
+    found = read_audio(renamed)
+    info = audio_info(renamed)
+    assert (
+        len(found) == info.num_samples and abs(len(found) - 32000) < 2500 and info.data_offset < 0
+    )
     lag = int(np.argmax([np.dot(found[at : at + 20000], tone[:20000]) for at in range(40)]))
     np.testing.assert_allclose(found[lag + 8000 : lag + 20000], tone[8000:20000], atol=0.1)
     np.testing.assert_array_equal(read_audio(renamed, 5000, 700), found[5000:5700])

@@ -1,4 +1,6 @@
-"""Augmentation against plain references: signal-to-noise ratios, convolution, keyed draws, the classic pipeline."""
+"""Augmentation against plain references: signal-to-noise ratios, convolution, keyed draws, the
+classic pipeline.
+"""
 
 import os
 
@@ -10,7 +12,12 @@ from scipy.signal import convolve, fftconvolve
 from speakernet.corpora.pack_inputs import FolderInput
 from speakernet.data.audio import AudioError, write_audio
 from speakernet.data.augment import banks as banks_module
-from speakernet.data.augment.augmenter import Augmenter, mu_law_codec, response_grid, through_microphones
+from speakernet.data.augment.augmenter import (
+    Augmenter,
+    mu_law_codec,
+    response_grid,
+    through_microphones,
+)
 from speakernet.data.augment.banks import (
     BABBLE,
     CLEAN,
@@ -46,7 +53,10 @@ def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("augment")
     for folder in ("noise/free/a", "music/fma/b", "speech/us/c"):
         for number in range(9):
-            write_audio(root / f"musan/{folder}/{number}.wav", 0.1 * random.standard_normal(5000 + 1500 * number))
+            write_audio(
+                root / f"musan/{folder}/{number}.wav",
+                0.1 * random.standard_normal(5000 + 1500 * number),
+            )
     for number, length in enumerate((300, 5000, 20000)):
         response = random.standard_normal(length) * np.exp(-np.arange(length) / 400) * 0.1
         response[40 + number] = 0.9
@@ -55,7 +65,9 @@ def folders(tmp_path_factory):
 
 
 def make(folders, **options):
-    rirs = RirBank(folders[1], 16000, AudioCache(1 << 24), is_aligned=options.get("style") != "classic")
+    rirs = RirBank(
+        folders[1], 16000, AudioCache(1 << 24), is_aligned=options.get("style") != "classic"
+    )
     banks = noise_banks(folders[0], 16000, AudioCache(1 << 24))
     return Augmenter(banks, rirs, AugmentOptions(**options))  # type: ignore[arg-type]
 
@@ -66,8 +78,11 @@ def speech(random, batch=BATCH):
 
 def augment(augmenter, clean, epoch=0):
     drawn = augmenter.draw(np.arange(len(clean)), epoch)
-    # The code for devices is compared with plain references; a test below compares the code for CPUs with it.
-    ingredients = ResidentBanks(augmenter.banks, augmenter.rirs, clean.device).gather(drawn, clean.shape[1])
+    # The code for devices is compared with plain references; a test below compares the code for
+    # CPUs with it.
+    ingredients = ResidentBanks(augmenter.banks, augmenter.rirs, clean.device).gather(
+        drawn, clean.shape[1]
+    )
     return augmenter.apply(clean.clone(), drawn, ingredients), drawn, ingredients
 
 
@@ -86,7 +101,11 @@ def test_ranges_of_draws(folders):
     drawn = make(folders).draw(np.arange(2000), 0)
     for code, (low, high) in ((NOISE, (0, 15)), (MUSIC, (5, 15)), (BABBLE, (13, 20))):
         values = drawn.snr_db[drawn.source_kinds == code]
-        assert values.min() >= low and values.max() <= high and values.max() - values.min() > 0.9 * (high - low)
+        assert (
+            values.min() >= low
+            and values.max() <= high
+            and values.max() - values.min() > 0.9 * (high - low)
+        )
     rows, counts = np.unique(drawn.source_rows[drawn.source_kinds == BABBLE], return_counts=True)
     assert set(counts) == {3, 4, 5, 6, 7}
     for row in rows:
@@ -107,7 +126,9 @@ def test_reverberation(folders, random):
         whole = augmenter.rirs.source.read(augmenter.rirs.names[rir]).astype(np.float64)
         whole /= np.sqrt((whole**2).sum())
         direct = int(np.abs(whole).argmax())
-        expected = convolve(clean[row].double().numpy(), whole[direct:], mode="full", method="direct")[:SAMPLES]
+        expected = convolve(
+            clean[row].double().numpy(), whole[direct:], mode="full", method="direct"
+        )[:SAMPLES]
         assert np.abs(wet[row].numpy() - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
@@ -119,14 +140,19 @@ def test_classic_style(folders, random):
         audio = clean[row].numpy().astype(np.float64)
         expected = audio
         if drawn.kinds[row] == REVERB:
-            response = augmenter.rirs.source.read(augmenter.rirs.names[int(drawn.rirs[row])]).astype(np.float64)
+            response = augmenter.rirs.source.read(
+                augmenter.rirs.names[int(drawn.rirs[row])]
+            ).astype(np.float64)
             expected = fftconvolve(audio, response / np.sqrt((response**2).sum()))[:SAMPLES]
         else:
             clean_db = 10 * np.log10(np.mean(audio**2) + 1e-4)
             for source in np.flatnonzero(drawn.source_rows == row):
                 noise = ingredients.noises[source].numpy().astype(np.float64)
                 noise_db = 10 * np.log10(np.mean(noise**2) + 1e-4)
-                expected = expected + np.sqrt(10 ** ((clean_db - noise_db - drawn.snr_db[source]) / 10)) * noise
+                expected = (
+                    expected
+                    + np.sqrt(10 ** ((clean_db - noise_db - drawn.snr_db[source]) / 10)) * noise
+                )
         np.testing.assert_allclose(result[row].numpy(), expected, rtol=1e-6, atol=2e-5)
 
 
@@ -146,22 +172,34 @@ def test_keyed_draws(folders, random):
 def test_packed_bank(folders, tmp_path, random):
     for folder in folders:
         pack(FolderInput(folder), tmp_path / folder.name)
-    packed, files = make([tmp_path / "musan", tmp_path / "rirs"], categories=list(KINDS[1:])), make(folders)
-    assert clips_into_ram(packed.banks, 0) and all(bank.reader.is_mapped for bank in packed.banks.values())
+    packed = make([tmp_path / "musan", tmp_path / "rirs"], categories=list(KINDS[1:]))
+    files = make(folders)
+    assert clips_into_ram(packed.banks, 0) and all(
+        bank.reader.is_mapped for bank in packed.banks.values()
+    )
     clean = speech(random)
-    torch.testing.assert_close(augment(packed, clean)[0], augment(files, clean)[0], atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        augment(packed, clean)[0], augment(files, clean)[0], atol=1e-6, rtol=0
+    )
 
 
 def test_processes_share_decoded_files(folders, tmp_path, monkeypatch, random):
     monkeypatch.setenv("SPEAKERNET_CACHE", str(tmp_path))
-    alone, clean, decoded, made = make(folders), speech(random), [], []
+    alone = make(folders)
+    clean = speech(random)
+    decoded = []
+    made = []
     assert clips_into_ram(alone.banks, 1 << 30) and not list(tmp_path.glob("tables/*/samples.npy"))
     monkeypatch.setattr(distributed, "local_world_size", lambda: 2)
     read = ClipBank.read_whole
-    monkeypatch.setattr(ClipBank, "read_whole", lambda bank, clip: decoded.append(clip) or read(bank, clip))
+    monkeypatch.setattr(
+        ClipBank, "read_whole", lambda bank, clip: decoded.append(clip) or read(bank, clip)
+    )
     for _ in range(2):
         together = make(folders)
-        assert clips_into_ram(together.banks, 1 << 30) and isinstance(together.rirs.prepared(0).base.base, np.memmap)
+        assert clips_into_ram(together.banks, 1 << 30) and isinstance(
+            together.rirs.prepared(0).base.base, np.memmap
+        )
         # Only the first decodes: nine clips of three kinds.
         assert len(decoded) == 27
         made.append(together)
@@ -197,7 +235,9 @@ def test_telephone_band_and_codec(folders):
     assert 1e-6 < error < 1e-3
     # Full scale is a step of the codec, so no output exceeds it; silence stays silent.
     assert mu_law_codec(torch.zeros(1, 800), 8000).abs().max() == 0
-    assert mu_law_codec(torch.sign(tones[1:2, ::2] + 1e-3), 8000).abs().max() == pytest.approx(1.0, abs=1e-4)
+    assert mu_law_codec(torch.sign(tones[1:2, ::2] + 1e-3), 8000).abs().max() == pytest.approx(
+        1.0, abs=1e-4
+    )
 
 
 def test_layouts_and_broken_files(tmp_path, caplog):
@@ -254,7 +294,13 @@ def test_cpu_code(folders, random, style, in_memory):
 @pytest.mark.parametrize("style", ["ours", "classic"])
 def test_resident_banks(folders, random, style):
     clean = speech(random, 80)
-    augmenter = make(folders, style=style, volume_db=[-6.0, 6.0], codec_probability=0.2, microphone_probability=0.5)
+    augmenter = make(
+        folders,
+        style=style,
+        volume_db=[-6.0, 6.0],
+        codec_probability=0.2,
+        microphone_probability=0.5,
+    )
     expected = augmenter(clean.clone(), epoch=3, rows=np.arange(80))
     augmenter.resident = ResidentBanks(augmenter.banks, augmenter.rirs, torch.device("cpu"))
     made = augmenter(clean.clone(), epoch=3, rows=np.arange(80))
@@ -263,7 +309,9 @@ def test_resident_banks(folders, random, style):
     torch.testing.assert_close(made[~is_coded], expected[~is_coded], atol=1e-5, rtol=1e-4)
     assert ((made - expected).abs() > 1e-4).float().mean() < 1e-3
     clips = 2 * 3 * sum(5000 + 1500 * number for number in range(9))
-    assert bytes_of_banks(augmenter.banks, augmenter.rirs, None) == clips + 4 * (300 + 5000 + 2 * 20000)
+    assert bytes_of_banks(augmenter.banks, augmenter.rirs, None) == clips + 4 * (
+        300 + 5000 + 2 * 20000
+    )
 
 
 def test_babble_of_a_resident_corpus(folders, random):
@@ -275,11 +323,15 @@ def test_babble_of_a_resident_corpus(folders, random):
     clean = speech(random, 60)
     expected = augmenter(clean.clone(), epoch=0, rows=np.arange(60))
     on_device = DeviceAudio(held)
-    augmenter.resident = ResidentBanks(banks, None, torch.device("cpu"), corpus=on_device, corpus_rows=corpus)
+    augmenter.resident = ResidentBanks(
+        banks, None, torch.device("cpu"), corpus=on_device, corpus_rows=corpus
+    )
     made = augmenter(clean.clone(), epoch=0, rows=np.arange(60))
     torch.testing.assert_close(made, expected, atol=1e-5, rtol=1e-4)
     assert not torch.allclose(made, clean)
-    assert bytes_of_banks(banks, None, corpus) == 2 * 2 * sum(5000 + 1500 * number for number in range(9))
+    assert bytes_of_banks(banks, None, corpus) == 2 * 2 * sum(
+        5000 + 1500 * number for number in range(9)
+    )
 
 
 def test_energies_of_crops(random):
@@ -293,16 +345,23 @@ def test_energies_of_crops(random):
 
 def test_rirs(tmp_path, caplog):
     """RIRS_NOISES also has noises, and responses with up to eight channels."""
-    left, right = np.zeros(400, dtype=np.float32), np.zeros(400, dtype=np.float32)
-    left[[10, 60]], right[[30, 90]] = (0.5, 0.2), (0.5, 0.2)
-    for name in ("pointsource_noises/noise-1.wav", "real_rirs_isotropic_noises/RVB2014_type1_noise_a.wav"):
+    left = np.zeros(400, dtype=np.float32)
+    right = np.zeros(400, dtype=np.float32)
+    left[[10, 60]] = (0.5, 0.2)
+    right[[30, 90]] = (0.5, 0.2)
+    for name in (
+        "pointsource_noises/noise-1.wav",
+        "real_rirs_isotropic_noises/RVB2014_type1_noise_a.wav",
+    ):
         write_audio(tmp_path / name, right, 16000)
     response = "real_rirs_isotropic_noises/RVB2014_type1_rir_a.wav"
     write_audio(tmp_path / response, np.stack([left, right], axis=1), 16000)
     rirs = RirBank(tmp_path, 16000, None, is_aligned=True)
     assert list(rirs.names) == [response] and "2 files skipped" in caplog.text
     taken = rirs.prepared(0)[:400]
-    assert np.flatnonzero(taken).tolist() == [0, 50] and taken[50] / taken[0] == pytest.approx(0.4, abs=1e-3)
+    assert np.flatnonzero(taken).tolist() == [0, 50] and taken[50] / taken[0] == pytest.approx(
+        0.4, abs=1e-3
+    )
 
 
 def test_microphone_response(random):
@@ -314,14 +373,23 @@ def test_microphone_response(random):
         speech, torch.from_numpy(responses_db).float(), response_grid(speech, 10, 16000)
     ).double()
     hertz = np.geomspace(60, 8000, 10)
-    # The response at the points, by a sum over samples; half-way between two (in log frequency) it is their mean.
+    # The response at the points, by a sum over samples; half-way between two (in log frequency) it
+    # is their mean.
     turns = np.exp(
-        -2j * np.pi / 16000 * np.outer(np.concatenate([hertz, np.sqrt(hertz[1:] * hertz[:-1])]), np.arange(6000))
+        -2j
+        * np.pi
+        / 16000
+        * np.outer(np.concatenate([hertz, np.sqrt(hertz[1:] * hertz[:-1])]), np.arange(6000))
     )
     found_db = 20 * np.log10(np.abs(heard.numpy() @ turns.T))
-    expected = np.concatenate([responses_db, (responses_db[:, 1:] + responses_db[:, :-1]) / 2], axis=1)
+    expected = np.concatenate(
+        [responses_db, (responses_db[:, 1:] + responses_db[:, :-1]) / 2], axis=1
+    )
     # The lowest points are a few hertz apart, closer than so few samples resolve.
-    assert np.abs(found_db - expected)[:, 3:10].max() < 0.3 and np.abs(found_db - expected)[:, 13:].max() < 0.3
+    assert (
+        np.abs(found_db - expected)[:, 3:10].max() < 0.3
+        and np.abs(found_db - expected)[:, 13:].max() < 0.3
+    )
 
 
 def test_draws_of_microphones(tmp_path):
@@ -333,7 +401,9 @@ def test_draws_of_microphones(tmp_path):
     assert drawn.responses_db[:, [0, -1]].std(axis=0) == pytest.approx([6.0, 6.0], rel=0.06)
     row = int(drawn.microphones[5])
     alone = augmenter.draw(np.array([row]), 0)
-    assert alone.microphones.tolist() == [0] and np.array_equal(alone.responses_db[0], drawn.responses_db[5])
+    assert alone.microphones.tolist() == [0] and np.array_equal(
+        alone.responses_db[0], drawn.responses_db[5]
+    )
     clean = torch.randn(60, 4000, generator=torch.Generator().manual_seed(1))
     made = augmenter(clean.clone(), epoch=0, rows=np.arange(60))
     changed = (made != clean).any(dim=1).numpy()

@@ -23,7 +23,11 @@ MACHINE |= {"trains_on_cpu": False, "batch_bytes": 8 << 20, "free_shared_bytes":
         ({"cores": 16, "processes_on_machine": 8}, 1, "2 cores"),
         ({"num_batches": 3}, 0, "3 batches"),
         ({"is_reading_free": True, "augments_in_workers": False}, 0, "one copy"),
-        ({"is_reading_free": True, "augments_in_workers": False, "changed_share": 2 / 3}, 2, "0.2 ms"),
+        (
+            {"is_reading_free": True, "augments_in_workers": False, "changed_share": 2 / 3},
+            2,
+            "0.2 ms",
+        ),
         ({"trains_on_cpu": True, "cores": 2}, 1, "network"),
         ({"is_spawned": True}, 4, "this platform"),
         ({"free_shared_bytes": 64 << 20}, 2, "--shm-size"),
@@ -37,9 +41,24 @@ def test_num_workers(changes, value, reason):
 
 CHOICES = {
     choose_prefetch: {"num_workers": 2, "batch_bytes": 8 << 20, "free_shared_bytes": 64 << 20},
-    choose_ram_corpus: {"corpus_bytes": 9, "is_compressed": True, "is_packed": False, "budget_bytes": 9},
-    choose_device_resident: {"device_type": "cuda", "corpus_bytes": 9, "is_flat": True, "budget_bytes": 9},
-    choose_device_banks: {"bank_bytes": 9, "budget_bytes": 9, "needs_corpus": False, "is_corpus_there": False},
+    choose_ram_corpus: {
+        "corpus_bytes": 9,
+        "is_compressed": True,
+        "is_packed": False,
+        "budget_bytes": 9,
+    },
+    choose_device_resident: {
+        "device_type": "cuda",
+        "corpus_bytes": 9,
+        "is_flat": True,
+        "budget_bytes": 9,
+    },
+    choose_device_banks: {
+        "bank_bytes": 9,
+        "budget_bytes": 9,
+        "needs_corpus": False,
+        "is_corpus_there": False,
+    },
 }
 
 

@@ -1,4 +1,4 @@
-"""The walk through folders: links, hidden files, what is left out; names in the other Unicode form."""
+"""The walk through folders: links, hidden files, what is left out; the other Unicode form."""
 
 import unicodedata
 
@@ -84,13 +84,20 @@ def test_every_reader_of_folders_follows_links(tmp_path, random):
         write_audio(tmp_path / "store" / kind / "1.wav", 0.1 * random.standard_normal(2000), 16000)
         (tmp_path / "store" / kind / "._1.wav").write_bytes(bytes(50))
         link(tmp_path / "linked" / kind, tmp_path / "store" / kind)
-    assert {kind: len(bank) for kind, bank in noise_banks(tmp_path / "linked", 16000, None).items()} == {
+    assert {
+        kind: len(bank) for kind, bank in noise_banks(tmp_path / "linked", 16000, None).items()
+    } == {
         "noise": 1,
         "music": 1,
     }
-    assert list(RirBank(tmp_path / "linked", 16000, is_aligned=True).names) == ["music/1.wav", "noise/1.wav"]
+    assert list(RirBank(tmp_path / "linked", 16000, is_aligned=True).names) == [
+        "music/1.wav",
+        "noise/1.wav",
+    ]
     _, names = audio_inputs([str(tmp_path / "linked")], 16000)
-    assert list(names) == [str(tmp_path / "linked" / name) for name in ("music/1.wav", "noise/1.wav")]
+    assert list(names) == [
+        str(tmp_path / "linked" / name) for name in ("music/1.wav", "noise/1.wav")
+    ]
 
 
 def test_a_folder_without_recordings_says_what_it_has(tmp_path):
@@ -122,7 +129,9 @@ def test_names_in_the_other_unicode_form(tmp_path, random, in_list, on_disk):
 
 
 def test_lists_of_files_in_the_other_unicode_form(tmp_path, random):
-    write_audio(tmp_path / unicodedata.normalize("NFD", NAME), 0.1 * random.standard_normal(500), 16000)
+    write_audio(
+        tmp_path / unicodedata.normalize("NFD", NAME), 0.1 * random.standard_normal(500), 16000
+    )
     (tmp_path / "list.txt").write_text(f"{NAME}\nanna {NAME}\n", encoding="utf-8")
     _, names = audio_inputs([str(tmp_path / "list.txt")], 16000)
     assert list(names) == [str(tmp_path / unicodedata.normalize("NFD", NAME))]

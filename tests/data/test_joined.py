@@ -1,4 +1,6 @@
-"""Several corpora in one run: shares of a batch by hand, no crop twice, packed beside a folder, resuming, mistakes."""
+"""Several corpora in one run: shares of a batch by hand, no crop twice, packed beside a folder,
+resuming, mistakes.
+"""
 
 import itertools
 import json
@@ -28,7 +30,9 @@ CPU = torch.device("cpu")
 
 
 def sampler_of(kind, sizes, speakers, size, *, weights=None, **options):
-    """A sampler of corpora a, b … with these numbers of utterances and speakers, mixed by weights."""
+    """A sampler of corpora a, b … with these numbers of utterances and speakers, mixed by
+    weights.
+    """
     names = [chr(ord("a") + number) for number in range(len(sizes))]
     given = {
         name: {"train_list": "x", "weight": weight}
@@ -36,10 +40,19 @@ def sampler_of(kind, sizes, speakers, size, *, weights=None, **options):
     }
     data = DataOptions(corpora=given, batch_size=size, **options)
     firsts = np.cumsum([0, *speakers])
-    labels = [first + np.arange(count) % many for first, count, many in zip(firsts, sizes, speakers, strict=False)]
+    labels = [
+        first + np.arange(count) % many
+        for first, count, many in zip(firsts, sizes, speakers, strict=False)
+    ]
     sampler = kind(np.concatenate(labels).astype(np.int32), data, seed=1)
-    speaker_names = [f"{name}/{number}" for name, many in zip(names, speakers, strict=True) for number in range(many)]
-    listed = TrainingList(StringTable.from_strings([]), sampler.labels, StringTable.from_strings(speaker_names), "")
+    speaker_names = [
+        f"{name}/{number}"
+        for name, many in zip(names, speakers, strict=True)
+        for number in range(many)
+    ]
+    listed = TrainingList(
+        StringTable.from_strings([]), sampler.labels, StringTable.from_strings(speaker_names), ""
+    )
     source = JoinedSource({name: SimpleNamespace(is_remote=False) for name in names}, {}, data)
     source.order(sampler, listed, None, 1)
     return sampler, source, listed
@@ -59,13 +72,16 @@ def sampler_of(kind, sizes, speakers, size, *, weights=None, **options):
 def test_shares_of_a_batch(options, parts):
     sampler, source, listed = sampler_of(ShuffledSampler, [900, 100], [30, 10], 20, **options)
     plans = [sampler.epoch(number) for number in (0, 0, 1)]
-    assert np.array_equal(plans[0].rows, plans[1].rows) and not np.array_equal(plans[0].rows, plans[2].rows)
+    assert np.array_equal(plans[0].rows, plans[1].rows) and not np.array_equal(
+        plans[0].rows, plans[2].rows
+    )
     for plan in plans[1:]:
         assert len(plan) == 50 and len(np.unique(plan.rows)) == len(plan.rows) == 1000
         is_second = plan.rows % 1000 >= 900
         assert is_second.reshape(50, 20).sum(1).tolist() == 50 * parts[1:]
         assert plan.drawn == {"a": 50 * parts[0], "b": 50 * parts[1]}
-        # A corpus drawn more often than it has utterances repeats each of them equally often, or once more.
+        # A corpus drawn more often than it has utterances repeats each of them equally often, or
+        # once more.
         times = np.bincount(plan.rows % 1000, minlength=1000)
         assert {*times[900:]} <= {50 * parts[1] // 100, -(-50 * parts[1] // 100)}
         for rank in range(2):
@@ -78,7 +94,9 @@ def test_shares_of_a_batch(options, parts):
 
 @pytest.mark.parametrize("weights", [[1, 1], [1, 3]])
 def test_groups(weights):
-    sampler, *_ = sampler_of(BalancedSampler, [600, 90], [60, 9], 8, weights=weights, utterances_per_speaker=2)
+    sampler, *_ = sampler_of(
+        BalancedSampler, [600, 90], [60, 9], 8, weights=weights, utterances_per_speaker=2
+    )
     plan = sampler.epoch(0)
     speakers = sampler.labels[plan.rows % 690].reshape(-1, 8, 2)
     assert len(speakers) > 35 and (speakers[:, :, 0] == speakers[:, :, 1]).all()
@@ -90,8 +108,14 @@ def test_groups(weights):
     ("changes", "message"),
     [
         ({"sizes": [900, 1]}, r"b gets 0 of the 20 items in a batch \(it has 1 usable"),
-        ({"sizes": [900, 0], "weights": [1, 1]}, r"b gets 10 of the 20 items in a batch \(it has 0 usable"),
-        ({"sizes": [900, 4], "weights": [1, 1]}, "b gets 10 of the 20 items in a batch, but the training list has 4"),
+        (
+            {"sizes": [900, 0], "weights": [1, 1]},
+            r"b gets 10 of the 20 items in a batch \(it has 0 usable",
+        ),
+        (
+            {"sizes": [900, 4], "weights": [1, 1]},
+            "b gets 10 of the 20 items in a batch, but the training list has 4",
+        ),
     ],
 )
 def test_corpora_too_small_for_a_batch(changes, message):
@@ -103,7 +127,10 @@ def test_corpora_too_small_for_a_batch(changes, message):
 def corpora(tiny_corpus, tmp_path_factory):
     """The same corpus as a folder, packed, and in shards at an address; with the same names."""
     folder = tmp_path_factory.mktemp("corpora")
-    pack(FolderInput(tiny_corpus, read_training_list(tiny_corpus / "train_list.txt").paths), folder / "packed")
+    pack(
+        FolderInput(tiny_corpus, read_training_list(tiny_corpus / "train_list.txt").paths),
+        folder / "packed",
+    )
     lists = ["--list", str(tiny_corpus / "train_list.txt"), "--shards", "3"]
     assert main(["pack", f"file://{folder}/store", "--source", str(tiny_corpus), *lists]) == 0
     return folder
@@ -121,7 +148,10 @@ def options_of(tiny_corpus, corpora, where="packed", **more):
         "other": str(corpora / where) if where == "packed" else f"file://{corpora}/{where}",
     }
     weights = {"files": 1, "other": 3}
-    given = {name: {"train_list": listed, "train_path": paths[name], "weight": weights[name]} for name in paths}
+    given = {
+        name: {"train_list": listed, "train_path": paths[name], "weight": weights[name]}
+        for name in paths
+    }
     return {"corpora": given, "crop_frames": 50, "batch_size": 4, "num_workers": 0} | more
 
 
@@ -134,22 +164,41 @@ def loader_of(options):
 def test_folder_beside_a_packed_corpus(tiny_corpus, corpora, where):
     straight = list(made := loader_of(options_of(tiny_corpus, corpora, where)))
     alone = loader_of(
-        {**options_of(tiny_corpus, corpora), "corpora": {}, "train_list": str(tiny_corpus / "train_list.txt")}
+        {
+            **options_of(tiny_corpus, corpora),
+            "corpora": {},
+            "train_list": str(tiny_corpus / "train_list.txt"),
+        }
     )
-    half, count = alone.num_classes, len(alone.training)
+    half = alone.num_classes
+    count = len(alone.training)
     assert made.num_classes == 2 * half and len(made.training) == 2 * count
     crops = Counter()
     for batch in straight:
-        assert (batch.indices >= count).sum() == 3 and ((batch.labels >= half) == (batch.indices >= count)).all()
-        crops.update(zip(batch.indices.tolist(), batch.waveforms[:, :100].numpy().tobytes()[::400], strict=True))
+        assert (batch.indices >= count).sum() == 3 and (
+            (batch.labels >= half) == (batch.indices >= count)
+        ).all()
+        crops.update(
+            zip(
+                batch.indices.tolist(),
+                batch.waveforms[:, :100].numpy().tobytes()[::400],
+                strict=True,
+            )
+        )
         for row, label, crop in zip(
             batch.indices.tolist(), batch.labels.tolist(), batch.waveforms.numpy(), strict=True
         ):
-            whole = alone.maker.reader.read_row(row % count, 0, found := np.zeros(80_000, np.float32))
+            whole = alone.maker.reader.read_row(
+                row % count, 0, found := np.zeros(80_000, np.float32)
+            )
             places = np.flatnonzero(found[:whole] == crop[0])
             assert any(np.array_equal(found[at : at + 100], crop[:100]) for at in places.tolist())
             assert label % half == alone.training.labels[row % count]
-    begun = list(itertools.islice(first := loader_of(options_of(tiny_corpus, corpora, where, num_workers=2)), 3))
+    begun = list(
+        itertools.islice(
+            first := loader_of(options_of(tiny_corpus, corpora, where, num_workers=2)), 3
+        )
+    )
     state = first.state_dict()
     first.close()
     resumed = loader_of(options_of(tiny_corpus, corpora, where))
@@ -168,7 +217,12 @@ def test_folder_beside_a_packed_corpus(tiny_corpus, corpora, where):
 def test_report(tiny_corpus, corpora, tmp_path, caplog):
     caplog.set_level("INFO")
     changes = {
-        "data": {**options_of(tiny_corpus, corpora), "validation_speakers": 2, "train_list": "", "train_path": ""}
+        "data": {
+            **options_of(tiny_corpus, corpora),
+            "validation_speakers": 2,
+            "train_list": "",
+            "train_path": "",
+        }
     }
     changes["training"] = {"max_epochs": 2, "test_interval": 2}
     changes["evaluation"] = {"subtract_mean": True, "score_norm": "as"}
@@ -179,7 +233,11 @@ def test_report(tiny_corpus, corpora, tmp_path, caplog):
     assert len(drawn) == 2 and all(one["other"] == 3 * one["files"] > 0 for one in drawn)
     assert "per batch" in caplog.text
     page = (run / "report.html").read_text()
-    assert f"{drawn[0]['other'] + drawn[1]['other']:,}" in page and "75.0 %" in page and "files + other" in page
+    assert (
+        f"{drawn[0]['other'] + drawn[1]['other']:,}" in page
+        and "75.0 %" in page
+        and "files + other" in page
+    )
 
 
 MISTAKES = {
@@ -192,7 +250,9 @@ MISTAKES = {
     "{a: {train_list: LIST, train_path: /nowhere}}": "/nowhere",
     "{a/b: {train_list: LIST}}": "letters, digits",
     "{a: {train_list: LIST, wieght: 2}}": "did you mean 'weight'",
-    "{a: {train_list: LIST, weight: 1}, b: {train_list: LIST, train_path: COPY, weight: 0.001}}": "b gets 0 of",
+    "{a: {train_list: LIST, weight: 1}, b: {train_list: LIST, train_path: COPY, weight: 0.001}}": (
+        "b gets 0 of"
+    ),
 }
 
 
@@ -200,7 +260,9 @@ MISTAKES = {
 def test_mistakes(given, tiny_corpus, tmp_path, capsys):
     unset = [] if given == "beside" else ["--train_list", "", "--train_path", ""]
     text = "{a: {train_list: LIST}}" if given == "beside" else given
-    text = text.replace("LIST", str(tiny_corpus / "train_list.txt")).replace("TRIALS", str(tiny_corpus / "trials.txt"))
+    text = text.replace("LIST", str(tiny_corpus / "train_list.txt")).replace(
+        "TRIALS", str(tiny_corpus / "trials.txt")
+    )
     if "COPY" in text:
         shutil.copytree(tiny_corpus, tmp_path / "copy")
     text = text.replace("COPY", str(tmp_path / "copy"))
@@ -217,9 +279,16 @@ def test_recordings_in_two_corpora(tiny_corpus, tmp_path):
     (tmp_path / "part.txt").write_text("".join(lines[3:5]).replace(" ", " ./", 1))
     shutil.copytree(tiny_corpus, tmp_path / "copy")
     (tmp_path / "link").symlink_to(tiny_corpus)
-    listed, part = (read_training_list(path) for path in (tiny_corpus / "train_list.txt", tmp_path / "part.txt"))
+    listed, part = (
+        read_training_list(path) for path in (tiny_corpus / "train_list.txt", tmp_path / "part.txt")
+    )
     data = DataOptions(corpora={name: {"train_list": "x"} for name in "ab"})
     with pytest.raises(ListError, match=r"a and b share 2 recordings .*part\.txt"):
-        join({"a": (listed, open_source(tiny_corpus)), "b": (part, open_source(tmp_path / "link"))}, data)
-    joined, _ = join({"a": (listed, open_source(tiny_corpus)), "b": (part, open_source(tmp_path / "copy"))}, data)
+        join(
+            {"a": (listed, open_source(tiny_corpus)), "b": (part, open_source(tmp_path / "link"))},
+            data,
+        )
+    joined, _ = join(
+        {"a": (listed, open_source(tiny_corpus)), "b": (part, open_source(tmp_path / "copy"))}, data
+    )
     assert len(joined) == len(listed) + 2

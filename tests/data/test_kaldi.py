@@ -13,9 +13,12 @@ IDS = [f"spk{row // 3}-utt{row}" for row in range(9)]
 
 @pytest.fixture()
 def kaldi(tmp_path, random, monkeypatch):
-    """Nine utterances; the path of every third is relative to the working directory, one name has a space."""
+    """Nine utterances; the path of every third is relative to the working directory, one name has a
+    space.
+    """
     monkeypatch.chdir(tmp_path)
-    folder, audio = tmp_path / "data" / "train", tmp_path / "audio"
+    folder = tmp_path / "data" / "train"
+    audio = tmp_path / "audio"
     folder.mkdir(parents=True)
     rows = []
     for row, name in enumerate(IDS):
@@ -23,7 +26,9 @@ def kaldi(tmp_path, random, monkeypatch):
         write_audio(path, 0.1 * random.standard_normal(2000 + 100 * row))
         rows.append(f"{name} {path.relative_to(tmp_path) if row % 3 == 0 else path}\n")
     (folder / "wav.scp").write_text("".join(rows))
-    (folder / "utt2spk").write_text("".join(f"{name} {name.split('-')[0]}\n" for name in reversed(IDS)))
+    (folder / "utt2spk").write_text(
+        "".join(f"{name} {name.split('-')[0]}\n" for name in reversed(IDS))
+    )
     return folder
 
 
@@ -59,7 +64,10 @@ def test_audio(kaldi, tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("b sph2pipe -f wav b.sph |", r"wav\.scp, line 2: 'sph2pipe -f wav b\.sph \|' is a command"),
+        (
+            "b sph2pipe -f wav b.sph |",
+            r"wav\.scp, line 2: 'sph2pipe -f wav b\.sph \|' is a command",
+        ),
         ("b corpus.ark:1234", r"line 2: 'corpus\.ark:1234' is a place in a Kaldi archive"),
         ("b", r"line 2: found 'b'; expected 'utterance file'"),
         ("a other.wav", r"wav\.scp: 'a' appears twice"),
@@ -73,7 +81,9 @@ def test_bad_wav_scp(tmp_path, row, message):
 
 def test_other_mistakes(kaldi, tmp_path):
     (kaldi / "utt2spk").write_text("a spk 1\n")
-    with pytest.raises(ListError, match=r"utt2spk, line 1: found 'a spk 1'; expected 'utterance speaker'"):
+    with pytest.raises(
+        ListError, match=r"utt2spk, line 1: found 'a spk 1'; expected 'utterance speaker'"
+    ):
         read_training_list(kaldi)
     (kaldi / "utt2spk").write_text("\nlonely\nb spk1\n")
     found = read_training_list(kaldi, malformed := [])

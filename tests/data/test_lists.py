@@ -23,7 +23,9 @@ def write(folder, content):
 
 
 def test_training_list(tmp_path):
-    path = write(tmp_path, "\ufeffbea  b/1 with space.wav \r\n\n  al\ta/1.wav\nbea b/2.wav\ncé c/é.wav")
+    path = write(
+        tmp_path, "\ufeffbea  b/1 with space.wav \r\n\n  al\ta/1.wav\nbea b/2.wav\ncé c/é.wav"
+    )
     found = read_training_list(path)
     assert list(found.paths) == ["b/1 with space.wav", "a/1.wav", "b/2.wav", "c/é.wav"]
     assert list(found.speakers) == ["al", "bea", "cé"]
@@ -39,7 +41,10 @@ def test_training_list(tmp_path):
         (b"a 1.wav\nb \x00.wav\n", "line 2: not text"),
         (b"RIFF\x24\x00\x00\x00WAVE\n", "is not a text file"),
         ("x" * 300 + " a.wav\n", "speaker name of 300 bytes"),
-        ('{"key": "u", "wav": "a.wav", "spk": "a"}\n', r"wespeaker's raw\.list; .*pack .*--source raw\.list"),
+        (
+            '{"key": "u", "wav": "a.wav", "spk": "a"}\n',
+            r"wespeaker's raw\.list; .*pack .*--source raw\.list",
+        ),
         ('{"audio_filepath": "a.wav", "label": "a"}\n', r"NeMo's.*--csv"),
         ('{\n "u": {"wav": "a.wav", "spk_id": "a"}\n}\n', r"SpeechBrain's.*--csv"),
         ("ID,duration,wav,start,stop,spk_id\nu,1.0,a.wav,0,1,a\n", r"headings.*--csv"),
@@ -62,7 +67,11 @@ def test_malformed_rows_are_collected(tmp_path):
 def test_forms_of_trials(tmp_path):
     found = read_trials(write(tmp_path, "1 a b\n0 a c\n\n0 c b\n"))
     assert list(found.names) == ["a", "b", "c"] and found.labels is not None
-    assert (found.enrol.tolist(), found.test.tolist(), found.labels.tolist()) == ([0, 0, 2], [1, 2, 1], [1, 0, 0])
+    assert (found.enrol.tolist(), found.test.tolist(), found.labels.tolist()) == (
+        [0, 0, 2],
+        [1, 2, 1],
+        [1, 0, 0],
+    )
     kaldi = read_trials(write(tmp_path, "a b target\na c nontarget\n"))
     assert kaldi.labels is not None and kaldi.labels.tolist() == [1, 0]
     pairs = read_trials(write(tmp_path, "a b\nb c\n"))
@@ -100,7 +109,9 @@ def test_round_trip(tmp_path):
     pairs = [("b", "b/1 x.wav"), ("a", "a/1.wav")]
     write_training_list(tmp_path / "train.txt", pairs)
     found = read_training_list(tmp_path / "train.txt")
-    assert [(found.speakers[label], path) for label, path in zip(found.labels, found.paths, strict=True)] == pairs
+    assert [
+        (found.speakers[label], path) for label, path in zip(found.labels, found.paths, strict=True)
+    ] == pairs
     rows = [(1, "a x", "b"), (0, "b", "c")]
     write_trials(tmp_path / "trials.txt", rows)
     trials = read_trials(tmp_path / "trials.txt")
@@ -120,7 +131,9 @@ def test_round_trip(tmp_path):
 def test_names_in_one_form():
     plain = StringTable.from_strings(["a/1.wav", "a/b./1.wav"])
     assert normal_names(plain) == plain and len(repeated_rows(plain)) == 0
-    names = StringTable.from_strings(["é/1.wav", "./é//1.wav", "e\u0301/1.wav", "/a.wav", "a.wav", "a/../a.wav"])
+    names = StringTable.from_strings(
+        ["é/1.wav", "./é//1.wav", "e\u0301/1.wav", "/a.wav", "a.wav", "a/../a.wav"]
+    )
     assert list(normal_names(names)) == [*["é/1.wav"] * 3, "/a.wav", "a.wav", "a/../a.wav"]
     assert repeated_rows(names).tolist() == [1, 2]
 
@@ -137,7 +150,12 @@ def test_string_table():
 
 def test_malformed_trials(tmp_path):
     for form, (yes, no) in {"{2} {0} {1}": "10", "{0} {1} {2}": ("target", "nontarget")}.items():
-        rows = ["nothing here at all", form.format("a", "b", yes), "a b", form.format("b", "c", "2")]
+        rows = [
+            "nothing here at all",
+            form.format("a", "b", yes),
+            "a b",
+            form.format("b", "c", "2"),
+        ]
         rows += [form.format("b", "c", no), "a", ""]
         notes = []
         trials = read_trials(write(tmp_path, "\n".join(rows)), notes)
@@ -151,7 +169,9 @@ def test_cache_of_a_long_list(tmp_path, monkeypatch):
     path = tmp_path / "list.txt"
     for text in ("b b/1.wav\na a/1 1.wav\nb b/2.wav\n", "c c/1.wav\n"):
         path.write_text(text)
-        plain, kept, again = read_training_list(path), mapped_training_list(path), mapped_training_list(path)
+        plain = read_training_list(path)
+        kept = mapped_training_list(path)
+        again = mapped_training_list(path)
         for other in (kept, again):
             assert other.paths == plain.paths and other.speakers == plain.speakers
             assert other.labels.tolist() == plain.labels.tolist() and other.sha256 == plain.sha256

@@ -1,4 +1,6 @@
-"""The training loader: workers, ranks, resuming, bad files, speeds; the same batches from RAM and GPU memory."""
+"""The training loader: workers, ranks, resuming, bad files, speeds; the same batches from RAM and
+GPU memory.
+"""
 
 import contextlib
 import functools
@@ -30,7 +32,9 @@ CPU = torch.device("cpu")
 def disturbances(tmp_path_factory):
     root = tmp_path_factory.mktemp("disturbances")
     random = np.random.default_rng(3)
-    for name in (f"{kind}/x/{number}.wav" for kind in ("noise", "music", "speech") for number in range(3)):
+    for name in (
+        f"{kind}/x/{number}.wav" for kind in ("noise", "music", "speech") for number in range(3)
+    ):
         write_audio(root / "musan" / name, 0.1 * random.standard_normal(9000))
     for number in range(2):
         response = random.standard_normal(2000) * np.exp(-np.arange(2000) / 300)
@@ -41,13 +45,21 @@ def disturbances(tmp_path_factory):
 def config_of(corpus, disturbances=None, **changes):
     """The tiny corpus in small batches; in `changes`, __ stands for the dot of an option's name."""
     sections: dict[str, dict[str, object]] = {
-        "data": {"train_list": str(corpus / "train_list.txt"), "crop_frames": 50, "batch_size": 8, "num_workers": 0},
+        "data": {
+            "train_list": str(corpus / "train_list.txt"),
+            "crop_frames": 50,
+            "batch_size": 8,
+            "num_workers": 0,
+        },
         "loss": {"name": "softmax"},
         "augment": {"enabled": disturbances is not None},
         "runtime": {},
     }
     if disturbances:
-        sections["augment"] |= {"noise_path": f"{disturbances}/musan", "rir_path": f"{disturbances}/rirs"}
+        sections["augment"] |= {
+            "noise_path": f"{disturbances}/musan",
+            "rir_path": f"{disturbances}/rirs",
+        }
     for key, value in changes.items():
         section, field = key.split("__")
         sections[section][field] = value
@@ -76,11 +88,17 @@ def test_crops(tiny_corpus):
     batches = epoch(made)
     assert len(made) == len(batches) == 4 and made.num_classes == 8
     for batch in batches:
-        assert batch.waveforms.shape == (8, 50 * 160 + 240) and batch.waveforms.dtype == torch.float32
-        for waveform, label, name in zip(batch.waveforms, batch.labels, made.file_names(batch.indices), strict=True):
+        assert (
+            batch.waveforms.shape == (8, 50 * 160 + 240) and batch.waveforms.dtype == torch.float32
+        )
+        for waveform, label, name in zip(
+            batch.waveforms, batch.labels, made.file_names(batch.indices), strict=True
+        ):
             assert name.startswith(f"spk{int(label):02d}/")
             whole = read_audio(tiny_corpus / name)
-            place = np.flatnonzero(np.isclose(whole[: len(whole) - 8239], float(waveform[0]), atol=1e-7))
+            place = np.flatnonzero(
+                np.isclose(whole[: len(whole) - 8239], float(waveform[0]), atol=1e-7)
+            )
             assert any(np.allclose(whole[p : p + 8240], waveform.numpy(), atol=1e-6) for p in place)
 
 
@@ -108,8 +126,13 @@ def packed(tiny_corpus, tmp_path_factory):
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_packed_corpus(tiny_corpus, packed, num_workers):
     # Some utterances are shorter than a crop and are repeated.
-    options = {"data__crop_frames": 120, "data__num_workers": num_workers, "data__device_resident": "off"}
-    files, made = loader(tiny_corpus, **options), loader(tiny_corpus, data__train_path=packed, **options)
+    options = {
+        "data__crop_frames": 120,
+        "data__num_workers": num_workers,
+        "data__device_resident": "off",
+    }
+    files = loader(tiny_corpus, **options)
+    made = loader(tiny_corpus, data__train_path=packed, **options)
     for one, other in zip(epoch(files, 1), epoch(made, 1), strict=True):
         assert torch.equal(one.waveforms, other.waveforms) and torch.equal(one.labels, other.labels)
     files.close()
@@ -124,7 +147,9 @@ def test_noise_and_rirs_take_precedence(tiny_corpus, disturbances, monkeypatch):
     given = inputs.training
     reader = load_into_ram(given.source, given.rows.paths, given.table)
     augmenter = build_augmenter(config, reader, given.table, np.arange(len(given.rows)))
-    both = bytes_of_banks(augmenter.banks, augmenter.rirs, reader) + 2 * int(given.table.num_samples.sum())
+    both = bytes_of_banks(augmenter.banks, augmenter.rirs, reader) + 2 * int(
+        given.table.num_samples.sum()
+    )
     for allowed, is_there in ((both, True), (both - 1, False)):
         asked = replaced(config, data={"device_gigabytes": allowed / (1 << 30)})
         found = choose_placement(asked, reader, inputs, augmenter)
@@ -136,7 +161,9 @@ def test_noise_and_rirs_take_precedence(tiny_corpus, disturbances, monkeypatch):
 
 @pytest.mark.slow
 def test_spawned_workers(tiny_corpus, disturbances):
-    made = loader(tiny_corpus, disturbances, "spawn", data__num_workers=1, data__on_bad_audio="skip")
+    made = loader(
+        tiny_corpus, disturbances, "spawn", data__num_workers=1, data__on_bad_audio="skip"
+    )
     assert_same(epoch(loader(tiny_corpus, disturbances)), epoch(made))
     made.close()
 
@@ -167,8 +194,15 @@ def test_ram_and_resident_corpora(tiny_corpus, disturbances):
 
 @pytest.mark.parametrize("factors", [[0.9, 1.0, 1.1], [0.9]])
 def test_speeds_of_a_resident_corpus(tiny_corpus, disturbances, factors):
-    options = {"data__ram_corpus": "on", "augment__speed_factors": factors, "augment__telephone_probability": 0.3}
-    host, resident = (loader(tiny_corpus, disturbances, **options, data__device_resident=one) for one in ("off", "on"))
+    options = {
+        "data__ram_corpus": "on",
+        "augment__speed_factors": factors,
+        "augment__telephone_probability": 0.3,
+    }
+    host, resident = (
+        loader(tiny_corpus, disturbances, **options, data__device_resident=one)
+        for one in ("off", "on")
+    )
     assert isinstance(resident.maker, ResidentMaker) and resident.augmenter.resident is not None
     for number in (0, 1):
         for one, other in zip(epoch(host, number), epoch(resident, number), strict=True):
@@ -178,31 +212,49 @@ def test_speeds_of_a_resident_corpus(tiny_corpus, disturbances, factors):
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_speeds_after_the_transfer(tiny_corpus, num_workers):
-    """As on a GPU without memory for the corpus: crops are transferred as int16, at the length their speed needs."""
-    options = {"augment__enabled": True, "augment__speed_factors": [0.9, 1.0, 1.1], "augment__volume_db": [-1.0, 1.0]}
-    here, there = loader(tiny_corpus, **options), loader(tiny_corpus, **options)
+    """As on a GPU without memory for the corpus: crops are transferred as int16, at the length
+    their speed needs.
+    """
+    options = {
+        "augment__enabled": True,
+        "augment__speed_factors": [0.9, 1.0, 1.1],
+        "augment__volume_db": [-1.0, 1.0],
+    }
+    here = loader(tiny_corpus, **options)
+    there = loader(tiny_corpus, **options)
     there.augmenter = there.maker.augmenter
     raw = BatchMaker(there.maker.reader, there.maker.lengths, seed=there.maker.seed, speeds=there.maker.speeds,
                      dtype=np.int16, changes_speed=False)  # fmt: skip
-    there.options = there.options.model_copy(update={"num_workers": num_workers, "prefetch_factor": 1})
+    there.options = there.options.model_copy(
+        update={"num_workers": num_workers, "prefetch_factor": 1}
+    )
     there.maker = Workers(raw, there.options) if num_workers else raw
-    labels, speakers = [], []
+    labels = []
+    speakers = []
     for one, other in zip(epoch(here), epoch(there), strict=True):
         torch.testing.assert_close(one.waveforms, other.waveforms, atol=1e-5, rtol=1e-4)
         assert torch.equal(one.labels, other.labels)
         labels += one.labels.tolist()
         speakers += [int(name[3:5]) for name in here.file_names(one.indices)]
     # A speaker at a different speed is a different class.
-    assert here.num_classes == 24 and max(labels) >= 16 and [label % 8 for label in labels] == speakers
+    assert (
+        here.num_classes == 24 and max(labels) >= 16 and [label % 8 for label in labels] == speakers
+    )
     there.close()
 
 
 def test_slot_reuse_waits_for_its_copy(tiny_corpus, monkeypatch):
-    """A GPU copies from the ring while the host continues; one of two spare slots may still be in use."""
-    made, done, before = loader(tiny_corpus), [], []
+    """A GPU copies from the ring while the host continues; one of two spare slots may still be in
+    use.
+    """
+    made = loader(tiny_corpus)
+    done = []
+    before = []
 
     def moved(crops):
-        made._copies.append(SimpleNamespace(synchronize=functools.partial(done.append, len(before) - 1)))
+        made._copies.append(
+            SimpleNamespace(synchronize=functools.partial(done.append, len(before) - 1))
+        )
         return crops
 
     def run(requests):
@@ -257,7 +309,9 @@ def trusted_lookup(monkeypatch):
 def test_bad_files(root, num_workers):
     """Fewer than are reported at once; like training, the test reads exactly one epoch."""
     strict, lenient, failing = (
-        loader(root, data__num_workers=num_workers, data__on_bad_audio=kind, data__max_bad_share=share)
+        loader(
+            root, data__num_workers=num_workers, data__on_bad_audio=kind, data__max_bad_share=share
+        )
         for kind, share in (("skip", 0.05), ("skip", 0.1), ("error", 0.1))
     )
     spoil(root)
@@ -267,14 +321,21 @@ def test_bad_files(root, num_workers):
     rows = torch.cat([next(batches).indices for _ in range(len(lenient))])
     names = lenient.file_names(rows)
     assert not {"spk00/utt1.wav", "spk01/utt1.wav"} & set(names)
-    assert sum(name.startswith("spk00/") for name in names) == 4 and lenient.epoch_report()["bad_utterances"] == 2
+    assert (
+        sum(name.startswith("spk00/") for name in names) == 4
+        and lenient.epoch_report()["bad_utterances"] == 2
+    )
     batches = iter(strict)
-    with pytest.raises(AudioError, match=r"2 of 32 utterances could not be read.*max_bad_share \(0.05\)"):
+    with pytest.raises(
+        AudioError, match=r"2 of 32 utterances could not be read.*max_bad_share \(0.05\)"
+    ):
         for _ in range(len(strict)):
             next(batches)
     strict.close()
     # Resuming does not get around the limit.
-    resumed = loader(root, data__num_workers=num_workers, data__on_bad_audio="skip", data__max_bad_share=0.05)
+    resumed = loader(
+        root, data__num_workers=num_workers, data__on_bad_audio="skip", data__max_bad_share=0.05
+    )
     resumed.load_state_dict(strict.state_dict())
     with pytest.raises(AudioError, match="2 of 32 utterances"):
         list(resumed)
@@ -284,7 +345,9 @@ def test_bad_files(root, num_workers):
 
 @pytest.mark.usefixtures("trusted_lookup")
 def test_bad_files_of_a_resident_corpus(root):
-    """Files damaged between the reading of headers and of samples are replaced, as in the RAM corpus."""
+    """Files damaged between the reading of headers and of samples are replaced, as in the RAM
+    corpus.
+    """
     made = []
     loader(root)  # reads the headers
     spoil(root)
@@ -305,7 +368,9 @@ def test_resident_row_shorter_than_its_header():
     """A truncated FLAC file: the header declared five times as many samples as were decoded."""
     random = np.random.default_rng(0)
     held = torch.from_numpy(random.integers(1, 1000, 10000).astype(np.int16))
-    starts, lengths, promised = np.array([0, 5000]), np.array([1000, 4000]), np.array([5000, 5000])
+    starts = np.array([0, 5000])
+    lengths = np.array([1000, 4000])
+    promised = np.array([5000, 5000])
     reader = RamRows(held, starts, lengths, {})
     request = BatchRequest(0, np.array([0, 1] * 8), np.zeros(16, np.int64), 600)
     for at in range(4):
@@ -331,7 +396,9 @@ class FakeStream:
 
 
 def test_batch_is_yielded_before_the_next_wait(monkeypatch):
-    training, made, kept = FakeStream(), [], []
+    training = FakeStream()
+    made = []
+    kept = []
     monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: training)
@@ -344,5 +411,7 @@ def test_batch_is_yielded_before_the_next_wait(monkeypatch):
 
     for batch, _ in _one_ahead(batches(), torch.device("cuda")):
         assert made == list(range(batch.number + 1))
-        assert len(training.waited) == batch.number + 1 and kept == [training] * 2 * (batch.number + 1)
+        assert len(training.waited) == batch.number + 1 and kept == [training] * 2 * (
+            batch.number + 1
+        )
     assert len(made) == 3

@@ -9,7 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.signal import resample_poly
 
-from speakernet.data.batches import change_speed, change_speeds, most_samples_to_read, samples_to_read
+from speakernet.data.batches import (
+    change_speed,
+    change_speeds,
+    most_samples_to_read,
+    samples_to_read,
+)
 from speakernet.data.on_device import DeviceAudio
 
 CPU = torch.device("cpu")
@@ -28,17 +33,23 @@ def test_crops(sizes, num_samples, seed):
     firsts = np.cumsum(lengths) - lengths
     rows = random.integers(0, len(sizes), 9)
     starts = (random.random(9) * np.maximum(lengths[rows] - num_samples + 1, 1)).astype(np.int64)
-    crops = DeviceAudio(torch.from_numpy(audio)).crops(firsts[rows], starts, lengths[rows], num_samples)
+    crops = DeviceAudio(torch.from_numpy(audio)).crops(
+        firsts[rows], starts, lengths[rows], num_samples
+    )
     for crop, row, start in zip(crops, rows, starts, strict=True):
         own = audio[firsts[row] : firsts[row] + lengths[row]]
         assert crop.tolist() == [int(own[(start + k) % len(own)]) for k in range(num_samples)]
 
 
-@pytest.mark.parametrize("factor", [Fraction(9, 10), Fraction(11, 10), Fraction(1, 2), Fraction(2), Fraction(19, 20)])
+@pytest.mark.parametrize(
+    "factor", [Fraction(9, 10), Fraction(11, 10), Fraction(1, 2), Fraction(2), Fraction(19, 20)]
+)
 def test_speeds(factor, random):
     num_samples = 3001
     crops = random.standard_normal((3, samples_to_read(factor, num_samples))).astype(np.float32)
-    expected = resample_poly(crops.astype(np.float64), factor.denominator, factor.numerator, axis=1)[:, :num_samples]
+    expected = resample_poly(
+        crops.astype(np.float64), factor.denominator, factor.numerator, axis=1
+    )[:, :num_samples]
     made = change_speed(torch.from_numpy(crops), factor, num_samples)
     assert made.shape == (3, num_samples)
     np.testing.assert_allclose(made.numpy(), expected, atol=2e-6, rtol=1e-5)
@@ -52,6 +63,8 @@ def test_speeds_by_row(random):
     made = change_speeds(crops, speeds, factors, 500)
     for row, speed in enumerate(speeds):
         alone = crops[row : row + 1, : samples_to_read(factors[speed], 500)]
-        torch.testing.assert_close(made[row], change_speed(alone, factors[speed], 500)[0], atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(
+            made[row], change_speed(alone, factors[speed], 500)[0], atol=1e-6, rtol=1e-5
+        )
     plain = change_speeds(crops, np.zeros(7, dtype=np.int64), factors, 500)
     assert torch.equal(plain, crops[:, :500])

@@ -23,7 +23,9 @@ NAMES = ["a/plain.wav", "a/b c.flac", "ü/stereo.wav", "short.wav", "wide.wav"]
 
 @pytest.fixture()
 def folder(tmp_path, random):
-    """A plain WAV, FLAC with a space in its name, stereo at 8 kHz, one shorter than any crop, 24 bits."""
+    """A plain WAV, FLAC with a space in its name, stereo at 8 kHz, one shorter than any crop, 24
+    bits.
+    """
     root = tmp_path / "audio"
     (root / NAMES[2]).parent.mkdir(parents=True)
     write_audio(root / NAMES[0], 0.1 * random.standard_normal(8000))
@@ -41,12 +43,15 @@ def corpus(folder, tmp_path):
 
 
 def test_utterances(folder, corpus):
-    files, packed = FolderSource(folder, keep_lookup=False), open_source(corpus)
+    files = FolderSource(folder, keep_lookup=False)
+    packed = open_source(corpus)
     assert isinstance(packed, PackedSource) and len(packed) == len(NAMES)
     for name in NAMES:
         np.testing.assert_allclose(packed.read(name), files.read(name), atol=0.51 / 32768)
         np.testing.assert_array_equal(packed.read(name, 100, 300), packed.read(name)[100:400])
-    np.testing.assert_array_equal(packed.read(NAMES[0]), files.read(NAMES[0]))  # 16-bit samples are exact
+    np.testing.assert_array_equal(
+        packed.read(NAMES[0]), files.read(NAMES[0])
+    )  # 16-bit samples are exact
     with pytest.raises(AudioError, match=r"samples 9000"):
         packed.read(NAMES[0], 9000)
     with pytest.raises(AudioError, match=r"absent\.wav"):
@@ -63,7 +68,9 @@ def test_rows(folder, corpus, dtype):
     batches = np.empty((2, 5, 2000), dtype=dtype)
     for reader, batch in zip(readers, batches, strict=True):
         assert reader.fill(np.arange(5), starts, batch) == {}
-    np.testing.assert_allclose(batches[1], batches[0], atol=1.01 if dtype is np.int16 else 0.51 / 32768)
+    np.testing.assert_allclose(
+        batches[1], batches[0], atol=1.01 if dtype is np.int16 else 0.51 / 32768
+    )
 
 
 def test_flipped_bit(corpus):
@@ -95,7 +102,9 @@ def _header(path, text):
 
 
 def _index(root, **columns):
-    """Change columns and update the checksum, which a program could do but a flipped bit could not."""
+    """Change columns and update the checksum, which a program could do but a flipped bit could
+    not.
+    """
     with np.load(root / "index.npz") as stored:
         kept = dict(stored)
     np.savez(root / "index.npz", **{**kept, **columns})
@@ -109,15 +118,32 @@ def _index(root, **columns):
         (lambda root: (root / "samples.npy").unlink(), r"samples\.npy: there is no such file"),
         (lambda root: _cut(root / "index.npz"), r"index\.npz: the checksum"),
         (lambda root: (root / "corpus.json").unlink(), r"corpus\.json"),
-        (lambda root: _cut(root / "corpus.json"), r"corpus\.json: damaged .*expected the description"),
+        (
+            lambda root: _cut(root / "corpus.json"),
+            r"corpus\.json: damaged .*expected the description",
+        ),
         (lambda root: _edit(root / "corpus.json", version=99), r"format version 99"),
         (lambda root: _edit(root / "corpus.json", num_utterances=3), r"does not match corpus"),
         (lambda root: _edit(root / "corpus.json", version=0), r"not the description"),
-        (lambda root: (root / "corpus.json").write_text("[" * 100_000), r"corpus\.json: damaged .*recursion"),
-        (lambda root: _header(root / "samples.npy", b"{'descr': '<i2', ("), r"samples\.npy: damaged .*pack it again"),
-        (lambda root: _index(root, sample_offsets=np.array([0, 5, 3, 9, 9, 9])), r"offsets do not increase"),
+        (
+            lambda root: (root / "corpus.json").write_text("[" * 100_000),
+            r"corpus\.json: damaged .*recursion",
+        ),
+        (
+            lambda root: _header(root / "samples.npy", b"{'descr': '<i2', ("),
+            r"samples\.npy: damaged .*pack it again",
+        ),
+        (
+            lambda root: _index(root, sample_offsets=np.array([0, 5, 3, 9, 9, 9])),
+            r"offsets do not increase",
+        ),
         (lambda root: _index(root, checksums=np.array("text")), r"index\.npz: damaged .*'text'"),
-        (lambda root: (root / "samples.npy").write_bytes(bytes((root / "samples.npy").stat().st_size)), r"expected"),
+        (
+            lambda root: (root / "samples.npy").write_bytes(
+                bytes((root / "samples.npy").stat().st_size)
+            ),
+            r"expected",
+        ),
     ],
 )
 def test_damage(corpus, damage, message):
@@ -139,8 +165,14 @@ def test_names_among_many(random):
     rows = random.permutation(len(texts))
     index = NameIndex(table)
     assert index.find(table.take(rows)).tolist() == rows.tolist()
-    assert index.find(StringTable.from_strings(["id00000/ü0/000000.wav", "", "aa"])).tolist() == [-1, 70_000, -1]
-    assert NameIndex(StringTable.from_strings([])).find(table.take(np.arange(3))).tolist() == [-1] * 3
+    assert index.find(StringTable.from_strings(["id00000/ü0/000000.wav", "", "aa"])).tolist() == [
+        -1,
+        70_000,
+        -1,
+    ]
+    assert (
+        NameIndex(StringTable.from_strings([])).find(table.take(np.arange(3))).tolist() == [-1] * 3
+    )
 
 
 def test_large_corpus_is_mapped(corpus, tmp_path, monkeypatch):
@@ -151,7 +183,9 @@ def test_large_corpus_is_mapped(corpus, tmp_path, monkeypatch):
     for _ in range(2):
         source = PackedSource(corpus)
         table = source.lookup_table(names)
-        assert isinstance(source.index.checksums.base, np.memmap) and isinstance(table.data_offsets.base, np.memmap)
+        assert isinstance(source.index.checksums.base, np.memmap) and isinstance(
+            table.data_offsets.base, np.memmap
+        )
         assert table.problems == small.problems and list(table.problems) == [1]
         for column in COLUMNS:
             np.testing.assert_array_equal(getattr(table, column), getattr(small, column))

@@ -1,4 +1,6 @@
-"""A corpus packed in parts by several machines equals one packed by one machine; missing and wrong parts."""
+"""A corpus packed in parts by several machines equals one packed by one machine; missing and wrong
+parts.
+"""
 
 import json
 import logging
@@ -49,9 +51,12 @@ def parts(folder, tmp_path_factory):
 
 
 def test_parts_equal_the_whole(whole, parts):
-    joined = b"".join((one / SAMPLES).read_bytes()[HEADER_BYTES:] for one in sorted(parts.glob("part-*")))
+    joined = b"".join(
+        (one / SAMPLES).read_bytes()[HEADER_BYTES:] for one in sorted(parts.glob("part-*"))
+    )
     assert joined == (whole / SAMPLES).read_bytes()[HEADER_BYTES:]
-    left, right = read_index(whole), read_index(parts)
+    left = read_index(whole)
+    right = read_index(parts)
     assert left.names == right.names and left.sample_rate == right.sample_rate
     assert np.array_equal(left.sample_offsets, right.sample_offsets)
     assert np.array_equal(left.checksums, right.checksums)
@@ -65,7 +70,9 @@ def test_missing_parts(folder, tmp_path, caplog):
     corpus = pack_parts(folder, tmp_path / "corpus", (2,), count=4)
     assert "1/4, 3/4, 4/4" in caplog.text
     for attempt in (lambda: open_source(corpus), lambda: pack(FolderInput(folder), corpus)):
-        with pytest.raises(PackedError, match=r"not finished .* the parts 1/4, 3/4, 4/4 are missing"):
+        with pytest.raises(
+            PackedError, match=r"not finished .* the parts 1/4, 3/4, 4/4 are missing"
+        ):
             attempt()
     with pytest.raises(PackedError, match="the parts 1/4, 3/4, 4/4 are missing"):
         join_parts(corpus)
@@ -94,10 +101,16 @@ def test_parts_collected_by_hand(folder, tmp_path, parts):
 def test_foreign_parts(folder, tmp_path):
     corpus = pack_parts(folder, tmp_path / "corpus", (1,))
     fewer = FolderInput(folder, StringTable.from_strings(NAMES[:9]))
-    for source, count, rate in ((fewer, 3, 16000), (FolderInput(folder), 3, 8000), (FolderInput(folder), 4, 16000)):
+    for source, count, rate in (
+        (fewer, 3, 16000),
+        (FolderInput(folder), 3, 8000),
+        (FolderInput(folder), 4, 16000),
+    ):
         with pytest.raises(PackedError, match="different utterances, a different rate"):
             pack_part(source, corpus, WorkPart(2, count), sample_rate=rate)
-    assert main(["pack", str(corpus), "--merge", "--source", str(folder)]) == 1, "--merge excludes --source"
+    assert main(["pack", str(corpus), "--merge", "--source", str(folder)]) == 1, (
+        "--merge excludes --source"
+    )
     other = tmp_path / "other"
     for number in (2, 3):
         pack_part(fewer, other, WorkPart(number, 3))
@@ -144,10 +157,16 @@ def test_damage(folder, tmp_path):
     corpus = pack_parts(folder, tmp_path / "corpus")
     kept = (corpus / DESCRIPTION).read_text()
     for damage, message in (
-        (lambda one: one["parts"].__setitem__(0, {**one["parts"][0], "name": "../elsewhere"}), "not the description"),
+        (
+            lambda one: one["parts"].__setitem__(0, {**one["parts"][0], "name": "../elsewhere"}),
+            "not the description",
+        ),
         (lambda one: one.__setitem__("num_utterances", 9), "does not match corpus"),
         (lambda one: one["parts"][1].__setitem__("index_sha256", "0"), "not the part that"),
-        (lambda one: one.__setitem__("version", 3), "format version 3, but this speakernet reads 2; update"),
+        (
+            lambda one: one.__setitem__("version", 3),
+            "format version 3, but this speakernet reads 2; update",
+        ),
     ):
         description = json.loads(kept)
         damage(description)

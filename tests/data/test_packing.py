@@ -100,12 +100,17 @@ def test_archives_in_parts(folder, tmp_path, expected):
     third = len(content) // 3
     parts = [tmp_path / f"dev_part{letters}" for letters in ("aa", "ab", "ac")]
     for part, start in zip(parts, (0, third, 2 * third), strict=True):
-        part.write_bytes(content[start : start + third] if part is not parts[2] else content[start:])
+        part.write_bytes(
+            content[start : start + third] if part is not parts[2] else content[start:]
+        )
     write_audio(folder / "extra/one.wav", np.ones(500) / 4)
     with zipfile.ZipFile(tmp_path / "test.zip", "w") as archive:
         archive.write(folder / "extra/one.wav", "extra/one.wav")
     names = StringTable.from_strings([*NAMES, "extra/one.wav"])
-    pack(open_inputs([parts[1], tmp_path / "test.zip", parts[0], parts[2]], names), tmp_path / "corpus")
+    pack(
+        open_inputs([parts[1], tmp_path / "test.zip", parts[0], parts[2]], names),
+        tmp_path / "corpus",
+    )
     found = content_of(tmp_path / "corpus")
     assert len(found.pop("extra/one.wav")) == 2000
     assert found == expected
@@ -128,7 +133,8 @@ def failing_at(source, at=7):
 
 @pytest.mark.parametrize("kind", ["folder", "tar.gz", "zip"])
 def test_resuming(kind, folder, tmp_path, expected):
-    corpus, names = tmp_path / "corpus", StringTable.from_strings(NAMES)
+    corpus = tmp_path / "corpus"
+    names = StringTable.from_strings(NAMES)
     path = folder if kind == "folder" else ARCHIVES[kind](tmp_path, folder)
     with pytest.raises(RuntimeError):
         pack(failing_at(open_inputs([path], names)), corpus, num_threads=1)
@@ -140,9 +146,16 @@ def test_resuming(kind, folder, tmp_path, expected):
     assert summary.num_resumed == 7 and summary.num_utterances == 12
     assert content_of(corpus) == expected and verify(corpus) == []
     assert not (tmp_path / "corpus.partial").exists()
-    assert sorted(one.name for one in corpus.iterdir()) == ["corpus.json", "index.npz", "samples.npy"]
+    assert sorted(one.name for one in corpus.iterdir()) == [
+        "corpus.json",
+        "index.npz",
+        "samples.npy",
+    ]
     for name in ("samples.npy", "index.npz"):
-        assert kind != "folder" or (corpus / name).read_bytes() == (tmp_path / "expected" / name).read_bytes()
+        assert (
+            kind != "folder"
+            or (corpus / name).read_bytes() == (tmp_path / "expected" / name).read_bytes()
+        )
 
 
 SLOW_PACK = """
@@ -161,7 +174,8 @@ packed_writer.pack(Slow(sys.argv[1]), sys.argv[2], num_threads=1)
 
 
 def test_kill(folder, tmp_path, expected):
-    corpus, journal = tmp_path / "corpus", tmp_path / "corpus.partial" / "journal.bin"
+    corpus = tmp_path / "corpus"
+    journal = tmp_path / "corpus.partial" / "journal.bin"
     process = subprocess.Popen([sys.executable, "-c", SLOW_PACK, str(folder), str(corpus)])
     deadline = time.monotonic() + 60
     while not (journal.exists() and journal.stat().st_size >= 4 * packed_writer.RECORD.itemsize):
@@ -192,7 +206,11 @@ def test_existing_corpus(folder, tmp_path):
     first = pack(FolderInput(folder), tmp_path / "corpus")
     before = (tmp_path / "corpus" / "samples.npy").stat().st_mtime_ns
     again = pack(FolderInput(folder), tmp_path / "corpus")
-    assert (again.num_utterances, again.num_samples, again.num_resumed) == (12, first.num_samples, 12)
+    assert (again.num_utterances, again.num_samples, again.num_resumed) == (
+        12,
+        first.num_samples,
+        12,
+    )
     assert (tmp_path / "corpus" / "samples.npy").stat().st_mtime_ns == before
     with pytest.raises(PackedError, match="exists with different utterances"):
         pack(FolderInput(folder, StringTable.from_strings(NAMES[:9])), tmp_path / "corpus")
@@ -237,7 +255,9 @@ def test_bad_files(folder, tmp_path):
     assert pack(FolderInput(folder, names), tmp_path / "corpus").num_skipped == 2
 
 
-@pytest.mark.parametrize("name", ["../evil.wav", "a/../../evil.wav", "/evil.wav", "..\\evil.wav", "C:/evil.wav"])
+@pytest.mark.parametrize(
+    "name", ["../evil.wav", "a/../../evil.wav", "/evil.wav", "..\\evil.wav", "C:/evil.wav"]
+)
 def test_names_outside_the_folder(name, folder, tmp_path):
     content = (folder / NAMES[0]).read_bytes()
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:

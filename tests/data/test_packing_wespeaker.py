@@ -30,7 +30,9 @@ def audio(tmp_path, random, monkeypatch):
 
 
 def raw_list(path, audio):
-    """As tools/make_raw_list.py writes it; every other path is relative to the working directory."""
+    """As tools/make_raw_list.py writes it; every other path is relative to the working
+    directory.
+    """
     rows = []
     for row, (key, file) in enumerate(audio.items()):
         wav = str(file) if row % 2 else f"wav/{file.name}"
@@ -63,7 +65,11 @@ def web_dataset(path, audio):
     """A tar of WebDataset: the speaker in a JSON object beside each utterance."""
     with tarfile.open(path, "w") as archive:
         for key in KEYS:
-            add(archive, f"{key}.json", json.dumps({"duration": 1.5, "speaker": key.split("/")[0]}).encode())
+            add(
+                archive,
+                f"{key}.json",
+                json.dumps({"duration": 1.5, "speaker": key.split("/")[0]}).encode(),
+            )
             add(archive, f"{key}.wav", audio[key].read_bytes())
     return path
 
@@ -87,8 +93,14 @@ SOURCES = {
 @pytest.mark.parametrize("kind", SOURCES)
 def test_packing(kind, audio, tmp_path):
     source = SOURCES[kind](tmp_path, audio)
-    corpus, listed = tmp_path / "corpus", tmp_path / "train.txt"
-    assert main(["pack", str(corpus), "--source", str(source), "--write-list", str(listed), "--verify"]) == 0
+    corpus = tmp_path / "corpus"
+    listed = tmp_path / "train.txt"
+    assert (
+        main(
+            ["pack", str(corpus), "--source", str(source), "--write-list", str(listed), "--verify"]
+        )
+        == 0
+    )
     packed = PackedSource(corpus)
     assert list(packed.index.names) == KEYS
     for key, file in audio.items():
@@ -100,7 +112,10 @@ def test_packing(kind, audio, tmp_path):
     pack(open_inputs([source], StringTable.from_strings([KEYS[5], KEYS[1]])), tmp_path / "some")
     assert sorted(PackedSource(tmp_path / "some").index.names) == [KEYS[1], KEYS[5]]
     with pytest.raises(AudioError, match=r"id9/absent: "):
-        pack(open_inputs([source], StringTable.from_strings([KEYS[0], "id9/absent"])), tmp_path / "absent")
+        pack(
+            open_inputs([source], StringTable.from_strings([KEYS[0], "id9/absent"])),
+            tmp_path / "absent",
+        )
 
 
 GOOD = '{"key": "a", "wav": "a.wav", "spk": "s"}'
@@ -111,7 +126,10 @@ GOOD = '{"key": "a", "wav": "a.wav", "spk": "s"}'
     [
         ('{"key": "b", "wav": "sox b.wav -t wav - |", "spk": "s"}', "line 2: wav: .* is a command"),
         ('{"key": "b", "wav": "b.wav"}', "line 2: expected"),
-        ('{"key": "b", "wav": "b.wav", "spk": "s", "vad": [[0, 1]]}', "line 2: vad: .* make_shard_list"),
+        (
+            '{"key": "b", "wav": "b.wav", "spk": "s", "vad": [[0, 1]]}',
+            "line 2: vad: .* make_shard_list",
+        ),
         ('{"key": "b\\nc", "wav": "b.wav", "spk": "s"}', "line 2: key"),
         ('{"key": "b", "wav": "b.wav", "spk": "two words"}', "line 2: spk"),
         ('{"key": "b", "wav": "b\\u0000.wav", "spk": "s"}', "line 2: wav"),
@@ -129,13 +147,17 @@ def test_bad_raw_lists(tmp_path, row, message):
 def test_bad_shard_lists(audio, tmp_path):
     listed = shards(tmp_path / "shards", audio)
     listed.write_text(listed.read_text() + "https://host/shards_9.tar\n")
-    with pytest.raises(ListError, match=r"shard\.list, line 4: 'https://host/shards_9\.tar' is an address"):
+    with pytest.raises(
+        ListError, match=r"shard\.list, line 4: 'https://host/shards_9\.tar' is an address"
+    ):
         open_inputs([listed])
     listed.write_text(f"{tmp_path}/absent.tar\n")
     with pytest.raises(AudioError, match=r"absent\.tar: no such folder or archive"):
         open_inputs([listed])
     with pytest.raises(AudioError, match="expected one folder, one list"):
-        open_inputs([raw_list(tmp_path / "raw.list", audio), tmp_path / "shards" / "shards_000000000.tar"])
+        open_inputs(
+            [raw_list(tmp_path / "raw.list", audio), tmp_path / "shards" / "shards_000000000.tar"]
+        )
 
 
 @pytest.mark.parametrize(

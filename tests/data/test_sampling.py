@@ -1,4 +1,6 @@
-"""Samplers: the composition of batches, counts, and epochs that depend only on labels, seed and epoch."""
+"""Samplers: the composition of batches, counts, and epochs that depend only on labels, seed and
+epoch.
+"""
 
 from fractions import Fraction
 
@@ -27,10 +29,15 @@ def test_shuffled():
 
 def test_limit_per_speaker():
     labels = np.repeat(np.arange(3), [2, 10, 5]).astype(np.int32)
-    sampler = ShuffledSampler(labels, DataOptions(batch_size=2, max_utterances_per_speaker=4), seed=1)
+    sampler = ShuffledSampler(
+        labels, DataOptions(batch_size=2, max_utterances_per_speaker=4), seed=1
+    )
     plans = [sampler.epoch(epoch) for epoch in range(2)]
     for plan in plans:
-        assert np.bincount(labels[plan.rows]).tolist() == [2, 4, 4] and len(set(plan.rows.tolist())) == 10
+        assert (
+            np.bincount(labels[plan.rows]).tolist() == [2, 4, 4]
+            and len(set(plan.rows.tolist())) == 10
+        )
         assert plan.num_left_out == 7
     assert set(plans[0].rows.tolist()) != set(plans[1].rows.tolist())
     with pytest.raises(ValueError, match="10 usable utterances"):
@@ -38,7 +45,12 @@ def test_limit_per_speaker():
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(1, 9), min_size=2, max_size=12), st.integers(1, 3), st.integers(1, 6), st.booleans())
+@given(
+    st.lists(st.integers(1, 9), min_size=2, max_size=12),
+    st.integers(1, 3),
+    st.integers(1, 6),
+    st.booleans(),
+)
 def test_balanced_batches(counts, unit, size, by_rounds):
     labels = np.repeat(np.arange(len(counts)), counts).astype(np.int32)
     options = {"utterances_per_speaker": unit, "batch_size": size}
@@ -46,14 +58,17 @@ def test_balanced_batches(counts, unit, size, by_rounds):
         with pytest.raises(ValueError, match=f"{size} speakers with {unit} "):
             BalancedSampler(labels, DataOptions(**options), seed=3)
         return
-    before, sampling.EXACT_WORK = sampling.EXACT_WORK, 0 if by_rounds else sampling.EXACT_WORK
+    before = sampling.EXACT_WORK
+    sampling.EXACT_WORK = 0 if by_rounds else sampling.EXACT_WORK
     try:
         plan = BalancedSampler(labels, DataOptions(**options), seed=3).epoch(0)
     finally:
         sampling.EXACT_WORK = before
     groups = np.array(counts) // unit
     # The largest possible number of batches: no speaker is used more often than there are batches.
-    best = max(b for b in range(int(groups.sum()) // size + 1) if np.minimum(groups, b).sum() >= b * size)
+    best = max(
+        b for b in range(int(groups.sum()) // size + 1) if np.minimum(groups, b).sum() >= b * size
+    )
     assert len(plan) == best or by_rounds
     batches = labels[plan.rows].reshape(len(plan), size, unit)
     for batch in batches:
@@ -70,14 +85,19 @@ def test_balanced_limits(caplog):
     assert "1 speaker with fewer than 2" in caplog.text
     assert np.bincount(labels[sampler.epoch(0).rows]).tolist() == [0, 4, 4, 4]
     with pytest.raises(ValueError, match="max_utterances_per_speaker"):
-        BalancedSampler(labels, options.model_copy(update={"max_utterances_per_speaker": 1}), seed=1)
+        BalancedSampler(
+            labels, options.model_copy(update={"max_utterances_per_speaker": 1}), seed=1
+        )
 
 
 def test_drawn_lengths():
     options = DataOptions(batch_size=40, crop_frames=200, crop_frames_max=400)
     plan = ShuffledSampler(np.zeros(1000, np.int32), options, seed=1).epoch(0)
     sizes = np.diff(plan.bounds)
-    assert set(plan.crop_frames.tolist()) <= set(range(200, 401)) and len(set(plan.crop_frames.tolist())) > 5
+    assert (
+        set(plan.crop_frames.tolist()) <= set(range(200, 401))
+        and len(set(plan.crop_frames.tolist())) > 5
+    )
     audio = sizes * plan.crop_frames
     assert audio.max() <= 40 * 200 and audio.min() > 40 * 200 - 401
     assert plan.bounds[-1] == len(plan.rows) > 950
@@ -85,13 +105,19 @@ def test_drawn_lengths():
 
 @pytest.mark.parametrize("has_corpora", [False, True])
 def test_balanced_batches_of_drawn_lengths(has_corpora):
-    labels, rows = np.arange(360, dtype=np.int32) // 30, np.arange(360)
-    options = DataOptions(batch_size=8, utterances_per_speaker=2, crop_frames=200, crop_frames_max=400)
+    labels = np.arange(360, dtype=np.int32) // 30
+    rows = np.arange(360)
+    options = DataOptions(
+        batch_size=8, utterances_per_speaker=2, crop_frames=200, crop_frames_max=400
+    )
     sampler = BalancedSampler(labels, options, seed=1)
     if has_corpora:
         half = options.model_copy(update={"batch_size": 4})
         parts = {"a": rows[:180], "b": rows[180:]}
-        corpora = {name: BalancedSampler(labels, half, seed=1, eligible=part) for name, part in parts.items()}
+        corpora = {
+            name: BalancedSampler(labels, half, seed=1, eligible=part)
+            for name, part in parts.items()
+        }
         sampler.in_parts = lambda epoch: mixed(corpora, epoch)
     plan = sampler.epoch(0)
     batches = [labels[one % 360][::2].tolist() for one in np.split(plan.rows, plan.bounds[1:-1])]
@@ -103,19 +129,30 @@ def test_balanced_batches_of_drawn_lengths(has_corpora):
 @given(st.data())
 def test_shares_of_ranks(data):
     """No share is empty with as many ranks as the smallest batch has units, the allowed maximum."""
-    unit, size, longest = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 9)), data.draw(st.integers(100, 400))
+    unit = data.draw(st.integers(1, 3))
+    size = data.draw(st.integers(1, 9))
+    longest = data.draw(st.integers(100, 400))
     speakers = data.draw(st.integers(size, 12))
     lengths = {"crop_frames": 100, "crop_frames_max": longest if longest > 100 else 0}
     options = DataOptions(utterances_per_speaker=unit, batch_size=size, **lengths)
     labels = np.repeat(np.arange(speakers), 5).astype(np.int32)
-    kind = BalancedSampler if unit > 1 else data.draw(st.sampled_from([BalancedSampler, ShuffledSampler]))
+    kind = (
+        BalancedSampler
+        if unit > 1
+        else data.draw(st.sampled_from([BalancedSampler, ShuffledSampler]))
+    )
     sampler = kind(labels, options, seed=data.draw(st.integers(0, 99)))
-    plan, world_size = sampler.epoch(data.draw(st.integers(0, 3))), data.draw(st.integers(1, sampler.smallest_batch))
+    plan = sampler.epoch(data.draw(st.integers(0, 3)))
+    world_size = data.draw(st.integers(1, sampler.smallest_batch))
     assert len(plan) > 0
     for batch in range(len(plan)):
         shares = [rank_share(plan, batch, unit, rank, world_size) for rank in range(world_size)]
         sizes = [share.stop - share.start for share in shares]
-        assert min(sizes) >= unit and max(sizes) - min(sizes) <= unit and {one % unit for one in sizes} == {0}
+        assert (
+            min(sizes) >= unit
+            and max(sizes) - min(sizes) <= unit
+            and {one % unit for one in sizes} == {0}
+        )
         assert sum(sizes) == plan.bounds[batch + 1] - plan.bounds[batch]
 
 
@@ -134,7 +171,9 @@ NINE = {"speeds": (Fraction(1), Fraction(9, 10), Fraction(11, 10)), "warps": (1.
 
 
 def shuffled(voices, num_rows=960, batch_size=32):
-    return ShuffledSampler(np.zeros(num_rows, np.int32), DataOptions(batch_size=batch_size), seed=1, voices=voices)
+    return ShuffledSampler(
+        np.zeros(num_rows, np.int32), DataOptions(batch_size=batch_size), seed=1, voices=voices
+    )
 
 
 def test_classes_of_voices():
@@ -145,7 +184,9 @@ def test_classes_of_voices():
     assert len(voices) == 9
     assert sorted(classes.tolist()) == list(range(1350)) and classes.dtype == np.int64
     # The numbering of three speeds has not changed.
-    assert Voices(speeds=NINE["speeds"]).classes_of(np.array([7]), np.array([2]), 150).tolist() == [307]
+    assert Voices(speeds=NINE["speeds"]).classes_of(np.array([7]), np.array([2]), 150).tolist() == [
+        307
+    ]
 
 
 def test_voice_depends_on_the_row():
@@ -161,14 +202,20 @@ def test_share_as_recorded(share):
     assert np.abs(real.sum(axis=1) - 32 * share).max() < 1
     assert real.sum() == round(960 * share)
     if 0 < share < 1:
-        # The recorded voice's positions in a batch vary, and the other eight voices are equally frequent.
+        # The recorded voice's positions in a batch vary, and the other eight voices are equally
+        # frequent.
         assert 0.5 * share < real[:, 0].mean() < 2 * share
         assert np.bincount(plan.voices)[1:].min() > 960 * (1 - share) / 16
 
 
 def test_last_epochs_as_recorded():
     sampler = shuffled(Voices(**NINE, real_share=0.5, real_from=2))
-    assert [bool(sampler.epoch(epoch).voices.any()) for epoch in range(4)] == [True, True, False, False]
+    assert [bool(sampler.epoch(epoch).voices.any()) for epoch in range(4)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_voices_of_compared_utterances():

@@ -1,4 +1,6 @@
-"""A packed corpus at an address: several writers, streaming through a bounded cache, resuming; also over real S3."""
+"""A packed corpus at an address: several writers, streaming through a bounded cache, resuming; also
+over real S3.
+"""
 
 import itertools
 import shutil
@@ -64,10 +66,13 @@ def held(source):
 
 
 def test_writers_and_reader(store, tiny_corpus, tmp_path):
-    address, files = f"file://{store}", open_source(tiny_corpus, keep_lookup=False)
+    address = f"file://{store}"
+    files = open_source(tiny_corpus, keep_lookup=False)
     source = open_source(address)
     names = read_training_list(tiny_corpus / "train_list.txt").paths
-    assert source.shards_of(source.lookup_table(names)).tolist() == [row % NUM_SHARDS for row in range(len(names))]
+    assert source.shards_of(source.lookup_table(names)).tolist() == [
+        row % NUM_SHARDS for row in range(len(names))
+    ]
     for name in names:
         np.testing.assert_array_equal(source.read(name), files.read(name))
     assert pack_to(address, tiny_corpus) == 0, "the corpus exists"
@@ -75,22 +80,33 @@ def test_writers_and_reader(store, tiny_corpus, tmp_path):
     (tmp_path / "other.txt").write_text("spk00 spk00/utt0.wav\n")
     with pytest.raises(PackedError, match="part-0001-of-0005"):
         stores.pack_to_address(
-            open_inputs_of(tiny_corpus, tmp_path / "other.txt"), address, stores.WorkPart(1, 1), 5, sample_rate=16000
+            open_inputs_of(tiny_corpus, tmp_path / "other.txt"),
+            address,
+            stores.WorkPart(1, 1),
+            5,
+            sample_rate=16000,
         )
 
 
 def open_inputs_of(corpus, path):
     listed = read_training_list(path).paths
-    return open_inputs([corpus], listed.from_strings([*listed] + [f"spk0{one}/utt0.wav" for one in range(1, 6)]))
+    return open_inputs(
+        [corpus], listed.from_strings([*listed] + [f"spk0{one}/utt0.wav" for one in range(1, 6)])
+    )
 
 
 def test_cache_is_bounded(store, tiny_corpus):
     largest = max(path.stat().st_size for path in store.glob("part-*/samples.npy"))
     # Six utterances lie in two shards of seven, eight in three.
     for buffer, shards in ((6, 1.9), (8, 2.9)):
-        with pytest.raises(ValueError, match=f"data.shuffle_buffer: {buffer} .*shard_cache_gigabytes"):
+        with pytest.raises(
+            ValueError, match=f"data.shuffle_buffer: {buffer} .*shard_cache_gigabytes"
+        ):
             loader_of(
-                *(tiny_corpus, f"file://{store}"), shuffle_buffer=buffer, shard_cache_gigabytes=shards * largest / 2**30
+                tiny_corpus,
+                f"file://{store}",
+                shuffle_buffer=buffer,
+                shard_cache_gigabytes=shards * largest / 2**30,
             )
     source = open_source(f"file://{store}", shard_cache_gigabytes=2.1 * largest / 2**30)
     for shard in (0, 1, 0, 2):
@@ -122,7 +138,9 @@ def test_missing_and_altered_shards(store, caplog):
     content[HEADER_BYTES + 8] ^= 1
     samples[3].write_bytes(content)
     samples[4].unlink()
-    with pytest.raises(ShardError, match=r"part-0004-of-0005/samples.npy: 6 attempts .*altered .*spk"):
+    with pytest.raises(
+        ShardError, match=r"part-0004-of-0005/samples.npy: 6 attempts .*altered .*spk"
+    ):
         source.shards.hold(3)
     with pytest.raises(ShardError, match=r"part-0005-of-0005/samples.npy: missing"):
         source.shards.hold(4)
@@ -134,7 +152,9 @@ def test_missing_and_altered_shards(store, caplog):
         open_source(f"file://{store}")
 
 
-@pytest.mark.parametrize("damage", ["lost samples", "cut samples", "cut index", "lost description", "cut corpus"])
+@pytest.mark.parametrize(
+    "damage", ["lost samples", "cut samples", "cut index", "lost description", "cut corpus"]
+)
 def test_packing_again_repairs(packed, store, tiny_corpus, damage):
     address, shard = f"file://{store}", store / "part-0002-of-0005"
     kind, name = damage.split()
@@ -181,11 +201,15 @@ def test_repair_refuses_what_is_not_the_same(store, tiny_corpus, tmp_path):
 def pack_to_raising(address, corpus):
     wanted = read_training_list(corpus / "train_list.txt").paths
     source = open_inputs([corpus], wanted)
-    return stores.pack_to_address(source, address, stores.WorkPart(1, 1), NUM_SHARDS, sample_rate=16000)
+    return stores.pack_to_address(
+        source, address, stores.WorkPart(1, 1), NUM_SHARDS, sample_rate=16000
+    )
 
 
 def test_interrupted_writes(store, tiny_corpus, tmp_path, monkeypatch):
-    """A file at the address appears whole; a shard that was packed but not yet written is not packed again."""
+    """A file at the address appears whole; a shard that was packed but not yet written is not
+    packed again.
+    """
     shutil.rmtree(store / "part-0003-of-0005")
     real, calls = LocalFileSystem.put_file, []
 
@@ -202,7 +226,9 @@ def test_interrupted_writes(store, tiny_corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(packing, "_Writer", None)
     pack_to_raising(f"file://{store}", tiny_corpus)
     assert main(["pack", f"file://{store}", "--verify"]) == 0
-    assert list((tmp_path / "cache" / "packing").iterdir()) == [], "nothing is left in the scratch folder"
+    assert list((tmp_path / "cache" / "packing").iterdir()) == [], (
+        "nothing is left in the scratch folder"
+    )
 
 
 def test_damaged_cache_is_fetched_again(store, tiny_corpus):
@@ -220,26 +246,47 @@ def test_repacked_corpus(store, tiny_corpus, tmp_path):
     first.shards.hold(0)
     shutil.rmtree(store)
     (tmp_path / "list.txt").write_text("spk00 spk00/utt0.wav\nspk00 spk00/utt1.wav\n")
-    assert main(["pack", f"file://{store}", "--source", str(tiny_corpus), "--list", str(tmp_path / "list.txt")]) == 0
+    assert (
+        main(
+            [
+                "pack",
+                f"file://{store}",
+                "--source",
+                str(tiny_corpus),
+                "--list",
+                str(tmp_path / "list.txt"),
+            ]
+        )
+        == 0
+    )
     second = open_source(f"file://{store}")
     assert len(second) == 2 and held(second) == []
 
 
 @pytest.mark.parametrize("num_streams", [1, 3])
 def test_order_of_a_stream(num_streams):
-    labels, shards = np.arange(4000, dtype=np.int32) % 7, np.arange(4000) % 20
+    labels = np.arange(4000, dtype=np.int32) % 7
+    shards = np.arange(4000) % 20
     sampler = ShuffledSampler(labels, DataOptions(batch_size=12, shuffle_buffer=600), seed=1)
     sampler.in_parts = lambda number: streamed(sampler, shards, num_streams, number)
     plans = [sampler.epoch(number) for number in (0, 0, 1)]
-    assert np.array_equal(plans[0].rows, plans[1].rows) and not np.array_equal(plans[0].rows, plans[2].rows)
+    assert np.array_equal(plans[0].rows, plans[1].rows) and not np.array_equal(
+        plans[0].rows, plans[2].rows
+    )
     plan = plans[0]
     assert len(np.unique(plan.rows)) == len(plan.rows) == 4000 - plan.num_left_out >= 3984
     theirs = []
     for rank in range(num_streams):
-        mine = [plan.rows[rank_share(plan, batch, 1, rank, num_streams)] for batch in range(len(plan))]
+        mine = [
+            plan.rows[rank_share(plan, batch, 1, rank, num_streams)] for batch in range(len(plan))
+        ]
         theirs.append(set(shards[np.concatenate(mine)].tolist()))
-        # A shard has 200 rows, so a block of 600 / streams rows spans 600 / streams / 200 shards, and two at its edges.
-        at_once = [len(np.unique(shards[np.concatenate(mine[first : first + 2])])) for first in range(len(plan) - 1)]
+        # A shard has 200 rows, so a block of 600 / streams rows spans 600 / streams / 200 shards,
+        # and two at its edges.
+        at_once = [
+            len(np.unique(shards[np.concatenate(mine[first : first + 2])]))
+            for first in range(len(plan) - 1)
+        ]
         assert max(at_once) <= 2 * (600 // num_streams // 200 + 2)
     assert all(len(one & other) <= 1 for one, other in itertools.combinations(theirs, 2))
     assert set.union(*theirs) == set(range(20))
@@ -250,7 +297,8 @@ def test_order_of_a_stream(num_streams):
 def test_balanced_batches(store, tiny_corpus, monkeypatch, unit, exact_work):
     """No speaker is twice in a batch of all processes, which read one stream."""
     monkeypatch.setattr(sampling, "EXACT_WORK", exact_work)
-    source, listed = open_source(f"file://{store}"), read_training_list(tiny_corpus / "train_list.txt")
+    source = open_source(f"file://{store}")
+    listed = read_training_list(tiny_corpus / "train_list.txt")
     options = DataOptions(batch_size=3, utterances_per_speaker=unit, shuffle_buffer=19)
     sampler = BalancedSampler(listed.labels, options, seed=1)
     source.order(sampler, listed, source.lookup_table(listed.paths), 2)
@@ -263,8 +311,17 @@ def test_balanced_batches(store, tiny_corpus, monkeypatch, unit, exact_work):
 
 
 def loader_of(corpus, root, **changes):
-    data = {"train_list": str(corpus / "train_list.txt"), "train_path": str(root), "crop_frames": 50, "batch_size": 4}
-    data |= {"num_workers": 0, "shuffle_buffer": 6, "shard_cache_gigabytes": 600_000 / 2**30} | changes
+    data = {
+        "train_list": str(corpus / "train_list.txt"),
+        "train_path": str(root),
+        "crop_frames": 50,
+        "batch_size": 4,
+    }
+    data |= {
+        "num_workers": 0,
+        "shuffle_buffer": 6,
+        "shard_cache_gigabytes": 600_000 / 2**30,
+    } | changes
     config = replaced(Config(), data=data, augment={"enabled": False}, loss={"name": "softmax"})
     return build_training_loader(config, Inputs(config, CPU))
 
@@ -282,16 +339,21 @@ def test_resuming(packed, tiny_corpus):
     assert len(after) == len(straight) == 8
     files = open_source(tiny_corpus, keep_lookup=False)
     for one, other in zip(straight, after, strict=True):
-        assert torch.equal(one.waveforms, other.waveforms) and torch.equal(one.indices, other.indices)
+        assert torch.equal(one.waveforms, other.waveforms) and torch.equal(
+            one.indices, other.indices
+        )
         for row, crop in zip(one.indices.tolist(), one.waveforms.numpy(), strict=True):
             whole = files.read(first.training.paths[row])
-            assert any(np.array_equal(whole[at : at + 160], crop[:160]) for at in range(len(whole) - 160))
+            assert any(
+                np.array_equal(whole[at : at + 160], crop[:160]) for at in range(len(whole) - 160)
+            )
 
 
 def faulty(kinds, source, faults):
     shutil.rmtree(source._folder / "samples")
     (source._folder / "samples").mkdir()
-    faults.kinds, faults.fetched = list(kinds), []
+    faults.kinds = list(kinds)
+    faults.fetched = []
 
 
 @pytest.mark.slow
@@ -302,7 +364,11 @@ def test_real_object_storage(tiny_corpus, tmp_path, monkeypatch):
     files = open_source(tiny_corpus, keep_lookup=False)
     address = "s3://bucket/corpus"
     with object_store(monkeypatch) as faults:
-        assert pack_to(address, tiny_corpus, "--part", "1/2") == pack_to(address, tiny_corpus, "--part", "2/2") == 0
+        assert (
+            pack_to(address, tiny_corpus, "--part", "1/2")
+            == pack_to(address, tiny_corpus, "--part", "2/2")
+            == 0
+        )
         source = open_source(address)
         for kinds in ([], ["503", "503"], ["cut"], ["slow"], ["wrong"], ["503", "cut", "wrong"]):
             faulty(kinds, source, faults)
@@ -317,8 +383,17 @@ def test_real_object_storage(tiny_corpus, tmp_path, monkeypatch):
         faults.kinds = []
 
         def train(name):
-            changes = {"data": {"train_path": address, "shuffle_buffer": 6, "shard_cache_gigabytes": 600_000 / 2**30}}
-            changes |= {"training": {"max_epochs": 2, "test_interval": 2}, "runtime": {"deterministic": True}}
+            changes = {
+                "data": {
+                    "train_path": address,
+                    "shuffle_buffer": 6,
+                    "shard_cache_gigabytes": 600_000 / 2**30,
+                }
+            }
+            changes |= {
+                "training": {"max_epochs": 2, "test_interval": 2},
+                "runtime": {"deterministic": True},
+            }
             recipe = write_recipe(tmp_path / f"{name}.yaml", tiny_corpus, tmp_path / name, changes)
             return main(["train", "--config", str(recipe)]), tmp_path / name / "last.pt"
 
@@ -334,6 +409,7 @@ def test_real_object_storage(tiny_corpus, tmp_path, monkeypatch):
         system.copy("bucket/kept", gone)
         assert train("resumed")[0] == 0
     weights = [
-        torch.load(tmp_path / name / "last.pt", weights_only=True)["weights"] for name in ("straight", "resumed")
+        torch.load(tmp_path / name / "last.pt", weights_only=True)["weights"]
+        for name in ("straight", "resumed")
     ]
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])

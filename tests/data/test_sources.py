@@ -63,7 +63,9 @@ def test_cached_lookup(folder, tmp_path, monkeypatch):
     first = build_lookup_table(folder, names, sample_rate=16000, cache_folder=tmp_path / "kept")
     assert list(first.problems) == [4]
     read: list[str] = []
-    monkeypatch.setattr(lookup_module, "audio_info", lambda path: read.append(path) or audio_info(path))
+    monkeypatch.setattr(
+        lookup_module, "audio_info", lambda path: read.append(path) or audio_info(path)
+    )
     second = build_lookup_table(folder, names, sample_rate=16000, cache_folder=tmp_path / "kept")
     assert [Path(one).name for one in read] == ["absent.wav"], "only failed files are read again"
     np.testing.assert_array_equal(first.num_samples, second.num_samples)
@@ -102,7 +104,9 @@ def test_files_that_change_or_vanish(folder):
 
 def test_missing(folder):
     source = open_source(folder, keep_lookup=False)
-    assert source.missing(StringTable.from_strings(["plain.wav", "no", "b.flac", "neither"])).tolist() == [1, 3]
+    assert source.missing(
+        StringTable.from_strings(["plain.wav", "no", "b.flac", "neither"])
+    ).tolist() == [1, 3]
     with pytest.raises(AudioError, match="no such file"):
         source.read("no")
     with pytest.raises(AudioError, match="no such folder"):

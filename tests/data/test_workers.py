@@ -1,4 +1,6 @@
-"""Loader workers under real signals: they survive requests to stop, end with their parent, and a kill is reported."""
+"""Loader workers under real signals: they survive requests to stop, end with their parent, and a
+kill is reported.
+"""
 
 import signal
 import subprocess
@@ -34,7 +36,9 @@ sys.stdin.readline()
 
 def worker_loader(corpus, num_workers=2, **data):
     data |= {"train_list": str(corpus / "train_list.txt"), "num_workers": num_workers}
-    config = replaced(Config(), data={"crop_frames": 50, "batch_size": 4, **data}, augment={"enabled": False})
+    config = replaced(
+        Config(), data={"crop_frames": 50, "batch_size": 4, **data}, augment={"enabled": False}
+    )
     return build_training_loader(config, Inputs(config, torch.device("cpu")))
 
 
@@ -43,7 +47,9 @@ def started_epoch(made):
     before = set(psutil.Process().children())
     batches = iter(made)
     next(batches)
-    return batches, sorted(set(psutil.Process().children()) - before, key=lambda process: process.pid)
+    return batches, sorted(
+        set(psutil.Process().children()) - before, key=lambda process: process.pid
+    )
 
 
 def test_requests_to_stop(tiny_corpus):
@@ -60,7 +66,9 @@ def test_requests_to_stop(tiny_corpus):
     assert all(worker.is_running() for worker in workers)
     made.close()
     assert not any(worker.is_running() for worker in workers)
-    assert torch.equal(torch.get_rng_state(), before), "an epoch draws nothing from the global generator"
+    assert torch.equal(torch.get_rng_state(), before), (
+        "an epoch draws nothing from the global generator"
+    )
 
 
 class FakeRuntime:
@@ -96,7 +104,8 @@ def test_pinned_ring(tiny_corpus, status, monkeypatch, caplog):
     assert len(list(made)) == len(made)
     # Two slots of a worker and a spare one, of four crops each.
     locked = ("locked", 3 * 4 * (50 * 160 + 240) * made.maker.maker.dtype().itemsize)
-    # A failed attempt is followed by a small kernel that clears the error, so the network's kernels do not report it.
+    # A failed attempt is followed by a small kernel that clears the error, so the network's kernels
+    # do not report it.
     steps = [locked, *([("kernel", 1)] if status else [])]
     assert runtime.steps == steps
     made.close()
@@ -110,7 +119,9 @@ def test_killed_worker(tiny_corpus, monkeypatch):
     made = worker_loader(tiny_corpus, num_workers=1)
     batches, (worker,) = started_epoch(made)
     worker.kill()
-    with pytest.raises(WorkerDied, match=rf"worker 0 of 1 \(process {worker.pid}\) was ended by SIGKILL.*memory"):
+    with pytest.raises(
+        WorkerDied, match=rf"worker 0 of 1 \(process {worker.pid}\) was ended by SIGKILL.*memory"
+    ):
         list(batches)
     made.close()
     # The loader can be started again.
@@ -124,7 +135,8 @@ def test_too_little_shared_memory(tiny_corpus, monkeypatch):
     monkeypatch.setattr("speakernet.data.sharing.free_shared_memory", lambda: 1 << 10)
     with pytest.raises(
         SharedMemoryError,
-        match=r"2 loader workers with 4 batches ahead: .* needed, 1\.0 KiB free.*--shm-size.*num_workers 0",
+        match=r"2 loader workers with 4 batches ahead: .* needed, 1\.0 KiB "
+        r"free.*--shm-size.*num_workers 0",
     ):
         list(made)
     monkeypatch.undo()
@@ -136,7 +148,9 @@ def test_too_little_shared_memory(tiny_corpus, monkeypatch):
 @pytest.mark.parametrize("end", ["killed", "exits"])
 def test_end_of_the_parent(tiny_corpus, end):
     command = [sys.executable, "-c", OWNER, str(tiny_corpus), str(Path(__file__).parent)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as owner:
         assert owner.stdout is not None and owner.stdin is not None
         assert owner.stdout.readline() == "ready\n"
         workers = psutil.Process(owner.pid).children()
@@ -151,7 +165,9 @@ def test_end_of_the_parent(tiny_corpus, end):
         finally:
             owner.kill()
     deadline = time.monotonic() + 20
-    while any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers):
+    while any(
+        worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers
+    ):
         assert time.monotonic() < deadline, "workers outlive their parent"
         time.sleep(0.05)
 

@@ -1,4 +1,6 @@
-"""Pages agree with the code: links resolve, Python imports, YAML loads, commands and options exist."""
+"""Pages agree with the code: links resolve, Python imports, YAML loads, commands and options
+exist.
+"""
 
 import ast
 import contextlib
@@ -22,13 +24,31 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 SCRIPTS = {"trainSpeakerNet.py": ["train"]}
-SCRIPTS |= {f"data_prep/{path.name}": ["prepare", path.stem] for path in (ROOT / "data_prep").glob("*.py")}
-OTHER_PROGRAMS = {"pip", "pytest", "make", "curl", "arecord", "git", "export", "source", "tensorboard", "cd", "head"}
+SCRIPTS |= {
+    f"data_prep/{path.name}": ["prepare", path.stem] for path in (ROOT / "data_prep").glob("*.py")
+}
+OTHER_PROGRAMS = {
+    "pip",
+    "pytest",
+    "make",
+    "curl",
+    "arecord",
+    "git",
+    "export",
+    "source",
+    "tensorboard",
+    "cd",
+    "head",
+}
 OTHER_PROGRAMS |= {"docker", "mkdir", "npm", "tar", "cp", "base64"}
 
 
 def blocks(page, *languages):
-    return [text for language, text in FENCE.findall(page.read_text(encoding="utf-8")) if language in languages]
+    return [
+        text
+        for language, text in FENCE.findall(page.read_text(encoding="utf-8"))
+        if language in languages
+    ]
 
 
 def prose(page):
@@ -43,9 +63,14 @@ def anchors(page):
 
 
 def commands(page):
-    """The words of every command in a page's shell blocks and of complete commands between backticks."""
+    """The words of every command in a page's shell blocks and of complete commands between
+    backticks.
+    """
     lines = [line for text in blocks(page, "sh") for line in text.replace("\\\n", " ").splitlines()]
-    lines += [" ".join(one.split()) for one in re.findall(r"(?<!`)`((?:speakernet|python) [^`]+)`", prose(page))]
+    lines += [
+        " ".join(one.split())
+        for one in re.findall(r"(?<!`)`((?:speakernet|python) [^`]+)`", prose(page))
+    ]
     for line in lines:
         for part in re.split(r" (?:&&|\|) ", line.replace("\\|", "|")):
             words = [word for word in shlex.split(part, comments=True) if word not in ("…", "...")]
@@ -68,11 +93,21 @@ def test_examples(page, tmp_path):
     for text in blocks(page, "python"):
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.ImportFrom):
-                assert all(hasattr(importlib.import_module(node.module or ""), one.name) for one in node.names)
+                assert all(
+                    hasattr(importlib.import_module(node.module or ""), one.name)
+                    for one in node.names
+                )
             elif isinstance(node, ast.Import):
                 assert all(importlib.import_module(one.name) for one in node.names)
     for text in blocks(page, "yaml"):
-        if next(iter(yaml.safe_load(text))) in ("data", "augment", "model", "loss", "training", "frontend"):
+        if next(iter(yaml.safe_load(text))) in (
+            "data",
+            "augment",
+            "model",
+            "loss",
+            "training",
+            "frontend",
+        ):
             (tmp_path / "page.yaml").write_text(text, encoding="utf-8")
             load_config(["--config", str(tmp_path / "page.yaml")])
 
@@ -91,7 +126,10 @@ def help_of(*words):
 def test_commands(page):
     for words in commands(page):
         if words[0] == "torchrun":
-            words = ["python", *words[next(i for i, word in enumerate(words) if word.endswith(".py")) :]]
+            words = [
+                "python",
+                *words[next(i for i, word in enumerate(words) if word.endswith(".py")) :],
+            ]
         if words[0] == "python" and words[1] in SCRIPTS:
             words = [*SCRIPTS[words[1]], *words[2:]]
         elif words[0] == "python":
@@ -118,7 +156,9 @@ def test_named_configurations():
         for words in commands(page):
             for option, name in itertools.pairwise(words):
                 is_reader_s = name.startswith(("my", "data/", "exps/", "ResNetSE34L_AP"))
-                assert option != "--config" or is_reader_s or (ROOT / "configs" / name).is_file(), name
+                assert option != "--config" or is_reader_s or (ROOT / "configs" / name).is_file(), (
+                    name
+                )
 
 
 def test_navigation():
@@ -128,7 +168,9 @@ def test_navigation():
 
 
 def test_exit_statuses():
-    codes = re.findall(r"^\| (\d+) \|", (ROOT / "docs" / "runs.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    codes = re.findall(
+        r"^\| (\d+) \|", (ROOT / "docs" / "runs.md").read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
     assert [int(code) for code in codes] == sorted(EXIT_STATUSES)
 
 
@@ -167,4 +209,6 @@ def test_kubernetes_manifest():
     assert parsed.rdzv_endpoint == f"{job['metadata']['name']}-0.{pod['subdomain']}:29500"
     assert parsed.training_script == "trainSpeakerNet.py"
     assert load_config(parsed.training_script_args).config.training.mirror.startswith("s3://")
-    assert {one["name"] for one in container["volumeMounts"]} == {one["name"] for one in pod["volumes"]}
+    assert {one["name"] for one in container["volumeMounts"]} == {
+        one["name"] for one in pod["volumes"]
+    }

@@ -17,8 +17,11 @@ from speakernet.cli import COMMANDS
 from speakernet.config.schema import SECTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), "")
-WIDTH, LONGEST_PAGE = 390, 2500
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
+)
+WIDTH = 390
+LONGEST_PAGE = 2500
 pytestmark = pytest.mark.slow
 
 MEASURE = """<!DOCTYPE html><body><iframe id="frame" style="border:0;width:WIDTHpx;height:900px"></iframe>
@@ -51,7 +54,9 @@ def site(tmp_path_factory):
     return folder / "site"
 
 
-@pytest.mark.skipif(not CHROMIUM, reason="no headless Chromium on this machine (apt-get install chromium)")
+@pytest.mark.skipif(
+    not CHROMIUM, reason="no headless Chromium on this machine (apt-get install chromium)"
+)
 def test_pages_fit_a_phone(site, tmp_path):
     names = sorted(path.name for path in site.glob("*.html"))
     page = MEASURE.replace("WIDTH", str(WIDTH)).replace("PAGES", json.dumps(names))
@@ -59,11 +64,24 @@ def test_pages_fit_a_phone(site, tmp_path):
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(site))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
-        command += [f"--user-data-dir={tmp_path}", "--virtual-time-budget=60000", "--dump-dom", "--hide-scrollbars"]
+        command = [
+            CHROMIUM,
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--enable-logging=stderr",
+        ]
+        command += [
+            f"--user-data-dir={tmp_path}",
+            "--virtual-time-budget=60000",
+            "--dump-dom",
+            "--hide-scrollbars",
+        ]
         command += ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
         address = f"http://127.0.0.1:{server.server_address[1]}/measure.html"
-        done = subprocess.run([*command, address], capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(
+            [*command, address], capture_output=True, text=True, timeout=300, check=False
+        )
         server.shutdown()
     found = re.search(r"FOUND(.*?)END", done.stdout, flags=re.DOTALL)
     assert found, done.stderr[-2000:]
@@ -81,7 +99,9 @@ def test_generated_pages(site):
         assert (site / f"configuration_{section}.html").exists()
     page = site / "notebook_first_hour.html"
     pictures = re.findall(r'<img[^>]*src="(first_hour/[^"]+)"', page.read_text())
-    assert len(pictures) == 5 and all((site / one).read_bytes().startswith(b"\x89PNG") for one in pictures)
+    assert len(pictures) == 5 and all(
+        (site / one).read_bytes().startswith(b"\x89PNG") for one in pictures
+    )
     assert "test EER" in text_of(page) and "Traceback" not in text_of(page)
     assert "Who speaks when" in text_of(site / "notebook_your_own_voices.html")
 

@@ -16,7 +16,11 @@ LISTS = {"trials": "trials", "training": "train_list", "validation": "held_out"}
 
 
 def make_trials(path, num_speakers=12, utterances=4):
-    names = [f"dev/s{speaker:02d}/{one}.wav" for speaker in range(num_speakers) for one in range(utterances)]
+    names = [
+        f"dev/s{speaker:02d}/{one}.wav"
+        for speaker in range(num_speakers)
+        for one in range(utterances)
+    ]
     pairs = [(first, second) for row, first in enumerate(names) for second in names[row + 1 :]]
     write_trials(path, ((int(one[:7] == other[:7]), one, other) for one, other in pairs))
     return read_trials(path)
@@ -25,17 +29,26 @@ def make_trials(path, num_speakers=12, utterances=4):
 def make_run(folder, trials, noise=1.2, seed=1):
     """A folder with all files of a run, and its evaluation."""
     folder.mkdir(parents=True)
-    random, speakers = np.random.default_rng(seed), speakers_of(trials)
+    random = np.random.default_rng(seed)
+    speakers = speakers_of(trials)
     centres = random.standard_normal((speakers.count, 16))
     table = centres[speakers.ids] + noise * random.standard_normal((len(speakers.ids), 16))
     embeddings = mean_embeddings(table.astype(np.float32))
     scores = cosine_scores(embeddings, trials.enrol, trials.test)
     write_scores(folder / "scores.txt", trials, scores)
-    results = figures(trials, scores, speakers, EvaluationOptions(bootstrap_samples=50), 0).to_dict()
+    results = figures(
+        trials, scores, speakers, EvaluationOptions(bootstrap_samples=50), 0
+    ).to_dict()
     rows = [
         {"label": "under 2 s", "num_trials": 40, "num_targets": 6, "note": "only 6 targets"}
         | {"eer_percent": 9.0, "eer_interval_percent": [4.0, 14.0]},
-        {"label": "2 s and more", "num_trials": 40, "num_targets": 0, "eer_percent": None, "note": "no targets"},
+        {
+            "label": "2 s and more",
+            "num_trials": 40,
+            "num_targets": 0,
+            "eer_percent": None,
+            "note": "no targets",
+        },
     ]
     steps = [
         {"label": label, "eer_percent": value, "eer_interval_percent": [value - 1, value + 1]}
@@ -56,12 +69,19 @@ def make_run(folder, trials, noise=1.2, seed=1):
         "command": "trainSpeakerNet.py --config <exp01.yaml> --save_path " + "exps/long_name_" * 12,
         "warnings": ["the best checkpoint was chosen on this very list"],
         "slices": [{"by": "duration of the shorter side", "note": "", "rows": rows}],
-        "sweep": [{"kind": "noise", "axis": "signal-to-noise ratio (dB)", "note": "", "rows": steps}],
+        "sweep": [
+            {"kind": "noise", "axis": "signal-to-noise ratio (dB)", "note": "", "rows": steps}
+        ],
     }
     (folder / "results.json").write_text(json.dumps(results))
     lines = []
     for step in range(1, 41):
-        values = {"loss": 8 / step, "accuracy_percent": 2.0 * step, "learning_rate": 1e-3 / step, "margin": 0.01 * step}
+        values = {
+            "loss": 8 / step,
+            "accuracy_percent": 2.0 * step,
+            "learning_rate": 1e-3 / step,
+            "margin": 0.01 * step,
+        }
         speed = {"utterances_per_second": 200 + step, "data_wait_share": 0.03, "step_seconds": 4.0}
         lines.append({"kind": "step", "step": step, "epoch": 1 + step // 10, **values, **speed})
         if step % 10 == 0:
@@ -70,6 +90,10 @@ def make_run(folder, trials, noise=1.2, seed=1):
             found = {"eer_percent": 30 / step, "eer_interval_percent": [20 / step, 45 / step]}
             lines.append({"kind": "evaluation", **epoch, **found, "evaluation_seconds": 15.0})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "config.yaml").write_text(f"data:\n  batch_size: {64 * seed}\nmodel:\n  name: ResNetSE34L\n")
+    (folder / "config.yaml").write_text(
+        f"data:\n  batch_size: {64 * seed}\nmodel:\n  name: ResNetSE34L\n"
+    )
     durations = np.arange(len(trials.names)) / 10 + 1
-    return Evaluation(trials, scores, Results.from_dict(results), None, embeddings, speakers, durations)
+    return Evaluation(
+        trials, scores, Results.from_dict(results), None, embeddings, speakers, durations
+    )

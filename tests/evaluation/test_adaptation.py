@@ -15,7 +15,9 @@ from speakernet.evaluation.adaptation import Covariances, Transform, two_covaria
 from speakernet.inference.adapt import ForeignFiles, imported
 from speakernet.models.importers.plda import read_array, read_plda
 
-DIM, SPEAKERS, EACH = 6, 40, 8
+DIM = 6
+SPEAKERS = 40
+EACH = 8
 RANDOM = np.random.default_rng(30)
 LABELS = np.repeat(np.arange(SPEAKERS), EACH)
 VOICES = RANDOM.standard_normal((SPEAKERS, DIM)) @ np.diag([3, 2, 1.5, 1, 0.5, 0.2])
@@ -26,18 +28,23 @@ OTHERS = RANDOM.standard_normal((300, DIM)) @ np.triu(np.ones((DIM, DIM)))
 def mapped(transform: Transform, rows: np.ndarray) -> np.ndarray:
     """All maps in order, without the final length normalisation."""
     for number, (matrix, offset) in enumerate(transform.maps):
-        rows = (rows / np.linalg.norm(rows, axis=1, keepdims=True) if number else rows) @ matrix.T + offset
+        rows = (
+            rows / np.linalg.norm(rows, axis=1, keepdims=True) if number else rows
+        ) @ matrix.T + offset
     return rows
 
 
 def test_statistics_by_hand() -> None:
     rows = np.array([[0.0], [2.0], [5.0], [9.0]])
     found = two_covariances(rows, np.array([3, 3, 8, 8]))
-    # Means 1 and 7; squared deviations 1 + 1 + 4 + 4 over two degrees of freedom; variance of the means 18 - 5 / 2.
+    # Means 1 and 7; squared deviations 1 + 1 + 4 + 4 over two degrees of freedom; variance of the
+    # means 18 - 5 / 2.
     assert (found.mean[0], found.within[0, 0], found.between[0, 0]) == pytest.approx((4, 5, 15.5))
     # Means closer than their error do not give a negative variance.
     assert two_covariances(rows, np.array([0, 1, 1, 0])).between[0, 0] == pytest.approx(0)
-    np.testing.assert_allclose(adaptation.shrunk(np.cov(ROWS.T), 0.3), shrunk_covariance(np.cov(ROWS.T), 0.3))
+    np.testing.assert_allclose(
+        adaptation.shrunk(np.cov(ROWS.T), 0.3), shrunk_covariance(np.cov(ROWS.T), 0.3)
+    )
 
 
 def test_linear_maps() -> None:
@@ -48,7 +55,9 @@ def test_linear_maps() -> None:
     np.testing.assert_allclose(
         np.cov(coloured.T), np.cov(OTHERS.T) * len(ROWS) / (len(ROWS) - 1) * 299 / 300, rtol=1e-6
     )
-    within = two_covariances(mapped(adaptation.wccn(ROWS, LABELS, shrinkage=0.0), ROWS), LABELS).within
+    within = two_covariances(
+        mapped(adaptation.wccn(ROWS, LABELS, shrinkage=0.0), ROWS), LABELS
+    ).within
     np.testing.assert_allclose(within, np.eye(DIM), atol=1e-9)
     # A direction without variance does not divide by zero.
     flat = ROWS * np.array([1, 1, 1, 1, 1, 0])
@@ -60,7 +69,9 @@ def test_lda() -> None:
     units = ROWS - ROWS.mean(axis=0)
     units /= np.linalg.norm(units, axis=1, keepdims=True)
     theirs = LinearDiscriminantAnalysis(solver="eigen").fit(units, LABELS).scalings_[:, :2].T
-    cosines = (ours * theirs).sum(axis=1) / np.linalg.norm(ours, axis=1) / np.linalg.norm(theirs, axis=1)
+    cosines = (
+        (ours * theirs).sum(axis=1) / np.linalg.norm(ours, axis=1) / np.linalg.norm(theirs, axis=1)
+    )
     # Ours drops negative variances between speakers.
     np.testing.assert_allclose(np.abs(cosines), 1, atol=1e-4)
 
@@ -69,13 +80,20 @@ def test_lda() -> None:
 def test_plda(dim: int | None) -> None:
     covariances = two_covariances(ROWS, LABELS).shrunk(0.2)
     (matrix, offset), plda = covariances.plda(dim)
-    np.testing.assert_allclose(matrix @ covariances.within @ matrix.T, np.eye(dim or DIM), atol=1e-9)
-    np.testing.assert_allclose(matrix @ covariances.between @ matrix.T, np.diag(plda.between), atol=1e-9)
+    np.testing.assert_allclose(
+        matrix @ covariances.within @ matrix.T, np.eye(dim or DIM), atol=1e-9
+    )
+    np.testing.assert_allclose(
+        matrix @ covariances.between @ matrix.T, np.diag(plda.between), atol=1e-9
+    )
     rows = ROWS[:12] @ matrix.T + offset
     enrol, test = np.triu_indices(12, 1)
     found = plda.trial_scores(rows.astype(np.float32), enrol, test)
-    scaled = rows * np.sqrt(rows.shape[1] / (rows**2 / (1 + plda.between)).sum(axis=1, keepdims=True))
-    between, total = np.diag(plda.between), np.diag(plda.between + 1)
+    scaled = rows * np.sqrt(
+        rows.shape[1] / (rows**2 / (1 + plda.between)).sum(axis=1, keepdims=True)
+    )
+    between = np.diag(plda.between)
+    total = np.diag(plda.between + 1)
     joint = multivariate_normal(cov=np.block([[total, between], [between, total]]))
     alone = multivariate_normal(cov=total)
     expected = [joint.logpdf(np.r_[scaled[a], scaled[b]]) for a, b in zip(enrol, test, strict=True)]
@@ -85,14 +103,17 @@ def test_plda(dim: int | None) -> None:
 
 
 def test_adapted_covariances() -> None:
-    ours, theirs = two_covariances(ROWS, LABELS), Covariances(np.ones(DIM), np.eye(DIM), 2 * np.eye(DIM))
+    ours = two_covariances(ROWS, LABELS)
+    theirs = Covariances(np.ones(DIM), np.eye(DIM), 2 * np.eye(DIM))
     mixed = ours.interpolated(theirs, 0.25)
     np.testing.assert_allclose(mixed.within, 0.75 * ours.within + 0.5 * np.eye(DIM))
     np.testing.assert_array_equal(mixed.mean, ours.mean)
     # In the basis in which the total covariance is the identity, the variance above 1 is shared.
     found = theirs.adapted(OTHERS, 0.7, 0.3)
     root = np.real(sqrtm(theirs.between + theirs.within))
-    variances, directions = np.linalg.eigh(np.linalg.inv(root) @ np.cov(OTHERS.T) @ np.linalg.inv(root))
+    variances, directions = np.linalg.eigh(
+        np.linalg.inv(root) @ np.cov(OTHERS.T) @ np.linalg.inv(root)
+    )
     excess = root @ (directions * np.maximum(variances - 1, 0)) @ directions.T @ root
     np.testing.assert_allclose(found.between, theirs.between + 0.7 * excess)
     np.testing.assert_allclose(found.within, theirs.within + 0.3 * excess)
@@ -101,13 +122,21 @@ def test_adapted_covariances() -> None:
 def reference(rows, plda, *, is_kaldi):
     """Scores of all pairs as defined by the toolkits, p(test | enrolment) / p(test), in a loop."""
     transform, offset, psi = plda
-    rows = [transform @ row * 1.0 + offset for row in np.sqrt(DIM) * rows / np.linalg.norm(rows, axis=1, keepdims=True)]
-    lengths = [np.sqrt(len(psi) / ((row**2 / (psi + 1)).sum() if is_kaldi else (row**2).sum())) for row in rows]
+    rows = [
+        transform @ row * 1.0 + offset
+        for row in np.sqrt(DIM) * rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    ]
+    lengths = [
+        np.sqrt(len(psi) / ((row**2 / (psi + 1)).sum() if is_kaldi else (row**2).sum()))
+        for row in rows
+    ]
     rows = [row * length for row, length in zip(rows, lengths, strict=True)]
 
     def ratio(enrol, test):
         given = multivariate_normal(psi / (psi + 1) * enrol, np.diag(1 + psi / (psi + 1)))
-        return given.logpdf(test) - multivariate_normal(np.zeros(len(psi)), np.diag(1 + psi)).logpdf(test)
+        return given.logpdf(test) - multivariate_normal(
+            np.zeros(len(psi)), np.diag(1 + psi)
+        ).logpdf(test)
 
     return np.array([[ratio(one, other) for other in rows] for one in rows])
 
@@ -132,27 +161,42 @@ def kaldi_binary(*arrays):
 
 @pytest.mark.parametrize("kind", ["text", "binary", "hdf5"])
 def test_scores_of_imported_plda(tmp_path, kind) -> None:
-    mean, transform, psi = RANDOM.standard_normal(DIM), RANDOM.standard_normal((DIM, DIM)), RANDOM.uniform(0, 5, DIM)
-    path, offset = tmp_path / "plda", -transform @ mean
+    mean = RANDOM.standard_normal(DIM)
+    transform = RANDOM.standard_normal((DIM, DIM))
+    psi = RANDOM.uniform(0, 5, DIM)
+    path = tmp_path / "plda"
+    offset = -transform @ mean
     if kind == "hdf5":
         h5py = pytest.importorskip("h5py", reason="wespeaker's files need h5py")
         with h5py.File(path, "w") as file:
-            for name, value in {"mu": mean, "transform": transform, "psi": psi, "offset": offset}.items():
+            for name, value in {
+                "mu": mean,
+                "transform": transform,
+                "psi": psi,
+                "offset": offset,
+            }.items():
                 file.create_dataset(name, data=value, compression="gzip", fletcher32=True)
     elif kind == "text":
         path.write_bytes(b"<Plda> " + kaldi_text(mean, transform, psi) + b"</Plda> ")
     else:
         path.write_bytes(b"\0B<Plda> " + kaldi_binary(mean, transform, psi) + b"</Plda> ")
-    expected = reference(ROWS[:8] - ROWS.mean(axis=0), (transform, offset, psi), is_kaldi=kind != "hdf5")
+    expected = reference(
+        ROWS[:8] - ROWS.mean(axis=0), (transform, offset, psi), is_kaldi=kind != "hdf5"
+    )
     found = imported(ROWS, ForeignFiles(path))
     units = found.apply(ROWS[:8])
     np.testing.assert_allclose(found.plda.scores(units, units), expected, atol=1e-5, rtol=1e-5)
     # Also after Kaldi's mean and a transform with an offset.
-    lda, centre = np.c_[RANDOM.standard_normal((DIM, 9)), np.arange(DIM)], RANDOM.standard_normal(9)
+    lda = np.c_[RANDOM.standard_normal((DIM, 9)), np.arange(DIM)]
+    centre = RANDOM.standard_normal(9)
     (tmp_path / "lda").write_bytes(b"\0B" + kaldi_binary(lda))
     (tmp_path / "mean").write_bytes(kaldi_text(centre))
     rows = RANDOM.standard_normal((8, 9))
-    expected = reference((rows - centre) @ lda[:, :9].T + lda[:, 9], (transform, offset, psi), is_kaldi=kind != "hdf5")
+    expected = reference(
+        (rows - centre) @ lda[:, :9].T + lda[:, 9],
+        (transform, offset, psi),
+        is_kaldi=kind != "hdf5",
+    )
     found = imported(rows, ForeignFiles(path, tmp_path / "mean", tmp_path / "lda"))
     units = found.apply(rows)
     np.testing.assert_allclose(found.plda.scores(units, units), expected, atol=1e-5, rtol=1e-5)

@@ -1,4 +1,6 @@
-"""Results of scores: results.json, `compare`, fusion, score files, cautions, recognised published lists."""
+"""Results of scores: results.json, `compare`, fusion, score files, cautions, recognised published
+lists.
+"""
 
 import dataclasses
 import json
@@ -9,7 +11,14 @@ import numpy as np
 import pytest
 
 from speakernet.cli import main
-from speakernet.data.lists import StringTable, TrialList, identify_trials, read_trials, repeated_trials, write_trials
+from speakernet.data.lists import (
+    StringTable,
+    TrialList,
+    identify_trials,
+    read_trials,
+    repeated_trials,
+    write_trials,
+)
 from speakernet.evaluation.figures import cautions, compare_scores, figures
 from speakernet.evaluation.files import read_scores, scores_for, write_scores
 from speakernet.evaluation.metrics import eer
@@ -38,7 +47,9 @@ def systems(tmp_path, trials, random):
 
 @pytest.fixture()
 def run(monkeypatch, tmp_path, trials, capsys):
-    """A function that runs a command on the trials in the folder of the systems; its status and output."""
+    """A function that runs a command on the trials in the folder of the systems; its status and
+    output.
+    """
     monkeypatch.chdir(tmp_path)
 
     def command(*words):
@@ -57,7 +68,10 @@ def test_compare(trials, systems, run):
     status, out = run("compare", "a", "b/scores.txt")
     difference = eer(systems["b"], trials.labels) - eer(systems["a"], trials.labels)
     assert status == 0
-    assert f"EER (%): A is better than B by {difference:.3f} (95 % interval " in out and "is significant" in out
+    assert (
+        f"EER (%): A is better than B by {difference:.3f} (95 % interval " in out
+        and "is significant" in out
+    )
     out = run("compare", "b", "b/scores.txt")[1]
     assert "A and B are equal (95 % interval 0.000 to 0.000), which is not significant" in out
     for wrong in (["--priors", "1.5"], ["--draws", "0"], ["--draws", "99"]):
@@ -67,7 +81,9 @@ def test_compare(trials, systems, run):
         assert status == 1 and named in out
 
 
-@pytest.mark.parametrize("wrong", [("--prior", "7.0"), ("--priors", "0.0"), ("--draws", "-1"), ("--draws", "99")])
+@pytest.mark.parametrize(
+    "wrong", [("--prior", "7.0"), ("--priors", "0.0"), ("--draws", "-1"), ("--draws", "99")]
+)
 def test_wrong_options_are_named(wrong, trials, systems, run, capsys):
     assert main(["evaluate", "--scores", "a", "--trials", trials.source, *wrong]) == 1
     assert " ".join(wrong) in capsys.readouterr().err
@@ -96,16 +112,37 @@ def test_fusion(trials, run, random):
     results = results_in("fused")
     assert status == 0 and "Cllr" in out
     assert results["eer_percent"] < min(eer(scores, trials.labels) for scores in heard)
-    assert results["calibration"]["inputs"] == ["a", "b"] and min(results["calibration"]["weights"]) > 0
+    assert (
+        results["calibration"]["inputs"] == ["a", "b"]
+        and min(results["calibration"]["weights"]) > 0
+    )
     # Fitting and reporting on one list causes a warning, also on the page.
     assert any("weights were fitted" in one for one in results["warnings"])
-    assert [one["role"] for one in results["lists"]] == ["trials", "scores", "scores", "fusion trials"]
+    assert [one["role"] for one in results["lists"]] == [
+        "trials",
+        "scores",
+        "scores",
+        "fusion trials",
+    ]
     # The same options calibrate a single system, whose scores do not change.
-    one = ["evaluate", "--scores", "a.txt", "--fusion_scores", "a.txt", "--fusion_trials", trials.source]
+    one = [
+        "evaluate",
+        "--scores",
+        "a.txt",
+        "--fusion_scores",
+        "a.txt",
+        "--fusion_trials",
+        trials.source,
+    ]
     assert run(*one, "--save_path", "one")[0] == 0
     assert read_scores("one/scores.txt")[1] == pytest.approx(heard[0], abs=1e-4)
     # Scores that are already log-likelihood ratios are evaluated without a fit.
-    assert run("evaluate", "--scores", "fused/scores.txt", "--scores_are_llrs", "--save_path", "again")[0] == 0
+    assert (
+        run(
+            "evaluate", "--scores", "fused/scores.txt", "--scores_are_llrs", "--save_path", "again"
+        )[0]
+        == 0
+    )
     assert results_in("again")["cllr"] == pytest.approx(results["cllr"], abs=1e-3)
 
 
@@ -127,12 +164,20 @@ def test_several_systems_with_a_stored_list(systems, run, capsys):
     for name in "abc":
         assert run("evaluate", "--scores", name, "--save_path", f"{name}/eval/trials")[0] == 0
         Path(name, "scores.txt").rename(f"{name}.txt")
-    values = results_in("a/eval/trials") | {"warnings": ["the best checkpoint was chosen on this very list: x"]}
+    values = results_in("a/eval/trials") | {
+        "warnings": ["the best checkpoint was chosen on this very list: x"]
+    }
     Path("a/eval/trials/results.json").write_text(json.dumps(values))
     assert main(["compare", "a", "b", "c", "--draws", "100"]) == 0
     out = capsys.readouterr().out
-    assert "A is better than B" in out and "C is better than A" in out and "A: the best checkpoint was chosen on" in out
-    assert [len(line.split()) for line in out.splitlines() if line.startswith("minDCF(0.01) ")] == [4]
+    assert (
+        "A is better than B" in out
+        and "C is better than A" in out
+        and "A: the best checkpoint was chosen on" in out
+    )
+    assert [len(line.split()) for line in out.splitlines() if line.startswith("minDCF(0.01) ")] == [
+        4
+    ]
     # A score file has no labels, so they come from the folder, in any order.
     assert main(["compare", "a.txt", "b", "--draws", "100"]) == 0
     assert main(["compare", "a.txt", "b.txt"]) == 1
@@ -149,16 +194,25 @@ def test_other_results_are_not_overwritten(trials, systems, run):
     for names, folder, named in ((["a"], "run", "run"), (["a", "b", *fusing], "a", "a/scores.txt")):
         status, out = run("evaluate", "--scores", *names, "--save_path", folder)
         assert status == 1 and named in out
-    assert Path("run/results.json").read_text() == "kept" and Path("a/scores.txt").read_bytes() == before
+    assert (
+        Path("run/results.json").read_text() == "kept"
+        and Path("a/scores.txt").read_bytes() == before
+    )
     assert run("evaluate", "--scores", "a", "--prior", "nan")[0] == 1
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("c b -1 target\na b 3 nontarget\na c 0.5 nontarget\n", r"2 of 3 .*trials\.txt, .*line 2: 'a b'"),
+        (
+            "c b -1 target\na b 3 nontarget\na c 0.5 nontarget\n",
+            r"2 of 3 .*trials\.txt, .*line 2: 'a b'",
+        ),
         # b against a is not the same trial as a against b.
-        ("b c -1\na b 3\na c 0.5\n", r"2 of the 3 .*trials\.txt; .*line 4: 'c b'; 1 of the 3 .*line 1: 'b c'"),
+        (
+            "b c -1\na b 3\na c 0.5\n",
+            r"2 of the 3 .*trials\.txt; .*line 4: 'c b'; 1 of the 3 .*line 1: 'b c'",
+        ),
         ("a b 3\na b 3\na c 0.5\nc b 1\n", r"4 scores .* 3 trials .* line 2: "),
         ("a b 0.5\n\na c nan\nc b -1e308\n", r"2 of 3 scores .*: lines 3, 4"),
         ("modelid\tsegmentid\tside\tLLR\na\tb\ta\t3\n", r"line 1: a heading line"),
@@ -184,7 +238,9 @@ def test_scores_are_matched_by_pair(tmp_path):
     rows = [(names[0], names[1]), (names[2], names[0])]
     lines = [f"{1 - row}\t{one}\t{other}\n" for row, (one, other) in enumerate(rows)]
     (tmp_path / "trials.txt").write_text("".join(lines), encoding="utf-8")
-    scores = [f"{one}\t{other}\t{row}\r\n\r\n" for row, (one, other) in reversed(list(enumerate(rows)))]
+    scores = [
+        f"{one}\t{other}\t{row}\r\n\r\n" for row, (one, other) in reversed(list(enumerate(rows)))
+    ]
     (tmp_path / "scores.txt").write_bytes(("\ufeff" + "".join(scores)).encode())
     trials = read_trials(tmp_path / "trials.txt")
     np.testing.assert_array_equal(scores_for(trials, tmp_path / "scores.txt"), [0, 1])
@@ -193,10 +249,16 @@ def test_scores_are_matched_by_pair(tmp_path):
 
 
 def test_published_lists(shared_data, tmp_path):
-    for file, name, other in (("veri_test", "O, original", "O, cleaned"), ("veri_test2", "O, cleaned", "O, original")):
+    for file, name, other in (
+        ("veri_test", "O, original", "O, cleaned"),
+        ("veri_test2", "O, cleaned", "O, original"),
+    ):
         path = shared_data / "voxceleb_lists" / f"{file}.txt"
         found = identify_trials(read_trials(path))
-        assert f"this is VoxCeleb1-{name}" in found and f"often confused with VoxCeleb1-{other}" in found
+        assert (
+            f"this is VoxCeleb1-{name}" in found
+            and f"often confused with VoxCeleb1-{other}" in found
+        )
         (tmp_path / "moved").write_text("\n" + path.read_text())
         found = identify_trials(read_trials(tmp_path / "moved"))
         assert found.startswith(f"most likely VoxCeleb1-{name}") and f"VoxCeleb1-{other}" in found
@@ -212,23 +274,41 @@ def counted(num_trials, num_targets, name="id1{:04d}/abcdefghijk/00001.wav"):
 def test_published_lists_by_counts_and_names():
     found = identify_trials(counted(579818, 289921))
     assert found.startswith("most likely VoxCeleb1-E, cleaned") and "581,480 trials" in found
-    for trials in (counted(579818, 289922), counted(550894, 7), counted(550894, 275488, "other/{}.wav")):
+    for trials in (
+        counted(579818, 289922),
+        counted(550894, 7),
+        counted(550894, 275488, "other/{}.wav"),
+    ):
         assert identify_trials(trials).startswith("as many trials as VoxCeleb1-")
     assert identify_trials(counted(12345, 600)) == ""
 
 
 def test_paired_draws(trials, random):
     scores = random.standard_normal(len(trials)) + 2.0 * trials.labels
-    result = compare_scores(trials, [scores, 3 * scores + 1], speakers_of(trials), num_draws=50, seed=0)
+    result = compare_scores(
+        trials, [scores, 3 * scores + 1], speakers_of(trials), num_draws=50, seed=0
+    )
     assert len(result.differences[0]) == 3
     for difference in result.differences[0]:
         assert (difference.value, difference.interval) == (0, (0, 0))
 
 
 FIGURES = {
-    *("num_trials", "num_utterances", "eer_percent", "eer_interval_percent", "min_dcf", "num_targets"),
-    *("num_duplicate_trials", "eer_threshold", "eer_convex_hull_percent", "eer_voxceleb_trainer_percent"),
-    *("dcf_costs", "area_under_roc", "min_cllr", "num_speakers", "speaker_rule"),
+    "num_trials",
+    "num_utterances",
+    "eer_percent",
+    "eer_interval_percent",
+    "min_dcf",
+    "num_targets",
+    "num_duplicate_trials",
+    "eer_threshold",
+    "eer_convex_hull_percent",
+    "eer_voxceleb_trainer_percent",
+    "dcf_costs",
+    "area_under_roc",
+    "min_cllr",
+    "num_speakers",
+    "speaker_rule",
 }
 DRAWN = {"num_draws", "min_dcf_interval", "interval_note", "det_band"}
 CALIBRATED = {"cllr", "act_dcf", "calibration_loss"}
@@ -275,8 +355,18 @@ def test_round_trip_of_results(trials, scores):
     assert Results.from_dict(written) == whole
     assert written["warnings"] == [] and written["of_a_later_version"] == [1]
     first, second, third = written["slices"][0]["rows"]
-    assert first["eer_interval_percent"] == [4.0, 6.0] and second["eer_interval_percent"] == [None, None]
-    assert set(third) == {"label", "num_trials", "num_targets", "eer_percent", "eer_interval_percent", "note"}
+    assert first["eer_interval_percent"] == [4.0, 6.0] and second["eer_interval_percent"] == [
+        None,
+        None,
+    ]
+    assert set(third) == {
+        "label",
+        "num_trials",
+        "num_targets",
+        "eer_percent",
+        "eer_interval_percent",
+        "note",
+    }
     assert set(written["sweep"][0]["rows"][0]) == {"label", "eer_percent", "eer_interval_percent"}
 
 
@@ -292,7 +382,11 @@ GOOD = Results(
 
 def test_cautions():
     worse = dataclasses.replace(
-        GOOD, eer_percent=60.0, num_duplicate_trials=1200, num_contradicting_trials=2, interval_note="no interval: few"
+        GOOD,
+        eer_percent=60.0,
+        num_duplicate_trials=1200,
+        num_contradicting_trials=2,
+        interval_note="no interval: few",
     )
     assert cautions(GOOD) == []
     (shared,) = cautions(dataclasses.replace(GOOD, num_same_session_targets=30))
@@ -301,11 +395,15 @@ def test_cautions():
     assert "session" in unknown
     swapped, wrong, repeated, interval = cautions(worse)
     assert "swapped" in swapped and wrong.startswith("2 trials")
-    assert repeated.startswith("1,200 trials occur more than once") and interval == "no interval: few"
+    assert (
+        repeated.startswith("1,200 trials occur more than once") and interval == "no interval: few"
+    )
 
 
 def test_caution_about_min_dcf():
-    """At a prior of 0.01 with 99 non-targets, one false accept costs as much as accepting nobody: 0.99 / 99 is 0.01."""
+    """At a prior of 0.01 with 99 non-targets, one false accept costs as much as accepting nobody:
+    0.99 / 99 is 0.01.
+    """
     for nontargets, few in ((98, True), (99, True), (100, False)):
         found = cautions(dataclasses.replace(GOOD, num_trials=100 + nontargets))
         assert bool(found) is few, nontargets

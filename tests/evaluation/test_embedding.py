@@ -1,4 +1,6 @@
-"""Utterances to embeddings: batches, crops, long recordings in windows, stored embeddings; slices and sweeps."""
+"""Utterances to embeddings: batches, crops, long recordings in windows, stored embeddings; slices
+and sweeps.
+"""
 
 import dataclasses
 import itertools
@@ -31,7 +33,9 @@ from speakernet.models.speaker_net import SpeakerNet
 @pytest.fixture(scope="module")
 def net():
     torch.manual_seed(3)
-    return SpeakerNet.named("ResNet", embedding_dim=16, model_options={"channels": 8, "blocks": [1, 1]}).eval()
+    return SpeakerNet.named(
+        "ResNet", embedding_dim=16, model_options={"channels": 8, "blocks": [1, 1]}
+    ).eval()
 
 
 @pytest.fixture()
@@ -58,9 +62,14 @@ def test_whole_utterances(net, source, names, monkeypatch, has_few_shapes):
     batched = embed_utterances(net, source, names, options, has_few_shapes=has_few_shapes)
     assert len(shapes) > 2
     if has_few_shapes:
-        assert all(rows in (1, 2, 4) and samples == usual_width(samples) for rows, samples in shapes)
+        assert all(
+            rows in (1, 2, 4) and samples == usual_width(samples) for rows, samples in shapes
+        )
     monkeypatch.undo()
-    single = [net.embed(torch.from_numpy(source.read(name))[None], sample_rate=16000).numpy() for name in names]
+    single = [
+        net.embed(torch.from_numpy(source.read(name))[None], sample_rate=16000).numpy()
+        for name in names
+    ]
     assert batched.shape == (len(names), 1, 16)
     np.testing.assert_allclose(batched[:, 0], np.concatenate(single), atol=1e-5)
 
@@ -70,10 +79,14 @@ def test_crops(net, source, names, batch_size, frames):
     options = EvaluationOptions(eval_frames=frames, num_crops=4, batch_size=batch_size)
     found = embed_utterances(net, source, names, options)
     for row, name in enumerate(names):
-        audio, length = source.read(name), frames * 160 + 240
+        audio = source.read(name)
+        length = frames * 160 + 240
         if len(audio) <= length:
             audio = np.pad(audio, (0, length - len(audio) + 1), "wrap")
-        crops = [audio[int(start) : int(start) + length] for start in np.linspace(0, len(audio) - length, num=4)]
+        crops = [
+            audio[int(start) : int(start) + length]
+            for start in np.linspace(0, len(audio) - length, num=4)
+        ]
         lengths = torch.full((len(crops),), length)
         expected = net.embed(torch.from_numpy(np.stack(crops)), lengths, sample_rate=16000)
         np.testing.assert_allclose(found[row], expected.numpy(), atol=1e-5)
@@ -93,7 +106,10 @@ def test_long_recordings(net, source, names, monkeypatch, caplog):
             continue
         num_long += 1
         windows = np.array_split(audio, math.ceil(len(audio) / 11200))
-        expected = [net.embed(torch.from_numpy(one.copy())[None], sample_rate=16000).numpy() for one in windows]
+        expected = [
+            net.embed(torch.from_numpy(one.copy())[None], sample_rate=16000).numpy()
+            for one in windows
+        ]
         np.testing.assert_allclose(found[row], np.mean(expected, axis=0), atol=1e-3)
     assert num_long == 12 and f"{num_long} recordings" in caplog.text
 
@@ -102,7 +118,9 @@ def test_missing_utterances(net, source):
     missing = ["nobody/1.wav", "nobody/2.wav"]
     with pytest.raises(AudioError, match=r"2 of 3 utterances cannot be read.*nobody/1\.wav"):
         embed_utterances(net, source, ["spk08/utt0.wav", *missing], EvaluationOptions())
-    with pytest.raises(AudioError, match=r"2 of 2 utterances cannot be read from .*nobody") as refused:
+    with pytest.raises(
+        AudioError, match=r"2 of 2 utterances cannot be read from .*nobody"
+    ) as refused:
         embed_utterances(net, source, missing, EvaluationOptions())
     assert str(refused.value).count(missing[0]) == 1
 
@@ -120,9 +138,12 @@ def test_reused_embeddings(net, source, tiny_corpus, tmp_path, monkeypatch):
     embedder = Embedder(net, options, stores=(tmp_path,), model_digest="one")
 
     def evaluated(embedder):
-        return evaluate(embedder, Backend(options), trials, source, speakers_of(trials), options, 0).scores
+        return evaluate(
+            embedder, Backend(options), trials, source, speakers_of(trials), options, 0
+        ).scores
 
-    first, again = evaluated(embedder), evaluated(embedder)
+    first = evaluated(embedder)
+    again = evaluated(embedder)
     assert len(calls) == 1
     np.testing.assert_array_equal(first, again)
     evaluated(dataclasses.replace(embedder, model_digest="two"))
@@ -138,18 +159,26 @@ def test_both(net, source, tiny_corpus):
     scores = {}
     for mode in ("crops", "whole", "both"):
         options = EvaluationOptions(embedding=mode, eval_frames=60, num_crops=2)
-        scores[mode] = score_trials(Embedder(net, options), Backend(EvaluationOptions()), trials, source).scores
+        scores[mode] = score_trials(
+            Embedder(net, options), Backend(EvaluationOptions()), trials, source
+        ).scores
     np.testing.assert_allclose(scores["both"], (scores["crops"] + scores["whole"]) / 2, atol=1e-6)
 
 
 def test_subset(tiny_corpus):
     trials = read_trials(tiny_corpus / "trials.txt")
-    chosen, again = subset(trials, 22, seed=1), subset(trials, 22, seed=1)
+    chosen = subset(trials, 22, seed=1)
+    again = subset(trials, 22, seed=1)
     assert trials.labels is not None and chosen.labels is not None and len(chosen) == 22
     assert chosen.labels.sum() == round(22 * trials.labels.sum() / len(trials))
     np.testing.assert_array_equal(chosen.enrol, again.enrol)
-    pairs = {(trials.names[a], trials.names[b]) for a, b in zip(trials.enrol, trials.test, strict=True)}
-    assert all((chosen.names[a], chosen.names[b]) in pairs for a, b in zip(chosen.enrol, chosen.test, strict=True))
+    pairs = {
+        (trials.names[a], trials.names[b]) for a, b in zip(trials.enrol, trials.test, strict=True)
+    }
+    assert all(
+        (chosen.names[a], chosen.names[b]) in pairs
+        for a, b in zip(chosen.enrol, chosen.test, strict=True)
+    )
 
 
 RATE = 16000
@@ -161,7 +190,8 @@ WHOLE_BYTES = LONG_MINUTES * 60 * RATE * 4
 class Counting:
     """A network that only counts its inputs."""
 
-    sample_rate, min_samples = RATE, 400
+    sample_rate = RATE
+    min_samples = 400
 
     def embed(self, waveforms, lengths, *, sample_rate):
         return waveforms[:, :4].clone()
@@ -171,7 +201,9 @@ class Counting:
 def folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("long")
     draw = np.random.default_rng(0)
-    for number, samples in enumerate((FRAME - 7, FRAME, 5 * FRAME, 5 * FRAME + 1, 10 * FRAME, 12 * FRAME + 99)):
+    for number, samples in enumerate(
+        (FRAME - 7, FRAME, 5 * FRAME, 5 * FRAME + 1, 10 * FRAME, 12 * FRAME + 99)
+    ):
         loudness = np.linspace(0.01, 0.3, samples)
         write_audio(root / f"{number}.wav", loudness * draw.standard_normal(samples))
     block = draw.integers(-9999, 9999, RATE * 60, dtype=np.int16)
@@ -195,7 +227,8 @@ def long_source(folder):
 
 @pytest.fixture(scope="module")
 def steps(folder):
-    banks, rooms = noise_banks(folder / "noise", RATE, None), RirBank(folder / "rooms", RATE, None, is_aligned=True)
+    banks = noise_banks(folder / "noise", RATE, None)
+    rooms = RirBank(folder / "rooms", RATE, None, is_aligned=True)
     return sweep_steps(KINDS, banks, rooms, sample_rate=RATE)
 
 
@@ -221,7 +254,9 @@ def test_degraded_crops_of_a_long_recording(long_source, steps, monkeypatch):
         degraded = DegradedSource(long_source, names, step)
         whole = degraded.read("5.wav")
         assert len(whole) == total and degraded.lookup_table(names).num_samples[0] == total
-        parts = [degraded.read("5.wav", first, last - first) for first, last in itertools.pairwise(edges)]
+        parts = [
+            degraded.read("5.wav", first, last - first) for first, last in itertools.pairwise(edges)
+        ]
         np.testing.assert_array_equal(np.concatenate(parts), whole)
         np.testing.assert_array_equal(degraded.read("5.wav", 1000, 3000), whole[1000:4000])
         np.testing.assert_array_equal(degraded.read("5.wav", 4000), whole[4000:])
@@ -230,7 +265,9 @@ def test_degraded_crops_of_a_long_recording(long_source, steps, monkeypatch):
             parts[1], step.transform(long_source.read("5.wav", edges[1], edges[2] - edges[1]), 0)
         )
         # A short recording is degraded as a whole.
-        np.testing.assert_array_equal(degraded.read("0.wav"), step.transform(long_source.read("0.wav"), 1))
+        np.testing.assert_array_equal(
+            degraded.read("0.wav"), step.transform(long_source.read("0.wav"), 1)
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -249,8 +286,12 @@ PLAIN = {"num_threads": 2, "num_draws": 0, "seed": 0}
 
 
 def some_trials(num_speakers=8, utterances=3):
-    names = [f"s{speaker}/{one}.wav" for speaker in range(num_speakers) for one in range(utterances)]
-    rows = [(first, second) for first in range(len(names)) for second in range(first + 1, len(names))]
+    names = [
+        f"s{speaker}/{one}.wav" for speaker in range(num_speakers) for one in range(utterances)
+    ]
+    rows = [
+        (first, second) for first in range(len(names)) for second in range(first + 1, len(names))
+    ]
     enrol, test = np.array(rows, dtype=np.int32).T
     labels = (enrol // utterances == test // utterances).astype(np.int8)
     return TrialList(StringTable.from_strings(names), enrol, test, labels, "trials.txt")
@@ -272,7 +313,8 @@ def test_duration_groups(random):
 
 def test_slices(random):
     trials = some_trials()
-    scores, seconds = scores_of(trials, random), random.uniform(1, 12, len(trials.names))
+    scores = scores_of(trials, random)
+    seconds = random.uniform(1, 12, len(trials.names))
     slicing = slices.value_slicing("duration", seconds, trials, slices.DURATION_EDGES_SECONDS, " s")
     result = slices.slice_results(slicing, trials, scores, speakers_of(trials), 20, 0)
     assert sum(row.num_trials for row in result.rows) == len(trials)
@@ -299,9 +341,14 @@ def test_slices_without_targets(random):
     result = slices.slice_results(same, trials, scores, speakers_of(trials), 10, 0)
     different = (same.groups == 1) | (trials.labels == 1)
     assert not trials.labels[same.groups == 1].any()
-    assert result.rows[1].eer_percent == pytest.approx(eer(scores[different], trials.labels[different]))
+    assert result.rows[1].eer_percent == pytest.approx(
+        eer(scores[different], trials.labels[different])
+    )
     assert "all targets" in result.note
-    assert both.labels == ["gender f", "gender m"] and (both.groups == -1).sum() == (same.groups == 1).sum()
+    assert (
+        both.labels == ["gender f", "gender m"]
+        and (both.groups == -1).sum() == (same.groups == 1).sum()
+    )
 
 
 def test_numeric_columns():
@@ -316,7 +363,10 @@ def test_numeric_columns():
     assert slices.usable_columns(columns) == ["age", "room"]
 
 
-READERS = (partial(read_csv, needed=["path", "speaker"]), partial(slices.read_metadata, names=["a"]))
+READERS = (
+    partial(read_csv, needed=["path", "speaker"]),
+    partial(slices.read_metadata, names=["a"]),
+)
 
 
 @pytest.mark.parametrize("read", READERS)
@@ -349,15 +399,25 @@ def test_incomplete_metadata(tmp_path):
 def audio(tmp_path_factory):
     root = tmp_path_factory.mktemp("audio")
     random = np.random.default_rng(5)
-    for name, seconds in (("s0/0.wav", 1.5), ("s0/1.wav", 5.0), ("s1/0.wav", 3.0), ("s1/1.wav", 3.0)):
+    for name, seconds in (
+        ("s0/0.wav", 1.5),
+        ("s0/1.wav", 5.0),
+        ("s1/0.wav", 3.0),
+        ("s1/1.wav", 3.0),
+    ):
         (root / name).parent.mkdir(exist_ok=True)
-        write_audio(root / name, (0.1 * random.standard_normal(round(seconds * RATE))).astype(np.float32), RATE)
+        write_audio(
+            root / name,
+            (0.1 * random.standard_normal(round(seconds * RATE))).astype(np.float32),
+            RATE,
+        )
     return root
 
 
 def test_all_slices(audio, random):
     trials = some_trials(2, 2)
-    speakers, source = speakers_of(trials), open_source(audio)
+    speakers = speakers_of(trials)
+    source = open_source(audio)
     options = EvaluationOptions(slices=["duration", "snr"])
     found = slices.all_slices(trials, scores_of(trials, random), speakers, source, options, **PLAIN)
     assert [one.by.split(" of ")[0] for one in found] == ["duration", "signal-to-noise ratio"]
@@ -373,33 +433,45 @@ def test_noise(steps, random):
     shapes = []
     for step in steps["noise"]:
         added = step.transform(speech, 7) - speech
-        assert 10 * np.log10(np.mean(speech**2) / np.mean(added**2)) == pytest.approx(float(step.label), abs=0.01)
+        assert 10 * np.log10(np.mean(speech**2) / np.mean(added**2)) == pytest.approx(
+            float(step.label), abs=0.01
+        )
         shapes.append(added / np.linalg.norm(added))
     np.testing.assert_allclose(shapes[0], shapes[-1], atol=1e-4)
     np.testing.assert_array_equal(speech, before)
 
 
 def test_durations_and_telephone(steps, audio):
-    source, names = open_source(audio), StringTable.from_strings(["s0/0.wav", "s0/1.wav"])
+    source = open_source(audio)
+    names = StringTable.from_strings(["s0/0.wav", "s0/1.wav"])
     whole = source.read("s0/1.wav")
     for step, seconds in zip(steps["duration"], (4, 3, 2, 1), strict=True):
         middle = DegradedSource(source, names, step)
         begin = (len(whole) - seconds * RATE) // 2
-        np.testing.assert_array_equal(middle.read("s0/1.wav"), whole[begin : begin + seconds * RATE])
-        np.testing.assert_array_equal(middle.read("s0/1.wav", 100, 50), whole[begin + 100 : begin + 150])
+        np.testing.assert_array_equal(
+            middle.read("s0/1.wav"), whole[begin : begin + seconds * RATE]
+        )
+        np.testing.assert_array_equal(
+            middle.read("s0/1.wav", 100, 50), whole[begin + 100 : begin + 150]
+        )
         assert not len(middle.read("s0/1.wav", seconds * RATE, 50))
-        assert middle.lookup_table(names).num_samples.tolist() == [len(middle.read(name)) for name in names]
+        assert middle.lookup_table(names).num_samples.tolist() == [
+            len(middle.read(name)) for name in names
+        ]
     times = np.arange(RATE) / RATE
     for step in steps["telephone"]:
         inside = step.transform(0.1 * np.sin(2 * np.pi * 1000 * times), 0)
         outside = step.transform(0.1 * np.sin(2 * np.pi * 6000 * times), 0)
-        assert np.std(inside) == pytest.approx(0.1 / np.sqrt(2), rel=0.05) and np.std(outside) < 0.002
+        assert (
+            np.std(inside) == pytest.approx(0.1 / np.sqrt(2), rel=0.05) and np.std(outside) < 0.002
+        )
 
 
 def test_sweep(audio, steps):
     trials = some_trials(2, 2)
     source = open_source(audio)
-    speakers, seen = speakers_of(trials), []
+    speakers = speakers_of(trials)
+    seen = []
 
     def score(degraded):
         assert isinstance(degraded, DegradedSource)
@@ -408,7 +480,16 @@ def test_sweep(audio, steps):
         return np.arange(len(trials), dtype=np.float64)
 
     base = np.where(trials.labels == 1, 1.0, 0.0)
-    (result,) = run_sweep({"duration": steps["duration"]}, source, score, trials, base, speakers, num_draws=200, seed=0)
+    (result,) = run_sweep(
+        {"duration": steps["duration"]},
+        source,
+        score,
+        trials,
+        base,
+        speakers,
+        num_draws=200,
+        seed=0,
+    )
     assert seen == [[1.5, 4, 3, 3], [1.5, 3, 3, 3], [1.5, 2, 2, 2], [1, 1, 1, 1]]
     assert [row.label for row in result.rows] == ["all", "4", "3", "2", "1"]
     assert result.rows[0].eer_percent == 0.0
@@ -417,7 +498,11 @@ def test_sweep(audio, steps):
 
 
 def test_sweep_without_files():
-    needed = {"noise": "augment.noise_path", "reverb": "augment.rir_path", "distance": "augment.rir_path"}
+    needed = {
+        "noise": "augment.noise_path",
+        "reverb": "augment.rir_path",
+        "distance": "augment.rir_path",
+    }
     for kind, option in needed.items():
         with pytest.raises(ValueError, match=option):
             sweep_steps([kind], {}, None, sample_rate=RATE)
@@ -427,13 +512,17 @@ def test_reverberation(steps, random):
     speech = (0.1 * random.standard_normal(RATE)).astype(np.float32)
     changed = [np.linalg.norm(step.transform(speech, 0) - speech) for step in steps["reverb"]]
     assert (np.diff(changed) > 0).all()
-    assert np.std(steps["reverb"][-1].transform(speech, 0)) == pytest.approx(np.std(speech), rel=0.02)
+    assert np.std(steps["reverb"][-1].transform(speech, 0)) == pytest.approx(
+        np.std(speech), rel=0.02
+    )
 
 
 def test_microphones(steps, random):
     speech = (0.1 * random.standard_normal(RATE)).astype(np.float32)
     spectra = [np.abs(np.fft.rfft(step.transform(speech, 2))) for step in steps["microphone"]]
-    changes = [20 * np.log10(one[200:6000] / np.abs(np.fft.rfft(speech))[200:6000]) for one in spectra]
+    changes = [
+        20 * np.log10(one[200:6000] / np.abs(np.fft.rfft(speech))[200:6000]) for one in spectra
+    ]
     strengths = [float(step.label) for step in steps["microphone"]]
     for strength, change in zip(strengths[1:], changes[1:], strict=True):
         assert np.median(np.abs(change - changes[0] * strength / strengths[0])) < 0.2
@@ -446,7 +535,8 @@ def test_critical_distance(audio, steps):
     ratios_db = []
     for step in steps["distance"]:
         heard = step.transform(impulse, 0)
-        direct, late = heard[: round(0.0025 * RATE)], heard[round(0.0025 * RATE) :]
+        direct = heard[: round(0.0025 * RATE)]
+        late = heard[round(0.0025 * RATE) :]
         ratios_db.append(10 * np.log10(np.dot(direct, direct) / np.dot(late, late)))
     # At twice the distance, direct sound is 6 dB weaker.
     assert ratios_db == pytest.approx([12.04, 6.02, 0, -6.02, -12.04], abs=0.1)

@@ -1,4 +1,6 @@
-"""Metrics, scoring, normalisation, calibration and intervals: by hand, brute force, plain loops, simulations."""
+"""Metrics, scoring, normalisation, calibration and intervals: by hand, brute force, plain loops,
+simulations.
+"""
 
 import itertools
 import math
@@ -21,7 +23,14 @@ from speakernet.evaluation.calibration import (
     quality_inputs,
 )
 from speakernet.evaluation.figures import figures
-from speakernet.evaluation.metrics import cllr, eer, error_rates, min_cllr, min_dcf_point, point_at_false_accept_rate
+from speakernet.evaluation.metrics import (
+    cllr,
+    eer,
+    error_rates,
+    min_cllr,
+    min_dcf_point,
+    point_at_false_accept_rate,
+)
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.speakers import speakers_of
 from speakernet.random import numpy_generator
@@ -29,14 +38,15 @@ from speakernet.random import numpy_generator
 HAND_SCORES = np.array([0.1, 0.4, 0.35, 0.8])
 HAND_LABELS = np.array([0, 0, 1, 1])
 
-trial_lists = st.lists(st.tuples(st.integers(-5, 5), st.booleans()), min_size=2, max_size=40).filter(
-    lambda rows: 0 < sum(label for _, label in rows) < len(rows)
-)
+trial_lists = st.lists(
+    st.tuples(st.integers(-5, 5), st.booleans()), min_size=2, max_size=40
+).filter(lambda rows: 0 < sum(label for _, label in rows) < len(rows))
 
 
 def brute_points(scores, labels):
     """(miss, false accept) at every threshold, by counting."""
-    targets, others = scores[labels], scores[~labels]
+    targets = scores[labels]
+    others = scores[~labels]
     thresholds = [*sorted(set(scores.tolist())), np.inf]
     return [(float(np.mean(targets < t)), float(np.mean(others >= t))) for t in thresholds]
 
@@ -50,8 +60,12 @@ def test_rates_and_costs(rows):
     np.testing.assert_allclose(rates.miss_rates, [miss for miss, _ in points])
     np.testing.assert_allclose(rates.false_accept_rates, [accepted for _, accepted in points])
     for prior in (0.01, 0.5):
-        expected = min(prior * miss + (1 - prior) * accepted for miss, accepted in points) / min(prior, 1 - prior)
-        assert metrics.min_dcf_point(metrics.error_rates(scores, labels), prior)[0] == pytest.approx(expected)
+        expected = min(prior * miss + (1 - prior) * accepted for miss, accepted in points) / min(
+            prior, 1 - prior
+        )
+        assert metrics.min_dcf_point(metrics.error_rates(scores, labels), prior)[
+            0
+        ] == pytest.approx(expected)
     pairs = [(a > b) + 0.5 * (a == b) for a in scores[labels] for b in scores[~labels]]
     assert metrics.area_under_roc(rates) == pytest.approx(np.mean(pairs))
 
@@ -64,7 +78,9 @@ def test_hull_eer(rows):
     miss, accepted = np.array(brute_points(scores, labels)).T
     priors = np.linspace(0, 1, 2001)[:, None]
     expected = (priors * miss + (1 - priors) * accepted).min(axis=1).max()
-    assert metrics.hull_eer_percent(metrics.error_rates(scores, labels)) / 100 == pytest.approx(expected, abs=1e-3)
+    assert metrics.hull_eer_percent(metrics.error_rates(scores, labels)) / 100 == pytest.approx(
+        expected, abs=1e-3
+    )
 
 
 @given(trial_lists)
@@ -77,20 +93,28 @@ def test_min_cllr(rows):
     posterior = isotonic(share, weights=counts).x[inverse]
     with np.errstate(divide="ignore"):
         llrs = np.log(posterior) - np.log1p(-posterior) - np.log(labels.sum() / (~labels).sum())
-    assert metrics.min_cllr(metrics.error_rates(scores, labels)) == pytest.approx(metrics.cllr(llrs, labels), abs=1e-9)
+    assert metrics.min_cllr(metrics.error_rates(scores, labels)) == pytest.approx(
+        metrics.cllr(llrs, labels), abs=1e-9
+    )
 
 
 def test_figures_by_hand():
     assert metrics.eer(HAND_SCORES, HAND_LABELS) == 50
-    assert metrics.hull_eer_percent(metrics.error_rates(HAND_SCORES, HAND_LABELS)) == pytest.approx(25)
+    assert metrics.hull_eer_percent(metrics.error_rates(HAND_SCORES, HAND_LABELS)) == pytest.approx(
+        25
+    )
     assert metrics.min_dcf_point(metrics.error_rates(HAND_SCORES, HAND_LABELS), 0.5)[0] == 0.5
-    # No misses costs a false-accept rate of one half: 0.99 * 0.5 / 0.01; rejecting 0.35 costs half the targets.
-    assert metrics.min_dcf_point(metrics.error_rates(HAND_SCORES, HAND_LABELS), 0.01)[0] == pytest.approx(0.5)
+    # No misses costs a false-accept rate of one half: 0.99 * 0.5 / 0.01; rejecting 0.35 costs half
+    # the targets.
+    assert metrics.min_dcf_point(metrics.error_rates(HAND_SCORES, HAND_LABELS), 0.01)[
+        0
+    ] == pytest.approx(0.5)
     assert metrics.cllr(np.log([1 / 3, 3.0]), np.array([0, 1])) == pytest.approx(np.log2(4 / 3))
 
 
 def test_actual_cost():
-    llrs, labels = np.array([-6.0, -1.0, 5.0, 2.0]), np.array([0, 0, 1, 1])
+    llrs = np.array([-6.0, -1.0, 5.0, 2.0])
+    labels = np.array([0, 0, 1, 1])
     # Prior 0.01: the threshold is ln 99 = 4.595, so one of two targets is missed.
     assert metrics.bayes_threshold(0.01) == pytest.approx(4.59512)
     assert metrics.act_dcf(metrics.error_rates(llrs, labels), 0.01) == pytest.approx(0.5)
@@ -98,16 +122,18 @@ def test_actual_cost():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_eer_of_voxceleb_trainer(seed):
-    curves = pytest.importorskip("sklearn.metrics", reason="scikit-learn, which that tool uses, is not installed")
+    curves = pytest.importorskip(
+        "sklearn.metrics", reason="scikit-learn, which that tool uses, is not installed"
+    )
     random = np.random.default_rng(seed)
     labels = random.random(60) < 0.3
     scores = np.round(random.normal(size=60) + 1.2 * labels, 1 if seed % 2 else 6)
     accepted, hit, _ = curves.roc_curve(labels, scores, pos_label=1)
     miss = 1 - hit
     nearest = np.nanargmin(np.abs(miss - accepted))
-    assert metrics.voxceleb_trainer_eer_percent(metrics.error_rates(scores, labels)) == pytest.approx(
-        100 * max(accepted[nearest], miss[nearest])
-    )
+    assert metrics.voxceleb_trainer_eer_percent(
+        metrics.error_rates(scores, labels)
+    ) == pytest.approx(100 * max(accepted[nearest], miss[nearest]))
 
 
 def test_threshold_at_a_rate():
@@ -135,7 +161,9 @@ def test_lists_without_error_rates(last, labels, found):
 def trial_list(rows):
     names = list(dict.fromkeys(name for _, *pair in rows for name in pair))
     number = {name: row for row, name in enumerate(names)}
-    labels = None if rows[0][0] is None else np.array([label for label, _, _ in rows], dtype=np.int8)
+    labels = (
+        None if rows[0][0] is None else np.array([label for label, _, _ in rows], dtype=np.int8)
+    )
     enrol, test = (np.array([number[row[side]] for row in rows], dtype=np.int32) for side in (1, 2))
     return TrialList(StringTable.from_strings(names), enrol, test, labels, "trials.txt")
 
@@ -146,14 +174,19 @@ def test_cosine(random, num_trials):
     enrol, test = random.integers(0, 40, (2, num_trials)).astype(np.int32)
     units = scoring.mean_embeddings(embeddings)
     expected = [
-        embeddings[a] @ embeddings[b] / np.linalg.norm(embeddings[a]) / np.linalg.norm(embeddings[b])
+        embeddings[a]
+        @ embeddings[b]
+        / np.linalg.norm(embeddings[a])
+        / np.linalg.norm(embeddings[b])
         for a, b in zip(enrol, test, strict=True)
     ]
     np.testing.assert_allclose(scoring.cosine_scores(units, enrol, test), expected, atol=1e-5)
 
 
 def test_scores_on_a_device(random, monkeypatch):
-    """The code for accelerators on a CPU device: cosines by gathered rows, the cohort's highest by top-k."""
+    """The code for accelerators on a CPU device: cosines by gathered rows, the cohort's highest by
+    top-k.
+    """
     units = scoring.mean_embeddings(random.normal(size=(50, 16)).astype(np.float32))
     cohort = scoring.mean_embeddings(random.normal(size=(40, 16)).astype(np.float32))
     enrol, test = random.integers(0, 50, (2, 900)).astype(np.int32)
@@ -161,10 +194,16 @@ def test_scores_on_a_device(random, monkeypatch):
     monkeypatch.setattr(scoring, "DEVICE_BLOCK_BYTES", 2 * 4 * 16 * 128)
     raw = scoring.blocked_cosine_scores(units, enrol, test, "cpu")
     np.testing.assert_allclose(raw, scoring.cosine_scores(units, enrol, test), atol=1e-6)
-    expected = scoring.normalize_scores(raw, enrol, test, scoring.cohort_statistics(units, cohort, 7), "as")
+    expected = scoring.normalize_scores(
+        raw, enrol, test, scoring.cohort_statistics(units, cohort, 7), "as"
+    )
     with monkeypatch.context() as patch:
-        patch.setattr(scoring, "highest", lambda *given, is_on_host: highest(*given, is_on_host=False))
-        found = scoring.normalize_scores(raw, enrol, test, scoring.cohort_statistics(units, cohort, 7), "as")
+        patch.setattr(
+            scoring, "highest", lambda *given, is_on_host: highest(*given, is_on_host=False)
+        )
+        found = scoring.normalize_scores(
+            raw, enrol, test, scoring.cohort_statistics(units, cohort, 7), "as"
+        )
     np.testing.assert_allclose(found, expected, atol=1e-4)
     assert len(scoring.blocked_cosine_scores(units, enrol[:0], test[:0], "cpu")) == 0
     with pytest.raises(ValueError, match="rows beyond the 50 embeddings"):
@@ -199,12 +238,15 @@ def test_score_normalisation(random, method):
             against = np.sort([units[row] @ member for member in cohort])[::-1][:top]
             sides.append((score - np.mean(against)) / np.std(against))
         expected.append({"z": sides[0], "t": sides[1]}.get(method, np.mean(sides)))
-    found = scoring.normalize_scores(raw, enrol, test, scoring.cohort_statistics(units, cohort, top), method)
+    found = scoring.normalize_scores(
+        raw, enrol, test, scoring.cohort_statistics(units, cohort, top), method
+    )
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
 
 
 def test_calibration(random):
-    # For normals of unit variance with means +1 and -1, llr = 2 s; the scores are then distorted affinely.
+    # For normals of unit variance with means +1 and -1, llr = 2 s; the scores are then distorted
+    # affinely.
     labels = random.random(60_000) < 0.3
     clean = random.normal(size=60_000) + np.where(labels, 1.0, -1.0)
     fitted = fit_calibration(0.1 * clean + 7, labels, prior=0.1)
@@ -222,34 +264,51 @@ def test_fusion_and_quality(random):
     fused = fit_calibration(both, labels, 0.5, ["a", "b"]).apply(both)
     assert eer(fused, labels) < min(eer(first, labels), eer(second, labels)) - 3
     shift = random.normal(size=20_000)
-    with_quality = fit_calibration(np.stack([first + 2 * shift, shift], 1), labels, 0.5, ["score", "duration"])
+    with_quality = fit_calibration(
+        np.stack([first + 2 * shift, shift], 1), labels, 0.5, ["score", "duration"]
+    )
     assert with_quality.weights[1] == pytest.approx(-2 * with_quality.weights[0], rel=0.1)
 
 
 def test_quality_calibration(random):
-    """Equals scikit-learn on inputs formed by hand, with weights by the prior; C is 1 / (2 * our regularisation)."""
-    linear_model = pytest.importorskip("sklearn.linear_model", reason="scikit-learn is an extra of the tests")
-    seconds, cohort = np.exp(random.uniform(0, 2, 40)), random.normal(0.1, 0.1, 40)
+    """Equals scikit-learn on inputs formed by hand, with weights by the prior; C is 1 / (2 * our
+    regularisation).
+    """
+    linear_model = pytest.importorskip(
+        "sklearn.linear_model", reason="scikit-learn is an extra of the tests"
+    )
+    seconds = np.exp(random.uniform(0, 2, 40))
+    cohort = random.normal(0.1, 0.1, 40)
     enrol, test = random.integers(0, 40, (2, 2000))
     labels = random.random(2000) < 0.3
-    scores = random.normal(size=2000) + 1.5 * labels + np.log(np.minimum(seconds[enrol], seconds[test]))
+    scores = (
+        random.normal(size=2000) + 1.5 * labels + np.log(np.minimum(seconds[enrol], seconds[test]))
+    )
     by_hand = []
     for score, one, other in zip(scores, enrol, test, strict=True):
         sides = [sorted([values[one], values[other]]) for values in (seconds, cohort)]
         (short, long), (low, high) = sides
         by_hand.append([score, math.log(short), math.log(long), long - short, short / long])
         by_hand[-1] += [low, high, high - low, min(1, max(-1, low / max(high, 1e-9)))]
-    names, prior = quality_inputs(["duration", "cohort"]), 0.1
+    names = quality_inputs(["duration", "cohort"])
+    prior = 0.1
     columns = quality_columns(names, scores, {"duration": seconds, "cohort": cohort}, enrol, test)
     np.testing.assert_allclose(columns, by_hand, rtol=1e-12, atol=1e-12)
     found = fit_calibration(columns, labels, prior, names)
     standard = (columns - columns.mean(axis=0)) / columns.std(axis=0)
     shares = np.where(labels, prior / labels.sum(), (1 - prior) / (~labels).sum())
-    reference = linear_model.LogisticRegression(C=1 / (2 * REGULARIZATION), tol=1e-10, max_iter=10_000)
-    expected = reference.fit(standard, labels, shares).decision_function(standard) - np.log(prior / (1 - prior))
+    reference = linear_model.LogisticRegression(
+        C=1 / (2 * REGULARIZATION), tol=1e-10, max_iter=10_000
+    )
+    expected = reference.fit(standard, labels, shares).decision_function(standard) - np.log(
+        prior / (1 - prior)
+    )
     np.testing.assert_allclose(found.apply(columns), expected, atol=5e-3)
     plain = fit_calibration(scores, labels, prior).apply(scores)
-    assert min_cllr(error_rates(found.apply(columns), labels)) < min_cllr(error_rates(plain, labels)) - 0.01
+    assert (
+        min_cllr(error_rates(found.apply(columns), labels))
+        < min_cllr(error_rates(plain, labels)) - 0.01
+    )
 
 
 def test_named_thresholds(random):
@@ -261,8 +320,11 @@ def test_named_thresholds(random):
         assert np.mean(scores[~labels] >= one["threshold"]) == pytest.approx(rate)
     assert len(refused) == 2 and "2,500" in refused[0] and "10,000" in refused[0]
     assert thresholds[0]["backend"] == {"score": "cosine"}
-    # Without errors, the threshold is half-way between the lowest target and the highest non-target.
-    ((one,), _) = named_thresholds(error_rates(np.array([0.1, 0.3, 0.7, 0.8]), np.array([0, 0, 1, 1])), {})
+    # Without errors, the threshold is half-way between the lowest target and the highest
+    # non-target.
+    ((one,), _) = named_thresholds(
+        error_rates(np.array([0.1, 0.3, 0.7, 0.8]), np.array([0, 0, 1, 1])), {}
+    )
     assert one["threshold"] == 0.5 and one["miss_rate"] == one["false_accept_rate"] == 0
 
 
@@ -277,9 +339,12 @@ def test_weights_of_a_draw(random, counts):
     prepared = boot.SpeakerBootstrap(scores, labels, enrol, test, {"0.01": (0.01, 1.0, 1.0)})
     found = prepared.figures(drawn)
     assert found is not None
-    repeated_scores, repeated_labels = np.repeat(scores, weights), np.repeat(labels, weights)
+    repeated_scores = np.repeat(scores, weights)
+    repeated_labels = np.repeat(labels, weights)
     assert found[0] == pytest.approx(eer(repeated_scores, repeated_labels))
-    assert found[1] == pytest.approx(min_dcf_point(error_rates(repeated_scores, repeated_labels), 0.01)[0])
+    assert found[1] == pytest.approx(
+        min_dcf_point(error_rates(repeated_scores, repeated_labels), 0.01)[0]
+    )
 
 
 def test_band_of_the_det_curve(random):
@@ -291,7 +356,9 @@ def test_band_of_the_det_curve(random):
     prepared = boot.SpeakerBootstrap(scores, labels, enrol, test, {}, wanted)
     misses = []
     for draw in range(40):
-        counts = np.bincount(numpy_generator(3, boot.STREAM, draw).integers(0, 12, 12), minlength=12)
+        counts = np.bincount(
+            numpy_generator(3, boot.STREAM, draw).integers(0, 12, 12), minlength=12
+        )
         weights = np.where(labels, counts[enrol], counts[enrol] * counts[test])
         rates = error_rates(np.repeat(scores, weights), np.repeat(labels, weights))
         misses.append([point_at_false_accept_rate(rates, rate).miss for rate in wanted])
@@ -313,7 +380,9 @@ def test_interval_without_errors(mistakes, note):
     scores[:mistakes] = -1.0
     result = figures(trials, scores, speakers_of(trials), EvaluationOptions(), 0)
     assert (result.eer_interval_percent is None) == (not mistakes)
-    assert result.min_dcf_interval is None or (None in result.min_dcf_interval.values()) == (not mistakes)
+    assert result.min_dcf_interval is None or (None in result.min_dcf_interval.values()) == (
+        not mistakes
+    )
     assert note in result.interval_note
 
 
@@ -326,9 +395,16 @@ def test_speakers_by_name():
 
 
 def test_sessions(tmp_path):
-    rows = [(1, "s1/v1/a", "s1/v1/b"), (1, "s1/v1/a", "s1/v2/a"), (0, "s1/v1/a", "s2/v1/a"), (1, "s2/v1/a", "s2/v1/b")]
+    rows = [
+        (1, "s1/v1/a", "s1/v1/b"),
+        (1, "s1/v1/a", "s1/v2/a"),
+        (0, "s1/v1/a", "s2/v1/a"),
+        (1, "s2/v1/a", "s2/v1/b"),
+    ]
     trials = trial_list(rows)
-    (tmp_path / "t.csv").write_text("path,speaker,session\n" + "".join(f"{n},{n[:2]},{n[3:5]}\n" for n in trials.names))
+    (tmp_path / "t.csv").write_text(
+        "path,speaker,session\n" + "".join(f"{n},{n[:2]},{n[3:5]}\n" for n in trials.names)
+    )
     for speakers in (speakers_of(trials), speakers_of(trials, tmp_path / "t.csv")):
         found = figures(trials, np.arange(4.0), speakers, EvaluationOptions(bootstrap_samples=0), 0)
         assert (found.num_same_session_targets, found.num_targets) == (2, 3)

@@ -1,4 +1,6 @@
-"""Reports and figures: the content of pages, remaking them from files, several runs, broken folders."""
+"""Reports and figures: the content of pages, remaking them from files, several runs, broken
+folders.
+"""
 
 import base64
 import csv
@@ -27,7 +29,17 @@ from speakernet.evaluation.report import write_evaluation, write_report, write_s
 from speakernet.evaluation.results import Results
 from tests.evaluation.report_runs import make_run, make_trials
 
-SECTIONS = ("result", "errors", "data", "training", "slices", "robustness", "hardest", "embeddings", "facts")
+SECTIONS = (
+    "result",
+    "errors",
+    "data",
+    "training",
+    "slices",
+    "robustness",
+    "hardest",
+    "embeddings",
+    "facts",
+)
 VOID = {"meta", "link", "br", "img", "wbr"}
 
 
@@ -36,7 +48,10 @@ class Checker(HTMLParser):
 
     def __init__(self, path):
         super().__init__()
-        self.open, self.ids, self.links, self.tags = [], [], [], set()
+        self.open = []
+        self.ids = []
+        self.links = []
+        self.tags = set()
         self.text = path.read_text(encoding="utf-8")
         self.feed(self.text)
         assert not self.open and len(set(self.ids)) == len(self.ids)
@@ -76,20 +91,38 @@ def run(tmp_path, finished):
 
 
 def test_page(run):
-    page, results = Checker(run / "report.html"), json.loads((run / "results.json").read_text())
+    page = Checker(run / "report.html")
+    results = json.loads((run / "results.json").read_text())
     text = unescape(page.text)
     assert [one for one in page.ids if one in SECTIONS] == list(SECTIONS)
     assert all(link.startswith("#") or link == "data:," for link in page.links)
-    assert not page.tags & {"script", "iframe", "img"} and "@import" not in text and "url(http" not in text
+    assert (
+        not page.tags & {"script", "iframe", "img"}
+        and "@import" not in text
+        and "url(http" not in text
+    )
     low, high = results["eer_interval_percent"]
     for expected in (
-        *(f"<b>{results['eer_percent']:.2f} %</b>", f"95 %: {low:.2f} to {high:.2f} %"),
-        *("Held-out EER", "Margin", "minDCF at 0.01", "batch_size: 64", "8.0 GiB", "only 6 targets"),
-        *("<td>Training</td><td>train_list.txt</td>", "<td>Validation</td><td>held_out.txt</td>"),
-        *("<td>Test</td><td>trials.txt</td>", "96 speakers, 1,440 utterances, 1.4 hours"),
+        f"<b>{results['eer_percent']:.2f} %</b>",
+        f"95 %: {low:.2f} to {high:.2f} %",
+        "Held-out EER",
+        "Margin",
+        "minDCF at 0.01",
+        "batch_size: 64",
+        "8.0 GiB",
+        "only 6 targets",
+        "<td>Training</td><td>train_list.txt</td>",
+        "<td>Validation</td><td>held_out.txt</td>",
+        "<td>Test</td><td>trials.txt</td>",
+        "96 speakers, 1,440 utterances, 1.4 hours",
         "chooses the best checkpoint</td>",
-        *("Data wait 3 %", "95 % interval</text>", "1.44 million parameters", "4 epochs in 0:04:00"),
-        *("trained on 96 speakers", "tested on trials.txt", f"At threshold {results['eer_threshold']:.2f}"),
+        "Data wait 3 %",
+        "95 % interval</text>",
+        "1.44 million parameters",
+        "4 epochs in 0:04:00",
+        "trained on 96 speakers",
+        "tested on trials.txt",
+        f"At threshold {results['eer_threshold']:.2f}",
     ):
         assert expected in text
     assert "--config &lt;exp01.yaml&gt;" in page.text and "<exp01" not in page.text
@@ -99,12 +132,30 @@ def test_page(run):
         < text.index("The best checkpoint was chosen on this very list")
         < text.index("<h3>")
     )
-    assert re.findall(r'id="(\w+)"><details>', text) == ["data", "training", "hardest", "embeddings", "facts"]
+    assert re.findall(r'id="(\w+)"><details>', text) == [
+        "data",
+        "training",
+        "hardest",
+        "embeddings",
+        "facts",
+    ]
     # Constants are not plotted; slices with few targets are grey; checksums are shortened.
     assert not (run / "plots" / "training_data_wait_share.png").exists()
     assert text.count('<tr class="weak">') == 2
-    pngs = {path.stem for path in (run / "plots").glob("*.png") if path.read_bytes().startswith(b"\x89PNG")}
-    assert {"det", "scores", "thresholds", "calibration", "slices_1", "sweep_noise", "embeddings_1"} <= pngs
+    pngs = {
+        path.stem
+        for path in (run / "plots").glob("*.png")
+        if path.read_bytes().startswith(b"\x89PNG")
+    }
+    assert {
+        "det",
+        "scores",
+        "thresholds",
+        "calibration",
+        "slices_1",
+        "sweep_noise",
+        "embeddings_1",
+    } <= pngs
     assert {"training_loss", "training_margin"} <= pngs
 
 
@@ -130,27 +181,52 @@ def test_verdict_agrees_with_the_figures(tmp_path, trials, cost, moved, embeddin
     assert f'<p class="lead">{verdict}' in text and f"<b>{cost:.3f}</b>" in text
     pairs = list(zip(given.scores, trials.labels, strict=True))
     missed = 100 * sum(score < limit for score, label in pairs if label) / results.num_targets
-    accepted = 100 * sum(score >= limit for score, label in pairs if not label) / (len(pairs) - results.num_targets)
-    name = "threshold used by verify" if (embedding, notes) == ("whole", []) else "calibrated threshold"
+    accepted = (
+        100
+        * sum(score >= limit for score, label in pairs if not label)
+        / (len(pairs) - results.num_targets)
+    )
+    name = (
+        "threshold used by verify"
+        if (embedding, notes) == ("whole", [])
+        else "calibrated threshold"
+    )
     cells = "".join(
-        f'<td class="number">{one}</td>' for one in (f"{limit:.4f}", f"{missed:.2f} %", f"{accepted:.2f} %")
+        f'<td class="number">{one}</td>'
+        for one in (f"{limit:.4f}", f"{missed:.2f} %", f"{accepted:.2f} %")
     )
     row = f"<td>{name}: at most 1 % false accepts on held_out.txt</td>{cells}"
-    assert (row in text) == (f"At the {name} ({limit:.4f}), {accepted:.1f} %" in text) == (moved is not None)
+    assert (
+        (row in text)
+        == (f"At the {name} ({limit:.4f}), {accepted:.1f} %" in text)
+        == (moved is not None)
+    )
 
 
 def test_in_a_notebook(run, tmp_path):
     report = speakernet.Report(run)
     assert html.unescape(report._repr_html_()).count(report.results.list_name()) > 0
     page = (run / "report.html").read_text()
-    assert html.unescape(report._repr_html_().partition('srcdoc="')[2].partition('" style')[0]) == page
+    assert (
+        html.unescape(report._repr_html_().partition('srcdoc="')[2].partition('" style')[0]) == page
+    )
     (run / "report.html").unlink()
-    assert f"<th>EER</th><td>{report.results.eer_percent:.2f} %" in html.unescape(report._repr_html_())
+    assert f"<th>EER</th><td>{report.results.eer_percent:.2f} %" in html.unescape(
+        report._repr_html_()
+    )
     figure = report.plot_det()
-    assert figure.axes[0].get_xlabel() == "false accepts (%)" and figure._repr_png_().startswith(b"\x89PNG")
+    assert figure.axes[0].get_xlabel() == "false accepts (%)" and figure._repr_png_().startswith(
+        b"\x89PNG"
+    )
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
-    table, lines = report.frame(), [line.split() for line in (run / "scores.txt").read_text().splitlines()]
-    assert isinstance(table, pandas.DataFrame) and list(table.columns)[:4] == ["enrol", "test", "score", "label"]
+    table = report.frame()
+    lines = [line.split() for line in (run / "scores.txt").read_text().splitlines()]
+    assert isinstance(table, pandas.DataFrame) and list(table.columns)[:4] == [
+        "enrol",
+        "test",
+        "score",
+        "label",
+    ]
     assert [[one.enrol, one.test, f"{one.score:.6f}"] for one in table.itertuples()] == lines
     assert table.label.sum() == report.results.num_targets
     (run / "scores.txt").unlink()
@@ -160,7 +236,9 @@ def test_in_a_notebook(run, tmp_path):
 
 
 def test_hardest_trials(run, trials, tmp_path):
-    text, scores, corpus = unescape((run / "report.html").read_text()), read_run(run).scores, tmp_path / "corpus"
+    text = unescape((run / "report.html").read_text())
+    scores = read_run(run).scores
+    corpus = tmp_path / "corpus"
     for label, worst in ((0, np.argmax), (1, np.argmin)):
         rows = np.flatnonzero(trials.labels == label)
         row = int(rows[worst(scores[rows])])
@@ -168,7 +246,10 @@ def test_hardest_trials(run, trials, tmp_path):
         for name in (trials.names[int(trials.enrol[row])], trials.names[int(trials.test[row])]):
             # `dev/s03/2.wav` is utterance 14 of the list, which `make_run` makes 2.4 s long.
             seconds = list(trials.names).index(name) / 10 + 1
-            cells += f'<td>{name}<div class="quiet">speaker {name.split("/")[1]}, {seconds:.1f} s</div></td>'
+            cells += (
+                f'<td>{name}<div class="quiet">speaker {name.split("/")[1]}, {seconds:.1f} '
+                "s</div></td>"
+            )
         assert f'{cells}<td class="number">{scores[row]:.4f}</td>' in text
     for row, name in enumerate(trials.names):
         write_audio(corpus / name, np.full(1600 + row, 0.25, dtype=np.float32))
@@ -184,12 +265,14 @@ def test_hardest_trials(run, trials, tmp_path):
 
 
 def without_curves(path):
-    # Scores are written with six digits, so a curve may move by less than a thousandth of its width.
+    # Scores are written with six digits, so a curve may move by less than a thousandth of its
+    # width.
     return re.sub(r"<svg.*?</svg>\n?", "<svg>", path.read_text(), flags=re.DOTALL)
 
 
 def test_page_again_from_files_alone(run):
-    first, results = without_curves(run / "report.html"), json.loads((run / "results.json").read_text())
+    first = without_curves(run / "report.html")
+    results = json.loads((run / "results.json").read_text())
     assert main(["report", str(run)]) == 0
     assert without_curves(run / "report.html") == first
     found = read_run(run)
@@ -202,10 +285,15 @@ def test_unlabelled_pairs(tmp_path, trials, run):
     for name in ("metrics.jsonl", "config.yaml", "results.json"):
         (folder / name).unlink()
     trials.labels = None
-    kept = [{"name": "eer", "threshold": 0.2, "list": "held_out.txt"}, {"name": "far_1%", "threshold": 0.5}]
+    kept = [
+        {"name": "eer", "threshold": 0.2, "list": "held_out.txt"},
+        {"name": "far_1%", "threshold": 0.5},
+    ]
     facts = {"num_trials": len(trials), "why_no_eer": "the list is unlabelled", "thresholds": kept}
     facts["lists"] = [{"role": "trials", "name": "pairs.txt", "sha256": ""}]
-    results = Results.from_dict({**facts, "checkpoint": {"path": str(run / "best.pt"), "sha256": ""}})
+    results = Results.from_dict(
+        {**facts, "checkpoint": {"path": str(run / "best.pt"), "sha256": ""}}
+    )
     (folder / "report_arrays.npz").write_bytes(b"of an earlier evaluation")
     llrs = 10 * given.scores - 3
     evaluation = Evaluation(trials, given.scores, results, llrs, given.units, given.speakers)
@@ -213,16 +301,29 @@ def test_unlabelled_pairs(tmp_path, trials, run):
     assert sorted(written) == sorted(path.name for path in folder.iterdir() if path.is_file())
     assert [path.name for path in (folder / "plots").iterdir()] == ["scores.png"]
     rows = list(csv.reader((folder / "decisions.csv").open()))
-    assert rows[0] == ["enrol", "test", "score", "llr", "eer", "far_1%"] and len(rows) == 1 + len(trials)
+    assert rows[0] == ["enrol", "test", "score", "llr", "eer", "far_1%"] and len(rows) == 1 + len(
+        trials
+    )
     for (*pair, score, llr, at_eer, at_far), wanted in zip(rows[1:], given.scores, strict=True):
         assert len(pair) == 2 and float(score) == pytest.approx(wanted, abs=1e-6)
         assert float(llr) == pytest.approx(10 * wanted - 3, abs=1e-3)
-        assert (at_eer, at_far) == tuple("accept" if wanted >= limit else "refuse" for limit in (0.2, 0.5))
-    first, page = without_curves(folder / "report.html"), Checker(folder / "report.html")
-    assert f"{np.count_nonzero(given.scores >= 0.2):,} of 1,128 pairs accepted at threshold 0.2000" in page.text
+        assert (at_eer, at_far) == tuple(
+            "accept" if wanted >= limit else "refuse" for limit in (0.2, 0.5)
+        )
+    first = without_curves(folder / "report.html")
+    page = Checker(folder / "report.html")
+    assert (
+        f"{np.count_nonzero(given.scores >= 0.2):,} of 1,128 pairs accepted at threshold 0.2000"
+        in page.text
+    )
     assert "No error rates: the list is unlabelled." in page.text
-    assert {"result", "trials", "facts"} <= set(page.ids) and not {"training", "errors"} & set(page.ids)
-    assert f'<td class="number">{rows[1][2]}</td><td class="number">{rows[1][3]}</td><td>{rows[1][4]}</td>' in page.text
+    assert {"result", "trials", "facts"} <= set(page.ids) and not {"training", "errors"} & set(
+        page.ids
+    )
+    assert (
+        f'<td class="number">{rows[1][2]}</td><td '
+        f'class="number">{rows[1][3]}</td><td>{rows[1][4]}</td>' in page.text
+    )
     assert "The first 100 of 1,128; all are in decisions.csv." in page.text
     assert main(["report", str(folder)]) == 0
     assert without_curves(folder / "report.html") == first
@@ -246,7 +347,10 @@ def test_two_runs(run, trials, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == "comparison.html\n"
     page = Checker(tmp_path / "comparison.html")
     assert "EER (%): first is better than second by" in page.text and "is significant" in page.text
-    assert "<td>data.batch_size</td><td>64</td><td>128</td>" in page.text and "model.name" not in page.text
+    assert (
+        "<td>data.batch_size</td><td>64</td><td>128</td>" in page.text
+        and "model.name" not in page.text
+    )
     assert (tmp_path / "comparison_plots" / "det.png").is_file()
     with pytest.raises(ValueError, match="twice"):
         write_side_by_side([run, run.parent / "first"], tmp_path / "both.html")
@@ -261,10 +365,19 @@ def test_export(run, tmp_path):
     assert main(["report", str(run), "--export", str(tmp_path / "paper")]) == 0
     names = {one.name for one in (tmp_path / "paper").iterdir()}
     plotted = {one.removesuffix(".svg") for one in names if one.endswith(".svg")}
-    assert len(plotted) == len(list((run / "plots").glob("*.png"))) and {f"{one}.pdf" for one in plotted} <= names
-    table, latex = (tmp_path / "paper" / f"result_1_all_figures{suffix}" for suffix in (".csv", ".tex"))
+    assert (
+        len(plotted) == len(list((run / "plots").glob("*.png")))
+        and {f"{one}.pdf" for one in plotted} <= names
+    )
+    table, latex = (
+        tmp_path / "paper" / f"result_1_all_figures{suffix}" for suffix in (".csv", ".tex")
+    )
     header, eer_row, *_ = csv.reader(table.read_text().splitlines())
-    assert header == ["figure", "value", "95 % interval"] and eer_row[0] == "EER" and eer_row[1].endswith(" %")
+    assert (
+        header == ["figure", "value", "95 % interval"]
+        and eer_row[0] == "EER"
+        and eer_row[1].endswith(" %")
+    )
     lines = latex.read_text().splitlines()
     assert lines[0] == r"\begin{tabular}{lrr}" and lines[2] == r"figure & value & 95 \% interval \\"
     assert lines[4].startswith("EER & ") and lines[-1] == r"\end{tabular}"
@@ -296,14 +409,22 @@ def test_map_is_the_projection_on_the_main_plane(random):
     plane = np.linalg.qr(random.standard_normal((5, 2)))[0]
     flat = random.standard_normal((12, 2)) * [3.0, 1.0]
     embeddings = (flat @ plane.T).astype(np.float32)
-    drawn = embedding_map(embeddings, np.arange(12) // 4, [f"a/s{row // 4}/v/{row}.wav" for row in range(12)])
+    drawn = embedding_map(
+        embeddings, np.arange(12) // 4, [f"a/s{row // 4}/v/{row}.wav" for row in range(12)]
+    )
     points = drawn["map_points"]
-    assert sum(drawn["map_shares"]) == pytest.approx(1.0, abs=1e-6) and drawn["map_names"].tolist() == ["v", "v", "v"]
+    assert sum(drawn["map_shares"]) == pytest.approx(1.0, abs=1e-6) and drawn[
+        "map_names"
+    ].tolist() == ["v", "v", "v"]
     distances = np.linalg.norm(flat[:, None] - flat[None], axis=2)
-    np.testing.assert_allclose(np.linalg.norm(points[:, None] - points[None], axis=2), distances, atol=1e-4)
+    np.testing.assert_allclose(
+        np.linalg.norm(points[:, None] - points[None], axis=2), distances, atol=1e-4
+    )
 
 
-@pytest.mark.parametrize("content", [None, "[]", "3", "null", '"text"', "[" * 100_000, "{", "", "\udcff"])
+@pytest.mark.parametrize(
+    "content", [None, "[]", "3", "null", '"text"', "[" * 100_000, "{", "", "\udcff"]
+)
 def test_broken_results_are_named(tmp_path, content):
     if content is not None:
         (tmp_path / "results.json").write_text(content, errors="surrogateescape")
@@ -314,9 +435,15 @@ def test_broken_results_are_named(tmp_path, content):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("eer_percent", "text"), ("eer_interval_percent", 3), ("min_dcf", {"half": 0.5}), ("slices", [{"by": "x"}])),
-        *(("thresholds", [{"threshold": 0.1}]), ("dcf_costs", {"c_miss": 1.0}), ("training", {"hours": "many"})),
-        *(("det_band", {"miss_low_percent": [1.0]}), ("calibration", {"weights": 3, "offset": 0.0, "inputs": []})),
+        ("eer_percent", "text"),
+        ("eer_interval_percent", 3),
+        ("min_dcf", {"half": 0.5}),
+        ("slices", [{"by": "x"}]),
+        ("thresholds", [{"threshold": 0.1}]),
+        ("dcf_costs", {"c_miss": 1.0}),
+        ("training", {"hours": "many"}),
+        ("det_band", {"miss_low_percent": [1.0]}),
+        ("calibration", {"weights": 3, "offset": 0.0, "inputs": []}),
     ],
 )
 def test_incomplete_results_are_refused(name, value):
@@ -332,7 +459,9 @@ def overlapping_scores(random, num_trials=400):
 def test_det_axes(random):
     scores, labels = overlapping_scores(random)
     rates = error_rates(scores, labels)
-    figure = plots.det_figure({"only": rates}, {"EER": equal_error_point(rates), "off": OperatingPoint(9.0, 1.0, 0.0)})
+    figure = plots.det_figure(
+        {"only": rates}, {"EER": equal_error_point(rates), "off": OperatingPoint(9.0, 1.0, 0.0)}
+    )
     curve, marked, off, diagonal = figure.axes[0].lines
     x, y = curve.get_data()
     assert np.isin(np.round(x, 9), np.round(ndtri(rates.false_accept_rates), 9)).all()
@@ -345,9 +474,15 @@ def test_det_axes(random):
 def test_svg(random):
     scores, labels = overlapping_scores(random)
     rates = error_rates(scores, labels)
-    texts = [figure_svg(plots.det_figure({"a": rates}, {}), name, 'of "a" & <b>') for name in ("one", "two")]
+    texts = [
+        figure_svg(plots.det_figure({"a": rates}, {}), name, 'of "a" & <b>')
+        for name in ("one", "two")
+    ]
     assert not any(light in text for text in texts for light, _ in PALETTE.values())
-    assert "var(--series-1)" in texts[0] and 'aria-label="of &quot;a&quot; &amp; &lt;b&gt;"' in texts[0]
+    assert (
+        "var(--series-1)" in texts[0]
+        and 'aria-label="of &quot;a&quot; &amp; &lt;b&gt;"' in texts[0]
+    )
     names = [set(re.findall(r'\bid="([^"]+)"', text)) for text in texts]
     assert names[0] and not names[0] & names[1]
     for text, known in zip(texts, names, strict=True):

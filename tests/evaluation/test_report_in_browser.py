@@ -1,7 +1,8 @@
-"""Reports in headless Chromium, wide and narrow, light and dark: no requests, no console messages, no overlap.
+"""Reports in headless Chromium, wide and narrow, light and dark: no requests, no console messages,
+no overlap.
 
-The page is served locally inside a frame of the wanted width; the outer page measures it and writes the findings into
-its own document.
+The page is served locally inside a frame of the wanted width; the outer page measures it and writes
+the findings into its own document.
 """
 
 import functools
@@ -20,11 +21,18 @@ from speakernet.evaluation.report import write_report, write_side_by_side
 from tests.evaluation.report_runs import make_run, make_trials
 
 CHROMIUM = next(
-    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), ""
+    (
+        found
+        for name in ("chromium", "chromium-browser", "google-chrome")
+        if (found := shutil.which(name))
+    ),
+    "",
 )
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not CHROMIUM, reason="no headless Chromium on this machine (apt-get install chromium)"),
+    pytest.mark.skipif(
+        not CHROMIUM, reason="no headless Chromium on this machine (apt-get install chromium)"
+    ),
 ]
 
 MEASURE = """<!DOCTYPE html><html><body style="margin:0"><iframe id="frame" style="border:0;width:WIDTHpx;height:900px"
@@ -103,12 +111,25 @@ def browse(pages, page, width, profile, *, is_dark):
     root, server = pages
     (root / "measure.html").write_text(MEASURE.replace("WIDTH", str(width)).replace("PAGE", page))
     server.paths.clear()
-    command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
-    command += [f"--user-data-dir={profile}", "--window-size=1400,1000", "--virtual-time-budget=4000", "--dump-dom"]
+    command = [
+        CHROMIUM,
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--enable-logging=stderr",
+    ]
+    command += [
+        f"--user-data-dir={profile}",
+        "--window-size=1400,1000",
+        "--virtual-time-budget=4000",
+        "--dump-dom",
+    ]
     command += ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--hide-scrollbars"]
     command += ["--blink-settings=preferredColorScheme=0"] if is_dark else []
     address = f"http://127.0.0.1:{server.server_address[1]}/measure.html"
-    finished = subprocess.run([*command, address], capture_output=True, text=True, timeout=120, check=False)
+    finished = subprocess.run(
+        [*command, address], capture_output=True, text=True, timeout=120, check=False
+    )
     found = re.search(r"FOUND(.*?)END", finished.stdout, flags=re.DOTALL)
     assert found, finished.stderr[-2000:]
     complaints = [line for line in finished.stderr.splitlines() if "CONSOLE" in line]
@@ -121,14 +142,19 @@ def test_page(pages, tmp_path, page, width, is_dark):
     found, complaints = browse(pages, page, width, tmp_path / "profile", is_dark=is_dark)
     _, server = pages
     assert complaints == []
-    assert found["resources"] == [] and set(server.paths) <= {"/measure.html", f"/{page}", "/favicon.ico"}
+    assert found["resources"] == [] and set(server.paths) <= {
+        "/measure.html",
+        f"/{page}",
+        "/favicon.ico",
+    }
     assert found["svgs"] > 8
     assert found["width"] == width and found["scroll"] <= width
     assert found["blocks"] == [] and found["inner"] == [] and found["plots"] == []
     assert found["outside"] == 0
     assert found["letters"] > 8
     background, ink, letters = (
-        sum(int(part) for part in re.findall(r"\d+", found[key])[:3]) for key in ("background", "ink", "line")
+        sum(int(part) for part in re.findall(r"\d+", found[key])[:3])
+        for key in ("background", "ink", "line")
     )
     assert (background < 150 < 600 < ink) if is_dark else (ink < 200 < 600 < background)
     assert (letters > 400) if is_dark else (letters < 400)

@@ -1,4 +1,6 @@
-"""Front ends against torchaudio's transforms, by hand, and for utterances of different lengths in one batch."""
+"""Front ends against torchaudio's transforms, by hand, and for utterances of different lengths in
+one batch.
+"""
 
 import copy
 import json
@@ -27,7 +29,9 @@ GOLDEN = json.loads(Path(__file__).with_name("golden_speechbrain.json").read_tex
 
 
 def some_speech(lengths=LENGTHS, seed=3):
-    """Noise with a slow envelope, loud then soft, padded with large values that must have no effect."""
+    """Noise with a slow envelope, loud then soft, padded with large values that must have no
+    effect.
+    """
     generator = torch.Generator().manual_seed(seed)
     longest = max(lengths)
     waves = 0.1 * torch.randn(len(lengths), longest, generator=generator)
@@ -40,30 +44,48 @@ def some_speech(lengths=LENGTHS, seed=3):
 @pytest.mark.parametrize(
     "options",
     [
-        *({"num_mels": num_mels, "log_input": log} for num_mels in (40, 56, 64, 80) for log in (True, False)),
+        *(
+            {"num_mels": num_mels, "log_input": log}
+            for num_mels in (40, 56, 64, 80)
+            for log in (True, False)
+        ),
         {"num_mels": 40, "window": "hann", "preemphasis": 0.97},
         # The bands of ReDimNet.
-        {"num_mels": 72, "preemphasis": 0.97, "low_hz": 20.0, "high_hz": 7600.0, "normalize_waveform": True},
+        {
+            "num_mels": 72,
+            "preemphasis": 0.97,
+            "low_hz": 20.0,
+            "high_hz": 7600.0,
+            "normalize_waveform": True,
+        },
         {"num_mels": 40, "normalize": "mean"},
     ],
     ids=str,
 )
 def test_log_mel(options):
     waves, _ = some_speech((16000, 16000))
-    window = {"hamming": torch.hamming_window, "hann": torch.hann_window}[options.get("window", "hamming")]
+    window = {"hamming": torch.hamming_window, "hann": torch.hann_window}[
+        options.get("window", "hamming")
+    ]
     reference = torchaudio.transforms.MelSpectrogram(
         16000, n_fft=512, win_length=400, hop_length=160, window_fn=window, n_mels=options["num_mels"],
         f_min=options.get("low_hz", 0.0), f_max=options.get("high_hz"),
     )  # fmt: skip
     signal = waves
     if "normalize_waveform" in options:
-        signal = (waves - waves.mean(1, keepdim=True)) / (waves.std(1, keepdim=True, unbiased=False) + 1e-6)
+        signal = (waves - waves.mean(1, keepdim=True)) / (
+            waves.std(1, keepdim=True, unbiased=False) + 1e-6
+        )
     if "preemphasis" in options:
-        signal = signal - options["preemphasis"] * torch.cat((signal[:, 1:2], signal[:, :-1]), dim=1)
+        signal = signal - options["preemphasis"] * torch.cat(
+            (signal[:, 1:2], signal[:, :-1]), dim=1
+        )
     energies = reference(signal) + 1e-6
     expected = energies.log() if options.get("log_input", True) else energies
     centred = expected - expected.mean(2, keepdim=True)
-    expected = centred if "normalize" in options else nn.InstanceNorm1d(options["num_mels"])(expected)
+    expected = (
+        centred if "normalize" in options else nn.InstanceNorm1d(options["num_mels"])(expected)
+    )
     found = LogMel(LogMelOptions(**options))(waves)
     assert found.shape == (2, options["num_mels"], 101)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
@@ -96,11 +118,15 @@ def test_mfcc(num_mels, num_cepstra):
 )
 def test_fbank(window, scale, style, rate, kaldis):
     waves, _ = some_speech((16000, 16000))
-    options = KaldiFbankOptions(num_mels=80, scale=scale, window=window, normalize="none", style=style)
+    options = KaldiFbankOptions(
+        num_mels=80, scale=scale, window=window, normalize="none", style=style
+    )
     found = KaldiFbank(options, rate).eval()(waves)
     for row in range(2):
         sizes = {"num_mel_bins": 80, "sample_frequency": rate, **kaldis}
-        expected = torchaudio.compliance.kaldi.fbank(waves[row][None] * scale, window_type=window, dither=0.0, **sizes)
+        expected = torchaudio.compliance.kaldi.fbank(
+            waves[row][None] * scale, window_type=window, dither=0.0, **sizes
+        )
         torch.testing.assert_close(found[row].T, expected, atol=2e-3, rtol=1e-4)
 
 
@@ -120,7 +146,11 @@ def test_dither():
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [*((name, {}) for name in FEATURES), ("log_mel", {"normalize": "none"}), ("fbank", {"style": "lhotse"})],
+    [
+        *((name, {}) for name in FEATURES),
+        ("log_mel", {"normalize": "none"}),
+        ("fbank", {"style": "lhotse"}),
+    ],
 )
 def test_batch_of_lengths(name, options):
     front_end: FrontEnd = create(FEATURES[name], FEATURES[name].options(**options)).eval()
@@ -166,7 +196,9 @@ def test_refusals(make, values):
 
 def wave_of(num_samples, generator):
     times = torch.arange(num_samples) / 16000
-    tone = 0.1 * torch.randn(num_samples, generator=generator) + 0.3 * torch.sin(2 * math.pi * 440 * times)
+    tone = 0.1 * torch.randn(num_samples, generator=generator) + 0.3 * torch.sin(
+        2 * math.pi * 440 * times
+    )
     # From silence to loud, so the limit 80 dB below the maximum takes effect.
     return tone[None] * torch.linspace(0.0, 1.0, num_samples) ** 4
 
@@ -178,7 +210,11 @@ def test_speechbrain_filterbank():
         features = front_end(wave_of(int(num_samples), generator))[0].T  # (frames, mels)
         assert list(features.shape) == golden["shape"][1:]
         for frame, band, value in golden["values"]:
-            assert features[frame, band].item() == pytest.approx(value, abs=2e-3), (num_samples, frame, band)
+            assert features[frame, band].item() == pytest.approx(value, abs=2e-3), (
+                num_samples,
+                frame,
+                band,
+            )
 
 
 def test_normalised_waveforms():
@@ -189,7 +225,12 @@ def test_normalised_waveforms():
 
 
 def make(name, **options):
-    return create(FEATURES[name], options_of(FEATURES, name, {"name": name, **options}, "x"), sample_rate=16000, seed=0)
+    return create(
+        FEATURES[name],
+        options_of(FEATURES, name, {"name": name, **options}, "x"),
+        sample_rate=16000,
+        seed=0,
+    )
 
 
 def speech(num_samples, seed=0):
@@ -203,7 +244,10 @@ def speech(num_samples, seed=0):
 
 
 FORMS = [(name, {}) for name in FEATURES] + [
-    ("log_mel", {"normalize_waveform": True, "preemphasis": 0.97, "window": "hann", "normalize": "none"}),
+    (
+        "log_mel",
+        {"normalize_waveform": True, "preemphasis": 0.97, "window": "hann", "normalize": "none"},
+    ),
     ("fbank", {"window": "povey", "scale": 1.0, "normalize": "none"}),
     ("mfcc", {"num_mels": 30, "num_cepstra": 20}),
     ("tf_mel", {"normalize": "none"}),
@@ -216,7 +260,8 @@ def test_equal_features(name, options):
     convolved = copy.deepcopy(plain)
     use_convolution(convolved)
     for num_samples in (16000, 12345):
-        ours, theirs = plain(speech(num_samples)), convolved(speech(num_samples))
+        ours = plain(speech(num_samples))
+        theirs = convolved(speech(num_samples))
         torch.testing.assert_close(theirs, ours, atol=2e-3, rtol=1e-3)
         assert (theirs - ours).norm() <= 1e-4 * ours.norm()
 

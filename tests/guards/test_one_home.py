@@ -16,16 +16,32 @@ OWNERS = {
 OPTION_NAMES = {name for owner in OWNERS for name in owner.model_fields}
 # Words with other meanings in code without configuration.
 COMMON_WORDS = {
-    *("name", "options", "seed", "style", "device", "scale"),
-    *("channels", "threads", "metadata", "score", "window", "normalize"),
+    "name",
+    "options",
+    "seed",
+    "style",
+    "device",
+    "scale",
+    "channels",
+    "threads",
+    "metadata",
+    "score",
+    "window",
+    "normalize",
 }
 
 
 def defaults_of(function):
     arguments = function.args
     positional = [*arguments.posonlyargs, *arguments.args]
-    named = zip(positional[len(positional) - len(arguments.defaults) :], arguments.defaults, strict=True)
-    only = [(one, value) for one, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if value]
+    named = zip(
+        positional[len(positional) - len(arguments.defaults) :], arguments.defaults, strict=True
+    )
+    only = [
+        (one, value)
+        for one, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        if value
+    ]
     return [(one.arg, value) for one, value in [*named, *only]]
 
 
@@ -42,7 +58,9 @@ def test_defaults():
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 for name, value in defaults_of(node):
                     is_second = name in OPTION_NAMES - COMMON_WORDS and is_literal_default(value)
-                    assert not is_second, f"{path}:{node.lineno}: {name} has its default in an options class"
+                    assert not is_second, (
+                        f"{path}:{node.lineno}: {name} has its default in an options class"
+                    )
 
 
 def test_docstrings_of_options():

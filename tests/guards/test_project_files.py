@@ -22,7 +22,9 @@ def text_of(name):
 
 def test_versions_of_the_workflow():
     matrix = read(WORKFLOW)["jobs"]["test"]["strategy"]["matrix"]
-    (minors,) = re.findall(r"Python :: 3\.\{minor\}\" for minor in \(([\d, ]+)\)", text_of("setup.py"))
+    (minors,) = re.findall(
+        r"Python :: 3\.\{minor\}\" for minor in \(([\d, ]+)\)", text_of("setup.py")
+    )
     assert matrix["python"] == [f"3.{minor}" for minor in minors.split(", ")]
     assert f'python_requires=">={matrix["python"][0]}"' in text_of("setup.py")
     assert {name.split("-")[0] for name in matrix["os"]} == {"ubuntu", "macos", "windows"}
@@ -36,5 +38,7 @@ def test_version():
 
 
 def test_cache_of_tests(tmp_path_factory):
-    """It is not the user's cache, because another run of the tests has folders of the same names."""
+    """It is not the user's cache, because another run of the tests has folders of the same
+    names.
+    """
     assert default_cache_folder().is_relative_to(tmp_path_factory.getbasetemp())

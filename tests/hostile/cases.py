@@ -1,4 +1,6 @@
-"""Cases of the readers, in processes with a memory limit; after a crash or hang the next process continues."""
+"""Cases of the readers, in processes with a memory limit; after a crash or hang the next process
+continues.
+"""
 
 import logging
 import multiprocessing
@@ -21,11 +23,19 @@ CASE_SECONDS = 20.0
 START_SECONDS = 120.0
 SPARE_BYTES = 512 << 20
 """Address space that the cases may use beyond that of the process at their start."""
-READ, REFUSED, FAILED = "read", "refused", "failed"
+READ = "read"
+REFUSED = "refused"
+FAILED = "failed"
 
 CONTEXT = multiprocessing.get_context("forkserver")
 # Absolute names: this process does not have the tests' path.
-READERS = ("data.packing", "corpora.archives", "corpora.pack_inputs", "evaluation.report", "models.speaker_net")
+READERS = (
+    "data.packing",
+    "corpora.archives",
+    "corpora.pack_inputs",
+    "evaluation.report",
+    "models.speaker_net",
+)
 CONTEXT.set_forkserver_preload([f"speakernet.{name}" for name in READERS])
 
 
@@ -39,7 +49,9 @@ def run(name: str, seeds: Sequence[int]) -> tuple[Counter[str], list[str]]:
             records = list(_run_some(name, folder, left))
         outcomes.update(outcome for outcome, _ in records)
         found = zip(left, records, strict=False)
-        failures += [f"{name}, seed {seed}: {words}" for seed, (outcome, words) in found if outcome == FAILED]
+        failures += [
+            f"{name}, seed {seed}: {words}" for seed, (outcome, words) in found if outcome == FAILED
+        ]
         left = left[len(records) :]
     return outcomes, failures
 
@@ -51,7 +63,9 @@ def _run_some(name: str, folder: str, seeds: Sequence[int]) -> Iterator[tuple[st
     process.start()
     other_end.close()
     try:
-        assert answers.poll(START_SECONDS) and answers.recv() == "ready", f"{name}: the undamaged files cannot be read"
+        assert answers.poll(START_SECONDS) and answers.recv() == "ready", (
+            f"{name}: the undamaged files cannot be read"
+        )
         for _ in seeds:
             try:
                 if not answers.poll(CASE_SECONDS):
@@ -73,7 +87,8 @@ def run_cases(answers: Connection, name: str, folder: str, seeds: Sequence[int])
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     target = TARGETS[name]
-    original, case = Path(folder) / "original", Path(folder) / "case"
+    original = Path(folder) / "original"
+    case = Path(folder) / "case"
     original.mkdir()
     target.make(original)
     # First undamaged, for late imports and as the reference of checked answers.
@@ -85,11 +100,17 @@ def run_cases(answers: Connection, name: str, folder: str, seeds: Sequence[int])
     answers.send("ready")
     for seed in seeds:
         # Every target has its own draws from the same seed.
-        answers.send(run_case(target, original, case, random.Random(zlib.crc32(name.encode()) ^ seed), right))
+        answers.send(
+            run_case(target, original, case, random.Random(zlib.crc32(name.encode()) ^ seed), right)
+        )
 
 
-def run_case(target: Target, original: Path, case: Path, draw: random.Random, right: Any) -> tuple[str, str]:
-    """Damage a copy of the files and read it; returns the outcome and, for a failure, a description."""
+def run_case(
+    target: Target, original: Path, case: Path, draw: random.Random, right: Any
+) -> tuple[str, str]:
+    """Damage a copy of the files and read it; returns the outcome and, for a failure, a
+    description.
+    """
     shutil.rmtree(case)
     shutil.copytree(original, case)
     damaged = target.damage(case, draw)
@@ -99,10 +120,16 @@ def run_case(target: Target, original: Path, case: Path, draw: random.Random, ri
         output = f"{damaged}: {type(error).__name__}: {error}"[:300]
         names = {path.name for path in case.rglob("*")} | {case.name, Path(damaged).name}
         # UnicodeDecodeError and similar are ValueErrors too, but readers must not let them through.
-        is_ours = isinstance(error, ValueError) and (type(error) is ValueError or type(error).__module__ != "builtins")
+        is_ours = isinstance(error, ValueError) and (
+            type(error) is ValueError or type(error).__module__ != "builtins"
+        )
         if not is_ours:
             return FAILED, output
-        return (REFUSED, "") if any(one in str(error) for one in names) else (FAILED, f"names no file: {output}")
+        return (
+            (REFUSED, "")
+            if any(one in str(error) for one in names)
+            else (FAILED, f"names no file: {output}")
+        )
     if target.is_checked and found != right:
         return FAILED, f"{damaged}: damage was not noticed"
     return READ, ""

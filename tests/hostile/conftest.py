@@ -1,4 +1,6 @@
-"""Makes the modules beside the tests importable (--import-mode=importlib does not add the folder to the path)."""
+"""Makes the modules beside the tests importable (--import-mode=importlib does not add the folder to
+the path).
+"""
 
 import sys
 from pathlib import Path

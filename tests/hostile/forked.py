@@ -1,7 +1,7 @@
 """Forks commands from one warm process, so torch is imported only once.
 
-Reads a line of JSON per command from standard input: `arguments`, the file `output`, and optionally a `fault` of the
-disk. Answers with the process id and, when the process has ended, its status.
+Reads a line of JSON per command from standard input: `arguments`, the file `output`, and optionally
+a `fault` of the disk. Answers with the process id and, when the process has ended, its status.
 """
 
 import ctypes
@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-import speakernet.evaluation.report  # imported late by runs and store commands; here once for all forks
+# imported late by runs and store commands; here once for all forks
+import speakernet.evaluation.report
 import speakernet.training.tensorboard  # noqa: F401
 from speakernet.assembly import runs
 from speakernet.cli import enroll, main, people, train  # noqa: F401
@@ -24,7 +25,9 @@ DROPOUT = 0.2
 
 
 def with_dropout(build: Callable[[Any], Any], config: Any) -> Any:
-    """The network of a run, with a dropout on torch's global generator, which no published trunk here has."""
+    """The network of a run, with a dropout on torch's global generator, which no published trunk
+    here has.
+    """
     net = build(config)
 
     def drop(module: Any, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
@@ -42,8 +45,13 @@ def run(order: dict[str, Any]) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     if fault := order.get("fault"):
-        place, count = os.fsencode(fault["folder"]), os.fsencode(fault["count"])
-        numbers = (ctypes.c_long(fault["call"]), ctypes.c_int(fault["error"]), ctypes.c_int(fault["lasts"]))
+        place = os.fsencode(fault["folder"])
+        count = os.fsencode(fault["count"])
+        numbers = (
+            ctypes.c_long(fault["call"]),
+            ctypes.c_int(fault["error"]),
+            ctypes.c_int(fault["lasts"]),
+        )
         ctypes.CDLL(os.environ["LD_PRELOAD"]).hostile_arm(place, *numbers, count)
     status = 70
     try:
@@ -63,7 +71,8 @@ def run(order: dict[str, Any]) -> None:
 def serve() -> None:
     """Run commands in turn until the input ends."""
     torch.set_num_threads(1)
-    # Not at module level: pytest imports this file for doctests and would change the networks of all tests.
+    # Not at module level: pytest imports this file for doctests and would change the networks of
+    # all tests.
     runs.build_model = functools.partial(with_dropout, runs.build_model)
     # A run collects garbage around each evaluation; this excludes everything imported here.
     gc.collect()

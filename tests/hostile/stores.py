@@ -1,4 +1,6 @@
-"""Commands on a store of people, killed or with a failing disk at each call that changes the disk."""
+"""Commands on a store of people, killed or with a failing disk at each call that changes the
+disk.
+"""
 
 import shutil
 import signal
@@ -22,10 +24,13 @@ NEW = "enroll into a new store"
 
 
 class StoreFaults:
-    """Makes a command on a small store with a backup fail at one call, and checks the outcome of the next attempt."""
+    """Makes a command on a small store with a backup fail at one call, and checks the outcome of
+    the next attempt.
+    """
 
     def __init__(self, starter: Starter) -> None:
-        self.starter, self.folder = starter, starter.folder / "stores"
+        self.starter = starter
+        self.folder = starter.folder / "stores"
         whole = self.folder / "whole"
         whole.mkdir(parents=True)
         for seed, name in enumerate(("model.pt", "new.pt")):
@@ -34,15 +39,20 @@ class StoreFaults:
                 net.embedding.weight.add_(seed)
             write_checkpoint(self.folder / name, model_file_contents(net, loss_normalizes=True))
         # Embedding again with the same model makes a backup with everybody.
-        enrolled = [self._enroll(whole, name, speaker) for speaker, name in enumerate(("Ada", GONE, "Bo"))]
+        enrolled = [
+            self._enroll(whole, name, speaker) for speaker, name in enumerate(("Ada", GONE, "Bo"))
+        ]
         for arguments in (*enrolled, self._reembed(whole, "model.pt")):
             assert starter.command(arguments, whole) == 0, printed(whole)
         self.places: list[tuple[str, int]] = []
         self.after: dict[str, Any] = {}
         for command in self.commands(whole):
-            folder, count = self.folder / "straight", self.folder / "count.txt"
+            folder = self.folder / "straight"
+            count = self.folder / "count.txt"
             order = fault(folder / "people.db", 0, 0, False, count)
-            assert starter.command(self._begin(folder, command), folder, fault=order) == 0, printed(folder)
+            assert starter.command(self._begin(folder, command), folder, fault=order) == 0, printed(
+                folder
+            )
             self.places += [(command, call) for call in range(1, int(count.read_text()) + 1)]
             self.after[command] = _state(folder)
 
@@ -61,10 +71,12 @@ class StoreFaults:
         """Run the command with the fault, then without; returns problems in words."""
         folder = self.folder / "failing"
         arguments = self._begin(folder, command)
-        begun, expected = _state(folder), self.after[command]
+        begun = _state(folder)
+        expected = self.after[command]
         order = fault(folder / "people.db", call, error, lasts)
         status = self.starter.command(arguments, folder, fault=order)
-        words, problems = printed(folder), []
+        words = printed(folder)
+        problems = []
         if "Traceback" in words or status not in ((KILL,) if error == KILL else (0, 1)):
             problems.append(f"status {status}: {words}")
         if status == 1 and "people.db" not in words:
@@ -73,13 +85,21 @@ class StoreFaults:
         if found not in ((expected,) if status == 0 else (begun, expected)):
             problems.append(f"half done: {found}")
         (folder / "output.txt").unlink()
-        if self.starter.command(arguments, folder) and not any(end in printed(folder) for end in SAME_ENDS):
+        if self.starter.command(arguments, folder) and not any(
+            end in printed(folder) for end in SAME_ENDS
+        ):
             problems.append(f"does not resume: {printed(folder)}")
         if _state(folder) != expected:
             problems.append("the next try does not come to what it should")
-        if command == "purge" and any(GONE.encode() in one.read_bytes() for one in folder.glob("people.db*")):
+        if command == "purge" and any(
+            GONE.encode() in one.read_bytes() for one in folder.glob("people.db*")
+        ):
             problems.append(f"{GONE} can still be read")
-        left = [one.name for one in folder.iterdir() if one.name.endswith("-journal") or HALF_WORD in one.name]
+        left = [
+            one.name
+            for one in folder.iterdir()
+            if one.name.endswith("-journal") or HALF_WORD in one.name
+        ]
         return problems + [f"{name} was left behind" for name in left]
 
     def _begin(self, folder: Path, command: str) -> list[str]:
@@ -90,21 +110,42 @@ class StoreFaults:
         return self.commands(folder)[command]
 
     def _enroll(self, folder: Path, name: str, speaker: int) -> list[str]:
-        audio = [str(self.starter.folder / "corpus" / f"spk{speaker}" / f"{row}.wav") for row in range(2)]
-        return ["enroll", name, *audio, "--model", str(self.folder / "model.pt"), "--store", str(folder / "people.db")]
+        audio = [
+            str(self.starter.folder / "corpus" / f"spk{speaker}" / f"{row}.wav") for row in range(2)
+        ]
+        return [
+            "enroll",
+            name,
+            *audio,
+            "--model",
+            str(self.folder / "model.pt"),
+            "--store",
+            str(folder / "people.db"),
+        ]
 
     def _reembed(self, folder: Path, model: str) -> list[str]:
-        return ["people", "reembed", "--model", str(self.folder / model), "--store", str(folder / "people.db")]
+        return [
+            "people",
+            "reembed",
+            "--model",
+            str(self.folder / model),
+            "--store",
+            str(folder / "people.db"),
+        ]
 
 
 def _state(folder: Path) -> Any:
-    """The people in the store of a folder and its model; None if it is empty or does not exist yet."""
+    """The people in the store of a folder and its model; None if it is empty or does not exist
+    yet.
+    """
     path = folder / "people.db"
     if not path.exists() or not path.stat().st_size:
         return None
     try:
         with PeopleStore(path, fingerprint=None, embedding_dim=None) as store:
-            kept = sorted((one.name, one.source, one.embedding.tobytes().hex()) for one in store.recordings())
+            kept = sorted(
+                (one.name, one.source, one.embedding.tobytes().hex()) for one in store.recordings()
+            )
             return (store.facts["fingerprint"], kept) if kept else None
     except ValueError as error:
         # Its creation was undone, or it has no model yet.

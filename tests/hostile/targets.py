@@ -1,4 +1,6 @@
-"""The readers that are given hostile files, with small valid files to start from and checks of their answers."""
+"""The readers that are given hostile files, with small valid files to start from and checks of
+their answers.
+"""
 
 import copy
 import json
@@ -74,11 +76,16 @@ def voice(seconds: float = 0.2, channels: int = 1) -> np.ndarray:
 
 
 def tiny_voice_corpus(root: Path) -> None:
-    """Six training speakers with two utterances each, four trial speakers with three; lists beside the audio."""
-    names = [f"spk{speaker}/{row}.wav" for speaker in range(10) for row in range(2 if speaker < 6 else 3)]
+    """Six training speakers with two utterances each, four trial speakers with three; lists beside
+    the audio.
+    """
+    names = [
+        f"spk{speaker}/{row}.wav" for speaker in range(10) for row in range(2 if speaker < 6 else 3)
+    ]
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        speaker, row = int(name[3]), int(name[5])
+        speaker = int(name[3])
+        row = int(name[5])
         draw = np.random.default_rng([speaker, row])
         times = np.arange(int(16_000 * (0.6 + 0.1 * row))) / 16_000
         tone = np.sin(2 * np.pi * (200 + 150 * speaker) * times + draw.random())
@@ -88,7 +95,9 @@ def tiny_voice_corpus(root: Path) -> None:
     (root / "trials.txt").write_text("".join(pairs))
 
 
-def _audio(name: str, subtype: str, *, rate: int = 16_000, channels: int = 1, form: str | None = None) -> Target:
+def _audio(
+    name: str, subtype: str, *, rate: int = 16_000, channels: int = 1, form: str | None = None
+) -> Target:
     def make(folder: Path) -> None:
         soundfile.write(folder / name, voice(channels=channels), rate, subtype=subtype, format=form)
 
@@ -97,7 +106,9 @@ def _audio(name: str, subtype: str, *, rate: int = 16_000, channels: int = 1, fo
         assert whole.dtype == np.float32 and whole.ndim == 1 and np.isfinite(whole).all()
         assert len(read_audio(folder / name, 0, 100)) == min(100, len(whole))
         names = StringTable.from_strings([name])
-        table = build_lookup_table(str(folder), names, sample_rate=16_000, cache_folder=None, num_threads=1)
+        table = build_lookup_table(
+            str(folder), names, sample_rate=16_000, cache_folder=None, num_threads=1
+        )
         assert table.problems or table.num_samples[0] == len(whole)
 
     return Target(make, read, (name,))
@@ -118,7 +129,9 @@ def _training_list(path: Path) -> None:
 
 def _trials(path: Path) -> None:
     found = read_trials(path)
-    assert len(found.enrol) == len(found.test) and max(found.enrol.max(), found.test.max()) < len(found.names)
+    assert len(found.enrol) == len(found.test) and max(found.enrol.max(), found.test.max()) < len(
+        found.names
+    )
     assert found.labels is None or set(np.unique(found.labels)) <= {0, 1}
 
 
@@ -151,7 +164,9 @@ runtime: {device: cpu, seed: 3}
 
 def tiny_net() -> SpeakerNet:
     torch.manual_seed(3)
-    return SpeakerNet.named("ResNet", embedding_dim=8, model_options={"channels": 8, "blocks": [1], "stem_stride": 4})
+    return SpeakerNet.named(
+        "ResNet", embedding_dim=8, model_options={"channels": 8, "blocks": [1], "stem_stride": 4}
+    )
 
 
 def tiny_model() -> dict[str, Any]:
@@ -170,8 +185,13 @@ def tiny_model() -> dict[str, Any]:
 
 
 HOSTILE_TENSORS = (
-    *(torch.zeros(0), torch.zeros(3), torch.full((8,), float("nan")), torch.zeros(8, dtype=torch.int64)),
-    *(torch.zeros(2, 2, dtype=torch.complex64), torch.zeros(()), torch.zeros(1).expand(10**9)),
+    torch.zeros(0),
+    torch.zeros(3),
+    torch.full((8,), float("nan")),
+    torch.zeros(8, dtype=torch.int64),
+    torch.zeros(2, 2, dtype=torch.complex64),
+    torch.zeros(()),
+    torch.zeros(1).expand(10**9),
     torch.eye(3).to_sparse(),
 )
 
@@ -182,7 +202,9 @@ def _model_content(path: Path, draw: random.Random) -> None:
 
 def _load_model(folder: Path) -> None:
     model = load_model_file(folder / "best.pt")
-    embedding = model.net.embed(torch.from_numpy(voice(0.5))[None].float(), sample_rate=model.net.sample_rate)
+    embedding = model.net.embed(
+        torch.from_numpy(voice(0.5))[None].float(), sample_rate=model.net.sample_rate
+    )
     assert embedding.ndim == 2 and bool(torch.isfinite(embedding).all())
 
 
@@ -238,7 +260,15 @@ def _archive(name: str, kind: str) -> Target:
 
 def _results() -> dict[str, Any]:
     row = {"label": "10", "eer_percent": 9.0, "eer_interval_percent": [1, 9]}
-    known = Results(len(PAIRS), 6, 12.5, (10.0, 15.0), {"0.01": 0.5, "0.05": 0.4}, 3, backend={"score": "cosine"})
+    known = Results(
+        len(PAIRS),
+        6,
+        12.5,
+        (10.0, 15.0),
+        {"0.01": 0.5, "0.05": 0.4},
+        3,
+        backend={"score": "cosine"},
+    )
     return {
         **known.to_dict(),
         "slices": [{"by": "duration", "note": "", "rows": [row]}],
@@ -252,7 +282,17 @@ def _results() -> dict[str, Any]:
 
 
 METRICS = "".join(
-    json.dumps({"kind": kind, "step": step, "epoch": 1, "loss": 1.0, "eer_percent": 9.0, "learning_rate": 0.1}) + "\n"
+    json.dumps(
+        {
+            "kind": kind,
+            "step": step,
+            "epoch": 1,
+            "loss": 1.0,
+            "eer_percent": 9.0,
+            "learning_rate": 0.1,
+        }
+    )
+    + "\n"
     for step, kind in enumerate(("step", "step", "epoch", "evaluation"))
 )
 
@@ -279,7 +319,12 @@ def _report(folder: Path) -> None:
 
 
 def _make_embeddings(folder: Path) -> None:
-    save_embeddings(folder / "e.npz", "key", StringTable.from_strings(NAMES), np.ones((len(NAMES), 1, 8), np.float32))
+    save_embeddings(
+        folder / "e.npz",
+        "key",
+        StringTable.from_strings(NAMES),
+        np.ones((len(NAMES), 1, 8), np.float32),
+    )
 
 
 def _embeddings(folder: Path) -> Any:
@@ -325,10 +370,14 @@ TARGETS: dict[str, Target] = {
     "model by byte": Target(_write_model, _model_digest, ("best.pt",), is_checked=True),
     "model by content": Target(_write_model, _load_model, ("best.pt",), _model_content),
     "safetensors": Target(
-        _write_safetensors, lambda folder: read_checkpoint(folder / "w.safetensors"), ("w.safetensors",)
+        _write_safetensors,
+        lambda folder: read_checkpoint(folder / "w.safetensors"),
+        ("w.safetensors",),
     ),
     "packed corpus": Target(_make_packed, _read_packed, PACKED_FILES, is_checked=True),
-    "packed corpus with its sum": Target(_make_packed, _read_packed_again, ("corpus/index.npz",), _index_with_its_sum),
+    "packed corpus with its sum": Target(
+        _make_packed, _read_packed_again, ("corpus/index.npz",), _index_with_its_sum
+    ),
     "zip": _archive("a.zip", "zip"),
     "tar.gz": _archive("a.tar.gz", "gztar"),
     "tar": _archive("a.tar", "tar"),

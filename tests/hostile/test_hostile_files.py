@@ -1,4 +1,6 @@
-"""Damaged files against every reader, in processes with limits; HOSTILE_CASES sets how many (`make hostile`)."""
+"""Damaged files against every reader, in processes with limits; HOSTILE_CASES sets how many (`make
+hostile`).
+"""
 
 import math
 import os

@@ -1,4 +1,6 @@
-"""Runs and stores that are killed, or whose disk fails, lose nothing; `make hostile` sets the number of cases."""
+"""Runs and stores that are killed, or whose disk fails, lose nothing; `make hostile` sets the
+number of cases.
+"""
 
 import errno
 import os
@@ -9,7 +11,9 @@ from runs import DiskFaults, Kills, Starter, build_shim
 from stores import KILL, StoreFaults
 
 SEED = 20260101
-NUM_KILLS, NUM_FAULTS = (int(os.environ.get(f"HOSTILE_{name}", few)) for name, few in (("KILLS", 8), ("FAULTS", 12)))
+NUM_KILLS, NUM_FAULTS = (
+    int(os.environ.get(f"HOSTILE_{name}", few)) for name, few in (("KILLS", 8), ("FAULTS", 12))
+)
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not hasattr(os, "fork"), reason="copies of a process need fork"),
@@ -42,19 +46,31 @@ def test_kills(starter):
 
 
 def test_failing_disk(failing_starter):
-    draw, faults = random.Random(SEED), DiskFaults(failing_starter)
+    draw = random.Random(SEED)
+    faults = DiskFaults(failing_starter)
     assert faults.num_calls > 100
     for error, lasts in ((errno.EIO, False), (errno.ENOSPC, True)):
         for _ in range(NUM_FAULTS // 6):
             call = draw.randint(1, faults.num_calls)
-            assert not faults.case(call, error, lasts=lasts), f"{errno.errorcode[error]} at call {call}"
+            assert not faults.case(call, error, lasts=lasts), (
+                f"{errno.errorcode[error]} at call {call}"
+            )
 
 
 def test_stores(failing_starter):
-    """After a failure at any call, a store is unchanged or complete, and the same command completes it."""
+    """After a failure at any call, a store is unchanged or complete, and the same command completes
+    it.
+    """
     faults = StoreFaults(failing_starter)
     assert len(faults.places) > 200
     draw = random.Random(SEED)
-    for error, lasts in ((KILL, False), (errno.EIO, False), (errno.ENOSPC, True), (errno.EROFS, True)):
+    for error, lasts in (
+        (KILL, False),
+        (errno.EIO, False),
+        (errno.ENOSPC, True),
+        (errno.EROFS, True),
+    ):
         for command, call in draw.sample(faults.places, min(len(faults.places), NUM_FAULTS // 3)):
-            assert not faults.case(command, call, error, lasts=lasts), f"{command}, {error} at call {call}"
+            assert not faults.case(command, call, error, lasts=lasts), (
+                f"{command}, {error} at call {call}"
+            )

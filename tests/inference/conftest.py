@@ -1,4 +1,6 @@
-"""Synthetic voices in files, and a small model that distinguishes them, calibrated and uncalibrated."""
+"""Synthetic voices in files, and a small model that distinguishes them, calibrated and
+uncalibrated.
+"""
 
 import itertools
 import sys
@@ -18,12 +20,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from conftest import tiny_voice
 
-NUM_SPEAKERS, NUM_UTTERANCES, SECONDS = 12, 5, 3.5
+NUM_SPEAKERS = 12
+NUM_UTTERANCES = 5
+SECONDS = 3.5
 DIM = NUM_SPEAKERS - 1
 
 
 def spoken(speaker: int, utterance: int, seconds: float = SECONDS) -> np.ndarray:
-    """A synthetic voice with pauses and noise that differ in each recording; (samples,) at 16 kHz."""
+    """A synthetic voice with pauses and noise that differ in each recording; (samples,) at 16
+    kHz.
+    """
     voice = tiny_voice(speaker, utterance, seconds)
     random = np.random.default_rng([7, speaker, utterance])
     is_pause = (np.arange(len(voice)) // 4000) % 5 == 4
@@ -41,7 +47,11 @@ def speak():
 def voices(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Twelve synthetic speakers with five recordings each; `trials.txt` has all pairs."""
     root = tmp_path_factory.mktemp("voices")
-    names = [f"s{speaker:02d}/{number}.wav" for speaker in range(NUM_SPEAKERS) for number in range(NUM_UTTERANCES)]
+    names = [
+        f"s{speaker:02d}/{number}.wav"
+        for speaker in range(NUM_SPEAKERS)
+        for number in range(NUM_UTTERANCES)
+    ]
     for name in names:
         (root / name).parent.mkdir(exist_ok=True)
         write_audio(root / name, spoken(int(name[1:3]), int(name[4])), 16000)
@@ -53,7 +63,9 @@ def voices(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def uncalibrated(voices: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small network whose last layer is a linear discriminant of three recordings of each voice; uncalibrated."""
+    """A small network whose last layer is a linear discriminant of three recordings of each voice;
+    uncalibrated.
+    """
     torch.manual_seed(0)
     sizes = {"channels": 8, "blocks": [1, 1]}
     net = SpeakerNet.named("ResNet", "TSTP", DIM, sizes, front_end_options={"num_mels": 24}).eval()
@@ -74,12 +86,16 @@ def calibrated(voices: Path, uncalibrated: Path, tmp_path_factory: pytest.TempPa
 
 
 def make_discriminant(net: SpeakerNet, voices: Path) -> None:
-    """Set the last layer so that recordings of one voice coincide and the mean of the voices is zero."""
+    """Set the last layer so that recordings of one voice coincide and the mean of the voices is
+    zero.
+    """
     from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
     from speakernet.data.audio import read_audio
 
-    names = [f"s{speaker:02d}/{number}.wav" for speaker in range(NUM_SPEAKERS) for number in range(3)]
+    names = [
+        f"s{speaker:02d}/{number}.wav" for speaker in range(NUM_SPEAKERS) for number in range(3)
+    ]
     layer = net.embedding
     pooled: list[torch.Tensor] = []
     hook = layer.register_forward_hook(lambda module, inputs, output: pooled.append(inputs[0]))

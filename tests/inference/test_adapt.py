@@ -35,7 +35,14 @@ def adapted(voices, uncalibrated, tmp_path_factory):
     before = uncalibrated.read_bytes()
     for method in ("whitening", "plda"):
         labels = "folders" if method == "plda" else None
-        found = adapt(uncalibrated, [voices], labels=labels, out=folder / f"{method}.pt", method=method, device="cpu")
+        found = adapt(
+            uncalibrated,
+            [voices],
+            labels=labels,
+            out=folder / f"{method}.pt",
+            method=method,
+            device="cpu",
+        )
         assert found.path == folder / f"{method}.pt" and found.method.startswith(method)
     assert uncalibrated.read_bytes() == before
     return folder
@@ -43,21 +50,35 @@ def adapted(voices, uncalibrated, tmp_path_factory):
 
 def test_adapted_embeddings(voices, uncalibrated, adapted):
     files = sorted(map(str, voices.glob("s*/*.wav")))
-    plain, white = (speakernet.load(one, "cpu").embed(files) for one in (uncalibrated, adapted / "whitening.pt"))
+    plain, white = (
+        speakernet.load(one, "cpu").embed(files) for one in (uncalibrated, adapted / "whitening.pt")
+    )
     centred = plain - plain.mean(axis=0)
     covariance = np.cov(plain.T, bias=True)
-    shrunk = 0.3 * covariance + 0.7 * np.trace(covariance) / len(covariance) * np.eye(len(covariance))
+    shrunk = 0.3 * covariance + 0.7 * np.trace(covariance) / len(covariance) * np.eye(
+        len(covariance)
+    )
     variances, directions = np.linalg.eigh(shrunk)
-    np.testing.assert_allclose(white, centred @ (directions / np.sqrt(variances)) @ directions.T, atol=1e-4)
+    np.testing.assert_allclose(
+        white, centred @ (directions / np.sqrt(variances)) @ directions.T, atol=1e-4
+    )
 
     # Adapting an adapted model starts from its embeddings before adaptation.
-    again = adapt(adapted / "plda.pt", [voices], out=adapted / "again.pt", method="whitening", device="cpu")
-    np.testing.assert_allclose(speakernet.load(again.path, "cpu").embed(files[:1]), white[:1], atol=1e-5)
+    again = adapt(
+        adapted / "plda.pt", [voices], out=adapted / "again.pt", method="whitening", device="cpu"
+    )
+    np.testing.assert_allclose(
+        speakernet.load(again.path, "cpu").embed(files[:1]), white[:1], atol=1e-5
+    )
 
 
 def test_commands(voices, uncalibrated, adapted, tmp_path, capsys):
-    model, a, b, c = adapted / "plda.pt", *(str(voices / one) for one in ("s00/3.wav", "s00/4.wav", "s01/3.wav"))
-    verifier, store = speakernet.load(model, "cpu"), tmp_path / "people.db"
+    model, a, b, c = (
+        adapted / "plda.pt",
+        *(str(voices / one) for one in ("s00/3.wav", "s00/4.wav", "s01/3.wav")),
+    )
+    verifier = speakernet.load(model, "cpu")
+    store = tmp_path / "people.db"
     assert verifier.is_calibrated and isinstance(verifier.plda, Plda)
     assert {one["backend"]["score"] for one in verifier.contents["thresholds"]} == {"plda"}
     same, other = (verifier.verify(a, one).score for one in (b, c))
@@ -68,7 +89,19 @@ def test_commands(voices, uncalibrated, adapted, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["score"] == pytest.approx(same, abs=1e-4)
     assert main(["verify", a, b, *given, "--threshold", "default"]) == 2, "0.4 is a cosine"
     for speaker in (0, 1, 2):
-        assert main(["enroll", f"V{speaker}", str(voices / f"s0{speaker}/0.wav"), *given, "--store", str(store)]) == 0
+        assert (
+            main(
+                [
+                    "enroll",
+                    f"V{speaker}",
+                    str(voices / f"s0{speaker}/0.wav"),
+                    *given,
+                    "--store",
+                    str(store),
+                ]
+            )
+            == 0
+        )
     capsys.readouterr()
     assert main(["identify", a, *given, "--store", str(store)]) == 0
     assert capsys.readouterr().out.splitlines()[1].endswith("V0")
@@ -87,7 +120,10 @@ def test_commands(voices, uncalibrated, adapted, tmp_path, capsys):
     assert main(["export", str(model), "--out", str(tmp_path / "m.onnx"), "--speech", a, b]) == 0
     onnx = pytest.importorskip("onnx")
     facts = json.loads(onnx.load(tmp_path / "m.onnx").metadata_props[0].value)
-    assert facts["plda"]["between"] == pytest.approx(verifier.plda.between.tolist()) and facts["thresholds"]
+    assert (
+        facts["plda"]["between"] == pytest.approx(verifier.plda.between.tolist())
+        and facts["thresholds"]
+    )
 
 
 @pytest.mark.parametrize("method", ["whitening", "plda"])
@@ -96,10 +132,15 @@ def test_evaluation(tiny_corpus, adapted, tmp_path, method):
     path = write_recipe(tmp_path / "tiny.yaml", tiny_corpus, tmp_path / "run", short)
     config = load_config(["--config", str(path)]).config
     found = run_evaluation(config, Inputs(config, torch.device("cpu")), adapted / f"{method}.pt")
-    verifier, names = speakernet.load(adapted / f"{method}.pt", "cpu"), list(found.trials.names)
+    verifier = speakernet.load(adapted / f"{method}.pt", "cpu")
+    names = list(found.trials.names)
     for row in (0, len(found.scores) - 1):
-        pair = [str(tiny_corpus / names[side[row]]) for side in (found.trials.enrol, found.trials.test)]
-        assert found.scores[row] == pytest.approx(verifier.compare(*map(verifier.embed, pair)), rel=1e-3, abs=1e-3)
+        pair = [
+            str(tiny_corpus / names[side[row]]) for side in (found.trials.enrol, found.trials.test)
+        ]
+        assert found.scores[row] == pytest.approx(
+            verifier.compare(*map(verifier.embed, pair)), rel=1e-3, abs=1e-3
+        )
     assert found.results.backend["adaptation"] == verifier.contents["adaptation"]["name"]
 
 
@@ -112,11 +153,27 @@ def test_choice_of_the_method(voices, uncalibrated, tmp_path, capsys):
         writer.writerows([["path", "speaker", "session"], *rows[:-1]])
     arguments = ["--model", str(uncalibrated), "--device", "cpu"]
     assert main(["embed", str(voices), *arguments, "--out", str(tmp_path / "e.npz")]) == 0
-    labels = ["--labels", str(tmp_path / "who.csv"), "--method", "wccn", "--out", str(tmp_path / "a.pt")]
+    labels = [
+        "--labels",
+        str(tmp_path / "who.csv"),
+        "--method",
+        "wccn",
+        "--out",
+        str(tmp_path / "a.pt"),
+    ]
     trials = ["--trials", str(voices / "trials.txt")]
-    assert main(["adapt", *arguments, "--recordings", str(tmp_path / "e.npz"), *labels, *trials]) == 0
+    assert (
+        main(["adapt", *arguments, "--recordings", str(tmp_path / "e.npz"), *labels, *trials]) == 0
+    )
     out = capsys.readouterr().out
-    for words in ("wccn 0.3", AS_IT_IS, "left out 1 recording without a label", "optimistic", "interval", "threshold"):
+    for words in (
+        "wccn 0.3",
+        AS_IT_IS,
+        "left out 1 recording without a label",
+        "optimistic",
+        "interval",
+        "threshold",
+    ):
         assert words in out
     summary = read_checkpoint(tmp_path / "a.pt")["training_summary"]
     assert summary["licence"] == "MIT" and summary["adaptation"]["recordings"] == 59
@@ -142,17 +199,27 @@ def test_cross_validation():
 
 def test_floor_for_a_narrow_band(voices, tmp_path):
     net = SpeakerNet.named(
-        "ResNet", embedding_dim=8, model_options={"channels": 8, "blocks": [1, 1]}, front_end="fbank"
+        "ResNet",
+        embedding_dim=8,
+        model_options={"channels": 8, "blocks": [1, 1]},
+        front_end="fbank",
     )
     write_checkpoint(tmp_path / "m.pt", model_file_contents(net, loss_normalizes=True))
     before = speakernet.load(tmp_path / "m.pt", "cpu").fingerprint
     for name in sorted(voices.glob("s0[0-7]/*.wav")):
         (tmp_path / "calls" / name.parent.name).mkdir(parents=True, exist_ok=True)
-        write_audio(tmp_path / "calls" / name.parent.name / name.name, read_audio(name, sample_rate=8000), 8000)
+        write_audio(
+            tmp_path / "calls" / name.parent.name / name.name,
+            read_audio(name, sample_rate=8000),
+            8000,
+        )
     found = adapt(tmp_path / "m.pt", [tmp_path / "calls"], method="mean", device="cpu")
     assert found.path == tmp_path / "m.adapted.pt" and "upper band" in found.notes[0]
     model = speakernet.load(found.path, "cpu")
-    assert model.contents["front_end"]["options"]["energy_floor_db"] > 0 and model.fingerprint != before
+    assert (
+        model.contents["front_end"]["options"]["energy_floor_db"] > 0
+        and model.fingerprint != before
+    )
     # A recording has the same embedding alone and in a batch.
     files = sorted(map(str, (tmp_path / "calls").glob("*/*.wav")))[:3]
     np.testing.assert_allclose(model.embed(files)[:1], model.embed(files[0]), atol=1e-5)
@@ -174,7 +241,10 @@ def test_floor_for_a_narrow_band(voices, tmp_path):
     }.items(),
 )
 def test_refusals(voices, uncalibrated, adapted, tmp_path, capsys, case, words):
-    calls, out, options, model = tmp_path / "calls", tmp_path / "new.pt", [], uncalibrated
+    calls = tmp_path / "calls"
+    out = tmp_path / "new.pt"
+    options = []
+    model = uncalibrated
     copied = {"one recording": ["s00/0"], "one speaker": [f"s00/{n}" for n in range(5)]}
     for name in copied.get(case, [f"s0{speaker}/{n}" for speaker in range(3) for n in range(5)]):
         for copy in range(1 if case == "one recording" else 5):
@@ -189,15 +259,29 @@ def test_refusals(voices, uncalibrated, adapted, tmp_path, capsys, case, words):
         (tmp_path / "list.txt").write_text("anna anna/1.wav\n")
         options = ["--labels", str(tmp_path / "list.txt")]
     if case.startswith("embeddings of"):
-        calls, fingerprint = tmp_path / "e.npz", "other"
+        calls = tmp_path / "e.npz"
+        fingerprint = "other"
         if case == "embeddings of an adapted model":
             model = adapted / "plda.pt"
             fingerprint = speakernet.load(model, "cpu").fingerprint
-        np.savez(calls, names=["a"], embeddings=np.zeros((1, 11), np.float32), fingerprint=fingerprint)
-    options += {"no labels": ["--method", "wccn"], "coral alone": ["--method", "coral"]}.get(case, [])
+        np.savez(
+            calls, names=["a"], embeddings=np.zeros((1, 11), np.float32), fingerprint=fingerprint
+        )
+    options += {"no labels": ["--method", "wccn"], "coral alone": ["--method", "coral"]}.get(
+        case, []
+    )
     out = model if case == "the model itself" else out
     before = model.read_bytes()
-    given = ["--model", str(model), "--recordings", str(calls), "--out", str(out), "--device", "cpu"]
+    given = [
+        "--model",
+        str(model),
+        "--recordings",
+        str(calls),
+        "--out",
+        str(out),
+        "--device",
+        "cpu",
+    ]
     assert main(["adapt", *given, *options]) == 1
     error = capsys.readouterr().err.strip()
     assert words in error and "Traceback" not in error
@@ -206,27 +290,41 @@ def test_refusals(voices, uncalibrated, adapted, tmp_path, capsys, case, words):
 
 @pytest.mark.slow
 def test_telephone_calls(shared_data, tmp_path):
-    """Five folds of people: fitted on the calls of four, tested on the fifth, trials pooled; short calls, for speed."""
-    calls, model = shared_data / "telephone_calls", tmp_path / "model.pt"
+    """Five folds of people: fitted on the calls of four, tested on the fifth, trials pooled; short
+    calls, for speed.
+    """
+    calls = shared_data / "telephone_calls"
+    model = tmp_path / "model.pt"
     published = shared_data.parent / "reference" / "campplus_3dspeaker_192.pt"
     if not calls.is_dir() or not published.is_file():
         pytest.skip("the calls and the real CAM++ of ../shared are not here")
     options = ("--from", "3dspeaker", "--model", "CAMPPlus", "--out", model)
     assert main(["import-weights", str(published), *map(str, options)]) == 0
     with (calls / "utterances.csv").open(newline="") as file:
-        short = [str(calls / one["path"]) for one in csv.DictReader(file) if float(one["seconds"]) <= 5]
+        short = [
+            str(calls / one["path"]) for one in csv.DictReader(file) if float(one["seconds"]) <= 5
+        ]
     domain = embedded(speakernet.load(model, "cpu"), short, calls / "utterances.csv", [])
     row = {name: number for number, name in enumerate(domain.names)}
     trials = read_trials(calls / "trials.txt")
     rows_of = np.array([row.get(str(calls / name), -1) for name in trials.names])
-    enrol, test = rows_of[trials.enrol], rows_of[trials.test]
+    enrol = rows_of[trials.enrol]
+    test = rows_of[trials.test]
     is_short = (enrol >= 0) & (test >= 0)
-    enrol, test, is_target = enrol[is_short], test[is_short], trials.labels[is_short]
+    enrol = enrol[is_short]
+    test = test[is_short]
+    is_target = trials.labels[is_short]
     tested = np.unique(domain.who[0][enrol])
     methods = {
-        "as it is": (domain.plain, lambda rows, _: adaptation.Transform(((np.eye(192), np.zeros(192)),))),
+        "as it is": (
+            domain.plain,
+            lambda rows, _: adaptation.Transform(((np.eye(192), np.zeros(192)),)),
+        ),
         "no labels": (domain.rows, lambda rows, _: adaptation.whitening(rows, shrinkage=0.7)),
-        "labels": (domain.rows, lambda rows, who: adaptation.wccn(rows, who, shrinkage=0.7, total=0.4)),
+        "labels": (
+            domain.rows,
+            lambda rows, who: adaptation.wccn(rows, who, shrinkage=0.7, total=0.4),
+        ),
     }
     errors = dict.fromkeys(methods, 0.0)
     for draw in range(5):
@@ -234,7 +332,8 @@ def test_telephone_calls(shared_data, tmp_path):
         fold[np.random.default_rng(draw).permutation(tested)] = np.arange(len(tested)) % 5
         of = fold[domain.who[0]]
         for name, (rows, fit) in methods.items():
-            scores, labels = [], []
+            scores = []
+            labels = []
             for part in range(5):
                 is_tested = (of[enrol] == part) & (of[test] == part)
                 units = fit(rows[of != part], domain.who[0][of != part]).apply(rows)

@@ -20,14 +20,30 @@ NAMES = quality_inputs(["duration"])
 
 def rule(*thresholds, calibration=(8.0, -2.0)):
     """A decision rule with thresholds (name, threshold, measured false-accept rate)."""
-    fits = [{"inputs": ["score"], "weights": [calibration[0]], "offset": calibration[1], "prior": 0.5, "backend": WAY}]
-    kept = [{"name": n, "threshold": t, "false_accept_rate": r, "backend": WAY} for n, t, r in thresholds]
+    fits = [
+        {
+            "inputs": ["score"],
+            "weights": [calibration[0]],
+            "offset": calibration[1],
+            "prior": 0.5,
+            "backend": WAY,
+        }
+    ]
+    kept = [
+        {"name": n, "threshold": t, "false_accept_rate": r, "backend": WAY}
+        for n, t, r in thresholds
+    ]
     contents = {"thresholds": kept, "calibration": {"fits": fits if calibration[0] else []}}
     return contents, DecisionRule.of_model_file(contents, subtracts_mean=False, name="m.pt")
 
 
 SHORT_LIST = [("eer", 0.479, 0.0183), ("far_5%", 0.312, 0.05)]
-LONG_LIST = [("eer", 0.2, 0.08), ("far_5%", 0.25, 0.05), ("far_1%", 0.4, 0.01), ("far_0.1%", 0.6, 0.001)]
+LONG_LIST = [
+    ("eer", 0.2, 0.08),
+    ("far_5%", 0.25, 0.05),
+    ("far_1%", 0.4, 0.01),
+    ("far_0.1%", 0.6, 0.001),
+]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +85,9 @@ def test_odds_below_a_strict_threshold():
 
 
 def test_decision_with_quality_measures(random_trials):
-    """Short pairs have higher scores here, so the same score is enough for a long pair but not for a short one."""
+    """Short pairs have higher scores here, so the same score is enough for a long pair but not for
+    a short one.
+    """
     trials, scores, seconds = random_trials
     columns = quality_columns(NAMES, scores, {"duration": seconds}, trials.enrol, trials.test)
     plain = fit_scores(trials, scores, 0.5, WAY)
@@ -78,15 +96,25 @@ def test_decision_with_quality_measures(random_trials):
     contents = fine.changes(contents)
     found = DecisionRule.of_model_file(contents, subtracts_mean=False, name="m.pt")
     assert [one["inputs"] for one in contents["calibration"]["fits"]] == [["score"], list(NAMES)]
-    assert found.thresholds == DecisionRule.of_model_file(plain.changes({}), subtracts_mean=False, name="").thresholds
+    assert (
+        found.thresholds
+        == DecisionRule.of_model_file(plain.changes({}), subtracts_mean=False, name="").thresholds
+    )
     limit = next(one["threshold"] for one in fine.thresholds if one["name"] == "far_1%")
     for pair in ((1.0, 1.0), (1.0, 8.0), (8.0, 8.0)):
-        row = quality_columns(NAMES, np.array([0.5]), {"duration": np.array(pair)}, np.array([0]), np.array([1]))
+        row = quality_columns(
+            NAMES, np.array([0.5]), {"duration": np.array(pair)}, np.array([0]), np.array([1])
+        )
         decision = found.for_pair({"duration": np.array(pair)}).decide(0.5)
         assert decision.log_likelihood_ratio == pytest.approx(fine.calibration.apply(row)[0])
-        assert decision.same_speaker == (decision.log_likelihood_ratio >= limit) == (pair == (8.0, 8.0)), pair
+        assert (
+            decision.same_speaker
+            == (decision.log_likelihood_ratio >= limit)
+            == (pair == (8.0, 8.0))
+        ), pair
         assert (decision.score, decision.false_accept_rate) == (0.5, 0.01)
-    # A later calibration by score only is from a different list, so the one with quality measures is removed.
+    # A later calibration by score only is from a different list, so the one with quality measures
+    # is removed.
     assert plain.changes(contents) == plain.changes({})
     assert fine.changes(contents) == contents
 
@@ -94,7 +122,10 @@ def test_decision_with_quality_measures(random_trials):
 @pytest.fixture()
 def random_trials():
     random = np.random.default_rng(5)
-    seconds, (enrol, test) = np.exp(random.uniform(0, 2, 60)), random.integers(0, 60, (2, 4000)).astype(np.int32)
+    seconds, (enrol, test) = (
+        np.exp(random.uniform(0, 2, 60)),
+        random.integers(0, 60, (2, 4000)).astype(np.int32),
+    )
     labels = (random.random(4000) < 0.4).astype(np.int8)
     length = np.log(seconds[enrol]) + np.log(seconds[test])
     scores = 0.4 * labels + 0.15 * random.normal(size=4000) - 0.1 * length + 0.4
@@ -121,7 +152,9 @@ def sound(seed, seconds=2.0):
 @pytest.fixture()
 def network():
     torch.manual_seed(0)
-    return SpeakerNet.named("ResNet", embedding_dim=8, model_options={"channels": 8, "blocks": [1, 1]}).eval()
+    return SpeakerNet.named(
+        "ResNet", embedding_dim=8, model_options={"channels": 8, "blocks": [1, 1]}
+    ).eval()
 
 
 def test_identify_refusals(network, tmp_path):
@@ -130,7 +163,11 @@ def test_identify_refusals(network, tmp_path):
     loose = ("eer", 0.05, 0.02), ("far_1%", 0.1, 0.01)
     verifier, unlikely, uncalibrated = (
         SpeakerVerifier(ModelFile(network, contents))
-        for contents in (strict, rule(*loose, calibration=(1.0, -5.0))[0], rule(*loose, calibration=(0.0, 0.0))[0])
+        for contents in (
+            strict,
+            rule(*loose, calibration=(1.0, -5.0))[0],
+            rule(*loose, calibration=(0.0, 0.0))[0],
+        )
     )
     with verifier.people(tmp_path / "p.db") as store:
         enroll(verifier, store, "Ada", [sound(0)], sample_rate=16000)
@@ -141,7 +178,11 @@ def test_identify_refusals(network, tmp_path):
         assert named.name == "Ada"
         # Odds below one identify nobody, unless a threshold is given or there are no odds.
         found = identify(unlikely, store, sound(0), sample_rate=16000)
-        assert found.decision.same_speaker and found.decision.log_likelihood_ratio < 0 and found.name is None
+        assert (
+            found.decision.same_speaker
+            and found.decision.log_likelihood_ratio < 0
+            and found.name is None
+        )
         assert identify(unlikely, store, sound(0), sample_rate=16000, threshold=0.1).name == "Ada"
         assert identify(uncalibrated, store, sound(0), sample_rate=16000).name == "Ada"
 
@@ -154,7 +195,8 @@ def test_repeated_recordings(network, tmp_path):
         for clip in clips:
             done = enroll(verifier, store, "Ada", [clip, clip], sample_rate=16000)
             assert (done.added, done.total) == (0, 4)
-        # A store of 0.2.0 has no digests, and the embedding of a recording depends slightly on the batch.
+        # A store of 0.2.0 has no digests, and the embedding of a recording depends slightly on the
+        # batch.
         kept = [dataclasses.replace(one, digest="") for one in store.recordings()]
         store.remove("Ada")
         nearly = np.stack([one.embedding for one in kept]) * np.float32(1 + 1e-6)

@@ -1,4 +1,6 @@
-"""Models in other programs: equal embeddings in every format and family; otherwise no file is written."""
+"""Models in other programs: equal embeddings in every format and family; otherwise no file is
+written.
+"""
 
 import json
 import shutil
@@ -108,8 +110,14 @@ def test_graph(exported):
     assert {one.domain for one in model.opset_import} <= {"", "ai.onnx"} and not model.functions
     assert not {node.op_type for node in model.graph.node} & STANDARD_OPERATORS
     facts = json.loads({one.key: one.value for one in model.metadata_props}[METADATA_KEY])
-    assert facts["model"]["name"] == "ResNet" and facts["sample_rate"] == RATE and facts["embedding_dim"] == 32
-    assert facts["calibration"] == {"weight": 8.0, "offset": -2.0} and facts["thresholds"] == {"eer": 0.25}
+    assert (
+        facts["model"]["name"] == "ResNet"
+        and facts["sample_rate"] == RATE
+        and facts["embedding_dim"] == 32
+    )
+    assert facts["calibration"] == {"weight": 8.0, "offset": -2.0} and facts["thresholds"] == {
+        "eer": 0.25
+    }
 
 
 def test_other_formats(model_path, tmp_path, speech, capsys):
@@ -120,24 +128,36 @@ def test_other_formats(model_path, tmp_path, speech, capsys):
     again = speakernet.load(tmp_path / "model.safetensors", device="cpu")
     wanted = verifier.embed(speech[0], sample_rate=RATE)
     np.testing.assert_array_equal(again.embed(speech[0], sample_rate=RATE), wanted)
-    assert again.fingerprint == verifier.fingerprint and again.is_calibrated == verifier.is_calibrated
+    assert (
+        again.fingerprint == verifier.fingerprint and again.is_calibrated == verifier.is_calibrated
+    )
     assert again.decide(0.3, threshold="eer") == verifier.decide(0.3, threshold="eer")
     program = torch.export.load(tmp_path / "model.pt2").module()
     for clip in (speech[0], speech[1][:RATE]):
         found = program(torch.from_numpy(clip)[None])[0].numpy()
-        np.testing.assert_allclose(found, verifier.embed(clip, sample_rate=RATE), atol=1e-4 * np.abs(wanted).max())
+        np.testing.assert_allclose(
+            found, verifier.embed(clip, sample_rate=RATE), atol=1e-4 * np.abs(wanted).max()
+        )
 
 
 def test_eight_bits(model_path, tmp_path, speech, capsys, caplog):
     for number, clip in enumerate(speech):
         write_audio(tmp_path / f"{number}.wav", clip)
-    (tmp_path / "trials.txt").write_text("1 0.wav 0.wav\n1 1.wav 1.wav\n0 0.wav 1.wav\n0 1.wav 2.wav\n")
+    (tmp_path / "trials.txt").write_text(
+        "1 0.wav 0.wav\n1 1.wav 1.wav\n0 0.wav 1.wav\n0 1.wav 2.wav\n"
+    )
     out = tmp_path / "model.int8.onnx"
     options = ["--int8", "--trials", str(tmp_path / "trials.txt"), "--audio", str(tmp_path)]
     assert main(["export", str(model_path), "--out", str(out), *options]) == 0
     out_text = capsys.readouterr().out
-    assert not [one for one in caplog.records if one.name == "root"], "onnxruntime's advice to developers"
-    assert "after int8: lowest cosine 0." in out_text and "EER of 4 trials" in out_text and "in int8 (" in out_text
+    assert not [one for one in caplog.records if one.name == "root"], (
+        "onnxruntime's advice to developers"
+    )
+    assert (
+        "after int8: lowest cosine 0." in out_text
+        and "EER of 4 trials" in out_text
+        and "in int8 (" in out_text
+    )
     kinds = [node.op_type for node in onnx.load(out).graph.node]
     assert "ConvInteger" in kinds and "DynamicQuantizeLinear" in kinds
     # Spectra remain in float32.
@@ -147,19 +167,29 @@ def test_eight_bits(model_path, tmp_path, speech, capsys, caplog):
 def test_unequal_export_is_not_written(model_path, tmp_path, speech, monkeypatch):
     def other(path):
         model = load_model_file(path)
-        wrong = ModelFile(made("ResNet", model_options={"channels": 8, "blocks": [1]}), model.contents)
+        wrong = ModelFile(
+            made("ResNet", model_options={"channels": 8, "blocks": [1]}), model.contents
+        )
         with torch.no_grad():
             wrong.net.trunk.conv1.weight.mul_(1.5)
             wrong.net.embedding.bias.add_(0.5)
-        monkeypatch.setitem(FORMATS, ".pt2", ("x", lambda _: b"", lambda _: lambda rows: [embedded(wrong.net, rows)]))
+        monkeypatch.setitem(
+            FORMATS,
+            ".pt2",
+            ("x", lambda _: b"", lambda _: lambda rows: [embedded(wrong.net, rows)]),
+        )
         return model
 
     monkeypatch.setattr(export, "load_model_file", other)
     out = tmp_path / "model.pt2"
     out.write_bytes(b"what was there")
-    with pytest.raises(ValueError, match=r"its embeddings differ from those of .*lowest cosine -?0\.\d"):
+    with pytest.raises(
+        ValueError, match=r"its embeddings differ from those of .*lowest cosine -?0\.\d"
+    ):
         export_model(model_path, out, speech=speech)
-    assert out.read_bytes() == b"what was there" and [one.name for one in tmp_path.iterdir()] == ["model.pt2"]
+    assert out.read_bytes() == b"what was there" and [one.name for one in tmp_path.iterdir()] == [
+        "model.pt2"
+    ]
 
 
 def test_failure_inside_torch(model_path, tmp_path, monkeypatch, capsys):
@@ -169,7 +199,10 @@ def test_failure_inside_torch(model_path, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(torch.export, "export", fail)
     assert main(["export", str(model_path), "--out", str(tmp_path / "model.pt2")]) == 1
     message = capsys.readouterr().err
-    assert "cannot export this network (AttributeError: 'BooleanTrue' object" in message and not any(tmp_path.iterdir())
+    assert (
+        "cannot export this network (AttributeError: 'BooleanTrue' object" in message
+        and not any(tmp_path.iterdir())
+    )
 
 
 @pytest.mark.parametrize(
@@ -204,21 +237,30 @@ def test_example_without_speakernet(repository, model_path, exported, tmp_path, 
         write_audio(tmp_path / f"{number}.wav", speech[number])
     arguments = [str(exported), str(tmp_path / "0.wav"), str(tmp_path / "1.wav")]
     script = "import sys, runpy\nfor name in ('torch', 'speakernet'): sys.modules[name] = None\n"
-    script += f"sys.argv = [''] + sys.argv[1:]\nrunpy.run_path({str(example)!r}, run_name='__main__')"
+    script += (
+        f"sys.argv = [''] + sys.argv[1:]\nrunpy.run_path({str(example)!r}, run_name='__main__')"
+    )
     command = [sys.executable, "-c", script]
-    found = subprocess.run([*command, *arguments], capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+    found = subprocess.run(
+        [*command, *arguments], capture_output=True, text=True, check=True, cwd=tmp_path
+    ).stdout
     decision = speakernet.load(model_path, device="cpu").verify(*arguments[1:], threshold="eer")
     assert float(found.split()[1]) == pytest.approx(decision.score, abs=2e-3)
-    assert f"{'same' if decision.same_speaker else 'different'} at the threshold 0.2500 (eer)" in found
+    assert (
+        f"{'same' if decision.same_speaker else 'different'} at the threshold 0.2500 (eer)" in found
+    )
     assert "log-likelihood ratio" in found
-    net, scores_by_plda = made("ResNet", model_options={"channels": 8, "blocks": [1]}), tmp_path / "plda.pt"
+    net = made("ResNet", model_options={"channels": 8, "blocks": [1]})
+    scores_by_plda = tmp_path / "plda.pt"
     net.adapt({"name": "made", "maps": [[32, 32]], "score": "plda"})
     net.adaptation.between.copy_(torch.linspace(0.1, 3, 32))
     net.adaptation.weights.copy_(torch.linspace(0.5, 1, 32))
     write_checkpoint(scores_by_plda, model_file_contents(net, loss_normalizes=True))
     assert main(["export", str(scores_by_plda), "--out", str(tmp_path / "plda.onnx")]) == 0
     arguments[0] = str(tmp_path / "plda.onnx")
-    found = subprocess.run([*command, *arguments], capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+    found = subprocess.run(
+        [*command, *arguments], capture_output=True, text=True, check=True, cwd=tmp_path
+    ).stdout
     expected = speakernet.load(scores_by_plda, device="cpu").verify(*arguments[1:], threshold=0.0)
     assert float(found.split()[1]) == pytest.approx(expected.score, abs=5e-3)
     bad = [*command, str(exported), str(example), str(example)]
@@ -231,7 +273,9 @@ def assert_parity(model, ending, speech):
     parity = compare(model, graph, speech)
     assert parity.cosine > MIN_COSINE and parity.difference <= 1e-3 * parity.scale, str(parity)
     # One frame more or fewer at the ends, and incomplete segments.
-    shortest = noise(2, model.net.min_samples if ending == ".onnx" else max(model.net.min_samples, RATE))
+    shortest = noise(
+        2, model.net.min_samples if ending == ".onnx" else max(model.net.min_samples, RATE)
+    )
     wanted = embedded(model.net, shortest)
     np.testing.assert_allclose(graph(shortest)[0], wanted, atol=1e-3 * np.abs(wanted).max())
 
@@ -245,9 +289,13 @@ def assert_parity(model, ending, speech):
     ],
 )
 def test_every_family(speech, name, ending, repository):
-    real = sorted((repository.parent / "shared" / "data" / "speechocean_mini" / "dev").glob("*/*.flac"))[:60:30]
+    real = sorted(
+        (repository.parent / "shared" / "data" / "speechocean_mini" / "dev").glob("*/*.flac")
+    )[:60:30]
     silence = np.zeros(2 * RATE, np.float32)
-    assert_parity(ModelFile(made(name), {}), ending, [*speech, silence, *(read_audio(path) for path in real)])
+    assert_parity(
+        ModelFile(made(name), {}), ending, [*speech, silence, *(read_audio(path) for path in real)]
+    )
 
 
 @pytest.mark.slow
@@ -259,9 +307,20 @@ def test_every_front_end(speech, front_end):
 
 def saved(path, front_end_options, mean=None):
     """A model file of a small network with an fbank."""
-    options = {"model_options": {"channels": 8, "blocks": [1]}, "num_mels": 80, "window": "povey", **front_end_options}
-    about = {} if mean is None else {"embedding_mean": mean, "embedding_mean_of": {"embedding": "whole"}}
-    write_checkpoint(path, model_file_contents(made("ResNet", "fbank", **options), loss_normalizes=True, **about))
+    options = {
+        "model_options": {"channels": 8, "blocks": [1]},
+        "num_mels": 80,
+        "window": "povey",
+        **front_end_options,
+    }
+    about = (
+        {}
+        if mean is None
+        else {"embedding_mean": mean, "embedding_mean_of": {"embedding": "whole"}}
+    )
+    write_checkpoint(
+        path, model_file_contents(made("ResNet", "fbank", **options), loss_normalizes=True, **about)
+    )
     return path
 
 
@@ -270,7 +329,11 @@ def saved(path, front_end_options, mean=None):
     [
         ({}, ["--out", "x.onnx"], "needs style lhotse; this model has style kaldi"),
         ({"style": "lhotse", "scale": 2.0}, ["--out", "x.onnx"], "has scale 2.0"),
-        ({"style": "lhotse", "window": "hamming", "num_mels": 40}, ["--out", "x.onnx"], "num_mels 40, window hamming"),
+        (
+            {"style": "lhotse", "window": "hamming", "num_mels": 40},
+            ["--out", "x.onnx"],
+            "num_mels 40, window hamming",
+        ),
         ({"style": "lhotse", "energy_floor_db": 30.0}, ["--out", "x.onnx"], "energy_floor_db 30.0"),
         ({"style": "lhotse"}, ["--out", "x.pt2"], "x.pt2"),
         ({"style": "lhotse"}, ["--out", "x.onnx", "--int8"], "int8"),
@@ -281,7 +344,9 @@ def test_unsupported_by_sherpa(tmp_path, monkeypatch, capsys, front_end, options
     monkeypatch.chdir(tmp_path)
     path = saved(tmp_path / "model.pt", front_end)
     assert main(["export", str(path), "--for", "sherpa-onnx", *options]) == 1
-    assert message in capsys.readouterr().err and [one.name for one in tmp_path.iterdir()] == ["model.pt"]
+    assert message in capsys.readouterr().err and [one.name for one in tmp_path.iterdir()] == [
+        "model.pt"
+    ]
 
 
 @pytest.mark.slow
@@ -289,38 +354,60 @@ def test_unsupported_by_sherpa(tmp_path, monkeypatch, capsys, front_end, options
 def test_sherpa(tmp_path, capsys, shared_data, repository, scale, normalize):
     sherpa_onnx = pytest.importorskip("sherpa_onnx", reason="sherpa-onnx is not installed")
     how = {"style": "lhotse", "scale": scale, "normalize": normalize}
-    path, out = saved(tmp_path / "model.pt", how, torch.linspace(-1, 1, 32)), tmp_path / "phone.onnx"
+    path = saved(tmp_path / "model.pt", how, torch.linspace(-1, 1, 32))
+    out = tmp_path / "phone.onnx"
     assert main(["export", str(path), "--out", str(out), "--for", "sherpa-onnx"]) == 0
-    extractor = sherpa_onnx.SpeakerEmbeddingExtractor(sherpa_onnx.SpeakerEmbeddingExtractorConfig(model=str(out)))
+    extractor = sherpa_onnx.SpeakerEmbeddingExtractor(
+        sherpa_onnx.SpeakerEmbeddingExtractorConfig(model=str(out))
+    )
     verifier = speakernet.load(path, device="cpu")
     found = []
     for name in sorted((shared_data / "speechocean_mini" / "dev").glob("*/*.flac"))[::60]:
-        clip, stream = read_audio(name, sample_rate=RATE), extractor.create_stream()
+        clip = read_audio(name, sample_rate=RATE)
+        stream = extractor.create_stream()
         stream.accept_waveform(RATE, clip)
         stream.input_finished()
-        theirs, ours = np.array(extractor.compute(stream)), verifier.embed(clip, sample_rate=RATE)[0] - verifier.mean
+        theirs = np.array(extractor.compute(stream))
+        ours = verifier.embed(clip, sample_rate=RATE)[0] - verifier.mean
         found.append(theirs @ ours / np.linalg.norm(theirs) / np.linalg.norm(ours))
         write_audio(tmp_path / f"{len(found)}.wav", clip)
     assert extractor.dim == 32 and len(found) == 4 and min(found) > 0.99999
-    compiler, package = shutil.which("c++"), Path(sherpa_onnx.__file__).parent
+    compiler = shutil.which("c++")
+    package = Path(sherpa_onnx.__file__).parent
     if compiler is None or not (package / "include").is_dir():
-        pytest.skip("no C++ compiler, or a wheel of sherpa-onnx without headers: the program in C++ is not run")
+        pytest.skip(
+            "no C++ compiler, or a wheel of sherpa-onnx without headers: the program in C++ is not "
+            "run"
+        )
     flags = [f"-I{package}/include", f"-L{package}/lib", f"-Wl,-rpath,{package}/lib"]
     libraries = ["-lsherpa-onnx-c-api", "-lonnxruntime"]
-    source, program = repository / "examples" / "verify_sherpa.cpp", tmp_path / "verify"
+    source = repository / "examples" / "verify_sherpa.cpp"
+    program = tmp_path / "verify"
     subprocess.run([compiler, "-std=c++17", source, *flags, *libraries, "-o", program], check=True)
     clips = [tmp_path / "1.wav", tmp_path / "2.wav"]
-    output = subprocess.run([program, out, *clips], check=True, capture_output=True, text=True).stdout
-    assert float(output.split()[1]) == pytest.approx(verifier.verify(*clips, threshold=0.0).score, abs=1e-3)
+    output = subprocess.run(
+        [program, out, *clips], check=True, capture_output=True, text=True
+    ).stdout
+    assert float(output.split()[1]) == pytest.approx(
+        verifier.verify(*clips, threshold=0.0).score, abs=1e-3
+    )
 
 
 @pytest.mark.parametrize(("command", "library"), [("export", "onnxruntime"), ("serve", "uvicorn")])
 def test_missing_library(model_path, tmp_path, monkeypatch, capsys, command, library):
     for name in [
-        name for name in sys.modules if name.startswith(("speakernet.inference.", "speakernet.assembly.exchange"))
+        name
+        for name in sys.modules
+        if name.startswith(("speakernet.inference.", "speakernet.assembly.exchange"))
     ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, library, None)
-    options = {"export": [str(model_path), "--out", str(tmp_path / "x.onnx")], "serve": ["--model", str(model_path)]}
+    options = {
+        "export": [str(model_path), "--out", str(tmp_path / "x.onnx")],
+        "serve": ["--model", str(model_path)],
+    }
     assert main([command, *options[command]]) == 1
-    assert f"needs the library {library}, which is not installed: pip install" in capsys.readouterr().err
+    assert (
+        f"needs the library {library}, which is not installed: pip install"
+        in capsys.readouterr().err
+    )

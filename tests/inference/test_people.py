@@ -17,7 +17,15 @@ from speakernet.inference import people
 from speakernet.inference.people import PROOF, PeopleStore, StoreError, StoreKeyError, backups_of
 
 DIM = 16
-NAMES = ["Zoë O'Brien", "José; DROP TABLE people;--", "名前", "a/b\\c", "  spaced  out ", '"quoted" 🙂', "%s %d \\n"]
+NAMES = [
+    "Zoë O'Brien",
+    "José; DROP TABLE people;--",
+    "名前",
+    "a/b\\c",
+    "  spaced  out ",
+    '"quoted" 🙂',
+    "%s %d \\n",
+]
 BAD_NAMES = [
     "",
     "  ",
@@ -32,12 +40,21 @@ BAD_NAMES = [
     "\u2800",
     "A\ufe0f",
 ]
-UNKNOWNS = ["Unknown", "unkn0wn", "\uff55nknown", "unkn\u043ewn", "\u03c5\u03b7known", "u\u0308nknown"]
+UNKNOWNS = [
+    "Unknown",
+    "unkn0wn",
+    "\uff55nknown",
+    "unkn\u043ewn",
+    "\u03c5\u03b7known",
+    "u\u0308nknown",
+]
 
 FORK = multiprocessing.get_context("fork") if hasattr(os, "fork") else None
 needs_fork = pytest.mark.skipif(FORK is None, reason="this system starts processes in another way")
 needs_keys = pytest.mark.skipif(people.AESGCM is None, reason="needs the library cryptography")
-with_and_without_key = pytest.mark.parametrize("key", [None, pytest.param("a passphrase", marks=needs_keys)])
+with_and_without_key = pytest.mark.parametrize(
+    "key", [None, pytest.param("a passphrase", marks=needs_keys)]
+)
 
 
 @pytest.fixture()
@@ -72,8 +89,18 @@ def run_sql(path: Path, *statements: str) -> None:
 
 def old_store(path: Path, key: str | None = None) -> None:
     """A store of speakernet 0.2.0 with two recordings of Ada and one of Bo."""
-    run_sql(path, people.SCHEMA, f"PRAGMA application_id = {people.APPLICATION_ID}", "PRAGMA user_version = 1")
-    facts = {"fingerprint": "model", "embedding_dim": DIM, "model": "best.pt", "created": "2026-01-01T00:00:00Z"}
+    run_sql(
+        path,
+        people.SCHEMA,
+        f"PRAGMA application_id = {people.APPLICATION_ID}",
+        "PRAGMA user_version = 1",
+    )
+    facts = {
+        "fingerprint": "model",
+        "embedding_dim": DIM,
+        "model": "best.pt",
+        "created": "2026-01-01T00:00:00Z",
+    }
     aead = people._aead(key, b"0" * 16) if key else None
     if aead:
         facts |= {"salt": b"0" * 16, "proof": people._seal(aead, PROOF, PROOF)}
@@ -82,23 +109,31 @@ def old_store(path: Path, key: str | None = None) -> None:
         for person, (name, count) in enumerate((("Ada", 2), ("Bo", 1)), start=1):
             connection.execute("INSERT INTO people VALUES (?, ?, '2026', '2026')", [person, name])
             for row in voice(person, count):
-                content = people._seal(aead, row.tobytes(), b"person %d" % person) if aead else row.tobytes()
+                content = (
+                    people._seal(aead, row.tobytes(), b"person %d" % person)
+                    if aead
+                    else row.tobytes()
+                )
                 connection.execute(
-                    "INSERT INTO recordings (person, source, seconds, speech_seconds, weight, warnings, added, "
-                    "embedding, checksum) VALUES (?, 'a.wav', 2, 1, 1, '', '2026', ?, ?)",
+                    "INSERT INTO recordings (person, source, seconds, speech_seconds, weight, "
+                    "warnings, added, embedding, checksum) VALUES (?, 'a.wav', 2, 1, 1, '', "
+                    "'2026', ?, ?)",
                     [person, content, zlib.crc32(content, zlib.crc32(name.encode()))],
                 )
 
 
 def test_scores_by_hand(path):
-    mean, weights = voice(99)[0], np.array([1.0, 5.0, 0.5], dtype=np.float32)
+    mean = voice(99)[0]
+    weights = np.array([1.0, 5.0, 0.5], dtype=np.float32)
     store = opened(path, mean=mean)
     for person in range(30):
         store.enroll(f"p{person:02d}", voice(person, 3), weights)
     found = dict(store.identify(voice(500), top=30))
     for person in range(30):
         average = (unit(voice(person, 3) - mean) * weights[:, None]).sum(axis=0)
-        assert found[f"p{person:02d}"] == pytest.approx(float(unit(average) @ unit(voice(500) - mean)[0]), abs=1e-5)
+        assert found[f"p{person:02d}"] == pytest.approx(
+            float(unit(average) @ unit(voice(500) - mean)[0]), abs=1e-5
+        )
     assert list(found.values()) == sorted(found.values(), reverse=True) and len(found) == 30
 
 
@@ -118,9 +153,15 @@ def test_names(path):
 
 
 def test_bad_embeddings(path):
-    store, ones = opened(path), np.ones((1, DIM))
+    store = opened(path)
+    ones = np.ones((1, DIM))
     bad = [np.zeros((1, 3)), np.zeros((0, DIM)), np.full((1, DIM), np.nan)]
-    for embeddings, weights in [*((one, None) for one in bad), (ones, [1.0, 1.0]), (ones, [0.0]), (ones, [np.inf])]:
+    for embeddings, weights in [
+        *((one, None) for one in bad),
+        (ones, [1.0, 1.0]),
+        (ones, [0.0]),
+        (ones, [np.inf]),
+    ]:
         with pytest.raises(StoreError, match="expected"):
             store.enroll("Ada", embeddings, weights)
     assert store.people() == [] and store.identify(voice(0)) == []
@@ -174,7 +215,8 @@ def test_reembed(path, tmp_path):
             raise ValueError("gone.wav: cannot be read")
         return np.arange(4) + one.weight
 
-    store, other = opened(path, model="old.pt"), opened(path)
+    store = opened(path, model="old.pt")
+    other = opened(path)
     store.enroll("Ada", voice(0, 2), [1.0, 2.0], [{"source": "a.wav"}, {"source": "b.wav"}])
     store.enroll("Bo", voice(1), [1.0], [{"source": "gone.wav"}])
     before = path.read_bytes()
@@ -185,7 +227,9 @@ def test_reembed(path, tmp_path):
         store.reembed(embed, fingerprint="new", embedding_dim=4)
     assert path.read_bytes() == before and backups_of(path) == []
     problems = store.reembed(embed, fingerprint="new", embedding_dim=4, drops_missing=True)
-    assert problems == ["Bo: gone.wav: cannot be read"] and [one.name for one in store.people()] == ["Ada"]
+    assert problems == ["Bo: gone.wav: cannot be read"] and [
+        one.name for one in store.people()
+    ] == ["Ada"]
     np.testing.assert_array_equal(store.recordings("Ada")[1].embedding, np.arange(4) + 2)
     assert nearest(store, np.ones(4)) == "Ada"
     store.export(tmp_path / "out.json")
@@ -195,15 +239,25 @@ def test_reembed(path, tmp_path):
             ask()
     (backup,) = backups_of(path)
     assert {one.name for one in opened(backup).people()} == {"Ada", "Bo"}
-    assert os.name != "posix" or {one.stat().st_mode & 0o777 for one in tmp_path.iterdir()} == {0o600}
+    assert os.name != "posix" or {one.stat().st_mode & 0o777 for one in tmp_path.iterdir()} == {
+        0o600
+    }
 
 
 @with_and_without_key
 def test_purge(path, tmp_path, key):
-    secret, store = voice(7777, 40), opened(path, key=key)
+    secret = voice(7777, 40)
+    store = opened(path, key=key)
     for person in range(40):
-        store.enroll(f"person{person}", voice(person, 3), None, [{"source": f"place{person}.wav"}] * 3)
-    store.enroll("Melusine Purged", secret, None, [{"source": "hidden/melusine.wav", "warnings": "noisy"}] * 40)
+        store.enroll(
+            f"person{person}", voice(person, 3), None, [{"source": f"place{person}.wav"}] * 3
+        )
+    store.enroll(
+        "Melusine Purged",
+        secret,
+        None,
+        [{"source": "hidden/melusine.wav", "warnings": "noisy"}] * 40,
+    )
     store.reembed(lambda one: one.embedding, fingerprint="model", embedding_dim=DIM)
     embeddings = [row.tobytes() for row in secret]
     names = [b"Melusine", b"melusine.wav"]
@@ -222,7 +276,8 @@ def test_purge(path, tmp_path, key):
 
 
 def test_replaced_file(path, tmp_path):
-    store, new = opened(path), opened(tmp_path / "new.db")
+    store = opened(path)
+    new = opened(tmp_path / "new.db")
     store.enroll("Ada", voice(0))
     new.enroll("Bo", voice(1))
     assert nearest(store, voice(0)) == "Ada"
@@ -230,7 +285,11 @@ def test_replaced_file(path, tmp_path):
     assert [name for name, _ in store.identify(voice(0))] == ["Bo"]
     store.enroll("Cy", voice(2))
     # An unusable file is refused every time; a good one works again.
-    for make in (path.unlink, lambda: path.write_text("no store"), lambda: run_sql(path, "CREATE TABLE a (b)")):
+    for make in (
+        path.unlink,
+        lambda: path.write_text("no store"),
+        lambda: run_sql(path, "CREATE TABLE a (b)"),
+    ):
         make()
         for _ in range(2):
             with pytest.raises(ValueError, match=r"p.db"):
@@ -270,9 +329,14 @@ def test_authenticated_names(path, is_old):
     store.enroll("Bo", voice(6))
     # Exchange the names, with matching checksums.
     renames = (("x", 1), ("Ada", 2), ("Bo", 1))
-    run_sql(path, *(f"UPDATE people SET name = '{name}' WHERE id = {person}" for name, person in renames))
+    run_sql(
+        path,
+        *(f"UPDATE people SET name = '{name}' WHERE id = {person}" for name, person in renames),
+    )
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
-        for row, person, content in connection.execute("SELECT id, person, embedding FROM recordings").fetchall():
+        for row, person, content in connection.execute(
+            "SELECT id, person, embedding FROM recordings"
+        ).fetchall():
             checksum = zlib.crc32(content, zlib.crc32(b"Bo" if person == 1 else b"Ada"))
             connection.execute("UPDATE recordings SET checksum = ? WHERE id = ?", [checksum, row])
     with pytest.raises(StoreKeyError):
@@ -282,12 +346,19 @@ def test_authenticated_names(path, is_old):
 @with_and_without_key
 def test_stores_of_0_2(path, key):
     old_store(path, key)
-    before, store = path.read_bytes(), opened(path, key=key)
+    before = path.read_bytes()
+    store = opened(path, key=key)
     assert store.identify(voice(2), top=1)[0] == ("Bo", pytest.approx(1.0, abs=1e-5))
-    assert [one.digest for one in store.recordings()] == ["", "", ""] and path.read_bytes() == before
+    assert [one.digest for one in store.recordings()] == [
+        "",
+        "",
+        "",
+    ] and path.read_bytes() == before
     for _ in range(2):
         assert store.enroll("Ada", voice(1), None, [{"digest": "a"}]) == 3
-    np.testing.assert_array_equal(opened(path, key=key).recordings("Ada")[0].embedding, voice(1, 2)[0])
+    np.testing.assert_array_equal(
+        opened(path, key=key).recordings("Ada")[0].embedding, voice(1, 2)[0]
+    )
     assert len(store.purge("Bo")) == 1
     # Names that only 0.2.0 allowed can be removed, even without the key.
     old_store(path.with_name("old.db"), key)
@@ -304,7 +375,10 @@ def test_secrets(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "empty").write_text("\n")
     (tmp_path / "long").write_text("x" * 5000)
-    for bad in (*(tmp_path / name for name in ("fifo", "empty", "long", "absent", ".")), Path("/dev/zero")):
+    for bad in (
+        *(tmp_path / name for name in ("fifo", "empty", "long", "absent", ".")),
+        Path("/dev/zero"),
+    ):
         with pytest.raises(ValueError, match=str(bad)):
             read_secret(bad, "S")
 
@@ -333,7 +407,9 @@ def test_damaged_store(path):
     for row in range(40):
         store.enroll(f"p{row}", voice(row, 2))
     right = [store.identify(voice(person, 2)[0], top=3) for person in range(0, 40, 10)]
-    whole, random, refused = path.read_bytes(), np.random.default_rng(5), 0
+    whole = path.read_bytes()
+    random = np.random.default_rng(5)
+    refused = 0
     for _ in range(25):
         broken = bytearray(whole)
         for place in random.integers(100, len(whole), 3):
@@ -341,7 +417,9 @@ def test_damaged_store(path):
         path.write_bytes(broken)
         try:
             # Names and embeddings have checksums, so any answer is right.
-            assert [opened(path).identify(voice(person, 2)[0], top=3) for person in range(0, 40, 10)] == right
+            assert [
+                opened(path).identify(voice(person, 2)[0], top=3) for person in range(0, 40, 10)
+            ] == right
         except ValueError as error:
             refused += 1
             assert "p.db" in str(error)

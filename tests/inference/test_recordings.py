@@ -43,7 +43,11 @@ def test_seconds_of_speech():
         (np.clip(40 * speech(), -1, 1), RATE, "clipped"),
         (speech() + noise(0.02), RATE, "noisy"),
         (noise(0.1), RATE, "no speech was found in 4.00 s"),
-        (0.1 * np.sin(np.arange(4 * RATE) / 9).astype(np.float32), RATE, "no speech was found in 4.00 s"),
+        (
+            0.1 * np.sin(np.arange(4 * RATE) / 9).astype(np.float32),
+            RATE,
+            "no speech was found in 4.00 s",
+        ),
         (speech(rate=8000), 8000, "band-limited"),
     ],
 )
@@ -96,11 +100,18 @@ def test_long_recordings(tmp_path):
             return plain(self, start, num_samples)
 
     hour = Watched(**vars(recordings.open_recording(tmp_path / "hour.wav", None, RATE)))
-    assert hour.seconds == 3600 and sum(len(waveform) for _, waveform in hour.pieces()) == hour.num_samples
+    assert (
+        hour.seconds == 3600
+        and sum(len(waveform) for _, waveform in hour.pieces()) == hour.num_samples
+    )
     assert max(longest) <= 60 * RATE and len(longest) == 60
-    long, one = np.tile(speech(), 60), inspect_recording(speech(), sample_rate=RATE)
+    long = np.tile(speech(), 60)
+    one = inspect_recording(speech(), sample_rate=RATE)
     found = inspect_recording(long, sample_rate=RATE)
-    assert found.speech_seconds == pytest.approx(60 * one.speech_seconds, rel=0.05) and found.warnings == ()
+    assert (
+        found.speech_seconds == pytest.approx(60 * one.speech_seconds, rel=0.05)
+        and found.warnings == ()
+    )
 
 
 class Pipe(io.BytesIO):
@@ -128,21 +139,30 @@ def test_pipe(voices):
 def test_verify_while_reading(voices, uncalibrated, monkeypatch, capsys):
     content = endless((voices / "s00/3.wav").read_bytes())
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
-    enrolled, model = str(voices / "s00/4.wav"), str(uncalibrated)
+    enrolled = str(voices / "s00/4.wav")
+    model = str(uncalibrated)
     for threshold, status in ((-1.0, 0), (1.0, 1)):
         sys.stdin.buffer.seek(0)
         options = ["--model", model, "--device", "cpu", "--threshold", str(threshold), "--json"]
         assert main(["verify", "-", enrolled, *options]) == status
         captured = capsys.readouterr()
-        wanted = speakernet.load(model, device="cpu").verify(voices / "s00/3.wav", enrolled, threshold=threshold)
+        wanted = speakernet.load(model, device="cpu").verify(
+            voices / "s00/3.wav", enrolled, threshold=threshold
+        )
         assert json.loads(captured.out)["score"] == pytest.approx(wanted.score, abs=1e-5)
         lines = captured.err.splitlines()
-        assert [line[:9] for line in lines if line.startswith("after")] == ["after 1 s", "after 2 s", "after 3 s"]
+        assert [line[:9] for line in lines if line.startswith("after")] == [
+            "after 1 s",
+            "after 2 s",
+            "after 3 s",
+        ]
     sys.stdin.buffer.seek(0)
     assert main(["verify", "-", enrolled, "--model", model]) == 2
 
 
-@pytest.mark.parametrize("content", [b"", b"no sound at all", b"RIFF\0\0\0\0WAVEjunk", b"fLaC" + bytes(100)])
+@pytest.mark.parametrize(
+    "content", [b"", b"no sound at all", b"RIFF\0\0\0\0WAVEjunk", b"fLaC" + bytes(100)]
+)
 def test_pipe_without_a_wav(content):
     with pytest.raises(AudioError, match="standard input"):
         open_piped(io.BytesIO(content))

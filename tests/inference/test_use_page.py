@@ -14,7 +14,9 @@ from speakernet.cli import main
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return re.findall(
+        rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL
+    )
 
 
 def test_commands_and_examples(repository, voices, uncalibrated, tmp_path, monkeypatch, capsys):
@@ -31,7 +33,9 @@ def test_commands_and_examples(repository, voices, uncalibrated, tmp_path, monke
         program, *words = shlex.split(line)
         status = main(words)
         out = capsys.readouterr().out
-        assert program == "speakernet" and status in ((0, 1) if words[0] == "verify" else (0,)), line
+        assert program == "speakernet" and status in ((0, 1) if words[0] == "verify" else (0,)), (
+            line
+        )
         assert words[0] != "identify" or re.match(r"(Ada|unknown|s\d\d) score \d", out)
     names: dict[str, object] = {}
     for block in blocks(page, "python"):
@@ -46,8 +50,11 @@ def test_examples_in_python(page, repository, voices, calibrated, tmp_path, monk
     shutil.copy(calibrated, "exps/exp01/best.pt")
     shutil.copy(voices / "s00/3.wav", "a.wav")
     shutil.copy(voices / "s00/4.wav", "b.wav")
-    # Examples with published models need the hub; tests/assembly/test_published.py has a server for them.
-    examples = [block for block in blocks(repository / page, "python") if 'speakernet.load("exps/' in block]
+    # Examples with published models need the hub; tests/assembly/test_published.py has a server for
+    # them.
+    examples = [
+        block for block in blocks(repository / page, "python") if 'speakernet.load("exps/' in block
+    ]
     samples = 0.1 * np.random.default_rng(0).standard_normal(16000)
     names = {"waveform": samples.astype(np.float32), "features": torch.randn(2, 80, 24)}
     assert examples

@@ -1,4 +1,6 @@
-"""`speakernet.load`: embeddings of files, arrays, features and streams against a plain reference; bad input."""
+"""`speakernet.load`: embeddings of files, arrays, features and streams against a plain reference;
+bad input.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,7 +29,9 @@ def model_path(tmp_path_factory) -> Path:
     torch.manual_seed(0)
     net = SpeakerNet.named("ResNet", "TSTP", 8, SMALL, front_end_options={"num_mels": MELS})
     path = tmp_path_factory.mktemp("model") / "best.pt"
-    write_checkpoint(path, model_file_contents(net, loss_normalizes=True, embedding_mean=torch.full((8,), 9.0)))
+    write_checkpoint(
+        path, model_file_contents(net, loss_normalizes=True, embedding_mean=torch.full((8,), 9.0))
+    )
     return path
 
 
@@ -61,12 +65,16 @@ def test_arrays_and_tensors(verifier, model_path):
 def test_integers_channels_and_rates(verifier, tmp_path):
     samples = (20000 * np.sin(np.arange(24000) / 20)).astype(np.int16)
     both = np.stack([samples, samples // 2], axis=1)
-    for index, (array, rate) in enumerate([(samples, 16000), (both, 16000), (both, 44100), (samples, 8000)]):
+    for index, (array, rate) in enumerate(
+        [(samples, 16000), (both, 16000), (both, 44100), (samples, 8000)]
+    ):
         path = tmp_path / f"{index}.wav"
         write_audio(path, array, rate)
         from_file = verifier.embed(path)
         np.testing.assert_allclose(verifier.embed(array, sample_rate=rate), from_file, atol=1e-6)
-        np.testing.assert_allclose(verifier.embed(array / 32768.0, sample_rate=rate), from_file, atol=1e-6)
+        np.testing.assert_allclose(
+            verifier.embed(array / 32768.0, sample_rate=rate), from_file, atol=1e-6
+        )
         np.testing.assert_array_equal(verifier.embed(str(path), sample_rate=rate), from_file)
     row = verifier.embed(torch.from_numpy(samples)[None], sample_rate=16000)
     np.testing.assert_array_equal(row.numpy(), verifier.embed(samples, sample_rate=16000))
@@ -83,7 +91,9 @@ def test_features(verifier, model_path):
     assert verifier.embed_features(torch.from_numpy(features)).shape == (2, 8)
     assert (verifier.embedding_dim, verifier.sample_rate, verifier.num_features) == (8, 16000, MELS)
     assert isinstance(verifier, speakernet.SpeakerVerifier) and "load" in dir(speakernet)
-    assert speakernet.load(str(model_path)).device.type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert speakernet.load(str(model_path)).device.type == (
+        "cuda" if torch.cuda.is_available() else "cpu"
+    )
 
 
 @pytest.mark.parametrize(
@@ -113,7 +123,9 @@ def test_bad_input(verifier, call, found):
 def test_other_files_and_devices(model_path, tmp_path):
     with pytest.raises(ValueError, match="no checkpoint at"):
         speakernet.load(tmp_path / "absent.pt")
-    with pytest.raises(ValueError, match=r"no checkpoint at wespeaker/resnet34; .*`speakernet fetch"):
+    with pytest.raises(
+        ValueError, match=r"no checkpoint at wespeaker/resnet34; .*`speakernet fetch"
+    ):
         read_checkpoint("wespeaker/resnet34")
     for device in ("gpu", "mps", "cuda:999", 3.5):
         with pytest.raises(ValueError, match=r"device .*(auto|GPU)"):
@@ -124,15 +136,22 @@ def test_lists(verifier, tmp_path):
     clips = [voice(24000, 1), voice(9000, 2), voice(24000, 3), voice(50000, 4)]
     write_audio(tmp_path / "a.wav", clips[0], 16000)
     found = verifier.embed([tmp_path / "a.wav", *clips[1:]], sample_rate=16000)
-    alone = [verifier.embed(tmp_path / "a.wav"), *(verifier.embed(one, sample_rate=16000) for one in clips[1:])]
+    alone = [
+        verifier.embed(tmp_path / "a.wav"),
+        *(verifier.embed(one, sample_rate=16000) for one in clips[1:]),
+    ]
     np.testing.assert_allclose(found, np.concatenate(alone), atol=1e-5)
-    assert verifier.embed([clips[0]], sample_rate=16000).shape == (1, 8) and verifier.embed([]).shape == (0, 8)
+    assert verifier.embed([clips[0]], sample_rate=16000).shape == (1, 8) and verifier.embed(
+        []
+    ).shape == (0, 8)
 
 
 def test_long_recordings(verifier, tmp_path):
     long = np.tile(voice(16000), 185)
     write_audio(tmp_path / "long.wav", long, 16000)
-    expected = np.mean([verifier.embed(part, sample_rate=16000)[0] for part in np.split(long, 4)], axis=0)
+    expected = np.mean(
+        [verifier.embed(part, sample_rate=16000)[0] for part in np.split(long, 4)], axis=0
+    )
     np.testing.assert_allclose(verifier.embed(long, sample_rate=16000)[0], expected, atol=1e-4)
     np.testing.assert_allclose(verifier.embed(tmp_path / "long.wav")[0], expected, atol=1e-4)
 
@@ -165,7 +184,9 @@ def test_mean(model_path, tmp_path):
     plain = {}
     for way in ("whole", "crops"):
         path = tmp_path / f"{way}.pt"
-        write_checkpoint(path, {**contents, "embedding_mean": mean, "embedding_mean_of": {"embedding": way}})
+        write_checkpoint(
+            path, {**contents, "embedding_mean": mean, "embedding_mean_of": {"embedding": way}}
+        )
         plain[way] = speakernet.load(path, "cpu")
     one, other = (plain["whole"].embed(voice(16000, seed), sample_rate=16000)[0] for seed in (1, 2))
     centred = [row - mean.numpy() for row in (one, other)]
@@ -173,15 +194,27 @@ def test_mean(model_path, tmp_path):
         expected = rows[0] @ rows[1] / np.linalg.norm(rows[0]) / np.linalg.norm(rows[1])
         assert verifier.compare(one, other[None]) == pytest.approx(expected, abs=1e-5)
     # Without clipping, one of these has a cosine of 1.0000001 with itself.
-    assert max(plain["crops"].compare(row, row) for row in np.random.default_rng(0).normal(size=(50, 8))) <= 1.0
+    assert (
+        max(
+            plain["crops"].compare(row, row)
+            for row in np.random.default_rng(0).normal(size=(50, 8))
+        )
+        <= 1.0
+    )
     for size in (1e300, 1e-200):
-        assert plain["crops"].compare(one * np.float64(size), other) == pytest.approx(expected, abs=1e-5)
+        assert plain["crops"].compare(one * np.float64(size), other) == pytest.approx(
+            expected, abs=1e-5
+        )
     # A calibration from before the mean was stored is refused with the reason.
     kept = {
         **contents,
-        "thresholds": [{"name": "eer", "threshold": 0.5, "backend": verifying_backend({}).describe(WHOLE)}],
+        "thresholds": [
+            {"name": "eer", "threshold": 0.5, "backend": verifying_backend({}).describe(WHOLE)}
+        ],
     }
-    write_checkpoint(path, {**kept, "embedding_mean": mean, "embedding_mean_of": {"embedding": "whole"}})
+    write_checkpoint(
+        path, {**kept, "embedding_mean": mean, "embedding_mean_of": {"embedding": "whole"}}
+    )
     with pytest.raises(ValueError, match="mean embedding"):
         speakernet.load(path, "cpu").verify(voice(16000, 1), voice(16000, 2), sample_rate=16000)
     with pytest.raises(ValueError, match=r"3 .* 8"):
@@ -190,8 +223,14 @@ def test_mean(model_path, tmp_path):
 
 def test_verify(verifier, tmp_path):
     write_audio(tmp_path / "a.wav", voice(32000), 16000)
-    decision = verifier.verify(tmp_path / "a.wav", voice(32000)[::2], sample_rate=8000, threshold=-1)
-    assert decision.same_speaker and decision.false_accept_rate is None and decision.log_likelihood_ratio is None
+    decision = verifier.verify(
+        tmp_path / "a.wav", voice(32000)[::2], sample_rate=8000, threshold=-1
+    )
+    assert (
+        decision.same_speaker
+        and decision.false_accept_rate is None
+        and decision.log_likelihood_ratio is None
+    )
     for how, message in (
         ({}, "speakernet calibrate --model"),
         ({"false_accept_rate": 0.01, "threshold": 0.5}, "both given"),
@@ -208,12 +247,17 @@ def sound(seconds, seed=0, rate=16000):
 
 
 def feed(stream, samples, chunk):
-    return [state for start in range(0, len(samples), chunk) for state in stream.add(samples[start : start + chunk])]
+    return [
+        state
+        for start in range(0, len(samples), chunk)
+        for state in stream.add(samples[start : start + chunk])
+    ]
 
 
 @pytest.mark.parametrize("chunk", [160, 3001, 16000, 50000])
 def test_streams(verifier, chunk):
-    enrolled, samples = verifier.embed(sound(3, seed=1), sample_rate=16000), sound(3.5)
+    enrolled = verifier.embed(sound(3, seed=1), sample_rate=16000)
+    samples = sound(3.5)
     stream = verifier.stream(16000, enrolled, threshold=0.5)
     states = feed(stream, samples, chunk)
     assert [state.seconds for state in states] == [1, 2, 3]
@@ -224,14 +268,18 @@ def test_streams(verifier, chunk):
         assert state.decision == verifier.decide(state.score, threshold=0.5)
     last = stream.finish()
     assert last.seconds == 3.5
-    np.testing.assert_allclose(last.embedding, verifier.embed(samples, sample_rate=16000), atol=1e-6)
+    np.testing.assert_allclose(
+        last.embedding, verifier.embed(samples, sample_rate=16000), atol=1e-6
+    )
 
 
 def test_streams_of_other_rates(verifier):
     samples = (20000 * sound(2, rate=44100)).astype(np.int16)
     both = np.stack([samples, samples], axis=1)
     (_, second) = verifier.stream(44100).add(both)
-    np.testing.assert_allclose(second.embedding, verifier.embed(samples, sample_rate=44100), atol=1e-5)
+    np.testing.assert_allclose(
+        second.embedding, verifier.embed(samples, sample_rate=44100), atol=1e-5
+    )
     assert second.score is None and second.decision is None
 
 
@@ -242,7 +290,9 @@ def test_long_streams(verifier):
     states = feed(stream, samples, 8000)
     assert len(states) == 25 and stream._num_samples <= window
     assert sum(map(len, stream._chunks)) == window // 2
-    parts = [verifier.embed(part, sample_rate=16000) for part in np.split(samples, [window, 2 * window])]
+    parts = [
+        verifier.embed(part, sample_rate=16000) for part in np.split(samples, [window, 2 * window])
+    ]
     wanted = (2 * parts[0] + 2 * parts[1] + parts[2]) / 5
     np.testing.assert_allclose(states[-1].embedding, wanted, atol=1e-5)
     np.testing.assert_allclose(states[9].embedding, parts[0], atol=1e-6)
@@ -265,7 +315,10 @@ def test_bad_streams(verifier):
     assert stream.add(np.zeros(0)) == []
     with pytest.raises(AudioError, match="no samples"):
         stream.finish()
-    for chunk, found in ((np.full(100, np.nan), "NaN"), (np.zeros(100, dtype=np.int64), "type int64")):
+    for chunk, found in (
+        (np.full(100, np.nan), "NaN"),
+        (np.zeros(100, dtype=np.int64), "type int64"),
+    ):
         with pytest.raises(AudioError, match=found):
             stream.add(chunk)
     assert stream.seconds == 0

@@ -1,4 +1,6 @@
-"""Who speaks when: speech, clusters, turns, names, files and error rates; synthetic voices, results by hand."""
+"""Who speaks when: speech, clusters, turns, names, files and error rates; synthetic voices, results
+by hand.
+"""
 
 import io
 import json
@@ -16,19 +18,27 @@ from speakernet.inference.who import conversation, files, live, speech
 from speakernet.inference.who.clustering import cluster
 from speakernet.inference.who.conversation import Turn, sections
 
-VOICES, ORDER = (0, 9, 5), (0, 1, 2, 0, 2, 1, 0, 1, 2)
-TURN_SECONDS, PAUSE_SECONDS = 3.0, 0.8
+VOICES = (0, 9, 5)
+ORDER = (0, 1, 2, 0, 2, 1, 0, 1, 2)
+TURN_SECONDS = 3.0
+PAUSE_SECONDS = 0.8
 
 
 @pytest.fixture(scope="module")
 def meeting(speak, tmp_path_factory):
     """A folder with a recording of three voices in nine turns, and its reference."""
     folder = tmp_path_factory.mktemp("meeting")
-    noise = 0.003 * np.random.default_rng(1).standard_normal(round(PAUSE_SECONDS * 16000)).astype(np.float32)
-    parts, lines, at = [noise], [], PAUSE_SECONDS
+    noise = 0.003 * np.random.default_rng(1).standard_normal(round(PAUSE_SECONDS * 16000)).astype(
+        np.float32
+    )
+    parts = [noise]
+    lines = []
+    at = PAUSE_SECONDS
     for number, speaker in enumerate(ORDER):
         parts += [speak(VOICES[speaker], 10 + number, TURN_SECONDS), noise]
-        lines.append(f"SPEAKER meeting 1 {at:.3f} {TURN_SECONDS:.3f} <NA> <NA> voice{speaker} <NA> <NA>")
+        lines.append(
+            f"SPEAKER meeting 1 {at:.3f} {TURN_SECONDS:.3f} <NA> <NA> voice{speaker} <NA> <NA>"
+        )
         at += TURN_SECONDS + PAUSE_SECONDS
     write_audio(folder / "meeting.wav", np.concatenate(parts), 16000)
     (folder / "truth.rttm").write_text("\n".join(lines) + "\n")
@@ -37,7 +47,9 @@ def meeting(speak, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def by_energy(monkeypatch):
-    """silero-vad does not take synthetic voices for speech, and the tiny network needs windows of three seconds."""
+    """silero-vad does not take synthetic voices for speech, and the tiny network needs windows of
+    three seconds.
+    """
     monkeypatch.setattr(speech, "silero", lambda: None)
     monkeypatch.setattr(conversation, "WINDOW_SECONDS", 3.0)
     monkeypatch.setattr(conversation, "HOP_SECONDS", 1.5)
@@ -48,7 +60,20 @@ def store(voices, calibrated, tmp_path_factory):
     path = tmp_path_factory.mktemp("store") / "people.db"
     for speaker in (0, 7, 8, 9):
         recordings = [str(voices / f"s{speaker:02d}" / f"{number}.wav") for number in range(3)]
-        assert main(["enroll", f"Voice {speaker}", *recordings, "--model", str(calibrated), "--store", str(path)]) == 0
+        assert (
+            main(
+                [
+                    "enroll",
+                    f"Voice {speaker}",
+                    *recordings,
+                    "--model",
+                    str(calibrated),
+                    "--store",
+                    str(path),
+                ]
+            )
+            == 0
+        )
     return path
 
 
@@ -74,18 +99,40 @@ def test_turns_and_names(meeting, calibrated, tmp_path):
 
 
 def test_command(meeting, calibrated, tmp_path, capsys):
-    people, out = tmp_path / "people.db", tmp_path / "out"
-    words = ["who", str(meeting / "meeting.wav"), "--model", str(calibrated), "--store", str(people), "--speakers", "3"]
-    assert main([*words, "--enroll", "speaker 3=Zoë <3", "--enroll", "speaker 1=Ada", "--out", str(out)]) == 0
+    people = tmp_path / "people.db"
+    out = tmp_path / "out"
+    words = [
+        "who",
+        str(meeting / "meeting.wav"),
+        "--model",
+        str(calibrated),
+        "--store",
+        str(people),
+        "--speakers",
+        "3",
+    ]
+    assert (
+        main(
+            [*words, "--enroll", "speaker 3=Zoë <3", "--enroll", "speaker 1=Ada", "--out", str(out)]
+        )
+        == 0
+    )
     assert main([*words, "--out", str(out)]) == 0
     kept = json.loads((out / "meeting.json").read_text())
     assert [one["name"] for one in kept["speakers"]] == ["Ada", "speaker 2", "Zoë <3"]
     page = (out / "meeting.html").read_text()
-    assert "Zoë \\u003c3" in page and "data:audio/flac;base64," in page and "__" not in page.split("base64")[0]
+    assert (
+        "Zoë \\u003c3" in page
+        and "data:audio/flac;base64," in page
+        and "__" not in page.split("base64")[0]
+    )
     rttm = (out / "meeting.rttm").read_text()
     assert rttm.count("\n") == len(ORDER) and "Zoë_<3" in rttm
     capsys.readouterr()
-    assert main(["der", str(meeting / "truth.rttm"), str(out / "meeting.rttm"), "--collar", "0.3"]) == 0
+    assert (
+        main(["der", str(meeting / "truth.rttm"), str(out / "meeting.rttm"), "--collar", "0.3"])
+        == 0
+    )
     table = capsys.readouterr().out.splitlines()
     assert float(table[1].split()[1]) < 5 and "in 1 of 1" in table[2]
 
@@ -93,7 +140,8 @@ def test_command(meeting, calibrated, tmp_path, capsys):
 def test_bad_input(meeting, calibrated, uncalibrated, store, tmp_path, capsys):
     write_audio(tmp_path / "silence.wav", np.zeros(32000, np.float32), 16000)
     (tmp_path / "words.json").write_text('[{"word": "a", "start": 2}]')
-    model, audio = ["--model", str(calibrated)], str(meeting / "meeting.wav")
+    model = ["--model", str(calibrated)]
+    audio = str(meeting / "meeting.wav")
     assert main(["who", str(tmp_path / "silence.wav"), *model, "--out", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "silence.rttm").read_text() == ""
     capsys.readouterr()
@@ -105,7 +153,14 @@ def test_bad_input(meeting, calibrated, uncalibrated, store, tmp_path, capsys):
         (audio, "--model", str(uncalibrated), "--store", str(store)): "speakernet calibrate",
         (audio, *model, "--enroll", "speaker 9=Zoë", "--store", str(store)): "speaker 9",
         (audio, *model, "--enroll", "speaker 1=Zoë"): "--store",
-        (audio, *model, "--transcript", str(tmp_path / "words.json"), "--out", str(tmp_path)): "words.json",
+        (
+            audio,
+            *model,
+            "--transcript",
+            str(tmp_path / "words.json"),
+            "--out",
+            str(tmp_path),
+        ): "words.json",
         (str(tmp_path / "none.wav"), *model): "none.wav",
     }.items():
         assert main(["who", *words]) == 1, words
@@ -114,8 +169,11 @@ def test_bad_input(meeting, calibrated, uncalibrated, store, tmp_path, capsys):
 
 
 def test_stretches_of_speech():
-    found = speech.stretches(np.repeat([0.0, 0.9, 0.0, 0.9, 0.0, 0.15, 0.0], [10, 20, 4, 20, 50, 20, 10]), 0.1, 13.4)
-    # Stretches 0.4 s apart merge, since padding leaves 0.2 s; a stretch that never reaches `BEGIN` is dropped.
+    found = speech.stretches(
+        np.repeat([0.0, 0.9, 0.0, 0.9, 0.0, 0.15, 0.0], [10, 20, 4, 20, 50, 20, 10]), 0.1, 13.4
+    )
+    # Stretches 0.4 s apart merge, since padding leaves 0.2 s; a stretch that never reaches `BEGIN`
+    # is dropped.
     assert found == pytest.approx(np.array([[0.9, 5.5]]))
 
 
@@ -162,7 +220,11 @@ def test_overlaps():
     level = np.repeat([0.1, 0.2, 0.1, 0.0, 0.1], [2400, 1200, 2400, 400, 3600])
     recording = open_recording(level.astype(np.float32), 1000, 1000)
     turns = [Turn(0.0, 3.0, "a"), Turn(3.0, 6.2, "b"), Turn(6.2, 8.0, "a"), Turn(8.5, 10.0, "b")]
-    assert conversation._with_overlaps(recording, turns) == [Turn(0.0, 3.2, "a"), Turn(2.8, 6.2, "b"), *turns[2:]]
+    assert conversation._with_overlaps(recording, turns) == [
+        Turn(0.0, 3.2, "a"),
+        Turn(2.8, 6.2, "b"),
+        *turns[2:],
+    ]
     # A short turn is extended, not covered by the turns of another voice around it.
     level = np.repeat([0.1, 0.3, 0.1], [2400, 1700, 2400])
     turns = [Turn(0.0, 3.0, "a"), Turn(3.0, 3.5, "b"), Turn(3.5, 6.5, "a")]
@@ -172,13 +234,18 @@ def test_overlaps():
 
 def test_error_rates(tmp_path, capsys):
     def written(name, *turns):
-        lines = (f"SPEAKER {file} 1 {a} {b - a} <NA> <NA> {who} <NA> <NA>" for file, a, b, who in turns)
+        lines = (
+            f"SPEAKER {file} 1 {a} {b - a} <NA> <NA> {who} <NA> <NA>" for file, a, b, who in turns
+        )
         (tmp_path / name).write_text("\n".join(lines) + "\n")
         return str(tmp_path / name)
 
     true = written("true.rttm", ("x", 0, 10, "a"), ("x", 8, 16, "b"), ("y", 0, 4, "c"))
-    # 22 s of speech: 1 s missed in x (half of the overlap), 2 s of false alarm in y, 1 s of b attributed to a.
-    ours = written("ours.rttm", ("x", 0, 10, "1"), ("x", 9, 15, "2"), ("x", 15, 16, "1"), ("y", 0, 6, "1"))
+    # 22 s of speech: 1 s missed in x (half of the overlap), 2 s of false alarm in y, 1 s of b
+    # attributed to a.
+    ours = written(
+        "ours.rttm", ("x", 0, 10, "1"), ("x", 9, 15, "2"), ("x", 15, 16, "1"), ("y", 0, 6, "1")
+    )
     nothing = written("nothing.rttm", ("x", 0, 0, "1"), ("y", 0, 0, "1"))
     assert main(["der", true, ours, nothing, "--each"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -243,7 +310,9 @@ def test_pipe(meeting, calibrated, monkeypatch, capsys):
     assert main(["who", "-", "--model", str(calibrated)]) == 0
     rows = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
     starts = np.arange(len(ORDER)) * (TURN_SECONDS + PAUSE_SECONDS) + PAUSE_SECONDS
-    assert len(rows) >= len(ORDER) and all(np.abs(starts - float(row[0])).min() < TURN_SECONDS for row in rows)
+    assert len(rows) >= len(ORDER) and all(
+        np.abs(starts - float(row[0])).min() < TURN_SECONDS for row in rows
+    )
     assert float(rows[-1][1]) == pytest.approx(starts[-1] + TURN_SECONDS, abs=0.4)
 
 
@@ -253,7 +322,11 @@ def test_each_name_goes_to_one_voice():
         for row, (name, score) in enumerate([("Ada", 0.5), ("speaker 1", 0.1), ("Ada", 0.7)])
     ]
     named = conversation._named_once(voices)
-    assert [(one.name, one.posterior) for one in named] == [("speaker 0", None), ("speaker 1", 0.9), ("Ada", 0.9)]
+    assert [(one.name, one.posterior) for one in named] == [
+        ("speaker 0", None),
+        ("speaker 1", 0.9),
+        ("Ada", 0.9),
+    ]
 
 
 def test_equal_windows_are_one_speaker():

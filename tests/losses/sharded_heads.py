@@ -1,4 +1,5 @@
-"""Compares each process's shard of a head with the whole head: loss, gradients, weights after steps.
+"""Compares each process's shard of a head with the whole head: loss, gradients, weights after
+steps.
 
 `tests/parallel/test_same_meaning.py` starts the two processes.
 """
@@ -18,16 +19,24 @@ from speakernet.losses.sharded import shard as shard_classes
 from speakernet.options import create
 from speakernet.parallel.sharding import join_state, parameters_of, share_of, total_norm
 
-DIM, CLASSES, SPEAKERS, UTTERANCES, STEPS = 6, 11, 5, 2, 5
+DIM = 6
+CLASSES = 11
+SPEAKERS = 5
+UTTERANCES = 2
+STEPS = 5
 
 HEADS = [
-    *(LOSSES[name].options() for name in ("softmax", "amsoftmax", "aamsoftmax", "sphereface2", "softmaxproto")),
+    *(
+        LOSSES[name].options()
+        for name in ("softmax", "amsoftmax", "aamsoftmax", "sphereface2", "softmaxproto")
+    ),
     AAMSoftmaxOptions(easy_margin=True, margin=0.4),
     AAMSoftmaxOptions(sub_centers=3),
     AAMSoftmaxOptions(inter_top_k=3, inter_top_k_penalty=0.1),
     AAMSoftmaxOptions(inter_top_k=50, sub_centers=2),
     SphereFace2Options(margin_type="A", margin=0.15),
-    # At its usual scale the gradient's norm is 70 here, and steps of 0.1 would amplify rounding errors.
+    # At its usual scale the gradient's norm is 70 here, and steps of 0.1 would amplify rounding
+    # errors.
     HAMSoftmaxOptions(scale=2.0),
     CombinedOptions(classification=AAMSoftmaxOptions(sub_centers=2), metric=TripletOptions()),
 ]
@@ -40,14 +49,18 @@ def loss_and_net(options):
 
 
 def optimizer_over(net, loss):
-    return torch.optim.SGD([*net.parameters(), *loss.parameters()], lr=0.1, momentum=0.9, nesterov=True)
+    return torch.optim.SGD(
+        [*net.parameters(), *loss.parameters()], lr=0.1, momentum=0.9, nesterov=True
+    )
 
 
 def batch_of(step):
     """(utterances, dim) and (utterances,); the two utterances of a speaker are adjacent."""
     generator = torch.Generator().manual_seed(step)
     speakers = torch.randperm(CLASSES, generator=generator)[:SPEAKERS]
-    return torch.randn((SPEAKERS * UTTERANCES, DIM), generator=generator), speakers.repeat_interleave(UTTERANCES)
+    return torch.randn(
+        (SPEAKERS * UTTERANCES, DIM), generator=generator
+    ), speakers.repeat_interleave(UTTERANCES)
 
 
 def loss_of(loss, embeddings, labels):
@@ -57,16 +70,20 @@ def loss_of(loss, embeddings, labels):
 
 
 def compare(options, rank):
-    """The largest differences between the shards and the whole head, by kind, and the size of this rank's shard."""
+    """The largest differences between the shards and the whole head, by kind, and the size of this
+    rank's shard.
+    """
     whole, net = loss_and_net(options)
     shard, twin = loss_and_net(options)
     shard_classes(shard, rank, 2)
     assert shard.sees_all_ranks
-    own, own_optimizer = optimizer_over(net, whole), optimizer_over(twin, shard)
+    own = optimizer_over(net, whole)
+    own_optimizer = optimizer_over(twin, shard)
     worst = dict.fromkeys(("loss", "accuracy", "norm", "embeddings", "weights", "moments"), 0.0)
 
     def note(name, left, right):
-        # Relative to their size: a loss of 20 is rounded in its sixth digit, differently on each processor.
+        # Relative to their size: a loss of 20 is rounded in its sixth digit, differently on each
+        # processor.
         size = max(1.0, float(left.detach().abs().max()))
         worst[name] = max(worst[name], float((left - right).detach().abs().max()) / size)
 
@@ -81,7 +98,9 @@ def compare(options, rank):
             results.append((value, accuracy, embeddings.grad, total_norm(parameters_of(optimizer))))
             optimizer.step()
             optimizer.zero_grad()
-        for name, left, right in zip(("loss", "accuracy", "embeddings", "norm"), *results, strict=True):
+        for name, left, right in zip(
+            ("loss", "accuracy", "embeddings", "norm"), *results, strict=True
+        ):
             note(name, left, right)
     # All ranks call it, and rank 0 gets the whole head.
     state = shard.state_dict()
@@ -99,7 +118,9 @@ def compare(options, rank):
 
 
 def _loads_into_shares(whole, options, moments, rank):
-    """Whether the state of a whole head, saved by one process, loads into this rank's shard and stays unchanged."""
+    """Whether the state of a whole head, saved by one process, loads into this rank's shard and
+    stays unchanged.
+    """
     saved = whole.state_dict()
     before = {name: tensor.clone() for name, tensor in saved.items() if tensor.ndim}
     fresh, net = loss_and_net(options)
@@ -110,6 +131,11 @@ def _loads_into_shares(whole, options, moments, rank):
     shards = [(name, one) for name, one in fresh.named_parameters() if share_of(one) is not None]
     return (
         all(torch.equal(saved[name], tensor) for name, tensor in before.items())
-        and all(torch.equal(one, share_of(one).take(whole.get_parameter(name))) for name, one in shards)
-        and all(taken[number]["momentum_buffer"].shape == one.shape for number, one in enumerate(parameters))
+        and all(
+            torch.equal(one, share_of(one).take(whole.get_parameter(name))) for name, one in shards
+        )
+        and all(
+            taken[number]["momentum_buffer"].shape == one.shape
+            for number, one in enumerate(parameters)
+        )
     )

@@ -27,7 +27,8 @@ def cosines_of(loss, embeddings):
     """Cosines of each embedding and speaker, one by one."""
     for embedding in embeddings.double().tolist():
         yield [
-            sum(a * b for a, b in zip(embedding, vector, strict=True)) / (math.hypot(*embedding) * math.hypot(*vector))
+            sum(a * b for a, b in zip(embedding, vector, strict=True))
+            / (math.hypot(*embedding) * math.hypot(*vector))
             for vector in loss.weight.detach().double().tolist()
         ]
 
@@ -36,7 +37,9 @@ def loop_loss(loss, embeddings, labels, own_logit, scale):
     """Mean cross entropy with plain Python; `own_logit` maps a cosine to the label's."""
     total = 0.0
     for cosines, label in zip(cosines_of(loss, embeddings), labels.tolist(), strict=True):
-        logits = [scale * (own_logit(one) if row == label else one) for row, one in enumerate(cosines)]
+        logits = [
+            scale * (own_logit(one) if row == label else one) for row, one in enumerate(cosines)
+        ]
         total += math.log(sum(map(math.exp, logits))) - logits[label]
     return total / len(labels)
 
@@ -44,7 +47,9 @@ def loop_loss(loss, embeddings, labels, own_logit, scale):
 def widened(cosine, margin):
     """The cosine of an angle wider by the margin, with the common continuation."""
     angle = math.acos(cosine)
-    return math.cos(angle + margin) if angle < math.pi - margin else cosine - math.sin(margin) * margin
+    return (
+        math.cos(angle + margin) if angle < math.pi - margin else cosine - math.sin(margin) * margin
+    )
 
 
 @pytest.mark.parametrize(("margin", "scale"), [(0.0, 1.0), (0.1, 30.0), (0.3, 15.0)])
@@ -88,14 +93,24 @@ def test_float32_inside_autocast(name):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         inside = loss(embeddings.bfloat16(), labels)[0]
     assert inside.dtype == torch.float32
-    torch.testing.assert_close(inside, loss(embeddings.bfloat16().float(), labels)[0], rtol=0, atol=0)
+    torch.testing.assert_close(
+        inside, loss(embeddings.bfloat16().float(), labels)[0], rtol=0, atol=0
+    )
 
 
 @pytest.mark.parametrize(
     ("loss", "weight", "embeddings"),
     [
-        (AAMSoftmax(AAMSoftmaxOptions(), 3, 2), [[1.0, 0, 0], [0, 1, 0]], [[2.0, 0, 0], [-2, 0, 0]]),
-        (HAMSoftmax(HAMSoftmaxOptions(), 3, 2), [[0.5, 0, 0], [0, 2, 0]], [[0.0, 0, 0], [0.5, 0, 0], [0, 1e6, 0]]),
+        (
+            AAMSoftmax(AAMSoftmaxOptions(), 3, 2),
+            [[1.0, 0, 0], [0, 1, 0]],
+            [[2.0, 0, 0], [-2, 0, 0]],
+        ),
+        (
+            HAMSoftmax(HAMSoftmaxOptions(), 3, 2),
+            [[0.5, 0, 0], [0, 2, 0]],
+            [[0.0, 0, 0], [0.5, 0, 0], [0, 1e6, 0]],
+        ),
     ],
     ids=["on and opposite to the own vector", "at the origin, on a centre, far out"],
 )
@@ -110,13 +125,22 @@ def test_finite_gradients(loss, weight, embeddings):
 @pytest.mark.parametrize("centers", [1, 3])
 def test_sub_centers_and_inter_top_k_against_a_loop(margin, centers):
     embeddings, labels = batch(size=20)
-    options = AAMSoftmaxOptions(margin=margin, scale=20.0, sub_centers=centers, inter_top_k=2, inter_top_k_penalty=0.1)
+    options = AAMSoftmaxOptions(
+        margin=margin, scale=20.0, sub_centers=centers, inter_top_k=2, inter_top_k_penalty=0.1
+    )
     loss = AAMSoftmax(options, 5, 7)
     total = 0.0
     for all_cosines, label in zip(cosines_of(loss, embeddings), labels.tolist(), strict=True):
-        cosines = [max(all_cosines[speaker * centers : (speaker + 1) * centers]) for speaker in range(7)]
-        nearest = sorted((row for row in range(7) if row != label), key=lambda row: -cosines[row])[:2]
-        logits = [math.cos(math.acos(one) - 0.1) if row in nearest else one for row, one in enumerate(cosines)]
+        cosines = [
+            max(all_cosines[speaker * centers : (speaker + 1) * centers]) for speaker in range(7)
+        ]
+        nearest = sorted((row for row in range(7) if row != label), key=lambda row: -cosines[row])[
+            :2
+        ]
+        logits = [
+            math.cos(math.acos(one) - 0.1) if row in nearest else one
+            for row, one in enumerate(cosines)
+        ]
         logits[label] = widened(cosines[label], margin)
         total += math.log(sum(math.exp(20 * one) for one in logits)) - 20 * logits[label]
     assert loss(embeddings, labels)[0].item() == pytest.approx(total / 20, rel=1e-5)
@@ -128,16 +152,22 @@ def test_penalty_of_neighbours():
     pushed.load_state_dict(plain.state_dict())
     for loss in (plain, pushed):
         loss.margin = 0.0
-    assert torch.allclose(plain.logits(embeddings, labels), pushed.logits(embeddings, labels), atol=1e-4)
+    assert torch.allclose(
+        plain.logits(embeddings, labels), pushed.logits(embeddings, labels), atol=1e-4
+    )
     pushed.margin = plain.margin = 0.2
-    assert (pushed.logits(embeddings, labels) - plain.logits(embeddings, labels) > 0.1).sum() == 3 * len(labels)
+    assert (
+        pushed.logits(embeddings, labels) - plain.logits(embeddings, labels) > 0.1
+    ).sum() == 3 * len(labels)
 
 
 @pytest.mark.parametrize("margin_type", ["A", "C"])
 @pytest.mark.parametrize(("margin", "exponent"), [(0.0, 1.0), (0.2, 3.0), (1.0, 2.5)])
 def test_sphereface2_against_a_loop(margin_type, margin, exponent):
     embeddings, labels = batch(size=20)
-    options = SphereFace2Options(margin=margin, scale=8.0, margin_type=margin_type, exponent=exponent)
+    options = SphereFace2Options(
+        margin=margin, scale=8.0, margin_type=margin_type, exponent=exponent
+    )
     loss = SphereFace2(options, 5, 7)
     loss.bias.data.fill_(-0.5)
 
@@ -170,11 +200,14 @@ def test_hamsoftmax_against_a_loop(curvature, margin):
     torch.nn.init.normal_(loss.weight, std=0.3, generator=torch.Generator().manual_seed(1))
 
     def inside(point):
-        return [value * min(1.0, (1 - 1e-5) / curvature**0.5 / math.hypot(*point)) for value in point]
+        return [
+            value * min(1.0, (1 - 1e-5) / curvature**0.5 / math.hypot(*point)) for value in point
+        ]
 
     total = 0.0
     for embedding, label in zip(embeddings.double().tolist(), labels.tolist(), strict=True):
-        here, logits = inside(embedding), []
+        here = inside(embedding)
+        logits = []
         for row, vector in enumerate(loss.weight.detach().double().tolist()):
             there = inside(vector)
             from_edge = (1 - math.hypot(*here) ** 2) * (1 - math.hypot(*there) ** 2)

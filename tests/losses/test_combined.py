@@ -16,7 +16,8 @@ from speakernet.losses.options import (
 )
 from speakernet.options import create
 
-DIM, CLASSES = 6, 9
+DIM = 6
+CLASSES = 9
 LABELS = torch.tensor([3, 0, 8, 5])
 
 
@@ -29,7 +30,9 @@ def embeddings(utterances=2):
 def test_any_two_losses(classification, metric):
     parts = {"classification": CLASSIFICATIONS[classification], "metric": METRICS[metric]}
     options = CombinedOptions(
-        **{name: part.options() for name, part in parts.items()}, classification_weight=0.5, metric_weight=3.0
+        **{name: part.options() for name, part in parts.items()},
+        classification_weight=0.5,
+        metric_weight=3.0,
     )
     loss = Combined(options, DIM, CLASSES, seed=4)
     apart = []
@@ -73,7 +76,9 @@ def test_impossible_combinations(options, message):
 
 def test_softmaxproto_golden():
     random = np.random.RandomState(3)
-    loss = SoftmaxPrototypical(SoftmaxPrototypicalOptions(initial_scale=7.0, initial_bias=-2.0), DIM, CLASSES)
+    loss = SoftmaxPrototypical(
+        SoftmaxPrototypicalOptions(initial_scale=7.0, initial_bias=-2.0), DIM, CLASSES
+    )
     assert loss.angular.scale.item() == 7.0 and loss.angular.bias.item() == -2.0
     state = {
         "softmax.weight": torch.from_numpy(random.standard_normal((9, 6)).astype(np.float32)),

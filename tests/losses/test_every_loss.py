@@ -1,4 +1,6 @@
-"""Every loss in the table: scalars, gradients to embeddings and parameters, state dictionary, declared properties."""
+"""Every loss in the table: scalars, gradients to embeddings and parameters, state dictionary,
+declared properties.
+"""
 
 import pytest
 import torch
@@ -6,11 +8,16 @@ import torch
 from speakernet.losses import LOSSES
 from speakernet.options import create
 
-DIM, CLASSES, SPEAKERS, UTTERANCES = 6, 9, 4, 2
+DIM = 6
+CLASSES = 9
+SPEAKERS = 4
+UTTERANCES = 2
 
 
 def make(name):
-    return create(LOSSES[name], LOSSES[name].options(), embedding_dim=DIM, num_classes=CLASSES, seed=0)
+    return create(
+        LOSSES[name], LOSSES[name].options(), embedding_dim=DIM, num_classes=CLASSES, seed=0
+    )
 
 
 def embeddings_for(loss, seed=0):
@@ -32,7 +39,9 @@ def test_scalars_and_gradients(name):
     assert embeddings.grad.abs().sum() > 0
     for parameter_name, parameter in loss.named_parameters():
         assert parameter.grad is not None and torch.isfinite(parameter.grad).all(), parameter_name
-    assert LOSSES[name].options().name == name and loss.options.min_utterances == (2 if loss.is_metric else 1)
+    assert LOSSES[name].options().name == name and loss.options.min_utterances == (
+        2 if loss.is_metric else 1
+    )
     twin = make(name)
     twin.load_state_dict(loss.state_dict())
     assert torch.equal(twin(embeddings, labels)[0], loss(embeddings, labels)[0])

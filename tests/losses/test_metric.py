@@ -5,7 +5,13 @@ import math
 import pytest
 import torch
 
-from speakernet.losses.metric import GE2E, AngularPrototypical, Prototypical, SupervisedContrastive, Triplet
+from speakernet.losses.metric import (
+    GE2E,
+    AngularPrototypical,
+    Prototypical,
+    SupervisedContrastive,
+    Triplet,
+)
 from speakernet.losses.options import (
     AngularPrototypicalOptions,
     GE2EOptions,
@@ -24,7 +30,9 @@ def batch(speakers=5, utterances=3, dim=4, seed=0):
 
 
 def cosine(left, right):
-    return sum(a * b for a, b in zip(left, right, strict=True)) / (math.hypot(*left) * math.hypot(*right))
+    return sum(a * b for a, b in zip(left, right, strict=True)) / (
+        math.hypot(*left) * math.hypot(*right)
+    )
 
 
 @pytest.mark.parametrize("utterances", [2, 3, 5])
@@ -38,7 +46,8 @@ def cosine(left, right):
 )
 def test_prototypical_against_a_loop(loss, score, utterances):
     embeddings, labels = batch(utterances=utterances)
-    queries, prototypes = [], []
+    queries = []
+    prototypes = []
     for speaker in embeddings.double().tolist():
         queries.append(speaker[0])
         prototypes.append([sum(column) / len(column) for column in zip(*speaker[1:], strict=True)])
@@ -70,12 +79,15 @@ def test_wrong_numbers_of_utterances(loss, shape, words):
 def test_ge2e_against_a_loop(utterances):
     embeddings, labels = batch(utterances=utterances)
     speakers = embeddings.double().tolist()
-    rows, own = [], []
+    rows = []
+    own = []
     for index, speaker in enumerate(speakers):
         for place, utterance in enumerate(speaker):
             logits = []
             for other_index, other in enumerate(speakers):
-                members = [one for row, one in enumerate(other) if (other_index, row) != (index, place)]
+                members = [
+                    one for row, one in enumerate(other) if (other_index, row) != (index, place)
+                ]
                 centroid = [sum(column) / len(members) for column in zip(*members, strict=True)]
                 logits.append(10 * max(cosine(utterance, centroid), 1e-6) - 5)
             rows.append(math.log(sum(map(math.exp, logits))) - logits[index])
@@ -89,15 +101,26 @@ def test_ge2e_against_a_loop(utterances):
 @pytest.mark.parametrize("temperature", [0.1, 1.0])
 def test_supervised_contrastive_against_a_loop(utterances, temperature):
     embeddings, labels = batch(utterances=utterances)
-    flat = [(index, row) for index, speaker in enumerate(embeddings.double().tolist()) for row in speaker]
-    total, right = 0.0, 0
+    flat = [
+        (index, row)
+        for index, speaker in enumerate(embeddings.double().tolist())
+        for row in speaker
+    ]
+    total = 0.0
+    right = 0
     for place, (speaker, anchor) in enumerate(flat):
-        others = [(cosine(anchor, row) / temperature, one) for at, (one, row) in enumerate(flat) if at != place]
+        others = [
+            (cosine(anchor, row) / temperature, one)
+            for at, (one, row) in enumerate(flat)
+            if at != place
+        ]
         everything = math.log(sum(math.exp(score) for score, _ in others))
         positives = [score - everything for score, one in others if one == speaker]
         total -= sum(positives) / len(positives)
         right += max(others)[1] == speaker
-    value, accuracy = SupervisedContrastive(SupervisedContrastiveOptions(temperature=temperature))(embeddings, labels)
+    value, accuracy = SupervisedContrastive(SupervisedContrastiveOptions(temperature=temperature))(
+        embeddings, labels
+    )
     assert value.item() == pytest.approx(total / len(flat), rel=1e-5)
     assert accuracy.item() == pytest.approx(100 * right / len(flat))
 
@@ -116,7 +139,9 @@ def test_hardest_triplets_against_a_loop():
     assert loss(embeddings, labels)[0].item() == pytest.approx(total / 6, rel=1e-5)
 
 
-@pytest.mark.parametrize(("rank", "probability"), [(0, 1.0), (2, 1.0), (50, 1.0), (2, 0.0), (-1, 0.5)])
+@pytest.mark.parametrize(
+    ("rank", "probability"), [(0, 1.0), (2, 1.0), (50, 1.0), (2, 0.0), (-1, 0.5)]
+)
 def test_mined_negatives(rank, probability):
     embeddings, _ = batch(speakers=7, utterances=2)
     distances = torch.tensor(unit_distances(embeddings))
@@ -124,15 +149,20 @@ def test_mined_negatives(rank, probability):
     drawn = torch.stack([loss.mine(distances) for _ in range(400)])
     for index, row in enumerate(distances.tolist()):
         others = sorted((value, other) for other, value in enumerate(row) if other != index)
-        allowed = {other for _, other in others[: rank + 1 if rank >= 0 and probability == 1.0 else None]}
+        allowed = {
+            other for _, other in others[: rank + 1 if rank >= 0 and probability == 1.0 else None]
+        }
         if rank < 0:
-            allowed = {other for value, other in others if row[index] < value < row[index] + 0.5} or allowed
+            allowed = {
+                other for value, other in others if row[index] < value < row[index] + 0.5
+            } or allowed
         assert set(drawn[:, index].tolist()) == allowed
 
 
 def test_triplet_draws_resume():
     distances = torch.tensor(unit_distances(batch(speakers=30, utterances=2)[0]))
-    straight, stopped = Triplet(TripletOptions(), seed=4), Triplet(TripletOptions(), seed=4)
+    straight = Triplet(TripletOptions(), seed=4)
+    stopped = Triplet(TripletOptions(), seed=4)
     first = straight.mine(distances)
     assert torch.equal(stopped.mine(distances), first)
     resumed = Triplet(TripletOptions(), seed=9)

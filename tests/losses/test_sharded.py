@@ -1,4 +1,6 @@
-"""Losses with a head that can be sharded, and its shards; `tests/parallel/test_same_meaning.py` trains them."""
+"""Losses with a head that can be sharded, and its shards; `tests/parallel/test_same_meaning.py`
+trains them.
+"""
 
 import pytest
 import torch
@@ -19,7 +21,9 @@ def test_sharding_needs_a_head():
         assert problems == ([] if part.options.has_head else ["sharded"])
     assert list(CombinedOptions(metric=GE2EOptions()).problems()) == []
     within = CombinedOptions(classification=SoftmaxOptions(sharded="on"))
-    assert [field for field, message in within.problems() if "loss.sharded" in message] == ["classification"]
+    assert [field for field, message in within.problems() if "loss.sharded" in message] == [
+        "classification"
+    ]
 
 
 def test_shards_make_the_whole():

@@ -1,4 +1,6 @@
-"""The device and torch's settings: requested, applied, refused; threads in lanes; memory of the process."""
+"""The device and torch's settings: requested, applied, refused; threads in lanes; memory of the
+process.
+"""
 
 import json
 import logging
@@ -74,12 +76,15 @@ def test_missing_gpu(gpus, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _restore_torch():
-    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
-    benchmark, tf32 = torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32
+    threads = torch.get_num_threads()
+    precision = torch.get_float32_matmul_precision()
+    benchmark = torch.backends.cudnn.benchmark
+    tf32 = torch.backends.cudnn.allow_tf32
     torch.set_num_threads(4)
     yield
     torch.set_float32_matmul_precision(precision)
-    torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = benchmark, tf32
+    torch.backends.cudnn.benchmark = benchmark
+    torch.backends.cudnn.allow_tf32 = tf32
     torch.use_deterministic_algorithms(False)
     torch.backends.cudnn.deterministic = False
     torch.set_num_threads(threads)
@@ -100,7 +105,9 @@ def test_settings_are_applied():
 def test_memory_limit_of_the_chosen_gpu(device, bound, monkeypatch, caplog):
     bounds: list[tuple] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *bound: bounds.append(bound))
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda *bound: bounds.append(bound)
+    )
     chosen = None if device is None else torch.device(device)
     applied(chosen, memory_fraction=0.5)
     assert bounds == ([(0.5, chosen)] if bound else [])
@@ -131,7 +138,10 @@ def test_tf32_only_for_convolutions(tf32, monkeypatch):
     torch.set_float32_matmul_precision("high")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     applied(torch.device("cuda:0"), tf32=tf32)
-    assert torch.get_float32_matmul_precision() == "highest" and torch.backends.cudnn.allow_tf32 is tf32
+    assert (
+        torch.get_float32_matmul_precision() == "highest"
+        and torch.backends.cudnn.allow_tf32 is tf32
+    )
 
 
 @pytest.mark.parametrize(
@@ -151,14 +161,16 @@ def test_bad_settings(options, message):
 SCRIPTS = [
     "given_back = faults(4, 64)\n"
     "assert keep_freed_memory()\n"
-    # Small allocations fragment the freed memory, and the heap grows again; up to six times was seen.
+    # Small allocations fragment the freed memory, and the heap grows again; up to six times was
+    # seen.
     "faults(32, 64)\n"
     "kept = faults(4, 64)\n"
     "release_freed_memory()\n"
     "print(given_back, kept, faults(1, 64))\n",
     "assert keep_freed_memory(keeps=False)\nfaults(8, 24)\nprint(faults(4, 24))\n",
 ]
-"""Memory kept and returned; `faults(times, mebibytes)` counts the page faults of tensors created and freed."""
+"""Memory kept and returned; `faults(times, mebibytes)` counts the page faults of tensors created
+and freed."""
 
 OWNER = """
 import json, os, resource, sys, torch
@@ -180,14 +192,17 @@ for script in json.loads(sys.argv[1]):
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="memory is kept and given back with glibc only")
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="memory is kept and given back with glibc only"
+)
 def test_page_faults():
     """In forks of a fresh process, without huge pages, each of which would be one fault."""
     command = [sys.executable, "-c", OWNER, json.dumps(SCRIPTS)]
     environment = {**os.environ, HUGE_PAGES: "0"}
     result = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     (given_back, kept, released), (returned,) = (
-        [int(number) / (2**20 // mmap.PAGESIZE) for number in line.split()] for line in result.stdout.splitlines()
+        [int(number) / (2**20 // mmap.PAGESIZE) for number in line.split()]
+        for line in result.stdout.splitlines()
     )
     assert given_back >= 4 * 64 and kept < 64 / 4 and released > 64 / 2
     # By default the C library usually keeps tensors of up to 32 MiB once it has freed one.
@@ -195,7 +210,9 @@ def test_page_faults():
 
 
 def test_order_bounds_and_threads():
-    taken, open_lanes, most = [], 0, 0
+    taken = []
+    open_lanes = 0
+    most = 0
     lock = threading.Lock()
 
     def items():
@@ -211,7 +228,11 @@ def test_order_bounds_and_threads():
         time.sleep(0.002 * (number % 3))
         with lock:
             open_lanes -= 1
-        return number, torch.get_num_threads(), threading.current_thread() is threading.main_thread()
+        return (
+            number,
+            torch.get_num_threads(),
+            threading.current_thread() is threading.main_thread(),
+        )
 
     found = []
     for one in in_lanes(work, items(), 2):
@@ -236,7 +257,9 @@ def test_errors_in_order():
 
 def test_one_lane():
     here = threading.get_ident()
-    assert set(in_lanes(lambda _: (threading.get_ident(), torch.get_num_threads()), range(3), 1)) == {(here, 4)}
+    assert set(
+        in_lanes(lambda _: (threading.get_ident(), torch.get_num_threads()), range(3), 1)
+    ) == {(here, 4)}
 
 
 def test_number_of_lanes():

@@ -1,4 +1,6 @@
-"""Cores, memory and quotas in containers, versions, GPUs and drivers; failed readings are not fatal."""
+"""Cores, memory and quotas in containers, versions, GPUs and drivers; failed readings are not
+fatal.
+"""
 
 import logging
 import math
@@ -18,8 +20,14 @@ from speakernet.machine.options import MachineOptions
 from speakernet.machine.settings import optimize_torch_settings
 
 GIB = 1 << 30
-CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Thu Oct 19 18:56:32 UTC 2023\nGCC version:  gcc 12.2.0\n"
-OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build  (builder@host)\nGCC version: 13.3\n"
+CLOSED = (
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Thu Oct 19 18:56:32 UTC 2023\nGCC "
+    "version:  gcc 12.2.0\n"
+)
+OPEN = (
+    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build  "
+    "(builder@host)\nGCC version: 13.3\n"
+)
 
 
 def write(folder, **files):
@@ -29,17 +37,31 @@ def write(folder, **files):
         (folder / name.replace("__", ".")).write_text(f"{value}\n")
 
 
-V2 = {"": {"cpu__max": "250000 100000", "memory__max": 8 * GIB, "memory__current": 3 * GIB,
-           "memory__stat": f"anon {2 * GIB}\ninactive_file {GIB // 2}\nactive_file {GIB // 4}"}}  # fmt: skip
-TIGHTEST = {"jobs": {"cpu__max": "300000 100000", "memory__max": 4 * GIB, "memory__current": 3 * GIB},
-            "jobs/mine": {"cpu__max": "max 100000", "memory__max": "max", "memory__current": GIB},
-            "": {"cpu__max": "800000 100000", "memory__max": 64 * GIB, "memory__current": 10 * GIB}}  # fmt: skip
+V2 = {
+    "": {
+        "cpu__max": "250000 100000",
+        "memory__max": 8 * GIB,
+        "memory__current": 3 * GIB,
+        # fmt: skip
+        "memory__stat": f"anon {2 * GIB}\ninactive_file {GIB // 2}\nactive_file {GIB // 4}",
+    }
+}
+TIGHTEST = {
+    "jobs": {"cpu__max": "300000 100000", "memory__max": 4 * GIB, "memory__current": 3 * GIB},
+    "jobs/mine": {"cpu__max": "max 100000", "memory__max": "max", "memory__current": GIB},
+    # fmt: skip
+    "": {"cpu__max": "800000 100000", "memory__max": 64 * GIB, "memory__current": 10 * GIB},
+}
 V1 = {"cpu,cpuacct": {"cpu__cfs_quota_us": 200000, "cpu__cfs_period_us": 100000},
       "memory": {"memory__limit_in_bytes": 2 * GIB, "memory__usage_in_bytes": GIB,
-                 "memory__stat": f"inactive_file 7\ntotal_inactive_file {GIB // 4}\ntotal_active_file 0"},
+                 "memory__stat": ("inactive_file 7\ntotal_inactive_file "
+                 f"{GIB // 4}\ntotal_active_file 0")},
       "cpu/job": {"cpu__cfs_quota_us": 150000, "cpu__cfs_period_us": 100000}}  # fmt: skip
-UNLIMITED = {"cpu": {"cpu__cfs_quota_us": -1, "cpu__cfs_period_us": 100000},
-             "memory": {"memory__limit_in_bytes": 9223372036854771712, "memory__usage_in_bytes": 5}}  # fmt: skip
+UNLIMITED = {
+    "cpu": {"cpu__cfs_quota_us": -1, "cpu__cfs_period_us": 100000},
+    # fmt: skip
+    "memory": {"memory__limit_in_bytes": 9223372036854771712, "memory__usage_in_bytes": 5},
+}
 
 
 @pytest.mark.parametrize(
@@ -48,10 +70,18 @@ UNLIMITED = {"cpu": {"cpu__cfs_quota_us": -1, "cpu__cfs_period_us": 100000},
         (V2, "0::/", Quota(2.5, 8 * GIB, 8 * GIB - 3 * GIB + GIB // 2 + GIB // 4)),
         (TIGHTEST, "0::/jobs/mine", Quota(3.0, 4 * GIB, GIB)),
         # A path of the host.
-        (V1, "5:memory:/docker/abc\n4:cpu,cpuacct:/docker/abc\n1:name=systemd:/a", Quota(2.0, 2 * GIB, GIB + GIB // 4)),
+        (
+            V1,
+            "5:memory:/docker/abc\n4:cpu,cpuacct:/docker/abc\n1:name=systemd:/a",
+            Quota(2.0, 2 * GIB, GIB + GIB // 4),
+        ),
         (V1, "4:cpu,cpuacct:/job", Quota(1.5)),
         (UNLIMITED, "2:cpu:/\n1:memory:/", Quota(math.inf)),
-        ({"": {"cpu__max": "nonsense", "memory__max": "?"}}, "0::/../../elsewhere\nbroken line", Quota()),
+        (
+            {"": {"cpu__max": "nonsense", "memory__max": "?"}},
+            "0::/../../elsewhere\nbroken line",
+            Quota(),
+        ),
         ({}, "", Quota()),
     ],
 )
@@ -65,11 +95,15 @@ def test_quota(tmp_path, groups, membership, expected):
 @pytest.fixture()
 def container(tmp_path, monkeypatch):
     """`docker run --cpus 1.5 --memory 8m`, seen from inside."""
-    write(tmp_path / "cgroup", cpu__max="150000 100000", memory__max=8 << 20, memory__current=6 << 20)
+    write(
+        tmp_path / "cgroup", cpu__max="150000 100000", memory__max=8 << 20, memory__current=6 << 20
+    )
     write(tmp_path, membership="0::/")
     monkeypatch.setattr(facts, "CGROUP_ROOT", tmp_path / "cgroup")
     monkeypatch.setattr(facts, "MEMBERSHIP", tmp_path / "membership")
-    monkeypatch.setattr(facts.os, "sched_getaffinity", lambda process: set(range(64)), raising=False)
+    monkeypatch.setattr(
+        facts.os, "sched_getaffinity", lambda process: set(range(64)), raising=False
+    )
     system_info.cache_clear()
     yield tmp_path / "cgroup"
     system_info.cache_clear()
@@ -85,10 +119,13 @@ def test_limits(container):
 
 
 def test_users_of_the_limits(container, monkeypatch):
-    # `_torch_pair` imports torchaudio in a new process, which is slow; `tests/checks/test_doctor.py` covers it.
+    # `_torch_pair` imports torchaudio in a new process, which is slow;
+    # `tests/checks/test_doctor.py` covers it.
     monkeypatch.setattr("speakernet.checks.doctor._torch_pair", lambda: Finding("ok", "torch", ""))
     assert free_shared_memory() <= 2 << 20
-    assert BatchSizeFinder(torch.nn.Linear(2, 2), int, int).limit_bytes == int(DEFAULT_MEMORY_SHARE * (2 << 20))
+    assert BatchSizeFinder(torch.nn.Linear(2, 2), int, int).limit_bytes == int(
+        DEFAULT_MEMORY_SHARE * (2 << 20)
+    )
     info = system_info()
     assert (info["cpu_cores"], info["memory_bytes"]) == (1, 8 << 20)
     findings = {finding.check: finding.message for finding in machine_findings(container)}
@@ -125,7 +162,9 @@ def test_processor(text, name, flags, bf16, monkeypatch):
 
 @pytest.fixture()
 def machine(tmp_path, monkeypatch):
-    """torch, built for CUDA 13, sees no GPU; the folder is the PATH and may have the driver's file."""
+    """torch, built for CUDA 13, sees no GPU; the folder is the PATH and may have the driver's
+    file.
+    """
     monkeypatch.setattr(facts, "VERSION_FILE", tmp_path / "version")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -134,7 +173,9 @@ def machine(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize(("text", "version"), [(CLOSED, "535.129.03"), (OPEN, "570.86.10"), ("something else", "")])
+@pytest.mark.parametrize(
+    ("text", "version"), [(CLOSED, "535.129.03"), (OPEN, "570.86.10"), ("something else", "")]
+)
 def test_driver(machine, text, version):
     assert driver_version() == ""
     (machine / "version").write_text(text.format(version))
@@ -144,7 +185,9 @@ def test_driver(machine, text, version):
     assert driver_version() == (version or "unknown")
 
 
-@pytest.mark.parametrize(("cuda", "found"), [("13.0", "built for CUDA 13.0"), (None, "built without CUDA")])
+@pytest.mark.parametrize(
+    ("cuda", "found"), [("13.0", "built for CUDA 13.0"), (None, "built without CUDA")]
+)
 def test_unusable_gpu(machine, caplog, monkeypatch, cuda, found):
     """Training and the doctor warn of an unusable GPU, unless the CPU was requested."""
     monkeypatch.setattr(torch.version, "cuda", cuda)
@@ -179,7 +222,11 @@ def test_failed_readings(tmp_path, monkeypatch, caplog):
     for _ in range(2):
         with measuring("the temperature"):
             refuse()
-    assert len(caplog.records) == 1 and "the temperature" in caplog.text and "NVMLError: Not Supported" in caplog.text
+    assert (
+        len(caplog.records) == 1
+        and "the temperature" in caplog.text
+        and "NVMLError: Not Supported" in caplog.text
+    )
     for error in (KeyboardInterrupt, SystemExit):
         with pytest.raises(error), measuring("the temperature"):
             raise error

@@ -16,16 +16,34 @@ from tests.small_networks import SMALLEST, small_network
 # Options that change how a network works, not only its size.
 REDIM_STAGES = [[1, 1, 1, 2, 3, 3, 36], [2, 2, 1, 1, 3, 3, 0], [2, 2, 1, 0.5, 3, 3, 18]]
 FORMS = {
-    "ResNet": [{"channels": 8, "blocks": [1, 2, 1], "mel_strides": [2, 2, 2], "frame_strides": [1, 2, 1]}],
+    "ResNet": [
+        {"channels": 8, "blocks": [1, 2, 1], "mel_strides": [2, 2, 2], "frame_strides": [1, 2, 1]}
+    ],
     "ECAPA_TDNN": [{"channels": 64, "aggregate_channels": 96, "speechbrain": True}],
     "ReDimNetB0": [
         {"block": "basic_resnet_fwse", "aggregate_channels": 24, "two_layers": True},
         {"block": "convnext_like", "group_channels": 2, "context": "att"},
-        {"block": "convnext_like_relu", "context": "conv", "embedding_norm": True, "pooled_norm": False},
+        {
+            "block": "convnext_like_relu",
+            "context": "conv",
+            "embedding_norm": True,
+            "pooled_norm": False,
+        },
     ],
     "ReDimNet2B0": [
-        {"stages": REDIM_STAGES, "joins_both": True, "map_norm": True, "keeps_mels": True, "aggregate_channels": 8},
-        {"stages": REDIM_STAGES, "block": "convnext_like", "aggregate_channels": 0, "grouped_strides": False},
+        {
+            "stages": REDIM_STAGES,
+            "joins_both": True,
+            "map_norm": True,
+            "keeps_mels": True,
+            "aggregate_channels": 8,
+        },
+        {
+            "stages": REDIM_STAGES,
+            "block": "convnext_like",
+            "aggregate_channels": 0,
+            "grouped_strides": False,
+        },
     ],
 }
 # Long enough for three strides, with different remainders for every stride.
@@ -33,7 +51,9 @@ LENGTHS = (12600, 11373, 10122)
 # A CPU without bf16 takes seconds for each of these.
 LARGER = ("CAMPPlus", "Gemini_DF_ResNet60", "RawNet3", "ReDimNetB0", "ReDimNet2B0", "ResNetSE34V2")
 EACH = [pytest.param(name, marks=[pytest.mark.slow] if name in LARGER else []) for name in SMALLEST]
-SIXTEEN_BITS = [pytest.param(name, torch.bfloat16, marks=one.marks) for one in EACH for name in one.values] + [
+SIXTEEN_BITS = [
+    pytest.param(name, torch.bfloat16, marks=one.marks) for one in EACH for name in one.values
+] + [
     # float16 is emulated on a CPU; these have special code for it.
     pytest.param(name, torch.float16, marks=pytest.mark.slow)
     for name in ("ResNetSE34L", "SimAM_ResNet34", "CAMPPlus", "ECAPA_TDNN")
@@ -78,7 +98,9 @@ def test_gradients(name, pooling):
     embeddings = net(waves((16000, 16000, 16000)))
     assert embeddings.shape == (3, 32) and embeddings.dtype == torch.float32
     (embeddings * torch.randn(3, 32, generator=torch.Generator().manual_seed(0))).sum().backward()
-    trained = [(key, parameter) for key, parameter in net.named_parameters() if parameter.requires_grad]
+    trained = [
+        (key, parameter) for key, parameter in net.named_parameters() if parameter.requires_grad
+    ]
     for key, parameter in trained:
         assert parameter.grad is not None and torch.isfinite(parameter.grad).all(), key
         # All of a narrow gate's few ReLUs may be off by chance.
@@ -87,10 +109,12 @@ def test_gradients(name, pooling):
 
 @pytest.mark.parametrize(
     ("name", "pooling", "options"),
-    [(*one, None) for one in EVERY] + [(name, "auto", options) for name in FORMS for options in FORMS[name]],
+    [(*one, None) for one in EVERY]
+    + [(name, "auto", options) for name in FORMS for options in FORMS[name]],
 )
 def test_lengths(name, pooling, options):
-    net, batch = make(name, pooling, options), waves()
+    net = make(name, pooling, options)
+    batch = waves()
     together = embed(net, batch, torch.tensor(LENGTHS))
     for row, length in enumerate(LENGTHS):
         alone = embed(net, batch[row : row + 1, :length])[0]
@@ -99,7 +123,8 @@ def test_lengths(name, pooling, options):
 
 @pytest.mark.parametrize("name", SMALLEST)
 def test_spec(name):
-    net, batch = make(name).train(), waves((10200,))
+    net = make(name).train()
+    batch = waves((10200,))
     first = embed(net, batch)
     twin = SpeakerNet.from_spec(net.spec())
     twin.load_state_dict(net.state_dict())
@@ -109,15 +134,20 @@ def test_spec(name):
 
 @pytest.mark.parametrize(("name", "dtype"), SIXTEEN_BITS, ids=str)
 def test_16_bits(name, dtype):
-    net, batch = make(name), waves()
+    net = make(name)
+    batch = waves()
     plain = embed(net, batch)
     with torch.autocast("cpu", dtype=dtype):
         mixed = embed(net, batch)
         trained = net.train()(waves((10200, 10200)))
     assert mixed.dtype == torch.float32
-    assert nn.functional.cosine_similarity(plain - plain.mean(0), mixed - mixed.mean(0)).min() > 0.98
+    assert (
+        nn.functional.cosine_similarity(plain - plain.mean(0), mixed - mixed.mean(0)).min() > 0.98
+    )
     trained.square().sum().backward()
-    assert all(torch.isfinite(value.grad).all() for value in net.parameters() if value.grad is not None)
+    assert all(
+        torch.isfinite(value.grad).all() for value in net.parameters() if value.grad is not None
+    )
 
 
 @pytest.mark.parametrize("name", EACH)
@@ -126,7 +156,11 @@ def test_memory_layout(name, monkeypatch):
     net = make(name).eval()
     if not is_safe_in_channels_last(net.trunk):
         # Without 2-D convolutions, or with too narrow ones, the layout does not change.
-        assert all(part.weight.is_contiguous() for part in net.trunk.modules() if isinstance(part, nn.Conv2d))
+        assert all(
+            part.weight.is_contiguous()
+            for part in net.trunk.modules()
+            if isinstance(part, nn.Conv2d)
+        )
         return
     features = net.front_end(waves((10200, 10200)))
     contiguous = outputs_and_gradients(net.to(memory_format=torch.contiguous_format), features)
@@ -142,15 +176,20 @@ LATER = [pytest.param(name, "inductor", marks=pytest.mark.compiled) for name in 
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(("name", "backend"), [pytest.param(*one, marks=pytest.mark.slow) for one in SOON] + LATER)
+@pytest.mark.parametrize(
+    ("name", "backend"), [pytest.param(*one, marks=pytest.mark.slow) for one in SOON] + LATER
+)
 def test_compiled(name, backend, monkeypatch):
     net = make(name).train()
     features = net.front_end(waves((16000,) * 4))
-    eager, compiled = outputs_and_gradients(net, features), outputs_and_gradients(net, features, backend)
-    # Statistics of a small batch and ReLUs amplify rounding errors, in eager code too: ERes2NetV2's eager gradients
-    # differ by 0.23 from float64, its compiled ones by 0.04. A wrong kernel differs by more.
+    eager = outputs_and_gradients(net, features)
+    compiled = outputs_and_gradients(net, features, backend)
+    # Statistics of a small batch and ReLUs amplify rounding errors, in eager code too: ERes2NetV2's
+    # eager gradients differ by 0.23 from float64, its compiled ones by 0.04. A wrong kernel differs
+    # by more.
     exact = exact_outputs_and_gradients(net, features, monkeypatch)
-    found, rounding = distances(compiled, exact), distances(eager, exact)
+    found = distances(compiled, exact)
+    rounding = distances(eager, exact)
     assert found[0] < max(5e-3, 3 * rounding[0])
     assert max(found) < max(0.15, 3 * max(rounding))
 
@@ -164,8 +203,13 @@ def outputs_and_gradients(net, features, backend=None):
         keep_draws_eager(twin)
         run = torch.compile(run, backend=backend, fullgraph=backend == "aot_eager")
     embeddings = run(features)
-    (embeddings * torch.randn(embeddings.shape, generator=torch.Generator().manual_seed(0))).sum().backward()
-    return [embeddings.detach(), *(value.grad for value in twin.parameters() if value.grad is not None)]
+    (
+        embeddings * torch.randn(embeddings.shape, generator=torch.Generator().manual_seed(0))
+    ).sum().backward()
+    return [
+        embeddings.detach(),
+        *(value.grad for value in twin.parameters() if value.grad is not None),
+    ]
 
 
 def exact_outputs_and_gradients(net, features, monkeypatch):
@@ -177,7 +221,9 @@ def exact_outputs_and_gradients(net, features, monkeypatch):
 
 
 def distance(found, expected):
-    """The largest relative distance between corresponding tensors; small ones are relative to the largest tensor."""
+    """The largest relative distance between corresponding tensors; small ones are relative to the
+    largest tensor.
+    """
     return max(distances(found, expected))
 
 
@@ -195,13 +241,17 @@ def test_gradient_checkpointing(name):
         if is_checkpointed:
             enable_gradient_checkpointing(net)
         net(waves((10200, 10200))).square().sum().backward()
-        gradients.append({key: value.grad for key, value in net.named_parameters() if value.grad is not None})
+        gradients.append(
+            {key: value.grad for key, value in net.named_parameters() if value.grad is not None}
+        )
     torch.testing.assert_close(*gradients)
 
 
 def named(name, pooling="auto", mels=None, **options):
     front_end = {} if mels is None else {"num_mels": mels}
-    return lambda: SpeakerNet.named(name, pooling, model_options=options, front_end_options=front_end)
+    return lambda: SpeakerNet.named(
+        name, pooling, model_options=options, front_end_options=front_end
+    )
 
 
 def given(waveforms, lengths=None, rate=16000):
@@ -221,7 +271,10 @@ def given(waveforms, lengths=None, rate=16000):
         (lambda: embed(make("VGGVox"), waves((9000,))), "63 .* 57"),
         (named("VGGVox", mels=64), "40 .* 64"),
         (lambda: embed(make("RawNet3"), waves((390,))), "391 samples .* 390"),
-        (lambda: embed(make("ECAPA_TDNN", model_options=FORMS["ECAPA_TDNN"][0]), waves((900,))), "5 .* 4"),
+        (
+            lambda: embed(make("ECAPA_TDNN", model_options=FORMS["ECAPA_TDNN"][0]), waves((900,))),
+            "5 .* 4",
+        ),
         (named("ReDimNetB1", mels=80), "stride of 3 .* 40"),
         (named("ReDimNetB0", block="resnet"), "block"),
         (named("ReDimNet2B0", mels=40), "4 heads .* 13"),

@@ -1,4 +1,6 @@
-"""Batch norms merged into the preceding layers: every family gives the same numbers with fewer norms."""
+"""Batch norms merged into the preceding layers: every family gives the same numbers with fewer
+norms.
+"""
 
 import copy
 
@@ -50,7 +52,9 @@ def test_every_family(name):
 
 
 def test_norm_after_an_activation():
-    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.BatchNorm1d(4), nn.Linear(4, 2), nn.BatchNorm1d(2))
+    net = nn.Sequential(
+        nn.Linear(3, 4), nn.ReLU(), nn.BatchNorm1d(4), nn.Linear(4, 2), nn.BatchNorm1d(2)
+    )
     with pytest.raises(AssertionError):
         fold_batch_norms(net)
     net.eval()[4].running_mean.fill_(2.0)

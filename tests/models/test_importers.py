@@ -1,7 +1,8 @@
-"""Checkpoints of voxceleb_trainer: every architecture and pooling against golden outputs of its code (f51bab8).
+"""Checkpoints of voxceleb_trainer: every architecture and pooling against golden outputs of its
+code (f51bab8).
 
-The golden file has the names and shapes of its parameters, and its outputs with weights drawn from those names, so the
-importer is tested on checkpoints that are independent of it.
+The golden file has the names and shapes of its parameters, and its outputs with weights drawn from
+those names, so the importer is tested on checkpoints that are independent of it.
 """
 
 import itertools
@@ -40,12 +41,16 @@ def network_for(case):
     options = dict(case["options"])
     model_options = {"sinc_stride": options.pop("sinc_stride")} if "sinc_stride" in options else {}
     front_end = {"num_mels" if name == "n_mels" else name: value for name, value in options.items()}
-    return SpeakerNet.named(case["model"], case["pooling"], 16, model_options, front_end_options=front_end)
+    return SpeakerNet.named(
+        case["model"], case["pooling"], 16, model_options, front_end_options=front_end
+    )
 
 
 def foreign_state(case, prefix="__S__."):
     """A state dictionary as its code saves it, without constants."""
-    return {prefix + name: draw(name, tuple(shape), gain=2) for name, shape in case["tensors"].items()}
+    return {
+        prefix + name: draw(name, tuple(shape), gain=2) for name, shape in case["tensors"].items()
+    }
 
 
 def case_of(model, pooling):
@@ -63,7 +68,10 @@ def loss_of(name, num_classes=5):
 def test_golden_embeddings(case, tmp_path):
     state = foreign_state(case)
     assert recognize(foreign_state(case, prefix="")) == case["model"]
-    torch.save({"model_state_dict": state, "optimizer_state_dict": {}, "epoch": 3}, tmp_path / "model.model")
+    torch.save(
+        {"model_state_dict": state, "optimizer_state_dict": {}, "epoch": 3},
+        tmp_path / "model.model",
+    )
     net = network_for(case)
     assert sum(parameter.numel() for parameter in net.parameters()) == case["num_parameters"]
     report = load_initial_weights(net, None, tmp_path / "model.model")
@@ -77,12 +85,23 @@ def test_golden_embeddings(case, tmp_path):
 @pytest.mark.parametrize(
     "wrap",
     [
-        lambda state: {"model_state_dict": state, "optimizer_state_dict": {}, "scheduler_state_dict": {}, "epoch": 1},
+        lambda state: {
+            "model_state_dict": state,
+            "optimizer_state_dict": {},
+            "scheduler_state_dict": {},
+            "epoch": 1,
+        },
         lambda state: state,
         lambda state: {f"module.{name}": value for name, value in state.items()},
-        lambda state: {"model_state_dict": {f"module.{name}": value for name, value in state.items()}},
-        lambda state: {"model": {name.removeprefix("__S__."): value for name, value in state.items()}},
-        lambda state: {name.replace("__S__.", "__S__._orig_mod."): value for name, value in state.items()},
+        lambda state: {
+            "model_state_dict": {f"module.{name}": value for name, value in state.items()}
+        },
+        lambda state: {
+            "model": {name.removeprefix("__S__."): value for name, value in state.items()}
+        },
+        lambda state: {
+            name.replace("__S__.", "__S__._orig_mod."): value for name, value in state.items()
+        },
     ],
 )
 def test_every_shape_of_file(wrap, tmp_path):
@@ -119,14 +138,22 @@ def test_heads(loss, head, tmp_path):
 
 
 def test_other_speakers_and_unknown_parameters(tmp_path, caplog):
-    state = foreign_state(LIGHT) | {"__L__.weight": torch.rand(5994, 16), "__S__.speed.weight": torch.zeros(3)}
+    state = foreign_state(LIGHT) | {
+        "__L__.weight": torch.rand(5994, 16),
+        "__S__.speed.weight": torch.zeros(3),
+    }
     torch.save({"model_state_dict": state, "optimizer_state_dict": {}}, tmp_path / "file.model")
     loss = loss_of("aamsoftmax", 7)
     before = loss.weight.clone()
     with caplog.at_level("INFO"):
         report = load_initial_weights(network_for(LIGHT), loss, tmp_path / "file.model")
     assert report.head == "new" and torch.equal(loss.weight, before)
-    for words in ("(5994, 16)", "(7, 16)", "optimizer_state_dict", "speed.weight (3,) (no such parameter"):
+    for words in (
+        "(5994, 16)",
+        "(7, 16)",
+        "optimizer_state_dict",
+        "speed.weight (3,) (no such parameter",
+    ):
         assert words in caplog.text
 
 
@@ -142,7 +169,8 @@ RAWNET = case_of("RawNet3", "ECA")
 def test_constants(tmp_path):
     net = network_for(LIGHT)
     before = net.front_end.mel_bank.clone()
-    window, bank = "__S__.torchfb.spectrogram.window", "__S__.torchfb.mel_scale.fb"
+    window = "__S__.torchfb.spectrogram.window"
+    bank = "__S__.torchfb.mel_scale.fb"
     state = foreign_state(LIGHT) | {window: net.front_end.window.clone(), bank: before + 1e-6}
     load_initial_weights(net, None, save(state, tmp_path))
     assert torch.equal(net.front_end.mel_bank, before)
@@ -156,7 +184,9 @@ def test_constants(tmp_path):
     state = foreign_state(RAWNET) | {f"__S__.{EMPHASIS}": torch.tensor([[[-0.97, 1.0]]])}
     load_initial_weights(net, None, save(state, tmp_path))
     with pytest.raises(ValueError, match=EMPHASIS):
-        load_initial_weights(net, None, save(state | {f"__S__.{EMPHASIS}": torch.zeros(1, 1, 2)}, tmp_path))
+        load_initial_weights(
+            net, None, save(state | {f"__S__.{EMPHASIS}": torch.zeros(1, 1, 2)}, tmp_path)
+        )
 
 
 @pytest.mark.parametrize("found", [RAWNET, case_of("VGGVox", "SAP")])
@@ -174,7 +204,9 @@ def test_no_partial_loading(tmp_path):
     with pytest.raises(ValueError) as caught:
         load_initial_weights(net, None, save(state, tmp_path))
     assert "missing trunk.stages.0.blocks.0.conv2.weight" in str(caught.value)
-    assert "embedding.weight is (512, 128) in the file, (16, 128) in the network" in str(caught.value)
+    assert "embedding.weight is (512, 128) in the file, (16, 128) in the network" in str(
+        caught.value
+    )
     state = foreign_state(LIGHT)
     state["__S__.bn1.running_var"][0] = float("nan")
     with pytest.raises(ValueError, match=r"trunk\.norm1\.running_var"):
@@ -184,8 +216,18 @@ def test_no_partial_loading(tmp_path):
 
 def foreign_file(case, path, **more):
     """Write a checkpoint of the case; returns the command that imports it."""
-    torch.save({"model_state_dict": foreign_state(case) | more, "optimizer_state_dict": {"state": {}}}, path)
-    return ["import-weights", str(path), "--model", case["model"], "--out", str(path.with_name("model.pt"))]
+    torch.save(
+        {"model_state_dict": foreign_state(case) | more, "optimizer_state_dict": {"state": {}}},
+        path,
+    )
+    return [
+        "import-weights",
+        str(path),
+        "--model",
+        case["model"],
+        "--out",
+        str(path.with_name("model.pt")),
+    ]
 
 
 def test_import_weights(tmp_path, capsys):
@@ -196,21 +238,36 @@ def test_import_weights(tmp_path, capsys):
         "__S__.torchfb.1.spectrogram.window": front_end.window,
     }
     constants["__L__.weight"] = torch.rand(5994, 16)
-    assert main([*foreign_file(case, tmp_path / "their.model", **constants), "--from", "voxceleb_trainer"]) == 0
+    assert (
+        main(
+            [
+                *foreign_file(case, tmp_path / "their.model", **constants),
+                "--from",
+                "voxceleb_trainer",
+            ]
+        )
+        == 0
+    )
     printed = capsys.readouterr().out
     assert "not loaded: weight (weights of the loss)" in printed
     assert "not loaded: optimizer_state_dict (only weights are taken)" in printed
     loaded = load_model_file(tmp_path / "model.pt")
     expected = torch.nn.functional.normalize(torch.tensor(case["embeddings"]))
-    torch.testing.assert_close(torch.nn.functional.normalize(embed(loaded.net)), expected, atol=3e-5, rtol=0)
+    torch.testing.assert_close(
+        torch.nn.functional.normalize(embed(loaded.net)), expected, atol=3e-5, rtol=0
+    )
     assert loaded.contents["loss_normalizes"] is True
     assert main(["info", str(tmp_path / "model.pt")]) == 0
     facts = capsys.readouterr().out
-    assert all(one in facts for one in (f"{case['num_parameters']:,}", case["model"], f"pooling={case['pooling']}"))
+    assert all(
+        one in facts
+        for one in (f"{case['num_parameters']:,}", case["model"], f"pooling={case['pooling']}")
+    )
 
 
 def test_options(tmp_path, capsys):
-    base, out = foreign_file(LIGHT, tmp_path / "their.model"), tmp_path / "model.pt"
+    base = foreign_file(LIGHT, tmp_path / "their.model")
+    out = tmp_path / "model.pt"
     assert main(base) == 1
     assert "--num-mels" in capsys.readouterr().err
     for name in ("ResNetSE34V2", "ResNetSE34"):
@@ -218,7 +275,10 @@ def test_options(tmp_path, capsys):
     assert not out.exists()
     assert main([*base, "--num-mels", "40", "--no-log-input", "--loss", "proto"]) == 0
     loaded = load_model_file(out)
-    assert loaded.contents["front_end"]["options"].items() >= {"num_mels": 40, "log_input": False}.items()
+    assert (
+        loaded.contents["front_end"]["options"].items()
+        >= {"num_mels": 40, "log_input": False}.items()
+    )
     assert loaded.contents["loss_normalizes"] is False
     base = foreign_file(case_of("VGGVox", "MAX"), tmp_path / "max.model")
     assert main([*base, "--num-mels", "40"]) == 1 and "--pooling" in capsys.readouterr().err
@@ -226,20 +286,52 @@ def test_options(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("blank_figures")
-@pytest.mark.parametrize(("loss", "name"), [("angleproto", "ResNetSE34L-SAP"), ("proto", "ResNetSE34L-SAP-raw")])
+@pytest.mark.parametrize(
+    ("loss", "name"), [("angleproto", "ResNetSE34L-SAP"), ("proto", "ResNetSE34L-SAP-raw")]
+)
 def test_golden_scores(loss, name, shared_data, tmp_path, monkeypatch, caplog):
-    """Ten pairs of real utterances, scored with its command's flags, against the scores of its code."""
+    """Ten pairs of real utterances, scored with its command's flags, against the scores of its
+    code.
+    """
     caplog.set_level("INFO")
     monkeypatch.chdir(tmp_path)
     golden = json.loads((HERE / "golden_classic_scores.json").read_text())
-    torch.save({"model_state_dict": foreign_state(LIGHT), "optimizer_state_dict": {}, "epoch": 1}, "their.model")
+    torch.save(
+        {"model_state_dict": foreign_state(LIGHT), "optimizer_state_dict": {}, "epoch": 1},
+        "their.model",
+    )
     pairs = [" ".join(pair) for pair in itertools.combinations(golden["names"], 2)]
-    Path("list.txt").write_text("".join(f"{int(row == 0)} {pair}\n" for row, pair in enumerate(pairs)))
-    flags = ["--eval", "--model", "ResNetSE34L", "--log_input", "--trainfunc", loss, "--eval_frames", "300"]
-    flags += ["--initial_model", "their.model", "--test_list", "list.txt", "--nOut", "16", "--save_path", "check"]
+    Path("list.txt").write_text(
+        "".join(f"{int(row == 0)} {pair}\n" for row, pair in enumerate(pairs))
+    )
+    flags = [
+        "--eval",
+        "--model",
+        "ResNetSE34L",
+        "--log_input",
+        "--trainfunc",
+        loss,
+        "--eval_frames",
+        "300",
+    ]
+    flags += [
+        "--initial_model",
+        "their.model",
+        "--test_list",
+        "list.txt",
+        "--nOut",
+        "16",
+        "--save_path",
+        "check",
+    ]
     assert main(["train", *flags, "--test_path", str(shared_data / "speechocean_mini")]) == 0
     assert "voxceleb_trainer" in caplog.text
-    lines = [line.rsplit(maxsplit=1) for line in Path("check/eval/list/scores.txt").read_text().splitlines()]
+    lines = [
+        line.rsplit(maxsplit=1)
+        for line in Path("check/eval/list/scores.txt").read_text().splitlines()
+    ]
     assert [line[0] for line in lines] == pairs
     # Raw embeddings have about 200 times the length of normalised ones.
-    assert [float(line[1]) for line in lines] == pytest.approx(golden["scores"][name], abs=1e-4, rel=1e-4)
+    assert [float(line[1]) for line in lines] == pytest.approx(
+        golden["scores"][name], abs=1e-4, rel=1e-4
+    )

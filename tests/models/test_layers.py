@@ -30,9 +30,12 @@ def test_gate_against_autograd(memory_format):
     gate = SqueezeExcitation(16).double()
     features = torch.randn(3, 16, 4, 5, dtype=torch.float64).contiguous(memory_format=memory_format)
     weights = torch.randn_like(features)
-    ours, plain = features.clone().requires_grad_(), features.clone().requires_grad_()
+    ours = features.clone().requires_grad_()
+    plain = features.clone().requires_grad_()
     result = gate(ours)
-    expected = plain * gate.excite(gate.squeeze(plain.mean((2, 3))).relu()).sigmoid()[:, :, None, None]
+    expected = (
+        plain * gate.excite(gate.squeeze(plain.mean((2, 3))).relu()).sigmoid()[:, :, None, None]
+    )
     torch.testing.assert_close(result, expected)
     assert result.is_contiguous(memory_format=memory_format)
     parameters = list(gate.parameters())
@@ -55,7 +58,9 @@ def test_gate_in_float16(value, num_mels, gradient):
     features = torch.full((1, 16, 40, 100), value, dtype=torch.float16).requires_grad_()
     (gate(features)[:, :, :num_mels, :num_mels] * gradient).sum(dtype=torch.float32).backward()
     assert features.grad is not None and features.grad.isfinite().all()
-    assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in gate.parameters())
+    assert all(
+        weight.grad is not None and weight.grad.isfinite().all() for weight in gate.parameters()
+    )
 
 
 def test_reflected_ends():

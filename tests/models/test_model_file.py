@@ -10,10 +10,20 @@ import pickle
 import pytest
 import torch
 
-from speakernet.checkpoint import CheckpointError, read_checkpoint, read_own_checkpoint, write_checkpoint
+from speakernet.checkpoint import (
+    CheckpointError,
+    read_checkpoint,
+    read_own_checkpoint,
+    write_checkpoint,
+)
 from speakernet.losses.classification import AAMSoftmax
 from speakernet.losses.options import AAMSoftmaxOptions
-from speakernet.models.model_file import laid_out, load_initial_weights, load_model_file, model_file_contents
+from speakernet.models.model_file import (
+    laid_out,
+    load_initial_weights,
+    load_model_file,
+    model_file_contents,
+)
 from speakernet.models.options import MODELS
 from speakernet.models.speaker_net import SpeakerNet
 from tests.small_networks import SMALLEST
@@ -22,8 +32,17 @@ BACKEND = {"score": "cosine"}
 GONE = object()
 SMALL = {"channels": 8, "blocks": [1, 1]}
 KEYS = {
-    *("format_version", "model", "front_end", "sample_rate", "weights", "loss_normalizes", "embedding_mean"),
-    *("embedding_mean_of", "calibration", "thresholds", "training_summary"),
+    "format_version",
+    "model",
+    "front_end",
+    "sample_rate",
+    "weights",
+    "loss_normalizes",
+    "embedding_mean",
+    "embedding_mean_of",
+    "calibration",
+    "thresholds",
+    "training_summary",
 }
 
 
@@ -54,7 +73,9 @@ def test_round_trip(model_path):
     waves = torch.randn(2, 8000, generator=torch.Generator().manual_seed(0))
     loaded = load_model_file(model_path)
     lengths = torch.tensor([8000, 8000])
-    found, expected = (net.embed(waves, lengths, sample_rate=16000) for net in (loaded.net, small_net()))
+    found, expected = (
+        net.embed(waves, lengths, sample_rate=16000) for net in (loaded.net, small_net())
+    )
     assert torch.equal(found, expected) and not loaded.net.training
     assert set(loaded.contents) == KEYS and loaded.contents["format_version"] == 1
     for name in ("calibration", "thresholds", "training_summary"):
@@ -63,10 +84,14 @@ def test_round_trip(model_path):
 
 
 def test_weights_without_counters(tmp_path):
-    """Old versions of torch have no num_batches_tracked, and conversions that keep only floats drop it."""
+    """Old versions of torch have no num_batches_tracked, and conversions that keep only floats drop
+    it.
+    """
     contents = whole()
     expected = contents["weights"]
-    contents["weights"] = {name: value for name, value in expected.items() if "num_batches" not in name}
+    contents["weights"] = {
+        name: value for name, value in expected.items() if "num_batches" not in name
+    }
     assert len(contents["weights"]) < len(expected)
     write_checkpoint(tmp_path / "less.pt", contents)
     loaded = load_model_file(tmp_path / "less.pt").net
@@ -81,13 +106,16 @@ def test_weights_without_counters(tmp_path):
 
 def test_initial_weights_and_head(model_path, tmp_path):
     loss, same, other = (AAMSoftmax(AAMSoftmaxOptions(), 8, speakers) for speakers in (5, 5, 6))
-    path, contents = tmp_path / "last.pt", whole()
+    path = tmp_path / "last.pt"
+    contents = whole()
     write_checkpoint(path, contents | {"training": {"loss": dict(loss.state_dict())}})
     assert load_initial_weights(small_net(), same, path).head == "loaded"
     assert torch.equal(same.weight, loss.weight)
     assert load_initial_weights(small_net(), other, path).head == "new"
     # As many speakers, but different ones.
-    write_checkpoint(path, contents | {"training": {"loss": dict(loss.state_dict()), "speakers": 7}})
+    write_checkpoint(
+        path, contents | {"training": {"loss": dict(loss.state_dict()), "speakers": 7}}
+    )
     assert load_initial_weights(small_net(), same, path, speakers=7).head == "loaded"
     assert load_initial_weights(small_net(), same, path, speakers=8).head == "new"
     assert load_initial_weights(small_net(), other, model_path).head == "new"
@@ -103,7 +131,12 @@ def test_another_network(model_path, caplog):
 
 
 @pytest.mark.parametrize(
-    "read", [load_model_file, read_own_checkpoint, lambda path: load_initial_weights(small_net(), None, path)]
+    "read",
+    [
+        load_model_file,
+        read_own_checkpoint,
+        lambda path: load_initial_weights(small_net(), None, path),
+    ],
 )
 def test_pickles(tmp_path, read):
     class Evil:
@@ -150,7 +183,8 @@ def nested(levels, width):
     return value
 
 
-FIT, BIAS = ("calibration", "fits", 0), ("weights", "embedding.bias")
+FIT = ("calibration", "fits", 0)
+BIAS = ("weights", "embedding.bias")
 FORGED = [
     (("model", "options", "channels"), 4096, "tensors"),
     (("model", "options", "embedding_dim"), 10**9, "1000000000"),
@@ -207,8 +241,12 @@ def test_every_network_loads_its_weights(name):
         expected = SpeakerNet.named(name).state_dict()
     with laid_out(expected, "my.pt"):
         found = SpeakerNet.named(name).state_dict()
-    assert {key: value.shape for key, value in found.items()} == {key: value.shape for key, value in expected.items()}
-    assert all(value.device.type == "meta" for key, value in found.items() if value.is_floating_point())
+    assert {key: value.shape for key, value in found.items()} == {
+        key: value.shape for key, value in expected.items()
+    }
+    assert all(
+        value.device.type == "meta" for key, value in found.items() if value.is_floating_point()
+    )
 
 
 def test_truncated_archive_and_pipe(tmp_path):

@@ -1,4 +1,6 @@
-"""Pretrained backbones: every architecture from its folder, the hub, trained parameters, model files without peft."""
+"""Pretrained backbones: every architecture from its folder, the hub, trained parameters, model
+files without peft.
+"""
 
 import functools
 import json
@@ -34,12 +36,17 @@ from tests.tiny_recipe import write_recipe
 transformers = pytest.importorskip("transformers", reason="the extra `ssl` is not installed")
 
 WRONG_CONFIG = '{"model_type": "wavlm", "hidden_size": "x"}'
-CONVOLUTIONS = {key: value for key, value in SMALL["Pretrained"]["config"].items() if key != "model_type"}
+CONVOLUTIONS = {
+    key: value for key, value in SMALL["Pretrained"]["config"].items() if key != "model_type"
+}
 LARGE = {"do_stable_layer_norm": True, "feat_extract_norm": "layer"}
 KINDS = {
     "wav2vec2": ("wav2vec2", CONVOLUTIONS),
     # Its published files include the heads of pretraining.
-    "xls-r large": ("wav2vec2", {**CONVOLUTIONS, **LARGE, "architectures": ["Wav2Vec2ForPreTraining"]}),
+    "xls-r large": (
+        "wav2vec2",
+        {**CONVOLUTIONS, **LARGE, "architectures": ["Wav2Vec2ForPreTraining"]},
+    ),
     "hubert": ("hubert", CONVOLUTIONS),
     "wavlm": ("wavlm", CONVOLUTIONS),
     "wavlm large": ("wavlm", {**CONVOLUTIONS, **LARGE}),
@@ -47,28 +54,44 @@ KINDS = {
     "w2v-bert": (
         "wav2vec2-bert",
         {
-            **{"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24},
+            **{
+                "hidden_size": 16,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "intermediate_size": 24,
+            },
             **{"feature_projection_input_dim": 160, "conv_depthwise_kernel_size": 5},
         },
     ),
 }
 # Fast tests use these two; the others differ in details.
-EVERY = [pytest.param(one, marks=[] if one in ("wavlm", "w2v-bert") else pytest.mark.slow) for one in KINDS]
-GOLDEN = json.loads(lzma.decompress(Path(__file__).with_name("golden_pretrained.json.xz").read_bytes()))
+EVERY = [
+    pytest.param(one, marks=[] if one in ("wavlm", "w2v-bert") else pytest.mark.slow)
+    for one in KINDS
+]
+GOLDEN = json.loads(
+    lzma.decompress(Path(__file__).with_name("golden_pretrained.json.xz").read_bytes())
+)
 
 
 def make(folder: Path, kind: str, seed: int = 0, sample_rate: int = 16000) -> Path:
     """A random backbone saved by transformers, with its preprocessor and a card."""
     torch.manual_seed(seed)
     name, sizes = KINDS[kind]
-    kind_of_model = transformers.Wav2Vec2ForPreTraining if "architectures" in sizes else transformers.AutoModel
+    kind_of_model = (
+        transformers.Wav2Vec2ForPreTraining if "architectures" in sizes else transformers.AutoModel
+    )
     make_model = getattr(kind_of_model, "from_config", kind_of_model)
     make_model(transformers.AutoConfig.for_model(name, **sizes)).save_pretrained(folder)
     of_bert = name == "wav2vec2-bert"
-    extractor = transformers.SeamlessM4TFeatureExtractor if of_bert else transformers.Wav2Vec2FeatureExtractor
-    extractor(sampling_rate=sample_rate, **({} if of_bert else {"do_normalize": "large" in kind})).save_pretrained(
-        folder
+    extractor = (
+        transformers.SeamlessM4TFeatureExtractor
+        if of_bert
+        else transformers.Wav2Vec2FeatureExtractor
     )
+    extractor(
+        sampling_rate=sample_rate, **({} if of_bert else {"do_normalize": "large" in kind})
+    ).save_pretrained(folder)
     (folder / "README.md").write_text("---\nlicense: mit\n---\nTiny.\n")
     return folder
 
@@ -97,11 +120,14 @@ def tune(net, **options):
 
 @pytest.mark.parametrize("kind", EVERY)
 def test_hidden_states(folders, kind):
-    net, batch = network(folders(kind)).eval(), waves(8960)
+    net = network(folders(kind)).eval()
+    batch = waves(8960)
     model = transformers.AutoModel.from_pretrained(folders(kind)).eval()
     extractor = transformers.AutoFeatureExtractor.from_pretrained(folders(kind))
     inputs = extractor(batch[0].numpy(), sampling_rate=16000, return_tensors="pt")
-    expected = model(inputs.get("input_values", inputs.get("input_features")), output_hidden_states=True)
+    expected = model(
+        inputs.get("input_values", inputs.get("input_features")), output_hidden_states=True
+    )
     states = net.trunk(batch[:, None])[0]
     assert states.shape[:3] == (1, 3, model.config.hidden_size)
     for ours, theirs in zip(states[0], expected.hidden_states, strict=True):
@@ -110,9 +136,12 @@ def test_hidden_states(folders, kind):
 
 @pytest.mark.parametrize("kind", EVERY)
 def test_lengths_gradients_and_merged_adapters(folders, kind):
-    net, batch = network(folders(kind), context=2).eval(), waves(9000, 7000)
+    net = network(folders(kind), context=2).eval()
+    batch = waves(9000, 7000)
     together = net.embed(batch, torch.tensor([9000, 7000]), sample_rate=16000)
-    torch.testing.assert_close(together[1:], net.embed(batch[1:, :7000], sample_rate=16000), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        together[1:], net.embed(batch[1:, :7000], sample_rate=16000), atol=1e-5, rtol=1e-5
+    )
     for trained in ("lora", "all"):
         tune(net, trained=trained)
         net.train()(batch).square().sum().backward()
@@ -124,44 +153,65 @@ def test_lengths_gradients_and_merged_adapters(folders, kind):
             adapted = net.embed(batch[:1], sample_rate=16000)
             weights = net.weights()
             net.trunk.merge()
-            assert weights.keys() == net.state_dict().keys() and (adapted - together[:1]).abs().max() > 1e-4
-            torch.testing.assert_close(net.embed(batch[:1], sample_rate=16000), adapted, atol=1e-5, rtol=1e-5)
+            assert (
+                weights.keys() == net.state_dict().keys()
+                and (adapted - together[:1]).abs().max() > 1e-4
+            )
+            torch.testing.assert_close(
+                net.embed(batch[:1], sample_rate=16000), adapted, atol=1e-5, rtol=1e-5
+            )
             for name, value in net.state_dict().items():
                 torch.testing.assert_close(weights[name], value)
 
 
 def test_poolings_against_loops():
-    states, lengths = torch.randn(2, 3, 4, 6, generator=torch.Generator().manual_seed(0)), torch.tensor([6, 5])
+    states = torch.randn(2, 3, 4, 6, generator=torch.Generator().manual_seed(0))
+    lengths = torch.tensor([6, 5])
     from speakernet.models.layer_pooling import MHFA, LayerSum
 
     for context in (0, 2):
         torch.manual_seed(0)
         pooling = MHFA(MHFAOptions(heads=2, compression=5, context=context), 4, 3)
-        pooling.key_weights.logits.data, pooling.value_weights.logits.data = torch.tensor([[0.5, 1, 2], [3, 0, 1]])
+        pooling.key_weights.logits.data, pooling.value_weights.logits.data = torch.tensor(
+            [[0.5, 1, 2], [3, 0, 1]]
+        )
         found = pooling(states, lengths)
         for row, length in enumerate(lengths.tolist()):
             key_share, value_share = (
-                one.logits.exp() / one.logits.exp().sum() for one in (pooling.key_weights, pooling.value_weights)
+                one.logits.exp() / one.logits.exp().sum()
+                for one in (pooling.key_weights, pooling.value_weights)
             )
-            keys, values = [], []
+            keys = []
+            values = []
             for frame in range(length):
-                keys.append(pooling.keys(sum(key_share[n] * states[row, n, :, frame] for n in range(3))))
-                values.append(pooling.values(sum(value_share[n] * states[row, n, :, frame] for n in range(3))))
+                keys.append(
+                    pooling.keys(sum(key_share[n] * states[row, n, :, frame] for n in range(3)))
+                )
+                values.append(
+                    pooling.values(sum(value_share[n] * states[row, n, :, frame] for n in range(3)))
+                )
             expected = []
             for head in range(2):
-                kernel, bias = pooling.attention.weight[head], pooling.attention.bias
+                kernel = pooling.attention.weight[head]
+                bias = pooling.attention.bias
                 logits = torch.zeros(length)
                 for frame in range(length):
                     for offset in range(-context, context + 1):
                         if 0 <= frame + offset < length:
-                            logits[frame] += (kernel[:, offset + context] * keys[frame + offset]).sum()
+                            logits[frame] += (
+                                kernel[:, offset + context] * keys[frame + offset]
+                            ).sum()
                     logits[frame] += 0 if bias is None else bias[head]
                 shares = logits.exp() / logits.exp().sum()
-                expected.append(sum(share * value for share, value in zip(shares, values, strict=True)))
+                expected.append(
+                    sum(share * value for share, value in zip(shares, values, strict=True))
+                )
             torch.testing.assert_close(found[row], torch.cat(expected), atol=1e-5, rtol=1e-5)
     # Weights 1/4 and 3/4 of layers with values 4 and 8: the mean over frames is 7.
     pooling = LayerSum(LayerSumOptions(over_frames="TAP"), 1, 2)
-    pooling.weights.logits.data = torch.tensor([0.0, 3.0]).log().clamp(min=0) + torch.tensor([0.0, 0.0])
+    pooling.weights.logits.data = torch.tensor([0.0, 3.0]).log().clamp(min=0) + torch.tensor(
+        [0.0, 0.0]
+    )
     assert pooling(torch.tensor([[[[4.0, 4.0]], [[8.0, 8.0]]]])).item() == pytest.approx(7.0)
 
 
@@ -170,46 +220,68 @@ def test_adapters_against_wespeaker():
     from speakernet.models.options.poolings import AdapterMFAOptions
 
     torch.manual_seed(0)
-    pooling, states = AdapterMFA(AdapterMFAOptions(dim=5), 4, 2).eval(), torch.randn(1, 2, 4, 6)
+    pooling = AdapterMFA(AdapterMFAOptions(dim=5), 4, 2).eval()
+    states = torch.randn(1, 2, 4, 6)
     joined = []
     for adapter, state in zip(pooling.adapters, states[0], strict=True):
         first, norm, _, last = adapter
         hidden = state.T @ first.weight.T + first.bias
-        hidden = (hidden - hidden.mean(1, keepdim=True)) / (hidden.var(1, correction=0, keepdim=True) + 1e-5).sqrt()
+        hidden = (hidden - hidden.mean(1, keepdim=True)) / (
+            hidden.var(1, correction=0, keepdim=True) + 1e-5
+        ).sqrt()
         joined.append((hidden * norm.weight + norm.bias).clamp(min=0) @ last.weight.T + last.bias)
     frames = torch.cat(joined, 1)  # (frames, 10)
     attention = pooling.attentive
-    hidden = (frames @ attention.squeeze.weight[:, :, 0].T + attention.squeeze.bias).clamp(min=0) / (1 + 1e-5) ** 0.5
+    hidden = (frames @ attention.squeeze.weight[:, :, 0].T + attention.squeeze.bias).clamp(
+        min=0
+    ) / (1 + 1e-5) ** 0.5
     weights = (hidden @ attention.expand.weight[:, :, 0].T + attention.expand.bias).softmax(0)
     mean = (weights * frames).sum(0)
     deviation = ((weights * frames**2).sum(0) - mean**2).clamp(min=1e-5).sqrt()
-    torch.testing.assert_close(pooling(states)[0], torch.cat([mean, deviation]), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        pooling(states)[0], torch.cat([mean, deviation]), atol=1e-5, rtol=1e-5
+    )
 
 
 def test_trained_parameters(folders):
     net = network(folders("wavlm"))
     tune(net, trained="all", unfreeze_epochs=2, layer_decay=0.5)
-    freezing, layers = Freezing(net, TrainingOptions()), net.trunk.backbone.encoder.layers
+    freezing = Freezing(net, TrainingOptions())
+    layers = net.trunk.backbone.encoder.layers
     seen = []
     for epoch in (0, 2, 4, 6):
         freezing.begin_training(epoch)
-        seen.append([next(one.parameters()).requires_grad for one in (layers[1], layers[0], net.trunk.backbone)])
+        seen.append(
+            [
+                next(one.parameters()).requires_grad
+                for one in (layers[1], layers[0], net.trunk.backbone)
+            ]
+        )
     assert seen == [[False] * 3, [True, False, False], [True, True, False], [True] * 3]
     groups = parameter_groups([net], 0.1)
-    factors = {id(one): group.get("learning_rate_factor", 1.0) for group in groups for one in group["params"]}
+    factors = {
+        id(one): group.get("learning_rate_factor", 1.0)
+        for group in groups
+        for one in group["params"]
+    }
     below = net.trunk.backbone.feature_projection.projection.weight
     found = [factors[id(next(one.parameters()))] for one in (net.embedding, layers[1], layers[0])]
     assert [*found, factors[id(below)]] == [1.0, 0.5, 0.25, 0.125]
     tune(net, trained="all", trained_layers=1, gradient_factor=0.0)
     net.train()(waves(6000, 6000)).sum().backward()
-    assert next(layers[1].parameters()).grad.abs().sum() == 0 and next(layers[0].parameters()).grad is None
+    assert (
+        next(layers[1].parameters()).grad.abs().sum() == 0
+        and next(layers[0].parameters()).grad is None
+    )
     assert not net.train().trunk.backbone.config.apply_spec_augment
     tune(net, trained="nothing")
     assert not net.train().trunk.backbone.training
 
 
 def test_gradient_checkpointing_of_adapters(folders):
-    net, batch, layers = network(folders("wavlm")), waves(8000), []
+    net = network(folders("wavlm"))
+    batch = waves(8000)
+    layers = []
     tune(net, trained="lora")
     add_noise(net, ".lora_B")
 
@@ -220,7 +292,9 @@ def test_gradient_checkpointing_of_adapters(folders):
 
     plain = gradients()
     enable_gradient_checkpointing(net)
-    net.trunk.backbone.encoder.layers[1].attention.register_forward_pre_hook(lambda *given: layers.append(1))
+    net.trunk.backbone.encoder.layers[1].attention.register_forward_pre_hook(
+        lambda *given: layers.append(1)
+    )
     for one, other in zip(plain, gradients(), strict=True):
         torch.testing.assert_close(one, other)
     assert len(layers) == 2
@@ -231,8 +305,15 @@ def test_gradient_checkpointing_of_adapters(folders):
 @pytest.mark.parametrize("is_missing", [False, True], ids=["names", "no peft"])
 def test_adapters_of_a_later_stage(folders, tmp_path, monkeypatch, is_missing):
     later = {"trained": "lora", "lora_targets": ["auto" if is_missing else "query"]}
-    stages = [{"name": "first", "epochs": 1}, {"name": "last", "epochs": 1, "model": {"options": later}}]
-    model = {"name": "Pretrained", "pooling": "MHFA", "options": {"backbone": str(folders("wavlm"))}}
+    stages = [
+        {"name": "first", "epochs": 1},
+        {"name": "last", "epochs": 1, "model": {"options": later}},
+    ]
+    model = {
+        "name": "Pretrained",
+        "pooling": "MHFA",
+        "options": {"backbone": str(folders("wavlm"))},
+    }
     recipe = write_recipe(tmp_path / "run.yaml", tmp_path, tmp_path / "run", {"model": model})
     changed = yaml.safe_load(recipe.read_text())
     changed["training"]["stages"] = stages
@@ -248,17 +329,28 @@ def test_adapters_of_a_later_stage(folders, tmp_path, monkeypatch, is_missing):
 def test_missing_transformers(tmp_path, monkeypatch, capsys):
     monkeypatch.delitem(sys.modules, "speakernet.models.pretrained")
     monkeypatch.setitem(sys.modules, "transformers", None)
-    words = ["--model", "Pretrained", "--model.options.backbone", "x", "--save_path", str(tmp_path / "run")]
+    words = [
+        "--model",
+        "Pretrained",
+        "--model.options.backbone",
+        "x",
+        "--save_path",
+        str(tmp_path / "run"),
+    ]
     assert main(["train", *words]) == 1
     assert "pip install 'speakernet[ssl]'" in capsys.readouterr().err
 
 
 def test_checkpoints_without_the_backbone(folders, tmp_path, capsys):
     folder = make(tmp_path / "wavlm", "wavlm")
-    net, batch = network(folder), waves(8000)
+    net = network(folder)
+    batch = waves(8000)
     state = tune(net, trained="lora", lora_rank=2)
     add_noise(net, ".lora_B")
-    last = {**model_file_contents(net, loss_normalizes=True, is_last=True), "training": {"net": state.state_dict()}}
+    last = {
+        **model_file_contents(net, loss_normalizes=True, is_last=True),
+        "training": {"net": state.state_dict()},
+    }
     best = model_file_contents(net, loss_normalizes=True, training_summary={})
     for name, contents in (("last.pt", last), ("best.pt", best)):
         write_checkpoint(tmp_path / name, contents)
@@ -300,7 +392,9 @@ def test_several_files_without_an_index(tmp_path):
         shutil.copy(folder / "model.safetensors", folder / f"{name}.safetensors")
     assert list(network(folder).trunk.options.source["files"]) == ["model.safetensors"]
     (folder / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"a\.safetensors, b\.safetensors; expected model\.safetensors\.index"):
+    with pytest.raises(
+        CheckpointError, match=r"a\.safetensors, b\.safetensors; expected model\.safetensors\.index"
+    ):
         network(folder)
 
 
@@ -313,7 +407,8 @@ def test_unused_tensors(tmp_path, caplog):
 
 
 def test_other_scale_of_adapters(folders):
-    net, options = network(folders("wavlm")), {"trained": "lora", "lora_rank": 2}
+    net = network(folders("wavlm"))
+    options = {"trained": "lora", "lora_rank": 2}
     state = tune(net, **options, lora_alpha=4.0).state_dict()
     tune(network(folders("wavlm")), **options, lora_alpha=4.0).load_state_dict(state)
     with pytest.raises(CheckpointError, match=r"lora_alpha.* scaled by 40 .* at 2;"):
@@ -322,10 +417,13 @@ def test_other_scale_of_adapters(folders):
 
 def test_best_in_place_of_the_files(folders, tmp_path):
     folder = make(tmp_path / "wavlm", "wavlm")
-    net, batch = network(folder), waves(8000)
+    net = network(folder)
+    batch = waves(8000)
     state = tune(net, trained="nothing").state_dict()
     assert not any("backbone" in name for name in state)
-    write_checkpoint(tmp_path / "best.pt", model_file_contents(net, loss_normalizes=True, training_summary={}))
+    write_checkpoint(
+        tmp_path / "best.pt", model_file_contents(net, loss_normalizes=True, training_summary={})
+    )
     shutil.rmtree(folder)
     spare = network(folder, spare=str(tmp_path / "best.pt"))
     tune(spare, trained="nothing").load_state_dict(state)
@@ -337,7 +435,8 @@ def test_tuned_backbone_frozen_later(folders):
     net = network(folders("wavlm"))
     add_noise(net, "layers.1.")
     state = tune(net, trained="nothing").state_dict()
-    # A resumed run reads the backbone's files first; its own checkpoint must hold the tuned layer again.
+    # A resumed run reads the backbone's files first; its own checkpoint must hold the tuned layer
+    # again.
     resumed = tune(network(folders("wavlm")), trained="nothing")
     resumed.load_state_dict(state)
     again = resumed.state_dict()
@@ -345,16 +444,22 @@ def test_tuned_backbone_frozen_later(folders):
 
 
 def test_origin_of_trained_weights(folders, tmp_path):
-    """Resuming with other files under the same name leaves weights and their recorded origin as they were."""
+    """Resuming with other files under the same name leaves weights and their recorded origin as
+    they were.
+    """
     folder = make(tmp_path / "wavlm", "wavlm")
     net = network(folder)
     state = tune(net, trained="all").state_dict()
     make(folder, "wavlm", seed=7)
     other = network(folder)
     tune(other, trained="all").load_state_dict(state)
-    origins = [one.spec()["model"]["options"]["source"]["files"] for one in (net, other, network(folder))]
+    origins = [
+        one.spec()["model"]["options"]["source"]["files"] for one in (net, other, network(folder))
+    ]
     assert origins[0] == origins[1] != origins[2]
-    assert torch.equal(other.embed(waves(6000), sample_rate=16000), net.embed(waves(6000), sample_rate=16000))
+    assert torch.equal(
+        other.embed(waves(6000), sample_rate=16000), net.embed(waves(6000), sample_rate=16000)
+    )
 
 
 def add_noise(net, *words):
@@ -368,21 +473,32 @@ def add_noise(net, *words):
 
 def test_file_that_refers_to_its_backbone(tmp_path, capsys):
     """`reference: true` with a backbone that has modules named `module`."""
-    folder, batch = make(tmp_path / "bert", "w2v-bert"), waves(8000)
+    folder = make(tmp_path / "bert", "w2v-bert")
+    batch = waves(8000)
     paths = tmp_path / "whole.pt", tmp_path / "named.pt"
     for path in paths:
         net = network(folder)
         tune(net, reference="named" in path.name)
         write_checkpoint(path, model_file_contents(net, loss_normalizes=True))
         assert torch.equal(
-            load_model_file(path).net.embed(batch, sample_rate=16000), net.embed(batch, sample_rate=16000)
+            load_model_file(path).net.embed(batch, sample_rate=16000),
+            net.embed(batch, sample_rate=16000),
         )
     whole, named = map(read_own_checkpoint, paths)
     left = {name for name in whole["weights"] if name.startswith("trunk.backbone.")}
     assert named["weights"].keys() == whole["weights"].keys() - left
     assert {f"trunk.backbone.{name}" for name in named["reference"]} == left
-    assert named["model"]["options"]["source"]["files"]["model.safetensors"] == sha256_of(folder / "model.safetensors")
-    named = ["--model", "Pretrained", "--model.options.backbone", str(folder), "--reference", "true"]
+    assert named["model"]["options"]["source"]["files"]["model.safetensors"] == sha256_of(
+        folder / "model.safetensors"
+    )
+    named = [
+        "--model",
+        "Pretrained",
+        "--model.options.backbone",
+        str(folder),
+        "--reference",
+        "true",
+    ]
     assert load_config(named).config.model.options.reference
     assert main(["export", str(paths[0]), "--out", str(tmp_path / "net.pt2")]) == 1
     assert ".onnx" in capsys.readouterr().err and not (tmp_path / "net.pt2").exists()
@@ -391,7 +507,10 @@ def test_file_that_refers_to_its_backbone(tmp_path, capsys):
     moved.parent.mkdir()
     shutil.copy(paths[1], moved)
     folder.rename(moved.parent / folder.name)
-    assert torch.equal(load_model_file(moved).net.embed(batch, sample_rate=16000), net.embed(batch, sample_rate=16000))
+    assert torch.equal(
+        load_model_file(moved).net.embed(batch, sample_rate=16000),
+        net.embed(batch, sample_rate=16000),
+    )
     with pytest.raises(CheckpointError, match=f"link to it as {folder}"):
         load_model_file(paths[1])
     make(folder, "w2v-bert", seed=7)
@@ -402,7 +521,8 @@ def test_file_that_refers_to_its_backbone(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_archive(folders, tmp_path):
-    path, net = tmp_path / "net.pt", network(folders("hubert"))
+    path = tmp_path / "net.pt"
+    net = network(folders("hubert"))
     write_checkpoint(path, model_file_contents(net, loss_normalizes=True))
     assert main(["export", str(path), "--out", str(tmp_path / "net.pt2")]) == 0
     program = torch.export.load(tmp_path / "net.pt2").module()
@@ -413,10 +533,12 @@ def test_archive(folders, tmp_path):
 
 
 def test_average_of_adapters(folders):
-    net, batch = network(folders("wavlm")), waves(8000)
+    net = network(folders("wavlm"))
+    batch = waves(8000)
     tune(net, trained="lora", lora_rank=2, lora_alpha=6.0)
     layer = net.trunk.backbone.encoder.layers[0].feed_forward.output_dense
-    average, expected = WeightAverage(net, 0.5), [0.0, layer.lora_A["default"].weight.detach().clone()]
+    average = WeightAverage(net, 0.5)
+    expected = [0.0, layer.lora_A["default"].weight.detach().clone()]
     # Weights of the old average in the first updates: 1/10, 2/11, 3/12.
     for share in (0.1, 2 / 11, 0.25):
         add_noise(net, "lora_", "pooling")
@@ -431,24 +553,42 @@ def test_average_of_adapters(folders):
     torch.testing.assert_close(found, merged, atol=1e-5, rtol=1e-5)
     plain = network(folders("wavlm"))
     plain.load_state_dict(weights)
-    torch.testing.assert_close(plain.embed(batch, sample_rate=16000), embedding, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        plain.embed(batch, sample_rate=16000), embedding, atol=1e-5, rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("case", GOLDEN, ids=lambda case: case["model"] + case.get("note", ""))
 def test_imports(case, tmp_path, capsys):
-    """Equal to wespeaker dfa7419 and BUT's 34e1343 on tiny configurations, with weights drawn from names."""
+    """Equal to wespeaker dfa7419 and BUT's 34e1343 on tiny configurations, with weights drawn from
+    names.
+    """
     contents = {name: draw(name, tuple(shape), 1.0) for name, shape in case["tensors"].items()}
     torch.save(contents, tmp_path / "theirs.pt")
     out = tmp_path / "ours.pt"
-    command = ["import-weights", str(tmp_path / "theirs.pt"), "--from", case["toolkit"], "--model", case["model"]]
-    assert main([*command, "--out", str(out)]) == 0 and "the training head" in capsys.readouterr().out
+    command = [
+        "import-weights",
+        str(tmp_path / "theirs.pt"),
+        "--from",
+        case["toolkit"],
+        "--model",
+        case["model"],
+    ]
+    assert (
+        main([*command, "--out", str(out)]) == 0 and "the training head" in capsys.readouterr().out
+    )
     net = load_model_file(out).net
     # Even numbers of frames, because wespeaker pads an odd last frame and we drop it.
     long, short = golden_waveforms()
-    for wave, expected in zip((long, short[:, :19857]), torch.tensor(case["embeddings"]), strict=True):
+    for wave, expected in zip(
+        (long, short[:, :19857]), torch.tensor(case["embeddings"]), strict=True
+    ):
         found = net.embed(wave, sample_rate=16000)
         assert (found[0] - expected).norm() / expected.norm() < 1e-5
-    adapted = {**contents, "frontend.encoder.base_model.model.layers.0.linear_q.lora_A.default.weight": torch.ones(1)}
+    adapted = {
+        **contents,
+        "frontend.encoder.base_model.model.layers.0.linear_q.lora_A.default.weight": torch.ones(1),
+    }
     if case["toolkit"] == "wespeaker":
         with pytest.raises(CheckpointError, match="merge_lora"):
             import_network(PUBLISHED["wespeaker"], case["model"], adapted, "stage1.pt")
@@ -458,11 +598,26 @@ def test_imports(case, tmp_path, capsys):
 @pytest.mark.parametrize("trained", ["nothing", "lora", "all", "lora, then all"])
 def test_resuming(trained, tiny_corpus, tmp_path, capsys):
     folder, (trained, *later) = make(tmp_path / "wavlm", "wavlm"), trained.split(", then ")
-    options = {"backbone": str(folder), "trained": trained, "lora_rank": 2, "lora_dropout": 0.1, "layer_decay": 0.9}
+    options = {
+        "backbone": str(folder),
+        "trained": trained,
+        "lora_rank": 2,
+        "lora_dropout": 0.1,
+        "layer_decay": 0.9,
+    }
     options |= {"unfreeze_epochs": 1} if trained == "all" else {}
-    model = {"name": "Pretrained", "pooling": "MHFA", "options": options, "pooling_options": {"heads": 3}}
+    model = {
+        "name": "Pretrained",
+        "pooling": "MHFA",
+        "options": options,
+        "pooling_options": {"heads": 3},
+    }
     changes = {
-        "training": {"max_epochs": 2, "test_interval": 1, "ema_decay": 0.9 if trained != "nothing" else 0.0},
+        "training": {
+            "max_epochs": 2,
+            "test_interval": 1,
+            "ema_decay": 0.9 if trained != "nothing" else 0.0,
+        },
         "optimizer": {"name": "adamw", "learning_rate": 0.001},
         "evaluation": {"eval_frames": 40, "num_crops": 1, "bootstrap_samples": 0},
         "runtime": {"deterministic": True, "gradient_checkpointing": trained == "lora"},
@@ -473,7 +628,10 @@ def test_resuming(trained, tiny_corpus, tmp_path, capsys):
         last = {"name": "last", "epochs": 1, "model": {"options": {"trained": later[0]}}}
         changes["training"]["stages"] = [{"name": "first", "epochs": 1}, last]
     recipe = str(write_recipe(tmp_path / "run.yaml", tiny_corpus, tmp_path / "unused", changes))
-    given = [["--config", recipe, "--save_path", str(tmp_path / name)] for name in ("straight", "stopped")]
+    given = [
+        ["--config", recipe, "--save_path", str(tmp_path / name)]
+        for name in ("straight", "stopped")
+    ]
     train_experiment(load_config(given[0]))
     # With stages, the run is stopped in the first, between stages, and in the last.
     for step in (5, 0, 3) if later else (11,):
@@ -494,37 +652,74 @@ def test_resuming(trained, tiny_corpus, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("change", "options", "message"),
     [
-        (lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"), {}, "no .*safetensors"),
+        (
+            lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
+            {},
+            "no .*safetensors",
+        ),
         (lambda folder: (folder / "config.json").unlink(), {}, "config.json"),
-        (lambda folder: (folder / "config.json").write_text('{"model_type": "bert"}'), {}, "bert; expected"),
-        (lambda folder: (folder / "config.json").write_text(WRONG_CONFIG), {}, "config.json.*of transformers"),
+        (
+            lambda folder: (folder / "config.json").write_text('{"model_type": "bert"}'),
+            {},
+            "bert; expected",
+        ),
+        (
+            lambda folder: (folder / "config.json").write_text(WRONG_CONFIG),
+            {},
+            "config.json.*of transformers",
+        ),
         (lambda folder: make(folder, "wavlm", sample_rate=8000), {}, "8000 Hz"),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 50), {}, "model.safetensors"),
+        (
+            lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 50),
+            {},
+            "model.safetensors",
+        ),
         (lambda folder: None, {"lora_targets": ["query"]}, "lora_targets: query"),
-        (lambda folder: None, {"trained": "all", "trained_layers": 3}, "trained_layers: 3, .* has 2 layers"),
+        (
+            lambda folder: None,
+            {"trained": "all", "trained_layers": 3},
+            "trained_layers: 3, .* has 2 layers",
+        ),
         (lambda folder: None, {"backbone": "nobody/nothing/no"}, "nobody/nothing/no"),
     ],
-    ids=["pickle", "no config", "architecture", "value", "rate", "damaged", "names", "layers", "no such model"],
+    ids=[
+        "pickle",
+        "no config",
+        "architecture",
+        "value",
+        "rate",
+        "damaged",
+        "names",
+        "layers",
+        "no such model",
+    ],
 )
 def test_bad_input(tmp_path, change, options, message):
     folder = make(tmp_path / "wavlm", "wavlm")
     change(folder)
     with pytest.raises(ValueError, match=message):
         net = network(options.get("backbone", folder))
-        net.trunk.refuse_impossible(net.trunk.options.model_copy(update={"trained": "lora", **options}))
+        net.trunk.refuse_impossible(
+            net.trunk.options.model_copy(update={"trained": "lora", **options})
+        )
 
 
 def test_hub(folders, tmp_path, monkeypatch, caplog):
     with local_hub(monkeypatch, tmp_path / "cache") as server:
         server.folders["us/tiny"] = folders("wavlm")
-        local, batch = network(folders("wavlm")), waves(8000)
+        local = network(folders("wavlm"))
+        batch = waves(8000)
         net = network("us/tiny")
-        assert torch.equal(net.embed(batch, sample_rate=16000), local.embed(batch, sample_rate=16000))
+        assert torch.equal(
+            net.embed(batch, sample_rate=16000), local.embed(batch, sample_rate=16000)
+        )
         commit = net.spec()["model"]["options"]["source"]["commit"]
         assert len(commit) == 40 and commit in str(next((tmp_path / "cache").rglob("config.json")))
         with pytest.raises(CheckpointError, match="us/other"):
             network("us/other")
-    assert torch.equal(network("us/tiny").embed(batch, sample_rate=16000), local.embed(batch, sample_rate=16000))
+    assert torch.equal(
+        network("us/tiny").embed(batch, sample_rate=16000), local.embed(batch, sample_rate=16000)
+    )
     assert str(tmp_path / "cache") in caplog.text
     with pytest.raises(CheckpointError, match="us/another"):
         network("us/another")

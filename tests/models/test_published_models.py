@@ -1,8 +1,11 @@
-"""Every family against golden embeddings of the original code, with weights drawn from the names of its tensors.
+"""Every family against golden embeddings of the original code, with weights drawn from the names of
+its tensors.
 
-The golden file has the names and shapes of each original's state dictionary and its embeddings of two utterances. The
-weights are drawn again by the rule below, so the importers are tested on checkpoints that are independent of them.
-Originals: wespeaker dfa7419, 3D-Speaker 09e7806, SpeechBrain 9c826ef, ReDimNet dd9f519, ReDimNet2 ffe8f27.
+The golden file has the names and shapes of each original's state dictionary and its embeddings of
+two utterances. The weights are drawn again by the rule below, so the importers are tested on
+checkpoints that are independent of them.
+Originals: wespeaker dfa7419, 3D-Speaker 09e7806, SpeechBrain 9c826ef, ReDimNet dd9f519, ReDimNet2
+ffe8f27.
 """
 
 import json
@@ -21,14 +24,30 @@ from speakernet.models.importers import PUBLISHED, import_network
 from speakernet.models.model_file import load_initial_weights, load_model_file
 from tests.small_networks import small_network
 
-GOLDEN = json.loads(lzma.decompress((Path(__file__).parent / "golden_families.json.xz").read_bytes()))
+GOLDEN = json.loads(
+    lzma.decompress((Path(__file__).parent / "golden_families.json.xz").read_bytes())
+)
 WAVEFORMS = json.loads((Path(__file__).parent / "golden_waveforms.json").read_text())
 LENGTHS = (208, 123)
 # One original of each architecture; the others differ only in size.
 QUICK = {
-    *("XVEC", "ECAPA_TDNN_c512", "ECAPA_TDNN_GLOB_c512", "ResNet18", "ResNet50", "Gemini_DF_ResNet60"),
-    *("Res2Net34_Base", "CAMPPlus", "ERes2Net34_Base", "ERes2Net", "ERes2NetV2", "ECAPA_TDNN"),
-    *("ReDimNet", "ReDimNetB0", "ReDimNetB1", "ReDimNet2B0", "ReDimNet2B6"),
+    "XVEC",
+    "ECAPA_TDNN_c512",
+    "ECAPA_TDNN_GLOB_c512",
+    "ResNet18",
+    "ResNet50",
+    "Gemini_DF_ResNet60",
+    "Res2Net34_Base",
+    "CAMPPlus",
+    "ERes2Net34_Base",
+    "ERes2Net",
+    "ERes2NetV2",
+    "ECAPA_TDNN",
+    "ReDimNet",
+    "ReDimNetB0",
+    "ReDimNetB1",
+    "ReDimNet2B0",
+    "ReDimNet2B6",
 }
 LARGEST_QUICK = 15_000_000
 # wespeaker has the same network.
@@ -59,7 +78,9 @@ def draw(name, shape, gain):
 def golden_features(frames, mels):
     """A random walk without its mean, (1, frames, mels)."""
     random = np.random.RandomState(frames)
-    values = random.standard_normal((frames, mels)) + 0.3 * np.cumsum(random.standard_normal((frames, mels)), axis=0)
+    values = random.standard_normal((frames, mels)) + 0.3 * np.cumsum(
+        random.standard_normal((frames, mels)), axis=0
+    )
     return torch.from_numpy((values - values.mean(0)).astype(np.float32)).unsqueeze(0)
 
 
@@ -70,7 +91,9 @@ def foreign_state(case):
 
 
 def contents_of(case):
-    """The content of the file: the state dictionary and, if the format has one, the configuration."""
+    """The content of the file: the state dictionary and, if the format has one, the
+    configuration.
+    """
     state = foreign_state(case)
     return {"model_config": case["config"], "state_dict": state} if "config" in case else state
 
@@ -81,13 +104,19 @@ def identity(case):
 
 def parameters(cases):
     for case in cases:
-        is_quick = case["model"] in QUICK and case["num_parameters"] < LARGEST_QUICK and identity(case) != TWICE
+        is_quick = (
+            case["model"] in QUICK
+            and case["num_parameters"] < LARGEST_QUICK
+            and identity(case) != TWICE
+        )
         yield pytest.param(case, id=identity(case), marks=[] if is_quick else pytest.mark.slow)
 
 
 @pytest.mark.parametrize("case", parameters(GOLDEN))
 def test_golden_embeddings(case):
-    net, not_loaded = import_network(PUBLISHED[case["toolkit"]], case["model"], contents_of(case), "file.pt")
+    net, not_loaded = import_network(
+        PUBLISHED[case["toolkit"]], case["model"], contents_of(case), "file.pt"
+    )
     assert all("pooling" in one for one in not_loaded)
     assert sum(parameter.numel() for parameter in net.parameters()) == case["num_parameters"]
     first, second = (torch.tensor(values) for values in case["embeddings"])
@@ -100,7 +129,9 @@ def test_golden_embeddings(case):
 
 
 def golden_waveforms():
-    """Two utterances, (1, samples): fading noise with an offset, and a rumble; both with an intermittent tone."""
+    """Two utterances, (1, samples): fading noise with an offset, and a rumble; both with an
+    intermittent tone.
+    """
     found = []
     for index, num_samples in enumerate((33333, 20017)):
         noise = 0.1 * np.random.RandomState(100 + index).standard_normal(num_samples)
@@ -108,37 +139,63 @@ def golden_waveforms():
         if index:
             value = np.cumsum(value - 0.02) * 0.02
         seconds = np.arange(num_samples) / 16000
-        value = value + 0.2 * np.sin(2 * np.pi * 440 * seconds) * (np.sin(2 * np.pi * 3 * seconds) > 0)
+        value = value + 0.2 * np.sin(2 * np.pi * 440 * seconds) * (
+            np.sin(2 * np.pi * 3 * seconds) > 0
+        )
         found.append(torch.from_numpy(value.astype(np.float32)).unsqueeze(0))
     return found
 
 
-@pytest.mark.parametrize("golden", WAVEFORMS, ids=lambda golden: f"{identity(golden)}-{golden['way']}")
+@pytest.mark.parametrize(
+    "golden", WAVEFORMS, ids=lambda golden: f"{identity(golden)}-{golden['way']}"
+)
 def test_golden_embeddings_of_waveforms(golden, tmp_path, capsys):
     contents = contents_of(case_of(golden["toolkit"], golden["model"], golden.get("note")))
     if "config" in golden:
         contents["model_config"] = contents["model_config"] | golden["config"]
-    source, out = save(contents, tmp_path), str(tmp_path / "model.pt")
-    assert main(["import-weights", source, "--from", golden["toolkit"], "--model", golden["model"], "--out", out]) == 0
+    source = save(contents, tmp_path)
+    out = str(tmp_path / "model.pt")
+    assert (
+        main(
+            [
+                "import-weights",
+                source,
+                "--from",
+                golden["toolkit"],
+                "--model",
+                golden["model"],
+                "--out",
+                out,
+            ]
+        )
+        == 0
+    )
     net = load_model_file(out).net
     for waveform, expected in zip(golden_waveforms(), golden["embeddings"], strict=True):
-        found, wanted = net.embed(waveform, sample_rate=16000)[0], torch.tensor(expected)
+        found = net.embed(waveform, sample_rate=16000)[0]
+        wanted = torch.tensor(expected)
         assert (found - wanted).norm() / wanted.norm() < 1e-4
 
 
 def test_real_checkpoint(shared_data, tmp_path):
     reference = shared_data.parent / "reference"
-    source, out = str(reference / "campplus_3dspeaker_192.pt"), str(tmp_path / "model.pt")
+    source = str(reference / "campplus_3dspeaker_192.pt")
+    out = str(tmp_path / "model.pt")
     if not Path(source).is_file():
         pytest.skip("the real CAM++ of ../shared/reference is not here")
-    assert main(["import-weights", source, "--from", "3dspeaker", "--model", "CAMPPlus", "--out", out]) == 0
+    assert (
+        main(["import-weights", source, "--from", "3dspeaker", "--model", "CAMPPlus", "--out", out])
+        == 0
+    )
     verifier = speakernet.load(out, device="cpu")
     outputs = np.load(reference / "campplus_3dspeaker_outputs.npz")
     for index in range(2):
         wanted = outputs[f"embedding_{index}"].reshape(1, -1)
         of_features = verifier.embed_features(outputs[f"features_{index}"][None])
         assert np.linalg.norm(of_features - wanted) / np.linalg.norm(wanted) < 1e-4
-        of_waveform = verifier.embed(shared_data / "speechocean_mini" / str(outputs[f"name_{index}"]))
+        of_waveform = verifier.embed(
+            shared_data / "speechocean_mini" / str(outputs[f"name_{index}"])
+        )
         assert np.linalg.norm(of_waveform - wanted) / np.linalg.norm(wanted) < 1e-3
 
 
@@ -153,7 +210,11 @@ def case_of(toolkit, model, note=None):
 @pytest.mark.parametrize(
     ("toolkit", "model", "options"),
     [
-        ("wespeaker", "CAMPPlus", ["--from wespeaker --model CAMPPlus", "--from 3dspeaker --model CAMPPlus"]),
+        (
+            "wespeaker",
+            "CAMPPlus",
+            ["--from wespeaker --model CAMPPlus", "--from 3dspeaker --model CAMPPlus"],
+        ),
         ("redimnet", "ReDimNetB1", ["--from redimnet --model ReDimNet"]),
     ],
 )
@@ -163,10 +224,13 @@ def test_raw_checkpoint_as_initial_model(toolkit, model, options, tmp_path):
     with pytest.raises(CheckpointError) as caught:
         load_initial_weights(small_network("ResNet"), None, path)
     assert all(f"import-weights {path} {one}" in str(caught.value) for one in options)
-    assert "damaged" not in str(caught.value) and ("front ends differ" in str(caught.value)) == (len(options) > 1)
+    assert "damaged" not in str(caught.value) and ("front ends differ" in str(caught.value)) == (
+        len(options) > 1
+    )
 
 
-XVEC, RESNET = ("wespeaker", "XVEC", None), ("wespeaker", "ResNet18", None)
+XVEC = ("wespeaker", "XVEC", None)
+RESNET = ("wespeaker", "ResNet18", None)
 
 
 @pytest.mark.parametrize(
@@ -177,13 +241,20 @@ XVEC, RESNET = ("wespeaker", "XVEC", None), ("wespeaker", "ResNet18", None)
         (XVEC, "XVEC", {"frame_level.weight": torch.zeros(1)}, "unknown frame_level.weight"),
         (XVEC, "XVEC", {"seg_1.weight": torch.zeros(3)}, r"embedding.0.weight is \(3,\)"),
         (XVEC, "ECAPA_TDNN_GLOB_512", {}, "'ECAPA_TDNN_GLOB_512'; did you mean"),
-        (RESNET, "ResNet18", {"layer4.0.shortcut.0.weight": torch.zeros(0, 2)}, "sizes of this model"),
+        (
+            RESNET,
+            "ResNet18",
+            {"layer4.0.shortcut.0.weight": torch.zeros(0, 2)},
+            "sizes of this model",
+        ),
         (("wespeaker", "ECAPA_TDNN_GLOB_c512", None), "ECAPA_TDNN_GLOB_c1024", {}, "does not fit"),
     ],
 )
 def test_wrong_tensors(case, model, tensors, words):
     with pytest.raises(ValueError, match=words):
-        import_network(PUBLISHED[case[0]], model, foreign_state(case_of(*case)) | tensors, "file.pt")
+        import_network(
+            PUBLISHED[case[0]], model, foreign_state(case_of(*case)) | tensors, "file.pt"
+        )
 
 
 @pytest.mark.parametrize(
@@ -227,7 +298,8 @@ def save(contents, folder):
 
 def test_command(tmp_path, capsys):
     state = foreign_state(case_of(*XVEC)) | {"projection.weight": torch.zeros(7, 16)}
-    source, out = save(state, tmp_path), str(tmp_path / "model.pt")
+    source = save(state, tmp_path)
+    out = str(tmp_path / "model.pt")
     base = ["import-weights", source, "--model", "XVEC"]
     (tmp_path / "resnet").mkdir()
     resnet = save(foreign_state(case_of(*RESNET)), tmp_path / "resnet")
@@ -235,8 +307,14 @@ def test_command(tmp_path, capsys):
         ([*base, "--from", "wespeaker", "--out", out, "--pooling", "TAP"], "--pooling"),
         ([*base, "--out", out, "--from", "wspeaker"], "'wespeaker'"),
         ([*base, "--out", source, "--from", "wespeaker"], source),
-        ([*base[:3], "XVEK", "--from", "wespeaker", "--out", out], ": unknown wespeaker model 'XVEK'"),
-        (["import-weights", resnet, "--model", "ResNetSE34L", "--out", out], "--from wespeaker --model ResNet18"),
+        (
+            [*base[:3], "XVEK", "--from", "wespeaker", "--out", out],
+            ": unknown wespeaker model 'XVEK'",
+        ),
+        (
+            ["import-weights", resnet, "--model", "ResNetSE34L", "--out", out],
+            "--from wespeaker --model ResNet18",
+        ),
     ]:
         assert main(options) == 1
         assert words in capsys.readouterr().err
@@ -249,5 +327,14 @@ def test_command(tmp_path, capsys):
     assert main(["info", out]) == 0
     shown = capsys.readouterr().out
     assert all(one in shown for one in ("Apache-2.0", "VoxCeleb2", "wespeaker", "XVector"))
-    again = ["import-weights", out, "--from", "wespeaker", "--model", "XVEC", "--out", str(tmp_path / "again.pt")]
+    again = [
+        "import-weights",
+        out,
+        "--from",
+        "wespeaker",
+        "--model",
+        "XVEC",
+        "--out",
+        str(tmp_path / "again.pt"),
+    ]
     assert main(again) == 1 and not (tmp_path / "again.pt").exists()

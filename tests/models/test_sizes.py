@@ -21,10 +21,17 @@ def counted(name: str) -> tuple[int, int]:
     # The front end is not counted, so any with the same number of bands will do.
     front_end, options = ("raw", {}) if is_raw else ("fbank", {"num_mels": trunk.published.mels})
     # The meta device has no autocast.
-    with torch.device("meta"), mock.patch("torch.autocast", lambda *_, **__: contextlib.nullcontext()):
+    with (
+        torch.device("meta"),
+        mock.patch("torch.autocast", lambda *_, **__: contextlib.nullcontext()),
+    ):
         dim = trunk.published.dim
-        net = SpeakerNet.named(name, embedding_dim=dim, front_end=front_end, front_end_options=options).eval()
-        features = torch.empty(1, 1, SAMPLES) if is_raw else torch.empty(1, trunk.published.mels, FRAMES)
+        net = SpeakerNet.named(
+            name, embedding_dim=dim, front_end=front_end, front_end_options=options
+        ).eval()
+        features = (
+            torch.empty(1, 1, SAMPLES) if is_raw else torch.empty(1, trunk.published.mels, FRAMES)
+        )
         with FlopCounterMode(display=False) as counter, torch.inference_mode():
             net.from_features(features)
     return sum(parameter.numel() for parameter in net.parameters()), counter.get_total_flops() // 2

@@ -1,7 +1,8 @@
-"""Runs a function of a test file in several processes that connect as under torchrun, and returns its results.
+"""Runs a function of a test file in several processes that connect as under torchrun, and returns
+its results.
 
-They are fresh interpreters, because a fork of a process that has used torch hangs at its first matrix product. Starting
-them is slow, so a test does everything in one call.
+They are fresh interpreters, because a fork of a process that has used torch hangs at its first
+matrix product. Starting them is slow, so a test does everything in one call.
 """
 
 import importlib.util
@@ -18,18 +19,34 @@ SECONDS = 240
 
 def ranks_environment(rank: int, count: int, port: int) -> dict[str, str]:
     """The variables that torchrun sets, for processes on one machine."""
-    ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_PORT": port}
-    return {**own_environment(), **{name: str(value) for name, value in ranks.items()}, "MASTER_ADDR": "localhost"}
+    ranks = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": count,
+        "LOCAL_WORLD_SIZE": count,
+        "MASTER_PORT": port,
+    }
+    return {
+        **own_environment(),
+        **{name: str(value) for name, value in ranks.items()},
+        "MASTER_ADDR": "localhost",
+    }
 
 
 def in_several(file: str, name: str, folder: Path, count: int = 2) -> list[Any]:
-    """The results of the function `name` of `file` in `count` processes of a group, which work in `folder`."""
+    """The results of the function `name` of `file` in `count` processes of a group, which work in
+    `folder`.
+    """
     port = free_port()
     answers = [folder / f"answer{rank}.pkl" for rank in range(count)]
     commands = [[sys.executable, __file__, file, name, str(answer)] for answer in answers]
     processes = [
         subprocess.Popen(
-            command, cwd=folder, env=ranks_environment(rank, count, port), stderr=subprocess.PIPE, text=True
+            command,
+            cwd=folder,
+            env=ranks_environment(rank, count, port),
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for rank, command in enumerate(commands)
     ]
@@ -40,7 +57,9 @@ def in_several(file: str, name: str, folder: Path, count: int = 2) -> list[Any]:
             process.kill()
             process.wait()
     for rank, process in enumerate(processes):
-        assert process.returncode == 0, f"rank {rank}: status {process.returncode}\n{errors[rank][-3000:]}"
+        assert process.returncode == 0, (
+            f"rank {rank}: status {process.returncode}\n{errors[rank][-3000:]}"
+        )
     return [pickle.loads(answer.read_bytes()) for answer in answers]
 
 

@@ -1,4 +1,6 @@
-"""A run resumes with any number of processes, between and inside epochs; all need the same options."""
+"""A run resumes with any number of processes, between and inside epochs; all need the same
+options.
+"""
 
 import contextlib
 import gc
@@ -33,10 +35,12 @@ from tests.small_networks import small_network
 from tests.tiny_recipe import write_recipe
 
 pytestmark = pytest.mark.slow
-STEPS_OF_EPOCH, LAST_STEP = 8, 14
+STEPS_OF_EPOCH = 8
+LAST_STEP = 14
 CHANGES: dict[str, Any] = {
     "training": {"max_epochs": 2, "test_interval": 1, "log_interval": 1},
-    # Small steps, because large ones amplify rounding, which depends on the number of processes and the processor.
+    # Small steps, because large ones amplify rounding, which depends on the number of processes and
+    # the processor.
     "optimizer": {"name": "sgd", "learning_rate": 0.02},
     "frontend": {"spec_augment": True},
     "loss": {"name": "aamsoftmax", "sharded": "on"},
@@ -81,7 +85,15 @@ def train(folder: Path, name: str, step: int, *options: str) -> None:
 def refused(call: Any, *own: str, common: tuple[str, ...] = ()) -> str:
     """The error if the second process has different options."""
     options = (*common, *own) if distributed.rank() == 1 else common
-    given = ["--config", "run.yaml", "--save_path", "refused", "--initial_model", "whole2/last.pt", *options]
+    given = [
+        "--config",
+        "run.yaml",
+        "--save_path",
+        "refused",
+        "--initial_model",
+        "whole2/last.pt",
+        *options,
+    ]
     with pytest.raises(ValueError) as caught:
         call(load_config(given))
     return str(caught.value)
@@ -93,7 +105,9 @@ def with_bad_gradients(add: Any) -> Any:
 
     def instead(step: TrainingStep, batch: Any, *, is_last: bool = True) -> None:
         is_bad = next(calls) % 3 == 0 and distributed.rank() == distributed.world_size() - 1
-        handle = next(step.net.parameters()).register_hook(lambda gradient: gradient * (math.nan if is_bad else 1.0))
+        handle = next(step.net.parameters()).register_hook(
+            lambda gradient: gradient * (math.nan if is_bad else 1.0)
+        )
         add(step, batch, is_last=is_last)
         handle.remove()
 
@@ -110,7 +124,8 @@ def two() -> dict[str, str]:
     noise = ("--augment.enabled", "true", "--augment.noise_path", "noise")
     found = {
         "again": str(again),
-        # Any left would keep the group alive, and the memory of its gradients during a second stage.
+        # Any left would keep the group alive, and the memory of its gradients during a second
+        # stage.
         "left": str(sum(type(one) is DistributedDataParallel for one in gc.get_objects())),
         "option": refused(train_experiment, "--loss.margin", "0.3"),
         "model": refused(train_experiment, "--initial_model", "straight/last.pt"),
@@ -125,7 +140,9 @@ def two() -> dict[str, str]:
 
 
 def is_found_finished() -> bool:
-    """Whether a finished run is recognised if the second process does not see the first one's folder."""
+    """Whether a finished run is recognised if the second process does not see the first one's
+    folder.
+    """
     given = ["--config", "run.yaml", "--max_epoch", "1"]
     outcomes = []
     for name in ("finished", "finished" if distributed.is_main() else "nothing"):
@@ -134,7 +151,9 @@ def is_found_finished() -> bool:
 
 
 def three() -> dict[str, str]:
-    """In three processes: runs of one and of two processes resume; batches that cannot be shared (evenly)."""
+    """In three processes: runs of one and of two processes resume; batches that cannot be shared
+    (evenly).
+    """
     folder = Path.cwd()
     logged: list[str] = []
     handler = logging.Handler()
@@ -143,7 +162,9 @@ def three() -> dict[str, str]:
     logging.getLogger("speakernet").setLevel("INFO")
     for name in ("half1-3", "whole2-3"):
         train(folder, name, LAST_STEP)
-    given = load_config(["--config", "run.yaml", "--save_path", "refused", "--data.batch_size", "2"])
+    given = load_config(
+        ["--config", "run.yaml", "--save_path", "refused", "--data.batch_size", "2"]
+    )
     with pytest.raises(ValueError) as caught:
         train_experiment(given)
     return {"small": str(caught.value), "logged": "\n".join(logged)}
@@ -166,8 +187,13 @@ def test_resuming(tiny_corpus, tmp_path):
         compare(name, outcome(tmp_path / name), straight)
     assert first == second
     assert first.pop("left") == "0" and first.pop("again") == "True"
-    assert "training.initial_model (SHA-256)" in first["model"] and "augment.noise_path" in first["noise"]
-    assert "the command is 'scoring (--eval)' on rank 0 and 'training' on rank 1" in first["command"]
+    assert (
+        "training.initial_model (SHA-256)" in first["model"]
+        and "augment.noise_path" in first["noise"]
+    )
+    assert (
+        "the command is 'scoring (--eval)' on rank 0 and 'training' on rank 1" in first["command"]
+    )
     assert "loss.margin is 0.2 on rank 0 and 0.3 on rank 1" in first["option"]
     state = read_own_checkpoint(tmp_path / "bad" / "last.pt")["training"]["state"]
     # The evaluation ended at once, because a process had been asked to stop before.
@@ -184,15 +210,25 @@ def train_with_teachers() -> None:
     """Runs with a teacher of recordings and of crops, in all processes."""
     for source in ("recordings", "crops"):
         name = f"{source}-{distributed.world_size()}"
-        train_experiment(load_config(["--config", "run.yaml", "--save_path", name, "--loss.teacher_input", source]))
+        train_experiment(
+            load_config(
+                ["--config", "run.yaml", "--save_path", name, "--loss.teacher_input", source]
+            )
+        )
 
 
 def test_teacher(tiny_corpus, tmp_path, monkeypatch):
     net = small_network("ResNet")
     write_checkpoint(tmp_path / "teacher.pt", model_file_contents(net, loss_normalizes=True))
-    change = {"loss": {"teacher": "teacher.pt", "teacher_weight": 3.0, "sharded": "off"}, "training": {"max_epochs": 1}}
+    change = {
+        "loss": {"teacher": "teacher.pt", "teacher_weight": 3.0, "sharded": "off"},
+        "training": {"max_epochs": 1},
+    }
     # Perturbed voices have no teacher, and their number in a batch differs between processes.
-    change |= {"frontend": {"spec_augment": False}, "augment": {"enabled": True, "speed_factors": [0.9, 1.0, 1.1]}}
+    change |= {
+        "frontend": {"spec_augment": False},
+        "augment": {"enabled": True, "speed_factors": [0.9, 1.0, 1.1]},
+    }
     write_recipe(tmp_path / "run.yaml", tiny_corpus, tmp_path / "unused", CHANGES, change)
     in_several(__file__, "train_with_teachers", tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -200,13 +236,21 @@ def test_teacher(tiny_corpus, tmp_path, monkeypatch):
     for source in ("recordings", "crops"):
         one, two = (tmp_path / f"{source}-{count}" for count in (1, 2))
         losses = [
-            [row["loss"] for row in numbers(run / "metrics.jsonl") if row["kind"] == "step"] for run in (one, two)
+            [row["loss"] for row in numbers(run / "metrics.jsonl") if row["kind"] == "step"]
+            for run in (one, two)
         ]
         assert len(losses[0]) == STEPS_OF_EPOCH
         np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5, err_msg=source)
-        translations = [read_own_checkpoint(run / "last.pt")["training"]["loss"] for run in (one, two)]
-        torch.testing.assert_close(*(found["teacher.translate.weight"] for found in translations), atol=1e-5, rtol=1e-4)
-    kept = [np.load(tmp_path / f"recordings-{count}" / "embeddings" / "teacher.whole.npz") for count in (1, 2)]
+        translations = [
+            read_own_checkpoint(run / "last.pt")["training"]["loss"] for run in (one, two)
+        ]
+        torch.testing.assert_close(
+            *(found["teacher.translate.weight"] for found in translations), atol=1e-5, rtol=1e-4
+        )
+    kept = [
+        np.load(tmp_path / f"recordings-{count}" / "embeddings" / "teacher.whole.npz")
+        for count in (1, 2)
+    ]
     assert all(np.array_equal(kept[0][name], kept[1][name]) for name in kept[0])
 
 
@@ -222,10 +266,14 @@ def compare(name: str, found: Any, expected: Any) -> None:
     """Assert equal batches and schedules, and weights up to the order of sums."""
     assert [one["step"] for one in found[1]] == list(range(1, LAST_STEP + 1)), name
     for one, other in zip(found[1], expected[1], strict=True):
-        assert (one["epoch"], one["learning_rate"]) == (other["epoch"], other["learning_rate"]), name
+        assert (one["epoch"], one["learning_rate"]) == (other["epoch"], other["learning_rate"]), (
+            name
+        )
         np.testing.assert_allclose(one["loss"], other["loss"], rtol=1e-3, err_msg=name)
     for key, value in expected[0].items():
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             difference = (found[0][key] - value).abs().max() if value.numel() else torch.zeros(())
             # Statistics and weights accumulate the rounding of every step.
-            assert difference <= 5e-3 * max(1.0, float(value.abs().max())), f"{name}: {key} {difference}"
+            assert difference <= 5e-3 * max(1.0, float(value.abs().max())), (
+                f"{name}: {key} {difference}"
+            )

@@ -21,8 +21,9 @@ from tests.parallel.several import in_several
 from tests.parallel.test_same_meaning import CASES, CLASSES, CPU, batch_of
 
 STEPS = 3
-# Name -> scope, whether norms are shared, whether blocks are checkpointed; graphs and breaks of a compiled run. Equal
-# blocks share graphs; with shared norms the graphs are the stem, a block before and after its norm, and the rest.
+# Name -> scope, whether norms are shared, whether blocks are checkpointed; graphs and breaks of a
+# compiled run. Equal blocks share graphs; with shared norms the graphs are the stem, a block before
+# and after its norm, and the rest.
 WAYS = {
     "whole": ("whole", False, False, 1, 0),
     "checkpointed": ("regional", False, True, 1, 0),
@@ -33,7 +34,8 @@ WAYS = {
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
-        self.conv, self.norm = nn.Conv1d(4, 4, 3, padding=1), nn.BatchNorm1d(4)
+        self.conv = nn.Conv1d(4, 4, 3, padding=1)
+        self.norm = nn.BatchNorm1d(4)
 
     def forward(self, hidden):
         return hidden + self.norm(self.conv(hidden)).relu_()
@@ -42,7 +44,9 @@ class Block(nn.Module):
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.stem, self.blocks, self.last = nn.Conv1d(1, 4, 16, 8), nn.Sequential(Block(), Block()), nn.Linear(4, 8)
+        self.stem = nn.Conv1d(1, 4, 16, 8)
+        self.blocks = nn.Sequential(Block(), Block())
+        self.last = nn.Linear(4, 8)
 
     def forward(self, waveforms):
         return self.last(self.blocks(self.stem(waveforms[:, None])).square().mean(-1))
@@ -56,7 +60,11 @@ def train(scope, shares_norms, checkpoints, when):
     torch.manual_seed(1)
     net = Net().train()
     loss = create(
-        LOSSES["amsoftmax"], options_of(LOSSES, "amsoftmax", {}, "loss"), embedding_dim=8, num_classes=CLASSES, seed=5
+        LOSSES["amsoftmax"],
+        options_of(LOSSES, "amsoftmax", {}, "loss"),
+        embedding_dim=8,
+        num_classes=CLASSES,
+        seed=5,
     )
     if shares_norms:
         synchronize_norms(net, CPU)
@@ -71,7 +79,9 @@ def train(scope, shares_norms, checkpoints, when):
         utterances_per_speaker=1,
         gradient_cache=False,
         ranks=SeveralProcesses(net, loss, CPU),
-        compiler=Compiler(net, RuntimeOptions(compile=when, compile_scope=scope), prepare=keep_draws_eager),
+        compiler=Compiler(
+            net, RuntimeOptions(compile=when, compile_scope=scope), prepare=keep_draws_eager
+        ),
     )
     step.ranks.begin_epoch()
     losses = []
@@ -90,7 +100,11 @@ def everything():
     # Code is generated only once; the other cases differ in graphs and in what surrounds them.
     traced = functools.partial(patch, "torch._inductor.compile_fx.compile_fx")
     with traced(lambda graph, inputs, **options: lookup_backend("aot_eager")(graph, inputs)):
-        found |= {name: [train(*WAYS[name][:3], when) for when in ("off", "on")] for name in WAYS if name not in found}
+        found |= {
+            name: [train(*WAYS[name][:3], when) for when in ("off", "on")]
+            for name in WAYS
+            if name not in found
+        }
     return found
 
 
@@ -101,5 +115,7 @@ def test_compiled_equals_eager(tmp_path):
             (eager, *none), (compiled, *counted) = answer[name]
             assert none == [0, 0] and counted == [graphs, breaks], name
             for key, value in eager.items():
-                torch.testing.assert_close(compiled[key], value, rtol=1e-5, atol=1e-5, msg=f"{name}: {key}")
+                torch.testing.assert_close(
+                    compiled[key], value, rtol=1e-5, atol=1e-5, msg=f"{name}: {key}"
+                )
             assert eager["blocks.0.norm.num_batches_tracked"] == STEPS

@@ -10,19 +10,31 @@ from torch.distributed import PrefixStore, TCPStore
 
 from speakernet.machine.options import MachineOptions
 from speakernet.parallel import distributed, group
-from speakernet.parallel.distributed import Place, find_place, is_first, is_first_here, refuse_differences
+from speakernet.parallel.distributed import (
+    Place,
+    find_place,
+    is_first,
+    is_first_here,
+    refuse_differences,
+)
 from speakernet.parallel.group import joined, launch, num_gpus
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 TORCHRUN |= {"MASTER_ADDR": "gpu07", "MASTER_PORT": "29500"}
 SLURM = {"SLURM_JOB_ID": "4711", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}
-SLURM |= {"SLURM_STEP_NUM_TASKS": "7", "SLURM_STEP_TASKS_PER_NODE": "4,3", "SLURM_STEP_NODELIST": "gpu[07-08]"}
+SLURM |= {
+    "SLURM_STEP_NUM_TASKS": "7",
+    "SLURM_STEP_TASKS_PER_NODE": "4,3",
+    "SLURM_STEP_NODELIST": "gpu[07-08]",
+}
 
 
 def test_variables_of_torchrun_and_slurm():
     assert find_place(SLURM, 0) == Place(5, 7, 1, 3, "gpu07", 24711)
     assert find_place(SLURM, 1234) == Place(5, 7, 1, 3, "gpu07", 1234)
-    assert find_place({**SLURM, "MASTER_PORT": "999", "MASTER_ADDR": "here"}, 0) == Place(5, 7, 1, 3, "here", 999)
+    assert find_place({**SLURM, "MASTER_PORT": "999", "MASTER_ADDR": "here"}, 0) == Place(
+        5, 7, 1, 3, "here", 999
+    )
     # torchrun, started once per node by srun, takes precedence.
     assert find_place({**SLURM, **TORCHRUN}, 0) == Place(5, 8, 1, 4, "gpu07", 29500)
 
@@ -91,7 +103,12 @@ def test_port_in_use(monkeypatch):
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        here = {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+        here = {
+            "RANK": "0",
+            "LOCAL_RANK": "0",
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": str(port),
+        }
         set_environment(monkeypatch, {**TORCHRUN, **here})
         monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
         with pytest.raises(ValueError, match=f":{port}"), joined(MachineOptions(device="cpu")):
@@ -120,7 +137,9 @@ def test_differences(monkeypatch):
     refuse_differences({"a": 1})
     other = {"loss.margin": 0.3, "data.batch_size": 4}
     monkeypatch.setattr(distributed, "gather_objects", lambda value: [value, other])
-    with pytest.raises(ValueError, match=r"loss.margin is 0.2 on rank 0 and 0.3 on rank 1\. Start all"):
+    with pytest.raises(
+        ValueError, match=r"loss.margin is 0.2 on rank 0 and 0.3 on rank 1\. Start all"
+    ):
         refuse_differences({"loss.margin": 0.2, "data.batch_size": 4})
 
 

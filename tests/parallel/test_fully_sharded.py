@@ -1,4 +1,6 @@
-"""Processes that each hold a shard of a pretrained backbone equal one process, and resume in any number."""
+"""Processes that each hold a shard of a pretrained backbone equal one process, and resume in any
+number.
+"""
 
 import json
 import os
@@ -32,7 +34,9 @@ CHANGES: dict[str, Any] = {
 
 def train(name: str, *options: str, until: int = 0) -> None:
     """Train in the folder `name`, to the end or until a step."""
-    loaded = load_config(["--config", f"{name.partition('-')[0]}.yaml", "--save_path", name, *options])
+    loaded = load_config(
+        ["--config", f"{name.partition('-')[0]}.yaml", "--save_path", name, *options]
+    )
     if not until:
         train_experiment(loaded)
         return
@@ -41,7 +45,9 @@ def train(name: str, *options: str, until: int = 0) -> None:
 
 
 def two() -> None:
-    """In two processes: uninterrupted runs of all weights and of adapters, the rest of a run of one, part of a run."""
+    """In two processes: uninterrupted runs of all weights and of adapters, the rest of a run of
+    one, part of a run.
+    """
     train("all-2")
     train("lora-2")
     train("all-1-2")
@@ -56,8 +62,15 @@ def test_shards_equal_one_process(tiny_corpus, tmp_path):
     (folder / "config.json").write_text(json.dumps({**config, **still}))
     for name in ("all", "lora"):
         options = {"backbone": str(folder), "trained": name, "lora_rank": 2}
-        model = {"name": "Pretrained", "pooling": "MHFA", "options": options, "pooling_options": {"heads": 3}}
-        write_recipe(tmp_path / f"{name}.yaml", tiny_corpus, tmp_path / "unused", CHANGES, {"model": model})
+        model = {
+            "name": "Pretrained",
+            "pooling": "MHFA",
+            "options": options,
+            "pooling_options": {"heads": 3},
+        }
+        write_recipe(
+            tmp_path / f"{name}.yaml", tiny_corpus, tmp_path / "unused", CHANGES, {"model": model}
+        )
     before = Path.cwd()
     os.chdir(tmp_path)
     try:
@@ -69,13 +82,20 @@ def test_shards_equal_one_process(tiny_corpus, tmp_path):
         train("all-2-1")
     finally:
         os.chdir(before)
-    for name, expected in (("all-2", "all-1"), ("lora-2", "lora-1"), ("all-1-2", "all-1"), ("all-2-1", "all-1")):
+    for name, expected in (
+        ("all-2", "all-1"),
+        ("lora-2", "lora-1"),
+        ("all-1-2", "all-1"),
+        ("all-2-1", "all-1"),
+    ):
         found, wanted = (outcome_of(tmp_path / one) for one in (name, expected))
         np.testing.assert_allclose(found["losses"], wanted["losses"], rtol=1e-5, err_msg=name)
         for section in ("net", "loss", "best"):
             assert found[section].keys() == wanted[section].keys(), name
             for key, value in wanted[section].items():
-                torch.testing.assert_close(found[section][key], value, atol=1e-5, rtol=1e-4, msg=f"{name} {key}")
+                torch.testing.assert_close(
+                    found[section][key], value, atol=1e-5, rtol=1e-4, msg=f"{name} {key}"
+                )
     assert type(outcome_of(tmp_path / "kept")["net"]["pooling.keys.weight"]) is torch.Tensor
 
 
@@ -83,6 +103,9 @@ def outcome_of(run: Path) -> dict[str, Any]:
     """Loss of each step, weights of last.pt and best.pt."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     saved = read_own_checkpoint(run / "last.pt")["training"]
-    tensors = {part: {k: v for k, v in saved[part].items() if isinstance(v, torch.Tensor)} for part in ("net", "loss")}
+    tensors = {
+        part: {k: v for k, v in saved[part].items() if isinstance(v, torch.Tensor)}
+        for part in ("net", "loss")
+    }
     losses = [one["loss"] for one in lines if one["kind"] == "step"]
     return {**tensors, "best": read_own_checkpoint(run / "best.pt")["weights"], "losses": losses}

@@ -1,4 +1,6 @@
-"""Two processes, each with its own cache, stream from a real S3 interface; one is killed, and the run resumes."""
+"""Two processes, each with its own cache, stream from a real S3 interface; one is killed, and the
+run resumes.
+"""
 
 import contextlib
 import signal
@@ -19,7 +21,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals and /proc of Linux"),
 ]
-ADDRESS, NUM_SHARDS = "s3://bucket/corpus", 16
+ADDRESS = "s3://bucket/corpus"
+NUM_SHARDS = 16
 NUM_STEPS = 8
 SMALL_CACHE = 190_000 / 2**30
 """Gigabytes: two shards of two utterances each."""
@@ -28,8 +31,15 @@ SMALL_CACHE = 190_000 / 2**30
 @contextmanager
 def two_machines(recipe: Path) -> Iterator[list[Started]]:
     """A process each on two machines, as far as caches are concerned."""
-    folder, port = recipe.parent, free_port()
-    group = ("WORLD_SIZE=2", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1", "MASTER_ADDR=localhost", f"MASTER_PORT={port}")
+    folder = recipe.parent
+    port = free_port()
+    group = (
+        "WORLD_SIZE=2",
+        "LOCAL_RANK=0",
+        "LOCAL_WORLD_SIZE=1",
+        "MASTER_ADDR=localhost",
+        f"MASTER_PORT={port}",
+    )
     command = [sys.executable, "trainSpeakerNet.py", "--config", str(recipe)]
     with contextlib.ExitStack() as stack:
         ranks = []
@@ -60,7 +70,10 @@ def test_kill(tiny_corpus, tmp_path, monkeypatch):
         straight = recipe_of(tmp_path / "straight", tiny_corpus)
         with two_machines(straight) as ranks:
             end(ranks)
-        held = [{path.stem for path in straight.parent.glob(f"cache{rank}/*/*/samples/*.npy")} for rank in range(2)]
+        held = [
+            {path.stem for path in straight.parent.glob(f"cache{rank}/*/*/samples/*.npy")}
+            for rank in range(2)
+        ]
         assert [len(one) for one in held] == 2 * [NUM_SHARDS // 2] and not held[0] & held[1]
         killed = recipe_of(tmp_path / "killed", tiny_corpus, shard_cache_gigabytes=SMALL_CACHE)
         # Slow from the ninth shard on, so that the run does not finish before the kill.

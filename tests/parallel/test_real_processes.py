@@ -1,4 +1,6 @@
-"""Real processes of a run: stopped, killed, hung, without data. All end with a reason, and nothing is lost."""
+"""Real processes of a run: stopped, killed, hung, without data. All end with a reason, and nothing
+is lost.
+"""
 
 import itertools
 import os
@@ -32,7 +34,9 @@ def recipe(tiny_corpus, tmp_path_factory):
 
 
 @contextmanager
-def training_processes(recipe: Path, *options: str, command: list[str] | None = None) -> Iterator[Started]:
+def training_processes(
+    recipe: Path, *options: str, command: list[str] | None = None
+) -> Iterator[Started]:
     """Two processes that have trained for some steps."""
     run = recipe.parent / "run"
     before = steps_of(run)
@@ -46,11 +50,17 @@ def training_processes(recipe: Path, *options: str, command: list[str] | None = 
 def test_restart_by_torchrun(recipe):
     """Under `--max-restarts` only a signal to torchrun itself ends the run."""
     run = recipe.parent / "run"
-    with training_processes(recipe, command=[*torchrun("--max-restarts=1"), "trainSpeakerNet.py"]) as started:
-        resumed, trained = started.output.count("resumed from"), steps_of(run)
+    with training_processes(
+        recipe, command=[*torchrun("--max-restarts=1"), "trainSpeakerNet.py"]
+    ) as started:
+        resumed = started.output.count("resumed from")
+        trained = steps_of(run)
         started.ranks()[1].send_signal(signal.SIGTERM)
         started.until(
-            lambda: started.output.count("resumed from") > resumed and steps_of(run) >= trained + 10, "its second start"
+            lambda: (
+                started.output.count("resumed from") > resumed and steps_of(run) >= trained + 10
+            ),
+            "its second start",
         )
         started.process.send_signal(signal.SIGTERM)
         assert started.end()
@@ -60,14 +70,19 @@ def test_restart_by_torchrun(recipe):
 
 
 def test_killed_process_without_torchrun(recipe, tmp_path):
-    """As under srun, which starts tasks that find each other by SLURM's variables; the other process ends."""
-    run, port = recipe.parent / "run", free_port()
+    """As under srun, which starts tasks that find each other by SLURM's variables; the other
+    process ends.
+    """
+    run = recipe.parent / "run"
+    port = free_port()
     before = steps_of(run)
     variables = (f"MASTER_PORT={port}", "SLURM_STEP_NUM_TASKS=2", "SLURM_STEP_TASKS_PER_NODE=2")
     command = [sys.executable, "trainSpeakerNet.py", "--config", str(recipe)]
     variables += ("SLURM_STEP_NODELIST=localhost",)
     owns = [(f"SLURM_PROCID={one}", f"SLURM_LOCALID={one}") for one in range(2)]
-    tasks = [Started(["env", *variables, *own, *command], tmp_path / f"{own[0]}.txt") for own in owns]
+    tasks = [
+        Started(["env", *variables, *own, *command], tmp_path / f"{own[0]}.txt") for own in owns
+    ]
     with tasks[0], tasks[1]:
         for task in tasks:
             task.until(lambda: steps_of(run) >= before + 5, "its fifth step")
@@ -76,11 +91,15 @@ def test_killed_process_without_torchrun(recipe, tmp_path):
         lost.process.kill()
         assert other.end(60) == 75, other.output[-3000:]
         assert lost.end(lingering=30) == -signal.SIGKILL
-        assert "rank 0 or the launcher has ended" in other.output and "the same command resumes" in other.output
+        assert (
+            "rank 0 or the launcher has ended" in other.output
+            and "the same command resumes" in other.output
+        )
         assert "Traceback" not in other.output
 
 
-# Rank 0 may name a suspended process before the collective times out; continued in between, it would go on training.
+# Rank 0 may name a suspended process before the collective times out; continued in between, it
+# would go on training.
 @pytest.mark.parametrize(
     ("is_worker", "ends", "named"),
     [
@@ -110,8 +129,13 @@ def test_stop_without_torchrun(recipe):
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, 75)])
 def test_end_of_distributed(recipe, number, status):
     """`--distributed` as if with two GPUs: a signal to the command, and a killed process."""
-    start = "import sys; from speakernet.parallel.group import launch; sys.exit(launch(2, {}, sys.argv[1:]))"
-    with training_processes(recipe, command=[sys.executable, "-c", start.format(free_port()), "train"]) as started:
+    start = (
+        "import sys; from speakernet.parallel.group import launch; sys.exit(launch(2, {}, "
+        "sys.argv[1:]))"
+    )
+    with training_processes(
+        recipe, command=[sys.executable, "-c", start.format(free_port()), "train"]
+    ) as started:
         killed = started.ranks()[1]
         if number == signal.SIGKILL:
             killed.kill()
@@ -137,15 +161,25 @@ def test_stop_during_an_evaluation(tiny_corpus, tmp_path):
         os.link(tiny_corpus / name.split("/")[0] / f"utt{number % 3}.wav", corpus / name)
     pairs = zip(names, [*names[6:], *names[:6]], strict=True)
     others = itertools.pairwise(names)
-    lines = [f"1 {one} {other}\n" for one, other in pairs] + [f"0 {one} {other}\n" for one, other in others]
+    lines = [f"1 {one} {other}\n" for one, other in pairs] + [
+        f"0 {one} {other}\n" for one, other in others
+    ]
     (corpus / "trials.txt").write_text("".join(lines))
     run = tmp_path / "run"
-    changes = {"training": {"max_epochs": 5, "test_interval": 1}, "evaluation": {"eval_frames": 100, "num_crops": 10}}
+    changes = {
+        "training": {"max_epochs": 5, "test_interval": 1},
+        "evaluation": {"eval_frames": 100, "num_crops": 10},
+    }
     recipe = write_recipe(tmp_path / "run.yaml", corpus, run, changes)
-    with Started([*torchrun(), "trainSpeakerNet.py", "--config", str(recipe)], tmp_path / "output.txt") as started:
+    with Started(
+        [*torchrun(), "trainSpeakerNet.py", "--config", str(recipe)], tmp_path / "output.txt"
+    ) as started:
         started.until(lambda: "epoch 1: loss" in started.output, "the end of its first epoch")
         time.sleep(0.5)
         started.ranks()[1].send_signal(signal.SIGUSR1)
         assert started.end(20)
-        assert "stopped by SIGUSR1 after step 8" in started.output and "evaluation after epoch 1" not in started.output
+        assert (
+            "stopped by SIGUSR1 after step 8" in started.output
+            and "evaluation after epoch 1" not in started.output
+        )
     assert read_own_checkpoint(run / "last.pt")["training"]["state"]["awaits_evaluation"]

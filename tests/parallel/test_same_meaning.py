@@ -1,7 +1,8 @@
-"""Two processes give the results of one: weights, step figures, statistics, sharded heads, undone steps.
+"""Two processes give the results of one: weights, step figures, statistics, sharded heads, undone
+steps.
 
-They start once and do everything in float64: in float32, ReLUs near zero flip with the kernels that a processor chooses
-for a share of a batch, and weights differ by far more than rounding.
+They start once and do everything in float64: in float32, ReLUs near zero flip with the kernels that
+a processor chooses for a share of a batch, and weights differ by far more than rounding.
 """
 
 import contextlib
@@ -35,7 +36,9 @@ from tests.losses import sharded_heads
 from tests.parallel.several import in_several
 
 CPU = torch.device("cpu")
-CLASSES, STEPS, SAMPLES = 6, 5, 4800
+CLASSES = 6
+STEPS = 5
+SAMPLES = 4800
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +58,8 @@ class Case:
     poisoned: int = -1
     """The step whose first utterance has NaN."""
     has_own_norms: bool = False
-    """Whether each process normalises by its own share of the batch (`runtime.sync_batch_norm: off`)."""
+    """Whether each process normalises by its own share of the batch (`runtime.sync_batch_norm:
+    off`)."""
     has_no_whole: bool = False
     """Whether each process holds a shard of everything (`runtime.parallel: fsdp`)."""
     optimizer: str = "sgd"
@@ -74,18 +78,24 @@ CASES = {
     "uneven shares": Case("aamsoftmax", units=5),
     "accumulation of uneven shares": Case("amsoftmax", units=3, accumulation=2),
     "gradient cache": Case("angleproto", per_speaker=2, accumulation=2, gradient_cache=True),
-    "shared head": Case("aamsoftmax", (("sub_centers", 2), ("inter_top_k", 2)), is_sharded=True, units=5),
+    "shared head": Case(
+        "aamsoftmax", (("sub_centers", 2), ("inter_top_k", 2)), is_sharded=True, units=5
+    ),
     "shared head, accumulation": Case("amsoftmax", is_sharded=True, accumulation=2),
     "shared head of two losses, gradient cache": Case(
         "softmaxproto", per_speaker=2, accumulation=2, gradient_cache=True, is_sharded=True
     ),
     "only a shared head": Case("sphereface2", is_frozen=True, head_only=True, is_sharded=True),
-    "fsdp, accumulation of uneven shares": Case("aamsoftmax", units=3, accumulation=2, has_no_whole=True),
+    "fsdp, accumulation of uneven shares": Case(
+        "aamsoftmax", units=3, accumulation=2, has_no_whole=True
+    ),
     "fsdp, gradient cache, undone": Case(
         "triplet", per_speaker=2, accumulation=2, gradient_cache=True, has_no_whole=True, poisoned=1
     ),
     "fsdp, adamw": Case("amsoftmax", has_no_whole=True, optimizer="adamw"),
-    "fsdp, teacher, frozen layer": Case("aamsoftmax", has_no_whole=True, teacher_dim=4, freezes=True),
+    "fsdp, teacher, frozen layer": Case(
+        "aamsoftmax", has_no_whole=True, teacher_dim=4, freezes=True
+    ),
     "a step that is undone, shared head": Case("amsoftmax", poisoned=1, is_sharded=True),
 }
 
@@ -109,11 +119,14 @@ class Share:
 def batch_of(case: Case, number: int) -> Share:
     """This process's share of batch `number`."""
     generator = torch.Generator().manual_seed(100 + number)
-    labels = torch.randperm(CLASSES, generator=generator)[: case.units].repeat_interleave(case.per_speaker)
+    labels = torch.randperm(CLASSES, generator=generator)[: case.units].repeat_interleave(
+        case.per_speaker
+    )
     waveforms = 0.1 * torch.randn(len(labels), SAMPLES, generator=generator) * (1 + labels[:, None])
     if number == case.poisoned:
         waveforms[0, 0] = math.nan
-    rank, size = distributed.rank(), distributed.world_size()
+    rank = distributed.rank()
+    size = distributed.world_size()
     edges = [case.units * one // size * case.per_speaker for one in range(size + 1)]
     own = slice(edges[rank], edges[rank + 1])
     shares = tuple(int(one) for one in np.diff(edges))
@@ -166,13 +179,20 @@ def build(case: Case) -> tuple[nn.Module, nn.Module, TrainingStep]:
 def train(case: Case) -> dict[str, Any]:
     """The results of some steps."""
     net, loss, step = build(case)
-    rows, requests = [], []
+    rows = []
+    requests = []
     # Only the last process makes a request, after the third step.
-    step.ranks.requests = lambda: [len(rows) == 2 and distributed.rank() == distributed.world_size() - 1, False]
+    step.ranks.requests = lambda: [
+        len(rows) == 2 and distributed.rank() == distributed.world_size() - 1,
+        False,
+    ]
     step.ranks.begin_epoch()
     for number in range(STEPS):
         for part in range(case.accumulation):
-            step.add(batch_of(case, number * case.accumulation + part), is_last=part + 1 == case.accumulation)
+            step.add(
+                batch_of(case, number * case.accumulation + part),
+                is_last=part + 1 == case.accumulation,
+            )
         outcome = step.finish(0.05)
         if case.has_no_whole and number == 1 and distributed.is_distributed():
             # An evaluation between two steps, while statistics differ between processes.
@@ -183,12 +203,21 @@ def train(case: Case) -> dict[str, Any]:
             net.embedding.requires_grad_(not case.freezes)
             step.ranks.begin_epoch()
         requests.append(step.ranks.agreed)
-        rows.append([float(outcome.loss), float(outcome.accuracy), float(outcome.grad_norm), outcome.num_utterances])
+        rows.append(
+            [
+                float(outcome.loss),
+                float(outcome.accuracy),
+                float(outcome.grad_norm),
+                outcome.num_utterances,
+            ]
+        )
     states = net.state_dict(), loss.state_dict()
     if case.has_no_whole and distributed.rank():
         states = {}, {}
     return {
-        "net": {name: value for name, value in states[0].items() if isinstance(value, torch.Tensor)},
+        "net": {
+            name: value for name, value in states[0].items() if isinstance(value, torch.Tensor)
+        },
         "loss": {name: one for name, one in states[1].items() if one.is_floating_point()},
         "rows": rows,
         "requests": requests,
@@ -206,14 +235,17 @@ def gathered() -> tuple[list[int], list[float], float]:
 
 
 def normed(shape: Sequence[int], momentum: float | None, passes: int) -> list[torch.Tensor]:
-    """Output, input gradient, weight gradient and statistics of a batch norm over a share of random features."""
+    """Output, input gradient, weight gradient and statistics of a batch norm over a share of random
+    features.
+    """
     torch.manual_seed(4)
     kind = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d}[len(shape)]
     net = nn.Sequential(kind(shape[1], momentum=momentum))
     nn.init.uniform_(net[0].weight)
     if distributed.is_distributed():
         assert synchronize_norms(net, CPU) == 1 and synchronize_norms(net, CPU) == 0
-    rank, size = distributed.rank(), distributed.world_size()
+    rank = distributed.rank()
+    size = distributed.world_size()
     cut = shape[0] // 3
     own = slice(0, None) if size == 1 else (slice(0, cut) if rank == 0 else slice(cut, None))
     for number in range(passes):
@@ -233,9 +265,13 @@ def own_norms() -> list[list[torch.Tensor]]:
     step.ranks.begin_epoch()
     step.add(batch_of(CASES["amsoftmax"], 0))
     step.finish(0.05)
-    found = [[value.clone() for name, value in net.state_dict().items() if name.endswith("running_mean")]]
+    found = [
+        [value.clone() for name, value in net.state_dict().items() if name.endswith("running_mean")]
+    ]
     step.ranks.share_statistics()
-    found.append([value.clone() for name, value in net.state_dict().items() if name.endswith("running_mean")])
+    found.append(
+        [value.clone() for name, value in net.state_dict().items() if name.endswith("running_mean")]
+    )
     return [*found, [one.detach() for one in net.parameters()]]
 
 
@@ -265,7 +301,9 @@ NORMS = [((6, 4), 0.1, 1), ((6, 4, 7), None, 3), ((6, 4, 3, 5), 0.1, 2)]
 
 @contextlib.contextmanager
 def in_float64() -> Iterator[None]:
-    """Every network, loss and figure in float64, including casts to float32 in losses and front ends."""
+    """Every network, loss and figure in float64, including casts to float32 in losses and front
+    ends.
+    """
     torch.set_default_dtype(torch.float64)
     try:
         with mock.patch.object(torch.Tensor, "float", torch.Tensor.double):
@@ -282,7 +320,9 @@ def everything() -> dict[str, Any]:
         "gathered": None if is_alone else gathered(),
         "own norms": None if is_alone else own_norms(),
         "followed": None if is_alone else count_compilations(),
-        "heads": None if is_alone else [sharded_heads.compare(one, distributed.rank()) for one in sharded_heads.HEADS],
+        "heads": None
+        if is_alone
+        else [sharded_heads.compare(one, distributed.rank()) for one in sharded_heads.HEADS],
         "norms": [normed(*norm) for norm in NORMS],
     }
     with in_float64():
@@ -291,7 +331,8 @@ def everything() -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_two_processes_equal_one(tmp_path):
-    one, several = everything(), in_several(__file__, "everything", tmp_path)
+    one = everything()
+    several = in_several(__file__, "everything", tmp_path)
     _check_gathering(*(answer["gathered"] for answer in several))
     _check_own_norms(*(answer["own norms"] for answer in several))
     # The clock of rank 0 decides whether compiling pays.
@@ -304,14 +345,18 @@ def test_two_processes_equal_one(tmp_path):
         _check_training(name, one[name], [answer[name] for answer in several])
 
 
-def _check_gathering(first: tuple[list[int], list[float], float], second: tuple[list[int], list[float], float]) -> None:
+def _check_gathering(
+    first: tuple[list[int], list[float], float], second: tuple[list[int], list[float], float]
+) -> None:
     assert first[0] == second[0] == [0, 1, 2, 10, 11]
     # Twice the gradient, because it is averaged over two processes and is zero in the other.
     assert first[1] == [0.0, 4.0, 8.0] and second[1] == [40.0, 44.0]
 
 
 def _check_own_norms(first: list[list[torch.Tensor]], second: list[list[torch.Tensor]]) -> None:
-    assert not any(torch.equal(*pair) for pair in zip(first[0], second[0], strict=True)), "the shares differ"
+    assert not any(torch.equal(*pair) for pair in zip(first[0], second[0], strict=True)), (
+        "the shares differ"
+    )
     # The statistics of the first process are evaluated and saved.
     for shared in (first[1], second[1]):
         assert all(torch.equal(*pair) for pair in zip(shared, first[0], strict=True))
@@ -319,19 +364,28 @@ def _check_own_norms(first: list[list[torch.Tensor]], second: list[list[torch.Te
 
 
 def _check_heads(rank: int, found: list[dict[str, float]]) -> None:
-    """A shard of a head equals the whole one: loss, gradients, weights after steps, saving and loading."""
+    """A shard of a head equals the whole one: loss, gradients, weights after steps, saving and
+    loading.
+    """
     for options, differences in zip(sharded_heads.HEADS, found, strict=True):
-        rows, loaded = differences.pop("rows"), differences.pop("loaded")
+        rows = differences.pop("rows")
+        loaded = differences.pop("loaded")
         assert max(differences.values()) < 1e-5 and loaded == 1.0, (options, differences)
         whole, _ = sharded_heads.loss_and_net(options)
         all_rows = sum(len(one) for one in whole.parameters() if one.ndim)
         # Each process holds only its own speakers.
-        assert rows == all_rows * (5, 6)[rank] // sharded_heads.CLASSES and not sharded_names(whole), options
+        assert rows == all_rows * (5, 6)[rank] // sharded_heads.CLASSES and not sharded_names(
+            whole
+        ), options
 
 
-def _check_norms(whole: list[torch.Tensor], first: list[torch.Tensor], second: list[torch.Tensor]) -> None:
+def _check_norms(
+    whole: list[torch.Tensor], first: list[torch.Tensor], second: list[torch.Tensor]
+) -> None:
     for place in (0, 1):
-        torch.testing.assert_close(torch.cat([first[place], second[place]]), whole[place], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            torch.cat([first[place], second[place]]), whole[place], rtol=1e-4, atol=1e-4
+        )
     torch.testing.assert_close(first[2] + second[2], whole[2], rtol=1e-4, atol=1e-3)
     for place in (3, 4):
         torch.testing.assert_close(first[place], whole[place])
@@ -339,10 +393,13 @@ def _check_norms(whole: list[torch.Tensor], first: list[torch.Tensor], second: l
 
 
 def _check_training(name: str, one: dict[str, Any], several: list[dict[str, Any]]) -> None:
-    """Weights and figures equal to 1e-8, the same bits in both processes, and the weights have changed."""
+    """Weights and figures equal to 1e-8, the same bits in both processes, and the weights have
+    changed.
+    """
     with in_float64():
         fresh = build(CASES[name])[0].state_dict()
-    is_shared, has_whole = CASES[name].is_sharded, not CASES[name].has_no_whole
+    is_shared = CASES[name].is_sharded
+    has_whole = not CASES[name].has_no_whole
     for rank, answer in enumerate(several):
         # A sharded head is assembled in the first process.
         parts = ("net",) if is_shared else ("net", "loss")
@@ -350,12 +407,22 @@ def _check_training(name: str, one: dict[str, Any], several: list[dict[str, Any]
             assert answer[part].keys() == one[part].keys()
             for key, expected in one[part].items():
                 found = answer[part][key]
-                difference = (found.double() - expected.double()).abs().max() if found.numel() else torch.zeros(())
-                assert difference <= 1e-8 * max(1.0, float(expected.abs().max())), f"{name}: {part} {key} {difference}"
-        np.testing.assert_allclose(answer["rows"], one["rows"], rtol=1e-6, atol=1e-6, equal_nan=True, err_msg=name)
+                difference = (
+                    (found.double() - expected.double()).abs().max()
+                    if found.numel()
+                    else torch.zeros(())
+                )
+                assert difference <= 1e-8 * max(1.0, float(expected.abs().max())), (
+                    f"{name}: {part} {key} {difference}"
+                )
+        np.testing.assert_allclose(
+            answer["rows"], one["rows"], rtol=1e-6, atol=1e-6, equal_nan=True, err_msg=name
+        )
         # The last process made its request after the third step.
         assert answer["requests"] == [[number == 2, False] for number in range(STEPS)], name
     for part in () if not has_whole else ("net",) if is_shared else ("net", "loss"):
-        assert all(torch.equal(several[0][part][key], several[1][part][key]) for key in one[part]), name
+        assert all(
+            torch.equal(several[0][part][key], several[1][part][key]) for key in one[part]
+        ), name
     moved = {key for key, value in one["net"].items() if not torch.equal(value, fresh[key])}
     assert bool(moved) != CASES[name].head_only, name

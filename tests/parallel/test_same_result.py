@@ -1,4 +1,6 @@
-"""Two processes give the same bits however they are started, on any number of machines, and after kills."""
+"""Two processes give the same bits however they are started, on any number of machines, and after
+kills.
+"""
 
 import json
 import os
@@ -20,9 +22,20 @@ pytestmark = [
 ]
 SEED = 20260101
 SCORED = (
-    *("--evaluation.score_norm", "as", "--evaluation.cohort_size", "5", "--evaluation.subtract_mean", "true"),
-    *("--evaluation.slices", "[duration, snr]", "--evaluation.sweep", "[duration, telephone]"),
-    *("--evaluation.embedding", "both", "--evaluation.batch_size", "3"),
+    "--evaluation.score_norm",
+    "as",
+    "--evaluation.cohort_size",
+    "5",
+    "--evaluation.subtract_mean",
+    "true",
+    "--evaluation.slices",
+    "[duration, snr]",
+    "--evaluation.sweep",
+    "[duration, telephone]",
+    "--evaluation.embedding",
+    "both",
+    "--evaluation.batch_size",
+    "3",
 )
 
 
@@ -33,23 +46,43 @@ def kills(tiny_corpus, tmp_path_factory):
 
 
 def test_kills(kills):
-    """The same weights, moments, scores, figures, metrics and report after a kill (`make hostile`: 20)."""
+    """The same weights, moments, scores, figures, metrics and report after a kill (`make hostile`:
+    20).
+    """
     assert not kills.rounds(1, most_rounds=2)
 
 
 def test_two_nodes_after_a_kill(kills, tiny_corpus, tmp_path):
-    """A failure on one node restarts the processes of both, but torchrun's restart counts differ."""
+    """A failure on one node restarts the processes of both, but torchrun's restart counts
+    differ.
+    """
     recipe = recipe_of(tmp_path, tiny_corpus)
-    meet = ("--nnodes=2", "--rdzv_backend=c10d", f"--rdzv_endpoint=localhost:{free_port()}", "--local_addr=localhost")
-    command = [*torchrun(*meet, "--max-restarts=2", count=1), "trainSpeakerNet.py", "--config", str(recipe)]
+    meet = (
+        "--nnodes=2",
+        "--rdzv_backend=c10d",
+        f"--rdzv_endpoint=localhost:{free_port()}",
+        "--local_addr=localhost",
+    )
+    command = [
+        *torchrun(*meet, "--max-restarts=2", count=1),
+        "trainSpeakerNet.py",
+        "--config",
+        str(recipe),
+    ]
     command += ["--runtime.distributed_timeout_seconds", "30"]
-    with Started(command, tmp_path / "first.txt") as first, Started(command, tmp_path / "second.txt") as second:
+    with (
+        Started(command, tmp_path / "first.txt") as first,
+        Started(command, tmp_path / "second.txt") as second,
+    ):
         second.until(lambda: steps_of(tmp_path / "run") >= 3, "its third step")
         (killed,) = second.ranks().values()
         killed.kill()
         assert (first.end(), second.end()) == (0, 0), first.output[-2000:] + second.output[-2000:]
         assert "2 processes (1 on this machine), joined by gloo" in first.output + second.output
-        assert f"(pid: {killed.pid})" in second.output and "resumed from" in first.output + second.output
+        assert (
+            f"(pid: {killed.pid})" in second.output
+            and "resumed from" in first.output + second.output
+        )
     assert not differences(outcome_of(tmp_path / "run"), kills.expected)
 
 
@@ -63,7 +96,13 @@ def test_scoring(kills, tiny_corpus, tmp_path):
         (folder / "run").mkdir()
         # A separate copy, because scoring stores its embeddings there.
         shutil.copy(kills.folder / "straight" / "run" / "best.pt", folder / "run" / "best.pt")
-        arguments = ["--config", str(recipe), *SCORED, "--data.test_lists", f"{{E: {tmp_path / 'fewer.txt'}}}"]
+        arguments = [
+            "--config",
+            str(recipe),
+            *SCORED,
+            "--data.test_lists",
+            f"{{E: {tmp_path / 'fewer.txt'}}}",
+        ]
         if name == "one":
             assert main(["evaluate", *arguments]) == 0
         else:
@@ -74,7 +113,9 @@ def test_scoring(kills, tiny_corpus, tmp_path):
         results = json.loads((written / "results.json").read_text())
         assert results["sweep"] and results["slices"] and results["backend"]["score_norm"] == "as"
         same = {key: value for key, value in results.items() if key not in VOLATILE}
-        found.append([(one / "scores.txt").read_text() for one in (written, written.with_name("E"))] + [same])
+        found.append(
+            [(one / "scores.txt").read_text() for one in (written, written.with_name("E"))] + [same]
+        )
     assert found[0] == found[1]
 
 
@@ -83,11 +124,24 @@ def test_shares_of_embedding(kills, tiny_corpus, tmp_path):
     # More than are embedded and stored at once.
     for number in range(150):
         (tmp_path / "voices").mkdir(exist_ok=True)
-        os.link(tiny_corpus / f"spk{number % 14:02d}" / "utt0.wav", tmp_path / "voices" / f"{number}.wav")
-    arguments = ["embed", str(tmp_path / "voices"), "--model", str(model), "--device", "cpu", "--out"]
+        os.link(
+            tiny_corpus / f"spk{number % 14:02d}" / "utt0.wav",
+            tmp_path / "voices" / f"{number}.wav",
+        )
+    arguments = [
+        "embed",
+        str(tmp_path / "voices"),
+        "--model",
+        str(model),
+        "--device",
+        "cpu",
+        "--out",
+    ]
     assert main([*arguments, str(tmp_path / "one.npz")]) == 0
     command = [sys.executable, "-m", "speakernet", *arguments, str(tmp_path / "two.npz")]
     port = free_port()
-    processes = [subprocess.Popen(command, env=ranks_environment(rank, 2, port)) for rank in range(2)]
+    processes = [
+        subprocess.Popen(command, env=ranks_environment(rank, 2, port)) for rank in range(2)
+    ]
     assert [process.wait(100) for process in processes] == [0, 0]
     assert (tmp_path / "two.npz").read_bytes() == (tmp_path / "one.npz").read_bytes()

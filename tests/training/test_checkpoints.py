@@ -1,4 +1,6 @@
-"""Checkpoints on disk and in a mirror: complete or absent after a kill, with a full disk, or with damage."""
+"""Checkpoints on disk and in a mirror: complete or absent after a kill, with a full disk, or with
+damage.
+"""
 
 import contextlib
 import errno
@@ -17,7 +19,16 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from speakernet import checkpoint, files
 from speakernet.checkpoint import CheckpointError, read_own_checkpoint, write_checkpoint
-from speakernet.run_folder import BEST, CHECKPOINTS, LARGE_MARGIN_FOLDER, LAST, LOG, METRICS, PREVIOUS, RESULTS
+from speakernet.run_folder import (
+    BEST,
+    CHECKPOINTS,
+    LARGE_MARGIN_FOLDER,
+    LAST,
+    LOG,
+    METRICS,
+    PREVIOUS,
+    RESULTS,
+)
 from speakernet.training import checkpoints, mirror
 from speakernet.training.checkpoints import CheckpointStore, average_weights, to_cpu
 from speakernet.training.mirror import RemoteError, fetch_run, mirrored
@@ -49,7 +60,11 @@ def test_saved_values(tmp_path):
     base = torch.arange(4.0)
     copied = to_cpu({"view": base[1:3], "list": [base], "plain": 3})
     base.zero_()
-    assert copied["view"].tolist() == [1.0, 2.0] and copied["list"][0][3] == 3.0 and copied["plain"] == 3
+    assert (
+        copied["view"].tolist() == [1.0, 2.0]
+        and copied["list"][0][3] == 3.0
+        and copied["plain"] == 3
+    )
 
 
 @pytest.mark.parametrize("compress", [False, True])
@@ -74,7 +89,9 @@ def test_full_disk(tmp_path, monkeypatch, caplog):
     with pytest.raises(OSError, match="No space left"):
         store.close()
     assert caplog.text.count("could not write") == 1
-    assert value_of(store.last_path) == 1.0 and [path.name for path in tmp_path.iterdir()] == ["last.pt"]
+    assert value_of(store.last_path) == 1.0 and [path.name for path in tmp_path.iterdir()] == [
+        "last.pt"
+    ]
     monkeypatch.undo()
     store.save(store.last_path, contents(4.0))
     store.close()
@@ -89,7 +106,8 @@ class AtOnce:
     """A thread that runs synchronously when started."""
 
     def __init__(self, target, args, name):
-        self._target, self._arguments = target, args
+        self._target = target
+        self._arguments = args
 
     def start(self):
         self._target(*self._arguments)
@@ -98,7 +116,13 @@ class AtOnce:
         """Nothing to do."""
 
 
-CALLS = [(os, "fsync"), (Path, "hardlink_to"), (Path, "replace"), (Path, "unlink"), (checkpoint.torch, "save")]
+CALLS = [
+    (os, "fsync"),
+    (Path, "hardlink_to"),
+    (Path, "replace"),
+    (Path, "unlink"),
+    (checkpoint.torch, "save"),
+]
 
 
 @pytest.mark.parametrize("has_links", [True, False])
@@ -124,7 +148,9 @@ def test_kill_at_any_moment(tmp_path, monkeypatch, has_links):
         if left[0] >= 0:
             break
         moments += 1
-    assert moments >= 4 and value_of(store.last_path) == 3.0 and value_of(store.previous_path) == 2.0
+    assert (
+        moments >= 4 and value_of(store.last_path) == 3.0 and value_of(store.previous_path) == 2.0
+    )
 
 
 def _dying(call, left, *, fails):
@@ -168,7 +194,10 @@ def test_damaged_last(tmp_path, caplog):
     cut(tmp_path / "last.pt")
     damaged = (tmp_path / "last.pt").read_bytes()
     assert trained(tmp_path, seed=99).state.step == 3 * 7
-    assert "last.previous.pt" in caplog.text and (tmp_path / "last.pt.damaged-1").read_bytes() == damaged
+    assert (
+        "last.previous.pt" in caplog.text
+        and (tmp_path / "last.pt.damaged-1").read_bytes() == damaged
+    )
 
 
 def test_both_damaged(tmp_path):
@@ -198,7 +227,9 @@ HOSTILE: dict[str, Callable[[dict], Any]] = {
     "no state": lambda training: training.pop("state"),
     "net of nothing": lambda training: training.update(net=None),
     "optimizer of a list": lambda training: training.update(optimizer=[1, 2]),
-    "short random state": lambda training: training["random"].update(torch=torch.zeros(3, dtype=torch.uint8)),
+    "short random state": lambda training: training["random"].update(
+        torch=torch.zeros(3, dtype=torch.uint8)
+    ),
     "average of text": lambda training: training.update(average="mean"),
 }
 
@@ -222,9 +253,13 @@ def test_epoch_of_bad_steps(tmp_path):
 
 
 def test_mean_of_checkpoints_against_a_loop():
-    states = [{"w": torch.full((2,), float(value)), "count": torch.tensor(value)} for value in (1, 2, 6)]
+    states = [
+        {"w": torch.full((2,), float(value)), "count": torch.tensor(value)} for value in (1, 2, 6)
+    ]
     mean = average_weights(iter(states))
-    assert mean["w"].tolist() == [3.0, 3.0] and mean["w"].dtype == torch.float32 and mean["count"] == 6
+    assert (
+        mean["w"].tolist() == [3.0, 3.0] and mean["w"].dtype == torch.float32 and mean["count"] == 6
+    )
     for bad in ([{"a": torch.zeros(1)}, {"b": torch.zeros(1)}], []):
         with pytest.raises(ValueError, match=r"checkpoint"):
             average_weights(bad)
@@ -237,7 +272,15 @@ def _soon(monkeypatch):
 
 
 def fill(folder, word="one"):
-    for name in (LAST, BEST, LOG, METRICS, RESULTS, f"{LARGE_MARGIN_FOLDER}/{LAST}", "embeddings/a.npz"):
+    for name in (
+        LAST,
+        BEST,
+        LOG,
+        METRICS,
+        RESULTS,
+        f"{LARGE_MARGIN_FOLDER}/{LAST}",
+        "embeddings/a.npz",
+    ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(f"{word} {name}")
 
@@ -253,12 +296,15 @@ def wait_until(is_so):
 @pytest.mark.parametrize("kind", ["folder", "memory"])
 def test_fresh_folder(tmp_path, kind):
     address = str(tmp_path / "there") if kind == "folder" else f"memory://{tmp_path.name}/there"
-    run, fresh = tmp_path / "run", tmp_path / "fresh"
+    run = tmp_path / "run"
+    fresh = tmp_path / "fresh"
     fill(run)
     with mirrored(address, run, with_epochs=False):
         pass
     assert fetch_run(address, fresh)
-    found = sorted(path.relative_to(fresh).as_posix() for path in fresh.rglob("*") if path.is_file())
+    found = sorted(
+        path.relative_to(fresh).as_posix() for path in fresh.rglob("*") if path.is_file()
+    )
     assert found == sorted([LAST, BEST, LOG, METRICS, RESULTS, f"{LARGE_MARGIN_FOLDER}/{LAST}"])
     assert all((fresh / name).read_text() == f"one {name}" for name in found)
     (fresh / LAST).write_text("its own")
@@ -267,7 +313,8 @@ def test_fresh_folder(tmp_path, kind):
 
 
 def test_changes_are_copied(tmp_path):
-    run, there = tmp_path / "run", tmp_path / "there"
+    run = tmp_path / "run"
+    there = tmp_path / "there"
     fill(run)
     epoch = run / CHECKPOINTS / "epoch_0001.pt"
     epoch.parent.mkdir()
@@ -291,11 +338,16 @@ def test_copy_cut_off_between_two_names(tmp_path):
     (there / f"{LAST}.sha256").write_text("0 0")
     assert fetch_run(str(there), tmp_path / "fresh")
     assert (tmp_path / "fresh" / LAST).read_text() == f"one {LAST}"
-    assert not [path for path in (tmp_path / "fresh").iterdir() if path.suffix in (".tmp", ".sha256")]
+    assert not [
+        path for path in (tmp_path / "fresh").iterdir() if path.suffix in (".tmp", ".sha256")
+    ]
 
 
 def test_failing_folder(tmp_path, monkeypatch, caplog):
-    run, tries, is_failing, put = tmp_path / "run", [], [True], LocalFileSystem.put_file
+    run = tmp_path / "run"
+    tries = []
+    is_failing = [True]
+    put = LocalFileSystem.put_file
 
     def put_or_fail(system, *paths, **options):
         tries.append(paths)
@@ -313,7 +365,8 @@ def test_failing_folder(tmp_path, monkeypatch, caplog):
 
 
 def test_hanging_folder(tmp_path, monkeypatch, caplog):
-    let_go, entered = threading.Event(), threading.Event()
+    let_go = threading.Event()
+    entered = threading.Event()
 
     def hang(*_arguments, **_options):
         entered.set()
@@ -325,7 +378,9 @@ def test_hanging_folder(tmp_path, monkeypatch, caplog):
     fill(tmp_path / "run")
     with mirrored(str(tmp_path / "there"), tmp_path / "run", with_epochs=False):
         assert entered.wait(30)
-    assert [one.levelno for one in caplog.records] == [logging.WARNING] and "best.pt, last.pt" in caplog.text
+    assert [one.levelno for one in caplog.records] == [
+        logging.WARNING
+    ] and "best.pt, last.pt" in caplog.text
     let_go.set()
 
 
@@ -341,14 +396,21 @@ def test_unreadable_mirror(tmp_path, monkeypatch):
 def test_names_outside_the_run_folder(tmp_path, monkeypatch):
     root = f"/{tmp_path.name}/there"
     monkeypatch.setattr(MemoryFileSystem, "exists", lambda system, path: True)
-    monkeypatch.setattr(MemoryFileSystem, "find", lambda system, path: [f"{root}/{LAST}", f"{root}/../../evil.txt"])
+    monkeypatch.setattr(
+        MemoryFileSystem, "find", lambda system, path: [f"{root}/{LAST}", f"{root}/../../evil.txt"]
+    )
     with pytest.raises(RemoteError, match="evil"):
         fetch_run(f"memory:/{root}", tmp_path / "a" / "b" / "fresh")
-    assert not list(tmp_path.rglob("evil.txt")) and not (tmp_path / "a" / "b" / "fresh" / LAST).exists()
+    assert (
+        not list(tmp_path.rglob("evil.txt"))
+        and not (tmp_path / "a" / "b" / "fresh" / LAST).exists()
+    )
 
 
 def test_resuming_on_another_machine(tmp_path):
-    """After two of four epochs, with a final average of the last three: the same bits as an uninterrupted run."""
+    """After two of four epochs, with a final average of the last three: the same bits as an
+    uninterrupted run.
+    """
     how = {"average_checkpoints": 3, "ema_decay": 0.9}
     straight = trained(tmp_path / "straight", max_epochs=4, **how)
     there = str(tmp_path / "there")
@@ -363,6 +425,9 @@ def test_resuming_on_another_machine(tmp_path):
 @pytest.mark.parametrize("address", ["{0}/../{1}", "file://{0}", "{0}/", "nonsense://run"])
 def test_unusable_addresses(tmp_path, address):
     fill(tmp_path)
-    with pytest.raises(RemoteError), mirrored(address.format(tmp_path, tmp_path.name), tmp_path, with_epochs=False):
+    with (
+        pytest.raises(RemoteError),
+        mirrored(address.format(tmp_path, tmp_path.name), tmp_path, with_epochs=False),
+    ):
         pass
     assert (tmp_path / METRICS).read_text() == f"one {METRICS}"

@@ -1,4 +1,6 @@
-"""Speed and memory of training: checkpointed blocks, the decision to compile, threads beside other work."""
+"""Speed and memory of training: checkpointed blocks, the decision to compile, threads beside other
+work.
+"""
 
 import pytest
 import torch
@@ -25,7 +27,9 @@ class Block(nn.Module):
 class Net(nn.Module):
     def __init__(self, dropout=0.0):
         super().__init__()
-        self.stages = nn.Sequential(*(nn.Sequential(Block(dropout), Block(dropout)) for _ in range(2)))
+        self.stages = nn.Sequential(
+            *(nn.Sequential(Block(dropout), Block(dropout)) for _ in range(2))
+        )
         self.last = nn.Linear(3, 2)
 
     def forward(self, hidden):
@@ -42,7 +46,9 @@ def run(net):
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_checkpointing(dropout):
-    """Outputs, gradients and batch-norm statistics (updated once, not twice) equal those of the plain network."""
+    """Outputs, gradients and batch-norm statistics (updated once, not twice) equal those of the
+    plain network.
+    """
     torch.manual_seed(0)
     plain = Net(dropout)
     saving = Net(dropout)
@@ -83,7 +89,10 @@ def test_auto_compiles_if_it_pays(extra):
     """With steps of one second and one layer."""
     net = Recorder()
     compiler = compiler_of(net)
-    steps_left = int(compiling.REQUIRED_GAIN * compiling.SECONDS_PER_LAYER / compiling.ASSUMED_SAVING["cpu"]) + extra
+    steps_left = (
+        int(compiling.REQUIRED_GAIN * compiling.SECONDS_PER_LAYER / compiling.ASSUMED_SAVING["cpu"])
+        + extra
+    )
     for _ in range(compiling.OBSERVED_STEPS):
         compiler.consider(1.0, steps_left)
     assert len(net.compiled_with) == int(extra > 0) and compiler.is_observing is (extra > 0)
@@ -95,7 +104,11 @@ def test_auto_reverts(compiled_seconds, is_kept):
     compiler = compiler_of(net)
     for _ in range(2 * compiling.OBSERVED_STEPS):
         compiler.consider(compiled_seconds if compiler.is_compiled else 1.0, 10**6)
-    assert len(net.compiled_with) == 1 and compiler.is_compiled is is_kept and not compiler.is_observing
+    assert (
+        len(net.compiled_with) == 1
+        and compiler.is_compiled is is_kept
+        and not compiler.is_observing
+    )
 
 
 def test_checkpointed_blocks_are_compiled(monkeypatch):
@@ -138,20 +151,29 @@ def test_failed_compilation(tmp_path, monkeypatch):
     compiles = RuntimeOptions(compile="on", compile_scope="whole")
     trainer = trained(tmp_path / "run", max_epochs=1, compiles=compiles)
     assert failures
-    for one, other in zip(straight.net.state_dict().values(), trainer.net.state_dict().values(), strict=True):
+    for one, other in zip(
+        straight.net.state_dict().values(), trainer.net.state_dict().values(), strict=True
+    ):
         assert torch.equal(one, other)
 
 
 def test_memory_of_training():
     net = nn.Sequential(nn.Linear(100, 40), nn.Dropout(0.5), nn.Linear(40, 8))
-    before, random_state = [one.clone() for one in net.parameters()], torch.get_rng_state()
+    before = [one.clone() for one in net.parameters()]
+    random_state = torch.get_rng_state()
     weights = 16 * (100 * 40 + 40 + 40 * 8 + 8)
     # Inputs of both layers (a value each) and the mask of the dropout (a byte each).
     for batch_size in (1, 64):
         taken = training_bytes(net, 100, batch_size, torch.float32) - weights
-        assert 1.25 * batch_size * 4 * (100 + 40) <= taken <= 1.25 * batch_size * (4 * (100 + 40) + 4 * 40)
+        assert (
+            1.25 * batch_size * 4 * (100 + 40)
+            <= taken
+            <= 1.25 * batch_size * (4 * (100 + 40) + 4 * 40)
+        )
     assert all(torch.equal(*pair) for pair in zip(net.parameters(), before, strict=True))
-    assert torch.equal(torch.get_rng_state(), random_state) and all(one.grad is None for one in net.parameters())
+    assert torch.equal(torch.get_rng_state(), random_state) and all(
+        one.grad is None for one in net.parameters()
+    )
 
 
 BUSY = 0.3
@@ -175,7 +197,9 @@ def test_decisions_from_numbers(now, most, before, expected):
 
 
 class Run:
-    """Steps whose speed depends on the number of threads: (utterances per second, share of time training ran)."""
+    """Steps whose speed depends on the number of threads: (utterances per second, share of time
+    training ran).
+    """
 
     def __init__(self, threads, speeds, adapts=True):
         self.speeds = speeds

@@ -1,6 +1,8 @@
-"""A training step reads nothing back from the device and makes no blocking copies; checked without a GPU.
+"""A training step reads nothing back from the device and makes no blocking copies; checked without
+a GPU.
 
-The device is torch's `meta`: its tensors have shapes but no values, and reading a value is an error.
+The device is torch's `meta`: its tensors have shapes but no values, and reading a value is an
+error.
 """
 
 import contextlib
@@ -34,13 +36,20 @@ class Crossings(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.asked, self.waited, self.sent, self.made = 0, 0, 0, 0
+        self.asked = 0
+        self.waited = 0
+        self.sent = 0
+        self.made = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         self.asked += func._overloadpacket is torch.ops.aten._local_scalar_dense
         made = func(*args, **kwargs)
-        given = [one.device.type for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor) and one.ndim]
+        given = [
+            one.device.type
+            for one in tree_leaves((args, kwargs))
+            if isinstance(one, torch.Tensor) and one.ndim
+        ]
         # A tensor made from Python numbers; on another device, its copy is below what a mode sees.
         self.made += func._overloadpacket is torch.ops.aten.lift_fresh
         if isinstance(made, torch.Tensor) and {made.device.type, *given} == {"cpu", "meta"}:
@@ -66,7 +75,9 @@ def on_device(module, device):
             for name, one in kind.items():
                 if one is not None:
                     made = torch.zeros(one.shape, dtype=one.dtype, device=device)
-                    kind[name] = nn.Parameter(made, one.requires_grad) if kind is owner._parameters else made
+                    kind[name] = (
+                        nn.Parameter(made, one.requires_grad) if kind is owner._parameters else made
+                    )
     return module
 
 
@@ -82,7 +93,8 @@ def step_of(net, loss, per_speaker, device):
         gradient_cache=False,
     )
     # As with a fused optimizer on a GPU, whose kernel does not exist for this device.
-    step._skips_on_device, optimizer.step = True, lambda: None
+    step._skips_on_device = True
+    optimizer.step = lambda: None
     return step
 
 
@@ -97,7 +109,9 @@ def step_of(net, loss, per_speaker, device):
     ],
 )
 def test_training_step(monkeypatch, loss, front_end, copies, made, device):
-    """The only copies are small and queued: keys of dither, two masks, the triplets' draws, a teacher's embeddings."""
+    """The only copies are small and queued: keys of dither, two masks, the triplets' draws, a
+    teacher's embeddings.
+    """
     loss, _, teacher = loss.partition(" with ")
     per_speaker = LOSSES[loss].options().min_utterances
     labels = torch.arange(3).repeat_interleave(per_speaker)
@@ -109,7 +123,9 @@ def test_training_step(monkeypatch, loss, front_end, copies, made, device):
         front_end="fbank",
         front_end_options=front_end,
     )
-    head = create(LOSSES[loss], options_of(LOSSES, loss, {}, "loss"), embedding_dim=8, num_classes=6, seed=5)
+    head = create(
+        LOSSES[loss], options_of(LOSSES, loss, {}, "loss"), embedding_dim=8, num_classes=6, seed=5
+    )
     if teacher:
         head.teacher = Teacher(LossOptions(), 8, torch.randn(len(labels), 4), num_speakers=6)
     # Autocast does not support this device, and has no effect without mixed precision.
@@ -120,7 +136,9 @@ def test_training_step(monkeypatch, loss, front_end, copies, made, device):
     with Crossings() as seen:
         step.add(batch)
         step.finish(0.05)
-    assert (seen.asked, seen.waited, seen.made) == (0, 0, made) and seen.sent == (copies if device is DEVICE else 0)
+    assert (seen.asked, seen.waited, seen.made) == (0, 0, made) and seen.sent == (
+        copies if device is DEVICE else 0
+    )
 
 
 @pytest.mark.parametrize("wishes", [(False, False), (True, False)])
@@ -137,7 +155,9 @@ def test_requests_of_ranks(wishes):
 
 
 def test_evaluation_pins_memory(tiny_corpus, monkeypatch):
-    locked, sent, move = [], [], torch.Tensor.to
+    locked = []
+    sent = []
+    move = torch.Tensor.to
 
     def moved(tensor, *given, **options):
         there = move(tensor, *given, **options)
@@ -146,7 +166,8 @@ def test_evaluation_pins_memory(tiny_corpus, monkeypatch):
         return there
 
     class Net:
-        sample_rate, min_samples = 16_000, 400
+        sample_rate = 16_000
+        min_samples = 400
 
         def embed(self, waveforms, num_samples, *, sample_rate):
             assert waveforms.device == DEVICE
@@ -156,8 +177,14 @@ def test_evaluation_pins_memory(tiny_corpus, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: locked.append(tensor) or tensor)
     monkeypatch.setattr(torch.Tensor, "to", moved)
     source = open_source(tiny_corpus, keep_lookup=False)
-    names = [path.relative_to(tiny_corpus).as_posix() for path in sorted(tiny_corpus.rglob("*.wav"))]
+    names = [
+        path.relative_to(tiny_corpus).as_posix() for path in sorted(tiny_corpus.rglob("*.wav"))
+    ]
     options = EvaluationOptions(embedding="whole", batch_size=2)
-    assert embed_utterances(Net(), source, names, options, device=DEVICE).shape == (len(names), 1, 4)
+    assert embed_utterances(Net(), source, names, options, device=DEVICE).shape == (
+        len(names),
+        1,
+        4,
+    )
     assert len(sent) == len(locked) > 1
     assert all(one is own and is_free for (one, is_free), own in zip(sent, locked, strict=True))

@@ -13,10 +13,20 @@ from speakernet import terminal
 from speakernet.evaluation.plots import new_figure, save_figure
 from speakernet.training.options import RuntimeOptions
 from speakernet.training.profiler import StepProfiler, peak_tensor_bytes
-from speakernet.training.progress import LoadingFacts, PerformanceTracker, Progress, data_wait_advice
+from speakernet.training.progress import (
+    LoadingFacts,
+    PerformanceTracker,
+    Progress,
+    data_wait_advice,
+)
 from speakernet.training.trackers import TEST_FIGURES, Trackers
 
-VALUES = {"loss": 2.5, "utterances_per_second": 200.0, "data_wait_share": 0.05, "run_time_left": "0:12:31"}
+VALUES = {
+    "loss": 2.5,
+    "utterances_per_second": 200.0,
+    "data_wait_share": 0.05,
+    "run_time_left": "0:12:31",
+}
 
 
 @pytest.fixture()
@@ -43,7 +53,9 @@ def test_bar(shown, caplog, tmp_path):
     shown.close()
     shown.advance(1)
     assert caplog.messages[-1] == expected
-    assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2]
+    assert [
+        json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
+    ] == [1, 2]
 
 
 def test_records_after_the_last_checkpoint(tmp_path):
@@ -76,7 +88,10 @@ def test_rates_and_shares():
     assert summary["data_wait_share"] == pytest.approx(0.6 / 3)
     assert summary["overhead_share"] == pytest.approx((3 - 0.6 - 1.2 - 0.2) / 3)
     assert summary["accumulation_share"] == 0.75 and summary["gpu_utilisation_percent"] == 87.0
-    assert tracker.take_window()["utterances_per_second"] == pytest.approx(96) and tracker.take_window() == {}
+    assert (
+        tracker.take_window()["utterances_per_second"] == pytest.approx(96)
+        and tracker.take_window() == {}
+    )
     tracker.update(1.0, 30, {})
     assert tracker.take_window()["utterances_per_second"] == 30.0
     assert tracker.take_epoch()["utterances_per_second"] == pytest.approx((4 * 64 + 62) / 4)
@@ -101,23 +116,36 @@ def test_advice(facts, words):
     assert data_wait_advice(0.1, facts) == ""
 
 
-CONFIGURATION = {"data": {"batch_size": 64, "speed_factors": [1.0]}, "model": {"options": {"channels": 16}}}
+CONFIGURATION = {
+    "data": {"batch_size": 64, "speed_factors": [1.0]},
+    "model": {"options": {"channels": 16}},
+}
 
 
 def evaluation(eer):
     costs = {"min_dcf": {"0.01": eer / 10, "0.05": 0.2}, "min_dcf_interval": {"0.01": [0.1, 0.9]}}
-    return {"eer_percent": eer, "eer_interval_percent": [eer - 1, eer + 1], **costs, "num_trials": 100, "note": ""}
+    return {
+        "eer_percent": eer,
+        "eer_interval_percent": [eer - 1, eer + 1],
+        **costs,
+        "num_trials": 100,
+        "note": "",
+    }
 
 
 @pytest.fixture(autouse=True)
 def _ordered_event_files(monkeypatch):
-    """Event files created in the same second are ordered by their suffix as text, so .10 precedes .9."""
+    """Event files created in the same second are ordered by their suffix as text, so .10 precedes
+    .9.
+    """
     monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(100))
 
 
 def train(folder, first, last):
     """Steps first..last with an evaluation after each tenth."""
-    progress = Progress(folder, show_bar=False, trackers=["tensorboard"], configuration=CONFIGURATION)
+    progress = Progress(
+        folder, show_bar=False, trackers=["tensorboard"], configuration=CONFIGURATION
+    )
     progress.open(first - 1)
     for step in range(first, last + 1):
         values = {"loss": 1 / step, "margin": 0.2, "learning_rate": 0.1 if step < 15 else 0.01}
@@ -143,7 +171,10 @@ def test_curves_of_costs_and_intervals(tmp_path):
     tags = set(found.Tags()["scalars"])
     assert points(found, "evaluation/eer_percent") == [(10, 3.0), (20, 1.5)]
     assert points(found, "evaluation/eer_interval_percent/low") == [(10, 2.0), (20, 0.5)]
-    assert points(found, "evaluation/min_dcf/0.01") == [(10, pytest.approx(0.3)), (20, pytest.approx(0.15))]
+    assert points(found, "evaluation/min_dcf/0.01") == [
+        (10, pytest.approx(0.3)),
+        (20, pytest.approx(0.15)),
+    ]
     assert {"evaluation/min_dcf/0.05", "evaluation/min_dcf_interval/0.01/high"} <= tags
     assert len(points(found, "step/loss")) == 20
 
@@ -171,10 +202,15 @@ def test_final_evaluation(tmp_path):
     assert points(found, "test/performance/utterances_per_second") == [(10, 200.0)]
     assert "test/num_trials" not in found.Tags()["scalars"]
     (image,) = found.Images("test/det")
-    assert image.encoded_image_string == (tmp_path / "plots" / "det.png").read_bytes() and image.width > image.height
+    assert (
+        image.encoded_image_string == (tmp_path / "plots" / "det.png").read_bytes()
+        and image.width > image.height
+    )
 
 
-@pytest.mark.parametrize(("num_steps", "expected"), [(5, "trace of 2 steps"), (3, "trace of 1 steps"), (2, "nothing")])
+@pytest.mark.parametrize(
+    ("num_steps", "expected"), [(5, "trace of 2 steps"), (3, "trace of 1 steps"), (2, "nothing")]
+)
 def test_profile(tmp_path, caplog, num_steps, expected):
     caplog.set_level(logging.INFO)
     profiler = StepProfiler(RuntimeOptions(profile_steps=2), tmp_path, torch.device("cpu"))
@@ -189,7 +225,9 @@ def test_profile(tmp_path, caplog, num_steps, expected):
     assert expected in caplog.text
     if num_steps > 2:
         assert json.loads((tmp_path / "steps.pt.trace.json").read_text())["traceEvents"]
-        assert "addmm" in caplog.text and "data 0%" in caplog.text and "backward 0%" not in caplog.text
+        assert (
+            "addmm" in caplog.text and "data 0%" in caplog.text and "backward 0%" not in caplog.text
+        )
 
 
 def test_peak_of_tensors():

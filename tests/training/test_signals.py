@@ -12,9 +12,17 @@ import pytest
 from speakernet.training import progress
 from speakernet.training.progress import Interrupted, StopRequest
 from tests.tiny_recipe import MANY_STEPS, write_recipe
-from tests.training.training_fakes import FakeLoader, assert_same_bits, make_trainer, step_of, trained
+from tests.training.training_fakes import (
+    FakeLoader,
+    assert_same_bits,
+    make_trainer,
+    step_of,
+    trained,
+)
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "killpg"), reason="no process groups on this platform")
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "killpg"), reason="no process groups on this platform"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -28,14 +36,18 @@ def _default_hangup():
 @pytest.fixture()
 def recipe(tiny_corpus, tmp_path):
     paths = (tmp_path / "run.yaml", tiny_corpus, tmp_path / "run")
-    return write_recipe(*paths, MANY_STEPS, {"data": {"num_workers": 2}, "training": {"save_minutes": 0}})
+    return write_recipe(
+        *paths, MANY_STEPS, {"data": {"num_workers": 2}, "training": {"save_minutes": 0}}
+    )
 
 
 @pytest.fixture()
 def running(recipe, repository):
     """A run in its own process group, during its steps."""
     command = [sys.executable, str(repository / "trainSpeakerNet.py"), "--config", str(recipe)]
-    process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True, cwd=repository)
+    process = subprocess.Popen(
+        command, start_new_session=True, stderr=subprocess.PIPE, text=True, cwd=repository
+    )
     metrics = recipe.parent / "run" / "metrics.jsonl"
     deadline = time.monotonic() + 120
     while not metrics.exists() or '"step": 3,' not in metrics.read_text():
@@ -89,7 +101,11 @@ def test_failing_loader(tmp_path):
 
 @pytest.mark.parametrize(
     ("sent", "status"),
-    [([signal.SIGTERM], 143), ([signal.SIGHUP, signal.SIGHUP], 129), ([signal.SIGTERM, signal.SIGHUP], 143)],
+    [
+        ([signal.SIGTERM], 143),
+        ([signal.SIGHUP, signal.SIGHUP], 129),
+        ([signal.SIGTERM, signal.SIGHUP], 143),
+    ],
 )
 def test_signal_during_an_evaluation(tmp_path, sent, status):
     def validate():
@@ -106,7 +122,9 @@ def test_signal_during_an_evaluation(tmp_path, sent, status):
 def test_nohup(tmp_path):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        trainer = make_trainer(tmp_path, max_epochs=1, validate=lambda: os.kill(os.getpid(), signal.SIGHUP) or EER)
+        trainer = make_trainer(
+            tmp_path, max_epochs=1, validate=lambda: os.kill(os.getpid(), signal.SIGHUP) or EER
+        )
         assert trainer.train()["epochs"] == 1
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -118,6 +136,8 @@ EER = {"eer_percent": 9.0}
 def test_signal_during_a_collective(monkeypatch):
     stop = StopRequest()
     monkeypatch.setattr(progress.distributed, "world_size", lambda: 2)
-    monkeypatch.setattr(progress, "requested", lambda _name: stop._remember(signal.SIGTERM, None) or 0)
+    monkeypatch.setattr(
+        progress, "requested", lambda _name: stop._remember(signal.SIGTERM, None) or 0
+    )
     stop.is_requested()
     assert stop.number == signal.SIGTERM and stop.is_requested()

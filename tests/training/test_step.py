@@ -8,15 +8,29 @@ import pytest
 import torch
 from torch import nn
 
-from speakernet.training.optimizers import WeightAverage, create_optimizer, parameter_groups, should_fuse
-from speakernet.training.options import OPTIMIZERS, AdamOptions, OptimizerOptions, RuntimeOptions, SgdOptions, schedules
+from speakernet.training.optimizers import (
+    WeightAverage,
+    create_optimizer,
+    parameter_groups,
+    should_fuse,
+)
+from speakernet.training.options import (
+    OPTIMIZERS,
+    AdamOptions,
+    OptimizerOptions,
+    RuntimeOptions,
+    SgdOptions,
+    schedules,
+)
 from speakernet.training.precision import Precision, choose_precision
 from speakernet.training.schedules import LearningRateSchedule, MarginSchedule, plateau_drops
 from tests.training import training_fakes as fakes
 
 
 def sgd_step(net, loss, **options):
-    optimizer = create_optimizer(SgdOptions(learning_rate=1.0, momentum=0.0, nesterov=False), [net, loss], fakes.CPU)
+    optimizer = create_optimizer(
+        SgdOptions(learning_rate=1.0, momentum=0.0, nesterov=False), [net, loss], fakes.CPU
+    )
     return fakes.make_step(net, loss, optimizer, **options)
 
 
@@ -27,7 +41,12 @@ def fresh(metric=False, frozen_norm=True, dropout=0.0):
 
 
 def split(batch, sizes):
-    parts = zip(batch.waveforms.split(sizes), batch.labels.split(sizes), batch.indices.split(sizes), strict=True)
+    parts = zip(
+        batch.waveforms.split(sizes),
+        batch.labels.split(sizes),
+        batch.indices.split(sizes),
+        strict=True,
+    )
     return [fakes.FakeBatch(*part) for part in parts]
 
 
@@ -39,7 +58,9 @@ def metric_batch():
     """Two utterances of each of six speakers."""
     generator = torch.Generator().manual_seed(3)
     return fakes.FakeBatch(
-        torch.randn(12, fakes.SAMPLES, generator=generator), torch.arange(6).repeat_interleave(2), torch.arange(12)
+        torch.randn(12, fakes.SAMPLES, generator=generator),
+        torch.arange(6).repeat_interleave(2),
+        torch.arange(12),
     )
 
 
@@ -54,13 +75,19 @@ def metric_batch():
     ],
 )
 def test_micro_batches(sizes, is_metric, clip):
-    """Equal to one batch for any sizes (frozen batch norm); the gradient cache keeps all negatives of a metric loss."""
+    """Equal to one batch for any sizes (frozen batch norm); the gradient cache keeps all negatives
+    of a metric loss.
+    """
     batch = metric_batch() if is_metric else whole_batch()
     net, loss = fresh(is_metric)
     parameters = [*net.parameters(), *loss.parameters()]
     before = [p.detach().clone() for p in parameters]
     embeddings = net(batch.waveforms)
-    inputs = (embeddings.reshape(6, 2, -1), batch.labels[::2]) if is_metric else (embeddings, batch.labels)
+    inputs = (
+        (embeddings.reshape(6, 2, -1), batch.labels[::2])
+        if is_metric
+        else (embeddings, batch.labels)
+    )
     value, _ = loss(*inputs)
     gradients = torch.autograd.grad(value, parameters, allow_unused=True)
     norm = torch.stack([g.square().sum() for g in gradients if g is not None]).sum().sqrt()
@@ -69,7 +96,10 @@ def test_micro_batches(sizes, is_metric, clip):
     for part in split(batch, sizes):
         step.add(part)
     outcome = step.finish(learning_rate=0.1)
-    assert outcome.loss.item() == pytest.approx(value.item(), rel=1e-5) and outcome.num_utterances == 12
+    assert (
+        outcome.loss.item() == pytest.approx(value.item(), rel=1e-5)
+        and outcome.num_utterances == 12
+    )
     assert outcome.grad_norm.item() == pytest.approx(norm.item(), rel=1e-5)
     rate = 0.1 * clip / norm if clip else 0.1
     for old, gradient, new in zip(before, gradients, parameters, strict=True):
@@ -112,12 +142,15 @@ def test_gradient_cache():
 
 
 def test_loss_scale():
-    """fp16's scaling (here with float32 arithmetic) changes neither the update nor the reported norm."""
+    """fp16's scaling (here with float32 arithmetic) changes neither the update nor the reported
+    norm.
+    """
     results = []
     for scale in (1.0, 1024.0):
         net, loss = fresh()
         step = sgd_step(net, loss, max_grad_norm=0.5)
-        step.precision.scales, step.precision.scale = scale != 1.0, torch.tensor(scale)
+        step.precision.scales = scale != 1.0
+        step.precision.scale = torch.tensor(scale)
         for part in split(whole_batch(), [8, 4]):
             step.add(part)
         outcome = step.finish(learning_rate=0.1)
@@ -129,32 +162,44 @@ def test_loss_scale():
 @pytest.mark.parametrize("is_bad", [True, False])
 def test_bad_gradient(is_bad):
     net, loss = fresh(frozen_norm=False)
-    step, before = sgd_step(net, loss), fakes.tensors(net)
+    step = sgd_step(net, loss)
+    before = fakes.tensors(net)
     if is_bad:
         net.last.weight.register_hook(lambda gradient: gradient * float("inf"))
     step.add(whole_batch())
     outcome = step.finish(learning_rate=0.1)
     assert bool(outcome.is_bad) is is_bad and not outcome.loss_is_bad
-    assert all(torch.equal(before[key], value) for key, value in fakes.tensors(net).items()) is is_bad
+    assert (
+        all(torch.equal(before[key], value) for key, value in fakes.tensors(net).items()) is is_bad
+    )
     assert all(p.grad is None for p in net.parameters())
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
 def test_skipped_first_step(name, monkeypatch):
-    """A GPU's fused SGD allocates its momentum in the first step and leaves it uninitialised if it skips the step."""
+    """A GPU's fused SGD allocates its momentum in the first step and leaves it uninitialised if it
+    skips the step.
+    """
     raw = torch.empty_like
-    monkeypatch.setattr(torch, "empty_like", lambda *args, **options: raw(*args, **options).fill_(float("nan")))
+    monkeypatch.setattr(
+        torch, "empty_like", lambda *args, **options: raw(*args, **options).fill_(float("nan"))
+    )
     results = []
     for skips in (True, False):
         net, loss = fresh()
         options = fakes.optimizer_options(name, learning_rate=0.1, fused="on", weight_decay=0.1)
         step = fakes.make_step(net, loss, create_optimizer(options, [net, loss], fakes.CPU))
         step._skips_on_device = True
-        batches = [fakes.FakeLoader(poisoned=frozenset({0} if skips else ())).batch(number) for number in range(3)]
+        batches = [
+            fakes.FakeLoader(poisoned=frozenset({0} if skips else ())).batch(number)
+            for number in range(3)
+        ]
         for batch in batches if skips else batches[1:]:
             step.add(batch)
             step.finish(learning_rate=0.1)
-        results.append([parameter.detach() for parameter in [*net.parameters(), *loss.parameters()]])
+        results.append(
+            [parameter.detach() for parameter in [*net.parameters(), *loss.parameters()]]
+        )
     for one, other in zip(*results, strict=True):
         assert torch.isfinite(one).all() and torch.equal(one, other)
 
@@ -211,7 +256,9 @@ def test_fused_is_refused():
     with pytest.raises(ValueError, match="no fused nadam"):
         should_fuse(fakes.optimizer_options("nadam", fused="on"), fakes.CPU)
     with pytest.raises(ValueError, match="did you mean 'adam'"):
-        create_optimizer(OptimizerOptions(name="adamx", learning_rate=1.0), [nn.Linear(1, 1)], fakes.CPU)
+        create_optimizer(
+            OptimizerOptions(name="adamx", learning_rate=1.0), [nn.Linear(1, 1)], fakes.CPU
+        )
 
 
 def test_moving_average_against_a_loop():
@@ -261,11 +308,27 @@ def test_impossible_precisions():
 
 def test_scale_against_torch():
     """The same overflows give the same scale after every step."""
-    ours = Precision(RuntimeOptions(loss_scale=256.0, loss_scale_growth_interval=3), "fp16", fakes.CPU)
+    ours = Precision(
+        RuntimeOptions(loss_scale=256.0, loss_scale_growth_interval=3), "fp16", fakes.CPU
+    )
     theirs = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=3)
     weight = nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=0.0)
-    for is_bad in [False, False, False, True, False, True, True, False, False, False, False, False, False]:
+    for is_bad in [
+        False,
+        False,
+        False,
+        True,
+        False,
+        True,
+        True,
+        False,
+        False,
+        False,
+        False,
+        False,
+        False,
+    ]:
         scaled = theirs.scale(weight.sum())
         weight.grad = torch.full_like(weight, float("inf") if is_bad else float(scaled.detach()))
         theirs.step(optimizer)
@@ -287,7 +350,9 @@ def rates(name, steps, **options):
     """The rates of 40 epochs of 10 steps, from a top of 1 down to 0 by default."""
     owner = schedules.SCHEDULES[name].options
     floor = {"final_learning_rate": 0.0} if issubclass(owner, schedules.FloorOptions) else {}
-    schedule = LearningRateSchedule(owner(**{"name": name, **floor, **options}), 1.0, steps_per_epoch=10, num_epochs=40)
+    schedule = LearningRateSchedule(
+        owner(**{"name": name, **floor, **options}), 1.0, steps_per_epoch=10, num_epochs=40
+    )
     return [schedule(step) for step in steps]
 
 
@@ -304,7 +369,8 @@ def rates(name, steps, **options):
         ("linear", {"final_learning_rate": 0.2}, [1.0, 0.8, 0.6, 0.2]),
         ("cosine", {}, [1.0, (1 + math.sqrt(0.5)) / 2, 0.5, 0.0]),
         ("polynomial", {"power": 2.0}, [1.0, 0.5625, 0.25, 0.0]),
-        # cycles of 10, 20, 40 epochs begin at 0, 10, 30; epoch 20 is half of the second, 40 a quarter of the third
+        # cycles of 10, 20, 40 epochs begin at 0, 10, 30; epoch 20 is half of the second, 40 a
+        # quarter of the third
         ("cosine_restarts", {}, [1.0, 1.0, 0.5, (1 + math.sqrt(0.5)) / 2]),
         # top after 20 of 40 epochs
         ("one_cycle", {"peak_share": 0.5}, [0.04, 0.52, 1.0, 0.0]),
@@ -324,7 +390,9 @@ def test_warm_up(name):
 
 
 def test_overlapping_warm_up():
-    options = schedules.ExponentialOptions(final_learning_rate=1e-4, warmup_epochs=20, warmup_overlaps=True)
+    options = schedules.ExponentialOptions(
+        final_learning_rate=1e-4, warmup_epochs=20, warmup_overlaps=True
+    )
     schedule = LearningRateSchedule(options, 1.0, steps_per_epoch=10, num_epochs=40)
     expected = [1e-3, 0.5 * 0.1, 0.01, 1e-4]
     assert [schedule(step) for step in (0, 100, 200, 400)] == pytest.approx(expected)
@@ -333,7 +401,8 @@ def test_overlapping_warm_up():
 def test_scaled_schedule():
     options = schedules.FloorOptions(name="linear", final_learning_rate=0.2, warmup_epochs=2)
     plain, scaled = (
-        LearningRateSchedule(options, 1.0, steps_per_epoch=10, num_epochs=12, factor=factor) for factor in (1.0, 4.0)
+        LearningRateSchedule(options, 1.0, steps_per_epoch=10, num_epochs=12, factor=factor)
+        for factor in (1.0, 4.0)
     )
     assert [plain(step) for step in (10, 70, 500)] == pytest.approx([0.5, 0.6, 0.2])
     assert [scaled(step) for step in (10, 70, 500)] == pytest.approx([2.0, 2.4, 0.8])
@@ -342,14 +411,18 @@ def test_scaled_schedule():
 @pytest.mark.parametrize("name", sorted(schedules.SCHEDULES))
 def test_range_beyond_the_end(name):
     floor = (
-        {"final_learning_rate": 1e-4} if issubclass(schedules.SCHEDULES[name].options, schedules.FloorOptions) else {}
+        {"final_learning_rate": 1e-4}
+        if issubclass(schedules.SCHEDULES[name].options, schedules.FloorOptions)
+        else {}
     )
     values = rates(name, list(range(0, 1000, 7)), warmup_epochs=1.5, **floor)
     assert all(0.0 < value <= 1.0 for value in values)
 
 
 def test_rounding_at_a_step_boundary():
-    """Epoch 0.3 in steps of a tenth may be 0.30000000000000004 or 0.29999…; the drop comes at step 3 either way."""
+    """Epoch 0.3 in steps of a tenth may be 0.30000000000000004 or 0.29999…; the drop comes at step
+    3 either way.
+    """
     options = schedules.StepOptions(decay=0.5, decay_interval=0.1)
     schedule = LearningRateSchedule(options, 1.0, steps_per_epoch=10, num_epochs=1)
     assert [schedule(step) for step in range(4)] == [1.0, 0.5, 0.25, 0.125]
@@ -373,12 +446,20 @@ def test_plateau():
 
 
 def test_margin_ramps():
-    ramp = schedules.ScheduleOptions(margin="linear", margin_initial=0.1, margin_begin_epoch=2, margin_end_epoch=4)
+    ramp = schedules.ScheduleOptions(
+        margin="linear", margin_initial=0.1, margin_begin_epoch=2, margin_end_epoch=4
+    )
     linear = MarginSchedule(ramp, 0.2, steps_per_epoch=10)
-    assert [linear(step) for step in (0, 20, 30, 40, 400)] == pytest.approx([0.1, 0.1, 0.15, 0.2, 0.2])
-    steep = MarginSchedule(schedules.ScheduleOptions(margin="exponential", margin_end_epoch=2), 0.3, steps_per_epoch=10)
+    assert [linear(step) for step in (0, 20, 30, 40, 400)] == pytest.approx(
+        [0.1, 0.1, 0.15, 0.2, 0.2]
+    )
+    steep = MarginSchedule(
+        schedules.ScheduleOptions(margin="exponential", margin_end_epoch=2), 0.3, steps_per_epoch=10
+    )
     # Half-way: 1 - 0.001 ** 0.5 = 0.968377 of 0.999.
-    assert [steep(step) for step in (0, 10, 20)] == pytest.approx([0.0, 0.3 * 0.968377 / 0.999, 0.3], rel=1e-5)
+    assert [steep(step) for step in (0, 10, 20)] == pytest.approx(
+        [0.0, 0.3 * 0.968377 / 0.999, 0.3], rel=1e-5
+    )
     assert MarginSchedule(schedules.ScheduleOptions(), 0.2, steps_per_epoch=10)(7) == 0.2
     with pytest.raises(ValueError, match="expected constant"):
         schedules.ScheduleOptions(margin="cubic")
@@ -388,7 +469,8 @@ def test_margin_ramps():
 def test_share_of_initial_weights(decay):
     net = nn.Linear(2, 2)
     first = net.weight.detach().clone()
-    average, plain = WeightAverage(net, decay, initial_share=0.25), WeightAverage(net, decay or 1e-9)
+    average = WeightAverage(net, decay, initial_share=0.25)
+    plain = WeightAverage(net, decay or 1e-9)
     for step in range(5):
         net.weight.data.fill_(float(step))
         average.update()

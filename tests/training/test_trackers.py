@@ -40,8 +40,11 @@ PICTURE = bytes.fromhex(
 
 
 def log_records(content):
-    """The records of a file in LevelDB's log format after a header of seven bytes: fragments in blocks of 32 KiB."""
-    at, record = 7, b""
+    """The records of a file in LevelDB's log format after a header of seven bytes: fragments in
+    blocks of 32 KiB.
+    """
+    at = 7
+    record = b""
     while at + 7 <= len(content):
         if 2**15 - at % 2**15 < 7:
             at += 2**15 - at % 2**15
@@ -55,8 +58,11 @@ def log_records(content):
 
 
 def written(file, parse):
-    """The records, once complete: another process writes them, and may finish after `finish` returns."""
-    ends, found = time.monotonic() + 20, []
+    """The records, once complete: another process writes them, and may finish after `finish`
+    returns.
+    """
+    ends = time.monotonic() + 20
+    found = []
     while not (found and found[-1].HasField("exit")):
         assert time.monotonic() < ends, found
         time.sleep(0.1)
@@ -66,7 +72,9 @@ def written(file, parse):
 
 def test_names():
     assert TrainingOptions().trackers == ["tensorboard"]
-    assert set(TrainingOptions.model_fields["trackers"].annotation.__args__[0].__args__) == set(TRACKERS)
+    assert set(TrainingOptions.model_fields["trackers"].annotation.__args__[0].__args__) == set(
+        TRACKERS
+    )
 
 
 def test_csv_resumes(tmp_path):
@@ -77,7 +85,8 @@ def test_csv_resumes(tmp_path):
     assert (tmp_path / "metrics.csv").read_text().splitlines() == [
         "step,name,value",
         *(f"{step},step/loss,{1 / step!r}" for step in (1, 2, 3, 4)),
-        *("4,test/eer_percent,4.0", "4,test/min_dcf/0.01,0.4"),
+        "4,test/eer_percent,4.0",
+        "4,test/min_dcf/0.01,0.4",
     ]
 
 
@@ -89,19 +98,31 @@ def test_wandb_offline(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     run(tmp_path, "wandb", 1, 2, ends=True)
     files = sorted(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
-    kept, config, history, artifacts = (tmp_path / "wandb.id").read_text(), {}, [], []
+    kept = (tmp_path / "wandb.id").read_text()
+    config = {}
+    history = []
+    artifacts = []
     # Training and final evaluation, which `wandb sync` joins into one run.
     assert len(files) == 2 and all(kept in one.name for one in files)
     for file in files:
         found = written(file, wandb_internal_pb2.Record.FromString)
         for record in found:
             config |= {one.key: json.loads(one.value_json) for one in record.run.config.update}
-            row = {"/".join(one.nested_key) or one.key: one.value_json for one in record.history.item}
+            row = {
+                "/".join(one.nested_key) or one.key: one.value_json for one in record.history.item
+            }
             history += [row] if row else []
-            artifacts += [record.request.log_artifact.artifact.name] if record.request.HasField("log_artifact") else []
+            artifacts += (
+                [record.request.log_artifact.artifact.name]
+                if record.request.HasField("log_artifact")
+                else []
+            )
             artifacts += [record.artifact.name] if record.HasField("artifact") else []
     assert config["model"] == {"name": "ResNet"}
-    assert [(float(row["optimizer_step"]), float(row["step/loss"])) for row in history[:2]] == [(1, 1), (2, 0.5)]
+    assert [(float(row["optimizer_step"]), float(row["step/loss"])) for row in history[:2]] == [
+        (1, 1),
+        (2, 0.5),
+    ]
     assert float(history[-1]["test/eer_percent"]) == 4.0 and list(
         tmp_path.glob("wandb/*/files/media/images/test/det_*.png")
     )
@@ -114,7 +135,9 @@ def test_mlflow_in_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     run(tmp_path / "run", "mlflow", 1, 2)
-    monkeypatch.setitem(FIGURES, "test_lists", {"my list (E)": {"eer_percent": 5.0}, "a+b": {"eer_percent": 6.0}})
+    monkeypatch.setitem(
+        FIGURES, "test_lists", {"my list (E)": {"eer_percent": 5.0}, "a+b": {"eer_percent": 6.0}}
+    )
     run(tmp_path / "run", "mlflow", 3, 3, ends=True)
     client = mlflow.MlflowClient((tmp_path / "mlruns").as_uri())
     (found,) = client.search_runs([client.get_experiment_by_name("speakernet").experiment_id])
@@ -124,10 +147,15 @@ def test_mlflow_in_files(tmp_path, monkeypatch):
     assert [(one.step, one.value) for one in losses] == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
     assert found.data.metrics["test/min_dcf/0.01"] == 0.4
     names = ("my list _E_", "a_b")
-    assert [found.data.metrics[f"test/test_lists/{name}/eer_percent"] for name in names] == [5.0, 6.0]
+    assert [found.data.metrics[f"test/test_lists/{name}/eer_percent"] for name in names] == [
+        5.0,
+        6.0,
+    ]
     stored = Path(client.download_artifacts(found.info.run_id, "model/best.pt"))
     assert stored.read_bytes() == b"a model"
-    assert [one.path for one in client.list_artifacts(found.info.run_id, "plots")] == ["plots/det.png"]
+    assert [one.path for one in client.list_artifacts(found.info.run_id, "plots")] == [
+        "plots/det.png"
+    ]
 
 
 @pytest.mark.parametrize("broken", ["__init__", "record", "results", "close"])

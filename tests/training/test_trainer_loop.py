@@ -1,4 +1,6 @@
-"""The training loop on fakes: resuming bit for bit, initial and frozen weights, bad steps, records, the final model."""
+"""The training loop on fakes: resuming bit for bit, initial and frozen weights, bad steps, records,
+the final model.
+"""
 
 import math
 import multiprocessing
@@ -27,8 +29,14 @@ def test_resuming(tmp_path, stop_at, accumulation):
     # With another seed, because everything must come from the checkpoint.
     resumed = fakes.trained(tmp_path / "run", **options, seed=99)
     fakes.assert_same_bits(straight, resumed)
-    assert all(torch.equal(*pair) for pair in zip(straight.average._kept, resumed.average._kept, strict=True))
-    assert (straight.state.step, straight.state.utterances) == (resumed.state.step, resumed.state.utterances)
+    assert all(
+        torch.equal(*pair)
+        for pair in zip(straight.average._kept, resumed.average._kept, strict=True)
+    )
+    assert (straight.state.step, straight.state.utterances) == (
+        resumed.state.step,
+        resumed.state.utterances,
+    )
     rows = [fakes.records(tmp_path / name) for name in ("straight", "run")]
     for one, other in zip(*rows, strict=True):
         for key in ("kind", "step", "epoch", "learning_rate"):
@@ -38,13 +46,24 @@ def test_resuming(tmp_path, stop_at, accumulation):
 
 
 def test_resuming_with_another_batch_size(tmp_path):
-    """With half the batch size there are twice as many steps per epoch, and the learning rate continues."""
-    fakes.trained(tmp_path, loader=fakes.FakeLoader(num_batches=4), max_epochs=1, scheduled_epochs=2)
-    assert fakes.trained(tmp_path, loader=fakes.FakeLoader(num_batches=8), max_epochs=2).state.step == 4 + 8
+    """With half the batch size there are twice as many steps per epoch, and the learning rate
+    continues.
+    """
+    fakes.trained(
+        tmp_path, loader=fakes.FakeLoader(num_batches=4), max_epochs=1, scheduled_epochs=2
+    )
+    assert (
+        fakes.trained(tmp_path, loader=fakes.FakeLoader(num_batches=8), max_epochs=2).state.step
+        == 4 + 8
+    )
     rates = {row["step"]: row["learning_rate"] for row in fakes.records(tmp_path, "step")}
     # A cosine over 1.5 epochs after half an epoch of warm-up; a record has the rate of its step.
     for step, epoch in {2: 0.25, 4: 0.75, 6: 1 + 1 / 8, 12: 1 + 7 / 8}.items():
-        expected = 0.01 * epoch / 0.5 if epoch < 0.5 else 0.005 * (1 + math.cos(math.pi * (epoch - 0.5) / 1.5))
+        expected = (
+            0.01 * epoch / 0.5
+            if epoch < 0.5
+            else 0.005 * (1 + math.cos(math.pi * (epoch - 0.5) / 1.5))
+        )
         assert rates[step] == pytest.approx(expected), step
 
 
@@ -69,7 +88,9 @@ def test_kill_and_resume(tmp_path):
     process.kill()
     process.join()
     assert process.exitcode == -signal.SIGKILL and fakes.step_of(tmp_path / "run")["step"] > 0
-    fakes.assert_same_bits(fakes.trained(tmp_path / "straight"), fakes.trained(tmp_path / "run", seed=99))
+    fakes.assert_same_bits(
+        fakes.trained(tmp_path / "straight"), fakes.trained(tmp_path / "run", seed=99)
+    )
 
 
 def test_bad_step(tmp_path, caplog):
@@ -80,26 +101,43 @@ def test_bad_step(tmp_path, caplog):
     with pytest.raises(NonFiniteError, match="epoch 1: every step"):
         trainer.train()
     assert all(torch.equal(*pair) for pair in zip(before, fakes.weights_of(trainer), strict=True))
-    assert not trainer.optimizer.state and trainer.state.bad_steps == 1 and "utterance0.wav" in caplog.text
+    assert (
+        not trainer.optimizer.state
+        and trainer.state.bad_steps == 1
+        and "utterance0.wav" in caplog.text
+    )
 
 
 def test_many_bad_steps(tmp_path):
-    trainer = fakes.trained(tmp_path / "a", loader=fakes.FakeLoader(poisoned=frozenset({1, 2, 4, 5})), max_bad_steps=3)
+    trainer = fakes.trained(
+        tmp_path / "a", loader=fakes.FakeLoader(poisoned=frozenset({1, 2, 4, 5})), max_bad_steps=3
+    )
     assert trainer.state.bad_steps == 4
-    assert all(torch.isfinite(value).all() for value in fakes.weights_of(trainer) if value.is_floating_point())
+    assert all(
+        torch.isfinite(value).all()
+        for value in fakes.weights_of(trainer)
+        if value.is_floating_point()
+    )
     with pytest.raises(NonFiniteError, match=r"3 steps in a row.*utterance"):
-        fakes.trained(tmp_path / "b", loader=fakes.FakeLoader(poisoned=frozenset({2, 3, 4})), max_bad_steps=3)
+        fakes.trained(
+            tmp_path / "b", loader=fakes.FakeLoader(poisoned=frozenset({2, 3, 4})), max_bad_steps=3
+        )
 
 
 def test_early_stopping(tmp_path):
-    summary = fakes.make_trainer(tmp_path, eers=[9.0, 5.0, 6.0, 7.0, 1.0], max_epochs=20, patience=2).train()
+    summary = fakes.make_trainer(
+        tmp_path, eers=[9.0, 5.0, 6.0, 7.0, 1.0], max_epochs=20, patience=2
+    ).train()
     assert (summary["epochs"], summary["best_epoch"], summary["best_eer_percent"]) == (4, 2, 5.0)
     assert read_own_checkpoint(tmp_path / "best.pt")["training_summary"]["epoch"] == 2
     assert fakes.make_trainer(tmp_path, max_epochs=20, patience=2).train()["epochs"] == 4
 
 
 def test_locked_run_folder(tmp_path):
-    with held(tmp_path), pytest.raises(ValueError, match=f"in use by another run .process {os.getpid()}"):
+    with (
+        held(tmp_path),
+        pytest.raises(ValueError, match=f"in use by another run .process {os.getpid()}"),
+    ):
         fakes.make_trainer(tmp_path).train()
 
 
@@ -109,9 +147,14 @@ def test_files_of_an_earlier_run(tmp_path, caplog):
     (tmp_path / "last.pt").unlink()
     (tmp_path / "results.json").write_text("{}")
     fakes.trained(tmp_path, max_epochs=2, average_checkpoints=3)
-    assert "checkpoints.before-1, last.previous.pt.before-1, best.pt.before-1, results.json.before-1" in caplog.text
+    assert (
+        "checkpoints.before-1, last.previous.pt.before-1, best.pt.before-1, results.json.before-1"
+        in caplog.text
+    )
     # Its model and figures stay together and cannot be taken for those of the new run.
-    assert (tmp_path / "best.pt.before-1").read_bytes() == best and not (tmp_path / "results.json").exists()
+    assert (tmp_path / "best.pt.before-1").read_bytes() == best and not (
+        tmp_path / "results.json"
+    ).exists()
     left = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert left == ["average.pt", "epoch_0001.pt", "epoch_0002.pt"]
     assert (tmp_path / "checkpoints.before-1" / "epoch_0006.pt").exists()
@@ -121,7 +164,9 @@ def test_other_trials_reset_the_best(tmp_path, caplog):
     for checksum, eer, epochs, best in ((1, 5.0, 1, 5.0), (1, 9.0, 2, 5.0), (2, 8.0, 3, 8.0)):
         found = {"eer_percent": eer, "trials_checksum": checksum}
         assert (
-            fakes.trained(tmp_path, max_epochs=epochs, validate=lambda found=found: found).state.best_eer_percent
+            fakes.trained(
+                tmp_path, max_epochs=epochs, validate=lambda found=found: found
+            ).state.best_eer_percent
             == best
         )
     assert "5.00 %" in caplog.text
@@ -134,7 +179,13 @@ def test_means_of_records(tmp_path):
         fakes.trained(tmp_path / name, max_epochs=1, log_interval=3, save_steps=save_steps)
         rows = fakes.records(tmp_path / name, "step")
         losses.append([row["loss"] for row in rows])
-        assert {"accuracy_percent", "data_wait_share", "grad_norm", "margin", "run_time_left"} <= set(rows[0])
+        assert {
+            "accuracy_percent",
+            "data_wait_share",
+            "grad_norm",
+            "margin",
+            "run_time_left",
+        } <= set(rows[0])
     assert losses[0] == pytest.approx(losses[1]) and len(losses[0]) == 2
 
 
@@ -144,7 +195,9 @@ def test_final_average(tmp_path):
     best = read_own_checkpoint(tmp_path / "best.pt")["weights"]["first.weight"]
     epochs = [read_own_checkpoint(path)["weights"] for path in epoch_paths(tmp_path)]
     mean = sum(one["first.weight"].double() for one in epochs) / 3
-    assert torch.allclose(best.double(), mean) and not torch.equal(fakes.tensors(trainer.net)["first.weight"], best)
+    assert torch.allclose(best.double(), mean) and not torch.equal(
+        fakes.tensors(trainer.net)["first.weight"], best
+    )
 
 
 GIVEN = Stage(given={"file": "theirs.pt"})
@@ -162,7 +215,8 @@ def watched(folder, **options):
     """A run, and the network's tensors at every batch."""
     loader = Watching()
     trainer = fakes.make_trainer(folder, loader=loader, stage=GIVEN, **options)
-    loader.net, loader.seen = trainer.net, []
+    loader.net = trainer.net
+    loader.seen = []
     trainer.train()
     return trainer, loader.seen
 
@@ -183,13 +237,22 @@ def test_frozen_network(tmp_path, optimizer):
 @pytest.mark.parametrize("stop_at", [0, 13, 14])
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_resuming_around_the_thaw(tmp_path, stop_at, optimizer):
-    options = {"optimizer": optimizer, "freeze_epochs": 2, "network_learning_rate_factor": 0.1, "ema_decay": 0.9}
+    options = {
+        "optimizer": optimizer,
+        "freeze_epochs": 2,
+        "network_learning_rate_factor": 0.1,
+        "ema_decay": 0.9,
+    }
     straight = fakes.trained(tmp_path / "straight", eers=[1.0, 2.0], stage=GIVEN, **options)
     fakes.interrupted(tmp_path / "run", stop_at, eers=[1.0, 2.0], stage=GIVEN, **options)
     resumed = fakes.make_trainer(tmp_path / "run", eers=[2.0], stage=GIVEN, seed=99, **options)
     summary = resumed.train()
     fakes.assert_same_bits(straight, resumed)
-    assert (summary["initial_eer_percent"], summary["best_eer_percent"], summary["best_epoch"]) == (1.0, 1.0, 0)
+    assert (summary["initial_eer_percent"], summary["best_eer_percent"], summary["best_epoch"]) == (
+        1.0,
+        1.0,
+        0,
+    )
 
 
 @pytest.mark.parametrize(("eers", "best"), [([1.0, 2.0], (1.0, 0)), ([3.0, 2.0], (2.0, 2))])
@@ -197,7 +260,9 @@ def test_initial_weights(tmp_path, eers, best):
     trainer = fakes.make_trainer(tmp_path, eers=eers, freeze_epochs=1, stage=GIVEN)
     before = fakes.tensors(trainer.net)
     summary = trainer.train()
-    assert (summary["best_eer_percent"], summary["best_epoch"]) == best and summary["initial_eer_percent"] == eers[0]
+    assert (summary["best_eer_percent"], summary["best_epoch"]) == best and summary[
+        "initial_eer_percent"
+    ] == eers[0]
     kept = read_own_checkpoint(tmp_path / "best.pt")
     assert same(before, kept["weights"]) == (best[1] == 0)
     assert kept["training_summary"]["initial_model"] == {"file": "theirs.pt"}
@@ -206,16 +271,24 @@ def test_initial_weights(tmp_path, eers, best):
 
 
 def test_parameter_groups_of_factors():
-    net, loss = fakes.FakeNet(), fakes.FakeLoss()
-    slow = create_optimizer(fakes.optimizer_options("adamw", network_learning_rate_factor=0.25), [net, loss], fakes.CPU)
+    net = fakes.FakeNet()
+    loss = fakes.FakeLoss()
+    slow = create_optimizer(
+        fakes.optimizer_options("adamw", network_learning_rate_factor=0.25), [net, loss], fakes.CPU
+    )
     step = fakes.make_step(net, loss, slow)
     step.add(fakes.FakeLoader().batch(0))
     step.finish(0.1)
-    rates = {id(parameter): group["lr"] for group in slow.param_groups for parameter in group["params"]}
+    rates = {
+        id(parameter): group["lr"] for group in slow.param_groups for parameter in group["params"]
+    }
     assert {rates[id(parameter)] for parameter in net.parameters()} == {0.025}
     assert {rates[id(parameter)] for parameter in loss.parameters()} == {0.1}
     # As in every checkpoint of a run without factors.
-    assert len(create_optimizer(fakes.optimizer_options("adamw"), [net, loss], fakes.CPU).param_groups) == 2
+    assert (
+        len(create_optimizer(fakes.optimizer_options("adamw"), [net, loss], fakes.CPU).param_groups)
+        == 2
+    )
 
 
 @pytest.mark.parametrize(("final_model", "epoch", "eer"), [("best", 2, 10.0), ("last", 3, 20.0)])
@@ -227,8 +300,12 @@ def test_final_model_without_choosing_trials(tmp_path, final_model, epoch, eer):
 
 
 def test_average_of_the_last_checkpoints(tmp_path):
-    fakes.trained(tmp_path, eers=[30.0, 10.0, 20.0, 40.0], final_model="last", average_checkpoints=2)
-    best, average = (read_own_checkpoint(tmp_path / name) for name in ("best.pt", "checkpoints/average.pt"))
+    fakes.trained(
+        tmp_path, eers=[30.0, 10.0, 20.0, 40.0], final_model="last", average_checkpoints=2
+    )
+    best, average = (
+        read_own_checkpoint(tmp_path / name) for name in ("best.pt", "checkpoints/average.pt")
+    )
     assert best["training_summary"]["best_eer_percent"] == 40.0
     assert all(torch.equal(one, average["weights"][key]) for key, one in best["weights"].items())
 
@@ -247,7 +324,8 @@ def evaluated(trainer):
 
 
 def test_remeasured_statistics(tmp_path):
-    trainers, seen = [], []
+    trainers = []
+    seen = []
     for how in ("averaged", "measured"):
         trainers.append(fakes.make_trainer(tmp_path / how, ema_decay=0.9, ema_statistics=how))
         seen.append(evaluated(trainers[-1]))
@@ -255,7 +333,8 @@ def test_remeasured_statistics(tmp_path):
     fakes.assert_same_bits(*trainers)
     for epoch, (one, other) in enumerate(zip(*seen, strict=True), start=1):
         assert torch.equal(one["first.weight"], other["first.weight"])
-        net, loader = fakes.FakeNet(), fakes.FakeLoader()
+        net = fakes.FakeNet()
+        loader = fakes.FakeLoader()
         net.load_state_dict(one)
         loader.set_epoch(epoch)
         update_bn([batch.waveforms for batch in loader], net)
@@ -271,7 +350,10 @@ def test_remeasured_statistics(tmp_path):
     ("options", "name"),
     [
         ({"ema_statistics": "measured"}, "ema_statistics"),
-        ({"ema_statistics": "measured", "ema_decay": 0.9, "freeze_norm_statistics": True}, "ema_statistics"),
+        (
+            {"ema_statistics": "measured", "ema_decay": 0.9, "freeze_norm_statistics": True},
+            "ema_statistics",
+        ),
         ({"final_model": "last", "patience": 2}, "patience"),
     ],
 )

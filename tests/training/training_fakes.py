@@ -18,7 +18,12 @@ from speakernet.checkpoint import read_own_checkpoint
 from speakernet.training.checkpoints import CheckpointStore
 from speakernet.training.compiling import Compiler
 from speakernet.training.optimizers import create_optimizer
-from speakernet.training.options import OPTIMIZERS, OptimizerOptions, RuntimeOptions, TrainingOptions
+from speakernet.training.options import (
+    OPTIMIZERS,
+    OptimizerOptions,
+    RuntimeOptions,
+    TrainingOptions,
+)
 from speakernet.training.options.schedules import FloorOptions
 from speakernet.training.precision import Precision
 from speakernet.training.progress import WHOLE_RUN, Interrupted, Progress, Stage
@@ -63,7 +68,9 @@ class FakeLoss(nn.Module):
         self.head = nn.Linear(8, CLASSES)
         self.margin = margin
 
-    def forward(self, embeddings: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, embeddings: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         logits = self.head(embeddings.float())
         logits = logits - self.margin * (labels[:, None] == torch.arange(CLASSES)).float()
         accuracy = 100.0 * (logits.argmax(1) == labels).float().mean()
@@ -71,15 +78,21 @@ class FakeLoss(nn.Module):
 
 
 class FakeMetricLoss(nn.Module):
-    """Prototypes against the first utterance of each speaker; all other speakers of the batch are negatives."""
+    """Prototypes against the first utterance of each speaker; all other speakers of the batch are
+    negatives.
+    """
 
     is_metric = True
 
-    def forward(self, embeddings: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, embeddings: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         # (speakers, utterances, dim)
         scores = embeddings[:, 0].float() @ embeddings[:, 1:].float().mean(1).T
         target = torch.arange(len(scores))
-        return nn.functional.cross_entropy(scores, target), 100.0 * (scores.argmax(1) == target).float().mean()
+        return nn.functional.cross_entropy(scores, target), 100.0 * (
+            scores.argmax(1) == target
+        ).float().mean()
 
 
 @dataclasses.dataclass
@@ -101,7 +114,9 @@ class FakeBatch:
 
 
 class FakeLoader:
-    """Batches keyed by (epoch, position); `poisoned` ones have a NaN; at batch `stop_at` the process gets Ctrl-C."""
+    """Batches keyed by (epoch, position); `poisoned` ones have a NaN; at batch `stop_at` the
+    process gets Ctrl-C.
+    """
 
     utterances_per_speaker = 1
 
@@ -113,12 +128,16 @@ class FakeLoader:
         poisoned: frozenset[int] = frozenset(),
         stop_at: int = -1,
     ) -> None:
-        self.num_batches, self.batch_size, self.last_size = num_batches, batch_size, last_size
-        self.poisoned, self.stop_at = poisoned, stop_at
+        self.num_batches = num_batches
+        self.batch_size = batch_size
+        self.last_size = last_size
+        self.poisoned = poisoned
+        self.stop_at = stop_at
         self.epoch = self.position = 0
 
     def set_epoch(self, epoch: int) -> None:
-        self.epoch, self.position = epoch, 0
+        self.epoch = epoch
+        self.position = 0
 
     def __len__(self) -> int:
         return self.num_batches
@@ -144,7 +163,8 @@ class FakeLoader:
         return {"epoch": self.epoch, "position": self.position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.epoch, self.position = state["epoch"], state["position"]
+        self.epoch = state["epoch"]
+        self.position = state["position"]
 
     def file_names(self, indices: torch.Tensor) -> list[str]:
         return [f"utterance{int(index)}.wav" for index in indices]
@@ -172,10 +192,18 @@ def make_trainer(
     stage: Stage = WHOLE_RUN,
     **options: Any,
 ) -> Trainer:
-    """A trainer on the fakes; evaluations return the `eers` in turn; schedules cover `scheduled_epochs`."""
+    """A trainer on the fakes; evaluations return the `eers` in turn; schedules cover
+    `scheduled_epochs`.
+    """
     torch.manual_seed(seed)
-    net, loss, loader = FakeNet(dropout), FakeLoss(), loader or FakeLoader()
-    rates = {"learning_rate": 0.01, "network_learning_rate_factor": network_learning_rate_factor, "weight_decay": 1e-4}
+    net = FakeNet(dropout)
+    loss = FakeLoss()
+    loader = loader or FakeLoader()
+    rates = {
+        "learning_rate": 0.01,
+        "network_learning_rate_factor": network_learning_rate_factor,
+        "weight_decay": 1e-4,
+    }
     moves = create_optimizer(optimizer_options(optimizer, **rates), [net, loss], CPU)
     numbers = list(eers or [50.0])
 
@@ -188,9 +216,13 @@ def make_trainer(
     settings = TrainingOptions(**{**usual, **options})
     steps = -(-len(loader) // settings.accumulation_steps)
     epochs = scheduled_epochs or settings.max_epochs
-    schedule = FloorOptions(final_learning_rate=0.0, warmup_epochs=0.5, margin="linear", margin_end_epoch=2.0)
+    schedule = FloorOptions(
+        final_learning_rate=0.0, warmup_epochs=0.5, margin="linear", margin_end_epoch=2.0
+    )
     return Trainer(
-        make_step(net, loss, moves, compiler=Compiler(net, compiles), max_grad_norm=settings.max_grad_norm),
+        make_step(
+            net, loss, moves, compiler=Compiler(net, compiles), max_grad_norm=settings.max_grad_norm
+        ),
         loader,
         lambda epoch: (validate or eer_in_turn)(),
         LearningRateSchedule(schedule, 0.01, steps_per_epoch=steps, num_epochs=epochs),
@@ -221,7 +253,9 @@ def make_step(
     """`options` are those of training."""
     how = {"utterances_per_speaker": utterances_per_speaker, "gradient_cache": gradient_cache}
     precision = Precision(RuntimeOptions(), "no", CPU)
-    return TrainingStep(net, loss, optimizer, precision, TrainingOptions(**options), compiler=compiler, **how)
+    return TrainingStep(
+        net, loss, optimizer, precision, TrainingOptions(**options), compiler=compiler, **how
+    )
 
 
 def trained(folder: Path, **options: Any) -> Trainer:
@@ -262,6 +296,8 @@ def assert_same_bits(left: Trainer, right: Trainer) -> None:
     """Network, head and optimizer of two trainers are equal to the last bit."""
     for one, other in zip(weights_of(left), weights_of(right), strict=True):
         assert torch.equal(one, other)
-    for one, other in zip(left.optimizer.state.values(), right.optimizer.state.values(), strict=True):
+    for one, other in zip(
+        left.optimizer.state.values(), right.optimizer.state.values(), strict=True
+    ):
         for key in one:
             assert torch.equal(torch.as_tensor(one[key]), torch.as_tensor(other[key]))

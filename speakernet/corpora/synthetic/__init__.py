@@ -2,7 +2,8 @@
 
     speakernet prepare synthetic --speakers 1000 --utterances 20 --save_path data/synthetic_large
 
-Error rates on synthetic speech say nothing about real speech: the corpus is for tests and for trying the toolkit.
+Error rates on synthetic speech say nothing about real speech: the corpus is for tests and for
+trying the toolkit.
 
     corpus/
         train/<speaker>/<session>/<utterance>.wav        train_list.txt
@@ -11,8 +12,8 @@ Error rates on synthetic speech say nothing about real speech: the corpus is for
         RIRS_NOISES/simulated_rirs/{smallroom,mediumroom,largeroom}/Room001/Room001-00001.wav
         utterances.csv  speakers.csv  parameters.json  complete.json
 
-Every file depends only on the seed and its own place and gets its final name when it is complete, so the same command
-finishes an interrupted run. `complete.json` is written last.
+Every file depends only on the seed and its own place and gets its final name when it is complete,
+so the same command finishes an interrupted run. `complete.json` is written last.
 """
 
 import argparse
@@ -46,7 +47,11 @@ NUMBERS = {
     "utterances": ("utterances_per_speaker", 20, "utterances of each speaker, about 3.5 s long"),
     "trial_speakers": ("num_trial_speakers", 40, "other speakers, for the trials"),
     "trial_utterances": ("trial_utterances_per_speaker", 10, "utterances of each trial speaker"),
-    "session_utterances": ("utterances_per_session", 2, "utterances that share room and microphone"),
+    "session_utterances": (
+        "utterances_per_session",
+        2,
+        "utterances that share room and microphone",
+    ),
     "noises": ("num_noises", 200, "clips of 5 s for augmentation: noise, music, speech"),
     "rooms": ("num_rooms", 150, "room impulse responses for augmentation"),
     "seed": ("seed", 1, "seed; a different one gives different speakers"),
@@ -82,7 +87,11 @@ class CorpusParameters:
 
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
-    "--save_path": {"type": Path, "default": Path("data/synthetic_large"), "help": "folder of the corpus"},
+    "--save_path": {
+        "type": Path,
+        "default": Path("data/synthetic_large"),
+        "help": "folder of the corpus",
+    },
     **{
         f"--{option}": {"type": int, "default": number, "dest": name, "help": what}
         for option, (name, number, what) in NUMBERS.items()
@@ -94,16 +103,24 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 def run(arguments: argparse.Namespace) -> int:
     """Make the corpus and print the command that trains on it."""
     started = time.perf_counter()
-    parameters = CorpusParameters(**{name: getattr(arguments, name) for name, _, _ in NUMBERS.values()})
+    parameters = CorpusParameters(
+        **{name: getattr(arguments, name) for name, _, _ in NUMBERS.values()}
+    )
     paths = make_corpus(arguments.save_path, parameters, num_workers=arguments.workers)
     seconds = time.perf_counter() - started
     made = json.loads((paths.train_list.parent / "complete.json").read_text(encoding="utf-8"))
-    inputs = {name: shlex.quote(str(path)) for name, path in vars(paths).items() if name.endswith(("_list", "_path"))}
-    options = " ".join(f"--{name.replace('noise', 'musan')} {path}" for name, path in inputs.items())
+    inputs = {
+        name: shlex.quote(str(path))
+        for name, path in vars(paths).items()
+        if name.endswith(("_list", "_path"))
+    }
+    options = " ".join(
+        f"--{name.replace('noise', 'musan')} {path}" for name, path in inputs.items()
+    )
     sys.stdout.write(
-        f"{made['files']} files ({made['seconds'] / 3600:.2f} h of speech) in {arguments.save_path}, {seconds:.1f} s\n"
-        f"train on it:\n  {own_command('train')} --config exp01.yaml --data.synthetic_corpus '' "
-        f"--save_path exps/synthetic {options}\n"
+        f"{made['files']} files ({made['seconds'] / 3600:.2f} h of speech) in "
+        f"{arguments.save_path}, {seconds:.1f} s\ntrain on it:\n  {own_command('train')} --config "
+        f"exp01.yaml --data.synthetic_corpus '' --save_path exps/synthetic {options}\n"
     )
     return 0
 
@@ -115,7 +132,8 @@ def make_corpus(
     num_workers: int | None = None,
     show_progress: bool = True,
 ) -> SimpleNamespace:
-    """Make or finish the corpus in `folder`; returns immediately if it is complete. The same on every machine.
+    """Make or finish the corpus in `folder`; returns immediately if it is complete. The same on
+    every machine.
 
     Args:
         folder: created if missing.
@@ -125,7 +143,8 @@ def make_corpus(
 
     Raises:
         ValueError: a number is too small, or the folder has a different corpus or other files.
-        OSError: the folder cannot be written or the disk is full; the next call continues from there.
+        OSError: the folder cannot be written or the disk is full; the next call continues from
+            there.
     """
     folder = Path(folder)
     parameters = parameters or CorpusParameters()
@@ -148,41 +167,59 @@ def make_corpus(
         if num_workers > 1:
             # Spawned, not forked: a forked process with torch's threads can hang.
             context = multiprocessing.get_context("spawn")
-            pool = concurrent.futures.ProcessPoolExecutor(min(num_workers, len(waiting)), mp_context=context)
+            pool = concurrent.futures.ProcessPoolExecutor(
+                min(num_workers, len(waiting)), mp_context=context
+            )
             done = stack.enter_context(pool).map(do, waiting)
         for (count, _, _), some in zip(waiting, done, strict=True):
             rows += some
             bar.update(count)
     write_lists(paths, parameters.seed, rows)
     with atomic_write(folder / "complete.json") as file:
-        json.dump({"files": num_files, "seconds": round(sum(row["seconds"] for row in rows), 1)}, file)
+        json.dump(
+            {"files": num_files, "seconds": round(sum(row["seconds"] for row in rows), 1)}, file
+        )
     return paths
 
 
 def _is_complete(folder: Path, parameters: CorpusParameters) -> bool:
-    """Whether the corpus is complete; writes the parameters to an empty folder, raises ValueError for any other."""
+    """Whether the corpus is complete; writes the parameters to an empty folder, raises ValueError
+    for any other.
+    """
     wanted = asdict(parameters)
     # Target trials need two sessions.
-    lowest = {"num_trial_speakers": 2, "trial_utterances_per_speaker": max(2, parameters.utterances_per_session + 1)}
+    lowest = {
+        "num_trial_speakers": 2,
+        "trial_utterances_per_speaker": max(2, parameters.utterances_per_session + 1),
+    }
     lowest |= dict.fromkeys(("num_noises", "num_rooms", "seed"), 0)
     for name, value in wanted.items():
         if value < lowest.get(name, 1):
-            raise ValueError(f"synthetic corpus: {name} is {value}; it must be at least {lowest.get(name, 1)}")
+            raise ValueError(
+                f"synthetic corpus: {name} is {value}; it must be at least {lowest.get(name, 1)}"
+            )
     written = folder / "parameters.json"
     if written.exists():
-        with reading(written, f"the parameters of a synthetic corpus; delete {folder} or give a different folder"):
+        with reading(
+            written,
+            f"the parameters of a synthetic corpus; delete {folder} or give a different folder",
+        ):
             found = dict(json.loads(written.read_text(encoding="utf-8")))
         # Refused rather than made again: deleting thousands of files is the user's decision.
         if changed := [
-            f"{name} {found.get(name)!r} -> {one!r}" for name, one in wanted.items() if found.get(name) != one
+            f"{name} {found.get(name)!r} -> {one!r}"
+            for name, one in wanted.items()
+            if found.get(name) != one
         ]:
             raise ValueError(
-                f"{folder} has a synthetic corpus with different parameters ({', '.join(changed)}); delete it or give "
-                "a different folder"
+                f"{folder} has a synthetic corpus with different parameters "
+                f"({', '.join(changed)}); delete it or give a different folder"
             )
         return (folder / "complete.json").exists()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} exists and is not a synthetic corpus; give an empty or new folder")
+        raise ValueError(
+            f"{folder} exists and is not a synthetic corpus; give an empty or new folder"
+        )
     with atomic_write(written) as file:
         json.dump(wanted, file, indent=1)
     return False

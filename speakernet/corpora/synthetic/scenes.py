@@ -1,11 +1,11 @@
-"""The surroundings of a synthetic voice: rooms, recording sessions (room, microphone, background, level) and noises;
-and the files and lists of a corpus.
+"""The surroundings of a synthetic voice: rooms, recording sessions (room, microphone, background,
+level) and noises; and the files and lists of a corpus.
 
-All utterances of a session share these, so that trials between sessions compare voices and not channels. Rooms and
-noises also serve as augmentation.
+All utterances of a session share these, so that trials between sessions compare voices and not
+channels. Rooms and noises also serve as augmentation.
 
-Source: Allen & Berkley, "Image method for efficiently simulating small-room acoustics", JASA 65 (1979); decay time by
-Eyring's formula.
+Source: Allen & Berkley, "Image method for efficiently simulating small-room acoustics", JASA 65
+(1979); decay time by Eyring's formula.
 """
 
 import csv
@@ -19,7 +19,14 @@ import numpy as np
 from scipy import fft
 from scipy.ndimage import gaussian_filter1d
 
-from speakernet.corpora.synthetic.speech import HOP, SAMPLE_RATE, draw_phones, draw_voice, lay_out, synthesise
+from speakernet.corpora.synthetic.speech import (
+    HOP,
+    SAMPLE_RATE,
+    draw_phones,
+    draw_voice,
+    lay_out,
+    synthesise,
+)
 from speakernet.data.audio import audio_info, write_audio
 from speakernet.data.lists import write_training_list, write_trials
 from speakernet.files import atomic_write
@@ -29,7 +36,8 @@ SPEED_OF_SOUND = 343.0  # m/s
 EARLY_SECONDS = 0.05  # images up to here; later ones are so dense that noise is as good
 IMAGE_ORDER = 5  # reflections along one axis; reaches EARLY_SECONDS in rooms from about 3 m
 
-# Sides in metres (low, high) and decay time to -60 dB in seconds (low, high), named as in RIRS_NOISES.
+# Sides in metres (low, high) and decay time to -60 dB in seconds (low, high), named as in
+# RIRS_NOISES.
 ROOM_KINDS: dict[str, tuple[tuple[float, float], tuple[float, float]]] = {
     "smallroom": ((2.5, 6.0), (0.15, 0.4)),
     "mediumroom": ((6.0, 12.0), (0.3, 0.7)),
@@ -43,7 +51,9 @@ def draw_room_response(
     *,
     distance_metres: tuple[float, float] = (0.3, 2.5),
 ) -> np.ndarray:
-    """RIR of a random room of this kind, from a talker to a microphone; (samples,) float32, direct path 1."""
+    """RIR of a random room of this kind, from a talker to a microphone; (samples,) float32, direct
+    path 1.
+    """
     (shortest, longest), (dry, wet) = ROOM_KINDS[kind]
     sides = generator.uniform(shortest, longest, 3)
     sides[2] = generator.uniform(2.4, 3.5 if kind == "smallroom" else 6.0)
@@ -62,13 +72,17 @@ def room_response(
     decay_seconds: float,
     generator: np.random.Generator,
 ) -> np.ndarray:
-    """Impulse response from `talker` to `microphone`, (3,) metres each, in a box of `sides`; starts at the direct path.
+    """Impulse response from `talker` to `microphone`, (3,) metres each, in a box of `sides`; starts
+    at the direct path.
 
     Delays are rounded to whole samples. All walls absorb equally.
     """
-    volume, surface = float(np.prod(sides)), 2.0 * float(sides @ np.roll(sides, 1))
+    volume = float(np.prod(sides))
+    surface = 2.0 * float(sides @ np.roll(sides, 1))
     # 0.161 s/m is 24 ln(10) / c.
-    reflection = np.exp(-0.5 * 0.161 * volume / (surface * decay_seconds))  # amplitude; Eyring solved for the walls
+    reflection = np.exp(
+        -0.5 * 0.161 * volume / (surface * decay_seconds)
+    )  # amplitude; Eyring solved for the walls
 
     # Along one axis an image is at 2 n L + s or 2 n L - s, after |2n| or |2n - 1| reflections.
     order = np.arange(-IMAGE_ORDER, IMAGE_ORDER + 1)
@@ -87,9 +101,12 @@ def room_response(
 
     num_early = round(EARLY_SECONDS * SAMPLE_RATE)
     response = np.zeros(num_early + round(decay_seconds * SAMPLE_RATE), dtype=np.float32)
-    response[: num_early + 1] = np.bincount(np.maximum(delay, 0), height, num_early + 1)[: num_early + 1]
+    response[: num_early + 1] = np.bincount(np.maximum(delay, 0), height, num_early + 1)[
+        : num_early + 1
+    ]
 
-    # The tail continues at the level of the last fifth of the early part and falls 60 dB in `decay_seconds`.
+    # The tail continues at the level of the last fifth of the early part and falls 60 dB in
+    # `decay_seconds`.
     level = float(np.sqrt(np.mean(response[num_early * 4 // 5 : num_early] ** 2)))
     tail = generator.standard_normal(len(response) - num_early)
     tail *= level * 10.0 ** (-3.0 * np.arange(len(tail)) / (decay_seconds * SAMPLE_RATE))
@@ -112,13 +129,17 @@ TEMPO_SD = 0.10
 def draw_session(generator: np.random.Generator) -> SimpleNamespace:
     """A random session: the properties shared by the utterances of one recording session."""
     room = draw_room_response(
-        generator, str(generator.choice(["smallroom", "smallroom", "mediumroom"])), distance_metres=(0.15, 1.0)
+        generator,
+        str(generator.choice(["smallroom", "smallroom", "mediumroom"])),
+        distance_metres=(0.15, 1.0),
     )
     microphone = _microphone(generator)
     size = fft.next_fast_len(len(room) + MICROPHONE_TAPS, real=True)
     response = fft.irfft(fft.rfft(room, size) * fft.rfft(microphone, size), size)
     slope_db_per_octave = generator.uniform(-8.0, -1.0)
-    noise_db = slope_db_per_octave * np.log2(np.maximum(_GRID_HZ, 60.0) / 1000.0) + _colour_db(generator, 4.0)
+    noise_db = slope_db_per_octave * np.log2(np.maximum(_GRID_HZ, 60.0) / 1000.0) + _colour_db(
+        generator, 4.0
+    )
     return SimpleNamespace(
         response=response.astype(np.float32),  # (samples,) room and microphone
         # (MICROPHONE_TAPS / 2 + 1,) amplitude of the background over 0..8 kHz
@@ -130,8 +151,12 @@ def draw_session(generator: np.random.Generator) -> SimpleNamespace:
     )
 
 
-def record(session: SimpleNamespace, speech: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Record clean speech in this session: (samples,) -> (samples,) float32 in -1..1; the last echoes are cut off."""
+def record(
+    session: SimpleNamespace, speech: np.ndarray, generator: np.random.Generator
+) -> np.ndarray:
+    """Record clean speech in this session: (samples,) -> (samples,) float32 in -1..1; the last
+    echoes are cut off.
+    """
     num_samples = len(speech)
     size = fft.next_fast_len(num_samples + len(session.response) - 1, real=True)
     spectrum = fft.rfft(speech, size)
@@ -144,17 +169,23 @@ def record(session: SimpleNamespace, speech: np.ndarray, generator: np.random.Ge
 
 
 def shaped_noise(shape: np.ndarray, num_samples: int, generator: np.random.Generator) -> np.ndarray:
-    """Noise with the amplitude spectrum `shape`, evenly spaced over 0..Nyquist; (num_samples,) float32."""
+    """Noise with the amplitude spectrum `shape`, evenly spaced over 0..Nyquist; (num_samples,)
+    float32.
+    """
     size = fft.next_fast_len(num_samples, real=True)
     num_bins = size // 2 + 1
     parts = generator.standard_normal(2 * num_bins, dtype=np.float32)
-    gain = np.interp(np.linspace(0.0, len(shape) - 1.0, num_bins), np.arange(len(shape)), shape).astype(np.float32)
+    gain = np.interp(
+        np.linspace(0.0, len(shape) - 1.0, num_bins), np.arange(len(shape)), shape
+    ).astype(np.float32)
     return fft.irfft(parts.view(np.complex64) * gain, size)[:num_samples]
 
 
 def set_level(waveform: np.ndarray, level_db: float) -> np.ndarray:
     """Scale to an RMS level relative to full scale, lower if the peak would clip; float32."""
-    gain = min(10.0 ** (level_db / 20.0) / _rms(waveform), PEAK / max(float(np.abs(waveform).max()), 1e-9))
+    gain = min(
+        10.0 ** (level_db / 20.0) / _rms(waveform), PEAK / max(float(np.abs(waveform).max()), 1e-9)
+    )
     return (waveform * np.float32(gain)).astype(np.float32, copy=False)
 
 
@@ -166,7 +197,8 @@ def _microphone(generator: np.random.Generator) -> np.ndarray:
     decibels -= 10.0 * np.log10(1.0 + (low_hz / np.maximum(_GRID_HZ, 10.0)) ** 4)
     decibels -= 10.0 * np.log10(1.0 + (_GRID_HZ / high_hz) ** 8)
     taps = np.roll(fft.irfft(10.0 ** (decibels / 20.0), MICROPHONE_TAPS), MICROPHONE_TAPS // 2)
-    # Tapered to zero 16 ms on either side of the centre, which is also the delay; a smooth response needs no more.
+    # Tapered to zero 16 ms on either side of the centre, which is also the delay; a smooth response
+    # needs no more.
     return (taps * np.hanning(MICROPHONE_TAPS)).astype(np.float32)
 
 
@@ -181,11 +213,16 @@ def _rms(waveform: np.ndarray) -> float:
 
 def talker(generator: np.random.Generator, num_samples: int) -> np.ndarray:
     """One more synthetic speaker, talking until the clip is full; (num_samples,) float32."""
-    voice, session = draw_voice(generator), draw_session(generator)
+    voice = draw_voice(generator)
+    session = draw_session(generator)
     pieces: list[np.ndarray] = []
     while sum(map(len, pieces)) < num_samples:
-        tracks = lay_out(draw_phones(generator, 16), generator, tempo=voice.tempo * session.tempo_factor)
-        pieces.append(synthesise(voice, tracks, generator, pitch_shift_octaves=session.pitch_shift_octaves))
+        tracks = lay_out(
+            draw_phones(generator, 16), generator, tempo=voice.tempo * session.tempo_factor
+        )
+        pieces.append(
+            synthesise(voice, tracks, generator, pitch_shift_octaves=session.pitch_shift_octaves)
+        )
     return record(session, np.concatenate(pieces)[:num_samples], generator)
 
 
@@ -198,14 +235,23 @@ def crowd(generator: np.random.Generator, num_samples: int) -> np.ndarray:
 
 
 def machine(generator: np.random.Generator, num_samples: int) -> np.ndarray:
-    """A motor: harmonics of a slowly drifting rotation, broadband noise that beats with it, some knocks."""
+    """A motor: harmonics of a slowly drifting rotation, broadband noise that beats with it, some
+    knocks.
+    """
     frames = num_samples // HOP + 2
     drift = gaussian_filter1d(generator.standard_normal(frames), 40.0) * 3.0
     rotation_hz = generator.uniform(18.0, 160.0) * (1.0 + 0.03 * drift)
     at_sample = np.arange(num_samples)
-    phase = 2.0 * np.pi * np.cumsum(np.interp(at_sample, np.arange(frames) * HOP, rotation_hz)) / SAMPLE_RATE
+    phase = (
+        2.0
+        * np.pi
+        * np.cumsum(np.interp(at_sample, np.arange(frames) * HOP, rotation_hz))
+        / SAMPLE_RATE
+    )
     num_harmonics = int(generator.integers(6, 24))
-    heights = generator.exponential(1.0, num_harmonics) / np.arange(1, num_harmonics + 1) ** generator.uniform(0.2, 1.2)
+    heights = generator.exponential(1.0, num_harmonics) / np.arange(
+        1, num_harmonics + 1
+    ) ** generator.uniform(0.2, 1.2)
     hum = sum(
         height * np.sin(harmonic * phase + generator.uniform(0.0, 6.28))
         for harmonic, height in enumerate(heights, start=1)
@@ -225,7 +271,11 @@ def room_noise(generator: np.random.Generator, num_samples: int) -> np.ndarray:
     """Ventilation, traffic behind a window, rain: coloured noise that swells slowly."""
     noise = _coloured(generator, num_samples, (-10.0, 0.0))
     frames = num_samples // HOP + 2
-    swell = gaussian_filter1d(generator.standard_normal(frames), 60.0) * 12.0 * generator.uniform(0.0, 0.4)
+    swell = (
+        gaussian_filter1d(generator.standard_normal(frames), 60.0)
+        * 12.0
+        * generator.uniform(0.0, 0.4)
+    )
     noise *= np.interp(np.arange(num_samples), np.arange(frames) * HOP, np.exp(swell))
     return set_level(noise.astype(np.float32), -26.0)
 
@@ -235,14 +285,20 @@ def music(generator: np.random.Generator, num_samples: int) -> np.ndarray:
     scale = np.array([0, 2, 4, 5, 7, 9, 11] if generator.random() < 0.5 else [0, 2, 3, 5, 7, 8, 10])
     root_hz = 110.0 * 2.0 ** generator.uniform(0.0, 1.0)
     beat = int(SAMPLE_RATE * generator.uniform(0.22, 0.5))
-    timbres = [generator.exponential(1.0, 8) / np.arange(1, 9) ** generator.uniform(0.5, 1.8) for _ in range(3)]
+    timbres = [
+        generator.exponential(1.0, 8) / np.arange(1, 9) ** generator.uniform(0.5, 1.8)
+        for _ in range(3)
+    ]
     mixture = np.zeros(num_samples + 4 * beat, dtype=np.float32)
     for start in range(0, num_samples, beat):
         degree = int(generator.integers(0, 7))
-        notes = [(0, 24 + int(scale[generator.integers(0, 7)]), 2, 1.0)]  # timbre, semitone, beats, height
+        notes = [
+            (0, 24 + int(scale[generator.integers(0, 7)]), 2, 1.0)
+        ]  # timbre, semitone, beats, height
         if start // beat % 4 == 0:
             notes += [
-                (1, 12 * ((degree + step) // 7) + 12 + int(scale[(degree + step) % 7]), 4, 0.6) for step in (0, 2, 4)
+                (1, 12 * ((degree + step) // 7) + 12 + int(scale[(degree + step) % 7]), 4, 0.6)
+                for step in (0, 2, 4)
             ]
             notes += [(2, int(scale[degree]) - 12, 4, 1.0)]
         for timbre, semitone, beats, height in notes:
@@ -266,28 +322,38 @@ def _note(timbre: np.ndarray, hz: float, num_samples: int) -> np.ndarray:
     envelope = np.minimum(seconds / 0.01, 1.0) * np.exp(-3.0 * seconds)
     harmonics = np.arange(1, len(timbre) + 1)
     is_below_nyquist = harmonics * hz < 0.45 * SAMPLE_RATE
-    waves = np.sin(np.float32(2.0 * np.pi * hz) * harmonics[is_below_nyquist, None].astype(np.float32) * seconds)
+    waves = np.sin(
+        np.float32(2.0 * np.pi * hz)
+        * harmonics[is_below_nyquist, None].astype(np.float32)
+        * seconds
+    )
     return envelope * (timbre[is_below_nyquist].astype(np.float32) @ waves)
 
 
-def _coloured(generator: np.random.Generator, num_samples: int, slopes: tuple[float, float]) -> np.ndarray:
+def _coloured(
+    generator: np.random.Generator, num_samples: int, slopes: tuple[float, float]
+) -> np.ndarray:
     """Noise with a random slope in dB per octave and a few broad resonances."""
     hz = np.linspace(0.0, SAMPLE_RATE / 2, 257)
     decibels = generator.uniform(*slopes) * np.log2(np.maximum(hz, 50.0) / 1000.0)
     for _ in range(3):
-        centre, width = generator.uniform(100.0, 7000.0), generator.uniform(100.0, 1500.0)
+        centre = generator.uniform(100.0, 7000.0)
+        width = generator.uniform(100.0, 1500.0)
         decibels += generator.uniform(-6.0, 15.0) * np.exp(-0.5 * ((hz - centre) / width) ** 2)
     return shaped_noise(10.0 ** (decibels / 20.0), num_samples, generator)
 
 
 SPLITS = ("train", "trial")
 PREFIX = {"train": "syn", "trial": "new"}
-# Keys of the random streams; only append, because a different order would change the corpus of the same parameters.
+# Keys of the random streams; only append, because a different order would change the corpus of the
+# same parameters.
 _VOICE_KEY, _SESSION_KEY, _SENTENCE_KEY, _CLIP_KEY, _ROOM_KEY, _TRIAL_KEY = range(6)
 NOISE_SECONDS = 5.0
-# Relative to full scale, for 16-bit files; `RirBank` divides a response by the root of its energy before convolving.
+# Relative to full scale, for 16-bit files; `RirBank` divides a response by the root of its energy
+# before convolving.
 RESPONSE_PEAK = 0.5
-MAX_TARGETS, NONTARGETS_PER_TARGET = 12, 8
+MAX_TARGETS = 12
+NONTARGETS_PER_TARGET = 8
 """Maximum number of target trials of a speaker, and non-target trials for each of them."""
 
 # A task makes some files and returns one row per utterance: (number of files, function, arguments).
@@ -299,19 +365,38 @@ def tasks(paths: SimpleNamespace, parameters: Any) -> Iterator[Task]:
     seed = parameters.seed
     for split, count, utterances, root in (
         ("train", parameters.num_speakers, parameters.utterances_per_speaker, paths.train_path),
-        ("trial", parameters.num_trial_speakers, parameters.trial_utterances_per_speaker, paths.test_path),
+        (
+            "trial",
+            parameters.num_trial_speakers,
+            parameters.trial_utterances_per_speaker,
+            paths.test_path,
+        ),
     ):
         for speaker in range(count):
-            yield utterances, _make_speaker, (root, split, speaker, utterances, parameters.utterances_per_session, seed)
+            yield (
+                utterances,
+                _make_speaker,
+                (root, split, speaker, utterances, parameters.utterances_per_session, seed),
+            )
     # Talkers twice, because babble mixes three to seven different ones.
     makers = itertools.cycle([*NOISES, "talker"])
     for number, kind in zip(range(parameters.num_noises), makers, strict=False):
         category = NOISES[kind][0]
-        path = paths.noise_path / category / "synthetic" / f"{category}-{kind}-{number:04d}" / "00000.wav"
+        path = (
+            paths.noise_path
+            / category
+            / "synthetic"
+            / f"{category}-{kind}-{number:04d}"
+            / "00000.wav"
+        )
         yield 1, _make_noise, (path, kind, number, seed)
     for number, kind in zip(range(parameters.num_rooms), itertools.cycle(ROOM_KINDS), strict=False):
         room = f"Room{number // len(ROOM_KINDS) + 1:03d}"
-        yield 1, _make_room, (paths.rir_path / kind / room / f"{room}-00001.wav", kind, number, seed)
+        yield (
+            1,
+            _make_room,
+            (paths.rir_path / kind / room / f"{room}-00001.wav", kind, number, seed),
+        )
 
 
 def do(task: Task) -> list[Row]:
@@ -319,7 +404,9 @@ def do(task: Task) -> list[Row]:
     return function(*arguments)
 
 
-def _make_speaker(root: Path, split: str, speaker: int, utterances: int, per_session: int, seed: int) -> list[Row]:
+def _make_speaker(
+    root: Path, split: str, speaker: int, utterances: int, per_session: int, seed: int
+) -> list[Row]:
     """Make the missing utterances of one speaker; returns one row per utterance."""
     keys = (SPLITS.index(split), speaker)
     voice = draw_voice(numpy_generator(seed, _VOICE_KEY, *keys))
@@ -331,11 +418,15 @@ def _make_speaker(root: Path, split: str, speaker: int, utterances: int, per_ses
         session = session if within else None
         path = root / name / f"session{session_number:02d}" / f"{number:05d}.wav"
         if not path.exists():
-            session = session or draw_session(numpy_generator(seed, _SESSION_KEY, *keys, session_number))
+            session = session or draw_session(
+                numpy_generator(seed, _SESSION_KEY, *keys, session_number)
+            )
             generator = numpy_generator(seed, _SENTENCE_KEY, *keys, number)
             phones = draw_phones(generator, int(generator.integers(10, 16)))
             tracks = lay_out(phones, generator, tempo=voice.tempo * session.tempo_factor)
-            speech = synthesise(voice, tracks, generator, pitch_shift_octaves=session.pitch_shift_octaves)
+            speech = synthesise(
+                voice, tracks, generator, pitch_shift_octaves=session.pitch_shift_octaves
+            )
             write_audio(path, record(session, speech, generator), SAMPLE_RATE)
         rows.append(
             {
@@ -350,21 +441,31 @@ def _make_speaker(root: Path, split: str, speaker: int, utterances: int, per_ses
 
 def _make_noise(path: Path, kind: str, number: int, seed: int) -> list[Row]:
     if not path.exists():
-        clip = NOISES[kind][1](numpy_generator(seed, _CLIP_KEY, number), round(NOISE_SECONDS * SAMPLE_RATE))
+        clip = NOISES[kind][1](
+            numpy_generator(seed, _CLIP_KEY, number), round(NOISE_SECONDS * SAMPLE_RATE)
+        )
         write_audio(path, clip, SAMPLE_RATE)
     return []
 
 
 def _make_room(path: Path, kind: str, number: int, seed: int) -> list[Row]:
     if not path.exists():
-        response = draw_room_response(numpy_generator(seed, _ROOM_KEY, number), kind, distance_metres=(0.5, 4.0))
-        write_audio(path, response * np.float32(RESPONSE_PEAK / np.abs(response).max()), SAMPLE_RATE)
+        response = draw_room_response(
+            numpy_generator(seed, _ROOM_KEY, number), kind, distance_metres=(0.5, 4.0)
+        )
+        write_audio(
+            path, response * np.float32(RESPONSE_PEAK / np.abs(response).max()), SAMPLE_RATE
+        )
     return []
 
 
 def write_lists(paths: SimpleNamespace, seed: int, rows: list[Row]) -> None:
-    write_training_list(paths.train_list, ((row["speaker"], row["path"]) for row in rows if row["part"] == "train"))
-    write_trials(paths.test_list, draw_trials([row for row in rows if row["part"] == "trial"], seed))
+    write_training_list(
+        paths.train_list, ((row["speaker"], row["path"]) for row in rows if row["part"] == "train")
+    )
+    write_trials(
+        paths.test_list, draw_trials([row for row in rows if row["part"] == "trial"], seed)
+    )
     speakers = list({row["speaker"]: row for row in rows}.values())
     located = [{**row, "path": f"{row['part']}/{row['path']}"} for row in rows]
     for path, columns, table in (
@@ -378,7 +479,9 @@ def write_lists(paths: SimpleNamespace, seed: int, rows: list[Row]) -> None:
 
 
 def draw_trials(rows: list[Row], seed: int) -> list[tuple[int, str, str]]:
-    """Trials among these: targets between sessions, non-targets between speakers, every other one within a gender."""
+    """Trials among these: targets between sessions, non-targets between speakers, every other one
+    within a gender.
+    """
     generator = numpy_generator(seed, _TRIAL_KEY)
     by_speaker: dict[str, list[Row]] = {}
     for row in rows:
@@ -394,7 +497,8 @@ def draw_trials(rows: list[Row], seed: int) -> list[tuple[int, str, str]]:
         seen: set[tuple[str, str]] = set()
         for attempt in range(3 * wanted):
             pool = alike if attempt % 2 else others
-            enrol, test = own[int(generator.integers(len(own)))], pool[int(generator.integers(len(pool)))]
+            enrol = own[int(generator.integers(len(own)))]
+            test = pool[int(generator.integers(len(pool)))]
             if len(seen) < wanted:
                 seen.add((enrol["path"], test["path"]))
         trials += [(0, enrol, test) for enrol, test in sorted(seen)]

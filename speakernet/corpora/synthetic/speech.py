@@ -1,11 +1,12 @@
-"""Synthetic speech: random sentences as tracks over time, and their source-filter synthesis in a random voice.
+"""Synthetic speech: random sentences as tracks over time, and their source-filter synthesis in a
+random voice.
 
-A sentence is drawn as a sequence of phones and laid out as one row per frame of 8 ms. A glottal pulse train and noise
-(the source) pass through a cascade of formant resonators (the filter) that changes with every frame. The result is
-clean close-talk speech; `scenes` puts it into a room.
+A sentence is drawn as a sequence of phones and laid out as one row per frame of 8 ms. A glottal
+pulse train and noise (the source) pass through a cascade of formant resonators (the filter) that
+changes with every frame. The result is clean close-talk speech; `scenes` puts it into a room.
 
-Source: Klatt & Klatt, "Analysis, synthesis, and perception of voice quality variations among female and male talkers",
-JASA 87 (1990), for the pulse (KLGLOTT88) and the nasal pole-zero pair.
+Source: Klatt & Klatt, "Analysis, synthesis, and perception of voice quality variations among female
+and male talkers", JASA 87 (1990), for the pulse (KLGLOTT88) and the nasal pole-zero pair.
 """
 
 import collections
@@ -17,9 +18,10 @@ from scipy.ndimage import gaussian_filter1d
 
 FRAME_SECONDS = 0.008
 
-# Formants 1-3 in Hz of a 17.5-cm vocal tract. Vowels: means of the 33 men of Peterson & Barney, "Control methods used
-# in a study of the vowels", JASA 24 (1952), table II. Consonants: round figures in the range of Klatt, "Software for a
-# cascade/parallel formant synthesizer", JASA 67 (1980), table III.
+# Formants 1-3 in Hz of a 17.5-cm vocal tract. Vowels: means of the 33 men of Peterson & Barney,
+# "Control methods used in a study of the vowels", JASA 24 (1952), table II. Consonants: round
+# figures in the range of Klatt, "Software for a cascade/parallel formant synthesizer", JASA 67
+# (1980), table III.
 VOWELS: dict[str, tuple[float, float, float]] = {
     "i": (270, 2290, 3010),
     "I": (390, 1990, 2550),
@@ -65,8 +67,8 @@ Segment = collections.namedtuple(
     "formants seconds stretch voicing aspiration frication noise_hz noise_width_hz nasality",
     defaults=(1.0, 0.0, 0.0, 0.0, 4000.0, 1500.0, 0.0),
 )
-"""One steady target: formants in Hz (None: those of the next vowel), duration in seconds, how much tempo and chance
-stretch it, gains of the sources, band of the frication, nasality."""
+"""One steady target: formants in Hz (None: those of the next vowel), duration in seconds, how much
+tempo and chance stretch it, gains of the sources, band of the frication, nasality."""
 ASPIRATION = Segment(None, 0.035, aspiration=0.10)
 SILENCE = Segment((500, 1500, 2500), 0.14)
 
@@ -78,15 +80,22 @@ PHONES = {
         for name, (formants, nasality) in SONORANTS.items()
     },
     **{
-        name: (Segment(formants, 0.095, voicing=voicing, frication=gain, noise_hz=hz, noise_width_hz=width),)
+        name: (
+            Segment(
+                formants, 0.095, voicing=voicing, frication=gain, noise_hz=hz, noise_width_hz=width
+            ),
+        )
         for name, (formants, gain, hz, width, voicing) in FRICATIVES.items()
     },
     "h": (Segment(None, 0.06, aspiration=0.12),),
-    # Closure, burst, then voice onset: immediately after a voiced stop, otherwise after some aspiration.
+    # Closure, burst, then voice onset: immediately after a voiced stop, otherwise after some
+    # aspiration.
     **{
         name: (
             Segment(formants, 0.055, voicing=0.06 if is_voiced else 0.0),
-            Segment(formants, 0.012, stretch=0.3, frication=0.30, noise_hz=hz, noise_width_hz=width),
+            Segment(
+                formants, 0.012, stretch=0.3, frication=0.30, noise_hz=hz, noise_width_hz=width
+            ),
             *(() if is_voiced else (ASPIRATION,)),
         )
         for name, (formants, hz, width, is_voiced) in STOPS.items()
@@ -99,7 +108,9 @@ _CONSONANT_NAMES = PHONE_NAMES[1 + len(VOWELS) :]
 
 
 def draw_phones(generator: np.random.Generator, num_syllables: int) -> list[str]:
-    """A random sentence: words of one to three syllables (consonant, vowel, maybe a final consonant), with pauses."""
+    """A random sentence: words of one to three syllables (consonant, vowel, maybe a final
+    consonant), with pauses.
+    """
     phones = ["sil"]
     while num_syllables > 0:
         word_length = min(int(generator.integers(1, 4)), num_syllables)
@@ -115,8 +126,11 @@ def draw_phones(generator: np.random.Generator, num_syllables: int) -> list[str]
     return [*phones, "sil"]
 
 
-def lay_out(phones: list[str], generator: np.random.Generator, *, tempo: float = 1.0) -> SimpleNamespace:
-    """A sentence spoken at `tempo` (1 is about 4 syllables per second, higher is faster), one row per frame of 8 ms.
+def lay_out(
+    phones: list[str], generator: np.random.Generator, *, tempo: float = 1.0
+) -> SimpleNamespace:
+    """A sentence spoken at `tempo` (1 is about 4 syllables per second, higher is faster), one row
+    per frame of 8 ms.
 
     Gains are linear, frequencies in Hz of a 17.5-cm vocal tract.
     """
@@ -152,7 +166,9 @@ def lay_out(phones: list[str], generator: np.random.Generator, *, tempo: float =
         noise_width_hz=smooth[:, 1],
         nasality=smooth[:, 2],
         # 0..1, one bump per stressed syllable
-        stress=gaussian_filter1d(spread((is_stressed & is_vowel)[phone_of_segment].astype(np.float64)), 8.0),
+        stress=gaussian_filter1d(
+            spread((is_stressed & is_vowel)[phone_of_segment].astype(np.float64)), 8.0
+        ),
     )
 
 
@@ -164,24 +180,29 @@ NUM_FORMANTS = 8  # one per kHz up to the Nyquist frequency
 PULSE_TABLE = 2048
 NASAL_POLE_HZ = 280.0
 
-# How much speakers differ (standard deviations). Together with the spreads in `scenes`, this sets the difficulty.
+# How much speakers differ (standard deviations). Together with the spreads in `scenes`, this sets
+# the difficulty.
 TRACT_SD = 0.05  # share of the vocal tract's length, within a gender
-# Formants at 3.5 % (colour 4 dB, SNR 12 to 32 dB) were nearly hopeless, with an EER of 26 % after 12 epochs; at 8 %
-# (2 dB, 18 to 38 dB) it was 3.5 %; these values gave 5.2 % after 16 epochs with the recipe at the time.
+# Formants at 3.5 % (colour 4 dB, SNR 12 to 32 dB) were nearly hopeless, with an EER of 26 % after
+# 12 epochs; at 8 % (2 dB, 18 to 38 dB) it was 3.5 %; these values gave 5.2 % after 16 epochs with
+# the recipe at the time.
 FORMANT_SD = 0.07  # share, of each formant of a speaker
 PHONE_SD = 0.04  # share, of each formant of each phone of a speaker
 PITCH_SD_OCTAVES = 0.25
 
 
 def draw_voice(generator: np.random.Generator) -> SimpleNamespace:
-    """A random speaker: all constant properties. Factors multiply the values of a 17.5-cm vocal tract."""
+    """A random speaker: all constant properties. Factors multiply the values of a 17.5-cm vocal
+    tract.
+    """
     is_male = bool(generator.random() < 0.5)
     tract = (17.2 if is_male else 15.0) * float(np.exp(generator.normal(0.0, TRACT_SD)))
     individual = np.exp(generator.normal(0.0, FORMANT_SD, NUM_FORMANTS))
     return SimpleNamespace(
         gender="m" if is_male else "f",
         tract_centimetres=tract,
-        pitch_hz=(118.0 if is_male else 200.0) * 2.0 ** float(generator.normal(0.0, PITCH_SD_OCTAVES)),
+        pitch_hz=(118.0 if is_male else 200.0)
+        * 2.0 ** float(generator.normal(0.0, PITCH_SD_OCTAVES)),
         pitch_range_octaves=float(generator.uniform(0.12, 0.45)),
         tempo=float(np.exp(generator.normal(0.0, 0.15))),
         open_quotient=float(generator.uniform(0.45, 0.75)),
@@ -202,23 +223,34 @@ def draw_voice(generator: np.random.Generator) -> SimpleNamespace:
 
 
 def synthesise(
-    voice: SimpleNamespace, tracks: SimpleNamespace, generator: np.random.Generator, *, pitch_shift_octaves: float = 0.0
+    voice: SimpleNamespace,
+    tracks: SimpleNamespace,
+    generator: np.random.Generator,
+    *,
+    pitch_shift_octaves: float = 0.0,
 ) -> np.ndarray:
-    """Speak one sentence: (samples,) float32, 16 kHz, at no particular level, without room or noise."""
+    """Speak one sentence: (samples,) float32, 16 kHz, at no particular level, without room or
+    noise.
+    """
     pitch_hz = _pitch_contour(voice, tracks, generator, pitch_shift_octaves)
     num_samples = (len(tracks.phone) + 1) * HOP
     noise = generator.standard_normal(num_samples, dtype=np.float32)
     source = _glottal_source(voice, pitch_hz, noise, generator)
 
-    frequencies = np.arange(FFT_SIZE // 2 + 1, dtype=np.float32) * np.float32(SAMPLE_RATE / FFT_SIZE)
+    frequencies = np.arange(FFT_SIZE // 2 + 1, dtype=np.float32) * np.float32(
+        SAMPLE_RATE / FFT_SIZE
+    )
     tilt = 1.0 / (1.0 + 1j * frequencies / np.float32(voice.tilt_hz))
     voiced = _spectra(source)  # (frames, bins)
     voiced *= tracks.voicing.astype(np.float32)[:, None] * tilt.astype(np.complex64)
     unvoiced = _spectra(noise)
-    voiced += unvoiced * (tracks.aspiration.astype(np.float32)[:, None] * np.abs(tilt).astype(np.float32))
+    voiced += unvoiced * (
+        tracks.aspiration.astype(np.float32)[:, None] * np.abs(tilt).astype(np.float32)
+    )
     voiced *= _vocal_tract(voice, tracks)
 
-    # Frication arises at the front of the tract: its band is the phone's, shifted by the speaker's front cavity.
+    # Frication arises at the front of the tract: its band is the phone's, shifted by the speaker's
+    # front cavity.
     fricated = np.flatnonzero(tracks.frication > 1e-4)
     centre = (tracks.noise_hz[fricated] * voice.frication_factor).astype(np.float32)[:, None]
     width = tracks.noise_width_hz[fricated].astype(np.float32)[:, None]
@@ -229,7 +261,10 @@ def synthesise(
 
 
 def _pitch_contour(
-    voice: SimpleNamespace, tracks: SimpleNamespace, generator: np.random.Generator, shift_octaves: float
+    voice: SimpleNamespace,
+    tracks: SimpleNamespace,
+    generator: np.random.Generator,
+    shift_octaves: float,
 ) -> np.ndarray:
     """(frames,) Hz: falls over the sentence, rises on stressed syllables, wanders, and trembles."""
     frames = len(tracks.phone)
@@ -245,7 +280,9 @@ def _pitch_contour(
 def _glottal_source(
     voice: SimpleNamespace, pitch_hz: np.ndarray, noise: np.ndarray, generator: np.random.Generator
 ) -> np.ndarray:
-    """Derivative of the glottal flow plus breath noise while the glottis is open; (samples,) float32."""
+    """Derivative of the glottal flow plus breath noise while the glottis is open; (samples,)
+    float32.
+    """
     num_samples = len(noise)
     at_frame = (np.arange(len(pitch_hz)) + 1.0) * HOP
     phase = np.cumsum(np.interp(np.arange(num_samples), at_frame, pitch_hz)) * (1.0 / SAMPLE_RATE)
@@ -253,12 +290,16 @@ def _glottal_source(
     place = ((phase - period) * PULSE_TABLE).astype(np.int64)
     pulse = _pulse_table(voice.open_quotient, voice.pitch_hz)
     is_open = (np.arange(PULSE_TABLE) < voice.open_quotient * PULSE_TABLE).astype(np.float32)
-    shimmer = np.exp(voice.shimmer * generator.standard_normal(int(period[-1]) + 1)).astype(np.float32)
+    shimmer = np.exp(voice.shimmer * generator.standard_normal(int(period[-1]) + 1)).astype(
+        np.float32
+    )
     return pulse[place] * shimmer[period] + np.float32(voice.breathiness) * is_open[place] * noise
 
 
 def _pulse_table(open_quotient: float, pitch_hz: float) -> np.ndarray:
-    """One period of KLGLOTT88's flow derivative, with only as many harmonics as fit below the Nyquist frequency."""
+    """One period of KLGLOTT88's flow derivative, with only as many harmonics as fit below the
+    Nyquist frequency.
+    """
     place = np.arange(PULSE_TABLE) / (PULSE_TABLE * open_quotient)
     spectrum = fft.rfft(np.where(place < 1.0, 2.0 * place - 3.0 * place**2, 0.0))
     spectrum[0] = 0.0
@@ -270,8 +311,8 @@ def _pulse_table(open_quotient: float, pitch_hz: float) -> np.ndarray:
 def _spectra(signal: np.ndarray) -> np.ndarray:
     """(samples,) -> (frames, bins) complex64 of Hann windows that add up to one."""
     window = (0.5 - 0.5 * np.cos(2.0 * np.pi * np.arange(WINDOW) / WINDOW)).astype(np.float32)
-    # All frames at once: a sample-by-sample filter with changing coefficients could not be vectorised; this runs at
-    # about 430 x real time on one core.
+    # All frames at once: a sample-by-sample filter with changing coefficients could not be
+    # vectorised; this runs at about 430 x real time on one core.
     frames = np.lib.stride_tricks.sliding_window_view(signal, WINDOW)[::HOP]
     return fft.rfft(frames * window, FFT_SIZE, axis=1)
 
@@ -287,15 +328,22 @@ def _overlap_add(frames: np.ndarray) -> np.ndarray:
 
 
 def _vocal_tract(voice: SimpleNamespace, tracks: SimpleNamespace) -> np.ndarray:
-    """Transfer function of the tract at every frame, (frames, bins) complex64: resonators of unit gain at 0 Hz."""
+    """Transfer function of the tract at every frame, (frames, bins) complex64: resonators of unit
+    gain at 0 Hz.
+    """
     individual = tracks.formants * voice.phone_factors[tracks.phone]
     low = gaussian_filter1d(individual, voice.coarticulation_frames, axis=0, mode="nearest")
-    high = np.broadcast_to(500.0 + 1000.0 * np.arange(3, NUM_FORMANTS), (len(tracks.phone), NUM_FORMANTS - 3))
+    high = np.broadcast_to(
+        500.0 + 1000.0 * np.arange(3, NUM_FORMANTS), (len(tracks.phone), NUM_FORMANTS - 3)
+    )
     hz = np.concatenate([low, high], axis=1) * voice.formant_factors
     hz = np.minimum(hz, 0.495 * SAMPLE_RATE)
-    # Bandwidths grow with frequency (about 60 Hz at F1, 400 Hz at the top). Poles that a short tract would have above
-    # the Nyquist frequency are flattened: piled up at the edge, they would ring louder than the vowel.
-    bandwidth = voice.bandwidth_factor * (50.0 + 0.02 * hz + 4e-6 * hz**2) + 4.0 * np.maximum(hz - 6600.0, 0.0)
+    # Bandwidths grow with frequency (about 60 Hz at F1, 400 Hz at the top). Poles that a short
+    # tract would have above the Nyquist frequency are flattened: piled up at the edge, they would
+    # ring louder than the vowel.
+    bandwidth = voice.bandwidth_factor * (50.0 + 0.02 * hz + 4e-6 * hz**2) + 4.0 * np.maximum(
+        hz - 6600.0, 0.0
+    )
     denominator = _resonator_polynomials(hz, bandwidth)
 
     # Nasal pole and zero cancel in oral sounds; the zero moves away as the velum opens.
@@ -311,7 +359,9 @@ def _vocal_tract(voice: SimpleNamespace, tracks: SimpleNamespace) -> np.ndarray:
 
 
 def _resonator_polynomials(hz: np.ndarray, bandwidth_hz: np.ndarray) -> np.ndarray:
-    """Product of each frame's second-order sections, (frames, sections) -> (frames, 2 * sections + 1), 1 at DC."""
+    """Product of each frame's second-order sections, (frames, sections) -> (frames, 2 * sections +
+    1), 1 at DC.
+    """
     radius = np.exp(-np.pi * bandwidth_hz / SAMPLE_RATE)
     first = -2.0 * radius * np.cos(2.0 * np.pi * hz / SAMPLE_RATE)
     second = radius**2

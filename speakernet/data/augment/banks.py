@@ -1,8 +1,10 @@
-"""The audio that augmentation reads from disk: clips of noise, music and talkers, and RIRs with their spectra.
+"""The audio that augmentation reads from disk: clips of noise, music and talkers, and RIRs with
+their spectra.
 
-An RIR is a room impulse response. This file handles folders and files; random choices and mixing are in `augmenter.py`.
-`ResidentBanks` keep everything on the device where batches are augmented, so that no utterance needs a read; their
-results equal those of the banks on the host (a test compares them).
+An RIR is a room impulse response. This file handles folders and files; random choices and mixing
+are in `augmenter.py`. `ResidentBanks` keep everything on the device where batches are augmented, so
+that no utterance needs a read; their results equal those of the banks on the host (a test compares
+them).
 """
 
 import contextlib
@@ -26,7 +28,14 @@ from speakernet.data.lookup import LookupTable, mapped
 from speakernet.data.on_device import DeviceAudio, send, to_float
 from speakernet.data.packed import PackedRows, PackedSource, RamRows, is_packed
 from speakernet.data.sharing import shared_zeros
-from speakernet.data.sources import INT16_SCALE, AudioCache, AudioSource, FolderRows, FolderSource, RowReader
+from speakernet.data.sources import (
+    INT16_SCALE,
+    AudioCache,
+    AudioSource,
+    FolderRows,
+    FolderSource,
+    RowReader,
+)
 from speakernet.files import own_command, parallel_map
 from speakernet.parallel import distributed
 from speakernet.terminal import MAX_NAMED, counted
@@ -37,24 +46,33 @@ CLEAN, REVERB, MUSIC, BABBLE, NOISE = range(5)
 KINDS = ("clean", "reverb", "music", "babble", "noise")
 # Folder names of MUSAN -> our names for the kinds of noise.
 MUSAN_FOLDERS = {"noise": "noise", "music": "music", "speech": "babble"}
-# Paths of noises among RIRS_NOISES: a folder, and recordings beside the RIRs of its isotropic rooms.
+# Paths of noises among RIRS_NOISES: a folder, and recordings beside the RIRs of its isotropic
+# rooms.
 NOISES_AMONG_RIRS = ("/pointsource_noises/", "_noise_")
-# Transform lengths are multiples of this: few different lengths, which is faster, with many factors of two.
+# Transform lengths are multiples of this: few different lengths, which is faster, with many factors
+# of two.
 FFT_BLOCK = 1024
 # Responses of microphones are stored at this many frequencies, evenly spaced in log frequency.
-RESPONSE_POINTS, LOWEST_RESPONSE_HZ, RESPONSE_FFT = 64, 60.0, 1 << 14
-DEEPEST_RESPONSE_DB = 40.0  # below the mean; frequencies that a device does not pass would only be silence
+RESPONSE_POINTS = 64
+LOWEST_RESPONSE_HZ = 60.0
+RESPONSE_FFT = 1 << 14
+DEEPEST_RESPONSE_DB = (
+    40.0  # below the mean; frequencies that a device does not pass would only be silence
+)
 ENERGY_BLOCK = 64  # samples per stored energy
 BLOCKS_AT_ONCE = 1 << 16
 SHOWN_BYTES = 64 << 20  # of noise; less is decoded before anyone could look at a progress bar
-SHOWN_CLIPS_SAMPLES, SHOWN_RIRS = 32_000_000, 1000
+SHOWN_CLIPS_SAMPLES = 32_000_000
+SHOWN_RIRS = 1000
 CHECKED_SECONDS = 0.1  # at both ends of a noise file, before the first step
 NUM_CHECKERS = 8  # threads, because most of the time is spent waiting for the disk
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """Every choice for one batch. Sources are the clips to add, in the order of their utterances."""
+    """Every choice for one batch. Sources are the clips to add, in the order of their
+    utterances.
+    """
 
     kinds: np.ndarray
     rirs: np.ndarray
@@ -67,7 +85,8 @@ class Drawn:
     telephone: np.ndarray
     codec: np.ndarray
     microphones: np.ndarray
-    """Utterances with a different microphone, and its response in dB (these utterances, RESPONSE_POINTS)."""
+    """Utterances with a different microphone, and its response in dB (these utterances,
+    RESPONSE_POINTS)."""
     responses_db: np.ndarray
 
 
@@ -82,7 +101,9 @@ class Ingredients(NamedTuple):
 
 
 def block_energies(samples: np.ndarray) -> np.ndarray:
-    """Energy of all int16 samples before each block, int64 (blocks + 1,); for `energies_of_crops`."""
+    """Energy of all int16 samples before each block, int64 (blocks + 1,); for
+    `energies_of_crops`.
+    """
     num_blocks = len(samples) // ENERGY_BLOCK
     blocks = samples[: num_blocks * ENERGY_BLOCK].reshape(-1, ENERGY_BLOCK)
     sums = np.zeros(num_blocks + 1, dtype=np.int64)
@@ -93,16 +114,25 @@ def block_energies(samples: np.ndarray) -> np.ndarray:
     return np.cumsum(sums)
 
 
-def energies_of_crops(sums: np.ndarray, samples: np.ndarray, firsts: np.ndarray, num_samples: int) -> np.ndarray:
-    """Sums of squares of `num_samples` (two blocks or more) from each of `firsts` on, exact, int64 (crops,)."""
-    begins, ends = -(-firsts // ENERGY_BLOCK), (firsts + num_samples) // ENERGY_BLOCK
+def energies_of_crops(
+    sums: np.ndarray, samples: np.ndarray, firsts: np.ndarray, num_samples: int
+) -> np.ndarray:
+    """Sums of squares of `num_samples` (two blocks or more) from each of `firsts` on, exact, int64
+    (crops,).
+    """
+    begins = -(-firsts // ENERGY_BLOCK)
+    ends = (firsts + num_samples) // ENERGY_BLOCK
     # The samples before the first whole block and after the last one.
     places = np.arange(ENERGY_BLOCK)
-    heads, tails = firsts[:, None] + places, (ends * ENERGY_BLOCK)[:, None] + places
+    heads = firsts[:, None] + places
+    tails = (ends * ENERGY_BLOCK)[:, None] + places
     is_inside = np.concatenate(
         [heads < (begins * ENERGY_BLOCK)[:, None], tails < (firsts + num_samples)[:, None]], axis=1
     )
-    edges = samples[np.where(is_inside, np.concatenate([heads, tails], axis=1), 0)].astype(np.int64) * is_inside
+    edges = (
+        samples[np.where(is_inside, np.concatenate([heads, tails], axis=1), 0)].astype(np.int64)
+        * is_inside
+    )
     return sums[ends] - sums[begins] + (edges * edges).sum(axis=1)
 
 
@@ -120,7 +150,9 @@ class ClipBank:
         return len(self.rows)
 
     def read_whole(self, clip: int) -> np.ndarray:
-        """A clip, int16 (its length,); a clip that has become shorter since its header was read is repeated."""
+        """A clip, int16 (its length,); a clip that has become shorter since its header was read is
+        repeated.
+        """
         out = np.zeros(self.lengths[clip], dtype=np.int16)
         have = self.reader.read_row(int(self.rows[clip]), 0, out)
         return np.resize(out[:have], len(out)) if have else out
@@ -130,11 +162,18 @@ class Crops:
     """Crops of one bank, written one by one as needed; those already in memory cost only a cast."""
 
     def __init__(
-        self, bank: ClipBank, clips: np.ndarray, places: np.ndarray, is_wanted: np.ndarray, num_samples: int
+        self,
+        bank: ClipBank,
+        clips: np.ndarray,
+        places: np.ndarray,
+        is_wanted: np.ndarray,
+        num_samples: int,
     ) -> None:
         clips = np.where(is_wanted, clips, 0)
         self._starts = (places * np.maximum(bank.lengths[clips] - num_samples, 0)).astype(np.int64)
-        self._reader, self._rows, self._num_samples = bank.reader, bank.rows[clips], num_samples
+        self._reader = bank.reader
+        self._rows = bank.rows[clips]
+        self._num_samples = num_samples
         self._firsts = [-1] * len(clips)
         powers = np.full(len(clips), np.nan)
         if isinstance(bank.reader, PackedRows):
@@ -154,7 +193,9 @@ class Crops:
         if first >= 0:
             out[:] = self._samples[first : first + self._num_samples]
             return float(INT16_SCALE)
-        if problem := self._reader.fill_one(int(self._rows[source]), int(self._starts[source]), out):
+        if problem := self._reader.fill_one(
+            int(self._rows[source]), int(self._starts[source]), out
+        ):
             raise AudioError(f"augmentation: {problem}; remove the file or fix it")
         return 1.0
 
@@ -169,15 +210,19 @@ def find_audio_files(root: str | Path) -> list[str]:
 
 
 def _open_bank(root: str | Path, sample_rate: int) -> tuple[AudioSource, list[str]]:
-    """Open a folder or a packed corpus, which all processes of a machine map; also returns its audio files' names."""
+    """Open a folder or a packed corpus, which all processes of a machine map; also returns its
+    audio files' names.
+    """
     if is_packed(root):
         packed = PackedSource(root, sample_rate)
         return packed, list(packed.index.names)
-    return FolderSource(root, sample_rate, show_progress=distributed.is_main()), find_audio_files(root)
+    return FolderSource(root, sample_rate, show_progress=distributed.is_main()), find_audio_files(
+        root
+    )
 
 
 class BankFiles(NamedTuple):
-    """The audio files of a folder or packed corpus, and those of them that augmentation cannot use."""
+    """The audio files of a folder or packed corpus, and those that augmentation cannot use."""
 
     source: AudioSource
     names: StringTable
@@ -189,11 +234,13 @@ class BankFiles(NamedTuple):
         if not self.problems:
             return ""
         first = "; ".join(self.problems[row] for row in sorted(self.problems)[:MAX_NAMED])
-        return f"{len(self.problems):,} of {counted(len(self.names), 'file')} left out as unusable: {first}"
+        files = counted(len(self.names), "file")
+        return f"{len(self.problems):,} of {files} left out as unusable: {first}"
 
 
 def open_noise(root: str | Path, sample_rate: int, *, is_fast: bool = False) -> BankFiles:
-    """The noise files of a folder or packed corpus; a few samples at both ends of each are read unless `is_fast`.
+    """The noise files of a folder or packed corpus; a few samples at both ends of each are read
+    unless `is_fast`.
 
     Raises:
         AudioError: there is no usable file.
@@ -209,18 +256,21 @@ def open_noise(root: str | Path, sample_rate: int, *, is_fast: bool = False) -> 
 
     # The samples of a packed corpus have been read once, when it was packed.
     needs_reading = isinstance(source, FolderSource) and not is_fast
-    files = BankFiles(source, names, _problems_of("noise", source, names, check if needs_reading else None))
+    files = BankFiles(
+        source, names, _problems_of("noise", source, names, check if needs_reading else None)
+    )
     if len(files.problems) == len(names):
         first_problem = f"; the first: {files.problems[0]}" if len(names) else ""
         raise AudioError(
-            f"{root} contains {len(names):,} noise files, none of them readable{first_problem}; expected MUSAN's "
-            "folders noise, music and speech"
+            f"{root} contains {len(names):,} noise files, none of them readable{first_problem}; "
+            "expected MUSAN's folders noise, music and speech"
         )
     return files
 
 
 def open_responses(root: str | Path, sample_rate: int, *, is_fast: bool = False) -> BankFiles:
-    """The RIRs of a folder or packed corpus; each is read once unless `is_fast`, and silent ones are problems.
+    """The RIRs of a folder or packed corpus; each is read once unless `is_fast`, and silent ones
+    are problems.
 
     Raises:
         AudioError: there is no usable file.
@@ -236,9 +286,13 @@ def open_responses(root: str | Path, sample_rate: int, *, is_fast: bool = False)
     def check(row: int) -> None:
         _read_response(source, table[row])
 
-    files = BankFiles(source, table, _problems_of("responses", source, table, None if is_fast else check))
+    files = BankFiles(
+        source, table, _problems_of("responses", source, table, None if is_fast else check)
+    )
     if len(files.problems) == len(names):
-        raise AudioError(f"{root}: none of the {len(names):,} RIRs is usable; the first: {files.problems[0]}")
+        raise AudioError(
+            f"{root}: none of the {len(names):,} RIRs is usable; the first: {files.problems[0]}"
+        )
     return files
 
 
@@ -261,9 +315,15 @@ def _problems_of(
         return ""
 
     def find_bad() -> dict[str, np.ndarray]:
-        description = f"checking {what}" if distributed.is_main() and len(readable) > SHOWN_RIRS else ""
+        description = (
+            f"checking {what}" if distributed.is_main() and len(readable) > SHOWN_RIRS else ""
+        )
         texts = parallel_map(problem_of, readable, NUM_CHECKERS, description, total=len(readable))
-        return {"rows": np.array([row for row, text in zip(readable, texts, strict=True) if text], dtype=np.int64)}
+        return {
+            "rows": np.array(
+                [row for row, text in zip(readable, texts, strict=True) if text], dtype=np.int64
+            )
+        }
 
     if check is None:
         return problems
@@ -278,20 +338,28 @@ def _problems_of(
 
 
 def _read_response(source: AudioSource, name: str) -> np.ndarray:
-    """An RIR divided by the square root of its energy, float32 (samples,); AudioError if it is silent."""
+    """An RIR divided by the square root of its energy, float32 (samples,); AudioError if it is
+    silent.
+    """
     path = source.path_of(name)
     # Of several channels the first: each is one microphone.
-    samples = read_audio(path, sample_rate=source.sample_rate, mixes=False) if path else source.read(name)
+    samples = (
+        read_audio(path, sample_rate=source.sample_rate, mixes=False) if path else source.read(name)
+    )
     energy = float(np.dot(samples, samples))
     if not energy > 0:
         raise AudioError(f"{path or name}: the RIR is empty or silent; remove it")
     return (samples / np.float32(np.sqrt(energy))).astype(np.float32)
 
 
-def noise_banks(root: str | Path, sample_rate: int, cache: AudioCache | None) -> dict[str, ClipBank]:
-    """Banks of MUSAN's kinds in a folder or packed corpus, by the folders noise, music and speech in the paths.
+def noise_banks(
+    root: str | Path, sample_rate: int, cache: AudioCache | None
+) -> dict[str, ClipBank]:
+    """Banks of MUSAN's kinds in a folder or packed corpus, by the folders noise, music and speech
+    in the paths.
 
-    Files in none of these folders count as noise, and empty and unreadable files are skipped, each with a warning.
+    Files in none of these folders count as noise, and empty and unreadable files are skipped, each
+    with a warning.
     """
     root = Path(root)
     files = open_noise(root, sample_rate)
@@ -304,9 +372,15 @@ def noise_banks(root: str | Path, sample_rate: int, cache: AudioCache | None) ->
     # One reader for all kinds, because the cache is keyed by its rows.
     reader = files.source.rows(files.names, table, cache)
     folders = ([*name.split("/")[:-1], root.name] for name in files.names)
-    kinds = np.array([next((MUSAN_FOLDERS[one] for one in some if one in MUSAN_FOLDERS), "") for some in folders])
+    kinds = np.array(
+        [next((MUSAN_FOLDERS[one] for one in some if one in MUSAN_FOLDERS), "") for some in folders]
+    )
     if unnamed := int((kinds == "").sum()):
-        logger.warning("%s: %s outside folders noise, music and speech count as noise", root, counted(unnamed, "file"))
+        logger.warning(
+            "%s: %s outside folders noise, music and speech count as noise",
+            root,
+            counted(unnamed, "file"),
+        )
     banks = {}
     for kind in MUSAN_FOLDERS.values():
         rows = np.flatnonzero(((kinds == kind) | ((kinds == "") & (kind == "noise"))) & usable)
@@ -316,10 +390,12 @@ def noise_banks(root: str | Path, sample_rate: int, cache: AudioCache | None) ->
 
 
 def clips_into_ram(banks: Mapping[str, ClipBank], budget_bytes: int) -> bool:
-    """Decode all noise clips into shared int16 memory if they fit; returns whether they are in memory.
+    """Decode all noise clips into shared int16 memory if they fit; returns whether they are in
+    memory.
 
-    Those of a packed corpus already are. Several processes of a machine map one copy, which the first of them decodes.
-    Noise is read more often than speech: several times for an utterance with babble.
+    Those of a packed corpus already are. Several processes of a machine map one copy, which the
+    first of them decodes. Noise is read more often than speech: several times for an utterance with
+    babble.
     """
     if all(isinstance(bank.reader, PackedRows) for bank in banks.values()):
         return True
@@ -330,7 +406,8 @@ def clips_into_ram(banks: Mapping[str, ClipBank], budget_bytes: int) -> bool:
         if distributed.local_world_size() > 1 and isinstance(bank.reader, FolderRows):
             key = _key_of(f"noise {kind}", bank.reader.root, bank.reader.names, bank.reader.table)
             kept = mapped(key, functools.partial(_with_energies, bank))
-            samples, bank.energies = torch.from_numpy(kept["samples"]), kept["energies"]
+            samples = torch.from_numpy(kept["samples"])
+            bank.energies = kept["energies"]
         else:
             samples = _decoded(bank)
             bank.energies = block_energies(samples.numpy())
@@ -341,7 +418,8 @@ def clips_into_ram(banks: Mapping[str, ClipBank], budget_bytes: int) -> bool:
 
 def _decoded(bank: ClipBank) -> Tensor:
     """Decode all clips of a bank end to end into shared memory, int16 (samples,)."""
-    shared, place = shared_zeros((int(bank.lengths.sum()),), np.int16), 0
+    shared = shared_zeros((int(bank.lengths.sum()),), np.int16)
+    place = 0
     description = "decoding noise" if 2 * len(shared) > SHOWN_BYTES else ""
     for clip in parallel_map(bank.read_whole, range(len(bank)), 2, description, total=len(bank)):
         shared.numpy()[place : place + len(clip)] = clip
@@ -364,22 +442,31 @@ def _key_of(what: str, root: str, names: StringTable, table: LookupTable) -> str
 
 
 class RirBank:
-    """All RIRs (room impulse responses) below a folder, with their spectra at the requested lengths.
+    """All RIRs (room impulse responses) below a folder, with their spectra at the requested
+    lengths.
 
-    Any layout of files works; the noises of RIRS_NOISES are skipped with a warning. Each RIR is divided by the square
-    root of its energy, as is usual. If it has several channels, the first is used: each is one microphone, and their
-    mean is not the response at any place in the room.
+    Any layout of files works; the noises of RIRS_NOISES are skipped with a warning. Each RIR is
+    divided by the square root of its energy, as is usual. If it has several channels, the first is
+    used: each is one microphone, and their mean is not the response at any place in the room.
     """
 
     def __init__(
-        self, root: str | Path, sample_rate: int, cache: AudioCache | None = None, *, is_aligned: bool
+        self,
+        root: str | Path,
+        sample_rate: int,
+        cache: AudioCache | None = None,
+        *,
+        is_aligned: bool,
     ) -> None:
         files = open_responses(root, sample_rate)
         self.source, self.names = files.source, files.names
         if problem := files.left_out():
             logger.warning("%s: %s", root, problem)
-            self.names = files.names.take(np.setdiff1d(np.arange(len(files.names)), list(files.problems)))
-        self.is_aligned, self.cache = is_aligned, cache or AudioCache(0)
+            self.names = files.names.take(
+                np.setdiff1d(np.arange(len(files.names)), list(files.problems))
+            )
+        self.is_aligned = is_aligned
+        self.cache = cache or AudioCache(0)
         self._kept: dict[str, np.ndarray] = {}
         if distributed.local_world_size() > 1 and isinstance(self.source, FolderSource):
             table = self.source.lookup_table(self.names)
@@ -395,7 +482,9 @@ class RirBank:
         return {"samples": np.concatenate(found), "bounds": np.cumsum([0, *map(len, found)])}
 
     def prepared(self, rir: int) -> np.ndarray:
-        """The prepared RIR, float32 (samples,); the processes of a machine map one copy if it fits the cache."""
+        """The prepared RIR, float32 (samples,); the processes of a machine map one copy if it fits
+        the cache.
+        """
         if self._kept:
             first, stop = self._kept["bounds"][rir : rir + 2].tolist()
             return self._kept["samples"][first:stop]
@@ -408,13 +497,17 @@ class RirBank:
         return found
 
     def spectrum(self, rir: int, num_samples: int) -> np.ndarray:
-        """The RIR's spectrum, complex64 (bins,), at a length at which a crop of `num_samples` does not wrap around."""
+        """The RIR's spectrum, complex64 (bins,), at a length at which a crop of `num_samples` does
+        not wrap around.
+        """
         key = ("spectrum", rir, num_samples)
         spectrum = self.cache.get(key)
         if spectrum is None:
             # Later samples cannot reach the crop.
             found = self.prepared(rir)[:num_samples]
-            spectrum = np.fft.rfft(found, transform_samples(num_samples + len(found) - 1)).astype(np.complex64)
+            spectrum = np.fft.rfft(found, transform_samples(num_samples + len(found) - 1)).astype(
+                np.complex64
+            )
             self.cache.put(key, spectrum)
         return spectrum
 
@@ -430,11 +523,15 @@ def device_responses(root: str | Path, sample_rate: int) -> np.ndarray:
     """
     names = find_audio_files(root)
     if not names:
-        raise AudioError(f"{root}: no audio files; expected impulse responses of microphones or telephones")
+        raise AudioError(
+            f"{root}: no audio files; expected impulse responses of microphones or telephones"
+        )
     points = np.geomspace(LOWEST_RESPONSE_HZ, sample_rate / 2, RESPONSE_POINTS)
     # The power of the bins nearest to each point.
     borders = np.sqrt(points[1:] * points[:-1])
-    first = np.searchsorted(np.fft.rfftfreq(RESPONSE_FFT, 1 / sample_rate), np.concatenate([points[:1], borders]))
+    first = np.searchsorted(
+        np.fft.rfftfreq(RESPONSE_FFT, 1 / sample_rate), np.concatenate([points[:1], borders])
+    )
     found = []
     for name in names:
         samples = read_audio(Path(root) / name, sample_rate=sample_rate, mixes=False)[:RESPONSE_FFT]
@@ -458,8 +555,12 @@ def transform_samples(least: int) -> int:
     return FFT_BLOCK * next_fast_len(-(-least // FFT_BLOCK), real=True)
 
 
-def bytes_of_banks(banks: Mapping[str, ClipBank], rirs: RirBank | None, corpus: PackedRows | None) -> int:
-    """Bytes that clips (int16) and RIRs (float32) take on a device, except clips of a corpus that is there already."""
+def bytes_of_banks(
+    banks: Mapping[str, ClipBank], rirs: RirBank | None, corpus: PackedRows | None
+) -> int:
+    """Bytes that clips (int16) and RIRs (float32) take on a device, except clips of a corpus that
+    is there already.
+    """
     clips = sum(2 * int(bank.lengths.sum()) for bank in banks.values() if bank.reader is not corpus)
     if rirs is None:
         return clips
@@ -469,7 +570,9 @@ def bytes_of_banks(banks: Mapping[str, ClipBank], rirs: RirBank | None, corpus: 
 
 
 class ResidentBanks:
-    """Noise clips and RIRs on one device; clips read from `corpus_rows` are in `corpus`, which is there already."""
+    """Noise clips and RIRs on one device; clips read from `corpus_rows` are in `corpus`, which is
+    there already.
+    """
 
     def __init__(
         self,
@@ -482,10 +585,14 @@ class ResidentBanks:
         num_threads: int = 4,
     ) -> None:
         self.device = device
-        is_there = {kind: corpus is not None and bank.reader is corpus_rows for kind, bank in banks.items()}
+        is_there = {
+            kind: corpus is not None and bank.reader is corpus_rows for kind, bank in banks.items()
+        }
         total = sum(int(bank.lengths.sum()) for kind, bank in banks.items() if not is_there[kind])
-        own, first = DeviceAudio(torch.empty(total, dtype=torch.int16, device=device)), 0
-        # Code of the kind -> the audio with its clips, the first sample and the number of samples of each.
+        own = DeviceAudio(torch.empty(total, dtype=torch.int16, device=device))
+        first = 0
+        # Code of the kind -> the audio with its clips, the first sample and the number of samples
+        # of each.
         self._clips: dict[int, tuple[DeviceAudio, np.ndarray, np.ndarray]] = {}
         is_shown = distributed.is_main()
         for kind, bank in banks.items():
@@ -497,9 +604,15 @@ class ResidentBanks:
                     corpus_rows.lengths[bank.rows],
                 )
                 continue
-            self._clips[KINDS.index(kind)] = own, first + np.cumsum(bank.lengths) - bank.lengths, bank.lengths
+            self._clips[KINDS.index(kind)] = (
+                own,
+                first + np.cumsum(bank.lengths) - bank.lengths,
+                bank.lengths,
+            )
             description = "noise to the device" if is_shown and total > SHOWN_CLIPS_SAMPLES else ""
-            for clip in parallel_map(bank.read_whole, range(len(bank)), num_threads, description, total=len(bank)):
+            for clip in parallel_map(
+                bank.read_whole, range(len(bank)), num_threads, description, total=len(bank)
+            ):
                 own.samples[first : first + len(clip)] = torch.from_numpy(clip).to(device)
                 first += len(clip)
         description = "RIRs to the device" if is_shown and rirs and len(rirs) > SHOWN_RIRS else ""
@@ -513,7 +626,9 @@ class ResidentBanks:
         self._rirs = torch.from_numpy(whole).to(device)
 
     def gather(self, drawn: Drawn, num_samples: int) -> Ingredients:
-        """The audio that the choices need for utterances of `num_samples`, without waiting for the device."""
+        """The audio that the choices need for utterances of `num_samples`, without waiting for the
+        device.
+        """
         kinds = drawn.source_kinds
         firsts, lengths = np.zeros((2, len(kinds)), dtype=np.int64)
         # One read per tensor that has crops.
@@ -521,7 +636,8 @@ class ResidentBanks:
         for code in np.unique(kinds).tolist():
             audio, begins, sizes = self._clips[code]
             some = np.flatnonzero(kinds == code)
-            firsts[some], lengths[some] = begins[drawn.clips[some]], sizes[drawn.clips[some]]
+            firsts[some] = begins[drawn.clips[some]]
+            lengths[some] = sizes[drawn.clips[some]]
             members.setdefault(id(audio), (audio, []))[1].append(some)
         starts = (drawn.places * np.maximum(lengths - num_samples, 0)).astype(np.int64)
         noises = torch.empty(len(kinds), num_samples, device=self.device)
@@ -533,10 +649,14 @@ class ResidentBanks:
         wet = np.flatnonzero(drawn.rirs >= 0)
         if not len(wet):
             return Ingredients(noises)
-        # RIRs are cut to what can reach the crop and share one transform; each additional length would cost a launch.
-        reach, rirs = min(self._longest_rir, num_samples), drawn.rirs[wet]
+        # RIRs are cut to what can reach the crop and share one transform; each additional length
+        # would cost a launch.
+        reach = min(self._longest_rir, num_samples)
+        rirs = drawn.rirs[wet]
         fft_samples = transform_samples(num_samples + reach - 1)
-        rows, heads, ends = send(self.device, [wet, self._rir_starts[rirs], np.minimum(self._rir_lengths[rirs], reach)])
+        rows, heads, ends = send(
+            self.device, [wet, self._rir_starts[rirs], np.minimum(self._rir_lengths[rirs], reach)]
+        )
         windows = self._rirs.unfold(0, reach, 1)[heads]
         windows *= torch.arange(reach, device=self.device) < ends[:, None]
         return Ingredients(noises, rows, torch.fft.rfft(windows, fft_samples), fft_samples)

@@ -6,34 +6,51 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Le
 from pydantic import Field
 
-from speakernet.options import Component, CountOrZero, Decibels, InputPath, Options, Share, options_of
+from speakernet.options import (
+    Component,
+    CountOrZero,
+    Decibels,
+    InputPath,
+    Options,
+    Share,
+    options_of,
+)
 
 AUGMENTATIONS: dict[str, Component] = {}
-"""Augmentations from plugins (`--plugin`), called as `augmentation(waveforms, random)` after all others."""
+"""Augmentations from plugins (`--plugin`), called as `augmentation(waveforms, random)` after all
+others."""
 
 
 class AugmentOptions(Options):
-    """How training audio is augmented. Every choice is drawn first and then applied to the whole batch."""
+    """How training audio is augmented. Every choice is drawn first and then applied to the whole
+    batch.
+    """
 
     speed_factors: list[Annotated[float, Ge(0.5), Le(2.0)]] = Field(default=[1.0])
-    """Speeds to draw from; each except 1.0 adds new speakers (0.9, 1.0, 1.1: three times as many classes)."""
+    """Speeds to draw from; each except 1.0 adds new speakers (0.9, 1.0, 1.1: three times as many
+    classes)."""
     warp_factors: list[Annotated[float, Ge(0.7), Le(1.4)]] = Field(default=[1.0])
-    """Vocal-tract lengths to draw from, as factors on all frequencies; each except 1.0 adds new speakers, at every
-    speed."""
+    """Vocal-tract lengths to draw from, as factors on all frequencies; each except 1.0 adds new
+    speakers, at every speed."""
     real_share: Share | Literal["auto"] = "auto"
-    """Share of each batch that stays as recorded; auto: every voice (a speed and a warp) is equally likely."""
+    """Share of each batch that stays as recorded; auto: every voice (a speed and a warp) is equally
+    likely."""
     real_epochs: CountOrZero = 0
-    """Number of final epochs with recorded voices only; the classes of the other voices stay in the head."""
+    """Number of final epochs with recorded voices only; the classes of the other voices stay in the
+    head."""
     enabled: bool = True
     """Augment training audio; categories without files are skipped with a warning."""
     style: Literal["ours", "classic"] = "ours"
-    """ours: SNR from true power for each source, direct path kept in place; classic: exactly as in voxceleb_trainer."""
+    """ours: SNR from true power for each source, direct path kept in place; classic: exactly as in
+    voxceleb_trainer."""
     noise_path: InputPath = ""
-    """Folder with noise in MUSAN's layout (noise/, music/, speech/), or that folder packed; empty: no noise."""
+    """Folder with noise in MUSAN's layout (noise/, music/, speech/), or that folder packed; empty:
+    no noise."""
     rir_path: InputPath = ""
     """Folder with room impulse responses, or that folder packed; empty: no reverberation."""
     probability: Share = 0.8
-    """Share of utterances that get one of the categories below (four fifths in the classic five-way choice)."""
+    """Share of utterances that get one of the categories below (four fifths in the classic five-way
+    choice)."""
     categories: list[Literal["reverb", "music", "babble", "noise"]] = Field(
         default=["reverb", "music", "babble", "noise"]
     )
@@ -49,30 +66,44 @@ class AugmentOptions(Options):
     volume_db: list[Decibels] = Field(default=[0.0, 0.0])
     """Lowest and highest gain."""
     microphone_probability: Share = 0.0
-    """Share of utterances filtered as if by a different microphone, with a frequency response drawn for each."""
+    """Share of utterances filtered as if by a different microphone, with a frequency response drawn
+    for each."""
     microphone_db: Annotated[float, Ge(0), Le(30)] = 5.0
-    """Standard deviation of that response in dB, smooth between its points. 0: only responses in microphone_path."""
+    """Standard deviation of that response in dB, smooth between its points. 0: only responses in
+    microphone_path."""
     microphone_points: Annotated[int, Ge(2), Le(64)] = 10
-    """Number of points of that response, evenly spaced in log frequency from 60 Hz to half the sample rate."""
+    """Number of points of that response, evenly spaced in log frequency from 60 Hz to half the
+    sample rate."""
     microphone_path: InputPath = ""
-    """Folder with impulse responses of real devices; one is drawn for each of these utterances. Empty: none."""
+    """Folder with impulse responses of real devices; one is drawn for each of these utterances.
+    Empty: none."""
     telephone_probability: Share = 0.0
     """Share of utterances limited to the telephone band (300 to 3400 Hz)."""
     codec_probability: Share = 0.0
     """Share of utterances passed through mu-law quantisation at 8 kHz."""
     components: dict[str, dict[str, Any]] = Field(default={})
-    """Augmentations from plugins (`--plugin`) with their options, applied after all others: {Name: {option: value}}."""
+    """Augmentations from plugins (`--plugin`) with their options, applied after all others: {Name:
+    {option: value}}."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where augmentation runs: cpu in the loader, cuda after the transfer; auto: where noise and RIRs are."""
+    """Where augmentation runs: cpu in the loader, cuda after the transfer; auto: where noise and
+    RIRs are."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Invalid plugins, bounds or factors, and options for a recorded voice that is not listed or the only one."""
+        """Invalid plugins, bounds or factors, and options for a recorded voice that is not listed
+        or the only one.
+        """
         for name, given in self.components.items():
             try:
                 options_of(AUGMENTATIONS, name, given, "augmentation")
             except ValueError as error:
                 yield "components", f"{name}: {error}"
-        for name in ("noise_snr_db", "music_snr_db", "babble_snr_db", "volume_db", "babble_speakers"):
+        for name in (
+            "noise_snr_db",
+            "music_snr_db",
+            "babble_snr_db",
+            "volume_db",
+            "babble_speakers",
+        ):
             bounds = getattr(self, name)
             if len(bounds) != 2 or bounds[0] > bounds[1]:
                 yield name, f"{bounds}; expected two numbers, the lower first"
@@ -83,8 +114,15 @@ class AugmentOptions(Options):
             for option in ("real_share", "real_epochs"):
                 value = getattr(self, option)
                 if value not in ("auto", 0) and factors and 1.0 not in factors:
-                    yield name, f"{factors} with {option}: {value}; expected 1.0 (as recorded) among them"
+                    yield (
+                        name,
+                        f"{factors} with {option}: {value}; expected 1.0 (as recorded) among them",
+                    )
         for option in ("real_share", "real_epochs"):
             value = getattr(self, option)
             if value not in ("auto", 0) and self.speed_factors == self.warp_factors == [1.0]:
-                yield option, f"{value} has no effect without other voices; set speed_factors or warp_factors"
+                yield (
+                    option,
+                    f"{value} has no effect without other voices; set speed_factors or "
+                    "warp_factors",
+                )

@@ -1,10 +1,11 @@
 """`speakernet serve`: a model over HTTP, for this machine or, with a token, for other machines.
 
-`Service` has one method per route. Each request runs its method in a thread (except for health and files), with the
-Python API. Only embedding differs: recordings of all requests go to one thread, which embeds those waiting in a batch.
+`Service` has one method per route. Each request runs its method in a thread (except for health and
+files), with the Python API. Only embedding differs: recordings of all requests go to one thread,
+which embeds those waiting in a batch.
 
-Any web page can make a browser send requests to this machine, but it cannot set the headers Host, Origin and
-Sec-Fetch-Site, so these distinguish it from our own page.
+Any web page can make a browser send requests to this machine, but it cannot set the headers Host,
+Origin and Sec-Fetch-Site, so these distinguish it from our own page.
 """
 
 import argparse
@@ -61,7 +62,8 @@ HEADER_SECONDS = 10.0
 # Windows has no sysconf.
 DESCRIPTORS = os.sysconf("SC_OPEN_MAX") if hasattr(os, "sysconf") else 1024
 MAX_WITHOUT_HEADERS = min(512, DESCRIPTORS // 2)
-"""Maximum number of connections that wait for headers; beyond it, the one that has waited longest is closed."""
+"""Maximum number of connections that wait for headers; beyond it, the one that has waited longest
+is closed."""
 GRAPH = "model.onnx"
 RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
 """Files of onnxruntime-web."""
@@ -73,8 +75,10 @@ DEADLINE: ContextVar[float] = ContextVar("DEADLINE")
 SAFE_HEADERS = (
     (
         b"content-security-policy",
-        b"default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; connect-src 'self'; "
-        b"media-src blob:; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+        b"default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; connect-src "
+        b"'self'; "
+        b"media-src blob:; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors "
+        b"'none'",
     ),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -82,14 +86,17 @@ SAFE_HEADERS = (
     (b"cache-control", b"no-store"),
 )
 MAX_TOGETHER = 16
-MAX_CLIPS, MAX_TOP = 10, 100
+MAX_CLIPS = 10
+MAX_TOP = 100
 MAX_SAMPLES_PER_SECOND = 2 * 48_000
 """Maximum over all channels together; limits the size of a decoded clip."""
 CLOSE_SECONDS = 1.0
 RATE_HELP = "decide at the model's threshold for this false-accept rate, such as 0.01"
 
 Rate = Annotated[float | None, Form(gt=0, lt=1, allow_inf_nan=False, description=RATE_HELP)]
-Threshold = Annotated[float | None, Form(allow_inf_nan=False, description="decide at this score instead")]
+Threshold = Annotated[
+    float | None, Form(allow_inf_nan=False, description="decide at this score instead")
+]
 Answer = dict[str, Any]
 """A JSON answer, described in docs/serve.md."""
 Clips = Annotated[list[UploadFile], File(min_length=1, max_length=MAX_CLIPS)]
@@ -139,7 +146,9 @@ class Limits:
 class ApiError(HTTPException):
     """A refusal, with a status, a code for programs, and a message for people."""
 
-    def __init__(self, status: int, code: str, message: str, headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, status: int, code: str, message: str, headers: dict[str, str] | None = None
+    ) -> None:
         super().__init__(status, message, headers)
         self.code = code
 
@@ -153,7 +162,8 @@ class Budget:
     """A number of bytes shared by all requests."""
 
     def __init__(self, total: int) -> None:
-        self.left, self._lock = total, threading.Lock()
+        self.left = total
+        self._lock = threading.Lock()
 
     @contextlib.contextmanager
     def hold(self, size: int) -> Iterator[None]:
@@ -170,22 +180,30 @@ class Budget:
 
 
 class Guard:
-    """Middleware that checks sender, token, size and time; an empty token means that none is required."""
+    """Middleware that checks sender, token, size and time; an empty token means that none is
+    required.
+    """
 
     def __init__(self, app: ASGIApp, limits: Limits, budget: Budget, token: bytes = b"") -> None:
-        self.app, self.limits, self.budget, self.token = app, limits, budget, token
+        self.app = app
+        self.limits = limits
+        self.budget = budget
+        self.token = token
         self.slots = asyncio.Semaphore(limits.requests)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers, limits = Headers(scope=scope), self.limits
-        begun, size = time.monotonic(), 0
+        headers = Headers(scope=scope)
+        limits = self.limits
+        begun = time.monotonic()
+        size = 0
         too_large = ApiError(
             413,
             "too_large",
-            f"the request exceeds {limits.body_bytes:,} bytes; send fewer or shorter clips, or FLAC",
+            f"the request exceeds {limits.body_bytes:,} bytes; send fewer or shorter clips, or "
+            "FLAC",
         )
 
         async def take() -> Message:
@@ -195,7 +213,9 @@ class Guard:
                 message = await asyncio.wait_for(receive(), max(0.0, left))
             except asyncio.TimeoutError:
                 raise ApiError(
-                    408, "too_slow", f"the request did not arrive within {limits.receive_seconds:g} s"
+                    408,
+                    "too_slow",
+                    f"the request did not arrive within {limits.receive_seconds:g} s",
                 ) from None
             size += len(message.get("body", b""))
             if size > limits.body_bytes:
@@ -209,7 +229,11 @@ class Guard:
 
         try:
             self._check_sender(scope, headers)
-            length = limits.body_bytes if "transfer-encoding" in headers else int(headers.get("content-length", 0))
+            length = (
+                limits.body_bytes
+                if "transfer-encoding" in headers
+                else int(headers.get("content-length", 0))
+            )
             if length > limits.body_bytes:
                 raise too_large
             if self.slots.locked():
@@ -236,7 +260,8 @@ class Guard:
                 raise ApiError(
                     401,
                     "token_needed",
-                    "the header `Authorization: Bearer TOKEN` is missing or wrong; ask the server's owner for a token",
+                    "the header `Authorization: Bearer TOKEN` is missing or wrong; ask the "
+                    "server's owner for a token",
                     {"WWW-Authenticate": "Bearer"},
                 )
 
@@ -280,7 +305,9 @@ _logged: set[str] = set()
 
 
 def is_new(record: logging.LogRecord) -> bool:
-    """Filter out messages logged before, since a client can trigger the same one any number of times."""
+    """Filter out messages logged before, since a client can trigger the same one any number of
+    times.
+    """
     num_before = len(_logged)
     _logged.add(record.msg)
     return len(_logged) > num_before
@@ -293,7 +320,9 @@ def busy(reason: str) -> ApiError:
 
 def too_slow(limits: Limits) -> ApiError:
     """The refusal of a request that takes too long."""
-    return ApiError(504, "too_slow", f"no answer within {limits.answer_seconds:g} s; try again later")
+    return ApiError(
+        504, "too_slow", f"no answer within {limits.answer_seconds:g} s; try again later"
+    )
 
 
 async def body_of(request: Request) -> bytes:
@@ -302,7 +331,8 @@ async def body_of(request: Request) -> bytes:
 
 
 class Batcher:
-    """A thread that embeds clips from other threads; clips that arrive while a batch is computed form the next one.
+    """A thread that embeds clips from other threads; clips that arrive while a batch is computed
+    form the next one.
 
     >>> batcher = Batcher(lambda clips: np.array([[len(clip)] for clip in clips]))
     >>> batcher.submit(np.zeros(3)).result()
@@ -319,7 +349,9 @@ class Batcher:
         self._thread.start()
 
     def submit(self, clip: Any) -> "Future[np.ndarray]":
-        """Queue a clip; the future gives its embedding, (dim,). A cancelled future is not computed."""
+        """Queue a clip; the future gives its embedding, (dim,). A cancelled future is not
+        computed.
+        """
         future: Future[np.ndarray] = Future()
         if self._is_closed:
             future.cancel()
@@ -340,7 +372,9 @@ class Batcher:
             batch = [self.waiting.get()]
             while len(batch) < MAX_TOGETHER and not self.waiting.empty():
                 batch.append(self.waiting.get())
-            running = [one for one in batch if one is not None and one[1].set_running_or_notify_cancel()]
+            running = [
+                one for one in batch if one is not None and one[1].set_running_or_notify_cancel()
+            ]
             if running:
                 self.num_batches += 1
                 self.num_clips += len(running)
@@ -373,7 +407,8 @@ class LiveStream:
 class Service:
     """The state of a running server: the model, the store of people (or None), streams and threads.
 
-    With `files` (name -> content), the page runs the model in the browser, and no request accepts audio.
+    With `files` (name -> content), the page runs the model in the browser, and no request accepts
+    audio.
     """
 
     def __init__(
@@ -386,13 +421,17 @@ class Service:
         self.batcher = Batcher(lambda recordings: np.asarray(verifier.embed(recordings)))
         self.verifier = copy.copy(verifier)
         self.verifier._embed_recordings = self._embed_together  # type: ignore[method-assign]
-        self.store, self.files, self.limits, self.budget = store, files or {}, limits, Budget(limits.memory_bytes)
+        self.store = store
+        self.files = files or {}
+        self.limits = limits
+        self.budget = Budget(limits.memory_bytes)
         self.streams: dict[str, LiveStream] = {}
         self._streams_lock = threading.Lock()
 
     async def health(self) -> Answer:
         """Describe the model, and how busy the server is."""
-        verifier, rule = self.verifier, self.verifier.rule
+        verifier = self.verifier
+        rule = self.verifier.rule
         fitted = next(iter(rule.thresholds), {})
         return {
             "status": "ok",
@@ -414,11 +453,18 @@ class Service:
     async def file(self, request: Request) -> Response:
         """Return a file of the page."""
         name = request.url.path[1:] or "page.html"
-        content = self.files.get(name) or (resources.files("speakernet.inference.serve") / "page" / name).read_bytes()
+        content = (
+            self.files.get(name)
+            or (resources.files("speakernet.inference.serve") / "page" / name).read_bytes()
+        )
         return Response(content, media_type=MEDIA_TYPES.get(name.rpartition(".")[2]))
 
     def verify(
-        self, first: UploadFile, second: UploadFile, false_accept_rate: Rate = None, threshold: Threshold = None
+        self,
+        first: UploadFile,
+        second: UploadFile,
+        false_accept_rate: Rate = None,
+        threshold: Threshold = None,
     ) -> Answer:
         """Decide whether two clips are of the same person, and how certain that is."""
         # Checked first, so that no clip is decoded for nothing.
@@ -426,14 +472,19 @@ class Service:
         with self._opened([first, second]) as (recordings, clips):
             embeddings = self.verifier.embed(recordings)
             rule = self.verifier.rule_for(recordings, embeddings)
-        return {**self._decide(self.verifier.compare(*embeddings), false_accept_rate, threshold, rule), "clips": clips}
+        return {
+            **self._decide(self.verifier.compare(*embeddings), false_accept_rate, threshold, rule),
+            "clips": clips,
+        }
 
     def embed(self, audio: UploadFile) -> Answer:
         """Embed a clip."""
         with self._opened([audio]) as (recordings, clips):
             return {"embedding": self.verifier.embed(recordings)[0].tolist(), "clips": clips}
 
-    def compare(self, first: Annotated[list[float], Body()], second: Annotated[list[float], Body()]) -> Answer:
+    def compare(
+        self, first: Annotated[list[float], Body()], second: Annotated[list[float], Body()]
+    ) -> Answer:
         """Compare two embeddings from /embed."""
         if not np.isfinite([*first, *second]).all():
             raise ValueError("an embedding has NaN or infinite values; expected finite numbers")
@@ -441,11 +492,16 @@ class Service:
 
     def people(self) -> Answer:
         """List the enrolled people."""
-        return {"people": [{"name": one.name, "recordings": one.recordings} for one in self._store().people()]}
+        return {
+            "people": [
+                {"name": one.name, "recordings": one.recordings} for one in self._store().people()
+            ]
+        }
 
     def enrol(self, name: Annotated[str, Form()], audio: Clips) -> Answer:
         """Enrol a person, or add clips of a person who is already enrolled."""
-        store, name = self._store(), checked_name(name)
+        store = self._store()
+        name = checked_name(name)
         with self._opened(audio) as (recordings, clips):
             done = enroll(self.verifier, store, name, recordings)
         return {
@@ -458,7 +514,8 @@ class Service:
 
     def remove(self, name: str) -> Answer:
         """Remove a person, overwriting their data in the store and its backups."""
-        store, name = self._store(), normal_name(name)
+        store = self._store()
+        name = normal_name(name)
         if not (num_recordings := len(store.recordings(name))):
             raise ApiError(404, "unknown_person", f"nobody is enrolled as {name!r}")
         store.purge(name)
@@ -472,7 +529,8 @@ class Service:
         threshold: Threshold = None,
     ) -> Answer:
         """Identify a clip as one of the enrolled people or as a stranger."""
-        store, advice = self._store(), None
+        store = self._store()
+        advice = None
         with self._opened([audio]) as (recordings, clips):
             try:
                 found = identify(
@@ -496,18 +554,27 @@ class Service:
             "is_calibrated": self.verifier.is_calibrated,
             "advice": advice,
             "candidates": [
-                {"name": one, "score": score, "log_likelihood_ratio": self.verifier.rule.log_likelihood_ratio(score)}
+                {
+                    "name": one,
+                    "score": score,
+                    "log_likelihood_ratio": self.verifier.rule.log_likelihood_ratio(score),
+                }
                 for one, score in found.candidates
             ],
             "clips": clips,
         }
 
     def open_stream(
-        self, reference: UploadFile, sample_rate: Annotated[int, Form()], threshold: Threshold = None
+        self,
+        reference: UploadFile,
+        sample_rate: Annotated[int, Form()],
+        threshold: Threshold = None,
     ) -> Answer:
         """Start comparing live speech with a clip."""
         with self._opened([reference]) as (recordings, _):
-            stream = self.verifier.stream(sample_rate, self.verifier.embed(recordings), threshold=threshold)
+            stream = self.verifier.stream(
+                sample_rate, self.verifier.embed(recordings), threshold=threshold
+            )
         with self._streams_lock:
             self._close_idle()
             if len(self.streams) >= self.limits.streams:
@@ -518,11 +585,17 @@ class Service:
 
     def feed_stream(self, identity: str, content: Annotated[bytes, Depends(body_of)]) -> Answer:
         """Add samples: 16 bits, little-endian, one channel."""
-        live, limit, state = self._stream(identity), self.limits.chunk_seconds, None
+        live = self._stream(identity)
+        limit = self.limits.chunk_seconds
+        state = None
         if len(content) % 2:
-            raise ApiError(422, "bad_samples", f"{len(content)} bytes; expected whole 16-bit samples, mono")
+            raise ApiError(
+                422, "bad_samples", f"{len(content)} bytes; expected whole 16-bit samples, mono"
+            )
         if len(content) > 2 * limit * live.stream.sample_rate:
-            raise ApiError(413, "too_long", f"{len(content)} bytes; send at most {limit:g} s per request")
+            raise ApiError(
+                413, "too_long", f"{len(content)} bytes; send at most {limit:g} s per request"
+            )
         with live.lock:
             states = live.stream.add(np.frombuffer(content, dtype="<i2").astype(np.int16))
             live.last_used = time.monotonic()
@@ -554,14 +627,20 @@ class Service:
         except NotCalibratedError as error:
             if false_accept_rate is not None:
                 raise
-            unknown = dict.fromkeys(("log_likelihood_ratio", "same_speaker", "threshold", "false_accept_rate"))
+            unknown = dict.fromkeys(
+                ("log_likelihood_ratio", "same_speaker", "threshold", "false_accept_rate")
+            )
             return {"score": score, **unknown, "advice": str(error)}
 
     def _embed_together(self, recordings: Sequence[Recording]) -> Tensor:
-        """Embeddings (recordings, dim), batched with those of other requests; stops at the request's deadline."""
+        """Embeddings (recordings, dim), batched with those of other requests; stops at the
+        request's deadline.
+        """
         futures = [self.batcher.submit(one) for one in recordings]
         try:
-            found = [future.result(max(0.0, DEADLINE.get() - time.monotonic())) for future in futures]
+            found = [
+                future.result(max(0.0, DEADLINE.get() - time.monotonic())) for future in futures
+            ]
         except FutureTimeout:
             raise too_slow(self.limits) from None
         finally:
@@ -570,11 +649,17 @@ class Service:
         return torch.from_numpy(np.stack(found))
 
     @contextlib.contextmanager
-    def _opened(self, uploads: Sequence[UploadFile]) -> Iterator[tuple[list[Recording], list[Answer]]]:
-        """The decoded files and facts about each; their memory counts against the budget during the block."""
+    def _opened(
+        self, uploads: Sequence[UploadFile]
+    ) -> Iterator[tuple[list[Recording], list[Answer]]]:
+        """The decoded files and facts about each; their memory counts against the budget during the
+        block.
+        """
         with contextlib.ExitStack() as held:
             found = [self._decoded(upload, held) for upload in uploads]
-            qualities = [inspect_recording(one, min_speech_seconds=MIN_TEST_SECONDS) for one in found]
+            qualities = [
+                inspect_recording(one, min_speech_seconds=MIN_TEST_SECONDS) for one in found
+            ]
             yield (
                 found,
                 [
@@ -591,12 +676,22 @@ class Service:
         # Made safe for messages: without folders, short and printable.
         name = (upload.filename or "clip").replace("\\", "/").rpartition("/")[2][:100]
         name = "".join(letter if letter.isprintable() else "?" for letter in name)
-        limits, rate = self.limits, self.verifier.sample_rate
+        limits = self.limits
+        rate = self.verifier.sample_rate
         file, info = open_audio_bytes(upload.file.read(), name)
         num_values = info.num_samples * info.num_channels
-        if info.seconds > limits.clip_seconds or num_values > limits.clip_seconds * MAX_SAMPLES_PER_SECOND:
-            found = f"{info.seconds:.0f} s, {info.num_channels} x {info.sample_rate:,} samples per second"
-            expected = f"{limits.clip_seconds:g} s, and {MAX_SAMPLES_PER_SECOND:,} samples per second in all channels"
+        if (
+            info.seconds > limits.clip_seconds
+            or num_values > limits.clip_seconds * MAX_SAMPLES_PER_SECOND
+        ):
+            found = (
+                f"{info.seconds:.0f} s, {info.num_channels} x {info.sample_rate:,} samples "
+                "per second"
+            )
+            expected = (
+                f"{limits.clip_seconds:g} s, and {MAX_SAMPLES_PER_SECOND:,} samples per "
+                "second in all channels"
+            )
             message = f"{name}: {found}; expected at most {expected}"
             raise ApiError(413, "too_long", message)
         held.enter_context(self.budget.hold(4 * info.num_samples_at(rate)))
@@ -608,7 +703,11 @@ class Service:
 
     def _store(self) -> PeopleStore:
         if self.store is None:
-            raise ApiError(404, "no_store", "this server has no store of people; start it with --store people.db")
+            raise ApiError(
+                404,
+                "no_store",
+                "this server has no store of people; start it with --store people.db",
+            )
         return self.store
 
     def _stream(self, identity: str) -> LiveStream:
@@ -616,13 +715,17 @@ class Service:
             self._close_idle()
             if identity not in self.streams:
                 raise ApiError(
-                    404, "unknown_stream", "no such stream; it was closed, or received no samples for too long"
+                    404,
+                    "unknown_stream",
+                    "no such stream; it was closed, or received no samples for too long",
                 )
             return self.streams[identity]
 
     def _close_idle(self) -> None:
         oldest = time.monotonic() - self.limits.stream_idle_seconds
-        self.streams = {identity: live for identity, live in self.streams.items() if live.last_used >= oldest}
+        self.streams = {
+            identity: live for identity, live in self.streams.items() if live.last_used >= oldest
+        }
 
 
 @dataclass(frozen=True)
@@ -646,29 +749,37 @@ class Address:
         try:
             return socket.create_server((self.host, self.port), family=family, backlog=BACKLOG)
         except OverflowError:
-            raise ValueError(f"--port {self.port}: expected 0 to 65535; 0 picks a free one") from None
+            raise ValueError(
+                f"--port {self.port}: expected 0 to 65535; 0 picks a free one"
+            ) from None
         except OSError as error:
             raise ValueError(
-                f"{self.host} port {self.port}: {(error.strerror or str(error)).partition(' (while')[0]}; choose "
-                "another --port (0 picks a free one), or --host 127.0.0.1"
+                f"{self.host} port {self.port}: "
+                f"{(error.strerror or str(error)).partition(' (while')[0]}; choose another --port "
+                "(0 picks a free one), or --host 127.0.0.1"
             ) from error
 
 
 def read_token(address: Address, file: Path | None) -> str:
-    """The token that requests need, from a file or the environment; if not given, a new one, or empty on loopback."""
+    """The token that requests need, from a file or the environment; if not given, a new one, or
+    empty on loopback.
+    """
     given = read_secret(file, TOKEN_VARIABLE)
     if not given:
         return "" if address.is_loopback else secrets.token_urlsafe(24)
     token = given.decode("latin-1").strip()
     if not (token.isascii() and token.isprintable()) or len(token) < MIN_TOKEN_CHARACTERS:
         raise ValueError(
-            f"the token has {len(given)} bytes; expected at least {MIN_TOKEN_CHARACTERS} printable ASCII characters"
+            f"the token has {len(given)} bytes; expected at least {MIN_TOKEN_CHARACTERS} printable "
+            "ASCII characters"
         )
     return token
 
 
 def make_app(service: Service, token: bytes = b"", announcement: str = "") -> FastAPI:
-    """The application; it prints the announcement when it is ready, and closes the service when it ends."""
+    """The application; it prints the announcement when it is ready, and closes the service when it
+    ends.
+    """
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -677,7 +788,13 @@ def make_app(service: Service, token: bytes = b"", announcement: str = "") -> Fa
         service.batcher.close()
 
     # FastAPI's documentation pages load scripts from other servers.
-    app = FastAPI(title="speakernet", version=speakernet.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="speakernet",
+        version=speakernet.__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+    )
     app.add_middleware(Guard, limits=service.limits, budget=service.budget, token=token)
     for kind in (HTTPException, RequestValidationError, ValueError, Exception):
         app.add_exception_handler(kind, _refuse)
@@ -695,7 +812,11 @@ def make_app(service: Service, token: bytes = b"", announcement: str = "") -> Fa
     app.post("/identify")(service.identify)
     app.post("/streams")(service.open_stream)
     samples = {
-        "requestBody": {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
+        "requestBody": {
+            "content": {
+                "application/octet-stream": {"schema": {"type": "string", "format": "binary"}}
+            }
+        }
     }
     app.post("/streams/{identity}", openapi_extra=samples)(service.feed_stream)
     app.delete("/streams/{identity}")(service.close_stream)
@@ -709,10 +830,17 @@ async def _refuse(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         code = {404: "no_such_address", 405: "wrong_method"}.get(error.status_code, "bad_request")
         path = request.url.path[:100]
-        methods = {one for route in request.app.routes if route.path_regex.match(path) for one in route.methods or ()}
+        methods = {
+            one
+            for route in request.app.routes
+            if route.path_regex.match(path)
+            for one in route.methods or ()
+        }
         message = {
             404: f"there is no address {path}",
-            405: f"{path} does not accept {request.method}; it accepts {', '.join(sorted(methods))}",
+            405: (
+                f"{path} does not accept {request.method}; it accepts {', '.join(sorted(methods))}"
+            ),
         }.get(error.status_code, f"{request.method} {path}: {error.detail}")
         return ApiError(error.status_code, code, message, dict(error.headers or {})).response()
     if isinstance(error, RequestValidationError):
@@ -721,7 +849,9 @@ async def _refuse(request: Request, error: Exception) -> Response:
         return ApiError(
             422,
             "bad_request",
-            f"the field {field!r} is missing" if first["type"] == "missing" else f"{field}: {first['msg']}",
+            f"the field {field!r} is missing"
+            if first["type"] == "missing"
+            else f"{field}: {first['msg']}",
         ).response()
     if not isinstance(error, ValueError):
         # uvicorn logs the traceback.
@@ -730,11 +860,14 @@ async def _refuse(request: Request, error: Exception) -> Response:
     return ApiError(422, code, str(error)).response()
 
 
-def make_server(service: Service, address: Address, token: str, announcement: str = "") -> uvicorn.Server:
+def make_server(
+    service: Service, address: Address, token: str, announcement: str = ""
+) -> uvicorn.Server:
     """A server that is not yet running; start it with `run(sockets=[…])`."""
     app = make_app(service, token.encode(), announcement)
     if address.is_loopback:
-        # Under a name that resolves to this machine, a foreign page's requests would look like our own.
+        # Under a name that resolves to this machine, a foreign page's requests would look like our
+        # own.
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*LOOPBACK, address.host])
     for name in ("uvicorn.error", "asyncio"):
         logging.getLogger(name).addFilter(is_new)
@@ -757,9 +890,13 @@ def serve(service: Service, address: Address, token: str) -> int:
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     server = make_server(
-        service, address, token, f"ready: http://{shown}:{port}/{f'#token={token}' if token else ''}\n"
+        service,
+        address,
+        token,
+        f"ready: http://{shown}:{port}/{f'#token={token}' if token else ''}\n",
     )
-    # After stopping, uvicorn raises the signal again, which would end the process with a failure status.
+    # After stopping, uvicorn raises the signal again, which would end the process with a failure
+    # status.
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         server.run(sockets=[listener])
@@ -773,10 +910,15 @@ def serve(service: Service, address: Address, token: str) -> int:
     return 0
 
 
-def start(arguments: argparse.Namespace, key: bytes | None, files: Mapping[str, bytes] | None = None) -> int:
+def start(
+    arguments: argparse.Namespace, key: bytes | None, files: Mapping[str, bytes] | None = None
+) -> int:
     """Load the model, open the store, and serve."""
     if files and arguments.store is not None:
-        raise ValueError("--store keeps people on the server, but --in-browser keeps voices off it; leave out one")
+        raise ValueError(
+            "--store keeps people on the server, but --in-browser keeps voices off it; leave out "
+            "one"
+        )
     address = Address(arguments.host, arguments.port)
     token = read_token(address, arguments.token_file)
     verifier = load(arguments.model, arguments.device)

@@ -1,1 +1,3 @@
-"""Find who speaks when in a recording: detect speech, embed windows, cluster them, and name people in a store."""
+"""Find who speaks when in a recording: detect speech, embed windows, cluster them, and name people
+in a store.
+"""

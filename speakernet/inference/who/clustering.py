@@ -1,7 +1,7 @@
 """Group windows of speech by speaker, without training.
 
-For each number of speakers, several partitions are refined and the tightest is kept; the number of speakers is the
-largest one for which all clusters differ. Everything here works on arrays.
+For each number of speakers, several partitions are refined and the tightest is kept; the number of
+speakers is the largest one for which all clusters differ. Everything here works on arrays.
 """
 
 import itertools
@@ -15,20 +15,29 @@ from speakernet.evaluation.scoring import mean_embeddings
 MAX_SPEAKERS = 10
 """Default of `--max-speakers`."""
 SAME_VOICE = 0.54
-"""Two clusters whose windows are at least this similar are one voice; 1.0 is the similarity within a cluster."""
+"""Two clusters whose windows are at least this similar are one voice; 1.0 is the similarity within
+a cluster."""
 MAX_SHARED = 0.25
-"""Upper bound of the cosine that all windows share because of the room, regardless of who speaks."""
+"""Upper bound of the cosine that all windows share because of the room, regardless of who
+speaks."""
 MIN_WITHIN = 0.15
-"""Lower bound of the cosine within a cluster minus the shared part; matters for clusters of very few windows."""
+"""Lower bound of the cosine within a cluster minus the shared part; matters for clusters of very
+few windows."""
 COMPONENTS = 10
-"""Number of principal components of the windows; most of the difference between speakers is in them."""
+"""Number of principal components of the windows; most of the difference between speakers is in
+them."""
 MAX_ROUNDS = 30
-"""Upper bound of the rounds that move windows to the nearest centre; they nearly always settle earlier."""
-MAX_POINTS, BLOCK = 1500, 1000
-"""Beyond `MAX_POINTS` windows, similar ones are first merged block by block: time and memory grow quadratically."""
+"""Upper bound of the rounds that move windows to the nearest centre; they nearly always settle
+earlier."""
+MAX_POINTS = 1500
+BLOCK = 1000
+"""Beyond `MAX_POINTS` windows, similar ones are first merged block by block: time and memory grow
+quadratically."""
 
 
-def cluster(embeddings: np.ndarray, *, num_speakers: int | None = None, max_speakers: int = MAX_SPEAKERS) -> np.ndarray:
+def cluster(
+    embeddings: np.ndarray, *, num_speakers: int | None = None, max_speakers: int = MAX_SPEAKERS
+) -> np.ndarray:
     """Label each window by speaker, (windows,); 0 speaks first.
 
     Args:
@@ -56,19 +65,27 @@ def cluster(embeddings: np.ndarray, *, num_speakers: int | None = None, max_spea
     return np.argsort(np.argsort(begin))[labels]
 
 
-def centres(embeddings: np.ndarray, labels: np.ndarray, seconds: np.ndarray | None = None) -> np.ndarray:
-    """Mean of each cluster, (clusters, dim) of length 1, weighted by `seconds` (windows,) if given."""
+def centres(
+    embeddings: np.ndarray, labels: np.ndarray, seconds: np.ndarray | None = None
+) -> np.ndarray:
+    """Mean of each cluster, (clusters, dim) of length 1, weighted by `seconds` (windows,) if
+    given.
+    """
     weights = np.eye(labels.max() + 1, dtype=np.float32)[labels]
     weights = weights if seconds is None else weights * seconds[:, None].astype(np.float32)
     return mean_embeddings(weights.T @ embeddings)
 
 
 def _condensed(embeddings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Merge windows into at most about `MAX_POINTS` points; return the points and the point of each window."""
+    """Merge windows into at most about `MAX_POINTS` points; return the points and the point of each
+    window.
+    """
     if len(embeddings) <= MAX_POINTS:
         return embeddings, np.arange(len(embeddings))
     blocks = np.array_split(np.arange(len(embeddings)), -(-len(embeddings) // BLOCK))
-    each, of_window, found = max(2, MAX_POINTS // len(blocks)), np.zeros(len(embeddings), dtype=np.int64), 0
+    each = max(2, MAX_POINTS // len(blocks))
+    of_window = np.zeros(len(embeddings), dtype=np.int64)
+    found = 0
     for rows in blocks:
         of_window[rows] = _cut(linkage(embeddings[rows], "average", "cosine"), each) + found
         found = int(of_window[rows].max()) + 1
@@ -105,11 +122,16 @@ def _tightness(points: np.ndarray, labels: np.ndarray) -> float:
 
 
 def _alike(embeddings: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """(clusters, clusters): mean cosine between two clusters relative to that within, both minus the shared part."""
+    """(clusters, clusters): mean cosine between two clusters relative to that within, both minus
+    the shared part.
+    """
     is_in = np.eye(labels.max() + 1)[labels]
-    sums, sizes = is_in.T @ embeddings, np.diag(is_in.sum(axis=0))
+    sums = is_in.T @ embeddings
+    sizes = np.diag(is_in.sum(axis=0))
     # Pairs of different windows only: the cosine of a window with itself is 1.
-    cosines = (sums @ sums.T - sizes) / np.maximum(np.outer(np.diag(sizes), np.diag(sizes)) - sizes, 1)
+    cosines = (sums @ sums.T - sizes) / np.maximum(
+        np.outer(np.diag(sizes), np.diag(sizes)) - sizes, 1
+    )
     beyond = cosines - min(cosines.min(), MAX_SHARED)
     within = np.sqrt(np.maximum(np.diag(beyond), MIN_WITHIN))
     return np.where(np.eye(len(within), dtype=bool), -1.0, beyond / np.outer(within, within))

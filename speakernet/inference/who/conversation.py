@@ -1,7 +1,8 @@
-"""Find who speaks when: detect speech, embed windows, cluster them, refine borders, build turns, name speakers.
+"""Find who speaks when: detect speech, embed windows, cluster them, refine borders, build turns,
+name speakers.
 
-A recording is read piece by piece; only one embedding per 0.75 s of speech stays in memory. Names come from a store of
-people, decided as in `identify`; only `enroll_speaker` adds anybody to it.
+A recording is read piece by piece; only one embedding per 0.75 s of speech stays in memory. Names
+come from a store of people, decided as in `identify`; only `enroll_speaker` adds anybody to it.
 """
 
 import hashlib
@@ -15,27 +16,38 @@ import numpy as np
 from speakernet.data.audio import AudioError
 from speakernet.evaluation.scoring import mean_embeddings
 from speakernet.evaluation.slices import FRAME_SECONDS, frame_powers
-from speakernet.inference.identification import Identification, identify_embedding, open_set_threshold
+from speakernet.inference.identification import (
+    Identification,
+    identify_embedding,
+    open_set_threshold,
+)
 from speakernet.inference.people import PeopleStore
 from speakernet.inference.recordings import MAX_SPEECH_SECONDS, MIN_WEIGHT_SECONDS, Recording
 from speakernet.inference.who.clustering import MAX_SPEAKERS, centres, cluster, runs
 from speakernet.inference.who.speech import find_speech
 from speakernet.terminal import Bar
 
-WINDOW_SECONDS, HOP_SECONDS = 1.5, 0.75
+WINDOW_SECONDS = 1.5
+HOP_SECONDS = 0.75
 MIN_WINDOW_SECONDS = 0.5
 """Shorter speech is embedded together with the audio around it."""
 SAME_TURN_SECONDS = 0.3
 """A shorter pause does not end a turn."""
-BORDER_SECONDS, BORDER_WINDOW_SECONDS, BORDER_STEP_SECONDS = 0.6, 0.8, 0.2
-"""How far a border may move, how much is embedded around each candidate, and how far apart the candidates are."""
+BORDER_SECONDS = 0.6
+BORDER_WINDOW_SECONDS = 0.8
+BORDER_STEP_SECONDS = 0.2
+"""How far a border may move, how much is embedded around each candidate, and how far apart the
+candidates are."""
 STRANGERS_NAMED = 0.05
-"""Default share of strangers that may get a name; higher than in `identify`, whose recordings are cleaner."""
+"""Default share of strangers that may get a name; higher than in `identify`, whose recordings are
+cleaner."""
 OVERLAP_SECONDS = 0.2
 """How far each voice continues beyond a border at which both speak."""
-NEAR_SECONDS, TURN_SECONDS, LOUDER = 0.3, 3.0, 1.26
-"""Both speak if the median power within NEAR_SECONDS of a border exceeds LOUDER times (1 dB) that within TURN_SECONDS;
-if speech detection bridged a pause there, the power near it is lower."""
+NEAR_SECONDS = 0.3
+TURN_SECONDS = 3.0
+LOUDER = 1.26
+"""Both speak if the median power within NEAR_SECONDS of a border exceeds LOUDER times (1 dB) that
+within TURN_SECONDS; if speech detection bridged a pause there, the power near it is lower."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +64,12 @@ class Speaker:
     """One voice of a recording.
 
     Attributes:
-        name: the person in the store, or `speaker 1`, `speaker 2`, … in the order in which they first speak.
+        name: the person in the store, or `speaker 1`, `speaker 2`, … in the order in which they
+            first speak.
         label: `speaker N`, even if the voice has a name.
         seconds: how long the voice speaks.
-        posterior: probability of being that person, if everybody in the store and a stranger are equally likely
-            beforehand; None without a name or a calibration.
+        posterior: probability of being that person, if everybody in the store and a stranger are
+            equally likely beforehand; None without a name or a calibration.
         score: score of the closest person; None without a store or people in it.
         embedding: (dim,) mean of the network's output over the voice's windows.
         digest: SHA-256 of the embedding, by which the store recognises a duplicate.
@@ -117,17 +130,21 @@ def who_speaks(
     windows = windows_of(speech)
     if len(windows) < (num_speakers or 0):
         raise AudioError(
-            f"{recording.name}: {num_speakers} speakers were requested, but {np.diff(speech).sum():.1f} s of speech "
-            f"give only {len(windows)} windows; give fewer speakers, or no number"
+            f"{recording.name}: {num_speakers} speakers were requested, but "
+            f"{np.diff(speech).sum():.1f} s of speech give only {len(windows)} windows; give fewer "
+            "speakers, or no number"
         )
     if not len(windows):
         return Conversation(recording.name, recording.seconds, detector, (), (), ())
     embeddings = embed_stretches(verifier, recording, windows, "embedding")
-    units, lengths = mean_embeddings(embeddings, verifier.mean), np.diff(windows)[:, 0]
+    units = mean_embeddings(embeddings, verifier.mean)
+    lengths = np.diff(windows)[:, 0]
     labels = cluster(units, num_speakers=num_speakers, max_speakers=max_speakers)
     found = _named_once(
         [
-            speaker_of(embeddings[labels == row], lengths[labels == row], row, store, verifier.rule, limits)
+            speaker_of(
+                embeddings[labels == row], lengths[labels == row], row, store, verifier.rule, limits
+            )
             for row in range(labels.max() + 1)
         ]
     )
@@ -136,19 +153,31 @@ def who_speaks(
     names = [one.name for one in found]
     exclusive = joined([Turn(start, stop, names[row]) for start, stop, row in single])
     turns = _with_overlaps(recording, exclusive)
-    seconds = [sum(turn.stop - turn.start for turn in turns if turn.speaker == name) for name in names]
-    speakers = tuple(replace(one, seconds=spoken) for one, spoken in zip(found, seconds, strict=True))
-    return Conversation(recording.name, recording.seconds, detector, speakers, tuple(turns), tuple(exclusive))
+    seconds = [
+        sum(turn.stop - turn.start for turn in turns if turn.speaker == name) for name in names
+    ]
+    speakers = tuple(
+        replace(one, seconds=spoken) for one, spoken in zip(found, seconds, strict=True)
+    )
+    return Conversation(
+        recording.name, recording.seconds, detector, speakers, tuple(turns), tuple(exclusive)
+    )
 
 
 def _named_once(speakers: Sequence[Speaker]) -> list[Speaker]:
-    """Keep each name only for its highest-scoring voice: a second one is more often a similar stranger."""
+    """Keep each name only for its highest-scoring voice: a second one is more often a similar
+    stranger.
+    """
     best = {one.name: one for one in sorted(speakers, key=lambda one: one.score or 0.0)}
-    return [one if best[one.name] is one else replace(one, name=one.label, posterior=None) for one in speakers]
+    return [
+        one if best[one.name] is one else replace(one, name=one.label, posterior=None)
+        for one in speakers
+    ]
 
 
 def windows_of(speech: np.ndarray) -> np.ndarray:
-    """Evenly spaced windows in each stretch of speech, (windows, 2) seconds; a short stretch is one window.
+    """Evenly spaced windows in each stretch of speech, (windows, 2) seconds; a short stretch is one
+    window.
 
     >>> windows_of(np.array([[0.0, 1.0], [2.0, 4.25]])).tolist()
     [[0.0, 1.0], [2.0, 3.5], [2.75, 4.25]]
@@ -161,9 +190,12 @@ def windows_of(speech: np.ndarray) -> np.ndarray:
     return np.concatenate(found) if found else np.zeros((0, 2))
 
 
-def embed_stretches(verifier: Any, recording: Recording, windows: np.ndarray, description: str = "") -> np.ndarray:
+def embed_stretches(
+    verifier: Any, recording: Recording, windows: np.ndarray, description: str = ""
+) -> np.ndarray:
     """Embed windows, (windows, dim); those too short for the network or for a voice are widened."""
-    rate, num_samples = recording.sample_rate, recording.num_samples
+    rate = recording.sample_rate
+    num_samples = recording.num_samples
     least = min(max(round(MIN_WINDOW_SECONDS * rate), verifier.net.min_samples), num_samples)
     edges = np.round(windows * rate).astype(np.int64)
     missing = np.maximum(least - (edges[:, 1] - edges[:, 0]), 0)
@@ -174,16 +206,26 @@ def embed_stretches(verifier: Any, recording: Recording, windows: np.ndarray, de
         return np.asarray(verifier.embed_windows(recording, given, len(windows)))
 
 
-def sections(speech: np.ndarray, windows: np.ndarray, labels: np.ndarray) -> list[tuple[float, float, int]]:
-    """Start, stop and label of each section; the voice changes halfway between the middles of two windows."""
-    found, middles = [], windows.mean(axis=1)
+def sections(
+    speech: np.ndarray, windows: np.ndarray, labels: np.ndarray
+) -> list[tuple[float, float, int]]:
+    """Start, stop and label of each section; the voice changes halfway between the middles of two
+    windows.
+    """
+    found = []
+    middles = windows.mean(axis=1)
     of_stretch = np.searchsorted(speech[:, 0], windows[:, 0], side="right") - 1
     for first, last in runs(of_stretch):
         start, stop = speech[of_stretch[first]]
         changes = runs(labels[first:last])
-        borders = [(middles[first + begin - 1] + middles[first + begin]) / 2 for begin, _ in changes[1:]]
+        borders = [
+            (middles[first + begin - 1] + middles[first + begin]) / 2 for begin, _ in changes[1:]
+        ]
         edges = [start, *borders, stop]
-        found += [(float(edges[i]), float(edges[i + 1]), int(labels[first + b])) for i, (b, _) in enumerate(changes)]
+        found += [
+            (float(edges[i]), float(edges[i + 1]), int(labels[first + b]))
+            for i, (b, _) in enumerate(changes)
+        ]
     return found
 
 
@@ -193,7 +235,9 @@ def _refined(
     """Move each border to where short windows around it change from one voice to the other."""
     edges = np.array([(start, stop) for start, stop, _ in single])
     changes = np.flatnonzero(edges[1:, 0] == edges[:-1, 1])
-    around = np.arange(-BORDER_SECONDS, BORDER_SECONDS + BORDER_STEP_SECONDS / 2, BORDER_STEP_SECONDS)
+    around = np.arange(
+        -BORDER_SECONDS, BORDER_SECONDS + BORDER_STEP_SECONDS / 2, BORDER_STEP_SECONDS
+    )
     times = edges[changes, 1, None] + around
     half = BORDER_WINDOW_SECONDS / 2
     windows = np.stack([times.ravel() - half, times.ravel() + half], axis=1)
@@ -204,19 +248,28 @@ def _refined(
         # The place that best separates the first voice before it from the second after it.
         place = int(np.cumsum(before - after).argmax())
         border = times[row, place] + BORDER_STEP_SECONDS / 2
-        edges[change, 1] = edges[change + 1, 0] = np.clip(border, edges[change, 0], edges[change + 1, 1])
-    return [(float(start), float(stop), label) for (start, stop), (_, _, label) in zip(edges, single, strict=True)]
+        edges[change, 1] = edges[change + 1, 0] = np.clip(
+            border, edges[change, 0], edges[change + 1, 1]
+        )
+    return [
+        (float(start), float(stop), label)
+        for (start, stop), (_, _, label) in zip(edges, single, strict=True)
+    ]
 
 
 def _with_overlaps(recording: Recording, exclusive: Sequence[Turn]) -> list[Turn]:
     """The turns, extended beyond each border at which both voices speak."""
-    turns, rate = list(exclusive), recording.sample_rate
+    turns = list(exclusive)
+    rate = recording.sample_rate
     for row, (before, after) in enumerate(itertools.pairwise(exclusive)):
         border = before.stop
         if not before.start < border == after.start < after.stop:
             continue
-        start, stop = max(before.start, border - TURN_SECONDS), min(after.stop, border + TURN_SECONDS)
-        powers = frame_powers(recording.read(round(start * rate), round((stop - start) * rate)), rate)
+        start = max(before.start, border - TURN_SECONDS)
+        stop = min(after.stop, border + TURN_SECONDS)
+        powers = frame_powers(
+            recording.read(round(start * rate), round((stop - start) * rate)), rate
+        )
         distances = np.abs(start + FRAME_SECONDS * (np.arange(len(powers)) + 0.5) - border)
         if np.median(powers[distances < NEAR_SECONDS]) > LOUDER * np.median(powers):
             turns[row] = replace(turns[row], stop=min(border + OVERLAP_SECONDS, after.stop))
@@ -243,12 +296,20 @@ def joined(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def speaker_of(
-    embeddings: np.ndarray, seconds: np.ndarray, row: int, store: PeopleStore | None, rule: Any, limits: dict[str, Any]
+    embeddings: np.ndarray,
+    seconds: np.ndarray,
+    row: int,
+    store: PeopleStore | None,
+    rule: Any,
+    limits: dict[str, Any],
 ) -> Speaker:
     """Describe one cluster and look up its name in the store."""
-    mean, label = np.average(embeddings, axis=0, weights=seconds).astype(np.float32), f"speaker {row + 1}"
+    mean = np.average(embeddings, axis=0, weights=seconds).astype(np.float32)
+    label = f"speaker {row + 1}"
     digest = hashlib.sha256(mean.tobytes()).hexdigest()
-    name, posterior, score = label, None, None
+    name = label
+    posterior = None
+    score = None
     if store is not None and len(store):
         found: Identification = identify_embedding(rule, store, mean, top=len(store), **limits)
         assert found.decision is not None, "the store is not empty"
@@ -257,7 +318,9 @@ def speaker_of(
             name = found.name
             ratios = [rule.log_likelihood_ratio(one) for _, one in found.candidates]
             if None not in ratios:
-                posterior = float(1.0 / np.exp(np.array([-ratios[0], *(one - ratios[0] for one in ratios)])).sum())
+                posterior = float(
+                    1.0 / np.exp(np.array([-ratios[0], *(one - ratios[0] for one in ratios)])).sum()
+                )
     return Speaker(name, label, float(seconds.sum()), posterior, score, mean, digest)
 
 
@@ -276,5 +339,9 @@ def enroll_speaker(store: PeopleStore, conversation: Conversation, label: str, n
     speaker = known[label]
     weight = min(max(speaker.seconds, MIN_WEIGHT_SECONDS), MAX_SPEECH_SECONDS)
     # `source` is left out: the file holds other people too, so `reembed` must not use it.
-    details = {"seconds": conversation.seconds, "speech_seconds": speaker.seconds, "digest": speaker.digest}
+    details = {
+        "seconds": conversation.seconds,
+        "speech_seconds": speaker.seconds,
+        "digest": speaker.digest,
+    }
     return store.enroll(name, speaker.embedding[None], [weight], [details])

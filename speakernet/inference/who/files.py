@@ -1,4 +1,6 @@
-"""Write a conversation as RTTM, JSON and a page that plays what you click, and add names to a transcript."""
+"""Write a conversation as RTTM, JSON and a page that plays what you click, and add names to a
+transcript.
+"""
 
 import dataclasses
 import json
@@ -16,9 +18,13 @@ from speakernet.inference.who.conversation import Conversation, Turn
 
 PAGE = Path(__file__).with_name("page") / "who.html"
 MAX_PAGE_SECONDS = 1800.0
-"""The page contains recordings up to this length (about 30 MB of FLAC) and links to the file of a longer one."""
+"""The page contains recordings up to this length (about 30 MB of FLAC) and links to the file of a
+longer one."""
 CUE = re.compile(r"(\d+):(\d+):(\d+)[,.](\d+)\s*-->\s*(\d+):(\d+):(\d+)[,.](\d+)")
-TRANSCRIPT_FORM = "words in JSON (`word`, `start`, `end` in seconds, as a list or in Whisper's segments), or a .srt"
+TRANSCRIPT_FORM = (
+    "words in JSON (`word`, `start`, `end` in seconds, as a list or in Whisper's "
+    "segments), or a .srt"
+)
 
 
 def name_of(recording: str) -> str:
@@ -27,10 +33,12 @@ def name_of(recording: str) -> str:
 
 
 def rttm_lines(name: str, turns: Sequence[Turn]) -> list[str]:
-    """Format turns as `SPEAKER file 1 start duration <NA> <NA> name <NA> <NA>`; spaces in names become underscores."""
+    """Format turns as `SPEAKER file 1 start duration <NA> <NA> name <NA> <NA>`; spaces in names
+    become underscores.
+    """
     return [
-        f"SPEAKER {name} 1 {turn.start:.3f} {turn.stop - turn.start:.3f} <NA> <NA> {'_'.join(turn.speaker.split())} "
-        "<NA> <NA>"
+        f"SPEAKER {name} 1 {turn.start:.3f} {turn.stop - turn.start:.3f} <NA> <NA> "
+        f"{'_'.join(turn.speaker.split())} <NA> <NA>"
         for turn in turns
     ]
 
@@ -42,7 +50,11 @@ def plain(found: Conversation) -> dict[str, Any]:
         "seconds": found.seconds,
         "detector": found.detector,
         "speakers": [
-            {name: value for name, value in vars(one).items() if name not in ("embedding", "digest")}
+            {
+                name: value
+                for name, value in vars(one).items()
+                if name not in ("embedding", "digest")
+            }
             for one in found.speakers
         ],
         "turns": [dataclasses.asdict(one) for one in found.turns],
@@ -51,7 +63,9 @@ def plain(found: Conversation) -> dict[str, Any]:
 
 
 def page_of(found: Conversation, recording: Recording) -> str:
-    """An HTML page with a timeline (one row per speaker) and a table of turns; it plays what you click."""
+    """An HTML page with a timeline (one row per speaker) and a table of turns; it plays what you
+    click.
+    """
     if recording.seconds <= MAX_PAGE_SECONDS:
         source = flac_address(recording.read(), recording.sample_rate)
     else:
@@ -62,13 +76,18 @@ def page_of(found: Conversation, recording: Recording) -> str:
 
 
 def write_files(
-    folder: Path, found: Conversation, recording: Recording, transcript: Mapping[str, str] | None = None
+    folder: Path,
+    found: Conversation,
+    recording: Recording,
+    transcript: Mapping[str, str] | None = None,
 ) -> list[Path]:
     """Write all files, each one atomically; returns their paths."""
     name = name_of(found.recording)
     contents = {
         f"{name}.rttm": "".join(f"{line}\n" for line in rttm_lines(name, found.turns)),
-        f"{name}.exclusive.rttm": "".join(f"{line}\n" for line in rttm_lines(name, found.exclusive)),
+        f"{name}.exclusive.rttm": "".join(
+            f"{line}\n" for line in rttm_lines(name, found.exclusive)
+        ),
         f"{name}.json": json.dumps(plain(found), ensure_ascii=False, indent=1) + "\n",
         f"{name}.html": page_of(found, recording),
         **{f"{name}.transcript{suffix}": text for suffix, text in (transcript or {}).items()},
@@ -90,7 +109,10 @@ def read_transcript(path: Path) -> Any:
     if path.suffix.lower() == ".srt":
         blocks = re.split(r"\n\s*\n", text.strip())
         if not all(CUE.search(block) for block in blocks):
-            raise FileError(f"{path}: a block has no `00:00:01,000 --> 00:00:02,000`; expected {TRANSCRIPT_FORM}")
+            raise FileError(
+                f"{path}: a block has no `00:00:01,000 --> 00:00:02,000`; expected "
+                f"{TRANSCRIPT_FORM}"
+            )
         return blocks
     try:
         given = json.loads(text)
@@ -98,7 +120,9 @@ def read_transcript(path: Path) -> Any:
             raise ValueError("a word ends before it starts")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f" ({error})" if isinstance(error, ValueError) else ""
-        raise FileError(f"{path}: not JSON with timed words{reason}; expected {TRANSCRIPT_FORM}") from error
+        raise FileError(
+            f"{path}: not JSON with timed words{reason}; expected {TRANSCRIPT_FORM}"
+        ) from error
     return given
 
 
@@ -123,12 +147,14 @@ def _named_cue(block: str, turns: Sequence[Turn]) -> str:
     assert found is not None, "`read_transcript` checks it"
     hours, minutes, seconds, thousandths = np.array(found.groups(), dtype=int).reshape(2, 4).T
     start, stop = 3600 * hours + 60 * minutes + seconds + thousandths / 1000
-    head, tail = block[: found.end()], block[found.end() :].lstrip()
+    head = block[: found.end()]
+    tail = block[found.end() :].lstrip()
     return f"{head}\n{speaker_at(turns, float(start), float(stop)) or 'nobody'}: {tail}"
 
 
 def speaker_at(turns: Sequence[Turn], start: float, stop: float) -> str | None:
-    """Who speaks most between `start` and `stop`, or the speaker nearest in time; None if there are no turns.
+    """Who speaks most between `start` and `stop`, or the speaker nearest in time; None if there are
+    no turns.
 
     >>> turns = [Turn(0.0, 2.0, "Ada"), Turn(2.5, 4.0, "Bo")]
     >>> speaker_at(turns, 1.5, 2.6), speaker_at(turns, 2.3, 2.4)

@@ -1,8 +1,8 @@
 """Find who speaks in a stream: read a pipe and print a line when a turn ends.
 
-Speech is detected twice a second in the audio that belongs to no turn yet. When a pause or `LONGEST_SECONDS` ends a
-stretch, its windows are embedded and clustered; each cluster goes to the closest speaker so far, or to a new one.
-Lines are never revised.
+Speech is detected twice a second in the audio that belongs to no turn yet. When a pause or
+`LONGEST_SECONDS` ends a stretch, its windows are embedded and clustered; each cluster goes to the
+closest speaker so far, or to a new one. Lines are never revised.
 """
 
 from collections.abc import Iterator
@@ -53,7 +53,9 @@ class LiveSpeakers:
         max_speakers: int = MAX_SPEAKERS,
         **limits: Any,
     ) -> None:
-        self.verifier, self.sample_rate, self.store = verifier, sample_rate, store
+        self.verifier = verifier
+        self.sample_rate = sample_rate
+        self.store = store
         self.limits = limits or {"false_accept_rate": STRANGERS_NAMED}
         self.max_speakers = max_speakers
         self.begin_seconds = 0.0
@@ -83,23 +85,34 @@ class LiveSpeakers:
         recording = open_recording(kept, self.sample_rate, self.verifier.sample_rate)
         speech, _ = find_speech(recording)
         is_over = (
-            (speech[:, 1] <= recording.seconds - PAUSE_SECONDS) | is_last | (np.diff(speech)[:, 0] > LONGEST_SECONDS)
+            (speech[:, 1] <= recording.seconds - PAUSE_SECONDS)
+            | is_last
+            | (np.diff(speech)[:, 0] > LONGEST_SECONDS)
         )
         # Stretches end in order: one that continues holds back those after it.
         ended = speech[: len(speech) if is_over.all() else int(is_over.argmin())]
         least = self.verifier.net.min_samples
-        turns = list(self._turns(recording, ended)) if len(ended) and recording.num_samples >= least else []
+        turns = (
+            list(self._turns(recording, ended))
+            if len(ended) and recording.num_samples >= least
+            else []
+        )
         # Keep a second before speech that continues, so that its onset is detected again.
         begun = speech[len(ended), 0] - 1.0 if len(ended) < len(speech) else recording.seconds - 1.0
         cut = round(max(begun, ended[-1, 1] if len(ended) else 0.0, 0.0) * self.sample_rate)
-        self._chunks, self._num_samples = [kept[cut:]], len(kept) - cut
-        self._num_seen, self.begin_seconds = self._num_samples, self.begin_seconds + cut / self.sample_rate
+        self._chunks = [kept[cut:]]
+        self._num_samples = len(kept) - cut
+        self._num_seen, self.begin_seconds = (
+            self._num_samples,
+            self.begin_seconds + cut / self.sample_rate,
+        )
         return turns
 
     def _turns(self, recording: Any, speech: np.ndarray) -> Iterator[Turn]:
         windows = windows_of(speech)
         embeddings = embed_stretches(self.verifier, recording, windows)
-        units, lengths = mean_embeddings(embeddings, self.verifier.mean), np.diff(windows)[:, 0]
+        units = mean_embeddings(embeddings, self.verifier.mean)
+        lengths = np.diff(windows)[:, 0]
         labels = cluster(units, max_speakers=self.max_speakers)
         rows = [self._row(one) for one in centres(units, labels, lengths)]
         for label, row in enumerate(rows):
@@ -108,13 +121,20 @@ class LiveSpeakers:
             self._seconds[row] += float(lengths[labels == label].sum())
         for start, stop, label in sections(speech, windows, labels):
             row = rows[label]
-            mean, seconds = self._sums[row] / self._seconds[row], np.array([self._seconds[row]])
-            name = speaker_of(mean[None], seconds, row, self.store, self.verifier.rule, self.limits).name
+            mean = self._sums[row] / self._seconds[row]
+            seconds = np.array([self._seconds[row]])
+            name = speaker_of(
+                mean[None], seconds, row, self.store, self.verifier.rule, self.limits
+            ).name
             yield Turn(self.begin_seconds + start, self.begin_seconds + stop, name)
 
     def _row(self, unit: np.ndarray) -> int:
         """The row of the closest speaker so far, or of a new one."""
-        scores = mean_embeddings(self._sums.astype(np.float32), self.verifier.mean) @ unit if len(self._sums) else []
+        scores = (
+            mean_embeddings(self._sums.astype(np.float32), self.verifier.mean) @ unit
+            if len(self._sums)
+            else []
+        )
         if len(scores) and (max(scores) >= SAME_SPEAKER or len(scores) >= self.max_speakers):
             return int(np.argmax(scores))
         self._sums = np.concatenate([self._sums, np.zeros((1, self._sums.shape[1]))])

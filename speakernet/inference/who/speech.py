@@ -1,7 +1,7 @@
 """Detect speech in a recording, with silero-vad if it is installed, otherwise by energy.
 
-Recordings are read in pieces of a few minutes, so memory hardly grows with their length. Only silero-vad distinguishes
-speech from other sounds (music, doors, dogs).
+Recordings are read in pieces of a few minutes, so memory hardly grows with their length. Only
+silero-vad distinguishes speech from other sounds (music, doors, dogs).
 """
 
 import functools
@@ -23,13 +23,17 @@ except ImportError:  # It is an optional dependency.
     silero_vad = None
 torch.set_num_threads(_threads)
 
-SILERO, ENERGY = "silero-vad", "energy"
+SILERO = "silero-vad"
+ENERGY = "energy"
 SILERO_SECONDS = 512 / SAMPLE_RATE
 PIECE_SECONDS = 300.0
-BEGIN, END = 0.2, 0.1
-"""Probabilities: a stretch of speech reaches `BEGIN` and extends for as long as it stays at or above `END`."""
+BEGIN = 0.2
+END = 0.1
+"""Probabilities: a stretch of speech reaches `BEGIN` and extends for as long as it stays at or
+above `END`."""
 MIN_SURE = 0.8
-"""A recording that stays below this has no speech: music and noise reach 0.7, speech in a large hall 0.9."""
+"""A recording that stays below this has no speech: music and noise reach 0.7, speech in a large
+hall 0.9."""
 PADDING_SECONDS = 0.1
 """Added on both sides for soft beginnings and ends of words, which the detector misses."""
 MIN_GAP_SECONDS = 0.3
@@ -44,15 +48,21 @@ def silero() -> Any:
 
 
 def find_speech(recording: Recording) -> tuple[np.ndarray, str]:
-    """Stretches of speech in seconds, (stretches, 2), sorted and disjoint, and the name of the detector."""
-    step, detector, found = round(PIECE_SECONDS * recording.sample_rate), silero(), []
+    """Stretches of speech in seconds, (stretches, 2), sorted and disjoint, and the name of the
+    detector.
+    """
+    step = round(PIECE_SECONDS * recording.sample_rate)
+    detector = silero()
+    found = []
     for start in range(0, recording.num_samples, step):
         piece = recording.read(start, step)
         at_16k = audio_of_array(piece, recording.sample_rate, SAMPLE_RATE)
         found.append(detector.audio_forward(at_16k) if detector else frame_powers(at_16k))
     scores = np.concatenate(found)
     if detector:
-        return stretches(scores * (scores.max() >= MIN_SURE), SILERO_SECONDS, recording.seconds), SILERO
+        return stretches(
+            scores * (scores.max() >= MIN_SURE), SILERO_SECONDS, recording.seconds
+        ), SILERO
     is_speech = are_speech(10 * np.log10(scores + 1e-12))
     return stretches(is_speech.astype(np.float32), FRAME_SECONDS, recording.seconds), ENERGY
 

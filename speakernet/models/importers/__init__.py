@@ -1,4 +1,6 @@
-"""Imports checkpoints of other toolkits; one file per toolkit describes their contents and renames their weights."""
+"""Imports checkpoints of other toolkits; one file per toolkit describes their contents and renames
+their weights.
+"""
 
 import dataclasses
 import shlex
@@ -10,7 +12,14 @@ from typing import Any
 import torch
 
 from speakernet.checkpoint import CheckpointError
-from speakernet.models.importers import but, redimnet, speechbrain, three_d_speaker, voxceleb_trainer, wespeaker
+from speakernet.models.importers import (
+    but,
+    redimnet,
+    speechbrain,
+    three_d_speaker,
+    voxceleb_trainer,
+    wespeaker,
+)
 from speakernet.models.importers.weights import (
     Describe,
     Described,
@@ -23,12 +32,15 @@ from speakernet.models.options import MODELS
 from speakernet.models.speaker_net import SpeakerNet, check_finite, check_fits
 from speakernet.options import suggestion
 
-PUBLISHED: dict[str, ModuleType] = {one.SOURCE: one for one in (wespeaker, three_d_speaker, speechbrain, redimnet, but)}
+PUBLISHED: dict[str, ModuleType] = {
+    one.SOURCE: one for one in (wespeaker, three_d_speaker, speechbrain, redimnet, but)
+}
 """The modules of the toolkits by `SOURCE`.
 
-Each has FRONT_END, the name and options of its models' front end unless a file determines it; UNUSED, patterns of
-tensors that do not belong to the network, each with the reason; and `models(contents)`, a function for each of the
-toolkit's models, by its name there, that describes the network in a file.
+Each has FRONT_END, the name and options of its models' front end unless a file determines it;
+UNUSED, patterns of tensors that do not belong to the network, each with the reason; and
+`models(contents)`, a function for each of the toolkit's models, by its name there, that describes
+the network in a file.
 """
 TOOLKITS = (voxceleb_trainer.SOURCE, *PUBLISHED)
 # Errors from reading sizes from a file whose tensors or options are not those of the model.
@@ -36,28 +48,44 @@ MISFITS = (ValueError, ArithmeticError, AttributeError, LookupError, RuntimeErro
 
 
 def translate(contents: Any, net: SpeakerNet, path: str | Path) -> Translated:
-    """A checkpoint's weights under the names of `net`; only voxceleb_trainer's can be used without importing them."""
+    """A checkpoint's weights under the names of `net`; only voxceleb_trainer's can be used without
+    importing them.
+    """
     if voxceleb_trainer.is_ours_to_read(contents):
         return voxceleb_trainer.translate(contents, net, path)
     raise unknown_file(contents, path)
 
 
 def unknown_file(contents: Any, path: str | Path) -> CheckpointError:
-    """The error for a file that is neither ours nor voxceleb_trainer's; it says how to import the file, if possible."""
-    message = f"{path} is neither a speakernet model file nor a checkpoint of {voxceleb_trainer.SOURCE}"
+    """The error for a file that is neither ours nor voxceleb_trainer's; it says how to import the
+    file, if possible.
+    """
+    message = (
+        f"{path} is neither a speakernet model file nor a checkpoint of {voxceleb_trainer.SOURCE}"
+    )
     found = list(_fitting(contents, path)) if isinstance(contents, Mapping) else []
     if not found:
-        return CheckpointError(f"{message}; import files of {', '.join(PUBLISHED)} with `speakernet import-weights`")
+        return CheckpointError(
+            f"{message}; import files of {', '.join(PUBLISHED)} with `speakernet import-weights`"
+        )
     file = shlex.quote(str(path))
-    commands = " or ".join(f"`speakernet import-weights {file} {one} --out model.pt`" for one in found)
-    differ = ". Give the toolkit that trained it: their front ends differ, and the wrong one silently spoils all scores"
-    return CheckpointError(f"{message}; convert it with {commands}{differ if len(found) > 1 else ''}")
+    commands = " or ".join(
+        f"`speakernet import-weights {file} {one} --out model.pt`" for one in found
+    )
+    differ = (
+        ". Give the toolkit that trained it: their front ends differ, and the wrong one "
+        "silently spoils all scores"
+    )
+    return CheckpointError(
+        f"{message}; convert it with {commands}{differ if len(found) > 1 else ''}"
+    )
 
 
 def import_network(
     format: ModuleType, name: str, contents: Mapping[str, Any], path: str | Path
 ) -> tuple[SpeakerNet, list[str]]:
-    """The network of a published checkpoint, in evaluation mode, and the unused tensors of the checkpoint.
+    """The network of a published checkpoint, in evaluation mode, and the unused tensors of the
+    checkpoint.
 
     The file determines the network; `name`, the toolkit's or ours, must match it.
     """
@@ -70,18 +98,26 @@ def import_network(
     except CheckpointError:
         raise
     except MISFITS as error:
-        reason = str(error) if isinstance(error, ValueError) else "its tensors do not have the sizes of this model"
+        reason = (
+            str(error)
+            if isinstance(error, ValueError)
+            else "its tensors do not have the sizes of this model"
+        )
         raise CheckpointError(f"{path} is not a {name} of {format.SOURCE}: {reason}") from error
     # Foreign files do not contain our front end's state.
     net.load_state_dict(net.state_dict() | renamed)
     return net.eval(), left
 
 
-def _described(format: ModuleType, models: Mapping[str, Describe], name: str, weights: Weights) -> Described:
+def _described(
+    format: ModuleType, models: Mapping[str, Describe], name: str, weights: Weights
+) -> Described:
     if name in models:
         return models[name](weights)
     if name not in MODELS:
-        raise CheckpointError(f"unknown {format.SOURCE} model {name!r}; {suggestion(name, {**models, **MODELS})}")
+        raise CheckpointError(
+            f"unknown {format.SOURCE} model {name!r}; {suggestion(name, {**models, **MODELS})}"
+        )
     for describe in models.values():
         try:
             described = describe(weights)
@@ -109,15 +145,22 @@ def _network(format: ModuleType, described: Described) -> SpeakerNet:
 def _fitted(
     format: ModuleType, described: Described, weights: Weights, path: str | Path
 ) -> tuple[dict[str, Any], list[str]]:
-    """The weights under our names, and the unused ones; the comparison allocates no memory for a network."""
+    """The weights under our names, and the unused ones; the comparison allocates no memory for a
+    network.
+    """
     # Any front end works for comparing tensors; this one can be built without memory.
     with torch.device("meta"):
         net = _network(
-            format, dataclasses.replace(described, front_end={"name": "fbank" if described.num_mels else "raw"})
+            format,
+            dataclasses.replace(
+                described, front_end={"name": "fbank" if described.num_mels else "raw"}
+            ),
         )
     # Foreign files contain no state of the front end, nor of a backbone's filterbank.
     ours = {
-        name: value for name, value in net.state_dict().items() if not name.startswith(("front_end.", "trunk.fbank."))
+        name: value
+        for name, value in net.state_dict().items()
+        if not name.startswith(("front_end.", "trunk.fbank."))
     }
     renamed, left = rename_all(weights, described.rules, format.UNUSED, ours)
     check_fits(renamed, ours, path)

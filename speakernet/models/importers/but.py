@@ -1,19 +1,30 @@
-"""Checkpoints of BUT's MHFA recipes (github BUTSpeechFIT/wespeaker_ssl_public, commit 34e1343): WavLM with MHFA.
+"""Checkpoints of BUT's MHFA recipes (github BUTSpeechFIT/wespeaker_ssl_public, commit 34e1343):
+WavLM with MHFA.
 
-They use Microsoft's definition of WavLM; its sizes follow from the shapes. Values that shapes do not show are those of
-the published WavLMs: strides of the convolutions, and the distance from which positions share a bias. The recipes do
-not normalise waveforms, whatever the backbone's own files say.
+They use Microsoft's definition of WavLM; its sizes follow from the shapes. Values that shapes do
+not show are those of the published WavLMs: strides of the convolutions, and the distance from which
+positions share a bias. The recipes do not normalise waveforms, whatever the backbone's own files
+say.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from speakernet.models.importers.weights import Describe, Described, Rule, Weights, first_shape, last_dim
+from speakernet.models.importers.weights import (
+    Describe,
+    Described,
+    Rule,
+    Weights,
+    first_shape,
+    last_dim,
+)
 
 SOURCE = "but"
 FRONT_END = {"name": "raw"}
 UNUSED = {r"^projection\.": "the training head", r"\.mask_emb$": "masks in pretraining"}
-FIRST_STRIDE, OTHER_STRIDES, FARTHEST_POSITION = 5, 2, 800
+FIRST_STRIDE = 5
+OTHER_STRIDES = 2
+FARTHEST_POSITION = 800
 
 _MODEL = r"^(?:speaker_extractor\.)?model\."
 _BACK_END = r"^(?:speaker_extractor\.)?back_end\."
@@ -60,9 +71,13 @@ def _wavlm_mhfa(weights: Weights) -> Described:
     weights = {name.removeprefix("speaker_extractor."): value for name, value in weights.items()}
     convolutions = [
         first_shape(weights, f"model.feature_extractor.conv_layers.{number}.0.weight")
-        for number in range(sum(name.endswith(".0.weight") and ".conv_layers." in name for name in weights))
+        for number in range(
+            sum(name.endswith(".0.weight") and ".conv_layers." in name for name in weights)
+        )
     ]
-    buckets, heads = first_shape(weights, "model.encoder.layers.0.self_attn.relative_attention_bias.weight")
+    buckets, heads = first_shape(
+        weights, "model.encoder.layers.0.self_attn.relative_attention_bias.weight"
+    )
     channels, of_group, positions = first_shape(weights, "model.encoder.pos_conv.0.weight_v")
     # WavLM Large has a norm after each convolution, and norms before its layers.
     is_large = "model.feature_extractor.conv_layers.1.2.1.weight" in weights

@@ -1,8 +1,10 @@
-"""Reads PLDA and transforms of Kaldi (binary and text) and PLDA of wespeaker (HDF5, needs h5py) as arrays.
+"""Reads PLDA and transforms of Kaldi (binary and text) and PLDA of wespeaker (HDF5, needs h5py) as
+arrays.
 
 wespeaker's pickles of processing chains are not supported, because pickles can run code.
 
-Source: Kaldi's `ivector/plda.cc` and `matrix/kaldi-matrix.cc`; wespeaker's `utils/plda/two_cov_plda.py`.
+Source: Kaldi's `ivector/plda.cc` and `matrix/kaldi-matrix.cc`; wespeaker's
+`utils/plda/two_cov_plda.py`.
 """
 
 import re
@@ -15,7 +17,9 @@ import numpy as np
 from speakernet.checkpoint import CheckpointError
 from speakernet.files import open_regular, reading
 
-BINARY, START, END = b"\0B", b"<Plda>", b"</Plda>"
+BINARY = b"\0B"
+START = b"<Plda>"
+END = b"</Plda>"
 HDF5 = b"\x89HDF\r\n\x1a\n"
 EXPECTED = "Kaldi's PLDA, vector or matrix, binary or text, or wespeaker's PLDA as HDF5"
 TYPES: dict[bytes, np.dtype] = {b"F": np.dtype("<f4"), b"D": np.dtype("<f8")}
@@ -52,7 +56,10 @@ def read_plda(path: str | Path) -> ForeignPlda:
                 raise CheckpointError(f"{path} is not a PLDA; expected {EXPECTED}")
             arrays = _arrays(content, path)
             if len(arrays) != 3:
-                raise CheckpointError(f"{path}: the PLDA has {len(arrays)} arrays; expected mean, transform, variances")
+                raise CheckpointError(
+                    f"{path}: the PLDA has {len(arrays)} arrays; expected mean, transform, "
+                    "variances"
+                )
             mean, transform, between = arrays
             offset = -transform @ mean
         _check(path, transform, offset, between)
@@ -68,7 +75,9 @@ def read_array(path: str | Path) -> np.ndarray:
     with reading(path, EXPECTED, CheckpointError):
         arrays = _arrays(_content(path), path)
         if len(arrays) != 1 or not arrays[0].size or not np.isfinite(arrays[0]).all():
-            raise CheckpointError(f"{path}: expected one vector or matrix of finite numbers, as Kaldi writes it")
+            raise CheckpointError(
+                f"{path}: expected one vector or matrix of finite numbers, as Kaldi writes it"
+            )
     return arrays[0]
 
 
@@ -83,8 +92,15 @@ def _content(path: str | Path) -> bytes:
 def _check(path: str | Path, transform: np.ndarray, *vectors: np.ndarray) -> None:
     shapes = {transform.shape, *((one.shape[0], one.shape[0]) for one in vectors if one.ndim == 1)}
     is_finite = all(np.isfinite(one).all() for one in (transform, *vectors))
-    if len(shapes) != 1 or not transform.size or any(one.ndim != 1 for one in vectors) or not is_finite:
-        raise CheckpointError(f"{path}: expected the arrays of a PLDA, with consistent sizes and finite numbers")
+    if (
+        len(shapes) != 1
+        or not transform.size
+        or any(one.ndim != 1 for one in vectors)
+        or not is_finite
+    ):
+        raise CheckpointError(
+            f"{path}: expected the arrays of a PLDA, with consistent sizes and finite numbers"
+        )
     if (vectors[-1] < 0).any():
         raise CheckpointError(f"{path}: negative between-speaker variances; expected 0 or more")
 
@@ -93,7 +109,10 @@ def _arrays(content: bytes, path: str | Path) -> list[np.ndarray]:
     """All vectors and matrices, in order, in float64."""
     if not content.startswith(BINARY):
         text = content.decode("ascii").replace(START.decode(), "").replace(END.decode(), "")
-        blocks = [[row.split() for row in one.splitlines() if row.strip()] for one in re.findall(r"\[([^\]]*)\]", text)]
+        blocks = [
+            [row.split() for row in one.splitlines() if row.strip()]
+            for one in re.findall(r"\[([^\]]*)\]", text)
+        ]
         found = [np.array(rows, dtype=np.float64) for rows in blocks if rows]
         # A matrix starts on the line after its bracket, a vector on the same line.
         starts = [one.start() for one in re.finditer(r"\[", text)]
@@ -101,21 +120,33 @@ def _arrays(content: bytes, path: str | Path) -> list[np.ndarray]:
             one if text[start + 1 :].lstrip(" ").startswith("\n") else one.reshape(-1)
             for one, start in zip(found, starts, strict=True)
         ]
-    arrays, place = [], len(BINARY)
+    arrays = []
+    place = len(BINARY)
     while place < len(content):
         if content[place:].startswith((START, END)):
             place = content.index(b">", place) + 2
             continue
-        kind, form = content[place : place + 1], content[place + 1 : place + 3]
+        kind = content[place : place + 1]
+        form = content[place + 1 : place + 3]
         if kind not in TYPES or form not in (b"V ", b"M "):
-            raise CheckpointError(f"{path}: found {content[place : place + 3]!r} at byte {place}; expected {EXPECTED}")
+            raise CheckpointError(
+                f"{path}: found {content[place : place + 3]!r} at byte {place}; expected {EXPECTED}"
+            )
         place += 3
-        sizes = [struct.unpack_from("<bi", content, place + 5 * number)[1] for number in range(1 + (form == b"M "))]
+        sizes = [
+            struct.unpack_from("<bi", content, place + 5 * number)[1]
+            for number in range(1 + (form == b"M "))
+        ]
         place += 5 * len(sizes)
         count = int(np.prod(sizes, dtype=object))
         if min(sizes) < 0 or count * TYPES[kind].itemsize > len(content) - place:
-            raise CheckpointError(f"{path} is truncated: it has fewer than the declared {count} numbers; copy it again")
-        arrays.append(np.frombuffer(content, TYPES[kind], count, place).astype(np.float64).reshape(sizes))
+            raise CheckpointError(
+                f"{path} is truncated: it has fewer than the declared {count} numbers; copy it "
+                "again"
+            )
+        arrays.append(
+            np.frombuffer(content, TYPES[kind], count, place).astype(np.float64).reshape(sizes)
+        )
         place += count * TYPES[kind].itemsize
     return arrays
 
@@ -130,5 +161,7 @@ def _read_hdf5(path: str | Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         sizes = [file[name].size for name in ("transform", "offset", "psi")]
         if max(sizes) * 8 > MAX_BYTES:
             raise CheckpointError(f"{path} has arrays of {sizes} numbers, too large for a PLDA")
-        found = [np.asarray(file[name][()], dtype=np.float64) for name in ("transform", "offset", "psi")]
+        found = [
+            np.asarray(file[name][()], dtype=np.float64) for name in ("transform", "offset", "psi")
+        ]
     return found[0], found[1], found[2]

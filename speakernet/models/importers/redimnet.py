@@ -1,7 +1,7 @@
 """Files of the ReDimNet authors (github IDRnD/redimnet dd9f519, PalabraAI/redimnet2 ffe8f27).
 
-They contain `model_config`, which determines the network, and `state_dict`, whose names and shapes must match it. The
-rules also apply to wespeaker's copies of the two architectures.
+They contain `model_config`, which determines the network, and `state_dict`, whose names and shapes
+must match it. The rules also apply to wespeaker's copies of the two architectures.
 """
 
 from collections.abc import Callable, Mapping
@@ -51,7 +51,13 @@ KNOWN_FEATURES: dict[str, tuple[Any, ...]] = {
     "spec_norm": ("mn",),
     "eps": (1e-8,),
 }
-FEATURES_FOR_TRAINING = {"do_spec_aug", "freq_start_bin", "num_apply_spec_aug", "freq_mask_width", "time_mask_width"}
+FEATURES_FOR_TRAINING = {
+    "do_spec_aug",
+    "freq_start_bin",
+    "num_apply_spec_aug",
+    "freq_mask_width",
+    "time_mask_width",
+}
 # Their feature options -> (our option, conversion of the value).
 _SIGNAL: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "f_min": ("low_hz", float),
@@ -61,12 +67,26 @@ _SIGNAL: dict[str, tuple[str, Callable[[Any], Any]]] = {
 }
 # Defaults in the authors' code.
 _FIRST = {
-    **{"F": 72, "C": 16, "block_1d_type": "att", "block_2d_type": "convnext_like", "group_divisor": 4},
+    **{
+        "F": 72,
+        "C": 16,
+        "block_1d_type": "att",
+        "block_2d_type": "convnext_like",
+        "group_divisor": 4,
+    },
     **{"out_channels": None, "global_context_att": False, "emb_bn": False},
-    "stages_setup": [(*sizes[:3], None, sizes[3]) for sizes in default_of(REDIMNETS["ReDimNetB2"], "stages")],
+    "stages_setup": [
+        (*sizes[:3], None, sizes[3]) for sizes in default_of(REDIMNETS["ReDimNetB2"], "stages")
+    ],
 }
 _SECOND = {
-    **{"F": 72, "C": 24, "block_1d_type": "conv+att", "block_2d_type": "basic_resnet", "group_divisor": 1},
+    **{
+        "F": 72,
+        "C": 24,
+        "block_1d_type": "conv+att",
+        "block_2d_type": "basic_resnet",
+        "group_divisor": 1,
+    },
     **{"out_channels": None, "global_context_att": True, "emb_bn": False, "compress_tconvs": True},
     **{"return_2d_output": False, "dual_agg": False, "agg_gnorm": False},
     "stages_setup": [
@@ -105,7 +125,10 @@ def stage_rules(parts_before_blocks: int) -> tuple[Rule, ...]:
         (layer + r"pwconv1\.", layers + "point."),
         (layer + r"conv\.", layers + "conv."),
         (layer + r"norm\.", layers + "norm."),
-        *((layer + rf"attention\.{name[0]}_proj\.", layers + f"{name}.") for name in ("query", "key", "value")),
+        *(
+            (layer + rf"attention\.{name[0]}_proj\.", layers + f"{name}.")
+            for name in ("query", "key", "value")
+        ),
         (layer + r"attention\.out_proj\.", layers + "out."),
         (layer + r"layer_norm\.", layers + "norm1."),
         (layer + r"feed_forward\.intermediate_dense\.", layers + "widen."),
@@ -133,15 +156,24 @@ def models(contents: Mapping[str, Any]) -> dict[str, Describe]:
     """The authors' models by name, determined by the file's configuration."""
     config = contents.get("model_config")
     if not isinstance(config, Mapping):
-        raise ValueError("the file has no model_config next to its state_dict, unlike ReDimNet's files")
-    return {name: partial(_describe, name, config) for name in ("ReDimNet", *REDIMNETS, "ReDimNet2", *REDIMNET2S)}
+        raise ValueError(
+            "the file has no model_config next to its state_dict, unlike ReDimNet's files"
+        )
+    return {
+        name: partial(_describe, name, config)
+        for name in ("ReDimNet", *REDIMNETS, "ReDimNet2", *REDIMNET2S)
+    }
 
 
 def _describe(name: str, config: Mapping[str, Any], weights: Weights) -> Described:
-    is_second = "compress_tconvs" in config or isinstance((config.get("stages_setup") or [[1]])[0][0], list | tuple)
+    is_second = "compress_tconvs" in config or isinstance(
+        (config.get("stages_setup") or [[1]])[0][0], list | tuple
+    )
     if is_second != name.startswith("ReDimNet2"):
         raise ValueError(f"its model_config describes a ReDimNet{2 if is_second else ''}")
-    defaults, sizes, read = (_SECOND, REDIMNET2S, _second) if is_second else (_FIRST, REDIMNETS, _first)
+    defaults, sizes, read = (
+        (_SECOND, REDIMNET2S, _second) if is_second else (_FIRST, REDIMNETS, _first)
+    )
     _check_known(config, {*KNOWN_VALUES, *FOR_TRAINING, *defaults, "spec_params"})
     values = {**defaults, **config}
     options = read(values)
@@ -160,15 +192,24 @@ def _check_known(config: Mapping[str, Any], options: set[str]) -> None:
     """Refuse unsupported options that would change the network or its features."""
     features = config.get("spec_params") or {}
     if not isinstance(features, Mapping):
-        raise ValueError(f"its model_config has spec_params: {features!r}; expected a mapping of options")
+        raise ValueError(
+            f"its model_config has spec_params: {features!r}; expected a mapping of options"
+        )
     feature_options = {*KNOWN_FEATURES, *FEATURES_FOR_TRAINING, *_SIGNAL}
-    for given, known, values in ((config, options, KNOWN_VALUES), (features, feature_options, KNOWN_FEATURES)):
+    for given, known, values in (
+        (config, options, KNOWN_VALUES),
+        (features, feature_options, KNOWN_FEATURES),
+    ):
         for option, value in given.items():
             if option not in known:
-                raise ValueError(f"its model_config has the unknown option {option}; {suggestion(option, known)}")
+                raise ValueError(
+                    f"its model_config has the unknown option {option}; {suggestion(option, known)}"
+                )
             if option in values and value not in values[option]:
                 expected = " or ".join(map(str, values[option]))
-                raise ValueError(f"its model_config has {option}: {value}; only {expected} is supported")
+                raise ValueError(
+                    f"its model_config has {option}: {value}; only {expected} is supported"
+                )
 
 
 def _front_end(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,14 +218,19 @@ def _front_end(config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **FRONT_END,
         "name": FEATURES[config.get("feat_type", "pt")],
-        **{ours: convert(given[theirs]) for theirs, (ours, convert) in _SIGNAL.items() if theirs in given},
+        **{
+            ours: convert(given[theirs])
+            for theirs, (ours, convert) in _SIGNAL.items()
+            if theirs in given
+        },
     }
 
 
 def _first(values: Mapping[str, Any]) -> dict[str, Any]:
     return _common(values) | {
         "stages": [
-            [stride, blocks, width, divisor or 0] for stride, blocks, width, _, divisor in values["stages_setup"]
+            [stride, blocks, width, divisor or 0]
+            for stride, blocks, width, _, divisor in values["stages_setup"]
         ]
     }
 

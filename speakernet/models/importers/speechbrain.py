@@ -1,9 +1,18 @@
-"""ECAPA-TDNN of SpeechBrain (github speechbrain/speechbrain, commit 9c826ef): the bare `embedding_model.ckpt`."""
+"""ECAPA-TDNN of SpeechBrain (github speechbrain/speechbrain, commit 9c826ef): the bare
+`embedding_model.ckpt`.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
-from speakernet.models.importers.weights import Describe, Described, Rule, Weights, first_shape, last_dim
+from speakernet.models.importers.weights import (
+    Describe,
+    Described,
+    Rule,
+    Weights,
+    first_shape,
+    last_dim,
+)
 from speakernet.models.options.trunks import ECAPAS
 from speakernet.options import default_of
 
@@ -35,7 +44,9 @@ _RULES: tuple[Rule, ...] = (
 
 
 def ecapa(weights: Weights) -> Described:
-    """ECAPA-TDNN of any width, with mirrored edges; 3D-Speaker uses the same definition and names."""
+    """ECAPA-TDNN of any width, with mirrored edges; 3D-Speaker uses the same definition and
+    names.
+    """
     channels, num_mels, _ = first_shape(weights, "blocks.0.conv.conv.weight")
     aggregate = first_shape(weights, "mfa.conv.conv.weight")[0]
     options = {"channels": channels, "aggregate_channels": aggregate, "speechbrain": True}

@@ -1,12 +1,28 @@
-"""Checkpoints of 3D-Speaker (github modelscope/3D-Speaker, commit 09e7806): plain state dictionaries of the network."""
+"""Checkpoints of 3D-Speaker (github modelscope/3D-Speaker, commit 09e7806): plain state
+dictionaries of the network.
+"""
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from speakernet.models.importers.speechbrain import ecapa
-from speakernet.models.importers.weights import Describe, Described, Rule, Weights, first_shape, last_dim
-from speakernet.models.importers.wespeaker import FUSIONS, RES2, campplus, ends_of, pooled_width, pooling_of
+from speakernet.models.importers.weights import (
+    Describe,
+    Described,
+    Rule,
+    Weights,
+    first_shape,
+    last_dim,
+)
+from speakernet.models.importers.wespeaker import (
+    FUSIONS,
+    RES2,
+    campplus,
+    ends_of,
+    pooled_width,
+    pooling_of,
+)
 
 SOURCE = "3dspeaker"
 FRONT_END = {"name": "fbank", "scale": 1.0, "window": "povey", "normalize": "mean"}
@@ -52,7 +68,9 @@ def _fused(model: str, weights: Weights) -> Described:
     (ends, layers), pooling = ends_of(weights), pooling_of(weights)
     floor = {"variance_floor": VARIANCE_FLOOR} if pooling == "TSTP" else {}
     dim = last_dim(weights, "seg_1")
-    return Described(model, _RULES + ends, dim, num_mels, pooling, options | layers, pooling_options=floor)
+    return Described(
+        model, _RULES + ends, dim, num_mels, pooling, options | layers, pooling_options=floor
+    )
 
 
 MODELS: dict[str, Describe] = {

@@ -1,8 +1,9 @@
 """Checkpoints of voxceleb_trainer (github clovaai/voxceleb_trainer, commit f51bab8) and its forks.
 
-This module reads the 2026 format (`model_state_dict`, keys `__S__.*` and `__L__.*`, optimizer, schedule and epoch),
-plain state dictionaries, both also with the prefix `module.`, and `{"model": …}` (RawNet3, network only). Constant
-buffers (mel filterbank, windows, sinc axes) are compared with ours, never loaded.
+This module reads the 2026 format (`model_state_dict`, keys `__S__.*` and `__L__.*`, optimizer,
+schedule and epoch), plain state dictionaries, both also with the prefix `module.`, and `{"model":
+…}` (RawNet3, network only). Constant buffers (mel filterbank, windows, sinc axes) are compared with
+ours, never loaded.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,12 +14,20 @@ import torch
 from torch import Tensor
 
 from speakernet.checkpoint import CheckpointError
-from speakernet.models.importers.weights import Described, Rule, Translated, first_shape, rename, strip_wrappers
+from speakernet.models.importers.weights import (
+    Described,
+    Rule,
+    Translated,
+    first_shape,
+    rename,
+    strip_wrappers,
+)
 from speakernet.models.rawnet3 import PREEMPHASIS
 from speakernet.models.speaker_net import SpeakerNet
 
 SOURCE = "voxceleb_trainer"
-# Filterbanks of different torchaudio releases differ by rounding; other windows or mel counts differ far more.
+# Filterbanks of different torchaudio releases differ by rounding; other windows or mel counts
+# differ far more.
 CONSTANT_TOLERANCE = 1e-4
 
 _RESIDUAL: tuple[Rule, ...] = (
@@ -31,15 +40,24 @@ _RESIDUAL: tuple[Rule, ...] = (
     (r"^layer(\d+)\.(\d+)\.downsample\.", r"trunk.stages.<\1-1>.blocks.\2.shortcut."),
     (r"^fc\.", "embedding."),
 )
-_SELF_ATTENTION: tuple[Rule, ...] = ((r"^sap_linear\.", "pooling.hidden."), (r"^attention$", "pooling.attention"))
+_SELF_ATTENTION: tuple[Rule, ...] = (
+    (r"^sap_linear\.", "pooling.hidden."),
+    (r"^attention$", "pooling.attention"),
+)
 _CHANNEL_ATTENTION: tuple[Rule, ...] = (
     (r"^attention\.0\.", "pooling.squeeze."),
     (r"^attention\.2\.", "pooling.norm."),
     (r"^attention\.3\.", "pooling.expand."),
 )
 _VGG: tuple[Rule, ...] = (
-    *((rf"^netcnn\.{place}\.", f"trunk.layers.{layer}.conv.") for layer, place in enumerate((0, 4, 8, 11, 14, 18))),
-    *((rf"^netcnn\.{place}\.", f"trunk.layers.{layer}.norm.") for layer, place in enumerate((1, 5, 9, 12, 15, 19))),
+    *(
+        (rf"^netcnn\.{place}\.", f"trunk.layers.{layer}.conv.")
+        for layer, place in enumerate((0, 4, 8, 11, 14, 18))
+    ),
+    *(
+        (rf"^netcnn\.{place}\.", f"trunk.layers.{layer}.norm.")
+        for layer, place in enumerate((1, 5, 9, 12, 15, 19))
+    ),
     (r"^fc\.", "embedding."),
 )
 _RAW: tuple[Rule, ...] = (
@@ -72,7 +90,9 @@ RULES: dict[str, tuple[Rule, ...]] = {
 CONSTANTS: dict[str, Callable[[Any], Tensor]] = {
     ".spectrogram.window": lambda net: net.front_end.window,
     ".mel_scale.fb": lambda net: net.front_end.mel_bank,
-    "torchfb.0.flipped_filter": lambda net: torch.tensor([[[-net.front_end.options.preemphasis, 1.0]]]),
+    "torchfb.0.flipped_filter": lambda net: torch.tensor(
+        [[[-net.front_end.options.preemphasis, 1.0]]]
+    ),
     "preprocess.0.flipped_filter": lambda net: torch.tensor([[[-PREEMPHASIS, 1.0]]]),
     "filterbank.window_": lambda net: net.trunk.filterbank.window,
     "filterbank.n_": lambda net: net.trunk.filterbank.axis,
@@ -92,7 +112,8 @@ HEAD_NAMES = {
 }
 
 
-# A tensor that identifies the architecture, tried in order; ResNets of other toolkits share most names.
+# A tensor that identifies the architecture, tried in order; ResNets of other toolkits share most
+# names.
 _MARKS = {
     "RawNet3": "layer1.afms.alpha",
     "VGGVox": "netcnn.0.weight",
@@ -111,10 +132,21 @@ def recognize(network: Mapping[str, Any]) -> str | None:
     return next((model for model, tensor in _MARKS.items() if tensor in network), None)
 
 
-def split_parts(contents: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str]]:
-    """Network and loss state dictionaries without their prefixes, and the other entries of the file."""
-    key = next((key for key in ("model_state_dict", "model") if isinstance(contents.get(key), Mapping)), None)
-    others = [] if key is None else [f"{name} (only weights are taken)" for name in contents if name != key]
+def split_parts(
+    contents: Mapping[str, Any],
+) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str]]:
+    """Network and loss state dictionaries without their prefixes, and the other entries of the
+    file.
+    """
+    key = next(
+        (key for key in ("model_state_dict", "model") if isinstance(contents.get(key), Mapping)),
+        None,
+    )
+    others = (
+        []
+        if key is None
+        else [f"{name} (only weights are taken)" for name in contents if name != key]
+    )
     network: dict[str, Tensor] = {}
     head: dict[str, Tensor] = {}
     for name, value in (contents if key is None else contents[key]).items():
@@ -131,19 +163,27 @@ def split_parts(contents: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[st
 def describe(contents: Mapping[str, Any]) -> Described:
     """The network of a checkpoint that `is_ours_to_read`, as far as its tensors determine it.
 
-    The pooling is empty if they do not (VGGVox without attention); the mel bands are 0 without a filterbank.
+    The pooling is empty if they do not (VGGVox without attention); the mel bands are 0 without a
+    filterbank.
     """
     network, _, _ = split_parts(contents)
     model = recognize(network)
     assert model is not None, "the checkpoint is from voxceleb_trainer"
-    embedding_dim, pooled = first_shape(network, "fc6.weight" if model == "RawNet3" else "fc.weight")
-    num_mels = next((value.shape[1] for name, value in network.items() if name.endswith(".mel_scale.fb")), 0)
+    embedding_dim, pooled = first_shape(
+        network, "fc6.weight" if model == "RawNet3" else "fc.weight"
+    )
+    num_mels = next(
+        (value.shape[1] for name, value in network.items() if name.endswith(".mel_scale.fb")), 0
+    )
     if model == "VGGVox":
-        pooling, num_mels = ("SAP" if "sap_linear.weight" in network else ""), 40
+        pooling = "SAP" if "sap_linear.weight" in network else ""
+        num_mels = 40
     elif model == "RawNet3":
         pooling = "ASP" if first_shape(network, "attention.3.weight")[0] == 1 else "ECA"
     else:
-        channels = first_shape(network, "sap_linear.weight" if model == "ResNetSE34L" else "attention.3.weight")[0]
+        channels = first_shape(
+            network, "sap_linear.weight" if model == "ResNetSE34L" else "attention.3.weight"
+        )[0]
         pooling = "ASP" if pooled == 2 * channels else "SAP"
     return Described(model, RULES[model], embedding_dim, num_mels, pooling)
 
@@ -154,7 +194,8 @@ def translate(contents: Mapping[str, Any], net: SpeakerNet, path: str | Path) ->
     found = recognize(network)
     if found != net.model_name:
         raise CheckpointError(
-            f"{path} is a {found} of {SOURCE}, but the configuration has {net.model_name}; set model.name: {found}"
+            f"{path} is a {found} of {SOURCE}, but the configuration has {net.model_name}; set "
+            f"model.name: {found}"
         )
     weights: dict[str, Tensor] = {}
     for name, value in network.items():
@@ -168,14 +209,19 @@ def translate(contents: Mapping[str, Any], net: SpeakerNet, path: str | Path) ->
             weights[renamed] = value
     # Their AM-softmax stores its head as (dim, classes).
     renamed_head = {
-        HEAD_NAMES.get(name, name): value.T.contiguous() if name == "W" else value for name, value in head.items()
+        HEAD_NAMES.get(name, name): value.T.contiguous() if name == "W" else value
+        for name, value in head.items()
     }
     return Translated(SOURCE, weights, renamed_head, others)
 
 
 def _check_constant(name: str, found: Tensor, ours: Tensor, path: str | Path) -> None:
-    if found.shape != ours.shape or float((found.float() - ours.cpu().float()).abs().max()) > CONSTANT_TOLERANCE:
+    if (
+        found.shape != ours.shape
+        or float((found.float() - ours.cpu().float()).abs().max()) > CONSTANT_TOLERANCE
+    ):
         raise ValueError(
-            f"{path}: the constant {name} of shape {tuple(found.shape)} differs from this front end's of shape "
-            f"{tuple(ours.shape)}; set n_mels, window, pre-emphasis and sample rate as in its training"
+            f"{path}: the constant {name} of shape {tuple(found.shape)} differs from this front "
+            f"end's of shape {tuple(ours.shape)}; set n_mels, window, pre-emphasis and sample rate "
+            "as in its training"
         )

@@ -55,22 +55,30 @@ def rename(name: str, rules: Iterable[Rule]) -> str | None:
     for pattern, replacement in rules:
         renamed, count = re.subn(pattern, replacement, name)
         if count:
-            # Many toolkits count layers from one, or count additional ones; our lists start at zero.
-            return re.sub(r"<(\d+)-(\d+)>", lambda match: str(int(match.group(1)) - int(match.group(2))), renamed)
+            # Many toolkits count layers from one, or count additional ones; our lists start at
+            # zero.
+            return re.sub(
+                r"<(\d+)-(\d+)>",
+                lambda match: str(int(match.group(1)) - int(match.group(2))),
+                renamed,
+            )
     return None
 
 
 def rename_all(
     weights: Weights, rules: Sequence[Rule], unused: Mapping[str, str], shapes: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Weights under our names (under their own if no rule matches), and those matching `unused`, with the reason.
+    """Weights under our names (under their own if no rule matches), and those matching `unused`,
+    with the reason.
 
     `shapes` has our tensors: a foreign 1 x 1 convolution may be a linear layer here, or vice versa.
     """
     renamed: dict[str, Tensor] = {}
     left: list[str] = []
     for name, value in weights.items():
-        reason = next((reason for pattern, reason in unused.items() if re.search(pattern, name)), None)
+        reason = next(
+            (reason for pattern, reason in unused.items() if re.search(pattern, name)), None
+        )
         if reason is not None:
             left.append(f"{name} ({reason})")
             continue
@@ -102,7 +110,11 @@ def bare(contents: Mapping[str, Any], path: str | Path) -> dict[str, Tensor]:
     for key in ("state_dict", "model_state_dict", "model", "embedding_model"):
         if isinstance(contents.get(key), Mapping):
             contents = contents[key]
-    found = {strip_wrappers(str(name)): value for name, value in contents.items() if isinstance(value, Tensor)}
+    found = {
+        strip_wrappers(str(name)): value
+        for name, value in contents.items()
+        if isinstance(value, Tensor)
+    }
     if not found:
         raise CheckpointError(f"{path} has no named tensors; expected a state dictionary")
     return found

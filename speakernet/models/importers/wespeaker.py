@@ -1,7 +1,8 @@
-"""Checkpoints of wespeaker (github wenet-e2e/wespeaker, commit dfa7419): plain state dictionaries, head included.
+"""Checkpoints of wespeaker (github wenet-e2e/wespeaker, commit dfa7419): plain state dictionaries,
+head included.
 
-Its models share their structure, so a few sets of rules cover all of them. Mel bands, pooling and embedding layer
-follow from the shapes.
+Its models share their structure, so a few sets of rules cover all of them. Mel bands, pooling and
+embedding layer follow from the shapes.
 """
 
 from collections.abc import Mapping
@@ -10,7 +11,14 @@ from typing import Any
 
 from speakernet.models.importers.redimnet import RULES as REDIMNET2_RULES
 from speakernet.models.importers.redimnet import stage_rules
-from speakernet.models.importers.weights import Describe, Described, Rule, Weights, first_shape, last_dim
+from speakernet.models.importers.weights import (
+    Describe,
+    Described,
+    Rule,
+    Weights,
+    first_shape,
+    last_dim,
+)
 
 SOURCE = "wespeaker"
 FRONT_END = {"name": "fbank", "scale": 32768.0, "window": "hamming", "normalize": "mean"}
@@ -35,7 +43,11 @@ TWO_LAYERS: tuple[Rule, ...] = (
     (r"^seg_2\.", "embedding.3."),
 )
 NORMED: tuple[Rule, ...] = ((r"^bn\.", "norm."), (r"^linear\.", "embedding."))
-NORMED_TWICE: tuple[Rule, ...] = ((r"^bn\.", "norm."), (r"^linear\.", "embedding.0."), (r"^bn2\.", "embedding.1."))
+NORMED_TWICE: tuple[Rule, ...] = (
+    (r"^bn\.", "norm."),
+    (r"^linear\.", "embedding.0."),
+    (r"^bn2\.", "embedding.1."),
+)
 
 _XVECTOR: tuple[Rule, ...] = (
     (r"^frame_(\d)\.conv_1d\.", r"trunk.convs.<\1-1>."),
@@ -88,7 +100,10 @@ RES2: tuple[Rule, ...] = (
     (r"^layer(\d)\.(\d+)\.shortcut\.", r"trunk.stages.<\1-1>.blocks.\2.shortcut."),
 )
 FUSIONS: tuple[Rule, ...] = (
-    (r"^layer(\d)\.(\d+)\.fuse_models\.(\d+)\.local_att\.", r"trunk.stages.<\1-1>.blocks.\2.fusions.\3.attention."),
+    (
+        r"^layer(\d)\.(\d+)\.fuse_models\.(\d+)\.local_att\.",
+        r"trunk.stages.<\1-1>.blocks.\2.fusions.\3.attention.",
+    ),
     (r"^layer(\d)_downsample\.", r"trunk.downsamples.<\1-1>."),
     (r"^fuse_mode12\.local_att\.", "trunk.fusions.0.attention."),
     (r"^fuse_mode123\.local_att\.", "trunk.fusions.1.attention."),
@@ -99,7 +114,10 @@ _ERES2: tuple[Rule, ...] = (
     (r"^layer(\d)\.(\d+)\.conv2_1\.", r"trunk.stages.<\1-1>.blocks.\2.convs.0."),
     (r"^layer(\d)\.(\d+)\.bn2_1\.", r"trunk.stages.<\1-1>.blocks.\2.norms.0."),
     *(
-        (rf"^layer([34])\.(\d+)\.{theirs}\.{place}\.", rf"trunk.stages.<\1-1>.blocks.\2.{ours}.{place + 1}.")
+        (
+            rf"^layer([34])\.(\d+)\.{theirs}\.{place}\.",
+            rf"trunk.stages.<\1-1>.blocks.\2.{ours}.{place + 1}.",
+        )
         for theirs, ours in (("convs", "convs"), ("bns", "norms"))
         for place in range(7)
     ),
@@ -143,17 +161,24 @@ def pooling_of(weights: Weights) -> str:
         return "MQMHASTP"
     if "pool.linear1.weight" not in weights:
         return "TSTP"
-    seen, channels = weights["pool.linear1.weight"].shape[1], weights["pool.linear2.weight"].shape[0]
+    seen = weights["pool.linear1.weight"].shape[1]
+    channels = weights["pool.linear2.weight"].shape[0]
     return "GlobalASTP" if seen == 3 * channels else "ASTP"
 
 
 def ends_of(weights: Weights) -> tuple[tuple[Rule, ...], dict[str, Any]]:
-    """Rules for pooling and embedding layer, and the option for two embedding layers or a norm after one."""
+    """Rules for pooling and embedding layer, and the option for two embedding layers or a norm
+    after one.
+    """
     if "linear.weight" not in weights:
         is_double = "seg_2.weight" in weights
-        return POOLING + (TWO_LAYERS if is_double else ONE_LAYER), {"two_layers": True} if is_double else {}
+        return POOLING + (TWO_LAYERS if is_double else ONE_LAYER), {
+            "two_layers": True
+        } if is_double else {}
     is_normed = "bn2.weight" in weights
-    return POOLING + (NORMED_TWICE if is_normed else NORMED), {"embedding_norm": True} if is_normed else {}
+    return POOLING + (NORMED_TWICE if is_normed else NORMED), {
+        "embedding_norm": True
+    } if is_normed else {}
 
 
 def pooled_width(weights: Weights) -> int:
@@ -164,14 +189,20 @@ def pooled_width(weights: Weights) -> int:
 
 def _xvector(weights: Weights) -> Described:
     channels, num_mels, _ = first_shape(weights, "frame_1.conv_1d.weight")
-    options = {"channels": channels, "statistics_channels": first_shape(weights, "frame_5.conv_1d.weight")[0]}
+    options = {
+        "channels": channels,
+        "statistics_channels": first_shape(weights, "frame_5.conv_1d.weight")[0],
+    }
     rules = _XVECTOR + POOLING + TWO_LAYERS
-    return Described("XVector", rules, last_dim(weights, "seg_2"), num_mels, pooling_of(weights), options)
+    return Described(
+        "XVector", rules, last_dim(weights, "seg_2"), num_mels, pooling_of(weights), options
+    )
 
 
 def _ecapa(model: str, pooling: str, weights: Weights) -> Described:
     found = pooling_of(weights)
-    # The two names differ in the attention's context; both may be configured with a different pooling.
+    # The two names differ in the attention's context; both may be configured with a different
+    # pooling.
     if found != pooling and found in ("ASTP", "GlobalASTP"):
         raise ValueError(f"its pooling is {found}; expected {pooling} in a model of this name")
     ends, options = ends_of(weights)
@@ -186,15 +217,21 @@ def _residual(
     last: str = "layer4.0.shortcut.0.weight",
     mels_to_one: int = 8,
 ) -> Described:
-    """A residual network whose last stage widens in the layer `last` and has one row per `mels_to_one` mel bands."""
+    """A residual network whose last stage widens in the layer `last` and has one row per
+    `mels_to_one` mel bands.
+    """
     ends, options = ends_of(weights)
     num_mels = mels_to_one * pooled_width(weights) // first_shape(weights, last)[0]
-    return Described(model, rules + ends, last_dim(weights, "seg_1"), num_mels, pooling_of(weights), options)
+    return Described(
+        model, rules + ends, last_dim(weights, "seg_1"), num_mels, pooling_of(weights), options
+    )
 
 
 def _simam(model: str, weights: Weights) -> Described:
     options = {"channels": first_shape(weights, "front.conv1.weight")[0]}
-    num_mels = 8 * pooled_width(weights) // first_shape(weights, "front.layer4.0.downsample.0.weight")[0]
+    num_mels = (
+        8 * pooled_width(weights) // first_shape(weights, "front.layer4.0.downsample.0.weight")[0]
+    )
     return Described(model, SIMAM, last_dim(weights, "bottleneck"), num_mels, "ASP", options)
 
 
@@ -208,29 +245,47 @@ def campplus(weights: Weights) -> Described:
 
 def _redimnet(model: str, weights: Weights) -> Described:
     ends, options = ends_of(weights)
-    last = max(int(name.rpartition(".")[2]) for name in weights if name.startswith("backbone.inputs_weights."))
+    last = max(
+        int(name.rpartition(".")[2])
+        for name in weights
+        if name.startswith("backbone.inputs_weights.")
+    )
     rules = (
         (rf"^backbone\.inputs_weights\.{last}$", "trunk.aggregate.weight"),
         (r"^backbone\.inputs_weights\.(\d+)$", r"trunk.stages.\1.aggregate.weight"),
         *stage_rules(parts_before_blocks=1),
         *ends,
     )
-    num_mels = first_shape(weights, "backbone.inputs_weights.1")[2] // first_shape(weights, "backbone.stem.0.weight")[0]
+    num_mels = (
+        first_shape(weights, "backbone.inputs_weights.1")[2]
+        // first_shape(weights, "backbone.stem.0.weight")[0]
+    )
     options["pooled_norm"] = False
-    return Described(model, rules, last_dim(weights, "seg_1"), num_mels, pooling_of(weights), options)
+    return Described(
+        model, rules, last_dim(weights, "seg_1"), num_mels, pooling_of(weights), options
+    )
 
 
 def _redimnet2(model: str, weights: Weights) -> Described:
     ends, options = ends_of(weights)
-    num_mels = first_shape(weights, "backbone.stage0.0.w")[2] // first_shape(weights, "backbone.stem.0.weight")[0]
-    dim, pooling = last_dim(weights, "linear"), pooling_of(weights)
-    return Described(model, REDIMNET2_RULES + ends, dim, num_mels, pooling, options, front_end=TF_FRONT_END)
+    num_mels = (
+        first_shape(weights, "backbone.stage0.0.w")[2]
+        // first_shape(weights, "backbone.stem.0.weight")[0]
+    )
+    dim = last_dim(weights, "linear")
+    pooling = pooling_of(weights)
+    return Described(
+        model, REDIMNET2_RULES + ends, dim, num_mels, pooling, options, front_end=TF_FRONT_END
+    )
 
 
 def _w2vbert_adapter_mfa(weights: Weights) -> Described:
     """w2v-BERT 2.0 with `AdapterMFA`, after the stage that merges its LoRA adapters."""
     if any(".lora_A." in name for name in weights):
-        raise ValueError("the scale of its adapters is not in the file; merge them with wespeaker's merge_lora.py")
+        raise ValueError(
+            "the scale of its adapters is not in the file; merge them with wespeaker's "
+            "merge_lora.py"
+        )
     layer = _W2VBERT + "encoder.layers.0."
     hidden, inputs = first_shape(weights, _W2VBERT + "feature_projection.projection.weight")
     positions, of_head = first_shape(weights, layer + "self_attn.distance_embedding.weight")
@@ -241,12 +296,18 @@ def _w2vbert_adapter_mfa(weights: Weights) -> Described:
         "num_attention_heads": hidden // of_head,
         "intermediate_size": first_shape(weights, layer + "ffn1.intermediate_dense.weight")[0],
         "feature_projection_input_dim": inputs,
-        "conv_depthwise_kernel_size": first_shape(weights, layer + "conv_module.depthwise_conv.weight")[2],
+        "conv_depthwise_kernel_size": first_shape(
+            weights, layer + "conv_module.depthwise_conv.weight"
+        )[2],
         "left_max_position_embeddings": positions - 1 - W2VBERT_RIGHT,
         "right_max_position_embeddings": W2VBERT_RIGHT,
     }
     return Described(
-        *("Pretrained", _W2VBERT_ADAPTER_MFA, last_dim(weights, "bottleneck"), 0, "AdapterMFA"),
+        "Pretrained",
+        _W2VBERT_ADAPTER_MFA,
+        last_dim(weights, "bottleneck"),
+        0,
+        "AdapterMFA",
         options={"config": config},
         pooling_options={"dim": first_shape(weights, "adapter_layers.0.0.weight")[0]},
         front_end={"name": "raw"},
@@ -259,12 +320,19 @@ MODELS: dict[str, Describe] = {
     "ECAPA_TDNN_c1024": partial(_ecapa, "ECAPA_TDNN_1024", "ASTP"),
     "ECAPA_TDNN_GLOB_c512": partial(_ecapa, "ECAPA_TDNN", "GlobalASTP"),
     "ECAPA_TDNN_GLOB_c1024": partial(_ecapa, "ECAPA_TDNN_1024", "GlobalASTP"),
-    **{f"ResNet{depth}": partial(_residual, f"ResNet{depth}", RESIDUAL) for depth in (18, 34, 50, 101, 152, 221, 293)},
+    **{
+        f"ResNet{depth}": partial(_residual, f"ResNet{depth}", RESIDUAL)
+        for depth in (18, 34, 50, 101, 152, 221, 293)
+    },
     "SimAM_ResNet34_ASP": partial(_simam, "SimAM_ResNet34"),
     "SimAM_ResNet100_ASP": partial(_simam, "SimAM_ResNet100"),
     **{
         f"Gemini_DF_ResNet{depth}": partial(
-            _residual, f"Gemini_DF_ResNet{depth}", _GEMINI, last="downsample_layers.4.0.weight", mels_to_one=16
+            _residual,
+            f"Gemini_DF_ResNet{depth}",
+            _GEMINI,
+            last="downsample_layers.4.0.weight",
+            mels_to_one=16,
         )
         for depth in (60, 114)
     },

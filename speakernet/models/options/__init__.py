@@ -1,4 +1,6 @@
-"""The options of trunks and poolings, the section that selects them, and their tables. No torch here."""
+"""The options of trunks and poolings, the section that selects them, and their tables. No torch
+here.
+"""
 
 from typing import Annotated, Any
 
@@ -28,7 +30,9 @@ from speakernet.models.options.trunks import (
 from speakernet.options import Component, Options, lookup
 
 FAMILIES: dict[str, dict[str, Component]] = {
-    family: {name: Component(options, f"speakernet.models.{trunk}") for name, options in sizes.items()}
+    family: {
+        name: Component(options, f"speakernet.models.{trunk}") for name, options in sizes.items()
+    }
     for family, trunk, sizes in (
         ("ResNetSE34L", "classic:ResNetSE34L", {"ResNetSE34L": ResNetSE34LOptions}),
         ("ResNetSE34V2", "classic:ResNetSE34V2", {"ResNetSE34V2": ResNetSE34V2Options}),
@@ -51,7 +55,9 @@ FAMILIES: dict[str, dict[str, Component]] = {
 }
 """Sizes of each family by name, smallest first."""
 
-MODELS: dict[str, Component] = {name: part for sizes in FAMILIES.values() for name, part in sizes.items()}
+MODELS: dict[str, Component] = {
+    name: part for sizes in FAMILIES.values() for name, part in sizes.items()
+}
 
 
 def pooling_of(model: str, pooling: str) -> str:
@@ -65,7 +71,9 @@ def pooling_of(model: str, pooling: str) -> str:
     name = str(trunk.pooling_names.get(name, name))
     takes_layers = lookup(POOLINGS, name, "pooling").options.takes_layers
     if takes_layers != trunk.gives_layers:
-        fitting = ", ".join(one for one in POOLINGS if POOLINGS[one].options.takes_layers == trunk.gives_layers)
+        fitting = ", ".join(
+            one for one in POOLINGS if POOLINGS[one].options.takes_layers == trunk.gives_layers
+        )
         raise ValueError(f"pooling {name} does not work with {model}; expected {fitting}")
     return name
 
@@ -76,19 +84,25 @@ class ModelOptions(Options):
     name: str = "ResNetSE34L"
     """Name of the model; `speakernet list models` shows all."""
     pooling: str = "auto"
-    """Pooling from frames to one vector; `speakernet list poolings` shows all; auto: the model's own."""
+    """Pooling from frames to one vector; `speakernet list poolings` shows all; auto: the model's
+    own."""
     embedding_dim: Annotated[int, Ge(1), Le(65_536)] = 256
     """Size of an embedding."""
     options: SerializeAsAny[TrunkOptions] = Field(default_factory=TrunkOptions)
-    """Further options of the model, such as {channels: 32} for ResNet or {sinc_stride: 10} for RawNet3."""
+    """Further options of the model, such as {channels: 32} for ResNet or {sinc_stride: 10} for
+    RawNet3."""
     pooling_options: SerializeAsAny[PoolingOptions] = Field(default_factory=PoolingOptions)
-    """Further options of the pooling, such as {heads: 4} for MQMHASTP or {variance_floor: 1e-8} for TSTP."""
+    """Further options of the pooling, such as {heads: 4} for MQMHASTP or {variance_floor: 1e-8} for
+    TSTP."""
 
     @model_validator(mode="after")
     def _fill_in_options(self) -> "ModelOptions":
         """Fill in the defaults of the named model and pooling, unless their options are given."""
         pooling = pooling_of(self.name, self.pooling)
-        named = (("options", MODELS[self.name], self.name), ("pooling_options", POOLINGS[pooling], pooling))
+        named = (
+            ("options", MODELS[self.name], self.name),
+            ("pooling_options", POOLINGS[pooling], pooling),
+        )
         for field, component, name in named:
             given = getattr(self, field)
             if type(given) in (TrunkOptions, PoolingOptions):
@@ -98,4 +112,12 @@ class ModelOptions(Options):
         return self
 
 
-__all__ = ["FAMILIES", "MODELS", "POOLINGS", "ModelOptions", "PoolingOptions", "TrunkOptions", "pooling_of"]
+__all__ = [
+    "FAMILIES",
+    "MODELS",
+    "POOLINGS",
+    "ModelOptions",
+    "PoolingOptions",
+    "TrunkOptions",
+    "pooling_of",
+]

@@ -42,7 +42,9 @@ class LayerSumOptions(PoolingOptions):
 
 
 class MHFAOptions(PoolingOptions):
-    """Multi-head factorized attentive pooling: keys and values from separate layer sums, one attention per head."""
+    """Multi-head factorized attentive pooling: keys and values from separate layer sums, one
+    attention per head.
+    """
 
     takes_layers: ClassVar[bool] = True
 
@@ -51,11 +53,14 @@ class MHFAOptions(PoolingOptions):
     compression: Annotated[int, Ge(1), Le(4096)] = 128
     """Dimensions of keys and values."""
     context: Annotated[int, Ge(0), Le(100)] = 0
-    """Frames on each side that the attention of each head sees; 1 or more makes it context-aware MHFA."""
+    """Frames on each side that the attention of each head sees; 1 or more makes it context-aware
+    MHFA."""
 
 
 class AdapterMFAOptions(PoolingOptions):
-    """An adapter for each layer, concatenated, then attentive statistics over frames (wespeaker's w2v-BERT recipe)."""
+    """An adapter for each layer, concatenated, then attentive statistics over frames (wespeaker's
+    w2v-BERT recipe).
+    """
 
     takes_layers: ClassVar[bool] = True
 
@@ -68,43 +73,61 @@ POOLINGS: dict[str, Component] = {
     "MHFA": Component(MHFAOptions, "speakernet.models.layer_pooling:MHFA"),
     "AdapterMFA": Component(AdapterMFAOptions, "speakernet.models.layer_pooling:AdapterMFA"),
     "TSTP": Component(StatisticsPoolingOptions, "speakernet.models.pooling:StatisticsPooling"),
-    "MQMHASTP": Component(MultiQueryPoolingOptions, "speakernet.models.attentive_pooling:MultiQueryPooling"),
+    "MQMHASTP": Component(
+        MultiQueryPoolingOptions, "speakernet.models.attentive_pooling:MultiQueryPooling"
+    ),
 } | {
     name: Component(PoolingOptions, f"speakernet.models.{path}", what)
     for name, path, what in (
         ("TAP", "pooling:MeanPooling", "Mean over frames."),
         ("MAX", "pooling:MaxPooling", "Largest value over frames."),
-        ("SAP", "attentive_pooling:SelfAttentivePooling", "Mean over frames, weighted by attention."),
         (
-            *("ASP", "attentive_pooling:AttentiveStatisticsPooling"),
+            "SAP",
+            "attentive_pooling:SelfAttentivePooling",
+            "Mean over frames, weighted by attention.",
+        ),
+        (
+            "ASP",
+            "attentive_pooling:AttentiveStatisticsPooling",
             "Mean and standard deviation over frames, weighted by attention.",
         ),
         (
-            *("ChannelSAP", "attentive_pooling:ChannelSelfAttentivePooling"),
+            "ChannelSAP",
+            "attentive_pooling:ChannelSelfAttentivePooling",
             "Mean over frames, weighted by a separate attention for each channel.",
         ),
         (
-            *("ChannelASP", "attentive_pooling:ChannelAttentivePooling"),
-            "Mean and standard deviation over frames, weighted by a separate attention for each channel.",
+            "ChannelASP",
+            "attentive_pooling:ChannelAttentivePooling",
+            "Mean and standard deviation over frames, weighted by a separate attention for each "
+            "channel.",
         ),
         (
-            *("ECA", "attentive_pooling:ContextAttentivePooling"),
-            "Attentive statistics per channel; the attention sees the utterance's mean and deviation (ECAPA).",
+            "ECA",
+            "attentive_pooling:ContextAttentivePooling",
+            "Attentive statistics per channel; the attention sees the utterance's mean and "
+            "deviation (ECAPA).",
         ),
         (
-            *("ContextASP", "attentive_pooling:ContextFramePooling"),
-            "Attentive statistics, one weight per frame; the attention sees the utterance's mean and deviation.",
+            "ContextASP",
+            "attentive_pooling:ContextFramePooling",
+            "Attentive statistics, one weight per frame; the attention sees the utterance's mean "
+            "and deviation.",
         ),
         (
-            *("ASTP", "attentive_pooling:TanhAttentivePooling"),
+            "ASTP",
+            "attentive_pooling:TanhAttentivePooling",
             "Attentive statistics per channel, with a tanh (ASTP in wespeaker).",
         ),
         (
-            *("GlobalASTP", "attentive_pooling:GlobalAttentivePooling"),
-            "ASTP whose attention also sees the utterance's mean and deviation (wespeaker's `global_context_att`).",
+            "GlobalASTP",
+            "attentive_pooling:GlobalAttentivePooling",
+            "ASTP whose attention also sees the utterance's mean and deviation (wespeaker's "
+            "`global_context_att`).",
         ),
         (
-            *("NormASTP", "attentive_pooling:NormedAttentivePooling"),
+            "NormASTP",
+            "attentive_pooling:NormedAttentivePooling",
             "GlobalASTP with ReLU and batch norm before the tanh (SpeechBrain).",
         ),
     )

@@ -12,14 +12,17 @@ Channels = Annotated[int, Ge(8), Le(16_384)]
 PlaneChannels = Annotated[int, Ge(8), Le(4096)]
 Blocks = list[Annotated[int, Ge(1), Le(1000)]]
 Strides = list[Annotated[int, Ge(1), Le(16)]]
-# Blocks of each stage (He et al. 2016, table 1); ResNet-50 has the same number, of three convolutions each.
+# Blocks of each stage (He et al. 2016, table 1); ResNet-50 has the same number, of three
+# convolutions each.
 RESNET34 = (3, 4, 6, 3)
 ECAPA_GROUPS = 8
 """Groups of channels in ECAPA-TDNN's split."""
 
 
 class Published(NamedTuple):
-    """The published model of a family or size; a slow test recounts its parameters and operations."""
+    """The published model of a family or size; a slow test recounts its parameters and
+    operations.
+    """
 
     paper: str = ""
     dim: int = 256
@@ -38,7 +41,8 @@ class TrunkOptions(Options):
     front_end_defaults: ClassVar[Mapping[str, Any]] = {"name": "fbank"}
     """Front end of the published definition: its name, and the values that `auto` stands for."""
     poolings: ClassVar[Sequence[str]] = ("TSTP",)
-    """Pooling of the published definition, then others that the tests cover; any other that fits works as well."""
+    """Pooling of the published definition, then others that the tests cover; any other that fits
+    works as well."""
     pooling_names: ClassVar[Mapping[str, str]] = {}
     """Common pooling names that mean a different pooling in this network."""
     gives_layers: ClassVar[bool] = False
@@ -127,9 +131,11 @@ class ResNetOptions(TrunkOptions):
     gated: bool = False
     """Squeeze-and-excitation in every block."""
     mel_strides: Strides = Field(default=[])
-    """Stride along mels of each stage; empty: 1, then 2 in all others. Golden Gemini has [2, 2, 2, 2]."""
+    """Stride along mels of each stage; empty: 1, then 2 in all others. Golden Gemini has [2, 2, 2,
+    2]."""
     frame_strides: Strides = Field(default=[])
-    """Stride along frames of each stage; empty: 1, then 2 in all others. Golden Gemini has [1, 2, 1, 1]."""
+    """Stride along frames of each stage; empty: 1, then 2 in all others. Golden Gemini has [1, 2,
+    1, 1]."""
 
     published = Published("He et al. 2016", 256, 80, 1_355_504, 543_631_360)
     front_end_defaults: ClassVar = {"name": "log_mel"}
@@ -142,7 +148,10 @@ class ResNetOptions(TrunkOptions):
         for name in ("mel_strides", "frame_strides"):
             strides = getattr(self, name)
             if strides and len(strides) != len(self.blocks):
-                yield name, f"{strides} for blocks {self.blocks}; expected one stride per stage, or none"
+                yield (
+                    name,
+                    f"{strides} for blocks {self.blocks}; expected one stride per stage, or none",
+                )
 
 
 class VGGVoxOptions(TrunkOptions):
@@ -154,7 +163,9 @@ class VGGVoxOptions(TrunkOptions):
 
 
 class RawNet3Options(TrunkOptions):
-    """Raw-waveform network with analytic sinc filters; 16,280,322 parameters with ECA at 256 dimensions."""
+    """Raw-waveform network with analytic sinc filters; 16,280,322 parameters with ECA at 256
+    dimensions.
+    """
 
     sinc_stride: Annotated[int, Ge(1), Le(10_000)] = 10
     """Hop of the filterbank in samples; 10 in the published model, larger is faster but coarser."""
@@ -171,7 +182,9 @@ class RawNet3Options(TrunkOptions):
 
 
 class XVectorOptions(TrunkOptions):
-    """Time-delay network of the x-vector; 4.61 million parameters with TSTP, 80 mels and 512 dimensions."""
+    """Time-delay network of the x-vector; 4.61 million parameters with TSTP, 80 mels and 512
+    dimensions.
+    """
 
     channels: Channels = 512
     """Channels of the first four layers."""
@@ -191,8 +204,8 @@ class ECAPAOptions(NormedEmbeddingOptions):
     aggregate_channels: Channels = 1536
     """Channels of the layer that combines all blocks."""
     speechbrain: bool = False
-    """SpeechBrain's variant: edges mirrored instead of zero-padded, the first instead of the last group of each split
-    passed through, batch norm after the aggregation."""
+    """SpeechBrain's variant: edges mirrored instead of zero-padded, the first instead of the last
+    group of each split passed through, batch norm after the aggregation."""
 
     published = Published("Desplanques et al. 2020", 192, 80, 6_190_720, 1_037_271_040)
     poolings = ("GlobalASTP", "ASTP", "NormASTP")
@@ -207,7 +220,9 @@ class ECAPAOptions(NormedEmbeddingOptions):
 
 ECAPAS: dict[str, type[Any]] = {
     "ECAPA_TDNN": ECAPAOptions,
-    "ECAPA_TDNN_1024": sized(ECAPAOptions, "ECAPA_TDNN_1024", 14_657_088, 2_649_030_656, {"channels": 1024}),
+    "ECAPA_TDNN_1024": sized(
+        ECAPAOptions, "ECAPA_TDNN_1024", 14_657_088, 2_649_030_656, {"channels": 1024}
+    ),
 }
 
 
@@ -225,7 +240,9 @@ class DeepResNetOptions(TwoLayerOptions):
 
 
 RESNETS: dict[str, type[Any]] = {"ResNet18": DeepResNetOptions} | {
-    name: sized(DeepResNetOptions, name, parameters, macs, blocks=blocks, has_bottlenecks=name != "ResNet34")
+    name: sized(
+        DeepResNetOptions, name, parameters, macs, blocks=blocks, has_bottlenecks=name != "ResNet34"
+    )
     for name, blocks, parameters, macs in (
         ("ResNet34", RESNET34, 6_634_336, 4_527_902_720),
         ("ResNet50", RESNET34, 11_131_360, 5_072_506_880),
@@ -251,7 +268,9 @@ class SimAMResNetOptions(TrunkOptions):
 
 SIMAM_RESNETS: dict[str, type[Any]] = {
     "SimAM_ResNet34": SimAMResNetOptions,
-    "SimAM_ResNet100": sized(SimAMResNetOptions, "SimAM_ResNet100", 50_232_896, 57_060_925_440, blocks=(6, 16, 24, 3)),
+    "SimAM_ResNet100": sized(
+        SimAMResNetOptions, "SimAM_ResNet100", 50_232_896, 57_060_925_440, blocks=(6, 16, 24, 3)
+    ),
 }
 
 
@@ -264,7 +283,9 @@ class GeminiOptions(TwoLayerOptions):
 
 GEMINIS: dict[str, type[Any]] = {
     "Gemini_DF_ResNet60": GeminiOptions,
-    "Gemini_DF_ResNet114": sized(GeminiOptions, "Gemini_DF_ResNet114", 6_531_552, 5_235_343_360, blocks=(3, 3, 27, 3)),
+    "Gemini_DF_ResNet114": sized(
+        GeminiOptions, "Gemini_DF_ResNet114", 6_531_552, 5_235_343_360, blocks=(3, 3, 27, 3)
+    ),
 }
 
 
@@ -278,14 +299,18 @@ class Res2NetOptions(TwoLayerOptions):
 
 
 class CAMPPlusOptions(TrunkOptions):
-    """CAM++, time-delay layers with context masks; 7.18 million parameters with TSTP, 80 mels and 512 dimensions."""
+    """CAM++, time-delay layers with context masks; 7.18 million parameters with TSTP, 80 mels and
+    512 dimensions.
+    """
 
     published = Published("Wang et al. 2023", 512, 80, 7_176_224, 1_073_491_968)
     embedding_layer = "plain_normed_linear"
 
 
 class ERes2NetOptions(TwoLayerOptions):
-    """Enhanced Res2Net: groups fused by attention within later blocks, and stages fused from the bottom up."""
+    """Enhanced Res2Net: groups fused by attention within later blocks, and stages fused from the
+    bottom up.
+    """
 
     channels: PlaneChannels = 32
     """Channels of the first stage; each later stage has twice as many."""
@@ -303,7 +328,9 @@ class ERes2NetOptions(TwoLayerOptions):
 
 ERES2NETS: dict[str, type[Any]] = {
     "ERes2NetBase": ERes2NetOptions,
-    "ERes2NetLarge": sized(ERes2NetOptions, "ERes2NetLarge", 22_462_784, 13_427_548_160, {"channels": 64}),
+    "ERes2NetLarge": sized(
+        ERes2NetOptions, "ERes2NetLarge", 22_462_784, 13_427_548_160, {"channels": 64}
+    ),
 }
 ERES2NETV2S: dict[str, type[Any]] = {
     "ERes2NetV2": sized(

@@ -1,6 +1,7 @@
 """The options of optimizers, trainer and machine, and the table of optimizers. No torch here.
 
-Nothing here checks what depends on the machine (a GPU, a C++ compiler): a configuration is valid on any machine.
+Nothing here checks what depends on the machine (a GPU, a C++ compiler): a configuration is valid on
+any machine.
 """
 
 from collections.abc import Iterator
@@ -61,7 +62,11 @@ class SgdOptions(OptimizerOptions):
     def problems(self) -> Iterator[tuple[str, str]]:
         """Nesterov needs a momentum."""
         if self.nesterov and self.momentum == 0:
-            yield "nesterov", "Nesterov needs momentum above 0; set optimizer.momentum or optimizer.nesterov: false"
+            yield (
+                "nesterov",
+                "Nesterov needs momentum above 0; set optimizer.momentum or optimizer.nesterov: "
+                "false",
+            )
 
 
 class AdamOptions(OptimizerOptions):
@@ -79,16 +84,24 @@ class AdamOptions(OptimizerOptions):
 OPTIMIZERS: dict[str, Component] = {
     "sgd": Component(SgdOptions, "speakernet.training.optimizers:sgd"),
     "adam": Component(AdamOptions, "speakernet.training.optimizers:adam"),
-    "adamw": Component(AdamOptions, "speakernet.training.optimizers:adam", "Adam with decoupled weight decay."),
-    "radam": Component(
-        AdamOptions, "speakernet.training.optimizers:adam", "Rectified Adam: warms up its variance estimate."
+    "adamw": Component(
+        AdamOptions, "speakernet.training.optimizers:adam", "Adam with decoupled weight decay."
     ),
-    "nadam": Component(AdamOptions, "speakernet.training.optimizers:adam", "Adam with Nesterov momentum."),
+    "radam": Component(
+        AdamOptions,
+        "speakernet.training.optimizers:adam",
+        "Rectified Adam: warms up its variance estimate.",
+    ),
+    "nadam": Component(
+        AdamOptions, "speakernet.training.optimizers:adam", "Adam with Nesterov momentum."
+    ),
 }
 
 
 class StageOptions(Options):
-    """One of several stages: the options that differ from the previous stage, in the sections of a configuration."""
+    """One of several stages: the options that differ from the previous stage, in the sections of a
+    configuration.
+    """
 
     name: Annotated[str, StringConstraints(pattern=r"^\w{1,40}$")]
     """Name of the stage in the log, the report and `--stage`, and of its folder."""
@@ -116,7 +129,8 @@ class TrainingOptions(Options):
     initial_model: InputPath = ""
     """Model file or checkpoint whose weights the run starts from (or that --eval scores)."""
     initial_weight: Share = 0.0
-    """Share of initial_model's weights in every evaluated and saved model (0.3 keeps more accuracy on other data)."""
+    """Share of initial_model's weights in every evaluated and saved model (0.3 keeps more accuracy
+    on other data)."""
     freeze_epochs: CountOrZero = 0
     """Epochs at the start in which only the head of the loss is trained; needs initial_model."""
     freeze_norm_statistics: bool = False
@@ -124,31 +138,40 @@ class TrainingOptions(Options):
     max_epochs: Count = 40
     """Total epochs; raising it continues a finished run."""
     test_interval: Count = 5
-    """Epochs between two evaluations on the validation trials (the last epoch is always evaluated)."""
+    """Epochs between two evaluations on the validation trials (the last epoch is always
+    evaluated)."""
     accumulation_steps: Annotated[int, Ge(1), Le(1_000_000)] = 1
     """Micro-batches per optimizer step; the effective batch is this times data.batch_size."""
     reference_batch: CountOrZero = 0
-    """Utterances per optimizer step for which the learning rates were chosen; 0: as many as in this run."""
+    """Utterances per optimizer step for which the learning rates were chosen; 0: as many as in this
+    run."""
     batch_scaling: Literal["off", "linear", "sqrt"] = "off"
-    """Multiply all learning rates by the ratio of the batch to reference_batch, or by its square root."""
+    """Multiply all learning rates by the ratio of the batch to reference_batch, or by its square
+    root."""
     log_interval: Count = 20
     """Optimizer steps between two records in metrics.jsonl and the trackers."""
-    trackers: list[Literal["tensorboard", "wandb", "mlflow", "csv"]] = Field(default=["tensorboard"])
-    """Where to send curves, configuration, figures and model file; wandb and mlflow: pip install '.[trackers]'."""
+    trackers: list[Literal["tensorboard", "wandb", "mlflow", "csv"]] = Field(
+        default=["tensorboard"]
+    )
+    """Where to send curves, configuration, figures and model file; wandb and mlflow: pip install
+    '.[trackers]'."""
     patience: CountOrZero = 0
     """Stop after this many evaluations in a row without a better EER; 0 never stops early."""
     save_steps: CountOrZero = 0
-    """Optimizer steps between writes of last.pt, in addition to the one after each epoch; 0: none."""
+    """Optimizer steps between writes of last.pt, in addition to the one after each epoch; 0:
+    none."""
     save_minutes: Annotated[float, Ge(0.0), Le(1e6)] = 10.0
     """Maximum minutes between writes of last.pt; 0: no limit."""
     max_bad_steps: Count = 10
     """Stop the run after this many steps in a row with a non-finite loss or gradient."""
     average_checkpoints: Annotated[int, Ge(0), Le(100_000)] = 0
-    """Average the weights of the last N epochs at the end (batch-norm statistics recomputed); 0 turns it off."""
+    """Average the weights of the last N epochs at the end (batch-norm statistics recomputed); 0
+    turns it off."""
     final_model: Literal["best", "last"] = "best"
     """The model in best.pt: the one with the lowest validation EER, or the last one."""
     ema_statistics: Literal["averaged", "measured"] = "averaged"
-    """Batch-norm statistics of the moving average: averaged like the weights, or measured for each evaluation."""
+    """Batch-norm statistics of the moving average: averaged like the weights, or measured for each
+    evaluation."""
     keep_checkpoints: CountOrZero = 3
     """Number of most recent models kept in checkpoints/."""
     compress_checkpoints: bool = False
@@ -156,13 +179,15 @@ class TrainingOptions(Options):
     max_grad_norm: NotNegative = 5.0
     """Clip gradients to this norm; 0 turns clipping off (the norm is still logged)."""
     gradient_cache: Switch = "auto"
-    """Use two passes for a metric loss with accumulation, which keeps all negatives; off: refuse the combination."""
+    """Use two passes for a metric loss with accumulation, which keeps all negatives; off: refuse
+    the combination."""
     stages: Annotated[list[StageOptions], MaxLen(8)] = Field(default=[])
     """Consecutive stages, each with its epochs and changed options; empty: a single stage."""
     stage: str = ""
     """Name of the stage to start with; earlier stages are not trained further."""
     large_margin_epochs: CountOrZero = 0
-    """Epochs of a final stage with a larger margin and longer crops (shorthand for an entry in stages); 0: none."""
+    """Epochs of a final stage with a larger margin and longer crops (shorthand for an entry in
+    stages); 0: none."""
     large_margin: Annotated[float, Ge(0.0), Le(3.0)] = 0.5
     """Margin of that stage."""
     large_margin_crop_frames: Frames = 600
@@ -174,7 +199,8 @@ class TrainingOptions(Options):
     large_margin_final_learning_rate: LearningRate | Literal["auto"] = "auto"
     """Learning rate at the end of that stage; auto: a quarter of the rate at its start."""
     large_margin_schedule: Literal["exponential", "cosine"] = "exponential"
-    """Decay of the learning rate: exponential, warm-up included (wespeaker), or half a cosine after the warm-up."""
+    """Decay of the learning rate: exponential, warm-up included (wespeaker), or half a cosine after
+    the warm-up."""
     large_margin_warmup_epochs: Epochs = 0.0
     """Epochs of linear warm-up of that stage."""
     large_margin_augment: bool = True
@@ -182,9 +208,11 @@ class TrainingOptions(Options):
     save_path: str = ""
     """Run folder; empty: exps/<name of the first config>."""
     mirror: str = ""
-    """Folder or address (s3://…) for copies of checkpoints and results; a run in an empty folder resumes from them."""
+    """Folder or address (s3://…) for copies of checkpoints and results; a run in an empty folder
+    resumes from them."""
     ema_decay: Decay = 0.0
-    """Keep an exponential moving average of the weights (e.g. 0.999) and evaluate it; 0 turns it off."""
+    """Keep an exponential moving average of the weights (e.g. 0.999) and evaluate it; 0 turns it
+    off."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Options that contradict each other or have no effect."""
@@ -193,24 +221,35 @@ class TrainingOptions(Options):
         if self.batch_scaling != "off" and not self.reference_batch:
             yield (
                 "batch_scaling",
-                f"{self.batch_scaling} needs reference_batch, the batch for which the learning rates were chosen",
+                f"{self.batch_scaling} needs reference_batch, the batch for which the learning "
+                "rates were chosen",
             )
-        names = [one.name for one in self.stages] + ([LARGE_MARGIN] if self.large_margin_epochs else [])
+        names = [one.name for one in self.stages] + (
+            [LARGE_MARGIN] if self.large_margin_epochs else []
+        )
         if len(set(names)) < len(names):
             yield "stages", f"{', '.join(names)}; expected unique names"
         if self.stages and self.max_epochs != self.stages[0].epochs:
-            yield "max_epochs", f"{self.max_epochs} conflicts with stages, each of which sets its epochs; remove it"
+            yield (
+                "max_epochs",
+                f"{self.max_epochs} conflicts with stages, each of which sets its epochs; remove "
+                "it",
+            )
         if self.stage and self.stage not in names:
             yield (
                 "stage",
-                f"there is no stage {self.stage!r}; {suggestion(self.stage, names) if names else 'set stages'}",
+                f"there is no stage {self.stage!r}; "
+                f"{suggestion(self.stage, names) if names else 'set stages'}",
             )
         final = self.large_margin_final_learning_rate
         if final != "auto" and final > self.large_margin_learning_rate:
             highest = f"large_margin_learning_rate ({self.large_margin_learning_rate:g})"
             yield "large_margin_final_learning_rate", f"{final:g}; expected at most {highest}"
         if self.ema_statistics == "measured" and not self.ema_decay:
-            yield "ema_statistics", "measured has no effect: no moving average is kept; set ema_decay"
+            yield (
+                "ema_statistics",
+                "measured has no effect: no moving average is kept; set ema_decay",
+            )
         if self.ema_statistics == "measured" and self.freeze_norm_statistics:
             yield (
                 "ema_statistics",
@@ -234,7 +273,8 @@ class RuntimeOptions(MachineOptions):
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = "default"
     """Mode of torch.compile; reduce-overhead (CUDA graphs) and max-autotune only matter on GPUs."""
     profiling: bool = False
-    """Profile some steps: traces for TensorBoard and Perfetto in the run folder, a table in the log."""
+    """Profile some steps: traces for TensorBoard and Perfetto in the run folder, a table in the
+    log."""
     profile_steps: Annotated[int, Ge(1), Le(100_000)] = 5
     """Optimizer steps to profile, after as many warm-up steps."""
     seed: Annotated[int, Ge(0), Le(LARGEST_SEED)] = DEFAULT_SEED
@@ -247,6 +287,12 @@ class RuntimeOptions(MachineOptions):
     def problems(self) -> Iterator[tuple[str, str]]:
         """Kernels chosen by timing may differ between runs."""
         if self.deterministic and self.cudnn_benchmark is True:
-            yield "cudnn_benchmark", "on contradicts deterministic: true, since it picks kernels by timing"
+            yield (
+                "cudnn_benchmark",
+                "on contradicts deterministic: true, since it picks kernels by timing",
+            )
         if self.deterministic and self.compile == "on" and self.compile_mode == "max-autotune":
-            yield "compile_mode", "max-autotune contradicts deterministic: true, since it picks kernels by timing"
+            yield (
+                "compile_mode",
+                "max-autotune contradicts deterministic: true, since it picks kernels by timing",
+            )

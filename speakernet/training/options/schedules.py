@@ -1,4 +1,6 @@
-"""The options of the schedules of learning rate and margin, and the table of schedules. No torch here."""
+"""The options of the schedules of learning rate and margin, and the table of schedules. No torch
+here.
+"""
 
 from collections.abc import Iterator
 from typing import Annotated, Literal
@@ -18,7 +20,8 @@ class ScheduleOptions(Options):
     """How learning rate and margin change over the run, as pure functions of the optimizer step."""
 
     name: str = "cosine"
-    """constant, constant_with_warmup, step, linear, cosine, cosine_restarts, polynomial, one_cycle, plateau, …"""
+    """constant, constant_with_warmup, step, linear, cosine, cosine_restarts, polynomial, one_cycle,
+    plateau, …"""
     margin: Literal["constant", "linear", "exponential"] = "constant"
     """How the margin of the loss grows from `margin_initial` to its full value."""
     margin_initial: Annotated[float, Ge(0.0), Le(100.0)] = 0.0
@@ -30,14 +33,16 @@ class ScheduleOptions(Options):
     warmup_epochs: Epochs = 0.0
     """Epochs of linear rise from (almost) zero before the schedule begins; fractions are fine."""
     warmup_overlaps: bool = False
-    """Start the schedule with the run, multiplied by the warm-up (wespeaker), instead of after the warm-up."""
+    """Start the schedule with the run, multiplied by the warm-up (wespeaker), instead of after the
+    warm-up."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """A ramp must end after it begins."""
         if self.margin != "constant" and self.margin_end_epoch <= self.margin_begin_epoch:
             yield (
                 "margin_end_epoch",
-                f"{self.margin_end_epoch}; expected an epoch after margin_begin_epoch ({self.margin_begin_epoch})",
+                f"{self.margin_end_epoch}; expected an epoch after margin_begin_epoch "
+                f"({self.margin_begin_epoch})",
             )
 
 
@@ -67,13 +72,16 @@ class StepOptions(ScheduleOptions):
 
 
 class ExponentialOptions(ScheduleOptions):
-    """Exponential decay: to `final_learning_rate` at the end, or by `decay` every `decay_interval` epochs."""
+    """Exponential decay: to `final_learning_rate` at the end, or by `decay` every `decay_interval`
+    epochs.
+    """
 
     name: str = "exponential"
     final_learning_rate: LearningRate | Literal["auto"] = "auto"
     """Learning rate at the end of the run; auto: determined by `decay`."""
     decay: Factor | Literal["auto"] = "auto"
-    """Factor per decay_interval; auto: the default of step, unless there is a final_learning_rate."""
+    """Factor per decay_interval; auto: the default of step, unless there is a
+    final_learning_rate."""
     decay_interval: Interval = DECAY_INTERVAL
     """Epochs per `decay`."""
 
@@ -83,8 +91,8 @@ class ExponentialOptions(ScheduleOptions):
         if self.decay != "auto" and self.final_learning_rate != "auto":
             yield (
                 "final_learning_rate",
-                f"{self.final_learning_rate:g} contradicts decay: {self.decay:g}; exponential uses only one of them, "
-                "remove the other",
+                f"{self.final_learning_rate:g} contradicts decay: {self.decay:g}; exponential uses "
+                "only one of them, remove the other",
             )
 
 
@@ -107,7 +115,9 @@ class PolynomialOptions(FloorOptions):
 
 
 class OneCycleOptions(FloorOptions):
-    """Half a cosine up from a 25th of the top, then half a cosine down to the floor (Smith and Topin)."""
+    """Half a cosine up from a 25th of the top, then half a cosine down to the floor (Smith and
+    Topin).
+    """
 
     name: str = "one_cycle"
     peak_share: Share = 0.3
@@ -115,7 +125,9 @@ class OneCycleOptions(FloorOptions):
 
 
 class PlateauOptions(FloorOptions):
-    """The top learning rate, multiplied by `decay` whenever `plateau_patience` evaluations did not improve the EER."""
+    """The top learning rate, multiplied by `decay` whenever `plateau_patience` evaluations did not
+    improve the EER.
+    """
 
     name: str = "plateau"
     decay: Factor = DECAY
@@ -126,20 +138,31 @@ class PlateauOptions(FloorOptions):
 
 SCHEDULES: dict[str, Component] = {
     "constant": Component(
-        ScheduleOptions, "speakernet.training.schedules:constant", "The full learning rate throughout."
+        ScheduleOptions,
+        "speakernet.training.schedules:constant",
+        "The full learning rate throughout.",
     ),
-    "constant_with_warmup": Component(ConstantWithWarmupOptions, "speakernet.training.schedules:constant"),
+    "constant_with_warmup": Component(
+        ConstantWithWarmupOptions, "speakernet.training.schedules:constant"
+    ),
     "step": Component(StepOptions, "speakernet.training.schedules:step"),
     "linear": Component(
-        FloorOptions, "speakernet.training.schedules:linear", "A straight line from the top to the floor."
+        FloorOptions,
+        "speakernet.training.schedules:linear",
+        "A straight line from the top to the floor.",
     ),
     "cosine": Component(
-        FloorOptions, "speakernet.training.schedules:cosine", "Half a cosine from the top to the floor."
+        FloorOptions,
+        "speakernet.training.schedules:cosine",
+        "Half a cosine from the top to the floor.",
     ),
-    "cosine_restarts": Component(CosineRestartsOptions, "speakernet.training.schedules:cosine_restarts"),
+    "cosine_restarts": Component(
+        CosineRestartsOptions, "speakernet.training.schedules:cosine_restarts"
+    ),
     "polynomial": Component(PolynomialOptions, "speakernet.training.schedules:polynomial"),
     "exponential": Component(ExponentialOptions, "speakernet.training.schedules:exponential"),
     "one_cycle": Component(OneCycleOptions, "speakernet.training.schedules:one_cycle"),
-    # The shape of plateau is constant; LearningRateSchedule applies its drops, from the observed EERs.
+    # The shape of plateau is constant; LearningRateSchedule applies its drops, from the observed
+    # EERs.
     "plateau": Component(PlateauOptions, "speakernet.training.schedules:constant"),
 }

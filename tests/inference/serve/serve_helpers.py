@@ -32,7 +32,9 @@ def wav(samples: np.ndarray, rate: int = RATE, kind: str = "WAV") -> bytes:
 def refused(answer, status: int, code: str) -> str:
     """The message of a refusal of this kind."""
     error = answer.json()["error"]
-    assert (answer.status_code, error["code"], set(error)) == (status, code, {"code", "message"}), answer.text
+    assert (answer.status_code, error["code"], set(error)) == (status, code, {"code", "message"}), (
+        answer.text
+    )
     return error["message"]
 
 

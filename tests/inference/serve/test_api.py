@@ -16,7 +16,8 @@ from speakernet.data.audio import read_audio_bytes
 sys.path.insert(0, str(Path(__file__).parent))
 from serve_helpers import RATE, refused, sentence, serving, wav
 
-ANNA, AERZTE = "Anna", "Ärzte/⁂ ' \" <b>"
+ANNA = "Anna"
+AERZTE = "Ärzte/⁂ ' \" <b>"
 
 
 def files(**clips):
@@ -31,7 +32,10 @@ def test_verify(server, models, voices):
         wanted = verifier.verify(*clips, sample_rate=RATE)
         assert found["score"] == pytest.approx(wanted.score, abs=1e-4)
         assert found["log_likelihood_ratio"] == pytest.approx(wanted.log_likelihood_ratio, abs=1e-2)
-        assert (found["same_speaker"], found["threshold"]) == (wanted.same_speaker, pytest.approx(wanted.threshold))
+        assert (found["same_speaker"], found["threshold"]) == (
+            wanted.same_speaker,
+            pytest.approx(wanted.threshold),
+        )
         assert found["false_accept_rate"] == 0.01 and found["advice"] is None
         assert found["clips"][0]["seconds"] == pytest.approx(len(voices[0][0]) / RATE, abs=1e-3)
 
@@ -39,16 +43,29 @@ def test_verify(server, models, voices):
 def test_thresholds(server, voices):
     pair = files(first=voices[0][0], second=voices[0][0])
     strict = server.post("/verify", files=pair, data={"threshold": "1.5"}).json()
-    assert strict["same_speaker"] is False and strict["threshold"] == 1.5 and strict["false_accept_rate"] is None
-    assert server.post("/verify", files=pair, data={"false_accept_rate": "0.01"}).json()["same_speaker"] is True
+    assert (
+        strict["same_speaker"] is False
+        and strict["threshold"] == 1.5
+        and strict["false_accept_rate"] is None
+    )
+    assert (
+        server.post("/verify", files=pair, data={"false_accept_rate": "0.01"}).json()[
+            "same_speaker"
+        ]
+        is True
+    )
     missing = server.post("/verify", files=pair, data={"false_accept_rate": "0.00001"})
     assert "0.001 %" in refused(missing, 422, "no_threshold")
     for field, value in (("threshold", "two"), ("threshold", "nan"), ("false_accept_rate", "inf")):
-        assert field in refused(server.post("/verify", files=pair, data={field: value}), 422, "bad_request")
+        assert field in refused(
+            server.post("/verify", files=pair, data={field: value}), 422, "bad_request"
+        )
 
 
 def test_embeddings_can_be_compared_later(server, voices):
-    first, second = (server.post("/embed", files=files(audio=clip)).json()["embedding"] for clip in voices[2][:2])
+    first, second = (
+        server.post("/embed", files=files(audio=clip)).json()["embedding"] for clip in voices[2][:2]
+    )
     assert len(first) == 16
     later = server.post("/compare", json={"first": first, "second": second}).json()
     now = server.post("/verify", files=files(first=voices[2][0], second=voices[2][1])).json()
@@ -59,7 +76,12 @@ def test_people(server, voices):
     for number, name in enumerate([ANNA, AERZTE, "b c"]):
         clips = [("audio", (f"{one}.wav", wav(voices[number][one]))) for one in (0, 1)]
         found = server.post("/people", data={"name": name}, files=clips).json()
-        assert (found["name"], found["added"], found["recordings"], len(found["clips"])) == (name, 2, 2, 2)
+        assert (found["name"], found["added"], found["recordings"], len(found["clips"])) == (
+            name,
+            2,
+            2,
+            2,
+        )
     for number_added in (1, 0):
         more = server.post("/people", data={"name": ANNA}, files=files(audio=voices[0][2])).json()
         assert (more["added"], more["recordings"]) == (number_added, 3)
@@ -71,7 +93,9 @@ def test_people(server, voices):
     assert found["threshold"] == -1 and found["stranger_rate"] is None
     assert math.isfinite(found["candidates"][0]["log_likelihood_ratio"])
     assert found["candidates"][0]["score"] > found["candidates"][1]["score"]
-    stranger = server.post("/identify", files=files(audio=voices[0][0]), data={"threshold": "1.5"}).json()
+    stranger = server.post(
+        "/identify", files=files(audio=voices[0][0]), data={"threshold": "1.5"}
+    ).json()
     assert stranger["name"] is None and stranger["candidates"][0]["name"] == ANNA
     for top in ("nan", "inf", "0", "0.5", "101"):
         answer = server.post("/identify", files=files(audio=voices[0][0]), data={"top": top})
@@ -114,17 +138,24 @@ def test_streams(server, voices):
 def test_health_and_description(server):
     health = server.get("/health").json()
     assert (health["status"], health["model"], health["is_calibrated"]) == ("ok", "ResNet", True)
-    assert health["advice"] is None and health["embedding_dim"] == 16 and health["calibration_trials"] == 276
+    assert (
+        health["advice"] is None
+        and health["embedding_dim"] == 16
+        and health["calibration_trials"] == 276
+    )
     described = server.get("/openapi.json").json()
     assert {"/verify", "/embed", "/people", "/identify", "/health"} <= set(described["paths"])
-    body = described["paths"]["/verify"]["post"]["requestBody"]["content"]["multipart/form-data"]["schema"]
+    body = described["paths"]["/verify"]["post"]["requestBody"]["content"]["multipart/form-data"][
+        "schema"
+    ]
     name = body["$ref"].rpartition("/")[2]
     assert described["components"]["schemas"][name]["required"] == ["first", "second"]
     refused(server.get("/docs"), 404, "no_such_address")
 
 
 def with_sample(value):
-    samples, file = sentence(0, 0), io.BytesIO()
+    samples = sentence(0, 0)
+    file = io.BytesIO()
     samples[5000] = value
     soundfile.write(file, samples, RATE, format="WAV", subtype="FLOAT")
     return file.getvalue()
@@ -144,7 +175,8 @@ BAD = {
 
 @pytest.mark.parametrize("content", BAD.values(), ids=BAD)
 def test_bad_audio(server, voices, content):
-    clip, fine = ("a clip.bin", content), ("good.wav", wav(voices[1][0]))
+    clip = ("a clip.bin", content)
+    fine = ("good.wav", wav(voices[1][0]))
     for address, fields, data in [
         ("/verify", {"first": clip, "second": fine}, {}),
         ("/verify", {"first": fine, "second": clip}, {}),
@@ -153,12 +185,15 @@ def test_bad_audio(server, voices, content):
         ("/identify", {"audio": clip}, {}),
         ("/streams", {"reference": clip}, {"sample_rate": "16000"}),
     ]:
-        assert "a clip.bin" in refused(server.post(address, files=fields, data=data), 422, "bad_audio")
+        assert "a clip.bin" in refused(
+            server.post(address, files=fields, data=data), 422, "bad_audio"
+        )
     assert server.get("/people").json() == {"people": []}
 
 
 def test_bad_requests(server, voices):
-    kind, json_kind = {"content-type": "multipart/form-data; boundary=x"}, {"content-type": "application/json"}
+    kind = {"content-type": "multipart/form-data; boundary=x"}
+    json_kind = {"content-type": "application/json"}
     for content, headers, status in [
         (b"{", json_kind, 422),
         (b"", {}, 422),
@@ -167,7 +202,9 @@ def test_bad_requests(server, voices):
         (b"", {"content-type": "multipart/form-data"}, 400),
     ]:
         refused(server.post("/verify", content=content, headers=headers), status, "bad_request")
-    assert "'second' is missing" in refused(server.post("/verify", files=files(first=voices[0][0])), 422, "bad_request")
+    assert "'second' is missing" in refused(
+        server.post("/verify", files=files(first=voices[0][0])), 422, "bad_request"
+    )
     refused(server.post("/embed", data={"audio": "text"}, files={"x": b""}), 422, "bad_request")
     many = [("audio", (f"{one}.wav", b"x")) for one in range(11)]
     refused(server.post("/people", data={"name": "a"}, files=many), 422, "bad_request")
@@ -183,7 +220,11 @@ def test_bad_requests(server, voices):
         server.post("/people", data={"name": "a"}, files=files(audio=noise)), 422, "bad_audio"
     )
     for name in ("  ", "x" * 300, "two\nlines", "Unknown"):
-        refused(server.post("/people", data={"name": name}, files=files(audio=voices[0][0])), 422, "refused")
+        refused(
+            server.post("/people", data={"name": name}, files=files(audio=voices[0][0])),
+            422,
+            "refused",
+        )
 
 
 def test_uncalibrated_model(models, voices):

@@ -1,4 +1,6 @@
-"""Access, size, time and concurrency limits; unfinished requests; stopping finishes running requests."""
+"""Access, size, time and concurrency limits; unfinished requests; stopping finishes running
+requests.
+"""
 
 import asyncio
 import contextlib
@@ -34,7 +36,9 @@ from serve_helpers import RATE, refused, serving, wav
 TOKEN = "a-token-of-some-length"
 CLIENTS = 100
 ORIGINS = ("https://evil.example", "null", "http://localhost:1")
-FOREIGN = [{"origin": one} for one in ORIGINS] + [{"sec-fetch-site": one} for one in ("cross-site", "same-site")]
+FOREIGN = [{"origin": one} for one in ORIGINS] + [
+    {"sec-fetch-site": one} for one in ("cross-site", "same-site")
+]
 
 
 def test_foreign_pages_and_hosts(server, voices):
@@ -54,7 +58,9 @@ def test_foreign_pages_and_hosts(server, voices):
 def test_page_loads_nothing_from_elsewhere(server):
     for path in ("/", "/page.css", "/page.js", "/recorder.js", "/in_browser.js"):
         answer = server.get(path)
-        assert answer.status_code == 200 and not re.search(r"(https?:)?//[\w.-]+\.\w", answer.text), path
+        assert answer.status_code == 200 and not re.search(
+            r"(https?:)?//[\w.-]+\.\w", answer.text
+        ), path
         # Compiled modules are allowed; only scripts of this server can load them.
         policy = answer.headers["content-security-policy"].replace(" 'wasm-unsafe-eval'", "")
         assert "default-src 'none'" in policy and "http" not in policy and "unsafe" not in policy
@@ -62,20 +68,35 @@ def test_page_loads_nothing_from_elsewhere(server):
 
 
 def test_token(models, tmp_path):
-    with serving(models[0], tmp_path / "people.db", token=TOKEN) as (address, _), httpx.Client(base_url=address) as it:
+    with (
+        serving(models[0], tmp_path / "people.db", token=TOKEN) as (address, _),
+        httpx.Client(base_url=address) as it,
+    ):
         for given in (b"", b"Bearer wrong", f"Bearer {TOKEN}x".encode(), b"Bearer \xff\xfe"):
             for path in ("/people", "/openapi.json", "/streams/x", "/nothing"):
                 answer = it.get(path, headers={"authorization": given})
                 refused(answer, 401, "token_needed")
                 assert answer.headers["www-authenticate"] == "Bearer"
-        assert it.get("/people", headers={"authorization": f"Bearer {TOKEN}"}).json() == {"people": []}
-        assert it.get("/").status_code == it.get("/page.js").status_code == it.get("/health").status_code == 200
+        assert it.get("/people", headers={"authorization": f"Bearer {TOKEN}"}).json() == {
+            "people": []
+        }
+        assert (
+            it.get("/").status_code
+            == it.get("/page.js").status_code
+            == it.get("/health").status_code
+            == 200
+        )
 
 
 def test_tokens(tmp_path, monkeypatch):
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
-    everywhere, file = Address("0.0.0.0", 0), tmp_path / "token"
-    assert [read_token(Address(host, 0), None) for host in ("127.0.0.1", "127.0.0.2", "::1")] == ["", "", ""]
+    everywhere = Address("0.0.0.0", 0)
+    file = tmp_path / "token"
+    assert [read_token(Address(host, 0), None) for host in ("127.0.0.1", "127.0.0.2", "::1")] == [
+        "",
+        "",
+        "",
+    ]
     first, second = (read_token(everywhere, None) for _ in range(2))
     assert len(first) >= 24 and first != second
     file.write_text("0123456789abcdef\n")
@@ -91,30 +112,45 @@ def test_tokens(tmp_path, monkeypatch):
 
 def test_addresses():
     with Address("127.0.0.1", 0).listen() as taken:
-        bad = Address("127.0.0.1", taken.getsockname()[1]), Address("no.such.host.invalid", 0), Address("::1", 70000)
+        bad = (
+            Address("127.0.0.1", taken.getsockname()[1]),
+            Address("no.such.host.invalid", 0),
+            Address("::1", 70000),
+        )
         for address in bad:
-            with pytest.raises(ValueError, match=rf"{address.host} port {address.port}|port {address.port}\b"):
+            with pytest.raises(
+                ValueError, match=rf"{address.host} port {address.port}|port {address.port}\b"
+            ):
                 address.listen()
 
 
 def test_large_uploads_and_long_clips(models, voices):
     limits = Limits(body_bytes=200_000, clip_seconds=3.0, streams=1)
-    with serving(models[0], limits=limits) as (address, service), httpx.Client(base_url=address) as client:
+    with (
+        serving(models[0], limits=limits) as (address, service),
+        httpx.Client(base_url=address) as client,
+    ):
         huge = {"audio": ("a.wav", bytes(3_000_000))}
         assert "200,000" in refused(client.post("/embed", files=huge), 413, "too_large")
         long = {"audio": ("a.flac", wav(np.tile(voices[0][0], 4), kind="FLAC"))}
         assert "a.flac" in refused(client.post("/embed", files=long), 413, "too_long")
         refused(client.get("/people"), 404, "no_store")
-        clip, form = {"reference": ("a.wav", wav(voices[0][0][: 2 * RATE]))}, {"sample_rate": "16000"}
+        clip = {"reference": ("a.wav", wav(voices[0][0][: 2 * RATE]))}
+        form = {"sample_rate": "16000"}
         assert client.post("/streams", files=clip, data=form).status_code == 200
         refused(client.post("/streams", files=clip, data=form), 503, "busy")
         assert client.get("/health").json()["status"] == "ok" and len(service.streams) == 1
         service.limits = Limits(stream_idle_seconds=0.0)
-        assert client.post("/streams", files=clip, data=form).status_code == 200 and len(service.streams) == 1
+        assert (
+            client.post("/streams", files=clip, data=form).status_code == 200
+            and len(service.streams) == 1
+        )
 
 
 def test_decoded_audio_is_bounded_over_all_requests(models, voices):
-    flac = {"audio": ("a.flac", wav(np.zeros(60 * RATE, np.float32) + voices[0][0][:1], kind="FLAC"))}
+    flac = {
+        "audio": ("a.flac", wav(np.zeros(60 * RATE, np.float32) + voices[0][0][:1], kind="FLAC"))
+    }
     assert len(flac["audio"][1]) < 100_000 < 4 * 60 * RATE
     with serving(models[0], limits=Limits(memory_bytes=4 * 60 * RATE)) as (address, service):
         answer = httpx.post(f"{address}/embed", files=flac)
@@ -168,7 +204,9 @@ async def ask_together(address, clips):
     """Answers of /embed to simultaneous requests, each over its own connection."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=address, timeout=60, limits=limits) as client:
-        return await asyncio.gather(*[client.post("/embed", files={"audio": clip}) for clip in clips])
+        return await asyncio.gather(
+            *[client.post("/embed", files={"audio": clip}) for clip in clips]
+        )
 
 
 def test_a_hundred_clients(models, voices):
@@ -176,10 +214,15 @@ def test_a_hundred_clients(models, voices):
     with serving(models[0]) as (address, service):
         answers = asyncio.run(ask_together(address, [clips[row % 6] for row in range(CLIENTS)]))
         assert [answer.status_code for answer in answers] == [200] * CLIENTS
-        alone = [httpx.post(f"{address}/embed", files={"audio": clip}).json()["embedding"] for clip in clips]
+        alone = [
+            httpx.post(f"{address}/embed", files={"audio": clip}).json()["embedding"]
+            for clip in clips
+        ]
         for row, answer in enumerate(answers):
             np.testing.assert_allclose(answer.json()["embedding"], alone[row % 6], atol=1e-4)
-        assert service.batcher.num_clips == CLIENTS + 6 and service.batcher.num_batches < CLIENTS / 2
+        assert (
+            service.batcher.num_clips == CLIENTS + 6 and service.batcher.num_batches < CLIENTS / 2
+        )
 
 
 def test_too_many_requests(models, voices):
@@ -191,7 +234,9 @@ def test_too_many_requests(models, voices):
 
 
 def test_batch_with_a_bad_clip():
-    sizes, has_begun, may_continue = [], threading.Event(), threading.Event()
+    sizes = []
+    has_begun = threading.Event()
+    may_continue = threading.Event()
 
     def embed(clips):
         has_begun.set()
@@ -205,7 +250,8 @@ def test_batch_with_a_bad_clip():
     first = batcher.submit(np.zeros(7))
     assert has_begun.wait(10)
     others = [batcher.submit(np.zeros(number % 5)) for number in range(1, 5)]
-    cancelled, bad = batcher.submit(np.zeros(9)), batcher.submit(np.zeros(0))
+    cancelled = batcher.submit(np.zeros(9))
+    bad = batcher.submit(np.zeros(0))
     assert batcher.waiting.qsize() == 6 and cancelled.cancel()
     may_continue.set()
     assert [one.result(10)[0] for one in (first, *others)] == [7, 1, 2, 3, 4]
@@ -219,7 +265,8 @@ def test_batch_with_a_bad_clip():
 def test_time_limit_of_work(models, voices):
     limits = Limits(receive_seconds=0.5, answer_seconds=0.5)
     with serving(models[0], limits=limits) as (address, service):
-        inner, computed = service.batcher._embed, []
+        inner = service.batcher._embed
+        computed = []
 
         def slowly(clips):
             time.sleep(0.3)
@@ -227,7 +274,8 @@ def test_time_limit_of_work(models, voices):
             return inner(clips)
 
         service.batcher._embed = slowly
-        clip, form = {"reference": ("a.wav", wav(voices[0][0]))}, {"sample_rate": "16000"}
+        clip = {"reference": ("a.wav", wav(voices[0][0]))}
+        form = {"sample_rate": "16000"}
         identity = httpx.post(f"{address}/streams", files=clip, data=form).json()["id"]
         samples = (32768 * np.tile(voices[0][1], 4)[: 10 * RATE]).astype("<i2").tobytes()
         refused(httpx.post(f"{address}/streams/{identity}", content=samples), 504, "too_slow")
@@ -239,7 +287,16 @@ def test_time_limit_of_work(models, voices):
 @contextlib.contextmanager
 def started(models, *options, program=("-m", "speakernet"), **variables):
     """A server in its own process, and the address it prints."""
-    command = [sys.executable, *program, "serve", "--model", str(models[0]), "--port", "0", *options]
+    command = [
+        sys.executable,
+        *program,
+        "serve",
+        "--model",
+        str(models[0]),
+        "--port",
+        "0",
+        *options,
+    ]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command, env={**os.environ, **variables}, **pipes)
     try:
@@ -254,7 +311,8 @@ def started(models, *options, program=("-m", "speakernet"), **variables):
 @pytest.mark.slow
 def test_command(models, voices, tmp_path):
     pytest.importorskip("cryptography")
-    store, answers = tmp_path / "people.db", []
+    store = tmp_path / "people.db"
+    answers = []
     options = ("--store", str(store), "--host", "0.0.0.0")
     with started(models, *options, SPEAKERNET_STORE_KEY="a key") as (process, page):
         address, _, token = page.replace("0.0.0.0", "127.0.0.1").partition("#token=")
@@ -262,7 +320,9 @@ def test_command(models, voices, tmp_path):
         assert len(token) > 20 and httpx.get(f"{address}people").status_code == 401
         assert httpx.get(f"{address}people", **how).json() == {"people": []}
         long = {"audio": wav(np.tile(voices[0][0], 40))}
-        asking = threading.Thread(target=lambda: answers.append(httpx.post(f"{address}embed", files=long, **how)))
+        asking = threading.Thread(
+            target=lambda: answers.append(httpx.post(f"{address}embed", files=long, **how))
+        )
         asking.start()
         while not httpx.get(f"{address}health").json()["clips"] and not answers:
             time.sleep(0.01)
@@ -279,11 +339,21 @@ def test_command(models, voices, tmp_path):
 
 @pytest.mark.slow
 def test_stop_during_a_long_computation(models, voices):
-    slow = "import sys, time; from speakernet.inference.serve import server; server.STOP_SECONDS = 1; "
-    slow += "server.Batcher._answer = lambda *_: time.sleep(60); import speakernet.cli; sys.exit(speakernet.cli.main())"
-    with started(models, program=("-c", slow)) as (process, address), httpx.Client(timeout=30) as client:
+    slow = (
+        "import sys, time; from speakernet.inference.serve import server; server.STOP_SECONDS = 1; "
+    )
+    slow += (
+        "server.Batcher._answer = lambda *_: time.sleep(60); import speakernet.cli; "
+        "sys.exit(speakernet.cli.main())"
+    )
+    with (
+        started(models, program=("-c", slow)) as (process, address),
+        httpx.Client(timeout=30) as client,
+    ):
         clip = {"audio": wav(voices[0][0])}
-        asking = threading.Thread(target=client.post, args=(f"{address}embed",), kwargs={"files": clip})
+        asking = threading.Thread(
+            target=client.post, args=(f"{address}embed",), kwargs={"files": clip}
+        )
         asking.start()
         while not client.get(f"{address}health").json()["clips"]:
             time.sleep(0.01)

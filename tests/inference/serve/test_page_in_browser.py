@@ -23,13 +23,20 @@ sys.path.insert(0, str(Path(__file__).parent))
 from serve_helpers import serving, wav
 
 CHROMIUM = next(
-    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), ""
+    (
+        found
+        for name in ("chromium", "chromium-browser", "google-chrome")
+        if (found := shutil.which(name))
+    ),
+    "",
 )
 SECONDS = 60
 COMPLAINTS = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not CHROMIUM, reason="no headless Chromium on this machine (apt-get install chromium)"),
+    pytest.mark.skipif(
+        not CHROMIUM, reason="no headless Chromium on this machine (apt-get install chromium)"
+    ),
 ]
 
 
@@ -42,7 +49,13 @@ class Browser:
         self.content = b""
         to_browser, self.writer = os.pipe()
         self.reader, from_browser = os.pipe()
-        options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--hide-scrollbars"]
+        options = [
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--remote-debugging-pipe",
+            "--hide-scrollbars",
+        ]
         options += ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
         options += [f"--use-file-for-fake-audio-capture={microphone}", f"--user-data-dir={profile}"]
         options += ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
@@ -60,7 +73,9 @@ class Browser:
         self.session = ""
         targets = self.send("Target.getTargets")["targetInfos"]
         target = next(one["targetId"] for one in targets if one["type"] == "page")
-        self.session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.session = self.send("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.send(f"{domain}.enable")
 
@@ -114,7 +129,9 @@ class Browser:
         """Wait until an expression is true in the page."""
         deadline = time.monotonic() + SECONDS
         while not self.run(condition):
-            assert time.monotonic() < deadline, f"never: {condition}; the page: {self.run('document.body.innerText')}"
+            assert time.monotonic() < deadline, (
+                f"never: {condition}; the page: {self.run('document.body.innerText')}"
+            )
             time.sleep(0.05)
 
     def complaints(self) -> list[str]:
@@ -122,7 +139,11 @@ class Browser:
         self.run("0")
         bad = [event["params"] for event in self.events if event.get("method") in COMPLAINTS]
         levels = [one.get("type") or one.get("entry", {}).get("level", "error") for one in bad]
-        return [str(one) for one, level in zip(bad, levels, strict=True) if level in ("error", "warning")]
+        return [
+            str(one)
+            for one, level in zip(bad, levels, strict=True)
+            if level in ("error", "warning")
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +157,9 @@ def browser(tmp_path_factory, voices):
 def check_width(browser, width):
     """Nothing is wider than the window, and every button is large enough for a finger."""
     assert browser.run("document.documentElement.scrollWidth") <= width
-    heights = browser.run("[...document.querySelectorAll('button')].map(one => one.getBoundingClientRect().height)")
+    heights = browser.run(
+        "[...document.querySelectorAll('button')].map(one => one.getBoundingClientRect().height)"
+    )
     assert min(height for height in heights if height) >= 40
 
 
@@ -169,7 +192,9 @@ def test_page(browser, models, voices, tmp_path, width):
         browser.open(address, width)
         check_width(browser, width)
         assert browser.run("document.querySelector('#compare').disabled")
-        assert browser.run("document.querySelector('#state').textContent") == "calibrated on 276 pairs"
+        assert (
+            browser.run("document.querySelector('#state').textContent") == "calibrated on 276 pairs"
+        )
         record(browser, "first", 2.0)
         # The second clip is recorded while the answer is updated.
         browser.run("document.querySelector('#second .record').click()")
@@ -184,13 +209,19 @@ def test_page(browser, models, voices, tmp_path, width):
         other = wav(voices[3][0])
         drop(browser, "second", wav(voices[3][0][:9600]))
         browser.run("document.querySelector('#compare').click()")
-        browser.wait("/but not sure.*too little speech/.test(document.querySelector('#compare-answer').textContent)")
+        browser.wait(
+            "/but not sure.*too little "
+            "speech/.test(document.querySelector('#compare-answer').textContent)"
+        )
         drop(browser, "second", other)
         assert browser.run("document.querySelector('#compare-answer').hidden")
         assert "a file.wav" in browser.run("document.querySelector('#second').innerText")
         browser.run("document.querySelector('#compare').click()")
         browser.wait(f"/^Different people/.test({verdict})")
-        name = "Zoë <b>Müller</b> & the very long name that goes on and on until it no longer fits on a line"
+        name = (
+            "Zoë <b>Müller</b> & the very long name that goes on and on until it no longer "
+            "fits on a line"
+        )
         browser.run(f"document.querySelector('#name').value = {name!r}")
         record(browser, "sample", 2.0)
         browser.wait("!document.querySelector('#enrol').disabled")
@@ -200,13 +231,20 @@ def test_page(browser, models, voices, tmp_path, width):
         assert browser.run("document.querySelectorAll('#people b').length") == 0
         record(browser, "unknown", 2.0)
         browser.run("document.querySelector('#identify').click()")
-        browser.wait(f"document.querySelector('#identify-answer .verdict')?.textContent === {name!r}")
+        browser.wait(
+            f"document.querySelector('#identify-answer .verdict')?.textContent === {name!r}"
+        )
         drop(browser, "unknown", other)
         browser.run("document.querySelector('#identify').click()")
         stranger = "/^Not (an enrolled person$|sure: perhaps )/"
-        browser.wait(f"{stranger}.test(document.querySelector('#identify-answer .verdict')?.textContent)")
+        browser.wait(
+            f"{stranger}.test(document.querySelector('#identify-answer .verdict')?.textContent)"
+        )
         enrolled = "document.querySelector('#enrol-answer .verdict').textContent"
-        for verdict_of_enrolment in (f"A recording of {name} was added", f"Nothing was added for {name}"):
+        for verdict_of_enrolment in (
+            f"A recording of {name} was added",
+            f"Nothing was added for {name}",
+        ):
             drop(browser, "sample", wav(voices[0][0]))
             assert browser.run("document.querySelector('#enrol-answer').hidden")
             browser.run("document.querySelector('#enrol').click()")
@@ -216,8 +254,14 @@ def test_page(browser, models, voices, tmp_path, width):
         browser.run("document.querySelector('#people button').click()")
         browser.wait("document.querySelectorAll('#people li').length === 0")
         assert browser.complaints() == []
-        asked = [one["params"] for one in browser.events if one.get("method") == "Network.requestWillBeSent"]
-        assert all(one["request"]["url"].startswith((f"{address}/", "blob:", "data:")) for one in asked)
+        asked = [
+            one["params"]
+            for one in browser.events
+            if one.get("method") == "Network.requestWillBeSent"
+        ]
+        assert all(
+            one["request"]["url"].startswith((f"{address}/", "blob:", "data:")) for one in asked
+        )
         assert service.store.people() == []
 
 
@@ -226,17 +270,25 @@ def runtime():
     """onnxruntime-web, from ONNXRUNTIME_WEB."""
     folder = Path(os.environ.get("ONNXRUNTIME_WEB", ""))
     if not (folder / "ort.wasm.min.mjs").is_file():
-        pytest.skip("ONNXRUNTIME_WEB is not the folder `dist` of onnxruntime-web (npm pack onnxruntime-web)")
+        pytest.skip(
+            "ONNXRUNTIME_WEB is not the folder `dist` of onnxruntime-web (npm pack onnxruntime-web)"
+        )
     return folder
 
 
 def test_model_in_the_browser(browser, models, voices, runtime, shared_data):
-    real = [path.read_bytes() for path in sorted((shared_data / "speechocean_mini" / "dev").glob("*/*.flac"))[::60]]
-    files, verifier = page_files(models[0], runtime), speakernet.load(models[0], device="cpu")
+    real = [
+        path.read_bytes()
+        for path in sorted((shared_data / "speechocean_mini" / "dev").glob("*/*.flac"))[::60]
+    ]
+    files = page_files(models[0], runtime)
+    verifier = speakernet.load(models[0], device="cpu")
     with serving(models[0], files=files, token="t" * 16) as (address, _):
         browser.open(f"{address}/#token={'t' * 16}", 1280)
         assert browser.run("document.querySelector('#advice').textContent") == ""
-        own = "const own = await (await import('/in_browser.js')).open(await ask('/health'), headers)"
+        own = (
+            "const own = await (await import('/in_browser.js')).open(await ask('/health'), headers)"
+        )
         cosines = []
         for content in real:
             found = browser.run(
@@ -255,14 +307,25 @@ def test_model_in_the_browser(browser, models, voices, runtime, shared_data):
             drop(browser, "first", wav(voices[0][0]))
             drop(browser, "second", wav(other))
             browser.run("document.querySelector('#compare').click()")
-            browser.wait(f"/^{words}, .* sure/.test(document.querySelector('#compare-answer .verdict')?.textContent)")
+            browser.wait(
+                f"/^{words}, .* sure/.test(document.querySelector('#compare-answer "
+                ".verdict')?.textContent)"
+            )
             clips = [read_audio_bytes(wav(clip), "a clip") for clip in (voices[0][0], other)]
             score = verifier.verify(*clips, sample_rate=16000).score
-            assert f"score {score:.3f}" in browser.run("document.querySelector('#compare-answer').textContent")
+            assert f"score {score:.3f}" in browser.run(
+                "document.querySelector('#compare-answer').textContent"
+            )
         drop(browser, "first", wav(np.zeros(16000, np.float32)))
         browser.run("document.querySelector('#compare').click()")
-        browser.wait("/a file.wav: silent/.test(document.querySelector('#compare-answer').textContent)")
-        asked = [one["params"]["request"] for one in browser.events if one.get("method") == "Network.requestWillBeSent"]
+        browser.wait(
+            "/a file.wav: silent/.test(document.querySelector('#compare-answer').textContent)"
+        )
+        asked = [
+            one["params"]["request"]
+            for one in browser.events
+            if one.get("method") == "Network.requestWillBeSent"
+        ]
         assert {one["method"] for one in asked} == {"GET"} and browser.complaints() == []
         answer = httpx.post(f"{address}/verify", headers={"Authorization": f"Bearer {'t' * 16}"})
         assert answer.status_code == 404 and httpx.get(f"{address}/model.onnx").status_code == 401
