@@ -101,30 +101,31 @@ def _walk(
             (entry for entry in entries if not is_hidden(entry.name)), key=lambda entry: entry.name
         )
     for entry in shown:
-        name, is_link = entry.name, entry.is_symlink()
+        name = entry.name
+        is_link = entry.is_symlink()
         # `entry.is_dir` raises an error for a link to itself.
         is_folder = os.path.isdir(entry.path) if is_link else entry.is_dir()  # noqa: PTH112
+        if not is_folder:
+            # A Path per file would cost more than the walk.
+            suffix = os.path.splitext(name)[1].lower()  # noqa: PTH122
+            if suffix in suffixes:
+                yield prefix + name
+            elif is_link and not os.path.exists(entry.path):  # noqa: PTH110
+                left_out.add("links to nothing", prefix + name)
+            else:
+                left_out.add(suffix or "without a suffix", prefix + name)
+            continue
         path = folder / name
-        if is_folder and is_link:
+        if is_link:
             path = path.resolve()
             if _is_below(path, searched):
-                left_out.add("links to folders that are searched anyway", f"{prefix}{name}")
+                left_out.add("links to folders that are searched anyway", prefix + name)
                 continue
             searched.add(path)
-        elif is_folder and path in searched:
+        elif path in searched:
             # A link led here before.
             continue
-        if is_folder:
-            yield from _walk(path, f"{prefix}{name}/", suffixes, searched, left_out)
-            continue
-        # A Path per file would cost more than the walk.
-        suffix = os.path.splitext(name)[1].lower()  # noqa: PTH122
-        if suffix in suffixes:
-            yield prefix + name
-        elif is_link and not os.path.exists(folder / name):  # noqa: PTH110
-            left_out.add("links to nothing", prefix + name)
-        else:
-            left_out.add(suffix or "without a suffix", prefix + name)
+        yield from _walk(path, f"{prefix}{name}/", suffixes, searched, left_out)
 
 
 def _is_below(path: Path, searched: Collection[Path]) -> bool:
