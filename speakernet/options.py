@@ -39,6 +39,7 @@ InputPath = Annotated[str, MaxLen(4096), INPUT_MARK]
 absolute."""
 DEFAULT_SEED = 10
 SAMPLE_RATE = 16_000
+LOWEST_SAMPLE_RATE, HIGHEST_SAMPLE_RATE = 1_000, 768_000  # Hz, of a corpus
 TYPES = {
     bool: "true or false",
     int: "a whole number",

@@ -110,7 +110,10 @@ def full_check(request: CheckRequest) -> tuple[list[Finding], dict[str, np.ndarr
         if of_corpus is not None and audio is not None:
             corpora[name] = of_corpus, audio
     if corpora:
-        training, source = join(corpora, DataOptions(sample_rate=request.sample_rate))
+        try:
+            training, source = join(corpora, DataOptions(sample_rate=request.sample_rate))
+        except ValueError as error:
+            findings.append(Finding("error", "data.corpora", str(error)))
     trials: list[tuple[TrialList, AudioSource | None]] = []
     for path, root in request.trials:
         if (one := _read(path, read_trials, "trial list", findings)) is not None:

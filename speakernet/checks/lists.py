@@ -20,8 +20,11 @@ from speakernet.data.lists import (
     TrialList,
     identify_trials,
     one_word,
+    repeated_rows,
     repeated_trials,
 )
+from speakernet.data.names import advice_on_name
+from speakernet.data.opening import kaldi_advice
 from speakernet.data.sources import AudioSource
 from speakernet.files import own_command
 from speakernet.terminal import MAX_NAMED, counted
@@ -120,9 +123,7 @@ def training_findings(training: TrainingList, min_utterances: int) -> list[Findi
         advice = "check that this is one person, or set data.max_utterances_per_speaker"
         findings.append(Finding("warning", "balance", message, advice))
     advice = "the same recording counts twice, perhaps under two speakers; remove the repeated rows"
-    repeated = np.flatnonzero(
-        NameIndex(training.paths).find(training.paths) != np.arange(len(training))
-    )
+    repeated = repeated_rows(training.paths)
     return findings + some(
         "warning", "repeated rows", repeated, training.paths.__getitem__, "repeated path", advice
     )
@@ -207,6 +208,9 @@ def file_findings(
             "--root ROOT"
         )
         advice = whole if len(missing) == len(names) else clean
+        if kaldi := kaldi_advice(source.root):
+            advice = kaldi
+        advice = advice_on_name(names[int(missing[0])]) or advice
         level: Level = "warning" if len(missing) <= tolerated_share * len(names) else "error"
         findings = some(
             level, f"{check}: files", missing, names.__getitem__, "missing file", advice

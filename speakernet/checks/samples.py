@@ -1,5 +1,7 @@
-"""Read every file of a list once to find damaged, silent, clipped, truncated and duplicate
-audio.
+"""Read every file of a list once to find damaged, silent, clipped, truncated and duplicate audio.
+
+A copy in another format has other samples. It is found by its beginning: how the level of three
+bands changes during the first two seconds, which coding and a short delay hardly alter.
 """
 
 import hashlib
@@ -24,13 +26,38 @@ SILENT_RMS = 1e-3
 FULL_SCALE = 0.999
 CLIPPED_SHARE = 0.001
 """Share of samples at full scale above which clipping is audible."""
+BANDS_HZ = ((100, 700), (700, 2000), (2000, 3600))
+"""Within the telephone band, because narrow codings keep no more."""
+FRAME_SECONDS, NUM_FRAMES = 0.02, 100
+LEVEL_RANGE_DB = 40.0
+"""Below the loudest frame; what is lower is changed by coding."""
+MAX_LAG = 8
+"""Frames by which a coding may delay the sound; AAC and MP3 add up to 0.13 s."""
+MIN_FRAMES = 40
+"""Shorter beginnings are too much alike to be compared."""
+MIN_CHANGE = 20.0
+"""Standard deviation of the levels, of 254, below which a beginning has no shape, as in noise (3
+dB).
+"""
+COPY_LIKENESS = 0.97
+COPY_SECONDS = 0.2
+"""Largest difference in length of two copies: codings add silence at the ends."""
+MAX_NEIGHBOURS = 200
+"""Recordings of a speaker that one is compared with; only in corpora of equally long clips are
+there more.
+"""
+PAIRS_AT_ONCE = 4096
+ADVICE_ON_COPIES = (
+    "one recording in two formats, by its beginning: keep one, because a trial between them is "
+    "trivial"
+)
 
 
 @dataclass(frozen=True)
 class SampleFacts:
-    """Facts about the audio of each of `names`: root mean square and share of clipped samples
-    (float32), hash of the samples (uint64), and whether the header promises more than the file
-    contains (bool).
+    """Facts about the audio of each of `names`: root mean square, share of clipped samples and
+    seconds (float32), hash of the samples (uint64), whether the header promises more than the file
+    contains (bool), and `shape_of_beginning`.
 
     `problems` are the rows that could not be decoded, with the reason; their facts are zero.
     """
@@ -40,19 +67,27 @@ class SampleFacts:
     clipped: np.ndarray
     hashes: np.ndarray
     cut_off: np.ndarray
+    seconds: np.ndarray
+    beginnings: np.ndarray
     problems: dict[int, str]
 
 
 def read_facts(
     source: AudioSource, names: StringTable, num_jobs: int, description: str = ""
 ) -> SampleFacts:
-    """Read every file, several at once, with a progress bar; memory holds 17 bytes per row and the
+    """Read every file, several at once, with a progress bar; memory holds 321 bytes per row and the
     current blocks.
     """
     rows = len(names)
-    columns = {"rms": np.float32, "clipped": np.float32, "hashes": np.uint64, "cut_off": np.bool_}
     facts = SampleFacts(
-        names, **{name: np.zeros(rows, kind) for name, kind in columns.items()}, problems={}
+        names,
+        rms=np.zeros(rows, np.float32),
+        clipped=np.zeros(rows, np.float32),
+        hashes=np.zeros(rows, np.uint64),
+        cut_off=np.zeros(rows, np.bool_),
+        seconds=np.zeros(rows, np.float32),
+        beginnings=np.zeros((rows, len(BANDS_HZ), NUM_FRAMES), np.uint8),
+        problems={},
     )
 
     def look(some_rows: Sequence[int]) -> int:
@@ -63,6 +98,8 @@ def read_facts(
             digest = hashlib.blake2b(digest_size=8)
             try:
                 for block in source.blocks(names[row], SAMPLES_AT_ONCE):
+                    if total == 0:
+                        facts.beginnings[row] = shape_of_beginning(block, source.sample_rate)
                     power += float(np.square(block, dtype=np.float64).sum())
                     clipped += int((np.abs(block) >= FULL_SCALE).sum())
                     total += len(block)
@@ -77,6 +114,7 @@ def read_facts(
             facts.rms[row] = (power / total) ** 0.5
             facts.clipped[row] = clipped / total
             facts.hashes[row] = int.from_bytes(digest.digest(), "little")
+            facts.seconds[row] = total / source.sample_rate
         return len(some_rows)
 
     tasks = (
@@ -84,6 +122,96 @@ def read_facts(
     )
     list(parallel_map(look, tasks, num_jobs, description, total=rows, units_of=int))
     return facts
+
+
+def shape_of_beginning(samples: np.ndarray, sample_rate: int) -> np.ndarray:
+    """The levels of the bands in the first frames, uint8 (bands, NUM_FRAMES): 1 to 255, and 0 after
+    the end.
+    """
+    frame_samples = round(FRAME_SECONDS * sample_rate)
+    count = min(len(samples) // frame_samples, NUM_FRAMES)
+    levels = np.zeros((len(BANDS_HZ), NUM_FRAMES), dtype=np.uint8)
+    if not count:
+        return levels
+    frames = samples[: count * frame_samples].reshape(count, frame_samples)
+    powers = (
+        np.abs(np.fft.rfft(frames * np.hanning(frame_samples).astype(np.float32))) ** 2
+    )  # (frames, bins)
+    hz = np.fft.rfftfreq(frame_samples, 1 / sample_rate)
+    in_band = np.array([(hz >= low) & (hz < high) for low, high in BANDS_HZ], dtype=np.float32)
+    decibels = 10 * np.log10(in_band @ powers.T + 1e-12)  # (bands, frames)
+    shares = np.clip(1 + (decibels - decibels.max()) / LEVEL_RANGE_DB, 0, 1)
+    levels[:, :count] = 1 + np.rint(254 * shares)
+    return levels
+
+
+def likeness(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """The correlation of pairs of beginnings at the delay at which it is highest, (pairs,).
+
+    Args:
+        first: `shape_of_beginning` of one recording of each pair, (pairs, bands, frames).
+        second: of the other recording of each pair.
+    """
+    best = np.zeros(len(first))
+    inner = slice(MAX_LAG, NUM_FRAMES - MAX_LAG)
+    left = first[:, :, inner].astype(np.float32)
+    for lag in range(-MAX_LAG, MAX_LAG + 1):
+        right = second[:, :, inner.start + lag : inner.stop + lag].astype(np.float32)
+        # Frames after the end of a recording do not count.
+        is_there = ((left[:, :1] > 0) & (right[:, :1] > 0)).astype(np.float32)  # (pairs, 1, frames)
+        counts = is_there.sum(axis=(1, 2))
+        left_centred = _centred(left, is_there)
+        right_centred = _centred(right, is_there)
+        left_energy = np.square(left_centred).sum(axis=(1, 2))
+        right_energy = np.square(right_centred).sum(axis=(1, 2))
+        least = len(BANDS_HZ) * counts * MIN_CHANGE**2
+        is_usable = (counts >= MIN_FRAMES) & (left_energy >= least) & (right_energy >= least)
+        products = (left_centred * right_centred).sum(axis=(1, 2))
+        correlations = products / np.sqrt(np.maximum(left_energy * right_energy, 1e-9))
+        best = np.maximum(best, np.where(is_usable, correlations, 0))
+    return best
+
+
+def _centred(levels: np.ndarray, is_there: np.ndarray) -> np.ndarray:
+    """The levels relative to the mean of their band, 0 where a frame does not count; (pairs, bands,
+    frames).
+    """
+    counts = np.maximum(is_there.sum(axis=2, keepdims=True), 1)
+    means = (levels * is_there).sum(axis=2, keepdims=True) / counts
+    return (levels - means) * is_there
+
+
+def are_copies(facts: SampleFacts, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Whether pairs of rows are one recording in two formats, bool (pairs,); equal samples do not
+    count.
+    """
+    is_near = np.abs(facts.seconds[first] - facts.seconds[second]) <= COPY_SECONDS
+    pairs = np.flatnonzero(is_near & (facts.hashes[first] != facts.hashes[second]))
+    is_copy = np.zeros(len(first), dtype=bool)
+    for start in range(0, len(pairs), PAIRS_AT_ONCE):
+        some = pairs[start : start + PAIRS_AT_ONCE]
+        values = likeness(facts.beginnings[first[some]], facts.beginnings[second[some]])
+        is_copy[some] = values >= COPY_LIKENESS
+    return is_copy
+
+
+def copies_of_speakers(facts: SampleFacts, labels: np.ndarray) -> np.ndarray:
+    """Pairs of rows of one speaker that are copies in different formats, int64 (pairs, 2)."""
+    # Neighbours in this order have the same speaker and similar lengths.
+    order = np.lexsort((facts.seconds, labels))
+    copies = [np.zeros((0, 2), dtype=np.int64)]
+    for distance in range(1, min(MAX_NEIGHBOURS + 1, len(order))):
+        first = order[:-distance]
+        second = order[distance:]
+        is_near = facts.seconds[second] - facts.seconds[first] <= COPY_SECONDS
+        near = np.flatnonzero(is_near & (labels[first] == labels[second]))
+        if not len(near):
+            break
+        first = first[near]
+        second = second[near]
+        is_copy = are_copies(facts, first, second)
+        copies.append(np.stack([first[is_copy], second[is_copy]], axis=1))
+    return np.concatenate(copies)
 
 
 def sample_findings(
@@ -157,6 +285,17 @@ def sample_findings(
         "duplicate file",
         advice,
     )
+    if labels is not None:
+        pairs_of_rows = copies_of_speakers(facts, labels).tolist()
+        copies = [f"{names(first)} = {names(second)}" for first, second in pairs_of_rows]
+        findings += some(
+            "warning",
+            f"{check}: copies",
+            range(len(copies)),
+            copies.__getitem__,
+            "copy",
+            ADVICE_ON_COPIES,
+        )
     whole = f"all {len(facts.names):,} decode; none silent, clipped, truncated or duplicate"
     return findings or [Finding("ok", f"{check}: samples", whole)]
 
@@ -164,11 +303,17 @@ def sample_findings(
 def trial_findings(
     trials: TrialList, rows: np.ndarray, facts: SampleFacts, check: str
 ) -> list[Finding]:
-    """Non-target trials with the same recording on both sides; `rows` of the list's names were
-    read.
+    """Trials with the same recording on both sides, in other formats too; `rows` of the list's
+    names were read.
     """
     if trials.labels is None:
         return []
+    place = np.full(len(trials.names), -1)
+    place[rows] = np.arange(len(rows))
+    targets = np.flatnonzero(
+        (trials.labels == 1) & (place[trials.enrol] >= 0) & (place[trials.test] >= 0)
+    )
+    copies = targets[are_copies(facts, place[trials.enrol[targets]], place[trials.test[targets]])]
     hashes = np.zeros(len(trials.names), np.uint64)
     has_sound = np.zeros(len(trials.names), dtype=bool)
     hashes[rows] = facts.hashes
@@ -183,7 +328,10 @@ def trial_findings(
         return f"{trials.names[int(enrol[row])]} = {trials.names[int(test[row])]}"
 
     advice = "the same recording on both sides: one person in two folders, or a wrong label"
-    return some("error", f"{check}: two speakers", wrong, pair, "non-target trial", advice)
+    findings = some("error", f"{check}: two speakers", wrong, pair, "non-target trial", advice)
+    return findings + some(
+        "warning", f"{check}: copies", copies, pair, "target trial", ADVICE_ON_COPIES
+    )
 
 
 def shared_findings(

@@ -79,8 +79,12 @@ def run(arguments: argparse.Namespace) -> int:
     if config is not None:
         # Late: torch takes two seconds to import, and a mistyped option should not wait for it.
         from speakernet.assembly.runs import check_options
+        from speakernet.checks.augmentation import augmentation_findings
 
         findings += _pending_corpus(config)
+        findings += augmentation_findings(
+            config.augment, config.data.sample_rate, is_fast=arguments.fast
+        )
         findings += check_options(config)
     if has_picture := arguments.png is not None and bool(durations):
         write_duration_png(arguments.png, durations)

@@ -51,18 +51,21 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.name and os.path.isfile(arguments.name):  # noqa: PTH113
         raise ValueError(f"{arguments.name} is a file; the first argument is the person's name")
     people = [(arguments.name, arguments.audio)]
+    # Late: --help and a mistyped option need no torch.
+    from speakernet.data.audio import AudioError
+    from speakernet.data.folders import is_hidden
+
     if folder:
         people = [
-            (one.name, [str(one)])
-            for one in sorted(folder.iterdir())
-            if one.is_dir() and one.name[0] != "."
+            (path.name, [str(path)])
+            for path in sorted(folder.iterdir())
+            if path.is_dir() and not is_hidden(path.name)
         ]
         if not people:
             raise ValueError(
                 f"{folder} has no subfolders; expected one per person, containing recordings"
             )
-    # Late: --help and a mistyped option need no torch.
-    from speakernet.data.audio import AudioError
+    # Late, as above.
     from speakernet.inference.people import checked_name
     from speakernet.inference.recordings import audio_inputs
     from speakernet.inference.verifier import enroll

@@ -157,7 +157,6 @@ WESPEAKER = {
     "dataset_args",
     "do_lm",
     "enable_amp",
-    "exp_dir",
     "gpus",
     "log_batch_interval",
     "loss_args",

@@ -73,8 +73,8 @@ class Choice(NamedTuple):
 
 
 SECTIONS: dict[str, type[Options]] = {
-    name: field.annotation for name, field in Config.model_fields.items()
-}  # type: ignore[misc]
+    name: cast("type[Options]", field.annotation) for name, field in Config.model_fields.items()
+}
 CHOICES = {
     "model.options": Choice("model", MODELS, "model.name", default_of(ModelOptions, "name")),
     "model.pooling_options": Choice(

@@ -19,9 +19,10 @@ from pathlib import Path
 import numpy as np
 
 from speakernet.corpora.listing import CORPUS_ARGUMENTS, DOWNLOAD_ARGUMENTS, prepare_public
-from speakernet.corpora.steps import Folder, StepSummary, audio_seconds, walk_files
+from speakernet.corpora.steps import Folder, StepSummary, audio_seconds
 from speakernet.corpora.utterances import Row
 from speakernet.data.audio import SAMPLE_RATE, AudioError, audio_info, read_audio, write_audio
+from speakernet.data.folders import walk_files
 from speakernet.data.lists import ListError, write_trials
 from speakernet.files import parallel_map
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from speakernet.corpora.listing import CORPUS_ARGUMENTS, DOWNLOAD_ARGUMENTS, prepare_public
-from speakernet.corpora.steps import walk_files
 from speakernet.corpora.utterances import Row
+from speakernet.data.folders import walk_files
 
 PARTS = (
     "train-clean-100", "train-clean-360", "train-other-500", "dev-clean", "dev-other", "test-clean", "test-other"

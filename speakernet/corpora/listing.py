@@ -37,6 +37,7 @@ from speakernet.corpora.utterances import (
     split_speakers,
 )
 from speakernet.data.lists import one_word, write_training_list, write_trials
+from speakernet.data.names import advice_on_name, composed
 from speakernet.data.sources import FolderSource
 from speakernet.files import atomic_write, exclusive, own_command
 from speakernet.machine.facts import usable_cores
@@ -326,9 +327,11 @@ def prepare_lists(
         rows, options.root, options.min_seconds, options.num_jobs, scan
     )
     if not len(utterances):
+        first = scan.first_broken[0]
+        advice = advice_on_name(first.partition(": ")[0])
         raise ValueError(
-            f"none of the {scan.broken} files under {options.root} is usable; the first: "
-            f"{scan.first_broken[0]}"
+            f"none of the {scan.broken} files under {options.root} is usable; the first: {first}"
+            + (f"; {advice}" if advice else "")
         )
     split = split_as_published(utterances, split_of) if split_of else None
     if split is None:
@@ -400,11 +403,11 @@ def listable_rows(
         if row is None or problem or not speaker:
             summary.add_broken(name, problem or "the speaker's name is empty")
         # In a list the speaker ends at white space, so two speakers must not become the same word.
-        elif originals.setdefault(speaker, row.speaker) != row.speaker:
-            raise ValueError(
-                f"{originals[speaker]!r} and {row.speaker!r} would both be listed as {speaker!r}; "
-                "rename one speaker"
-            )
+        elif (other := originals.setdefault(composed(speaker), row.speaker)) != row.speaker:
+            problem = f"would both be listed as {speaker!r}"
+            if composed(other) == composed(row.speaker):
+                problem = "differ only in their Unicode form and look the same"
+            raise ValueError(f"{other!r} and {row.speaker!r} {problem}; rename one speaker")
         else:
             yield row._replace(speaker=speaker)
 

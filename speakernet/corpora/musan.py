@@ -21,7 +21,7 @@ from speakernet.corpora.listing import (
     fetch,
     steps_of,
 )
-from speakernet.corpora.steps import Folder, StepSummary, audio_seconds, finish, walk_files
+from speakernet.corpora.steps import Folder, StepSummary, audio_seconds, finish
 from speakernet.data.audio import (
     READABLE_SUFFIXES,
     SAMPLE_RATE,
@@ -29,6 +29,7 @@ from speakernet.data.audio import (
     read_audio,
     write_audio,
 )
+from speakernet.data.folders import walk_files
 from speakernet.files import exclusive
 
 PIECE_SECONDS = 5.0

@@ -17,7 +17,7 @@ place; m4a, aac, webm and similar files are converted first (needs ffmpeg).
 import argparse
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,17 +35,20 @@ from speakernet.corpora.listing import (
     write_little_data_lists,
     write_recipe,
 )
-from speakernet.corpora.steps import StepSummary, convert_all, finish, walk_files
+from speakernet.corpora.steps import StepSummary, convert_all, finish
 from speakernet.corpora.utterances import (
     NUM_EXAMPLES,
     Row,
+    distinct_rows,
     pattern_rule,
     read_table,
     row_by_folder,
     row_by_pattern,
 )
-from speakernet.data.audio import AUDIO_SUFFIXES, SAMPLE_RATE
+from speakernet.data.audio import AUDIO_SUFFIXES, SAMPLE_RATE, WRITABLE
 from speakernet.data.ffmpeg import CONVERTIBLE_SUFFIXES, FFMPEG_VARIABLE
+from speakernet.data.folders import LeftOut, UnicodeNames, is_hidden, walk_files
+from speakernet.data.names import normal_name
 from speakernet.files import exclusive, own_command
 from speakernet.terminal import counted
 
@@ -152,9 +155,13 @@ def prepare_folder(options: argparse.Namespace) -> tuple[list[Path], Path, list[
     summaries = []
     scan = StepSummary("scan", options.save_path, *SCANNED)
     listed, split_of = _rows(options, scan)
-    rows = list(listed)
+    rows = without_copies(listed, scan)
+    on_disk = UnicodeNames(options.root).on_disk
     pairs = {
-        row: (options.root / row.name, _converted_folder(options) / _converted_name(row.name))
+        row: (
+            options.root / on_disk(row.name),
+            _converted_folder(options) / _converted_name(row.name),
+        )
         for row in rows
         if Path(row.name).suffix.lower() in CONVERTIBLE_SUFFIXES
     }
@@ -179,6 +186,46 @@ def prepare_folder(options: argparse.Namespace) -> tuple[list[Path], Path, list[
         lists.hours,
     )
     return [Path(LITTLE_DATA), config] if is_little else [config], fine_tuning, [*summaries, scan]
+
+
+def without_copies(rows: Iterable[Row], scan: StepSummary) -> list[Row]:
+    """One row for every recording: `0.m4a` beside `0.wav` or `0.m4a.wav` is the same recording in
+    another format.
+
+    A trial between the two would be trivial, so only the one that is easiest to read stays.
+    """
+    chosen: dict[tuple[str, str], Row] = {}
+    copies = []
+    for row in rows:
+        key = (row.speaker, _without_suffixes(normal_name(row.name)))
+        known = chosen.setdefault(key, row)
+        if known is not row:
+            better, copy = sorted((known, row), key=_difficulty)
+            chosen[key] = better
+            copies.append(f"{copy.name} (beside {better.name})")
+    if copies:
+        scan.add(skipped=len(copies))
+        logger.warning(
+            "%s skipped as the same recording in another format: %s; rename them if they differ",
+            counted(len(copies), "file"),
+            ", ".join(copies[:NUM_EXAMPLES]),
+        )
+    return list(chosen.values())
+
+
+def _without_suffixes(name: str) -> str:
+    """A name without its suffixes of audio: `a/0` for `a/0.m4a.wav`."""
+    stem, suffix = os.path.splitext(name)  # noqa: PTH122  called for every file
+    while suffix.lower() in AUDIO_SUFFIXES:
+        name = stem
+        stem, suffix = os.path.splitext(name)  # noqa: PTH122
+    return name
+
+
+def _difficulty(row: Row) -> tuple[bool, bool, str]:
+    """Orders copies: WAV and FLAC first, then what needs no ffmpeg."""
+    suffix = Path(row.name).suffix.lower()
+    return suffix not in WRITABLE, suffix in CONVERTIBLE_SUFFIXES, row.name
 
 
 def find_layout(root: Path, wanted: str = "auto") -> Layout:
@@ -215,9 +262,7 @@ def _below_containers(folder: Path, depth: int) -> tuple[int, Path]:
 
 def _folders(folder: Path) -> list[str]:
     return sorted(
-        entry.name
-        for entry in folder.iterdir()
-        if entry.is_dir() and not entry.name.startswith(".")
+        entry.name for entry in folder.iterdir() if entry.is_dir() and not is_hidden(entry.name)
     )
 
 
@@ -238,8 +283,14 @@ def _rows(
         raise ValueError(f"{named} are different ways to name the speakers; give only one of them")
     if options.table is not None:
         table = list(read_table(options.table))
-        return listable_rows(table, (row.name for row in table), scan), None
-    names = list(walk_files(options.root, AUDIO_SUFFIXES))
+        distinct = distinct_rows(table, options.table)
+        if num_repeated := len(table) - len(distinct):
+            scan.add(skipped=num_repeated)
+            logger.warning("%s: %d rows repeat a path and are skipped", options.table, num_repeated)
+        return listable_rows(distinct, (row.name for row in distinct), scan), None
+    left_out = LeftOut()
+    names = list(walk_files(options.root, AUDIO_SUFFIXES, left_out))
+    left_out.log(options.root)
     if options.pattern is not None:
         rule = pattern_rule(options.pattern)
         return listable_rows((row_by_pattern(rule, name) for name in names), names, scan), None
@@ -283,7 +334,8 @@ def _warn_of_empty_folders(root: Path, names: Sequence[str], depth: int) -> None
         for path in root.glob("/".join("*" * (depth + 1)))
         if path.is_dir()
     )
-    empty = sorted(name for name in folders if name not in filled and not name.startswith("."))
+    shown = (name for name in folders if not any(map(is_hidden, name.split("/"))))
+    empty = sorted(name for name in shown if name not in filled)
     if empty:
         logger.warning(
             "%d of %d speakers' folders contain no readable recording: %s",

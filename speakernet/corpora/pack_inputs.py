@@ -26,12 +26,14 @@ from speakernet.corpora.archives import (
     tar_members,
     zip_members,
 )
-from speakernet.corpora.steps import checked_relative, name_problem, walk_files
+from speakernet.corpora.steps import checked_relative, name_problem
 from speakernet.data.audio import AUDIO_SUFFIXES, AudioError, read_audio, read_audio_bytes, to_int16
 from speakernet.data.ffmpeg import CONVERTIBLE_SUFFIXES
+from speakernet.data.folders import LeftOut, UnicodeNames, is_hidden, walk_files
 from speakernet.data.lists import (
     BYTE_ORDER_MARK,
     MAX_SPEAKER_BYTES,
+    RAW_LIST,
     UTT2SPK,
     ListError,
     ListFile,
@@ -41,6 +43,7 @@ from speakernet.data.lists import (
     not_a_file,
     read_training_list,
 )
+from speakernet.data.names import composed
 from speakernet.data.opening import KaldiSource, is_kaldi
 from speakernet.data.packing import PackInput
 from speakernet.files import reading
@@ -49,7 +52,6 @@ NOT_IN_ANY = -1
 FOLDER = "folder"
 KALDI = "Kaldi folder"
 ARCHIVE = "archive"
-RAW_LIST = "raw.list"
 SHARD_LIST = "shard.list"
 RAW_FIELDS = ("key", "wav", "spk")
 SHARD_SUFFIXES = (b".tar", b".tar.gz", b".tgz")
@@ -102,11 +104,14 @@ class FolderInput(FileInput):
 
     def __init__(self, root: str | Path, names: StringTable | None = None) -> None:
         if names is None:
-            names = StringTable.from_strings(walk_files(root, AUDIO_SUFFIXES))
+            left_out = LeftOut()
+            names = StringTable.from_strings(walk_files(root, AUDIO_SUFFIXES, left_out))
+            left_out.log(root)
         with reading(root, "a folder, and a list of files in it", AudioError):
             for name in names:
                 checked_relative(name)
-        super().__init__(Recordings(names, names), str(root), root=str(root))
+        files = UnicodeNames(root).table(names)
+        super().__init__(Recordings(names, files), str(root), root=str(root))
 
 
 class ArchiveInput(PackInput):
@@ -231,9 +236,10 @@ def match_members(
     )
     found = [np.zeros(0, dtype=np.int64)]
     for plain in (str, without_suffix):
-        index = NameIndex(StringTable.from_strings(map(plain, wanted)))
+        # A Mac's archive has decomposed names.
+        index = NameIndex(StringTable.from_strings(map(plain, map(composed, wanted))))
         for depth in depths:
-            stripped = ("/".join(name.split("/")[depth:]) for name in archive.names)
+            stripped = (composed("/".join(name.split("/")[depth:])) for name in archive.names)
             found.append(index.find(StringTable.from_strings(map(plain, stripped))))
         rows = max(found, key=lambda one: np.count_nonzero(one >= 0))
         if (rows >= 0).any():
@@ -480,8 +486,8 @@ def _speaker(content: bytes, path: Path, name: str) -> str:
 
 
 def _is_audio(name: str) -> bool:
-    base = name.rsplit("/", 1)[-1]
-    return os.path.splitext(base)[1].lower() in AUDIO_SUFFIXES and not base.startswith(".")  # noqa: PTH122
+    has_suffix = os.path.splitext(name)[1].lower() in AUDIO_SUFFIXES  # noqa: PTH122
+    return has_suffix and not any(map(is_hidden, name.split("/")))
 
 
 def without_suffix(name: str) -> str:

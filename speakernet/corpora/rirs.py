@@ -25,7 +25,7 @@ from speakernet.corpora.listing import (
     fetch,
     steps_of,
 )
-from speakernet.corpora.steps import Folder, StepSummary, audio_seconds, finish, walk_files
+from speakernet.corpora.steps import Folder, StepSummary, audio_seconds, finish
 from speakernet.data.audio import (
     READABLE_SUFFIXES,
     SAMPLE_BYTES,
@@ -36,6 +36,7 @@ from speakernet.data.audio import (
     read_audio,
     write_audio,
 )
+from speakernet.data.folders import walk_files
 from speakernet.files import exclusive
 
 DECAY_DB = 60.0

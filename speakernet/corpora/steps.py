@@ -1,4 +1,4 @@
-"""Shared by the steps of data preparation: counts of results, names that stay in one folder, walks,
+"""Shared by the steps of data preparation: counts of results, names that stay in one folder,
 conversion.
 
 A step (download, extract, convert, …) counts into one `StepSummary`. Broken items go straight to a
@@ -7,10 +7,9 @@ text file, one per line with the reason, so that a million bad files cost no mem
 
 import itertools
 import logging
-import os
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 
 from speakernet.data.audio import AudioError, audio_info
@@ -212,39 +211,6 @@ class Folder:
                 f"{path} is a link; remove it, so that nothing outside {self.root} is written"
             )
         return path
-
-
-def walk_files(root: str | Path, suffixes: Iterable[str]) -> Iterator[str]:
-    """Relative names (forward slashes) of the files below `root` with these suffixes, sorted folder
-    by folder.
-
-    Hidden files and folders (including half-written ones) are left out; links to folders are
-    followed once.
-    """
-    root = Path(root)
-    if not root.is_dir():
-        raise ValueError(f"there is no folder {root}; give the folder with the audio")
-    real = root.resolve()
-    # The parents are passed on because a link back to one of them would never end.
-    yield from _walk(real, "", frozenset(suffixes), (real,))
-
-
-def _walk(
-    folder: Path, prefix: str, wanted: frozenset[str], parents: tuple[Path, ...]
-) -> Iterator[str]:
-    with os.scandir(folder) as entries:
-        found = sorted(
-            (entry.name, entry.is_dir(), entry.is_symlink())
-            for entry in entries
-            if entry.name[0] != "."
-        )
-    for name, is_folder, is_link in found:
-        if is_folder:
-            real = (folder / name).resolve() if is_link else folder / name
-            if real not in parents:
-                yield from _walk(real, f"{prefix}{name}/", wanted, (*parents, real))
-        elif os.path.splitext(name)[1].lower() in wanted:  # noqa: PTH122 (a Path per file costs more than the walk)
-            yield prefix + name
 
 
 def convert_all(

@@ -49,11 +49,13 @@ from speakernet.data.lists import (
     StringTable,
     TrainingList,
     TrialList,
+    normal_names,
     read_training_list,
     read_trials,
     write_training_list,
     write_trials,
 )
+from speakernet.data.names import advice_on_name, composed, normal_name
 from speakernet.data.opening import open_source
 from speakernet.files import FileError, atomic_write, read_arrays, reading, refuse_overwriting
 
@@ -215,7 +217,7 @@ def _make(arguments: argparse.Namespace) -> int:
     is_table = arguments.list.suffix.lower() in (".csv", ".tsv")
     utterances = _read_across(arguments, is_table)
     # A repeated file would be paired with itself.
-    NameIndex(utterances.names).refuse_repeated(arguments.list)
+    NameIndex(normal_names(utterances.names)).refuse_repeated(arguments.list)
     if arguments.training is not None and not arguments.allow_overlap:
         refuse_overlap(utterances, read_training_list(arguments.training))
     if arguments.same_gender and (utterances.genders == UNKNOWN).any():
@@ -315,10 +317,13 @@ def _clean(arguments: argparse.Namespace) -> int:
     missing = {names[row] for row in source.missing(names).tolist()}
     kept = [row for row in rows if missing.isdisjoint(row[1:])]
     if not kept:
+        advice = advice_on_name(rows[0][-1]) or (
+            "give the folder or packed corpus that the paths of the list are relative to with "
+            "--root"
+        )
         raise ValueError(
             f"0 of {len(rows):,} rows of {path} have their files in {arguments.root}, so nothing "
-            "was written; give the folder or packed corpus that the paths of the list are relative "
-            "to with --root"
+            f"was written; {advice}"
         )
     summary = StepSummary("clean", output.parent, made="kept", skipped="dropped")
     summary.add(len(kept), len(rows) - len(kept))
@@ -384,9 +389,15 @@ def write_held_out(found: HeldOut, folder: Path) -> tuple[Path, Path]:
 
 def refuse_overlap(utterances: Utterances, training: TrainingList) -> None:
     """Raise ListError if a speaker or file of the trials is in the training list."""
-    speakers = sorted(set(utterances.speakers) & set(training.speakers))
+    speakers = sorted(
+        set(map(composed, utterances.speakers)) & set(map(composed, training.speakers))
+    )
     # Two lists may name the same speakers differently; then shared files show the overlap.
-    files = [] if speakers else sorted(set(utterances.names) & set(training.paths))
+    files = (
+        []
+        if speakers
+        else sorted(set(map(normal_name, utterances.names)) & set(map(normal_name, training.paths)))
+    )
     if speakers or files:
         kind, shared = ("speakers", speakers) if speakers else ("files", files)
         raise ListError(

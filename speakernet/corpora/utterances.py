@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from speakernet.data.lists import ListError, StringTable, TrainingList, TrialList
+from speakernet.data.lists import ListError, StringTable, TrainingList, TrialList, repeated_rows
+from speakernet.data.names import composed, normal_name
 from speakernet.files import open_text, reading
 from speakernet.options import suggestion
 from speakernet.random import numpy_generator
@@ -30,6 +31,7 @@ NUM_EXAMPLES = 5
 HEADINGS = {
     "path": "path", "file": "path", "filename": "path", "audio": "path", "wav": "path",
     "speaker": "speaker", "speaker_id": "speaker", "client_id": "speaker", "spk": "speaker",
+    "spk_id": "speaker",
     "session": "session", "session_id": "session",
     "gender": "gender", "sex": "gender",
 }  # fmt: skip
@@ -181,6 +183,23 @@ def read_table(path: str | Path, session: str = "") -> Iterator[Row]:
                 values.get("session", ""),
                 values.get("gender", ""),
             )
+
+
+def distinct_rows(rows: Iterable[Row], source: str | Path) -> list[Row]:
+    """The first row of every path: a table may have a row for each label, take or annotator.
+
+    Raises:
+        ListError: a path has two speakers.
+    """
+    first: dict[str, Row] = {}
+    for row in rows:
+        known = first.setdefault(normal_name(row.name), row)
+        if composed(known.speaker) != composed(row.speaker):
+            raise ListError(
+                f"{source}: {row.name!r} is listed under two speakers, {known.speaker!r} and "
+                f"{row.speaker!r}; keep one"
+            )
+    return list(first.values())
 
 
 def pattern_rule(pattern: str) -> "re.Pattern[str]":
@@ -653,13 +672,12 @@ def hold_out(
     chosen = numpy_generator(seed, HELD_OUT_STREAM).permutation(usable)[:num_speakers]
     is_held_out = np.isin(training.labels, chosen)
     left = utterances.take(np.flatnonzero(~is_held_out))
+    rows = np.flatnonzero(is_held_out)
+    # A recording that is listed twice must not be paired with itself.
+    rows = np.delete(rows, repeated_rows(training.paths.take(rows)))
     rest = TrainingList(left.names, left.labels, left.speakers, training.source, training.sha256)
     pairs = balanced_pairs(
-        utterances,
-        np.flatnonzero(is_held_out),
-        PairRules(),
-        seed,
-        nontargets_per_target=nontargets_per_target,
+        utterances, rows, PairRules(), seed, nontargets_per_target=nontargets_per_target
     )
     used, numbers = np.unique(np.concatenate([pairs.enrol, pairs.test]), return_inverse=True)
     enrol = numbers[: len(pairs)].astype(np.int32)

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from speakernet.corpora.listing import CORPUS_ARGUMENTS, DOWNLOAD_ARGUMENTS, prepare_public
-from speakernet.corpora.steps import walk_files
 from speakernet.corpora.utterances import Row
+from speakernet.data.folders import walk_files
 
 AUDIO = "wav48_silence_trimmed"
 

@@ -22,6 +22,7 @@ import argparse
 import itertools
 import logging
 import os
+import re
 import shlex
 import sys
 import zlib
@@ -43,10 +44,11 @@ from speakernet.corpora.listing import (
     usable_utterances,
 )
 from speakernet.corpora.pack_inputs import open_inputs
-from speakernet.corpora.steps import Folder, StepSummary, convert_all, finish, walk_files
+from speakernet.corpora.steps import Folder, StepSummary, convert_all, finish
 from speakernet.corpora.utterances import PairRules, Utterances, calibration_pairs, row_by_folder
 from speakernet.data.audio import SAMPLE_RATE
 from speakernet.data.ffmpeg import ENCODINGS, FFMPEG_VARIABLE, find_ffmpeg
+from speakernet.data.folders import walk_files
 from speakernet.data.lists import StringTable, read_trials, write_training_list, write_trials
 from speakernet.data.packed import PackedSource
 from speakernet.data.packing import SKIPPED, pack
@@ -108,6 +110,9 @@ PACKED_FOLDER = "packed"
 #: Packed corpus -> the subsets in it.
 PACKED = {"vox1": ("vox1_dev", "vox1_test"), "vox2_dev": ("vox2_dev",), "vox2_test": ("vox2_test",)}
 
+SPEAKER_NAME = re.compile(r"id\d{5}")
+MAX_SEARCH_DEPTH = 4
+"""Levels of folders searched for speakers that are not where they are expected."""
 CONVERTED = "converted_parts"
 DONE = ".done"
 """Folder of files that record, for each format, which parts of a conversion are done."""
@@ -348,6 +353,13 @@ class VoxCelebJob:
         The recipes in configs/voxceleb refer to these files, so a renamed file must be renamed
         there too.
         """
+        if not any(self.audio_root(name).is_dir() for name in self.subsets):
+            problem = self._why_no_audio()
+            if not any(summary.broken for summary in self.summaries):
+                # Nothing is made for a mistyped folder.
+                raise ValueError(problem)
+            self.step("lists").add_broken(str(self.root), problem)
+            return
         if any(self.audio_root(name).is_dir() for name in ("vox1_dev", "vox1_test")):
             self.merge()
         folder = self.root / "lists"
@@ -387,6 +399,30 @@ class VoxCelebJob:
             logger.log(level, "%s: %s are missing", path, counts)
         if written:
             sys.stdout.write(self.next_command(written) + "\n")
+
+    def _why_no_audio(self) -> str:
+        """What --lists found instead of the audio of any subset, and what to do."""
+        expected = ", ".join(str(self.audio_root(name)) for name in self.subsets)
+        unconverted = [
+            name
+            for name in self.subsets
+            if SUBSETS[name].is_aac and self.audio_root(name, "aac").is_dir()
+        ]
+        if unconverted:
+            return (
+                f"{', '.join(unconverted)}: only m4a files are there; run --convert, then --lists"
+            )
+        speakers = _speaker_folder(self.root)
+        if speakers is None:
+            return (
+                f"{self.root} contains no speakers' folders (id…); expected {expected}. Run "
+                "--extract first, or give the folder that contains voxceleb1 or voxceleb2 with "
+                "--save_path"
+            )
+        return (
+            f"the speakers' folders are in {speakers}, where no list is made of them; move that "
+            f"folder, or link to it, so that it is one of {expected}"
+        )
 
     def _write_list(self, name: str, folder: Path) -> Utterances:
         root = self.audio_root(name)
@@ -498,6 +534,17 @@ class VoxCelebJob:
             if path != Path(usual)
         ]
         return " ".join([own_command("train"), "--config", RECIPE, *changed])
+
+
+def _speaker_folder(root: Path) -> Path | None:
+    """The first folder below `root`, a few levels deep, that contains folders named like VoxCeleb's
+    speakers.
+    """
+    for depth in range(1, MAX_SEARCH_DEPTH + 1):
+        for path in sorted(root.glob("/".join(["*"] * depth))):
+            if SPEAKER_NAME.fullmatch(path.name) and path.is_dir():
+                return path.parent
+    return None
 
 
 def _copy_lists(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from speakernet.data.lists import StringTable, TrainingList
+from speakernet.data.lists import ListError, NameIndex, StringTable, TrainingList, normal_names
 from speakernet.data.lookup import COLUMNS, LONG_ROWS, LookupTable, mapped_list
 from speakernet.data.mixing import mixed
 from speakernet.data.options import DataOptions
@@ -33,6 +33,7 @@ def join(
     corpora: Mapping[str, tuple[TrainingList, AudioSource]], options: DataOptions
 ) -> tuple[TrainingList, "JoinedSource"]:
     """The lists of several corpora joined one after the other, and the source that reads them."""
+    _refuse_shared(corpora)
     lists = {name: listed for name, (listed, _) in corpora.items()}
     what = " + ".join(corpora)
     digest = hashlib.sha256(
@@ -59,6 +60,29 @@ def join(
     # The corpora's own tables are kept, so that a million names need not be split again.
     source.keep(joined.paths, Split(owners, [one.paths for one in lists.values()]))
     return joined, source
+
+
+def _refuse_shared(corpora: Mapping[str, tuple[TrainingList, AudioSource]]) -> None:
+    """Raise ListError if two corpora list the same recordings: each of their speakers would be two
+    classes.
+    """
+    for (first, (listed, source)), (second, (other, below)) in itertools.combinations(
+        corpora.items(), 2
+    ):
+        # Only recordings of one folder, packed corpus or address can be the same; comparing others
+        # takes seconds.
+        if source.place != below.place:
+            continue
+        rows = np.flatnonzero(
+            NameIndex(normal_names(listed.paths)).find(normal_names(other.paths)) >= 0
+        )
+        if len(rows):
+            raise ListError(
+                f"data.corpora: {first} and {second} share {len(rows):,} recordings of "
+                f"{source.root} (first: {other.paths[int(rows[0])]}), so their speakers would be "
+                f"two classes each; remove them from {other.source}, or name only one of the "
+                "corpora"
+            )
 
 
 def _prefixed(tables: Mapping[str, StringTable]) -> StringTable:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from speakernet.data.names import normal_name
 from speakernet.data.sharing import Shareable
 from speakernet.files import FileError, atomic_write, digest_of, open_regular, own_command, reading
 
@@ -30,6 +31,9 @@ MAX_SPEAKER_BYTES = 255
 UTT2SPK = "utt2spk"
 WAV_SCP = "wav.scp"
 SEGMENTS = "segments"
+RAW_LIST = "raw.list"  # wespeaker's
+PATH_HEADINGS = frozenset({b"path", b"wav", b"file", b"filename", b"audio"})
+"""Headings of a table's column of paths, by which a table is told from a list."""
 KALDI_ARCHIVE = re.compile(r"\.ark(?:\.gz)?:\d+$")
 
 
@@ -239,6 +243,25 @@ class NameIndex:
             raise ListError(f"{path}: {self._names[int(repeated[0])]!r} appears twice; remove one")
 
 
+def normal_names(names: StringTable) -> StringTable:
+    """Names in the form in which `prepare` compares them; the same object if they are in it
+    already.
+
+    >>> list(normal_names(StringTable.from_strings(["./a//b.wav", "a/b.wav"])))
+    ['a/b.wav', 'a/b.wav']
+    """
+    content = names.content.tobytes()
+    if content.isascii() and b"./" not in content and b"//" not in content:
+        return names
+    return StringTable.from_strings(map(normal_name, names))
+
+
+def repeated_rows(names: StringTable) -> np.ndarray:
+    """The rows whose recording an earlier row names, perhaps in another form; int64 (rows,)."""
+    names = normal_names(names)
+    return np.flatnonzero(NameIndex(names).find(names) != np.arange(len(names)))
+
+
 @dataclass
 class TrainingList:
     """A training list: path and speaker of every utterance."""
@@ -350,16 +373,36 @@ def _pairs_of(file: ListFile, form: str, *, is_one_word: bool) -> Iterator[tuple
     `is_one_word`.
     """
     for number, line in file:
-        if number == 1 and line.startswith(b'{"'):
-            raise ListError(
-                f"{file.path} holds JSON lines (wespeaker's raw.list); give the Kaldi folder, or "
-                f"pack it with `{own_command('pack')}`"
-            )
+        if number == 1 and (problem := _other_kind(line)):
+            raise ListError(f"{file.path}: {problem}")
         pair = line.split(None, -1 if is_one_word else 1)
         if len(pair) == 2:
             yield number, pair
         else:
             file.expected(number, form, line)
+
+
+def _other_kind(line: bytes) -> str:
+    """What a file is instead of a list of ours, judged by its first line, and what to do; empty if
+    nothing is known.
+    """
+    command = f"`{own_command('prepare folder')} FOLDER --csv TABLE`"
+    table = f"make a table with the columns path and speaker, then {command}"
+    if line.startswith(b"{"):
+        if all(field in line for field in (b'"key"', b'"wav"', b'"spk"')):
+            return (
+                "JSON lines of wespeaker's raw.list; give the Kaldi folder, or pack it with "
+                f"`{own_command('pack')} CORPUS --source {RAW_LIST} --write-list LIST`"
+            )
+        toolkit = "NeMo's" if b'"audio_filepath"' in line else "such as SpeechBrain's"
+        return f"a JSON manifest ({toolkit}), not a list of 'speaker path' lines; {table}"
+    headings = [heading.strip().lower() for heading in re.split(rb"[,;\t]", line)]
+    if len(headings) > 1 and not PATH_HEADINGS.isdisjoint(headings):
+        return (
+            "a table with headings, not a list of 'speaker path' lines; give it to "
+            f"`{own_command('prepare folder')} FOLDER --csv TABLE` (columns path and speaker)"
+        )
+    return ""
 
 
 def read_wav_scp(path: str | Path) -> Recordings:
@@ -419,6 +462,8 @@ def read_trials(path: str | Path, malformed: list[str] | None = None) -> TrialLi
         else:
             file.expected(number, ", or ".join(one[0] for one in forms), line)
             continue
+        if not meaning and len(forms) > 1 and (problem := _other_trials(row)):
+            raise ListError(f"{path}, line {number}: {problem}")
         # The first valid line determines the form of the file.
         forms = (form,)
         if meaning:
@@ -435,6 +480,19 @@ def read_trials(path: str | Path, malformed: list[str] | None = None) -> TrialLi
     return TrialList(
         names, enrol, test, np.array(labels) if labels else None, str(path), file.digest.hexdigest()
     )
+
+
+def _other_trials(row: list[bytes]) -> str:
+    """What a list is whose first line can be read as an unlabelled pair but is none; empty for a
+    pair.
+    """
+    if row[1] in (b"0", b"1") and b"*" in row[0]:
+        pattern = r"s/^(.*)\*(.*) ([01])$/\3 \1 \2/"
+        return (
+            "a trial of ESPnet, 'enrol*test label'; expected 'label enrol test' "
+            f"(sed -E '{pattern}' LIST > NEW_LIST rewrites it)"
+        )
+    return ""
 
 
 def repeated_trials(trials: TrialList) -> tuple[int, np.ndarray]:

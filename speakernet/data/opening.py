@@ -5,7 +5,15 @@ from pathlib import Path
 import numpy as np
 
 from speakernet.data.audio import SAMPLE_RATE, AudioError
-from speakernet.data.lists import SEGMENTS, WAV_SCP, ListError, NameIndex, StringTable, read_wav_scp
+from speakernet.data.lists import (
+    SEGMENTS,
+    UTT2SPK,
+    WAV_SCP,
+    ListError,
+    NameIndex,
+    StringTable,
+    read_wav_scp,
+)
 from speakernet.data.lookup import LookupTable
 from speakernet.data.packed import PackedSource, is_packed, partial_of
 from speakernet.data.sources import AudioCache, AudioSource, FolderRows, FolderSource
@@ -15,6 +23,18 @@ from speakernet.files import is_address
 def is_kaldi(folder: str | Path) -> bool:
     """Whether a folder's audio is named by utterance id."""
     return (Path(folder) / WAV_SCP).is_file()
+
+
+def kaldi_advice(folder: str | Path) -> str:
+    """What is missing if a folder has a Kaldi list of speakers but no list of files; empty for any
+    other folder.
+    """
+    if is_kaldi(folder) or not (Path(folder) / UTT2SPK).is_file():
+        return ""
+    return (
+        f"{folder} has {UTT2SPK} but no {WAV_SCP}, which names the file of each utterance; put it "
+        "into the folder"
+    )
 
 
 class KaldiSource(FolderSource):
@@ -37,6 +57,11 @@ class KaldiSource(FolderSource):
         self.files = recordings.files
         self._index = NameIndex(self.names)
         self._index.refuse_repeated(self._wav_scp)
+
+    @property
+    def place(self) -> str:
+        """See `AudioSource.place`."""
+        return str(self._wav_scp.resolve())
 
     def path_of(self, name: str) -> str:
         """See `AudioSource.path_of`."""

@@ -8,6 +8,8 @@ from annotated_types import Ge, Gt, Le, MinLen
 from pydantic import BeforeValidator, Field, StringConstraints
 
 from speakernet.options import (
+    HIGHEST_SAMPLE_RATE,
+    LOWEST_SAMPLE_RATE,
     SAMPLE_RATE,
     Count,
     CountOrZero,
@@ -93,7 +95,7 @@ class DataOptions(Options):
     column and under eval/<name>. Without test_list, the first one takes its place."""
     synthetic_corpus: InputPath = ""
     """Folder of the synthetic corpus, which is generated on first use."""
-    sample_rate: Annotated[int, Ge(1000), Le(768_000)] = SAMPLE_RATE
+    sample_rate: Annotated[int, Ge(LOWEST_SAMPLE_RATE), Le(HIGHEST_SAMPLE_RATE)] = SAMPLE_RATE
     """Samples per second; recordings at other rates are resampled."""
     num_classes: Annotated[int, Ge(0), Le(100_000_000)] = 0
     """Speakers in the classification head; 0: as many as the training list has."""

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from speakernet.data.audio import SAMPLE_RATE, AudioError
-from speakernet.data.lists import NameIndex, StringTable
+from speakernet.data.lists import NameIndex, StringTable, normal_names
 from speakernet.data.lookup import COLUMNS, LONG_ROWS, PCM_S16, LookupTable, mapped
 from speakernet.data.sharing import shared_zeros
 from speakernet.data.sources import (
@@ -395,6 +395,10 @@ class PackedSource(AudioSource):
     def _name_index(self) -> NameIndex:
         return NameIndex(self.index.names)
 
+    @functools.cached_property
+    def _normal_index(self) -> NameIndex:
+        return NameIndex(normal_names(self.index.names))
+
     def _read_index(self) -> PackedIndex:
         return open_index(self.root)
 
@@ -436,8 +440,15 @@ class PackedSource(AudioSource):
         return self.samples[first + start : first + stop] * INT16_SCALE
 
     def find(self, names: StringTable) -> np.ndarray:
-        """The row of each name in the corpus, -1 if it is missing; int64 (names,)."""
-        return self._name_index.find(names)
+        """The row of each name in the corpus, -1 if it is missing; int64 (names,).
+
+        A name that is missing may be there in the other Unicode form, as in a folder of files.
+        """
+        rows = self._name_index.find(names)
+        missing = np.flatnonzero(rows == NOT_HERE)
+        if len(missing) and not (names.content < 128).all():
+            rows[missing] = self._normal_index.find(normal_names(names.take(missing)))
+        return rows
 
     def _lacks(self, name: str) -> str:
         return f"{self.root}: has no utterance {name!r}; pack the list that names it"

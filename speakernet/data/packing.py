@@ -57,7 +57,7 @@ from speakernet.files import (
     share,
     writing,
 )
-from speakernet.options import SAMPLE_RATE
+from speakernet.options import HIGHEST_SAMPLE_RATE, LOWEST_SAMPLE_RATE, SAMPLE_RATE
 
 logger = logging.getLogger(__name__)
 
@@ -136,6 +136,7 @@ def pack(
 ) -> PackSummary:
     """Write (or finish) the packed corpus of `source`."""
     corpus = Path(corpus)
+    check_rate(sample_rate)
     if not len(source.names):
         raise PackedError(
             f"{source.description}: there is nothing to pack; expected at least one audio file"
@@ -192,6 +193,15 @@ def pack(
     (partial / LOCK_NAME).unlink(missing_ok=True)
     partial.rename(corpus)
     return summary
+
+
+def check_rate(sample_rate: int) -> None:
+    """Refuse a rate that no corpus has; resampling to it would take gigabytes for one recording."""
+    if not LOWEST_SAMPLE_RATE <= sample_rate <= HIGHEST_SAMPLE_RATE:
+        raise PackedError(
+            f"a sample rate of {sample_rate} Hz; expected {LOWEST_SAMPLE_RATE} to "
+            f"{HIGHEST_SAMPLE_RATE} Hz, usually {SAMPLE_RATE}"
+        )
 
 
 def _check_plan(path: Path, plan: Mapping[str, Any]) -> None:
@@ -391,6 +401,7 @@ def pack_part(
 
 def plan_of_parts(source: PackInput, sample_rate: int, count: int) -> dict[str, Any]:
     """What `count` shards must have in common to be one corpus."""
+    check_rate(sample_rate)
     return {"names_sha256": _digest_of(source.names), "sample_rate": sample_rate, "parts": count}
 
 

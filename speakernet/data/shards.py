@@ -33,6 +33,7 @@ from speakernet.data.packed import (
     INDEX,
     SAMPLES,
     JoinedSamples,
+    PackedError,
     PackedIndex,
     PackedRows,
     PackedSource,
@@ -79,10 +80,16 @@ class ShardCache:
         return self.folder / HELD / f"{shard}.npy"
 
     def touch(self, shard: int) -> bool:
-        """Mark a shard as used; False if it is not cached."""
+        """Mark a shard as used; False if it is not cached, or only a part of it."""
+        path = self.path(shard)
         with contextlib.suppress(FileNotFoundError):
-            os.utime(self.path(shard))
-            return True
+            if path.stat().st_size == self.bytes_of(shard):
+                os.utime(path)
+                return True
+            # Damaged on this disk: it is fetched again.
+            logger.warning(
+                "%s: %d bytes, expected %d", path, path.stat().st_size, self.bytes_of(shard)
+            )
         return False
 
     def hold(self, shard: int) -> None:
@@ -105,7 +112,10 @@ class ShardCache:
         while True:
             # Another process may remove the file at any moment, but an open file stays readable.
             with contextlib.suppress(FileNotFoundError):
-                return os.open(self.path(shard), OPEN_FLAGS)
+                file = os.open(self.path(shard), OPEN_FLAGS)
+                if os.fstat(file).st_size == self.bytes_of(shard):
+                    return file
+                os.close(file)
             self.hold(shard)
 
     def _make_space(self, shard: int) -> None:
@@ -226,7 +236,9 @@ class RemoteSource(PackedSource):
             (folder / "newest").replace(folder / DESCRIPTION)
             description = read_description(folder)
             digests = description["parts"] or {"": description["index_sha256"]}
-            missing = [name for name in digests if not (folder / name / INDEX).is_file()]
+            missing = [
+                name for name, digest in digests.items() if not _is_held(folder / name, digest)
+            ]
 
             def copy(name: str) -> None:
                 (folder / name).mkdir(exist_ok=True)
@@ -289,6 +301,14 @@ class RemoteSource(PackedSource):
         """See `AudioSource.rows`."""
         rows = super().rows(names, table)
         return RemoteRows(rows.root, rows.samples, rows.offsets, rows.lengths, is_mapped=False)
+
+
+def _is_held(folder: Path, digest: str) -> bool:
+    """Whether a folder has a shard's description and its index, undamaged."""
+    try:
+        return sha256_of(folder / INDEX) == digest and bool(read_description(folder))
+    except (OSError, PackedError):
+        return False
 
 
 def _digest_problem(path: Path, wanted: str) -> str:

@@ -28,9 +28,11 @@ from speakernet.data.audio import (
     read_audio,
     to_int16,
 )
+from speakernet.data.folders import UnicodeNames
 from speakernet.data.lists import StringTable
 from speakernet.data.lookup import LookupTable, build_lookup_table, default_cache_folder
 from speakernet.data.sharing import Shareable
+from speakernet.files import is_address
 
 INT16_SCALE = np.float32(1 / 32768)
 # Windows opens files as text by default and has only the first flag; without O_NONBLOCK, opening a
@@ -97,6 +99,13 @@ class AudioSource(ABC):
         self.root = str(root)
         self.sample_rate = sample_rate
         self._tables: dict[int, LookupTable] = {}
+
+    @property
+    def place(self) -> str:
+        """Where the names are looked up: in two sources of one place, the same name is the same
+        recording.
+        """
+        return self.root if is_address(self.root) else str(Path(self.root).resolve())
 
     @abstractmethod
     def read(self, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
@@ -219,10 +228,11 @@ class FolderSource(AudioSource):
         super().__init__(root, sample_rate)
         self.lookup_cache = (lookup_cache or default_cache_folder()) if keep_lookup else None
         self.show_progress = show_progress
+        self._unicode = UnicodeNames(self.root)
 
     def path_of(self, name: str) -> str:
         """See `AudioSource.path_of`."""
-        return os.path.join(self.root, name)  # noqa: PTH118
+        return os.path.join(self.root, self._unicode.on_disk(name))  # noqa: PTH118
 
     def read(self, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
         """See `AudioSource.read`."""
@@ -231,7 +241,7 @@ class FolderSource(AudioSource):
     def _look_up(self, names: StringTable, num_threads: int) -> LookupTable:
         return build_lookup_table(
             self.root,
-            names,
+            self._unicode.table(names),
             sample_rate=self.sample_rate,
             num_threads=num_threads,
             cache_folder=self.lookup_cache,
@@ -242,7 +252,7 @@ class FolderSource(AudioSource):
         self, names: StringTable, table: LookupTable, cache: AudioCache | None = None
     ) -> "FolderRows":
         """See `AudioSource.rows`."""
-        return FolderRows(self.root, names, table, cache)
+        return FolderRows(self.root, self._unicode.table(names), table, cache)
 
 
 @dataclass(eq=False)

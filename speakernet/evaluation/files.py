@@ -57,6 +57,8 @@ logger = logging.getLogger(__name__)
 
 FORM = "'enrol test score', optionally with a fourth column target|nontarget"
 KINDS = {b"target": 1, b"nontarget": 0}
+SCORE_HEADINGS = {b"score", b"scores", b"llr"}
+"""Headings of the column of scores in files of other toolkits and of NIST, in lower case."""
 LARGEST_SCORE = 1e30
 """Larger scores overflow when squared; no scoring method produces them."""
 LLR_COLUMN = "llr"
@@ -142,6 +144,10 @@ def read_scores(path: str | Path) -> tuple[TrialList, np.ndarray]:
             scores.append(float(fields[2]))
             kinds.extend(KINDS[kind] for kind in fields[3:])
         except (ValueError, KeyError):
+            if number == 1 and not SCORE_HEADINGS.isdisjoint(line.lower().split()):
+                file.refuse(
+                    number, "a heading line, not a score; remove it (tail -n +2 FILE > NEW_FILE)"
+                )
             file.expected(number, FORM, line)
         pairs += rows[fields[0]], rows[fields[1]]
     if not pairs:

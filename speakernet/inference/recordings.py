@@ -28,8 +28,10 @@ from speakernet.data.audio import (
     parse_riff,
     read_audio,
 )
+from speakernet.data.folders import LeftOut, UnicodeNames, find_recordings
 from speakernet.data.lists import ListError, StringTable
-from speakernet.data.opening import KaldiSource, is_kaldi, open_source
+from speakernet.data.names import advice_on_name
+from speakernet.data.opening import KaldiSource, is_kaldi, kaldi_advice, open_source
 from speakernet.data.packed import PackedSource, is_packed
 from speakernet.data.sources import AudioSource, FolderSource
 from speakernet.evaluation.embedding import Stretch, stretches_of
@@ -170,17 +172,15 @@ def _files_of(given: str, lines: Iterable[str]) -> Iterable[str]:
     if given == STANDARD_INPUT:
         return _listed(lines, "standard input", Path())
     if path.is_dir():
-        found = sorted(
-            str(one)
-            for one in path.rglob("*")
-            if one.suffix.lower() in AUDIO_SUFFIXES and one.is_file()
-        )
-        if not found:
+        left_out = LeftOut()
+        names = find_recordings(path, left_out)
+        if not names:
+            content = kaldi_advice(path) or (f"only {left_out}" if left_out.counts else "nothing")
             raise AudioError(
-                f"{path}: no audio in this folder; expected files ending in "
+                f"{path}: no audio in this folder, {content}; expected files ending in "
                 f"{', '.join(sorted(AUDIO_SUFFIXES))}"
             )
-        return found
+        return [str(path / name) for name in names]
     if path.suffix.lower() in LIST_SUFFIXES:
         with reading(path, f"a folder or {LIST_FORM}", ListError), open_text(path) as file:
             return _listed(file.read().splitlines(), str(path), path.parent)
@@ -191,21 +191,23 @@ def _files_of(given: str, lines: Iterable[str]) -> Iterable[str]:
 def _listed(lines: Iterable[str], where: str, folder: Path) -> list[str]:
     """The files in a list, with paths relative to the list or to the working directory."""
     names = []
+    places = [(root, UnicodeNames(root)) for root in (folder, Path())]
     for number, line in enumerate(lines, start=1):
         # Try the whole line first, since a path may contain spaces.
         candidates = [line.strip(), *line.split(maxsplit=1)[1:]] if line.strip() else []
-        found = [
-            str(place)
+        paths = [
+            root / names_below.on_disk(one.strip())
             for one in candidates
-            for place in (folder / one.strip(), Path(one.strip()))
-            if place.is_file()
+            for root, names_below in places
         ]
+        found = [str(path) for path in paths if path.is_file()]
         if candidates and not found:
-            places = "the working directory" + ("" if folder.samefile(".") else f" or {folder}")
+            searched = "the working directory" + ("" if folder.samefile(".") else f" or {folder}")
+            advice = advice_on_name(candidates[-1].strip()) or f"expected {LIST_FORM}"
             raise ListError(
                 f"{where}, line {number}: found no file "
-                f"{' nor '.join(repr(one[:200]) for one in candidates[::-1])} in {places}; "
-                f"expected {LIST_FORM}"
+                f"{' nor '.join(repr(one[:200]) for one in candidates[::-1])} in {searched}; "
+                f"{advice}"
             )
         names += found[:1]
     return names

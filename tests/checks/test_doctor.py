@@ -7,13 +7,17 @@ import json
 
 import numpy as np
 import pytest
+import soundfile
 
 import speakernet
 from speakernet.checks import lists as checks
 from speakernet.checks import worst
+from speakernet.checks.augmentation import augmentation_findings
 from speakernet.checks.doctor import CheckRequest, full_check, machine_findings
+from speakernet.checks.samples import likeness
 from speakernet.cli import main
 from speakernet.data.audio import write_audio
+from speakernet.data.augment.options import AugmentOptions
 from speakernet.data.lists import ListError, read_training_list, read_trials
 from speakernet.data.opening import open_source
 
@@ -110,6 +114,52 @@ def test_duplicate_audio(corpus):
     assert found(look(corpus), "training audio: duplicates").level == "warning"
 
 
+def syllables(seed, seconds=1.6):
+    """Noise whose level changes ten times a second."""
+    levels = np.random.default_rng(seed).uniform(-30, 0, round(10 * seconds))
+    return noise(seed, seconds) * np.repeat(10 ** (levels / 20), 1600).astype(np.float32)
+
+
+@pytest.mark.parametrize("suffix", ["mp3", "ogg", "flac"])
+def test_copies_in_another_format(corpus, suffix):
+    for row, name in enumerate(("a/1", "a/2", "b/1", "b/2", "c/1", "c/2")):
+        write_audio(corpus / f"{name}.wav", syllables(row), 16000)
+    # A copy that begins a tenth of a second later, as after AAC; quieter, so that a FLAC has other
+    # samples too.
+    delayed = 0.9 * np.concatenate([np.zeros(1600, dtype=np.float32), syllables(0)])
+    soundfile.write(corpus / f"a/3.{suffix}", delayed, 16000)
+    soundfile.write(corpus / f"c/3.{suffix}", 0.9 * syllables(4), 16000)
+    with (corpus / "train.txt").open("a") as file:
+        file.write(f"a a/3.{suffix}\n")
+    with (corpus / "trials.txt").open("a") as file:
+        file.write(f"1 c/1.wav c/3.{suffix}\n1 c/2.wav c/3.{suffix}\n")
+    result = look(corpus)
+    finding = found(result, "training audio: copies")
+    assert finding.level == "warning" and finding.examples in (
+        (f"a/1.wav = a/3.{suffix}",),
+        (f"a/3.{suffix} = a/1.wav",),
+    )
+    assert found(result, "trial audio (trials.txt): copies").examples == (
+        f"c/1.wav = c/3.{suffix}",
+    )
+
+
+def test_likeness():
+    """By hand: the same levels later, other levels, none that change, and too few of them."""
+    levels = np.random.default_rng(0).integers(1, 256, (4, 3, 100)).astype(np.uint8)
+    later = np.roll(levels[0], 5, axis=1)
+    short = levels[0].copy()
+    short[:, 40:] = 0
+    pairs = [
+        (levels[0], later),
+        (levels[0], levels[1]),
+        (np.full_like(later, 9),) * 2,
+        (short, short),
+    ]
+    values = likeness(*(np.stack(side) for side in zip(*pairs, strict=True)))
+    assert values[0] == pytest.approx(1) and values[1] < 0.5 and values[2:].tolist() == [0, 0]
+
+
 @pytest.mark.parametrize(
     ("text", "bad_lines"),
     [
@@ -144,7 +194,9 @@ def test_missing_lists_and_roots(corpus):
 
 
 def test_several_corpora(corpus):
-    (corpus / "more.txt").write_text("a b/1.wav\na b/2.wav\nd d/1.wav\nd nowhere.wav\n")
+    for number in (1, 2):
+        write_audio(corpus / f"e/{number}.wav", noise(10 + number), 16000)
+    (corpus / "more.txt").write_text("a e/1.wav\na e/2.wav\nd d/1.wav\nd nowhere.wav\n")
     given = {name: (corpus / f"{name}.txt", corpus) for name in ("train", "more")}
     trials = ((corpus / "trials.txt", corpus),)
     result = full_check(
@@ -160,6 +212,14 @@ def test_several_corpora(corpus):
     assert [one.level for one in overlaps] == ["warning", "ok"] and "train.txt" in overlaps[
         0
     ].message
+    (corpus / "more.txt").write_text("a a/1.wav\nd d/1.wav\n")
+    shared = full_check(
+        CheckRequest(corpora=given, trials=trials, save_path=corpus / "exps", is_fast=True)
+    )
+    assert (
+        found(shared, "data.corpora").level == "error"
+        and "a/1.wav" in found(shared, "data.corpora").message
+    )
     missing = full_check(
         CheckRequest(corpora={"none": (corpus / "none.txt", corpus)}, is_fast=True)
     )[0]
@@ -310,6 +370,47 @@ def test_wrong_kind_of_list(corpus, line):
     )
     (finding,) = check(corpus, text).values()
     assert finding.level == "error" and "train.txt" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("path", "advice"),
+    [
+        ("a\\1.wav", "--replace '\\' /"),
+        ("D:\\x\\1.wav", "--strip 'D:\\'"),
+        ('"a/1.wav"', """--replace '"' ''"""),
+    ],
+)
+def test_paths_of_windows_and_quotes(corpus, path, advice):
+    finding = check(corpus, f"a {path}\nb b/gone.wav\n")["training audio: files"]
+    assert finding.level == "error" and advice in finding.advice
+
+
+def test_kaldi_folder_without_files(corpus):
+    (corpus / "utt2spk").write_text("u1 a\nu2 b\n")
+    findings = {
+        one.check: one
+        for one in full_check(CheckRequest(corpus, corpus, (), corpus / "exps", is_fast=True))[0]
+    }
+    assert "wav.scp" in findings["training audio: files"].advice
+
+
+def test_noise_and_rirs(corpus):
+    for name in ("noise/1.wav", "noise/2.wav", "rirs/1.wav"):
+        write_audio(corpus / name, noise(1), 16000)
+    write_audio(corpus / "rirs" / "2.wav", np.zeros(100, dtype=np.float32), 16000)
+    (corpus / "bad").mkdir()
+    (corpus / "bad" / "1.wav").write_bytes(b"<html>")
+
+    def findings(noise_path, rir_path):
+        options = AugmentOptions(noise_path=str(noise_path), rir_path=str(rir_path))
+        return {one.check: one for one in augmentation_findings(options, 16000)}
+
+    looked = findings(corpus / "noise", corpus / "rirs")
+    assert looked["noise"].level == "ok" and looked["noise"].message.startswith("all 2 files")
+    assert looked["RIRs"].level == "warning" and "1 of 2 files" in looked["RIRs"].message
+    assert "2.wav" in looked["RIRs"].message
+    looked = findings(corpus / "bad", "")
+    assert looked["noise"].level == "error" and "RIRs" not in looked
 
 
 def test_speakers_called_0_and_1(corpus):

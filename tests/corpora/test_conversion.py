@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from preparation_corpora import run_data_prep, to_m4a, write_voices
 
-from speakernet.corpora.steps import DiskFullError, StepSummary, convert_all, walk_files
+from speakernet.corpora.steps import DiskFullError, StepSummary, convert_all
 from speakernet.data.audio import audio_info, read_audio, write_audio
+from speakernet.data.folders import walk_files
 from tests.conftest import tiny_voice as voice
 
 

@@ -129,6 +129,69 @@ def test_table(tmp_path):
     assert read_training_list(out / "train_list.txt").speakers[0].startswith("Anna_Maria_")
 
 
+def write_table(path, rows):
+    path.write_text("path,speaker\n" + "".join(f"{name},{speaker}\n" for name, speaker in rows))
+
+
+def test_repeated_rows_of_a_table(tmp_path, caplog):
+    """A row for every label or annotator, the path spelled in different ways."""
+    root, out = tmp_path / "voices", tmp_path / "out"
+    rows = [
+        (name, name.split("/")[0])
+        for name in write_voices(root, 8, 4, "s{speaker}/{utterance}.wav", 0.6)
+    ]
+    write_table(tmp_path / "plain.csv", rows)
+    assert prepare(root, out, "--csv", tmp_path / "plain.csv") == 0
+    lists = {path.name: path.read_bytes() for path in out.glob("*_*.txt")}
+    write_table(
+        tmp_path / "twice.csv", [*rows, *rows, *((f"./{name}", speaker) for name, speaker in rows)]
+    )
+    assert prepare(root, out, "--csv", tmp_path / "twice.csv") == 0
+    assert {path.name: path.read_bytes() for path in out.glob("*_*.txt")} == lists
+    assert "64 rows repeat a path" in caplog.text
+    assert (
+        "96 found, 32 usable by their headers, 64 skipped, 0 left out"
+        in (out / "summary.txt").read_text()
+    )
+
+
+def test_a_path_under_two_speakers(tmp_path, capsys):
+    root, out = tmp_path / "voices", tmp_path / "out"
+    rows = [
+        (name, name.split("/")[0])
+        for name in write_voices(root, 4, 4, "s{speaker}/{utterance}.wav", 0.6)
+    ]
+    write_table(tmp_path / "voices.csv", [*rows, (f".//{rows[0][0]}", "s3")])
+    assert prepare(root, out, "--csv", tmp_path / "voices.csv") == 1
+    wrong = capsys.readouterr().err
+    assert (
+        "'.//s0/0.wav'" in wrong
+        and "'s0' and 's3'" in wrong
+        and not (out / "train_list.txt").exists()
+    )
+
+
+def test_copies_in_another_format(tmp_path, caplog):
+    root, out = tmp_path / "voices", tmp_path / "out"
+    write_voices(root, 8, 3, "s{speaker}/{utterance}.wav", 0.6)
+    write_voices(root, 8, 2, "s{speaker}/{utterance}.flac", 0.6)
+    write_voices(root, 8, 1, "s{speaker}/{utterance}.m4a.wav", 0.6)
+    assert prepare(root, out) == 0
+    listed = [read_training_list(out / "train_list.txt").paths]
+    listed += [read_trials(out / f"{part}_trials.txt").names for part in ("validation", "test")]
+    names = sorted(name for some in listed for name in some)
+    assert len(names) == 24 and len({name.split(".")[0] for name in names}) == 24
+    assert "24 files skipped as the same recording" in caplog.text and "s0/0.flac" in caplog.text
+
+
+def test_speakers_that_look_the_same(tmp_path, capsys):
+    root = tmp_path / "voices"
+    write_voices(root, 1, 4, "Jos\u00e9/{utterance}.wav", 0.6)
+    write_voices(root, 1, 4, "Jose\u0301/{utterance}.wav", 0.6)
+    assert prepare(root, tmp_path / "out") == 1
+    assert "Unicode" in capsys.readouterr().err
+
+
 def test_pattern(tmp_path):
     root = tmp_path / "voices"
     out = tmp_path / "out"

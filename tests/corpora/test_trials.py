@@ -170,6 +170,55 @@ def test_repeated_files_are_refused(listed, capsys):
     )
 
 
+def test_a_file_in_two_spellings_is_repeated(listed, capsys):
+    (listed / "list.txt").write_text("A x/1.wav\nA ./x/1.wav\nB y/1.wav\n")
+    assert run_data_prep("trials", "make", listed / "list.txt", listed / "trials.txt") == 1
+    assert "'x/1.wav' appears twice" in capsys.readouterr().err
+
+
+def test_held_out_recordings_are_not_paired_with_themselves(tmp_path):
+    rows = [(f"s{speaker}", f"s{speaker}/{row}.wav") for speaker in range(4) for row in range(3)]
+    again = [(speaker, f"./{name}") for speaker, name in rows]
+    write_training_list(tmp_path / "all.txt", [*rows, *again, *rows])
+    held = hold_out(read_training_list(tmp_path / "all.txt"), 2, seed=1)
+    assert len(held.trials.names) == 6 and int(held.trials.labels.sum()) == 2 * 3
+    assert len(held.training) == 2 * 9, "what is trained on stays as it is listed"
+
+
+def test_overlap_in_another_spelling(listed, capsys):
+    (listed / "train.txt").write_text("t0 ./wav/s0//1.wav\n")
+    command = (
+        "trials",
+        "make",
+        listed / "list.txt",
+        listed / "trials.txt",
+        "--training",
+        listed / "train.txt",
+    )
+    assert run_data_prep(*command) == 1
+    assert "1 files are also in" in capsys.readouterr().err
+
+
+def test_paths_of_windows(listed, capsys):
+    rows = "".join(f's{row} "D:\\wav\\s{row}\\1.wav"\n' for row in range(2))
+    (listed / "list.txt").write_text(rows.replace('"', ""))
+    assert run_data_prep("trials", "clean", listed / "list.txt", "--root", listed) == 1
+    assert "--replace '\\' /" in capsys.readouterr().err
+    command = (
+        "trials",
+        "rewrite",
+        listed / "list.txt",
+        listed / "new.txt",
+        "--strip",
+        "D:\\",
+        "--replace",
+        "\\",
+        "/",
+    )
+    assert run_data_prep(*command) == 0
+    assert list(read_training_list(listed / "new.txt").paths) == ["wav/s0/1.wav", "wav/s1/1.wav"]
+
+
 def test_rewriting(listed):
     (listed / "trials.txt").write_text("1 wav/a/1.wav wav/a/2.wav\n0 wav/a/1.wav wav/b/1.wav\n")
     options = ("--strip", "wav/", "--prefix", "flac/", "--suffix", ".flac", "--form", "kaldi")

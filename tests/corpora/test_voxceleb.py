@@ -2,6 +2,7 @@
 lists, one epoch.
 """
 
+import pytest
 from preparation_corpora import TRIALS, run_data_prep, write_catalogue
 from preparation_server import fake_source
 
@@ -72,6 +73,25 @@ def test_existing_archives(tmp_path, published):
             prepare(source, published, folder, "--all", "--lists_from", tmp_path / "brought") == 0
         )
         assert not source.requests
+
+
+@pytest.mark.parametrize(
+    ("place", "named"),
+    [
+        ("voxceleb1/id10001/video/00001.wav", "voxceleb1,"),
+        ("vox1_dev_wav/wav/id10001/video/00001.wav", "vox1_dev_wav/wav,"),
+        ("voxceleb2/dev/aac/id00012/video/00001.m4a", "--convert"),
+        ("elsewhere/1.wav", "--extract"),
+    ],
+)
+def test_lists_of_audio_that_is_elsewhere(tmp_path, capsys, place, named):
+    path = tmp_path / "data" / place
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"x")
+    assert run_data_prep("voxceleb", "--save_path", tmp_path / "data", "--lists") == 1
+    assert named in capsys.readouterr().err
+    assert run_data_prep("voxceleb", "--save_path", tmp_path / "mistyped", "--lists") == 1
+    assert not (tmp_path / "mistyped").exists()
 
 
 def test_links_outside_the_folder(tmp_path, published):

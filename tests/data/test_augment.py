@@ -11,6 +11,7 @@ from scipy.signal import convolve, fftconvolve
 
 from speakernet.corpora.pack_inputs import FolderInput
 from speakernet.data.audio import AudioError, write_audio
+from speakernet.data.augment import banks as banks_module
 from speakernet.data.augment.augmenter import (
     Augmenter,
     mu_law_codec,
@@ -254,9 +255,27 @@ def test_layouts_and_broken_files(tmp_path, caplog):
     assert len(banks["noise"]) == 1
     assert "b.wav" in caplog.text and "count as noise" in caplog.text
     write_audio(root / "silent.wav", np.zeros(100, dtype=np.float32), 16000)
-    silent = RirBank(root, 16000, None, is_aligned=True)
-    with pytest.raises(AudioError, match="silent"):
-        silent.prepared([silent.names[row] for row in range(3)].index("silent.wav"))
+    rirs = RirBank(root, 16000, None, is_aligned=True)
+    assert list(rirs.names) == ["a.wav"] and "2 of 3 files left out" in caplog.text
+    (root / "a.wav").unlink()
+    with pytest.raises(AudioError, match=r"none of the 2 RIRs is usable.*b\.wav"):
+        RirBank(root, 16000, None, is_aligned=True)
+
+
+def test_damage_behind_the_header_is_found_first(tmp_path, caplog, random, monkeypatch):
+    """A file whose header is whole; with many files the result is kept until a file changes."""
+    samples = random.standard_normal(24_000).astype(np.float32) / 10
+    for number in range(4):
+        write_audio(tmp_path / "noise" / f"{number}.flac", samples, 16000)
+    whole = (tmp_path / "noise" / "2.flac").read_bytes()
+    (tmp_path / "noise" / "2.flac").write_bytes(whole[: len(whole) // 2] + bytes(len(whole) // 2))
+    monkeypatch.setattr(banks_module, "SHOWN_RIRS", 2)
+    for _ in range(2):
+        caplog.clear()
+        assert len(noise_banks(tmp_path, 16000, None)["noise"]) == 3
+        assert "1 of 4 files left out" in caplog.text and "2.flac" in caplog.text
+    (tmp_path / "noise" / "2.flac").write_bytes(whole)
+    assert len(noise_banks(tmp_path, 16000, None)["noise"]) == 4
 
 
 @pytest.mark.parametrize("style", ["ours", "classic"])

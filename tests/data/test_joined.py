@@ -4,6 +4,7 @@ resuming, mistakes.
 
 import itertools
 import json
+import shutil
 from collections import Counter
 from types import SimpleNamespace
 
@@ -17,8 +18,9 @@ from speakernet.cli import main
 from speakernet.config import Config
 from speakernet.config.schema import replaced
 from speakernet.corpora.pack_inputs import FolderInput
-from speakernet.data.joined import JoinedSource
-from speakernet.data.lists import StringTable, TrainingList, read_training_list
+from speakernet.data.joined import JoinedSource, join
+from speakernet.data.lists import ListError, StringTable, TrainingList, read_training_list
+from speakernet.data.opening import open_source
 from speakernet.data.options import DataOptions
 from speakernet.data.packing import pack
 from speakernet.data.sampling import BalancedSampler, ShuffledSampler, rank_share
@@ -248,7 +250,9 @@ MISTAKES = {
     "{a: {train_list: LIST, train_path: /nowhere}}": "/nowhere",
     "{a/b: {train_list: LIST}}": "letters, digits",
     "{a: {train_list: LIST, wieght: 2}}": "did you mean 'weight'",
-    "{a: {train_list: LIST, weight: 1}, b: {train_list: LIST, train_path: FOLDER, weight: 0.001}}": "b gets 0 of",
+    "{a: {train_list: LIST, weight: 1}, b: {train_list: LIST, train_path: COPY, weight: 0.001}}": (
+        "b gets 0 of"
+    ),
 }
 
 
@@ -259,9 +263,32 @@ def test_mistakes(given, tiny_corpus, tmp_path, capsys):
     text = text.replace("LIST", str(tiny_corpus / "train_list.txt")).replace(
         "TRIALS", str(tiny_corpus / "trials.txt")
     )
-    text = text.replace("FOLDER", str(tiny_corpus))
+    if "COPY" in text:
+        shutil.copytree(tiny_corpus, tmp_path / "copy")
+    text = text.replace("COPY", str(tmp_path / "copy"))
     recipe = write_recipe(tmp_path / "run.yaml", tiny_corpus, tmp_path / "run")
     assert main(["train", "--config", str(recipe), *unset, "--data.corpora", text]) in (1, 2)
     wrong = capsys.readouterr().err
     assert MISTAKES.get(given, "train_list: ") in wrong and "Traceback" not in wrong
     assert not (tmp_path / "run" / "last.pt").exists()
+
+
+def test_recordings_in_two_corpora(tiny_corpus, tmp_path):
+    """The same speakers as two classes each; other folders may well have the same names."""
+    lines = (tiny_corpus / "train_list.txt").read_text().splitlines(keepends=True)
+    (tmp_path / "part.txt").write_text("".join(lines[3:5]).replace(" ", " ./", 1))
+    shutil.copytree(tiny_corpus, tmp_path / "copy")
+    (tmp_path / "link").symlink_to(tiny_corpus)
+    listed, part = (
+        read_training_list(path) for path in (tiny_corpus / "train_list.txt", tmp_path / "part.txt")
+    )
+    data = DataOptions(corpora={name: {"train_list": "x"} for name in "ab"})
+    with pytest.raises(ListError, match=r"a and b share 2 recordings .*part\.txt"):
+        join(
+            {"a": (listed, open_source(tiny_corpus)), "b": (part, open_source(tmp_path / "link"))},
+            data,
+        )
+    joined, _ = join(
+        {"a": (listed, open_source(tiny_corpus)), "b": (part, open_source(tmp_path / "copy"))}, data
+    )
+    assert len(joined) == len(listed) + 2

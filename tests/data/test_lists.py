@@ -6,8 +6,10 @@ import pytest
 from speakernet.data.lists import (
     ListError,
     StringTable,
+    normal_names,
     read_training_list,
     read_trials,
+    repeated_rows,
     write_training_list,
     write_trials,
 )
@@ -39,6 +41,13 @@ def test_training_list(tmp_path):
         (b"a 1.wav\nb \x00.wav\n", "line 2: not text"),
         (b"RIFF\x24\x00\x00\x00WAVE\n", "is not a text file"),
         ("x" * 300 + " a.wav\n", "speaker name of 300 bytes"),
+        (
+            '{"key": "u", "wav": "a.wav", "spk": "a"}\n',
+            r"wespeaker's raw\.list; .*pack .*--source raw\.list",
+        ),
+        ('{"audio_filepath": "a.wav", "label": "a"}\n', r"NeMo's.*--csv"),
+        ('{\n "u": {"wav": "a.wav", "spk_id": "a"}\n}\n', r"SpeechBrain's.*--csv"),
+        ("ID,duration,wav,start,stop,spk_id\nu,1.0,a.wav,0,1,a\n", r"headings.*--csv"),
     ],
 )
 def test_bad_training_lists(tmp_path, content, message):
@@ -79,6 +88,7 @@ def test_forms_of_trials(tmp_path):
         ("a b\na\n", "line 2: found .*; expected 'enrol test'"),
         ("a b c d\n", "line 1: found .*; expected '1 enrol test'"),
         ("\t1\t \tb\n", r"line 1: found .*; expected '1 enrol test'"),
+        ("a.wav*b.wav 1\na.wav*c.wav 0\n", r"line 1: .*ESPnet.*label enrol test"),
         ("", "empty"),
     ],
 )
@@ -116,6 +126,16 @@ def test_round_trip(tmp_path):
     assert not (tmp_path / "bad.txt").exists()
     with pytest.raises(ListError):
         write_trials(tmp_path / "bad.txt", [(1, "a\tb", "c")])
+
+
+def test_names_in_one_form():
+    plain = StringTable.from_strings(["a/1.wav", "a/b./1.wav"])
+    assert normal_names(plain) == plain and len(repeated_rows(plain)) == 0
+    names = StringTable.from_strings(
+        ["é/1.wav", "./é//1.wav", "e\u0301/1.wav", "/a.wav", "a.wav", "a/../a.wav"]
+    )
+    assert list(normal_names(names)) == [*["é/1.wav"] * 3, "/a.wav", "a.wav", "a/../a.wav"]
+    assert repeated_rows(names).tolist() == [1, 2]
 
 
 def test_string_table():

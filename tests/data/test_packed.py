@@ -159,6 +159,16 @@ def test_incomplete_corpus(corpus):
             open_source(root)
 
 
+def test_names_in_the_other_unicode_form(tmp_path, random):
+    write_audio(tmp_path / "audio" / "Jose\u0301" / "1.wav", 0.1 * random.standard_normal(500))
+    write_audio(tmp_path / "audio" / "b" / "1.wav", 0.1 * random.standard_normal(600))
+    pack(FolderInput(tmp_path / "audio"), tmp_path / "corpus")
+    names = StringTable.from_strings(["b/1.wav", "Jos\u00e9/1.wav", "Jos\u00e9/2.wav"])
+    source = PackedSource(tmp_path / "corpus")
+    assert source.find(names).tolist() == [1, 0, -1]
+    assert source.lookup_table(names).num_samples.tolist() == [600, 500, 0]
+
+
 def test_names_among_many(random):
     texts = [f"id{row % 97:05d}/ü{row}/{row:07d}.wav" for row in range(70_000)] + ["", "a", "b\0c"]
     table = StringTable.from_strings(texts)

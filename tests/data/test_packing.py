@@ -218,6 +218,29 @@ def test_existing_corpus(folder, tmp_path):
         pack(FolderInput(folder), folder)
 
 
+@pytest.mark.parametrize("where", ["corpus", "file://{}/corpus"])
+@pytest.mark.parametrize("rate", [10, 1_000_000_000])
+def test_impossible_rates(folder, tmp_path, capsys, where, rate):
+    corpus = where.format(tmp_path) if "{" in where else str(tmp_path / where)
+    assert main(["pack", corpus, "--source", str(folder), "--sample-rate", str(rate)]) == 1
+    assert f"{rate} Hz; expected 1000 to 768000 Hz" in capsys.readouterr().err
+    assert not list(tmp_path.glob("corpus*"))
+
+
+def test_archive_of_a_mac(tmp_path):
+    with zipfile.ZipFile(tmp_path / "people.zip", "w") as archive:
+        write_audio(tmp_path / "1.wav", np.ones(100, dtype=np.float32) / 2)
+        for name in ("people/Jose\u0301/1.wav", "people/b/1.wav"):
+            archive.write(tmp_path / "1.wav", name)
+            archive.writestr(f"__MACOSX/{name.replace('/1', '/._1')}", b"\0\5\x16\7")
+            archive.writestr(f"__MACOSX/{name}", b"\0\5\x16\7")
+    inputs = open_inputs([tmp_path / "people.zip"])
+    assert list(inputs.names) == ["people/Jose\u0301/1.wav", "people/b/1.wav"]
+    wanted = StringTable.from_strings(["Jos\u00e9/1.wav", "b/1.wav"])
+    pack(open_inputs([tmp_path / "people.zip"], wanted), tmp_path / "corpus")
+    assert list(PackedSource(tmp_path / "corpus").index.names) == list(wanted)
+
+
 def test_bad_files(folder, tmp_path):
     (folder / NAMES[3]).write_bytes(b"RIFF\0\0\0\0WAVE")
     (folder / NAMES[8]).unlink()

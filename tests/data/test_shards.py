@@ -4,17 +4,20 @@ over real S3.
 
 import itertools
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from fsspec.implementations.local import LocalFileSystem
 
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs
 from speakernet.cli import main
 from speakernet.config import Config
 from speakernet.config.schema import replaced
-from speakernet.data import sampling, stores
+from speakernet.corpora.pack_inputs import open_inputs
+from speakernet.data import packing, sampling, stores
 from speakernet.data.lists import read_training_list
 from speakernet.data.mixing import streamed
 from speakernet.data.opening import open_source
@@ -86,8 +89,6 @@ def test_writers_and_reader(store, tiny_corpus, tmp_path):
 
 
 def open_inputs_of(corpus, path):
-    from speakernet.corpora.pack_inputs import open_inputs
-
     listed = read_training_list(path).paths
     return open_inputs(
         [corpus], listed.from_strings([*listed] + [f"spk0{one}/utt0.wav" for one in range(1, 6)])
@@ -149,6 +150,95 @@ def test_missing_and_altered_shards(store, caplog):
     index.write_bytes(index.read_bytes()[:-1] + b"x")
     with pytest.raises(ShardError, match=r"part-0001-of-0005/index.npz: 6 attempts .*altered"):
         open_source(f"file://{store}")
+
+
+@pytest.mark.parametrize(
+    "damage", ["lost samples", "cut samples", "cut index", "lost description", "cut corpus"]
+)
+def test_packing_again_repairs(packed, store, tiny_corpus, damage):
+    address, shard = f"file://{store}", store / "part-0002-of-0005"
+    kind, name = damage.split()
+    path = {
+        "samples": shard / "samples.npy",
+        "index": shard / "index.npz",
+        "description": shard / "corpus.json",
+        "corpus": store / "corpus.json",
+    }[name]
+    untouched = store / "part-0001-of-0005" / "samples.npy"
+    before = untouched.stat().st_ino
+    if kind == "lost":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-20])
+    # A writer that was killed while it wrote.
+    (shard / "samples.npy.123.partial").write_bytes(b"x")
+    assert pack_to(address, tiny_corpus) == 0
+    for whole in packed.rglob("*.*"):
+        assert (store / whole.relative_to(packed)).read_bytes() == whole.read_bytes()
+    assert (shard / "samples.npy.123.partial").exists() == (name == "corpus")
+    assert untouched.stat().st_ino == before, "whole shards are left alone"
+    assert main(["pack", address, "--verify"]) == 0
+
+
+def test_repair_refuses_what_is_not_the_same(store, tiny_corpus, tmp_path):
+    address, shard = f"file://{store}", store / "part-0002-of-0005"
+    (shard / "samples.npy").unlink()
+    other = tmp_path / "corpus"
+    shutil.copytree(tiny_corpus, other)
+    for path in other.glob("*/*.wav"):
+        path.write_bytes(path.read_bytes()[:-2000])
+    before = (store / "corpus.json").read_bytes()
+    with pytest.raises(PackedError, match=r"part-0002-of-0005: the recordings have changed"):
+        pack_to_raising(address, other)
+    assert (store / "corpus.json").read_bytes() == before and not (shard / "samples.npy").exists()
+    for path in (store / "corpus.json", shard / "corpus.json"):
+        path.write_text('{"format": "of somebody else"}')
+        with pytest.raises(PackedError, match=r"corpus\.json"):
+            pack_to_raising(address, tiny_corpus)
+        assert path.read_text() == '{"format": "of somebody else"}'
+
+
+def pack_to_raising(address, corpus):
+    wanted = read_training_list(corpus / "train_list.txt").paths
+    source = open_inputs([corpus], wanted)
+    return stores.pack_to_address(
+        source, address, stores.WorkPart(1, 1), NUM_SHARDS, sample_rate=16000
+    )
+
+
+def test_interrupted_writes(store, tiny_corpus, tmp_path, monkeypatch):
+    """A file at the address appears whole; a shard that was packed but not yet written is not
+    packed again.
+    """
+    shutil.rmtree(store / "part-0003-of-0005")
+    real, calls = LocalFileSystem.put_file, []
+
+    def put_half(self, source, target, **options):
+        calls.append(target)
+        Path(target).write_bytes(Path(source).read_bytes()[:100])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LocalFileSystem, "put_file", put_half)
+    with pytest.raises(KeyboardInterrupt):
+        pack_to_raising(f"file://{store}", tiny_corpus)
+    assert len(calls) == 1 and list((store / "part-0003-of-0005").iterdir()) == []
+    monkeypatch.setattr(LocalFileSystem, "put_file", real)
+    monkeypatch.setattr(packing, "_Writer", None)
+    pack_to_raising(f"file://{store}", tiny_corpus)
+    assert main(["pack", f"file://{store}", "--verify"]) == 0
+    assert list((tmp_path / "cache" / "packing").iterdir()) == [], (
+        "nothing is left in the scratch folder"
+    )
+
+
+def test_damaged_cache_is_fetched_again(store, tiny_corpus):
+    address = f"file://{store}"
+    source = open_source(address)
+    names = read_training_list(tiny_corpus / "train_list.txt").paths
+    whole = source.read(names[0])
+    for path in (source.shards.path(0), source._folder / "part-0001-of-0005" / "index.npz"):
+        path.write_bytes(path.read_bytes()[:-10])
+    np.testing.assert_array_equal(open_source(address).read(names[0]), whole)
 
 
 def test_repacked_corpus(store, tiny_corpus, tmp_path):
@@ -286,7 +376,7 @@ def test_real_object_storage(tiny_corpus, tmp_path, monkeypatch):
                 np.testing.assert_array_equal(source.read(name), files.read(name))
             assert not faults.kinds and len(faults.fetched) >= NUM_SHARDS
         with pytest.raises(ShardError, match=r"foo://bucket.*unknown kind of address"):
-            Store("foo://bucket").has("corpus.json")
+            Store("foo://bucket").size("corpus.json")
         faulty(["wrong"] * 100, source, faults)
         with pytest.raises(ShardError, match=r"part-0001-of-0005/samples.npy: 6 attempts"):
             source.shards.hold(0)

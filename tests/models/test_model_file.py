@@ -83,6 +83,27 @@ def test_round_trip(model_path):
     assert torch.equal(loaded.contents["embedding_mean"], torch.ones(8))
 
 
+def test_weights_without_counters(tmp_path):
+    """Old versions of torch have no num_batches_tracked, and conversions that keep only floats drop
+    it.
+    """
+    contents = whole()
+    expected = contents["weights"]
+    contents["weights"] = {
+        name: value for name, value in expected.items() if "num_batches" not in name
+    }
+    assert len(contents["weights"]) < len(expected)
+    write_checkpoint(tmp_path / "less.pt", contents)
+    loaded = load_model_file(tmp_path / "less.pt").net
+    load_initial_weights(net := small_net(), None, tmp_path / "less.pt")
+    for weights in (loaded.weights(), net.weights()):
+        assert all(torch.equal(weights[name], value) for name, value in expected.items())
+    del contents["weights"][next(name for name in expected if name.endswith("running_mean"))]
+    write_checkpoint(tmp_path / "less.pt", contents)
+    with pytest.raises(CheckpointError, match=r"missing .*running_mean"):
+        load_model_file(tmp_path / "less.pt")
+
+
 def test_initial_weights_and_head(model_path, tmp_path):
     loss, same, other = (AAMSoftmax(AAMSoftmaxOptions(), 8, speakers) for speakers in (5, 5, 6))
     path = tmp_path / "last.pt"

@@ -7,10 +7,11 @@ that no utterance needs a read; their results equal those of the banks on the ho
 them).
 """
 
+import contextlib
 import functools
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +21,8 @@ import torch
 from scipy.fft import next_fast_len
 from torch import Tensor
 
-from speakernet.data.audio import AUDIO_SUFFIXES, AudioError, read_audio
+from speakernet.data.audio import AudioError, read_audio
+from speakernet.data.folders import find_recordings
 from speakernet.data.lists import StringTable
 from speakernet.data.lookup import LookupTable, mapped
 from speakernet.data.on_device import DeviceAudio, send, to_float
@@ -62,6 +64,8 @@ BLOCKS_AT_ONCE = 1 << 16
 SHOWN_BYTES = 64 << 20  # of noise; less is decoded before anyone could look at a progress bar
 SHOWN_CLIPS_SAMPLES = 32_000_000
 SHOWN_RIRS = 1000
+CHECKED_SECONDS = 0.1  # at both ends of a noise file, before the first step
+NUM_CHECKERS = 8  # threads, because most of the time is spent waiting for the disk
 
 
 @dataclass(frozen=True)
@@ -202,12 +206,7 @@ def find_audio_files(root: str | Path) -> list[str]:
     if not root.is_dir():
         scripts = f"{own_command('prepare musan')}, {own_command('prepare rirs')}"
         raise AudioError(f"{root}: no such folder; prepare noise and RIRs with {scripts}")
-    found = (
-        path.relative_to(root).as_posix()
-        for path in root.rglob("*")
-        if path.suffix.lower() in AUDIO_SUFFIXES
-    )
-    return sorted(found)
+    return find_recordings(root)
 
 
 def _open_bank(root: str | Path, sample_rate: int) -> tuple[AudioSource, list[str]]:
@@ -222,6 +221,137 @@ def _open_bank(root: str | Path, sample_rate: int) -> tuple[AudioSource, list[st
     )
 
 
+class BankFiles(NamedTuple):
+    """The audio files of a folder or packed corpus, and those that augmentation cannot use."""
+
+    source: AudioSource
+    names: StringTable
+    problems: dict[int, str]
+    """Row -> what is wrong with the file."""
+
+    def left_out(self) -> str:
+        """The number of unusable files and the first problems; empty if all are usable."""
+        if not self.problems:
+            return ""
+        first = "; ".join(self.problems[row] for row in sorted(self.problems)[:MAX_NAMED])
+        files = counted(len(self.names), "file")
+        return f"{len(self.problems):,} of {files} left out as unusable: {first}"
+
+
+def open_noise(root: str | Path, sample_rate: int, *, is_fast: bool = False) -> BankFiles:
+    """The noise files of a folder or packed corpus; a few samples at both ends of each are read
+    unless `is_fast`.
+
+    Raises:
+        AudioError: there is no usable file.
+    """
+    source, listed = _open_bank(root, sample_rate)
+    names = StringTable.from_strings(listed)
+    lengths = np.asarray(source.lookup_table(names).num_samples)
+    num_samples = round(CHECKED_SECONDS * sample_rate)
+
+    def check(row: int) -> None:
+        for start in (0, max(0, int(lengths[row]) - num_samples)):
+            source.read(names[row], start, num_samples)
+
+    # The samples of a packed corpus have been read once, when it was packed.
+    needs_reading = isinstance(source, FolderSource) and not is_fast
+    files = BankFiles(
+        source, names, _problems_of("noise", source, names, check if needs_reading else None)
+    )
+    if len(files.problems) == len(names):
+        first_problem = f"; the first: {files.problems[0]}" if len(names) else ""
+        raise AudioError(
+            f"{root} contains {len(names):,} noise files, none of them readable{first_problem}; "
+            "expected MUSAN's folders noise, music and speech"
+        )
+    return files
+
+
+def open_responses(root: str | Path, sample_rate: int, *, is_fast: bool = False) -> BankFiles:
+    """The RIRs of a folder or packed corpus; each is read once unless `is_fast`, and silent ones
+    are problems.
+
+    Raises:
+        AudioError: there is no usable file.
+    """
+    source, listed = _open_bank(root, sample_rate)
+    names = [name for name in listed if not any(mark in f"/{name}" for mark in NOISES_AMONG_RIRS)]
+    if not names:
+        raise AudioError(f"{root}: no audio files in this folder of RIRs")
+    if num_noises := len(listed) - len(names):
+        logger.warning("%s: %s skipped: noises, not RIRs", root, counted(num_noises, "file"))
+    table = StringTable.from_strings(names)
+
+    def check(row: int) -> None:
+        _read_response(source, table[row])
+
+    files = BankFiles(
+        source, table, _problems_of("responses", source, table, None if is_fast else check)
+    )
+    if len(files.problems) == len(names):
+        raise AudioError(
+            f"{root}: none of the {len(names):,} RIRs is usable; the first: {files.problems[0]}"
+        )
+    return files
+
+
+def _problems_of(
+    what: str, source: AudioSource, names: StringTable, check: Callable[[int], None] | None
+) -> dict[int, str]:
+    """The problem of each file whose header or, by `check`, whose samples cannot be read.
+
+    Of many files the result is kept in the cache folder until one of them changes.
+    """
+    table = source.lookup_table(names)
+    problems = dict(table.problems)
+    readable = [row for row in range(len(names)) if row not in problems]
+
+    def problem_of(row: int) -> str:
+        try:
+            check(row)  # type: ignore[misc]
+        except AudioError as error:
+            return str(error)
+        return ""
+
+    def find_bad() -> dict[str, np.ndarray]:
+        description = (
+            f"checking {what}" if distributed.is_main() and len(readable) > SHOWN_RIRS else ""
+        )
+        texts = parallel_map(problem_of, readable, NUM_CHECKERS, description, total=len(readable))
+        return {
+            "rows": np.array(
+                [row for row, text in zip(readable, texts, strict=True) if text], dtype=np.int64
+            )
+        }
+
+    if check is None:
+        return problems
+    bad: dict[str, np.ndarray] | None = None
+    if len(readable) > SHOWN_RIRS:
+        # A cache folder that cannot be written only costs time.
+        with contextlib.suppress(OSError):
+            bad = mapped(_key_of(f"checked {what}", source.root, names, table), find_bad)
+    for row in (bad or find_bad())["rows"].tolist():
+        problems[row] = problem_of(row) or f"{names[row]}: could not be read"
+    return problems
+
+
+def _read_response(source: AudioSource, name: str) -> np.ndarray:
+    """An RIR divided by the square root of its energy, float32 (samples,); AudioError if it is
+    silent.
+    """
+    path = source.path_of(name)
+    # Of several channels the first: each is one microphone.
+    samples = (
+        read_audio(path, sample_rate=source.sample_rate, mixes=False) if path else source.read(name)
+    )
+    energy = float(np.dot(samples, samples))
+    if not energy > 0:
+        raise AudioError(f"{path or name}: the RIR is empty or silent; remove it")
+    return (samples / np.float32(np.sqrt(energy))).astype(np.float32)
+
+
 def noise_banks(
     root: str | Path, sample_rate: int, cache: AudioCache | None
 ) -> dict[str, ClipBank]:
@@ -232,24 +362,16 @@ def noise_banks(
     with a warning.
     """
     root = Path(root)
-    source, names = _open_bank(root, sample_rate)
-    listed = StringTable.from_strings(names)
-    table = source.lookup_table(listed)
+    files = open_noise(root, sample_rate)
+    table = files.source.lookup_table(files.names)
     lengths = np.asarray(table.num_samples)
-    usable = lengths > 0
-    if not usable.any():
-        raise AudioError(
-            f"{root} contains {len(names):,} noise files, none of them readable; expected MUSAN's "
-            "folders noise, music and speech"
-        )
-    if not usable.all():
-        bad = [names[row] for row in np.flatnonzero(~usable)[:MAX_NAMED]]
-        logger.warning(
-            "%s: %d unreadable noise files are skipped: %s", root, (~usable).sum(), ", ".join(bad)
-        )
+    usable = np.ones(len(files.names), dtype=bool)
+    usable[list(files.problems)] = False
+    if problem := files.left_out():
+        logger.warning("%s: %s", root, problem)
     # One reader for all kinds, because the cache is keyed by its rows.
-    reader = source.rows(listed, table, cache)
-    folders = ([*name.split("/")[:-1], root.name] for name in names)
+    reader = files.source.rows(files.names, table, cache)
+    folders = ([*name.split("/")[:-1], root.name] for name in files.names)
     kinds = np.array(
         [next((MUSAN_FOLDERS[one] for one in some if one in MUSAN_FOLDERS), "") for some in folders]
     )
@@ -314,7 +436,8 @@ def _key_of(what: str, root: str, names: StringTable, table: LookupTable) -> str
     """A key of everything decoded files depend on: folder, names, rate, sizes and times."""
     found = hashlib.sha256(f"{Path(root).resolve()} {table.sample_rate} {names.checksum}".encode())
     for column in (table.file_bytes, table.modified_ns):
-        found.update(column.data)
+        # The columns of a packed corpus may repeat one value without storing it again.
+        found.update(np.ascontiguousarray(column).data)
     return f"{what} {found.hexdigest()}"
 
 
@@ -335,17 +458,13 @@ class RirBank:
         *,
         is_aligned: bool,
     ) -> None:
-        self.source, found = _open_bank(root, sample_rate)
-        names = [
-            name for name in found if not any(mark in f"/{name}" for mark in NOISES_AMONG_RIRS)
-        ]
-        if not names:
-            raise AudioError(f"{root}: no audio files in this folder of RIRs")
-        if len(names) < len(found):
-            logger.warning(
-                "%s: %s skipped: noises, not RIRs", root, counted(len(found) - len(names), "file")
+        files = open_responses(root, sample_rate)
+        self.source, self.names = files.source, files.names
+        if problem := files.left_out():
+            logger.warning("%s: %s", root, problem)
+            self.names = files.names.take(
+                np.setdiff1d(np.arange(len(files.names)), list(files.problems))
             )
-        self.names = StringTable.from_strings(names)
         self.is_aligned = is_aligned
         self.cache = cache or AudioCache(0)
         self._kept: dict[str, np.ndarray] = {}
@@ -371,17 +490,7 @@ class RirBank:
             return self._kept["samples"][first:stop]
         found = self.cache.get(("prepared", rir))
         if found is None:
-            name = self.names[rir]
-            path = self.source.path_of(name)
-            found = (
-                read_audio(path, sample_rate=self.source.sample_rate, mixes=False)
-                if path
-                else self.source.read(name)
-            )
-            energy = float(np.dot(found, found))
-            if not energy > 0:
-                raise AudioError(f"{path or name}: the RIR is empty or silent; remove it")
-            found = (found / np.float32(np.sqrt(energy))).astype(np.float32)
+            found = _read_response(self.source, self.names[rir])
             if self.is_aligned:
                 found = found[int(np.abs(found).argmax()) :].copy()
             self.cache.put(("prepared", rir), found)

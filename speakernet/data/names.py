@@ -1,0 +1,58 @@
+"""Names of recordings as text: the form in which they are compared, and what is odd about a name
+that is not found.
+"""
+
+import re
+import shlex
+import unicodedata
+
+WINDOWS_PATH = re.compile(r"^[A-Za-z]:[\\/]|\\")
+QUOTES = ('"', "'")
+
+
+def composed(name: str) -> str:
+    """A name in the form in which names are compared: accent and letter are one character if there
+    is such a one.
+    """
+    return unicodedata.normalize("NFC", name)
+
+
+def has_one_form(name: str) -> bool:
+    """Whether composed and decomposed form are the same, as without accents."""
+    return name.isascii() or (
+        unicodedata.is_normalized("NFC", name) and unicodedata.is_normalized("NFD", name)
+    )
+
+
+def normal_name(name: str) -> str:
+    """A path in the form in which `prepare` compares paths; `..` stays, because it may follow a
+    link.
+
+    >>> normal_name("./anna//monday/./1.wav"), normal_name("/data//1.wav")
+    ('anna/monday/1.wav', '/data/1.wav')
+    """
+    pieces = [piece for piece in composed(name).split("/") if piece not in ("", ".")]
+    return "/" * name.startswith("/") + "/".join(pieces)
+
+
+def advice_on_name(name: str) -> str:
+    """What to do about a name that no file has, judged by the name alone; empty if nothing is odd
+    about it.
+
+    >>> advice_on_name("anna/1.wav")
+    ''
+    """
+    rewrite = "speakernet prepare trials rewrite LIST NEW_LIST"
+    if name[:1] in QUOTES and name[-1:] == name[:1]:
+        mark = shlex.quote(name[0])
+        return (
+            "the paths are in quotation marks, which count as part of a name; remove them: "
+            f"`{rewrite} --replace {mark} ''`"
+        )
+    if WINDOWS_PATH.search(name):
+        drive = f" --strip {shlex.quote(name[:3])}" if name[1:2] == ":" else ""
+        return (
+            "the paths have back slashes or a drive letter, as on Windows; write them with "
+            f"slashes: `{rewrite}{drive} --replace '\\' /`"
+        )
+    return ""
