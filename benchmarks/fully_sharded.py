@@ -47,7 +47,7 @@ class Crops:
         self.indices = self.labels
         self.shares = (1,) * distributed.world_size()
         self.draw_key = 0
-        self.warps = np.zeros(1, dtype=np.int64)
+        self.warps = self.draw_rows = np.zeros(1, dtype=np.int64)
 
 
 def main() -> None:

@@ -83,6 +83,11 @@ class RandomBatch:
     draw_key: int = 0
 
     @property
+    def draw_rows(self) -> np.ndarray:
+        """The rows: no utterance is repeated."""
+        return self.indices.numpy()
+
+    @property
     def warps(self) -> np.ndarray:
         """No vocal tract is warped."""
         return np.zeros(len(self.labels), dtype=np.int64)

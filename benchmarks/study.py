@@ -211,6 +211,7 @@ class Study:
         self.plan = plan
         self.folder = Path(arguments.save_path)
         self.threads = arguments.threads
+        self._plugins = [word for path in arguments.plugin for word in ("--plugin", str(path))]
         audio = audio_folder_of(arguments.train_list)
         self.train_list = Path(arguments.train_list)
         self.trials = arguments.test_list
@@ -295,7 +296,7 @@ class Study:
         load = _load()
         begin = time.time()
         with (folder / "output.txt").open("w") as output:
-            command = [sys.executable, "-m", "speakernet", "train", *words]
+            command = [sys.executable, "-m", "speakernet", "train", *self._plugins, *words]
             status = subprocess.run(
                 command,
                 env=_environment(self.threads),

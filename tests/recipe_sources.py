@@ -100,7 +100,8 @@ SCHEDULES: dict[str, list[Moment]] = {
     "voxceleb/resnet_se34v2_ap.yaml": [(e, 1e-3 * 0.95 ** (e // 10), None) for e in (0, 1, 499)],
     "voxceleb/w2v_bert.yaml": [
         (0, 1e-7, 0.2),
-        *((e, rate, 0.2) for e, rate in ((5, 1e-4), (14, 1e-5), (15, 1e-6))),
+        # No step has the rate after the fall at the end.
+        *((e, rate, 0.2) for e, rate in ((5, 1e-4), (14, 1e-5), (15, 1e-5))),
     ],
     "voxceleb/wavlm_base_plus_mhfa.yaml": _FROZEN,
     "voxceleb/wavlm_large_mhfa.yaml": _FROZEN,

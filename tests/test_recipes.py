@@ -259,6 +259,7 @@ def test_the_demo_of_the_readme(tmp_path):
     run = tmp_path / "exps" / "exp01"
     results = json.loads((run / "results.json").read_text())
     assert 2 <= results["eer_percent"] <= 10
+    assert " WARNING " not in (run / "log.txt").read_text() and "warnings:" not in trained.stdout
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     evaluations = [line["eer_percent"] for line in lines if line["kind"] == "evaluation"]
     assert evaluations[-1] < evaluations[0]

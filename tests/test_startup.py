@@ -13,10 +13,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from speakernet.assembly import inputs
 from speakernet.assembly.inputs import make_synthetic_corpus
 from speakernet.cli import BROKEN_PIPE, COMMANDS, main
 from speakernet.cli.train import _training_lines
 from speakernet.config import load_config
+from speakernet.corpora.synthetic import FILES
 
 ROOT = Path(__file__).resolve().parents[1]
 # These take a second or more to import.
@@ -171,6 +173,24 @@ def test_presets(tmp_path, monkeypatch, capsys):
     assert make_synthetic_corpus(config) == config and not list(tmp_path.iterdir())
 
 
+def test_validation_list_of_the_synthetic_corpus(tmp_path, monkeypatch):
+    """It belongs to the corpus's test list, and never to a list of the user's own."""
+    made = SimpleNamespace(
+        **{name: tmp_path / "data/synthetic" / below for name, below in FILES.items()}
+    )
+    monkeypatch.setattr(inputs, "make_corpus", lambda *_, **__: made)
+    monkeypatch.chdir(tmp_path)
+    for words, expected in (
+        ([], str(made.validation_list)),
+        (["--test_list", "mine.txt"], ""),
+        (["--train_list", "a.txt", "--test_list", "b.txt"], ""),
+        (["--data.validation_speakers", "5"], ""),
+        (["--validation_list", "mine.txt"], "mine.txt"),
+    ):
+        config = load_config(["--config", "exp01", *words]).config
+        assert make_synthetic_corpus(config).data.validation_list == expected
+
+
 def test_printed_commands(tmp_path):
     """Printed commands can be pasted into a shell even if the folder's name has a space; results
     are fakes.
@@ -186,12 +206,9 @@ def test_printed_commands(tmp_path):
     folder.mkdir()
     (folder / "log.txt").write_text("12:00 WARNING speakernet one\n12:00 INFO speakernet two\n")
     evaluation = SimpleNamespace(lines=list, results=SimpleNamespace(initial_model=None))
-    lines = _training_lines(
-        SimpleNamespace(summary=summary, run_folder=folder, evaluation=evaluation),
-        [],
-        max_epochs=2,
-        has_stages=False,
-    )
+    outcome = SimpleNamespace(summary=summary, run_folder=folder, evaluation=evaluation)
+    lines = _training_lines(outcome, [], max_epochs=2, has_stages=False, final_model="last")
+    assert f"last model: {folder / 'best.pt'} (epoch 1)" in lines
     commands = [
         shlex.split(line.rpartition("    ")[0]) for line in lines[lines.index("next:") + 1 :]
     ]

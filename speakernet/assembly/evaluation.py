@@ -20,12 +20,12 @@ import numpy as np
 import torch
 
 import speakernet
-from speakernet.assembly.inputs import Inputs, TrialInput, chosen_by_validation
+from speakernet.assembly.inputs import Inputs, TrainingInput, TrialInput, chosen_by_validation
 from speakernet.assembly.training import build_model
 from speakernet.checkpoint import read_checkpoint
 from speakernet.config import Config
 from speakernet.config.schema import replaced
-from speakernet.data.lists import TrialList
+from speakernet.data.lists import NameIndex, TrainingList, TrialList
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation.calibration import (
     FITTED_ON_REPORTED,
@@ -50,6 +50,7 @@ from speakernet.evaluation.evaluate import (
 from speakernet.evaluation.figures import CHOSEN_ON_REPORTED, cautions, why_no_error_rate
 from speakernet.evaluation.results import Results
 from speakernet.evaluation.scoring import (
+    MIN_COHORT,
     WHOLE,
     Backend,
     mean_embeddings,
@@ -72,7 +73,7 @@ from speakernet.models.speaker_net import folded
 from speakernet.parallel import distributed
 from speakernet.random import numpy_generator
 from speakernet.run_folder import EMBEDDINGS, EVALUATIONS, evaluation_folder
-from speakernet.terminal import MAX_NAMED
+from speakernet.terminal import MAX_NAMED, counted
 from speakernet.training.precision import DTYPES, choose_precision
 
 if TYPE_CHECKING:
@@ -409,19 +410,11 @@ class _Scoring:
     @functools.cached_property
     def _cohort(self) -> tuple[np.ndarray, str, list[str]]:
         """The cohort with one member per speaker, its name, and its speakers."""
-        section = self.config.evaluation
-        data = self.config.data
-        path = section.cohort_list or data.train_list
-        if not path and not data.corpora:
-            raise ValueError(
-                f"score_norm {section.score_norm} needs a cohort: set --cohort_list (`speaker "
-                "path` on each line)"
-            )
-        root = section.cohort_path or (data.train_path if path == data.train_list else "")
-        given = self.inputs.training_input(path, root) if path else self.inputs.training
+        given, left_out = cohort_of(self.config, self.inputs)
         members = given.rows
+        num_each = self.config.evaluation.cohort_utterances
         rows = np.arange(len(members))
-        if section.cohort_utterances:
+        if num_each:
             order = numpy_generator(self.config.runtime.seed, COHORT_STREAM).permutation(
                 len(members)
             )
@@ -429,14 +422,24 @@ class _Scoring:
             # sample.
             order = order[np.argsort(members.labels[order], kind="stable")]
             first = np.searchsorted(members.labels[order], members.labels[order])
-            rows = np.sort(order[np.arange(len(order)) - first < section.cohort_utterances])
+            rows = np.sort(order[np.arange(len(order)) - first < num_each])
+        rows = rows[~np.isin(members.labels[rows], left_out)]
         mode = modes_of(self.embedder.options)[0]
         listed = Path(members.source)
+        name = f"{listed.name} {members.sha256[:12]}"
+        if len(left_out):
+            name += f" without {counted(len(left_out), 'speaker')}"
+            logger.info(
+                "the cohort of %s leaves out %s, who choose the model or calibrate its scores",
+                listed.name,
+                counted(len(left_out), "speaker"),
+            )
         embeddings, _ = self.embedder.embed(
             members.paths.take(rows), given.source, mode, f"cohort_{listed.stem}"
         )
         means = speaker_means(mean_embeddings(embeddings, self._mean), members.labels[rows])
-        return means, f"{listed.name} {members.sha256[:12]}", list(members.speakers)
+        speakers = np.unique(members.labels[rows]).tolist()
+        return means, name, [members.speakers[speaker] for speaker in speakers]
 
     def calibration(self, backend: Backend) -> AffineCalibration | None:
         """The calibration for this scoring, fitted on a list if possible, otherwise from the model
@@ -544,6 +547,64 @@ class _Scoring:
                 *cautions(results),
             ],
         )
+
+
+def cohort_of(config: Config, inputs: Inputs) -> tuple[TrainingInput, np.ndarray]:
+    """The list of the cohort, and its speakers (rows of its table) who are no members.
+
+    Speakers who choose the model or calibrate its scores are left out. Otherwise their trials would
+    be normalised against themselves, which lowers the scores of their targets, and the calibration
+    would not fit anybody else's.
+
+    Raises:
+        ValueError: no list, or fewer than two speakers are left.
+    """
+    section = config.evaluation
+    data = config.data
+    path = section.cohort_list or data.train_list
+    if not path and not data.corpora:
+        raise ValueError(
+            f"score_norm {section.score_norm} needs a cohort: set --cohort_list (`speaker path` on "
+            "each line)"
+        )
+    root = section.cohort_path
+    if not root and path == data.train_list:
+        root = data.train_path
+    given = inputs.training_input(path, root) if path else inputs.listed
+    used_by = []
+    if section.calibration_list:
+        used_by.append(inputs.trials(section.calibration_list))
+    # When a model file is scored, the lists of its training need not be there.
+    has_training_list = data.corpora or (data.train_list and Path(data.train_list).exists())
+    if data.validation_speakers and has_training_list:
+        used_by.append(inputs.validation.trials)
+    elif data.validation_list != data.test_list and Path(data.validation_list).is_file():
+        used_by.append(inputs.trials(data.validation_list))
+    shared = [shared_speakers(given.rows, trials) for trials in used_by]
+    left_out = np.unique(np.concatenate([np.empty(0, np.int64), *shared]))
+    num_left = len(given.rows.speakers) - len(left_out)
+    if len(left_out) and num_left < MIN_COHORT:
+        lists = " and ".join(trials.source for trials in used_by)
+        raise ValueError(
+            f"score_norm {section.score_norm} needs a cohort of speakers who neither choose the "
+            f"model nor calibrate its scores, but {counted(num_left, 'speaker')} of "
+            f"{given.rows.source} are not in {lists}; give a cohort of others with --cohort_list, "
+            "or trials of fewer speakers"
+        )
+    return given, left_out
+
+
+def shared_speakers(members: TrainingList, trials: TrialList) -> np.ndarray:
+    """The speakers of a training list who are also in a trial list, as rows (speakers,).
+
+    They have a recording or their name in common.
+    """
+    by_path = members.labels[NameIndex(trials.names).find(members.paths) >= 0]
+    # Speakers of several corpora are prefixed with the corpus's name.
+    named = set(speakers_of(trials).names)
+    speakers = (speaker.rpartition("/")[2] for speaker in members.speakers)
+    by_name = [row for row, speaker in enumerate(speakers) if speaker in named]
+    return np.union1d(by_path, np.array(by_name, dtype=np.int64))
 
 
 def load_for_scoring(config: Config, path: str | Path) -> ModelFile:

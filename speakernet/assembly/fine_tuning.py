@@ -25,12 +25,13 @@ from speakernet.assembly.training import Validate, build_loss, build_schedules, 
 from speakernet.checkpoint import read_checkpoint, read_own_checkpoint
 from speakernet.config import ConfigError
 from speakernet.config.loading import save_config
-from speakernet.config.schema import OF_A_STAGE, Config, replaced, stages_of
+from speakernet.config.schema import Config, replaced, stages_of
 from speakernet.evaluation.evaluate import Evaluation
 from speakernet.evaluation.figures import compare_scores
 from speakernet.evaluation.results import headline
 from speakernet.files import place, sha256_of
 from speakernet.losses.options import LossOptions
+from speakernet.losses.sharded import shard_head
 from speakernet.models.model_file import is_model_file, load_initial_weights
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.options import Component
@@ -198,6 +199,7 @@ def compared_with_initial_model(
             evaluation.speakers,
             num_draws=config.evaluation.bootstrap_samples,
             seed=config.runtime.seed,
+            options=config.evaluation,
             priors=config.evaluation.dcf_target_priors,
         )
         initial = paired.systems[0]
@@ -213,8 +215,11 @@ def compared_with_initial_model(
         }
         compared = paired.sentences(["the initial model", "best.pt"])
         sentences += compared
-        # EER and costs are errors, so a positive difference is worse.
-        added += [one for one, of in zip(compared, differences, strict=True) if of.value > 0]
+        # EER and costs are errors, so a positive difference is worse. One that may be chance is no
+        # warning.
+        for sentence, difference in zip(compared, differences, strict=True):
+            if difference.value > 0 and difference.is_significant:
+                added.append(sentence)
     else:
         added.append(
             f"the initial model {path} no longer exists, so best.pt was not compared with it"
@@ -254,13 +259,9 @@ def train_stage(
         # the first stage.
         seed = derive_seed(config.runtime.seed, STAGE_STREAM + number - 1) % LARGEST_SEED
         own = replaced(own, runtime={"seed": seed})
-        _hand_over(
-            list(stages.values())[number - 1 : number + 1],
-            net,
-            loss,
-            folders[number - 1 : number + 1],
-            steps,
-        )
+        before = list(stages.values())[number - 1]
+        _hand_over(before, net, loss, folders[number - 1 : number + 1], steps)
+        loss = next_head(own, loss)
     if config.training.stage and number < list(stages).index(config.training.stage):
         own = _without_further_epochs(own, folders[number], config.training.stage)
     reserved = reserved_for_training(own, net, inputs.device)
@@ -315,24 +316,42 @@ def train_stage(
 
 
 def _hand_over(
-    configs: Sequence[Config], net: nn.Module, loss: nn.Module, folders: Sequence[Path], steps: int
+    before: Config, net: nn.Module, loss: nn.Module, folders: Sequence[Path], steps: int
 ) -> None:
-    """Prepare network and loss for a stage; `configs` and `folders` are those of the previous stage
-    and of this one.
+    """Give network and loss the weights that the previous stage was evaluated with.
+
+    `before` is the configuration of the previous stage; `folders` are its folder and that of the
+    new stage.
     """
     # The previous stage's loader, corpus, optimizer and averages form reference cycles, which
     # Python frees late.
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    options = getattr(configs[1].loss, "classification", configs[1].loss)
-    head = getattr(loss, "head", loss)
-    for option in OF_A_STAGE["loss"]:
-        if hasattr(options, option):
-            setattr(head, option, getattr(options, option))
     distributed.from_main(lambda: _set_aside_older(folders[1], steps))
     if not distributed.from_main((folders[1] / LAST).exists):
-        _load_evaluated_weights(configs[0], net, loss, folders[0])
+        _load_evaluated_weights(before, net, loss, folders[0])
+
+
+def next_head(config: Config, before: nn.Module) -> nn.Module:
+    """The loss of a stage: built from its own options, with the weights of the previous stage's.
+
+    Every rank must call this.
+    """
+    # The weights drawn here are replaced at once, so they must not move the generator of dropout.
+    with torch.random.fork_rng(devices=[]):
+        # Recorded voices keep their labels, so a stage with fewer voices keeps all classes.
+        loss = build_loss(config, getattr(before, "num_classes", 0))
+    if (teacher := getattr(before, "teacher", None)) is not None:
+        del before.teacher
+        loss.teacher = teacher
+    if distributed.is_distributed():
+        # Before the weights are loaded, since each rank then loads its own rows.
+        shard_head(config.loss, loss)
+    loss.load_state_dict(before.state_dict())
+    # The caller still refers to the previous loss, which must not take memory of the device.
+    before.to("cpu")
+    return loss
 
 
 def _without_further_epochs(config: Config, folder: Path, wanted: str) -> Config:
@@ -402,9 +421,17 @@ def adopt_better(best: Path, candidate: Path, stage: str, *, is_wanted: bool) ->
         place(candidate, best)
 
 
+SHOWN_STEPS = 2_000_000
+"""Steps of an epoch in a table of the schedule, which is made before the list is read.
+
+So many that the last step of an epoch has the rate at its end, but for a schedule that falls there.
+"""
+
+
 class ScheduledEpoch(NamedTuple):
-    """Learning rate and margin (if the loss has one) at the start and end of an epoch, counted from
-    1.
+    """Learning rate and margin of the first and last step of an epoch, counted from 1.
+
+    There is no margin if the loss has none.
     """
 
     stage: str
@@ -419,9 +446,8 @@ def scheduled_epochs(config: Config) -> list[ScheduledEpoch]:
     """
     found = []
     for name, stage in stages_of(config).items():
-        # One step per epoch, because schedules count in epochs; two speakers, because no list is
-        # read.
-        rate, margin = build_schedules(stage, build_loss(stage, 2), steps_per_epoch=1)
+        # Two speakers, because no list is read.
+        rate, margin = build_schedules(stage, build_loss(stage, 2), SHOWN_STEPS)
         schedule = stage.schedule
         last = stage.training.max_epochs - 1
         epochs = {0, last, max(0, math.ceil(schedule.warmup_epochs) - 1)}
@@ -430,9 +456,13 @@ def scheduled_epochs(config: Config) -> list[ScheduledEpoch]:
             end = schedule.margin_end_epoch
             epochs |= {int(begin), int((begin + end) / 2), math.ceil(end) - 1, math.ceil(end)}
         # A ramp may end after the run does.
-        for one in sorted(epochs & set(range(last + 1))):
-            margins = (margin(one), margin(one + 1)) if margin else None
-            found.append(ScheduledEpoch(name, one + 1, (rate(one), rate(one + 1)), margins))
+        for epoch in sorted(epochs & set(range(last + 1))):
+            # The next step belongs to the next epoch, in which a step schedule may have fallen.
+            first_step = epoch * SHOWN_STEPS
+            last_step = (epoch + 1) * SHOWN_STEPS - 1
+            margins = (margin(first_step), margin(last_step)) if margin else None
+            rates = rate(first_step), rate(last_step)
+            found.append(ScheduledEpoch(name, epoch + 1, rates, margins))
     return found
 
 

@@ -79,7 +79,7 @@ class Inputs:
     @functools.cached_property
     def training(self) -> TrainingInput:
         """The training list without the speakers held out for validation."""
-        return self._held_out[0] if self._data.validation_speakers else self._listed
+        return self._held_out[0] if self._data.validation_speakers else self.listed
 
     @functools.cached_property
     def validation(self) -> TrialInput:
@@ -145,9 +145,11 @@ class Inputs:
             raise ConfigError(
                 "no trial list: set data.test_list (--test_list FILE), or data.validation_list"
             )
-        return TrialInput(
-            self._once(read_trials, path), self._once(self._open, root or audio_folder_of(path))
-        )
+        return TrialInput(self.trials(path), self._once(self._open, root or audio_folder_of(path)))
+
+    def trials(self, path: str | Path) -> TrialList:
+        """Any trial list, whose audio need not be there."""
+        return self._once(read_trials, path)  # type: ignore[no-any-return]
 
     @functools.cached_property
     def _named(self) -> dict[str, TrialInput]:
@@ -173,7 +175,7 @@ class Inputs:
         return found
 
     @functools.cached_property
-    def _listed(self) -> TrainingInput:
+    def listed(self) -> TrainingInput:
         """The whole training list, joined from several corpora if the configuration names them."""
         if not self._data.corpora:
             return self.training_input(self._data.train_list, self._data.train_path)
@@ -194,7 +196,7 @@ class Inputs:
         # Late: a run with its own validation list makes no trials.
         from speakernet.corpora.utterances import hold_out
 
-        given = self._listed
+        given = self.listed
         found = hold_out(given.rows, self._data.validation_speakers, self._seed)
         logger.info(
             "%s: %d trials choose the best checkpoint", found.trials.source, len(found.trials)
@@ -238,6 +240,10 @@ def make_synthetic_corpus(config: Config) -> Config:
         "train_list": data.train_list or ("" if lists[0] else str(made.train_list)),
         "test_list": data.test_list or str(made.test_list),
     }
+    is_its_test = Path(paths["test_list"]).resolve() == made.test_list.resolve()
+    if is_its_test and not (data.validation_list or data.validation_speakers):
+        paths["validation_list"] = str(made.validation_list)
+        paths["validation_path"] = str(made.validation_path)
     noise = {
         "noise_path": augment.noise_path or str(made.noise_path),
         "rir_path": augment.rir_path or str(made.rir_path),

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import speakernet
-from speakernet.assembly.evaluation import build_validation, run_evaluation
+from speakernet.assembly.evaluation import build_validation, cohort_of, run_evaluation
 from speakernet.assembly.fine_tuning import (
     compared_with_initial_model,
     refuse_other_network,
@@ -334,6 +334,8 @@ def check_inputs(config: Config, inputs: Inputs, net: SpeakerNet) -> None:
     if calibration_list := config.evaluation.calibration_list:
         # Read here, so that errors do not surface after the last epoch.
         inputs.trial_input(calibration_list, config.evaluation.calibration_path or data.test_path)
+    if config.evaluation.score_norm != "none":
+        cohort_of(config, inputs)
     training = inputs.training.rows
     if config.evaluation.plda and len(training) == len(training.speakers):
         raise ConfigError(

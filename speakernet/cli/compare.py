@@ -4,9 +4,10 @@
     speakernet compare a/scores.txt b/scores.txt --trials trials.txt
 
 Each system is compared with the first on the same bootstrap draws of speakers; a difference is
-significant if its 95 % interval excludes zero. Score files of other tools work too: `enrol test
-score` per line, in any order. Without --trials, labels come from a folder or the fourth column of a
-score file (target or nontarget).
+significant if its 95 % interval excludes zero. The interval says what other speakers would change,
+not what another seed of the training would. Score files of other tools work too: `enrol test score`
+per line, in any order. Without --trials, labels come from a folder or the fourth column of a score
+file (target or nontarget).
 """
 
 import argparse
@@ -19,11 +20,20 @@ from speakernet.evaluation.figures import (
     compare_scores,
     short_names,
 )
-from speakernet.evaluation.files import chosen_on_reported, find_scores, list_in_common
-from speakernet.evaluation.options import EvaluationOptions
+from speakernet.evaluation.files import (
+    chosen_on_reported,
+    common_costs,
+    configuration_of,
+    find_scores,
+    is_other_seed,
+    list_in_common,
+    read_results,
+)
+from speakernet.evaluation.options import UNIT_COST, EvaluationOptions
 from speakernet.evaluation.results import headline
 from speakernet.evaluation.speakers import speakers_of
 from speakernet.options import default_of
+from speakernet.run_folder import RESULTS
 
 DIGITS = 3
 
@@ -81,14 +91,18 @@ def run(arguments: argparse.Namespace) -> list[str]:
     trials = read_trials(arguments.trials) if arguments.trials else list_in_common(arguments.scores)
     paths, systems = zip(*(find_scores(path, trials) for path in arguments.scores), strict=True)
     speakers = speakers_of(trials, arguments.speaker_table)
+    costs = common_costs(read_results(path.with_name(RESULTS)) for path in paths)
     result = compare_scores(
         trials,
         systems,
         speakers,
         num_draws=arguments.draws,
         seed=arguments.seed,
+        options=EvaluationOptions().model_copy(update=costs),
         priors=arguments.priors,
     )
+    first, *others = map(configuration_of, paths)
+    result = result.with_one_system([is_other_seed(first, other) for other in others])
     letters = [chr(ord("A") + number) for number in range(len(paths))]
     names = short_names([str(path) for path in paths])
     lines = [
@@ -96,16 +110,17 @@ def run(arguments: argparse.Namespace) -> list[str]:
         for letter, name, path in zip(letters, names, paths, strict=True)
     ]
     taken = f"{speakers.count:,} speakers, taken from the {speakers.rule}"
-    lines += [f"{len(trials):,} trials of {trials.source}; {taken}", ""]
+    lines.append(f"{len(trials):,} trials of {trials.source}; {taken}")
+    if set(costs.values()) - {UNIT_COST}:
+        both = f"{costs['c_miss']:g} of a miss, {costs['c_fa']:g} of a false accept"
+        lines.append(f"costs, as in their results: {both}")
+    lines.append("")
     lines.append(f"{'':<16}" + "".join(f"{letter:>10}" for letter in letters))
     for row in zip(*(headline(one, DIGITS) for one in result.systems), strict=True):
         lines.append(f"{row[0].label:<16}" + "".join(f"{figure.number:>10}" for figure in row))
     chosen = [
         (letter, chosen_on_reported(path)) for letter, path in zip(letters, paths, strict=True)
     ]
-    return [
-        *lines,
-        "",
-        *result.sentences(letters),
-        *(f"{letter}: {found}" for letter, found in chosen if found),
-    ]
+    scope = "Intervals are over speakers: another seed can change the figures as much."
+    caveats = (f"{letter}: {text}" for letter, text in chosen if text)
+    return [*lines, "", *result.sentences(letters), scope, *caveats]

@@ -3,9 +3,10 @@
     speakernet evaluate --scores scores.txt --trials trials.txt --save_path results/
     speakernet evaluate --config exp01.yaml --initial_model exps/exp01/best.pt
 
-The first form needs no model and no audio; the second is `speakernet train --eval`. Several score
-files are fused with weights fitted on `--fusion_scores` (the same systems, in the same order) and
-`--fusion_trials`.
+The first form needs no model and no audio; without --trials, labels come from a run folder or the
+fourth column of a score file (target or nontarget). The second is `speakernet train --eval`.
+Several score files are fused with weights fitted on `--fusion_scores` (the same systems, in the
+same order) and `--fusion_trials`.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from speakernet.cli import train
 from speakernet.data.lists import read_trials
 from speakernet.evaluation.calibration import AffineCalibration, fit_calibration
 from speakernet.evaluation.figures import MIN_DRAWS, cautions, figures
-from speakernet.evaluation.files import Evaluation, chosen_on_reported, find_scores
+from speakernet.evaluation.files import Evaluation, chosen_on_reported, find_scores, list_in_common
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import Results, headline
 from speakernet.evaluation.speakers import speakers_of
@@ -46,7 +47,10 @@ ARGUMENTS = {
         "nargs": "+",
         "help": "score files: `enrol test score` per line, in any order",
     },
-    "--trials": {"type": Path, "help": "trial list of the scores"},
+    "--trials": {
+        "type": Path,
+        "help": "trial list of the scores (default: labels kept in their folders or files)",
+    },
     "--fusion_scores": {
         "type": Path,
         "nargs": "+",
@@ -95,8 +99,6 @@ def run(arguments: argparse.Namespace) -> list[str] | int:
         raise ValueError(
             f"{arguments.config_arguments[0]} does not apply to --scores, which runs no model"
         )
-    if not arguments.trials:
-        raise ValueError("--scores needs --trials, the trial list of the scores")
     if arguments.save_path and any(
         (arguments.save_path / name).exists() for name in (METRICS, LAST, BEST)
     ):
@@ -133,7 +135,7 @@ def evaluate_scores(arguments: argparse.Namespace) -> Evaluation:
         bootstrap_samples=arguments.draws,
         calibration_prior=arguments.prior,
     )
-    trials = read_trials(arguments.trials)
+    trials = read_trials(arguments.trials) if arguments.trials else list_in_common(arguments.scores)
     files, columns = zip(*(find_scores(path, trials) for path in arguments.scores), strict=True)
     if arguments.save_path and len(files) > 1:
         # The scores of one system are written back unchanged; fused scores would replace one of
@@ -150,7 +152,9 @@ def evaluate_scores(arguments: argparse.Namespace) -> Evaluation:
         llrs = scores
     speakers = speakers_of(trials, arguments.csv)
     results = figures(trials, scores, speakers, options, DEFAULT_SEED, llrs)
-    read = [("trials", arguments.trials), *(("scores", file) for file in files)]
+    read = [("scores", file) for file in files]
+    if arguments.trials:
+        read = [("trials", arguments.trials), *read]
     if fit is not None:
         read += [("fusion trials", arguments.fusion_trials)]
     results = dataclasses.replace(
@@ -161,8 +165,7 @@ def evaluate_scores(arguments: argparse.Namespace) -> Evaluation:
         warnings=_warnings(
             results,
             files,
-            is_fitted_here=fit is not None
-            and sha256_of(arguments.fusion_trials) == sha256_of(arguments.trials),
+            is_fitted_here=fit is not None and sha256_of(arguments.fusion_trials) == trials.sha256,
         ),
     )
     return Evaluation(trials, scores, results, llrs, speakers=speakers)

@@ -60,6 +60,8 @@ def run(arguments: argparse.Namespace) -> int | list[str]:
             # A file in sections gets speakernet's defaults, as everybody expects.
             level = logging.DEBUG if loaded.files and not loaded.is_classic else logging.INFO
             logger.log(level, "options not given have the defaults of %s", loaded.defaults)
+            if loaded.assumed:
+                logger.info("assumed: %s", loaded.assumed)
             if loaded.evaluate_only:
                 evaluation, written = score_experiment(loaded)
                 lines = [*evaluation.lines(), written_line(written)]
@@ -71,6 +73,7 @@ def run(arguments: argparse.Namespace) -> int | list[str]:
                     plugins,
                     max_epochs=config.training.max_epochs,
                     has_stages=bool(config.training.stages),
+                    final_model=config.training.final_model,
                 )
                 results = outcome.run_folder / RESULTS
             # The results go to standard output and to log.txt.
@@ -97,7 +100,12 @@ def written_line(files: Sequence[Path]) -> str:
 
 
 def _training_lines(
-    outcome: "TrainingOutcome", plugins: Sequence[str], *, max_epochs: int, has_stages: bool
+    outcome: "TrainingOutcome",
+    plugins: Sequence[str],
+    *,
+    max_epochs: int,
+    has_stages: bool,
+    final_model: str,
 ) -> list[str]:
     summary = outcome.summary
     folder = outcome.run_folder
@@ -112,7 +120,8 @@ def _training_lines(
         ]
     )
     stage = f" of the {summary['best_stage']}" if summary["best_stage"] else ""
-    best = f"best model: {folder / BEST} (epoch {summary['best_epoch']}{stage})"
+    kind = "last model" if final_model == "last" else "best model"
+    best = f"{kind}: {folder / BEST} (epoch {summary['best_epoch']}{stage})"
     if outcome.evaluation is None:
         epochs = summary["epochs"]
         return [

@@ -73,6 +73,8 @@ OURS = "speakernet"
 CLASSIC = "voxceleb_trainer"
 BEGINS_AS_JSON = re.compile(r'\s*(?://[^\n]*\s*)*\{\s*(?:"|//|\})')
 """JSON is recognised by its beginning, because many programs call it .conf or .cfg."""
+CHECKPOINT = "{} is its checkpoint"
+"""Why the defaults are voxceleb_trainer's when one of its checkpoints is scored alone."""
 COMMENT = re.compile(r'("(?:[^"\\\n]|\\.)*")|//.*')
 """A comment in JSON, or a string, which is kept."""
 _PACKAGE = Path(speakernet.__file__).resolve().parent
@@ -123,6 +125,8 @@ class LoadedConfig:
     """The dotted keys set in a file or on the command line."""
     defaults: str
     """Which defaults apply, and why; for the log."""
+    assumed: str = ""
+    """What a checkpoint does not show and nobody has said; for the log."""
 
 
 def load_config(
@@ -174,6 +178,14 @@ def load_config(
         raise ConfigError(
             f"{last['eval'].where}: eval is {last['eval'].value!r}; expected true or false"
         )
+    limit = last.get("evaluation.max_trials")
+    # A file may be that of the training, whose validation it limits.
+    if scores == "true" and limit is not None and limit.layer == len(files):
+        raise ConfigError(
+            f"{limit.where}: {limit.value} would limit the validation trials of a training, but "
+            "--eval scores every trial of the list; leave it out, or give a shorter list with "
+            "--test_list"
+        )
     model = str(last["training.initial_model"].value) if "training.initial_model" in last else ""
     forgiven = flat | ({len(files)} if is_classic else set())
     if (
@@ -184,7 +196,7 @@ def load_config(
         and is_classic_checkpoint(Path(model))
     ):
         is_classic = True
-        why = f"{model} is its checkpoint"
+        why = CHECKPOINT.format(model)
         forgiven = {0}
     settings = _drop_folders_of_other_lists([one for one in settings if one.key != "eval"], copies)
     defaults: dict[str, Any] = dict(CLASSIC_DEFAULTS) if is_classic else {}
@@ -201,7 +213,18 @@ def load_config(
             # If the user chose another component, the model's options for the old one do not apply.
             if choice is None or named in ("auto", of_model.get(choice.key)):
                 defaults[key] = value
+    # The program's own default is off, but its published models have it on. `import-weights`
+    # assumes the same.
+    is_unsaid = why == CHECKPOINT.format(model) and "frontend.log_input" not in last
+    if is_unsaid:
+        defaults["frontend.log_input"] = True
     config = compose(settings, defaults, forgiven)
+    assumed = ""
+    if is_unsaid and hasattr(config.frontend, "log_input"):
+        assumed = (
+            f"{model} was trained with log_input, which the checkpoint does not show (if "
+            "not, give --log_input false)"
+        )
     if not config.training.save_path:
         default = Path("exps") / (files[0].stem if files else "exp1")
         config.training.save_path = str(files[0].parent if 0 in copies else default)
@@ -212,7 +235,7 @@ def load_config(
             f"; these differ from {OURS}'s (in brackets): {differing}; --defaults {OURS} "
             "selects those"
         )
-    return LoadedConfig(config, files, is_classic, scores == "true", given, described)
+    return LoadedConfig(config, files, is_classic, scores == "true", given, described, assumed)
 
 
 def find_config(name: str) -> Path:

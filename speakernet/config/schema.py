@@ -108,7 +108,7 @@ OF_A_STAGE: dict[str, Collection[str]] = {
     ),
     "model": ("options",),
     "model.pooling_options": (),
-    "loss": ("margin", "scale", "inter_top_k"),
+    "loss": ("margin", "scale", "inter_top_k", "inter_top_k_penalty"),
     "loss.metric": (),
     "training": (
         "freeze_epochs",

@@ -57,6 +57,8 @@ HELD_OUT_STREAM = 7301
 CALIBRATION_STREAM = 7302
 CALIBRATION_UTTERANCES = 6
 """Per speaker, for calibration trials: further utterances of one speaker add little."""
+CALIBRATION_SPEAKERS = 1000
+"""At most this many, and half of a list with as many, calibrate: the others remain for a cohort."""
 
 
 class Row(NamedTuple):
@@ -535,7 +537,8 @@ def calibration_pairs(
     ones.
 
     A speaker's utterances come from as many sessions as possible; those of a single session are
-    paired within it.
+    paired within it. Of many speakers, only `CALIBRATION_SPEAKERS` are used, since score
+    normalisation needs a cohort of other speakers.
 
     Args:
         utterances: for example those of a training list.
@@ -550,7 +553,11 @@ def calibration_pairs(
     """
     chosen = []
     logs = np.log(np.maximum(seconds, 1e-3))
-    for speaker in range(len(utterances.speakers)):
+    speakers = np.arange(len(utterances.speakers))
+    if len(speakers) >= CALIBRATION_SPEAKERS:
+        most = min(CALIBRATION_SPEAKERS, len(speakers) // 2)
+        speakers = np.sort(numpy_generator(seed, CALIBRATION_STREAM).permutation(speakers)[:most])
+    for speaker in speakers.tolist():
         own = np.flatnonzero(utterances.labels == speaker)
         random = numpy_generator(seed, CALIBRATION_STREAM, speaker)
         sessions = utterances.sessions[own]

@@ -46,6 +46,7 @@ class Batch:
     indices: Tensor
     shares: tuple[int, ...]
     draw_key: int
+    draw_rows: np.ndarray
     warps: np.ndarray
 
 

@@ -223,10 +223,11 @@ class TrainingLoader:
             counts = tuple(one.stop - one.start for one in shares)
             warps = voices // len(sampler.voices.speeds)
             key = derive_seed(sampler.seed, request.epoch)
-            yield (
-                Batch(waveforms, labels, torch.from_numpy(report.rows), counts, key, warps),
-                report,
-            )
+            indices = torch.from_numpy(report.rows)
+            # Masks and dither are keyed like crops: by the requested row, which differs between
+            # repeats of an utterance.
+            batch = Batch(waveforms, labels, indices, counts, key, request.rows, warps)
+            yield batch, report
             # One of the ring's spare slots holds the last batch, still being copied; the other is
             # written next.
             while len(self._copies) > 1:

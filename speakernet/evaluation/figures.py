@@ -20,7 +20,7 @@ from scipy.special import ndtr, ndtri
 
 from speakernet.data.lists import TrialList, repeated_trials
 from speakernet.evaluation import metrics
-from speakernet.evaluation.options import UNIT_COST, EvaluationOptions
+from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import GroupResult, Interval, Results, headline
 from speakernet.evaluation.speakers import Speakers
 from speakernet.random import numpy_generator
@@ -46,6 +46,8 @@ SHOWN_WORK = 100_000_000
 MIN_DRAWS = 100
 STREAM = 6101
 LEVEL_PERCENT = 95.0
+OperatingPoint = tuple[float, float, float]
+"""Target prior, cost of a miss and cost of a false accept."""
 BAND_FALSE_ACCEPTS = ndtr(np.linspace(ndtri(1e-5), ndtri(0.98), 50))
 """False-accept rates at which a DET curve gets its interval: evenly spaced on its normal-deviate
 axis."""
@@ -84,10 +86,7 @@ def figures(
         return found
     # One sort serves all figures: 10 million scores take 1.9 s on one core.
     rates = metrics.error_rates(scores, labels)
-    priors = [*ALWAYS_SHOWN_PRIORS, *options.dcf_target_priors]
-    costs = (options.c_miss, options.c_fa)
-    # Named by the prior, as in `results.json`.
-    points = {f"{prior:g}": (float(prior), *costs) for prior in priors}
+    points = operating_points([*ALWAYS_SHOWN_PRIORS, *options.dcf_target_priors], options)
     equal = metrics.equal_error_point(rates)
     found = replace(
         found,
@@ -127,6 +126,16 @@ def figures(
         interval_note=drawn.interval_note,
         det_band=drawn.det_band,
     )
+
+
+def operating_points(
+    priors: Sequence[float], options: EvaluationOptions
+) -> dict[str, OperatingPoint]:
+    """The operating points of the minDCFs at these target priors, with the costs of the options.
+
+    They are named by the prior, as in `results.json`.
+    """
+    return {f"{prior:g}": (float(prior), options.c_miss, options.c_fa) for prior in priors}
 
 
 def why_no_error_rate(trials: TrialList) -> str:
@@ -204,7 +213,7 @@ class SpeakerBootstrap:
         labels: np.ndarray,
         enrol_speakers: np.ndarray,
         test_speakers: np.ndarray,
-        operating_points: Mapping[str, tuple[float, float, float]],
+        points: Mapping[str, OperatingPoint],
         false_accepts: np.ndarray | None = None,
     ) -> None:
         scores, labels = metrics.check_trials(scores, labels)
@@ -225,7 +234,7 @@ class SpeakerBootstrap:
         # drawn exactly once.
         is_within = labels | (enrol == test)
         self._second = np.where(is_within, len(present), test)[order].astype(np.int64)
-        self._points = operating_points
+        self._points = points
         self._false_accepts = np.empty(0) if false_accepts is None else false_accepts
         self.num_trials = len(labels)
         self.num_speakers = len(present)
@@ -388,9 +397,19 @@ class Difference:
     interval: Interval
     """95 % interval of the difference under the same draws of speakers."""
     note: str = ""
+    is_of_one_system: bool = False
+    """Whether both are trainings of one configuration with different seeds, so that neither system
+    can be better."""
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether the interval excludes zero, so that other speakers would hardly turn the
+        difference round.
+        """
+        return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
 
     def sentence(self, figure: str, first: str = "A", second: str = "B") -> str:
-        """The result in words; a difference is significant if its interval excludes zero."""
+        """The result in words."""
         better, other = (first, second) if self.value >= 0 else (second, first)
         equal = f"{first} and {second} are equal"
         distance = f"{better} is better than {other} by {abs(self.value):.3f}"
@@ -398,8 +417,10 @@ class Difference:
         if self.interval is None:
             return f"{text}; {self.note}"
         low, high = self.interval if self.value >= 0 else (-self.interval[1], -self.interval[0])
-        verdict = "not significant" if low <= 0 <= high else "significant"
-        text += f" ({LEVEL_PERCENT:g} % interval {low:.3f} to {high:.3f}), which is {verdict}"
+        verdict = "which is significant" if self.is_significant else "which is not significant"
+        if self.is_of_one_system:
+            verdict = "the spread between two trainings of one system"
+        text += f" ({LEVEL_PERCENT:g} % interval {low:.3f} to {high:.3f}), {verdict}"
         return f"{text}; {self.note}" if self.note else text
 
 
@@ -433,6 +454,16 @@ class Comparison:
     """For each system but the first, one per figure: EER, then the minDCFs; positive if the first
     is better."""
 
+    def with_one_system(self, is_same: Sequence[bool]) -> "Comparison":
+        """Mark the systems (all but the first) that differ from the first in the seed of their
+        training alone.
+        """
+        differences = [
+            [replace(difference, is_of_one_system=same) for difference in of_system]
+            for of_system, same in zip(self.differences, is_same, strict=True)
+        ]
+        return replace(self, differences=differences)
+
     def sentences(self, names: Sequence[str]) -> list[str]:
         """A sentence for each figure of each system but the first."""
         labels = [figure.label for figure in headline(self.systems[0])]
@@ -450,12 +481,13 @@ def compare_scores(
     *,
     num_draws: int,
     seed: int,
+    options: EvaluationOptions | None = None,
     priors: Sequence[float] = ALWAYS_SHOWN_PRIORS,
 ) -> Comparison:
     """Compare each system with the first by their scores on the same labelled trials.
 
     All are measured on the same draws of speakers, so what they have in common cancels in the
-    differences.
+    differences. The minDCFs at `priors` have the costs of `options` (default: 1 and 1).
     """
     if trials.labels is None:
         raise ValueError(
@@ -463,7 +495,7 @@ def compare_scores(
             "list"
         )
     sides = speakers.ids[trials.enrol], speakers.ids[trials.test]
-    points = {f"{prior:g}": (prior, UNIT_COST, UNIT_COST) for prior in priors}
+    points = operating_points(priors, options or EvaluationOptions())
     first, *others = (SpeakerBootstrap(scores, trials.labels, *sides, points) for scores in systems)
     measured = [one.measure(0, seed) for one in (first, *others)]
     return Comparison(
@@ -472,15 +504,25 @@ def compare_scores(
 
 
 def short_names(paths: Sequence[str]) -> list[str]:
-    """Short names for paths: the last path component in which all of them differ, otherwise
-    numbered names.
+    """Short names for paths: the last part in which all of them differ, otherwise what is left
+    without common ends.
 
     >>> short_names(["exps/a/scores.txt", "exps/b/scores.txt"])
     ['a', 'b']
+    >>> short_names(["exps/a/1/scores.txt", "exps/a/2/scores.txt", "exps/b/1/scores.txt"])
+    ['a/1', 'a/2', 'b/1']
     """
     split = [path.replace("\\", "/").rstrip("/").split("/") for path in paths]
     for depth in range(1, max(map(len, split)) + 1):
-        names = [one[-depth] if depth <= len(one) else "" for one in split]
+        names = [parts[-depth] if depth <= len(parts) else "" for parts in split]
         if len(set(names)) == len(names):
             return [name or "." for name in names]
-    return [f"{one[-1]} ({number})" for number, one in enumerate(split, start=1)]
+    shortest = min(map(len, split))
+    begin = next(
+        (place for place in range(shortest) if len({parts[place] for parts in split}) > 1), shortest
+    )
+    end = next(
+        (place for place in range(1, shortest) if len({parts[-place] for parts in split}) > 1),
+        shortest,
+    )
+    return ["/".join(parts[begin : len(parts) - end + 1]) or "." for parts in split]

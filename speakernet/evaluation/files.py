@@ -11,7 +11,7 @@ import itertools
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -28,8 +28,9 @@ from speakernet.data.lists import (
     split_row,
 )
 from speakernet.evaluation.calibration import threshold_label
-from speakernet.evaluation.figures import CHOSEN_ON_REPORTED
+from speakernet.evaluation.figures import CHOSEN_ON_REPORTED, Comparison, compare_scores
 from speakernet.evaluation.metrics import missing_kind, refuse_rows
+from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import Results, headline_sentence
 from speakernet.evaluation.speakers import Speakers
 from speakernet.files import (
@@ -38,6 +39,7 @@ from speakernet.files import (
     open_text,
     read_arrays,
     read_yaml,
+    read_yaml_file,
     reading,
     sha256_of,
 )
@@ -61,6 +63,8 @@ SCORE_HEADINGS = {b"score", b"scores", b"llr"}
 """Headings of the column of scores in files of other toolkits and of NIST, in lower case."""
 LARGEST_SCORE = 1e30
 """Larger scores overflow when squared; no scoring method produces them."""
+SCORE_FORMAT = ".9g"
+"""Of scores and ratios in files: nine significant digits give back the same float32."""
 LLR_COLUMN = "llr"
 NUM_IN_TERMINAL = 10
 ARRAYS_NAME = "report_arrays.npz"
@@ -163,6 +167,8 @@ def read_scores(path: str | Path) -> tuple[TrialList, np.ndarray]:
 def write_scores(path: str | Path, trials: TrialList, scores: np.ndarray) -> None:
     """Write one line per trial in list order, atomically; a line is tab-separated if a name
     contains a space.
+
+    Nine digits keep float32 scores apart: early in training all lie within a thousandth of 1.
     """
     names = list(trials.names)
     with atomic_write(path) as file:
@@ -170,7 +176,7 @@ def write_scores(path: str | Path, trials: TrialList, scores: np.ndarray) -> Non
             trials.enrol.tolist(), trials.test.tolist(), scores.tolist(), strict=True
         ):
             gap = "\t" if " " in names[enrol] or " " in names[test] else " "
-            file.write(f"{names[enrol]}{gap}{names[test]}{gap}{score:.6f}\n")
+            file.write(f"{names[enrol]}{gap}{names[test]}{gap}{score:{SCORE_FORMAT}}\n")
 
 
 def scores_for(trials: TrialList, path: str | Path) -> np.ndarray:
@@ -295,10 +301,10 @@ class Decisions:
         trials = self.trials
         score = float(self.scores[number])
         pair = (trials.names[int(side[number])] for side in (trials.enrol, trials.test))
-        llr = [] if self.llrs is None else [f"{self.llrs[number]:.4f}"]
+        llr = [] if self.llrs is None else [f"{self.llrs[number]:{SCORE_FORMAT}}"]
         return [
             *pair,
-            f"{score:.6f}",
+            f"{score:{SCORE_FORMAT}}",
             *llr,
             *("accept" if score >= one["threshold"] else "refuse" for one in self.thresholds),
         ]
@@ -571,6 +577,51 @@ def list_in_common(paths: Sequence[Path]) -> TrialList:
             except ListError as error:
                 refused = refused or error
     raise refused or ListError(f"{names}: no labelled scores; give their list with --trials")
+
+
+def common_costs(systems: Iterable[Results | None]) -> dict[str, float]:
+    """The costs `c_miss` and `c_fa` that all results with costs share; empty if they differ or none
+    is known.
+    """
+    known = [results.dcf_costs for results in systems if results is not None and results.dcf_costs]
+    return dict(known[0]) if known and all(costs == known[0] for costs in known) else {}
+
+
+def compare_runs(runs: Sequence[RunData], speakers: Speakers, seed: int) -> Comparison:
+    """Compare runs that have scored the same labelled trials, with the costs of their
+    evaluations.
+    """
+    trials = runs[0].trials
+    scores = [run.scores for run in runs if run.scores is not None]
+    assert trials is not None and len(scores) == len(runs), "the runs have scores"
+    options = EvaluationOptions().model_copy(update=common_costs(run.results for run in runs))
+    compared = compare_scores(
+        trials, scores, speakers, num_draws=options.bootstrap_samples, seed=seed, options=options
+    )
+    first, *others = (run.configuration for run in runs)
+    return compared.with_one_system([is_other_seed(first, other) for other in others])
+
+
+def configuration_of(scores: Path) -> Mapping[str, Any]:
+    """The sections of the run whose model gave a score file; empty if the run folder is not
+    known.
+    """
+    results = read_results(scores.with_name(RESULTS))
+    if results is None:
+        return {}
+    folders = scores.parent, Path((results.checkpoint or {}).get("path", "")).parent
+    config = next((folder / CONFIG for folder in folders if (folder / CONFIG).is_file()), None)
+    values = read_yaml_file(config, "a configuration") if config else {}
+    return values if isinstance(values, Mapping) else {}
+
+
+def is_other_seed(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Whether two configurations of runs differ in nothing but `runtime.seed`."""
+    runtimes = [configuration.get("runtime") for configuration in (first, second)]
+    if not all(isinstance(runtime, Mapping) for runtime in runtimes):
+        return False
+    without = [{**runtime, "seed": None} for runtime in runtimes if isinstance(runtime, Mapping)]
+    return {**first, "runtime": without[0]} == {**second, "runtime": without[1]}
 
 
 def chosen_on_reported(scores: Path) -> str:

@@ -40,13 +40,14 @@ from speakernet.evaluation.calibration import (
     threshold_label,
     threshold_name,
 )
-from speakernet.evaluation.figures import ALWAYS_SHOWN_PRIORS, cautions, compare_scores, short_names
+from speakernet.evaluation.figures import ALWAYS_SHOWN_PRIORS, cautions, short_names
 from speakernet.evaluation.files import (
     ARRAYS_NAME,
     LLR_COLUMN,
     Decisions,
     Evaluation,
     RunData,
+    compare_runs,
     described,
     is_number,
     read_run,
@@ -61,7 +62,7 @@ from speakernet.evaluation.metrics import (
     min_dcf_point,
     pooled_llrs,
 )
-from speakernet.evaluation.options import UNIT_COST, EvaluationOptions
+from speakernet.evaluation.options import UNIT_COST
 from speakernet.evaluation.results import (
     FEW_TARGETS,
     GroupResult,
@@ -72,7 +73,6 @@ from speakernet.evaluation.results import (
 )
 from speakernet.evaluation.speakers import speakers_of
 from speakernet.files import atomic_write, human_bytes
-from speakernet.options import default_of
 from speakernet.run_folder import (
     DECISIONS,
     EVALUATION_FILES,
@@ -1108,13 +1108,11 @@ def _differences(runs: Sequence[RunData]) -> Section:
         ]
     if len(same) < 2:
         return {"remarks": remarks or ["Fewer than two runs have labelled scores."]}
-    shown, (trials, *_), scores = zip(*same, strict=True)
+    shown = [run for run, _, _ in same]
+    trials = same[0][1]
     assert trials is not None, "runs with labels have trials"
     speakers = speakers_of(trials)
-    num_draws = default_of(EvaluationOptions, "bootstrap_samples")
-    lines = compare_scores(trials, scores, speakers, num_draws=num_draws, seed=DRAW_SEED).sentences(
-        [run.name for run in shown]
-    )
+    lines = compare_runs(shown, speakers, DRAW_SEED).sentences([run.name for run in shown])
     note = f"All runs are measured on the same draws of speakers, taken from the {speakers.rule}."
     card = {
         "heading": f"Compared with {shown[0].name}",

@@ -16,9 +16,15 @@ from speakernet.data.audio import AudioError
 from speakernet.data.lists import StringTable, TrialList
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation.embedding import checked_lengths
-from speakernet.evaluation.figures import ALWAYS_SHOWN_PRIORS, SpeakerBootstrap, group_result
+from speakernet.evaluation.figures import (
+    ALWAYS_SHOWN_PRIORS,
+    OperatingPoint,
+    SpeakerBootstrap,
+    group_result,
+    operating_points,
+)
 from speakernet.evaluation.metrics import missing_kind
-from speakernet.evaluation.options import UNIT_COST, EvaluationOptions
+from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import GroupResult, SliceResult
 from speakernet.evaluation.speakers import Speakers, read_rows
 from speakernet.files import parallel_map
@@ -87,8 +93,10 @@ def all_slices(
             raise ValueError(
                 f"slices: {name!r} is not one of {', '.join(known)}; {suggestion(name, known)}"
             )
+    points = operating_points(ALWAYS_SHOWN_PRIORS, options)
     return [
-        slice_results(slicing, trials, scores, speakers, num_draws, seed) for slicing in slicings
+        slice_results(slicing, trials, scores, speakers, points, num_draws, seed)
+        for slicing in slicings
     ]
 
 
@@ -185,13 +193,13 @@ def slice_results(
     trials: TrialList,
     scores: np.ndarray,
     speakers: Speakers,
+    points: Mapping[str, OperatingPoint],
     num_draws: int,
     seed: int,
 ) -> SliceResult:
     """Evaluate every group of labelled trials like a separate list."""
     assert trials.labels is not None, "only labelled trials are sliced"
     is_target = trials.labels == 1
-    points = {f"{prior:g}": (prior, UNIT_COST, UNIT_COST) for prior in ALWAYS_SHOWN_PRIORS}
     rows = []
     notes = [slicing.note] if slicing.note else []
     for group, label in enumerate(slicing.labels):

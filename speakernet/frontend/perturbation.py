@@ -56,8 +56,8 @@ class KeyedDraws(nn.Module):
         self._coming: tuple[int, np.ndarray] | None = None
 
     def key_draws(self, key: int, rows: np.ndarray) -> None:
-        """Announce the next pass: the key of the epoch and the rows in the training list,
-        (batch,).
+        """Announce the next pass: the key of the epoch, and a number that keys each utterance's
+        draws, (batch,).
         """
         self._coming = (key, rows)
 

@@ -24,6 +24,9 @@ from speakernet.losses.options import (
 # Keeps the square root of 1 - cos² differentiable if an embedding coincides with its speaker's
 # vector.
 SINE_FLOOR = 1e-12
+PENALTY_MARGIN = 0.2
+"""Margin in radians for which the penalty of inter-top-K is given; it is proportional to the
+margin."""
 
 
 class SpeakerLoss(nn.Module):
@@ -121,11 +124,12 @@ class AAMSoftmax(AMSoftmax):
     Past pi - margin, where widening would wrap around, the cosine is lowered by margin x
     sin(margin) instead; with `easy_margin` angles above 90 degrees do not change. If speakers have
     several centres, the nearest one counts. The angles to the `inter_top_k` nearest other speakers
-    are narrowed by `inter_top_k_penalty`.
+    are narrowed by `inter_top_k_penalty` x margin / 0.2.
 
     Source: Deng et al. 2019, "ArcFace", equation 3, with the common continuation past pi - margin;
     Deng et al. 2020, "Sub-center ArcFace", equation 3; Zhao et al. 2021, "The SpeakIn system for
-    VoxCeleb speaker recognition challenge 2021", section 3.3 (inter-top-K).
+    VoxCeleb speaker recognition challenge 2021", section 3.3 (inter-top-K); wespeaker dfa7419,
+    `models/projections.py` (its penalty follows the margin).
 
     >>> loss = AAMSoftmax(AAMSoftmaxOptions(margin=math.pi / 3, scale=1.0), 2, 2)
     >>> _ = loss.weight.data.copy_(torch.eye(2))
@@ -160,10 +164,8 @@ class AAMSoftmax(AMSoftmax):
             # nearest.
             others = own.replaced(cosine.detach(), torch.full_like(own_cosine, -2))
             nearest = self.classes.nearest(others, min(self.inter_top_k, self.num_classes - 1))
-            share = min(1.0, self.margin / options.margin) if options.margin else 1.0
-            cosine = nearest.replaced(
-                cosine, turned(nearest.of(cosine), -options.inter_top_k_penalty * share)
-            )
+            penalty = options.inter_top_k_penalty * self.margin / PENALTY_MARGIN
+            cosine = nearest.replaced(cosine, turned(nearest.of(cosine), -penalty))
         return own.replaced(cosine, widened) * self.scale
 
 

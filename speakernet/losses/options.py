@@ -75,8 +75,8 @@ class AAMSoftmaxOptions(AMSoftmaxOptions):
     inter_top_k: Annotated[int, Ge(0), Le(10_000)] = 0
     """Number of nearest other speakers of each utterance whose angles are penalised; 0: none."""
     inter_top_k_penalty: Annotated[float, Ge(0.0), Le(1.0)] = 0.06
-    """Radians by which the angles to those speakers are narrowed; ramped with the margin by
-    schedule.margin_*."""
+    """Radians by which the angles to those speakers are narrowed at a margin of 0.2; proportional
+    to the margin."""
 
 
 class SphereFace2Options(LossOptions):

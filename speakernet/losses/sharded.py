@@ -7,6 +7,8 @@ Source: An et al. 2021, "Partial FC: training 10 million identities on a single 
 3.1 (the distributed head, without the class sampling of section 3.2).
 """
 
+import inspect
+import logging
 from typing import Any
 
 import torch
@@ -14,8 +16,61 @@ from torch import Tensor, nn
 from torch import distributed as torch_distributed
 from torch.nn import functional
 
-from speakernet.losses.classification import AllClasses, Columns
-from speakernet.parallel.sharding import RowShare, join_in_state, keep_share
+from speakernet.losses.classification import AllClasses, ClassificationLoss, Columns
+from speakernet.losses.options import LossOptions
+from speakernet.options import Choice
+from speakernet.parallel import distributed
+from speakernet.parallel.sharding import RowShare, join_in_state, keep_share, sharded_names
+
+logger = logging.getLogger(__name__)
+
+MIN_SHARDED_CLASSES = 20_000
+"""`loss.sharded: auto` shards from this number of classes on; a smaller head takes little memory
+and little traffic."""
+
+
+def shard_head(options: LossOptions, loss: nn.Module) -> None:
+    """Shard the head in place, so that each rank keeps a share of the speakers, if configured or
+    worthwhile.
+
+    Must be called after the whole head is initialised and before the optimizer is built. A head
+    that is sharded already stays as it is.
+
+    Raises:
+        ValueError: `sharded: on` for a loss that computes with whole heads only.
+    """
+    if sharded_names(loss):
+        return
+    choice = choose_sharding(options, getattr(loss, "num_classes", 0), distributed.world_size())
+    if choice.value and not can_be_sharded(loss):
+        if options.sharded == "on":
+            raise ValueError(
+                f"loss.sharded is on, but the loss {options.name} does not use self.classes, so it "
+                "cannot compute with the classes of one process; use self.classes.own(labels) as "
+                "docs/components.md shows, or set sharded: auto"
+            )
+        choice = Choice(
+            False,
+            f"{options.name} does not use self.classes, so every process keeps the whole head",
+        )
+    level = logging.INFO if choice.value else logging.DEBUG
+    logger.log(level, "loss.sharded: %s: %s", options.sharded, choice)
+    if choice.value:
+        shard(loss, distributed.rank(), distributed.world_size())
+
+
+def choose_sharding(options: LossOptions, num_classes: int, num_processes: int) -> Choice[bool]:
+    """Whether each rank keeps only a share of the head, and why."""
+    if options.sharded == "off" or not options.has_head:
+        return Choice(False, "switched off" if options.has_head else "the loss has no head")
+    several = f"{num_classes:,} classes on {num_processes} processes"
+    is_asked = options.sharded == "on"
+    reason = (
+        f"{several}, as configured"
+        if is_asked
+        else f"{several}; worthwhile from {MIN_SHARDED_CLASSES:,}"
+    )
+    return Choice(is_asked or num_classes >= MIN_SHARDED_CLASSES, reason)
 
 
 def shard(loss: nn.Module, rank: int, world_size: int) -> None:
@@ -34,6 +89,22 @@ def shard(loss: nn.Module, rank: int, world_size: int) -> None:
         if parameter.ndim:
             rows_per_class = len(parameter) // head.num_classes
             keep_share(parameter, RowShare(head.num_classes, rank, world_size, rows_per_class))
+
+
+def can_be_sharded(loss: nn.Module) -> bool:
+    """Whether the loss computes with the columns of one rank: ours do, and others whose own code
+    uses `self.classes`.
+
+    Without it, code would take a label for a column, although a rank has only a share of the
+    columns.
+    """
+    for kind in type(getattr(loss, "head", loss)).__mro__:
+        if kind.__module__.startswith(__package__ + "."):
+            return issubclass(kind, ClassificationLoss)
+        functions = [value for value in vars(kind).values() if inspect.isfunction(value)]
+        if {"logits", "forward"} & vars(kind).keys():
+            return any("classes" in function.__code__.co_names for function in functions)
+    return False
 
 
 class ClassShard(AllClasses):

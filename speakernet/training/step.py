@@ -41,7 +41,13 @@ if TYPE_CHECKING:
         shares: tuple[int, ...]
         """Number of utterances of the whole batch on each rank."""
         draw_key: int
-        """Keys the random draws of this epoch, together with the rows."""
+        """Keys the random draws of this epoch, together with `draw_rows`."""
+
+        @property
+        def draw_rows(self) -> np.ndarray:
+            """(batch,) int64: key the random draws of each utterance; repeats in an epoch have
+            different ones.
+            """
 
         @property
         def warps(self) -> np.ndarray:
@@ -313,7 +319,7 @@ class TrainingStep:
         dither).
         """
         for module in self._keyed:
-            module.key_draws(batch.draw_key, batch.indices.numpy())
+            module.key_draws(batch.draw_key, batch.draw_rows)
         for tracts in self._warping:
             tracts.take_warps(batch.warps)
 

@@ -19,6 +19,7 @@ from speakernet.config.schema import replaced
 from speakernet.data.audio import read_audio, write_audio
 from speakernet.data.lists import read_training_list, read_trials
 from speakernet.evaluation.adaptation import plda
+from speakernet.evaluation.embedding import Embedder
 from speakernet.evaluation.report import write_evaluation
 from speakernet.models.model_file import load_model_file, model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
@@ -153,6 +154,81 @@ def test_cohort_with_speakers_of_the_trials(tiny_corpus, tmp_path, model):
     ]
     warnings = evaluated(configure(tiny_corpus, tmp_path, *options), model).results.warnings
     assert any("spk08, spk09" in warning for warning in warnings)
+
+
+@pytest.fixture
+def calibration_of_training_speakers(tiny_corpus, tmp_path):
+    """A list of trials among training speakers 0 to `last`."""
+
+    def write(last):
+        pairs = [(1, speaker, speaker) for speaker in range(last + 1)]
+        pairs += [(0, speaker, (speaker + 1) % (last + 1)) for speaker in range(last + 1)]
+        path = tmp_path / "calibration.txt"
+        lines = (
+            f"{label} spk{one:02d}/utt0.wav spk{other:02d}/utt1.wav\n"
+            for label, one, other in pairs
+        )
+        path.write_text("".join(lines))
+        return [
+            "--evaluation.calibration_list",
+            str(path),
+            "--evaluation.calibration_path",
+            str(tiny_corpus),
+        ]
+
+    return write
+
+
+def test_cohort_without_those_who_calibrate(
+    tiny_corpus, tmp_path, model, calibration_of_training_speakers, monkeypatch, caplog
+):
+    """Speakers held out for validation and those of a calibration list would be normalised against
+    themselves.
+    """
+    caplog.set_level("INFO", "speakernet")
+    listed = read_training_list(tiny_corpus / "train_list.txt")
+    held_out = ["--score_norm", "s", "--data.validation_speakers", "3"]
+    for options, left_out in (
+        (held_out, 3),
+        (["--score_norm", "s", *calibration_of_training_speakers(1)], 2),
+        ([*held_out[:2], "--cohort_list", str(tiny_corpus / "train_list.txt"), *held_out[2:]], 3),
+    ):
+        config = configure(tiny_corpus, tmp_path, *options)
+        scored = [evaluated(config, model, after_training=after).results for after in (True, False)]
+        assert (
+            scored[0].backend == scored[1].backend
+            and scored[0].backend["cohort_members"] == 8 - left_out
+        )
+        assert f"leaves out {left_out} speakers" in caplog.text
+        assert scored[1].cllr is not None, "the calibration of the training is used again"
+    used = []
+    embed = Embedder.embed
+
+    def watch(embedder, names, *arguments):
+        used.append(list(names))
+        return embed(embedder, names, *arguments)
+
+    monkeypatch.setattr(Embedder, "embed", watch)
+    inputs = Inputs(config, torch.device("cpu"))
+    evaluated(
+        configure(tiny_corpus, tmp_path, *held_out, "--evaluation.keep_embeddings", "false"), model
+    )
+    remaining = {
+        inputs.training.rows.speakers[label] for label in inputs.training.rows.labels.tolist()
+    }
+    (cohort,) = (names for names in used if set(names) <= set(listed.paths))
+    assert {name.split("/")[0] for name in cohort} == remaining and len(remaining) == 5
+
+
+def test_no_cohort_is_left(tiny_corpus, tmp_path, model, calibration_of_training_speakers):
+    config = configure(
+        tiny_corpus, tmp_path, "--score_norm", "s", *calibration_of_training_speakers(6)
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"1 speaker of .*train_list.txt are not in .*calibration.txt; .*--cohort_list",
+    ):
+        evaluated(config, model)
 
 
 def test_mean_is_tied_to_the_embedding_mode(tiny_corpus, tmp_path, model):

@@ -4,6 +4,7 @@ gain.
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -188,6 +189,31 @@ def test_better_initial_model_is_warned_of(given, recipe, tiny_corpus, monkeypat
     }
     results = fine_tuning.compared_with_initial_model(config, None, summary, scored).results
     assert "the initial model is better than best.pt by 100.000" in results.warnings[0]
+
+
+def test_a_difference_that_may_be_chance_is_no_warning(
+    given, recipe, tiny_corpus, monkeypatch, random, caplog
+):
+    trials = read_trials(tiny_corpus / "trials.txt")
+    scores = trials.labels + random.standard_normal(len(trials))
+    # The lowest of the targets' scores falls below all others: slightly worse.
+    worse = np.where(scores == scores[trials.labels == 1].min(), scores.min() - 1, scores)
+    worse = np.where(scores == scores[trials.labels == 0].max(), scores.max() + 1, worse)
+    monkeypatch.setattr(fine_tuning, "scores_of_model", lambda *_: scores)
+    config = load_configuration(["--config", str(recipe), "--initial_model", str(given)]).config
+    scored = Evaluation(trials, worse, Results(eer_percent=30.0), None, None, speakers_of(trials))
+    summary = {
+        "initial_eer_percent": 9.0,
+        "best_eer_percent": 8.0,
+        "best_epoch": 2,
+        "best_stage": "",
+    }
+    results = fine_tuning.compared_with_initial_model(config, None, summary, scored).results
+    assert any("not significant" in sentence for sentence in results.initial_model["sentences"])
+    assert (
+        not [one for one in results.warnings if "not significant" in one]
+        and "not significant" not in caplog.text
+    )
 
 
 MISTAKES = {

@@ -1,6 +1,7 @@
 """Stages of a run: what each starts from, draws, changes and frees, and how it resumes."""
 
 import dataclasses
+import math
 import weakref
 from typing import Any
 
@@ -9,13 +10,18 @@ import torch
 
 from speakernet.assembly import fine_tuning, runs
 from speakernet.assembly.runs import train_experiment
+from speakernet.assembly.training import build_loss
 from speakernet.checkpoint import read_own_checkpoint
-from speakernet.config import ConfigError, load_config
+from speakernet.config import Config, ConfigError, load_config
+from speakernet.config.schema import replaced
 from speakernet.data.batches import ResidentMaker
 from speakernet.evaluation.results import Results
+from speakernet.losses.sharded import shard_head
+from speakernet.parallel import distributed
 from speakernet.run_folder import later_stages
 from speakernet.training.trainer import Trainer
 from tests.outcomes import digests
+from tests.parallel.several import in_several
 from tests.tiny_recipe import two_stages, write_recipe
 
 SPEAKERS = 8
@@ -243,3 +249,103 @@ def test_stage_starts_from_the_previous_model(staged, tmp_path, monkeypatch):
         for path in (run / "last.pt", run / "2_joint" / "last.pt")
     ]
     assert [one["epoch"] for one in states] == [1, 2]
+
+
+def test_head_of_a_stage():
+    """The head computes with the numbers of its stage: margin, scale and the penalty of the nearest
+    others.
+    """
+    options = {
+        "name": "aamsoftmax",
+        "margin": 0.5,
+        "scale": 20.0,
+        "inter_top_k": 2,
+        "inter_top_k_penalty": 0.06,
+    }
+    first = replaced(Config(), loss=options, model={"embedding_dim": 8})
+    second = replaced(first, loss={"margin": 0.2, "scale": 30.0, "inter_top_k": 3})
+    torch.manual_seed(0)
+    before = build_loss(first, 12)
+    fresh = build_loss(second, 12)
+    fresh.load_state_dict(before.state_dict())
+    random = torch.get_rng_state()
+    head = fine_tuning.next_head(second, before)
+    assert torch.equal(random, torch.get_rng_state())
+    embeddings = torch.randn(16, 8)
+    labels = torch.arange(16) % 12
+    assert torch.equal(head.logits(embeddings, labels), fresh.logits(embeddings, labels))
+
+
+def test_penalty_at_a_larger_margin():
+    """wespeaker: mp x margin / 0.2, so 0.06 becomes 0.15 radians at the margin of 0.5 of the second
+    stage.
+    """
+    first = replaced(
+        Config(), loss={"margin": 0.2, "scale": 1.0, "inter_top_k": 1}, model={"embedding_dim": 2}
+    )
+    head = fine_tuning.next_head(replaced(first, loss={"margin": 0.5}), build_loss(first, 2))
+    head.weight.data.copy_(torch.eye(2))
+    angle = 0.3
+    logits = head.logits(torch.tensor([[math.cos(angle), math.sin(angle)]]), torch.tensor([0]))[
+        0
+    ].tolist()
+    assert logits == pytest.approx(
+        [math.cos(angle + 0.5), math.cos(math.pi / 2 - angle - 0.15)], abs=1e-5
+    )
+
+
+def test_head_of_a_stage_keeps_what_was_learned():
+    """A combined loss with a learned scale, and a head with the classes of voices that the stage no
+    longer has.
+    """
+    first = replaced(
+        Config(),
+        loss={"name": "combined"},
+        model={"embedding_dim": 8},
+        data={"utterances_per_speaker": 2},
+    )
+    before = build_loss(first, 12)
+    state = {name: value + 0.5 for name, value in before.state_dict().items()}
+    before.load_state_dict(state)
+    head = fine_tuning.next_head(replaced(first, loss={"classification": {"margin": 0.4}}), before)
+    assert head.margin == 0.4 and all(
+        torch.equal(head.state_dict()[name], value) for name, value in state.items()
+    )
+
+
+def test_rates_of_a_step_schedule():
+    """Rates of the first and the last step: the fall ten epochs after the warm-up belongs to the
+    thirteenth epoch.
+    """
+    schedule = {"name": "step", "decay": 0.5, "decay_interval": 10, "warmup_epochs": 2}
+    config = replaced(
+        Config(), optimizer={"learning_rate": 0.1}, schedule=schedule, training={"max_epochs": 12}
+    )
+    longer = replaced(config, training={"max_epochs": 13})
+    shown = {one.epoch: one.learning_rates for one in fine_tuning.scheduled_epochs(config)}
+    assert shown[1] == pytest.approx((1e-4, 0.05), rel=1e-3) and shown[2] == pytest.approx(
+        (0.05, 0.1), rel=1e-3
+    )
+    assert shown[12] == (0.1, 0.1)
+    assert fine_tuning.scheduled_epochs(longer)[-1].learning_rates == (0.05, 0.05)
+
+
+def sharded_head() -> bool:
+    """In each of two processes: the head of a stage has the rows of the previous one, and its own
+    margin.
+    """
+    options = {"name": "aamsoftmax", "margin": 0.2, "sharded": "on"}
+    first = replaced(Config(), loss=options, model={"embedding_dim": 4})
+    torch.manual_seed(3)
+    before = build_loss(first, 5)
+    whole = before.weight.detach().clone()
+    shard_head(first.loss, before)
+    head = fine_tuning.next_head(replaced(first, loss={"margin": 0.5}), before)
+    # Rank 0 gathers the whole head, the others keep their own rows.
+    expected = whole if distributed.is_main() else whole[2:]
+    return torch.equal(head.state_dict()["weight"], expected) and head.margin == 0.5
+
+
+@pytest.mark.slow
+def test_sharded_head_of_a_stage(tmp_path):
+    assert in_several(__file__, "sharded_head", tmp_path) == [True, True]

@@ -17,6 +17,7 @@ from speakernet.checkpoint import CheckpointError
 from speakernet.config import Config, ConfigError
 from speakernet.config.loading import save_config
 from speakernet.config.schema import replaced, stages_of
+from speakernet.losses import sharded
 from speakernet.losses.options import AAMSoftmaxOptions, CombinedOptions, GE2EOptions
 from speakernet.training.checkpoints import changed_options
 from speakernet.training.progress import Interrupted, Stage
@@ -195,7 +196,7 @@ def test_best_model_of_a_margin_stage(tiny_corpus, tmp_path, caplog):
 
     def second_stage(eer, steps):
         given = config, stages_of(config), 1, net, loss, steps, Inputs(config, CPU)
-        return train_stage(*given, lambda epoch: {"eer_percent": eer})[1]
+        return train_stage(*given, lambda epoch: {"eer_percent": eer})
 
     second_stage(5.0, 3)
     assert (
@@ -227,8 +228,8 @@ def test_best_model_of_a_margin_stage(tiny_corpus, tmp_path, caplog):
     assert (tmp_path / "best.pt").read_bytes() != better
     # The first stage has continued, so its margin stage starts over; the old model is kept.
     old = (tmp_path / "2_large_margin" / "best.pt").read_bytes()
-    anew = second_stage(9.0, 9)
-    assert anew["performance"]["steps"] > 0 and loss.margin == 0.5
+    later, anew = second_stage(9.0, 9)
+    assert anew["performance"]["steps"] > 0 and later.margin == 0.5
     assert (tmp_path / "2_large_margin.before-1" / "best.pt").read_bytes() == old
 
 
@@ -309,8 +310,14 @@ def test_narrow_networks_are_not_channels_last(tiny_corpus, tmp_path, caplog):
 @pytest.mark.parametrize(
     ("options", "speakers", "processes", "is_shared", "reason"),
     [
-        (AAMSoftmaxOptions(), ranks.MIN_SHARDED_CLASSES, 2, True, "20,000 classes on 2 processes"),
-        (AAMSoftmaxOptions(), ranks.MIN_SHARDED_CLASSES - 1, 64, False, "from 20,000"),
+        (
+            AAMSoftmaxOptions(),
+            sharded.MIN_SHARDED_CLASSES,
+            2,
+            True,
+            "20,000 classes on 2 processes",
+        ),
+        (AAMSoftmaxOptions(), sharded.MIN_SHARDED_CLASSES - 1, 64, False, "from 20,000"),
         (AAMSoftmaxOptions(sharded="on"), 10, 2, True, "as configured"),
         (AAMSoftmaxOptions(sharded="off"), 10**6, 8, False, "switched off"),
         (CombinedOptions(), 10**6, 8, True, "1,000,000 classes on 8 processes"),
@@ -318,7 +325,7 @@ def test_narrow_networks_are_not_channels_last(tiny_corpus, tmp_path, caplog):
     ],
 )
 def test_choices_have_reasons(options, speakers, processes, is_shared, reason):
-    choice = ranks.choose_sharding(options, speakers, processes)
+    choice = sharded.choose_sharding(options, speakers, processes)
     assert choice.value is is_shared and reason in choice.reason
 
 

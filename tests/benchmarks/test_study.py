@@ -130,6 +130,12 @@ def test_variants_and_seeds(tiny_corpus, carry_out, runs):
     )
 
 
+def test_plugins_reach_the_runs(carry_out, runs):
+    Path("parts.py").write_text("COMPONENTS = {}\n")
+    assert carry_out("--plugin", "parts.py") == 0
+    assert runs.commands and all(command["--plugin"] == "parts.py" for command in runs.commands)
+
+
 def test_resuming(carry_out, runs, capsys):
     runs.failing = HALF
     assert carry_out("--processes", "1") == 1 and len(records()) == 4

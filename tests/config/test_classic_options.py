@@ -175,3 +175,14 @@ def test_evaluation_by_flags():
         answer.config.evaluation.score == "mean_distance"
         and answer.config.evaluation.eval_frames == 400
     )
+    assert answer.config.frontend.log_input and not answer.assumed
+    # Without the flag, the same is assumed as in `import-weights`, and said.
+    options.remove("--log_input")
+    for given, is_on in (([], True), (["--log_input", "false"], False)):
+        answer = load_config([*options, *given], lambda path: path == Path("FILE"))
+        assert (
+            answer.config.frontend.log_input is is_on and ("log_input" in answer.assumed) is is_on
+        )
+    assert (
+        load_config([*options, "--defaults", "voxceleb_trainer"]).config.frontend.log_input is False
+    )

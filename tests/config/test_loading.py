@@ -415,3 +415,16 @@ def test_saved_options_of_a_stage_that_was_removed(tmp_path, caplog):
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(saved))
     loaded = load_config(["--config", str(tmp_path / "config.yaml")])
     assert loaded.config.training.max_epochs == 3 and "training.stages" in caplog.text
+
+
+def test_a_limit_of_trials_does_not_apply_to_scoring(tmp_path):
+    """A training's file may limit its validation; on the command line of --eval the limit would do
+    nothing.
+    """
+    path = tmp_path / "a.yaml"
+    path.write_text("evaluation: {max_trials: 100}\n")
+    scoring = ["--config", str(path), "--eval", "--initial_model", "best.pt"]
+    assert load_config(scoring).config.evaluation.max_trials == 100
+    assert load_config(["--max_test_pairs", "5"]).config.evaluation.max_trials == 5
+    with pytest.raises(ConfigError, match=r"--max_test_pairs: 5 .*--test_list"):
+        load_config([*scoring, "--max_test_pairs", "5"])

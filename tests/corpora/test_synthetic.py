@@ -1,5 +1,6 @@
 """The synthetic corpus: different voices, determinism, resuming, refusals, lists for training."""
 
+import json
 import shutil
 
 import numpy as np
@@ -19,7 +20,13 @@ from speakernet.corpora.synthetic.speech import (
 from speakernet.data.audio import audio_info, read_audio
 from speakernet.data.lists import read_training_list, read_trials
 
-NUMBERS = {"num_speakers": 3, "num_trial_speakers": 3, "num_noises": 6, "num_rooms": 3}
+NUMBERS = {
+    "num_speakers": 3,
+    "num_trial_speakers": 3,
+    "num_validation_speakers": 2,
+    "num_noises": 6,
+    "num_rooms": 3,
+}
 SMALL = NUMBERS | {"utterances_per_speaker": 4, "trial_utterances_per_speaker": 4}
 
 
@@ -132,16 +139,26 @@ def test_lists_and_tables(corpus):
     )
     assert trials.labels is not None and set(trials.labels.tolist()) == {0, 1}
     lines = corpus.utterances.read_text().splitlines()
-    assert lines[0] == "path,speaker,session,gender,seconds" and len(lines) == 1 + 12 + 12
+    assert lines[0] == "path,speaker,session,gender,seconds" and len(lines) == 1 + 12 + 12 + 8
     for line in lines[1:]:
         path, _, _, _, seconds = line.split(",")
         assert len(read_audio(corpus.utterances.parent / path)) / 16000 == pytest.approx(
             float(seconds), abs=0.001
         )
         assert 1.0 < float(seconds) < 9.0
-    for root, names in ((corpus.train_path, training.paths), (corpus.test_path, trials.names)):
+    validation = read_trials(corpus.validation_list)
+    for root, names in (
+        (corpus.train_path, training.paths),
+        (corpus.test_path, trials.names),
+        (corpus.validation_path, validation.names),
+    ):
         assert all(audio_info(root / name).sample_rate == 16000 for name in names)
-    assert len(corpus.speakers.read_text().splitlines()) == 1 + 6
+    assert len(corpus.speakers.read_text().splitlines()) == 1 + 8
+    people = [
+        {name.split("/")[0] for name in one}
+        for one in (training.paths, trials.names, validation.names)
+    ]
+    assert not people[2] & (people[0] | people[1])
 
 
 def test_channels_of_trials(corpus):
@@ -182,6 +199,24 @@ def test_resuming(corpus, tmp_path):
     (folder / "train/syn00000/session00/00000.wav").unlink()
     make(folder)  # complete, so not checked again
     assert not (folder / "train/syn00000/session00/00000.wav").exists()
+
+
+def test_corpus_of_an_earlier_version(corpus, tmp_path):
+    """A corpus made before there were validation speakers is completed; its other files stay as
+    they are.
+    """
+    whole = contents(corpus.train_list.parent)
+    folder = tmp_path / "earlier"
+    shutil.copytree(corpus.train_list.parent, folder)
+    shutil.rmtree(folder / "validation")
+    (folder / "validation.txt").unlink()
+    parameters = json.loads((folder / "parameters.json").read_text())
+    del parameters["num_validation_speakers"]
+    (folder / "parameters.json").write_text(json.dumps(parameters))
+    written = (folder / "train/syn00000/session00/00000.wav").stat().st_mtime_ns
+    make(folder)
+    assert contents(folder) == whole
+    assert (folder / "train/syn00000/session00/00000.wav").stat().st_mtime_ns == written
 
 
 def test_other_parameters_and_folders(corpus, tmp_path):

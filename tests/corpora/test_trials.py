@@ -8,7 +8,7 @@ import pytest
 import soundfile
 from preparation_corpora import run_data_prep
 
-from speakernet.corpora.utterances import hold_out
+from speakernet.corpora.utterances import PairRules, Row, Utterances, calibration_pairs, hold_out
 from speakernet.data.lists import ListError, read_training_list, read_trials, write_training_list
 
 
@@ -98,6 +98,23 @@ def test_calibration_trials(tmp_path, capsys):
     (tmp_path / "made.txt").unlink()
     assert run_data_prep(*command, "--calibration", tmp_path) == 1
     assert rows[0][1] in capsys.readouterr().err and not (tmp_path / "made.txt").exists()
+
+
+def test_some_speakers_remain_for_a_cohort():
+    """Of 1,200 speakers half calibrate, of 3,000 a thousand, of 900 all; each speaker's utterances
+    stay the same.
+    """
+    chosen = {}
+    for count in (900, 1200, 3000):
+        rows = (
+            Row(f"s{speaker}", f"s{speaker}/{number}.wav")
+            for speaker in range(count)
+            for number in range(2)
+        )
+        utterances = Utterances.from_rows(rows)
+        seconds = np.ones(2 * count)
+        chosen[count], _ = calibration_pairs(utterances, seconds, seconds, PairRules(), 1, 1)
+    assert [len(found.speakers) for found in chosen.values()] == [900, 600, 1000]
 
 
 def test_overlap_with_training(listed, capsys):

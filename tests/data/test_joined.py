@@ -24,6 +24,8 @@ from speakernet.data.opening import open_source
 from speakernet.data.options import DataOptions
 from speakernet.data.packing import pack
 from speakernet.data.sampling import BalancedSampler, ShuffledSampler, rank_share
+from speakernet.frontend.options import SpecAugmentOptions
+from speakernet.frontend.perturbation import SpecAugment
 from tests.tiny_recipe import write_recipe
 
 CPU = torch.device("cpu")
@@ -292,3 +294,23 @@ def test_recordings_in_two_corpora(tiny_corpus, tmp_path):
         {"a": (listed, open_source(tiny_corpus)), "b": (part, open_source(tmp_path / "copy"))}, data
     )
     assert len(joined) == len(listed) + 2
+
+
+def test_repeats_of_an_utterance_are_masked_differently(tiny_corpus, corpora):
+    """An utterance drawn twice in an epoch keeps its label, but its masks, like its crops, have a
+    key of their own.
+    """
+    made = loader_of(options_of(tiny_corpus, corpora))
+    seen = {}
+    for batch in made:
+        for row, key in zip(batch.indices.tolist(), batch.draw_rows.tolist(), strict=True):
+            seen.setdefault(row, []).append(key)
+    assert max(map(len, seen.values())) > 1
+    for row, keys in seen.items():
+        assert len(set(keys)) == len(keys) and {key % len(made.training) for key in keys} == {row}
+        # The first time it is keyed by its row, as in an epoch without repeats.
+        assert row in keys
+    mask = SpecAugment(SpecAugmentOptions(mel_masks=2, frame_masks=2)).train()
+    mask.draws.key_draws(1, np.array(max(seen.values(), key=len)[:2]))
+    first, second = mask(torch.ones(2, 40, 100))
+    assert not torch.equal(first, second)

@@ -283,6 +283,77 @@ def test_published_lists_by_counts_and_names():
     assert identify_trials(counted(12345, 600)) == ""
 
 
+def test_compared_costs(trials, random):
+    """The minDCF of a comparison is that of the figures with the same costs."""
+    scores = random.standard_normal(len(trials)) + trials.labels
+    speakers = speakers_of(trials)
+    options = EvaluationOptions(c_miss=20.0, c_fa=1.0, bootstrap_samples=0)
+    expected = figures(trials, scores, speakers, options, 0).min_dcf
+    compared = compare_scores(
+        trials, [scores, scores], speakers, num_draws=0, seed=0, options=options, priors=[0.05]
+    )
+    assert compared.systems[0].min_dcf == {"0.05": pytest.approx(expected["0.05"])}
+    plain = compare_scores(trials, [scores, scores], speakers, num_draws=0, seed=0, priors=[0.05])
+    assert plain.systems[0].min_dcf["0.05"] != pytest.approx(expected["0.05"])
+
+
+def test_costs_and_names_in_compare(systems, run):
+    for name, folder in (("a", "one/1"), ("b", "one/2"), ("c", "two/1")):
+        assert run("evaluate", "--scores", name, "--save_path", folder)[0] == 0
+        values = results_in(folder)
+        (Path(folder) / "results.json").write_text(
+            json.dumps(values | {"dcf_costs": {"c_miss": 1.0, "c_fa": 20.0}})
+        )
+    status, out = run("compare", "one/1", "one/2", "two/1")
+    assert status == 0 and "20 of a false accept" in out
+    assert "A = one/1 (" in out and "B = one/2 (" in out and "C = two/1 (" in out
+
+
+def test_two_seeds_of_one_system(systems, run):
+    """Another seed of the same recipe is not called a better system; another recipe is."""
+    for folder, seed, rate in (("a", 1, 0.1), ("b", 2, 0.1), ("c", 1, 0.2)):
+        Path(folder, "results.json").write_text(json.dumps(Results(num_trials=1).to_dict()))
+        Path(folder, "config.yaml").write_text(
+            f"optimizer: {{learning_rate: {rate}}}\nruntime: {{seed: {seed}}}\n"
+        )
+    out = run("compare", "a", "b", "c")[1]
+    seeds, recipes = (
+        next(line for line in out.splitlines() if line.startswith("EER (%): ") and name in line)
+        for name in ("B", "C")
+    )
+    assert "two trainings of one system" in seeds and "significant" not in seeds
+    assert "significant" in recipes
+
+
+def test_labels_of_evaluate(systems, trials, run, capsys):
+    """Labels come from a folder or the fourth column, as in `compare`."""
+    assert run("evaluate", "--scores", "a", "--save_path", "kept")[0] == 0
+    names = list(trials.names)
+    kinds = ("nontarget", "target")
+    rows = zip(
+        trials.enrol.tolist(),
+        trials.test.tolist(),
+        systems["a"].tolist(),
+        trials.labels.tolist(),
+        strict=True,
+    )
+    lines = [
+        f"{names[enrol]} {names[test]} {score} {kinds[label]}\n"
+        for enrol, test, score, label in rows
+    ]
+    Path("labelled.txt").write_text("".join(lines))
+    for given in ("kept", "labelled.txt"):
+        assert main(["evaluate", "--scores", given, "--draws", "0"]) == 0
+        assert f"EER {eer(systems['a'], trials.labels):.3f} %" in capsys.readouterr().out
+
+
+def test_scores_keep_their_digits(trials, tmp_path, random):
+    """Early in training all scores lie near 1; every float32 stays apart from its neighbours."""
+    scores = (1 - 1e-4 * random.random(len(trials))).astype(np.float32)
+    write_scores(tmp_path / "scores.txt", trials, scores)
+    assert np.array_equal(read_scores(tmp_path / "scores.txt")[1].astype(np.float32), scores)
+
+
 def test_paired_draws(trials, random):
     scores = random.standard_normal(len(trials)) + 2.0 * trials.labels
     result = compare_scores(

@@ -22,6 +22,7 @@ from speakernet.data.sources import FolderSource
 from speakernet.evaluation import embedding, slices
 from speakernet.evaluation.embedding import Embedder, embed_utterances, usual_width
 from speakernet.evaluation.evaluate import evaluate, score_trials
+from speakernet.evaluation.figures import figures
 from speakernet.evaluation.metrics import eer, error_rates, min_dcf_point
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.scoring import Backend
@@ -311,12 +312,36 @@ def test_duration_groups(random):
     assert slicing.groups.tolist() == [0, 0, 0, 1, 1, 2]
 
 
+POINTS = {"0.05": (0.05, 1.0, 1.0)}
+
+
+def test_costs_of_slices(audio):
+    """One group holds every trial, so its minDCF is the headline's, with the costs of the
+    options.
+    """
+    # Targets 0.9 and 0.3; the others 0.5, 0.1, 0.2 and 0.1: rejecting 0.3 misses half, accepting it
+    # accepts a quarter.
+    trials = some_trials(2, 2)
+    scores = np.array([0.9, 0.5, 0.1, 0.2, 0.1, 0.3])
+    speakers = speakers_of(trials)
+    source = open_source(audio)
+    options = EvaluationOptions(slices=["snr"], c_miss=40.0, c_fa=0.5, bootstrap_samples=0)
+    headline = figures(trials, scores, speakers, options, 0)
+    (found,) = slices.all_slices(trials, scores, speakers, source, options, **PLAIN)
+    (whole,) = (row.min_dcf for row in found.rows if row.num_trials == len(trials))
+    # 0.5 x 0.95 x 1/4 against 0.5 x 0.95 for accepting everybody; with equal costs half the targets
+    # are missed.
+    assert whole["0.05"] == pytest.approx(0.25) and headline.min_dcf["0.05"] == pytest.approx(0.25)
+    usual = figures(trials, scores, speakers, EvaluationOptions(bootstrap_samples=0), 0)
+    assert usual.min_dcf["0.05"] == pytest.approx(0.5)
+
+
 def test_slices(random):
     trials = some_trials()
     scores = scores_of(trials, random)
     seconds = random.uniform(1, 12, len(trials.names))
     slicing = slices.value_slicing("duration", seconds, trials, slices.DURATION_EDGES_SECONDS, " s")
-    result = slices.slice_results(slicing, trials, scores, speakers_of(trials), 20, 0)
+    result = slices.slice_results(slicing, trials, scores, speakers_of(trials), POINTS, 20, 0)
     assert sum(row.num_trials for row in result.rows) == len(trials)
     compared = 0
     for group, row in enumerate(result.rows):
@@ -338,7 +363,7 @@ def test_slices_without_targets(random):
     gender = ["f" if int(name[1]) % 2 else "m" for name in trials.names]
     same, both = slices.column_slicings("gender", gender, trials)
     scores = scores_of(trials, random)
-    result = slices.slice_results(same, trials, scores, speakers_of(trials), 10, 0)
+    result = slices.slice_results(same, trials, scores, speakers_of(trials), POINTS, 10, 0)
     different = (same.groups == 1) | (trials.labels == 1)
     assert not trials.labels[same.groups == 1].any()
     assert result.rows[1].eer_percent == pytest.approx(

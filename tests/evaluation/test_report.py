@@ -227,7 +227,7 @@ def test_in_a_notebook(run, tmp_path):
         "score",
         "label",
     ]
-    assert [[one.enrol, one.test, f"{one.score:.6f}"] for one in table.itertuples()] == lines
+    assert [[one.enrol, one.test, f"{one.score:.9g}"] for one in table.itertuples()] == lines
     assert table.label.sum() == report.results.num_targets
     (run / "scores.txt").unlink()
     for ask in (speakernet.Report(run).frame, speakernet.Report(run).plot_det):
@@ -265,8 +265,8 @@ def test_hardest_trials(run, trials, tmp_path):
 
 
 def without_curves(path):
-    # Scores are written with six digits, so a curve may move by less than a thousandth of its
-    # width.
+    # Scores are read back from text with nine digits, so a curve may move by less than a thousandth
+    # of its width.
     return re.sub(r"<svg.*?</svg>\n?", "<svg>", path.read_text(), flags=re.DOTALL)
 
 

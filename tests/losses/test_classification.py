@@ -121,7 +121,7 @@ def test_finite_gradients(loss, weight, embeddings):
     assert torch.isfinite(embeddings.grad).all() and torch.isfinite(loss.weight.grad).all()
 
 
-@pytest.mark.parametrize("margin", [0.0, 0.2])
+@pytest.mark.parametrize("margin", [0.0, 0.2, 0.5])
 @pytest.mark.parametrize("centers", [1, 3])
 def test_sub_centers_and_inter_top_k_against_a_loop(margin, centers):
     embeddings, labels = batch(size=20)
@@ -137,8 +137,10 @@ def test_sub_centers_and_inter_top_k_against_a_loop(margin, centers):
         nearest = sorted((row for row in range(7) if row != label), key=lambda row: -cosines[row])[
             :2
         ]
+        # 0.1 at a margin of 0.2, as in wespeaker: mp * margin / 0.2
+        penalty = 0.1 * margin / 0.2
         logits = [
-            math.cos(math.acos(one) - 0.1) if row in nearest else one
+            math.cos(math.acos(one) - penalty) if row in nearest else one
             for row, one in enumerate(cosines)
         ]
         logits[label] = widened(cosines[label], margin)

@@ -4,10 +4,13 @@ trains them.
 
 import pytest
 import torch
+from torch.nn import functional
 
-from speakernet.losses import LOSSES
-from speakernet.losses.options import CombinedOptions, GE2EOptions, SoftmaxOptions
-from speakernet.losses.sharded import ClassShard
+from speakernet.losses import LOSSES, sharded
+from speakernet.losses.classification import AMSoftmax
+from speakernet.losses.options import AMSoftmaxOptions, CombinedOptions, GE2EOptions, SoftmaxOptions
+from speakernet.losses.sharded import MIN_SHARDED_CLASSES, ClassShard
+from speakernet.options import create
 from speakernet.parallel.sharding import RowShare
 from tests.losses.sharded_heads import HEADS
 
@@ -35,3 +38,60 @@ def test_shards_make_the_whole():
     centres = [RowShare(11, rank, 4, rows_per_unit=3).rows for rank in range(4)]
     assert [len(one) % 3 for one in centres] == [0, 0, 0, 0]
     assert centres[-1].stop == 33
+
+
+class Whole(AMSoftmax):
+    """A plug-in's loss that takes a label for a column."""
+
+    def logits(self, embeddings, labels):
+        scores = functional.linear(
+            functional.normalize(embeddings), functional.normalize(self.weight)
+        )
+        return self.scale * (scores - self.margin * functional.one_hot(labels, scores.shape[1]))
+
+
+class Shifted(AMSoftmax):
+    """The loss of docs/components.md."""
+
+    def logits(self, embeddings, labels):
+        cosine = functional.linear(
+            functional.normalize(embeddings), functional.normalize(self.weight)
+        )
+        own = self.classes.own(labels)
+        return self.scale * own.replaced(cosine, own.of(cosine) - self.margin)
+
+
+class Renamed(Shifted):
+    """Nothing of its own."""
+
+
+class Outside(Shifted):
+    """Computes a loss of its own from whole rows."""
+
+    def forward(self, embeddings, labels):
+        logits = self.logits(embeddings, labels)
+        return functional.cross_entropy(logits, labels), logits.argmax(1).eq(labels).float().mean()
+
+
+@pytest.mark.parametrize(
+    ("kind", "can"), [(Whole, False), (Shifted, True), (Renamed, True), (Outside, False)]
+)
+def test_losses_of_plugins(kind, can, monkeypatch):
+    options = AMSoftmaxOptions(name="mine")
+    loss = kind(options, 2, MIN_SHARDED_CLASSES)
+    assert sharded.can_be_sharded(loss) is can
+    monkeypatch.setattr(sharded.distributed, "world_size", lambda: 2)
+    shards = []
+    monkeypatch.setattr(sharded, "shard", lambda *arguments: shards.append(arguments))
+    sharded.shard_head(options, loss)
+    assert len(shards) == can
+    if not can:
+        with pytest.raises(ValueError, match=r"the loss mine .*self\.classes"):
+            sharded.shard_head(options.model_copy(update={"sharded": "on"}), loss)
+
+
+def test_our_losses_can_be_sharded():
+    for options in HEADS:
+        assert sharded.can_be_sharded(
+            create(LOSSES[options.name], options, embedding_dim=2, num_classes=60, seed=0)
+        )

@@ -111,6 +111,11 @@ class Share:
     draw_key: int = 3
 
     @property
+    def draw_rows(self) -> np.ndarray:
+        """The rows: no utterance is repeated."""
+        return self.indices.numpy()
+
+    @property
     def warps(self) -> np.ndarray:
         """A vocal tract for each speaker, the same in any process."""
         return self.labels.numpy() % 3

@@ -103,6 +103,11 @@ class FakeBatch:
     draw_key: int = 0
 
     @property
+    def draw_rows(self) -> np.ndarray:
+        """The rows: no utterance is repeated."""
+        return self.indices.numpy()
+
+    @property
     def warps(self) -> np.ndarray:
         """All in the recorded voice (none warped)."""
         return np.zeros(len(self.labels), np.int64)

@@ -8,6 +8,7 @@ trying the toolkit.
     corpus/
         train/<speaker>/<session>/<utterance>.wav        train_list.txt
         trial/<speaker>/<session>/<utterance>.wav        trials.txt
+        validation/<speaker>/<session>/<utterance>.wav   validation.txt
         musan_split/{noise,music,speech}/synthetic/<clip>/00000.wav
         RIRS_NOISES/simulated_rirs/{smallroom,mediumroom,largeroom}/Room001/Room001-00001.wav
         utterances.csv  speakers.csv  parameters.json  complete.json
@@ -46,7 +47,16 @@ NUMBERS = {
     "speakers": ("num_speakers", 1000, "speakers to train on"),
     "utterances": ("utterances_per_speaker", 20, "utterances of each speaker, about 3.5 s long"),
     "trial_speakers": ("num_trial_speakers", 40, "other speakers, for the trials"),
-    "trial_utterances": ("trial_utterances_per_speaker", 10, "utterances of each trial speaker"),
+    "trial_utterances": (
+        "trial_utterances_per_speaker",
+        10,
+        "utterances of each trial and validation speaker",
+    ),
+    "validation_speakers": (
+        "num_validation_speakers",
+        20,
+        "other speakers, for the trials that choose the model",
+    ),
     "session_utterances": (
         "utterances_per_session",
         2,
@@ -63,6 +73,8 @@ FILES = {
     "train_path": "train",
     "test_list": "trials.txt",
     "test_path": "trial",
+    "validation_list": "validation.txt",
+    "validation_path": "validation",
     "noise_path": "musan_split",
     "rir_path": "RIRS_NOISES/simulated_rirs",
     "speakers": "speakers.csv",
@@ -79,6 +91,7 @@ class CorpusParameters:
     utterances_per_speaker: int = 12
     num_trial_speakers: int = 40
     trial_utterances_per_speaker: int = 8
+    num_validation_speakers: int = 20
     utterances_per_session: int = 2
     num_noises: int = 60
     num_rooms: int = 45
@@ -188,10 +201,8 @@ def _is_complete(folder: Path, parameters: CorpusParameters) -> bool:
     """
     wanted = asdict(parameters)
     # Target trials need two sessions.
-    lowest = {
-        "num_trial_speakers": 2,
-        "trial_utterances_per_speaker": max(2, parameters.utterances_per_session + 1),
-    }
+    lowest = {"trial_utterances_per_speaker": max(2, parameters.utterances_per_session + 1)}
+    lowest |= dict.fromkeys(("num_trial_speakers", "num_validation_speakers"), 2)
     lowest |= dict.fromkeys(("num_noises", "num_rooms", "seed"), 0)
     for name, value in wanted.items():
         if value < lowest.get(name, 1):
@@ -206,20 +217,23 @@ def _is_complete(folder: Path, parameters: CorpusParameters) -> bool:
         ):
             found = dict(json.loads(written.read_text(encoding="utf-8")))
         # Refused rather than made again: deleting thousands of files is the user's decision.
-        if changed := [
-            f"{name} {found.get(name)!r} -> {one!r}"
-            for name, one in wanted.items()
-            if found.get(name) != one
-        ]:
+        changed = [
+            f"{name} {found[name]!r} -> {value!r}"
+            for name, value in wanted.items()
+            if found.get(name, value) != value
+        ]
+        if changed:
             raise ValueError(
                 f"{folder} has a synthetic corpus with different parameters "
                 f"({', '.join(changed)}); delete it or give a different folder"
             )
-        return (folder / "complete.json").exists()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if found.keys() >= wanted.keys():
+            return (folder / "complete.json").exists()
+    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(
             f"{folder} exists and is not a synthetic corpus; give an empty or new folder"
         )
+    # A corpus of an earlier version lacks parameters that were added since: its rest is made.
     with atomic_write(written) as file:
         json.dump(wanted, file, indent=1)
     return False

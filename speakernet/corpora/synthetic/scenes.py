@@ -343,8 +343,8 @@ def _coloured(
     return shaped_noise(10.0 ** (decibels / 20.0), num_samples, generator)
 
 
-SPLITS = ("train", "trial")
-PREFIX = {"train": "syn", "trial": "new"}
+SPLITS = ("train", "trial", "validation")
+PREFIX = {"train": "syn", "trial": "new", "validation": "val"}
 # Keys of the random streams; only append, because a different order would change the corpus of the
 # same parameters.
 _VOICE_KEY, _SESSION_KEY, _SENTENCE_KEY, _CLIP_KEY, _ROOM_KEY, _TRIAL_KEY = range(6)
@@ -370,6 +370,12 @@ def tasks(paths: SimpleNamespace, parameters: Any) -> Iterator[Task]:
             parameters.num_trial_speakers,
             parameters.trial_utterances_per_speaker,
             paths.test_path,
+        ),
+        (
+            "validation",
+            parameters.num_validation_speakers,
+            parameters.trial_utterances_per_speaker,
+            paths.validation_path,
         ),
     ):
         for speaker in range(count):
@@ -463,9 +469,8 @@ def write_lists(paths: SimpleNamespace, seed: int, rows: list[Row]) -> None:
     write_training_list(
         paths.train_list, ((row["speaker"], row["path"]) for row in rows if row["part"] == "train")
     )
-    write_trials(
-        paths.test_list, draw_trials([row for row in rows if row["part"] == "trial"], seed)
-    )
+    for part, path in (("trial", paths.test_list), ("validation", paths.validation_list)):
+        write_trials(path, draw_trials([row for row in rows if row["part"] == part], seed))
     speakers = list({row["speaker"]: row for row in rows}.values())
     located = [{**row, "path": f"{row['part']}/{row['path']}"} for row in rows]
     for path, columns, table in (
