@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import signal
 
-from speakernet.corpora.synthetic import CorpusParameters, make_corpus
+from speakernet.corpora.synthetic import CorpusParameters, is_synthetic, make_corpus
 from speakernet.corpora.synthetic.scenes import NOISES, draw_session, record, room_response
 from speakernet.corpora.synthetic.speech import (
     SAMPLE_RATE,
@@ -142,6 +142,13 @@ def test_lists_and_tables(corpus):
     for root, names in ((corpus.train_path, training.paths), (corpus.test_path, trials.names)):
         assert all(audio_info(root / name).sample_rate == 16000 for name in names)
     assert len(corpus.speakers.read_text().splitlines()) == 1 + 6
+
+
+def test_recognised_by_its_folder(corpus, tmp_path):
+    for place in (corpus.train_list, corpus.train_path, corpus.train_list.parent):
+        assert is_synthetic(place)
+    (tmp_path / "parameters.json").write_text('{"learning_rate": 0.1}')
+    assert not is_synthetic(tmp_path / "train_list.txt") and not is_synthetic("s3://bucket/vox2")
 
 
 def test_channels_of_trials(corpus):
