@@ -32,21 +32,22 @@ from speakernet.cli import run_command
 from speakernet.data.lists import read_trials
 from speakernet.data.opening import open_source
 from speakernet.evaluation import adaptation
-from speakernet.evaluation.embedding import embed_utterances
+from speakernet.evaluation.embedding import embed_utterances, weights_digest
 from speakernet.evaluation.figures import SpeakerBootstrap, mean_differences
 from speakernet.evaluation.metrics import eer
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.scoring import Plda
 from speakernet.evaluation.speakers import read_csv
 from speakernet.files import atomic_write
-from speakernet.inference.adapt import ENERGY_FLOOR_DB, TOTAL_SHARE, scores_of
-from speakernet.models.speaker_net import folded
+from speakernet.inference.adapt import SHRINKAGES, TOTAL_SHARE, for_telephones, scores_of
+from speakernet.models.speaker_net import SpeakerNet, folded
 from speakernet.options import DEFAULT_SEED
 from speakernet.run_folder import BEST
 
 NUM_PARTS = 5
 NUM_DRAWS = 1000
-SHRINKAGE = 0.7
+SHRINKAGE = SHRINKAGES[-1]
+FLOOR_OF_WHOLE_DB = 20.0
 AS_IT_IS = "as it is"
 FINE_TUNED = "fine-tuned"
 BACK_ENDS: dict[str, Callable[..., adaptation.Transform]] = {
@@ -121,13 +122,19 @@ def run(arguments: argparse.Namespace) -> int:
     calls = read_calls(arguments.calls)
     folder.mkdir(parents=True, exist_ok=True)
     floored = with_floor(arguments.model, folder / "floor.pt")
+    prepared = for_telephones(speakernet.load(arguments.model).net)
     others = {"as published": (arguments.model, "published.npz")}
     for one in arguments.also:
         name, _, path = one.partition("=")
         others[name] = (Path(path), f"{name}.npz")
-    common = {name: embedded(path, calls, folder / kept) for name, (path, kept) in others.items()}
+    common = {
+        name: embedded(_net(path), calls, folder / kept) for name, (path, kept) in others.items()
+    }
     pldas = {name: speakernet.load(path).plda for name, (path, _) in others.items()}
-    own = embedded(floored, calls, folder / "floor.npz")
+    own = {
+        "energy floor": embedded(_net(floored), calls, folder / "floor.npz"),
+        "as adapt embeds": embedded(prepared, calls, folder / "prepared.npz"),
+    }
     scored: dict[str, list[np.ndarray]] = {}
     rows = []
     for division in range(arguments.divisions):
@@ -139,10 +146,10 @@ def run(arguments: argparse.Namespace) -> int:
                 name: scores(calls, one, parts, part, AS_IT_IS, pldas[name])
                 for name, one in common.items()
             }
-            networks = {"energy floor": own}
+            networks = dict(own)
             if arguments.fine_tune:
                 model = fine_tuned(arguments, calls, floored, division, part)
-                networks[FINE_TUNED] = embedded(model, calls, model.parent / "calls.npz")
+                networks[FINE_TUNED] = embedded(_net(model), calls, model.parent / "calls.npz")
             for network, embeddings in networks.items():
                 for name in BACK_ENDS:
                     found[f"{network}, {name}"] = scores(calls, embeddings, parts, part, name)
@@ -181,31 +188,33 @@ def read_calls(folder: Path) -> Calls:
 
 
 def with_floor(model: Path, out: Path) -> Path:
-    """Copy the model and add the energy floor that `speakernet adapt` sets for narrow-band
-    recordings.
-    """
+    """Copy the model and add the energy floor that is best for whole recordings."""
     contents = read_checkpoint(model)
-    contents["front_end"]["options"]["energy_floor_db"] = ENERGY_FLOOR_DB
+    contents["front_end"]["options"]["energy_floor_db"] = FLOOR_OF_WHOLE_DB
     write_checkpoint(out, contents)
     return out
 
 
-def embedded(model: Path, calls: Calls, kept: Path) -> np.ndarray:
+def _net(model: Path) -> SpeakerNet:
+    return speakernet.load(model).net
+
+
+def embedded(net: SpeakerNet, calls: Calls, kept: Path) -> np.ndarray:
     """Embeddings of all calls, (recordings, dim) float64; read from `kept` if they are from this
-    model.
+    network.
     """
-    verifier = speakernet.load(model)
+    described = f"{weights_digest(net.weights())} {net.spec()} {net.preparation}"
     if kept.is_file():
         with np.load(kept) as found:
-            if str(found["fingerprint"]) == verifier.fingerprint:
+            if str(found["network"]) == described:
                 return found["embeddings"].astype(np.float64)
-    source = open_source(calls.folder, verifier.sample_rate)
+    source = open_source(calls.folder, net.sample_rate)
     options = EvaluationOptions(embedding="whole")
-    net = folded(verifier.net).to(verifier.device)
+    device = next(net.parameters()).device
     rows = embed_utterances(
-        net, source, calls.names, options, device=verifier.device, wrapped_seconds=0.0
+        folded(net), source, calls.names, options, device=device, wrapped_seconds=0.0
     )[:, 0]
-    np.savez(kept, embeddings=rows, fingerprint=np.array(verifier.fingerprint))
+    np.savez(kept, embeddings=rows, network=np.array(described))
     return rows.astype(np.float64)
 
 

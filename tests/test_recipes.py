@@ -19,6 +19,7 @@ from speakernet.checkpoint import read_own_checkpoint
 from speakernet.cli import main
 from speakernet.config import load_config
 from speakernet.config.schema import stages_of
+from speakernet.models.model_file import SYNTHETIC_ONLY
 from speakernet.run_folder import later_stages
 from speakernet.training.optimizers import create_optimizer
 from tests.recipe_sources import (
@@ -260,6 +261,10 @@ def test_the_demo_of_the_readme(tmp_path):
     results = json.loads((run / "results.json").read_text())
     assert 2 <= results["eer_percent"] <= 10
     assert " WARNING " not in (run / "log.txt").read_text() and "warnings:" not in trained.stdout
+    assert (
+        trained.stdout.rstrip().endswith(SYNTHETIC_ONLY)
+        and SYNTHETIC_ONLY in (run / "report.html").read_text()
+    )
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     evaluations = [line["eer_percent"] for line in lines if line["kind"] == "evaluation"]
     assert evaluations[-1] < evaluations[0]

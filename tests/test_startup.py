@@ -196,13 +196,8 @@ def test_printed_commands(tmp_path):
     are fakes.
     """
     folder = tmp_path / "my run"
-    summary = {
-        "best_stage": "",
-        "best_epoch": 1,
-        "epochs": 2,
-        "performance_sentence": "",
-        "seconds": 90.0,
-    }
+    summary = {"best_stage": "", "best_epoch": 1, "epochs": 2, "performance_sentence": ""}
+    summary |= {"seconds": 90.0, "caution": ""}
     folder.mkdir()
     (folder / "log.txt").write_text("12:00 WARNING speakernet one\n12:00 INFO speakernet two\n")
     evaluation = SimpleNamespace(lines=list, results=SimpleNamespace(initial_model=None))

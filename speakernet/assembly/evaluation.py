@@ -68,6 +68,7 @@ from speakernet.models.model_file import (
     model_file_contents,
     model_of,
     update_model_file,
+    voices_caution,
 )
 from speakernet.models.speaker_net import folded
 from speakernet.parallel import distributed
@@ -518,6 +519,7 @@ class _Scoring:
         sha256 = trials.sha256
         chosen = [CHOSEN_ON_REPORTED] if sha256 and chosen_by.get("list_sha256") == sha256 else []
         fitted = [FITTED_ON_REPORTED] if sha256 and self.fitted_on == sha256 else []
+        voices = list(filter(None, [voices_caution(self.contents)]))
         net = self.model.net
         thresholds = self.contents.get("thresholds") or []
         return dataclasses.replace(
@@ -541,6 +543,7 @@ class _Scoring:
             date=time.strftime("%Y-%m-%d %H:%M"),
             warnings=[
                 *(results.warnings or []),
+                *voices,
                 *chosen,
                 *self.warnings,
                 *fitted,

@@ -4,7 +4,7 @@
 
 import argparse
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from speakernet.data.audio import audio_of_array, read_audio
 from speakernet.data.lists import TrialList, read_trials
 from speakernet.data.opening import open_source
 from speakernet.data.sources import AudioSource
-from speakernet.evaluation.embedding import embed_utterances
+from speakernet.evaluation.embedding import embed_utterances, preparation_in_words
 from speakernet.evaluation.figures import why_no_error_rate
 from speakernet.evaluation.metrics import eer
 from speakernet.evaluation.scoring import WHOLE, plda_of, verifying_backend
@@ -192,12 +192,20 @@ def export(arguments: argparse.Namespace) -> list[str]:
     )
     written = f"{path}: {FORMATS[path.suffix][0]}, {human_bytes(path.stat().st_size)}"
     lines = [written, f"compared on {kind}: {parity}", *(f"after int8: {one}" for one in rounded)]
+    if model.net.preparation:
+        todo = preparation_in_words(model.net.preparation)
+        lines.append(
+            f"with this model, {todo} before they are embedded; the file does not do that, so "
+            "callers have to"
+        )
     if plda_of(model.contents):
         lines.append(
             "this model scores by PLDA, which the file contains; dot products are not its scores"
         )
     if trials is not None:
-        small = ExportedEmbedder(open_onnx(path.read_bytes()), rate, model.net.min_samples)
+        small = ExportedEmbedder(
+            open_onnx(path.read_bytes()), rate, model.net.min_samples, model.net.preparation
+        )
         before, after = (_eer_percent(one, model, trials, source) for one in (model.net, small))
         lines.append(
             f"EER of {len(trials):,} trials of {trials.source}: {before:.3f} % in float32, "
@@ -230,6 +238,7 @@ class ExportedEmbedder:
     run: Callable[[np.ndarray], list[np.ndarray]]
     sample_rate: int
     min_samples: int
+    preparation: Mapping[str, Any]
 
     def embed(
         self, waveforms: Tensor, lengths: Tensor | None = None, *, sample_rate: int

@@ -46,7 +46,7 @@ from speakernet.training.progress import Stage, StopRequest, data_wait_advice
 
 logger = logging.getLogger(__name__)
 
-KEPT_FACTS = ("imported_from", "licence", "trained_on", "initial_model")
+KEPT_FACTS = ("imported_from", "licence", "trained_on", "corpus", "initial_model")
 """Facts of a model file that also apply to models made from it."""
 FREE = frozenset({"frontend.dither", "frontend.energy_floor_db"})
 """Options that may differ from an initial model: training noise, and the floor that narrow-band
@@ -277,12 +277,15 @@ def train_stage(
             )
             if own.loss.teacher:
                 TEACHER.load()(own, loss, inputs)
-            stage = Stage(given=given, chosen_by=chosen_by, on_start=on_start)
+            stage = Stage(
+                given=given, chosen_by=chosen_by, on_start=on_start, corpus=inputs.corpus_facts()
+            )
         else:
             best = distributed.from_main(
                 lambda: read_own_checkpoint(run_folder / BEST)["training_summary"]
             )
-            stage = Stage("", "", steps, best.get("initial_model"), chosen_by, on_start)
+            given = best.get("initial_model")
+            stage = Stage("", "", steps, given, chosen_by, on_start, inputs.corpus_facts())
         if name:
             stage = dataclasses.replace(
                 stage, name=f"{name} stage", more_epochs=f"epochs: {{}} in the {name} stage"

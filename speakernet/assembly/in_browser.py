@@ -8,6 +8,7 @@ from pathlib import Path
 
 from speakernet.assembly.exchange import NUM_COMPARED, synthetic_speech
 from speakernet.corpora.synthetic.speech import SAMPLE_RATE
+from speakernet.evaluation.embedding import preparation_in_words
 from speakernet.evaluation.scoring import plda_of
 from speakernet.files import FileError
 from speakernet.inference.export import export_model
@@ -27,7 +28,14 @@ def page_files(model_path: Path, folder: Path) -> dict[str, bytes]:
             "`npm pack onnxruntime-web` and `tar xf onnxruntime-web-*.tgz package/dist`, then give "
             "--in-browser package/dist"
         )
-    if plda_of(load_model_file(model_path).contents) is not None:
+    model = load_model_file(model_path)
+    if model.net.preparation:
+        todo = preparation_in_words(model.net.preparation)
+        raise ValueError(
+            f"{model_path}: with this model, {todo} before they are embedded, which the page "
+            "cannot do; serve it without --in-browser"
+        )
+    if plda_of(model.contents) is not None:
         raise ValueError(
             f"{model_path} scores with PLDA, which the page cannot do; serve it without "
             "--in-browser"

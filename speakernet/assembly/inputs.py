@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from speakernet.config import Config, ConfigError
-from speakernet.corpora.synthetic import make_corpus
+from speakernet.corpora.synthetic import is_synthetic, make_corpus
 from speakernet.data.batches import speed_fractions
 from speakernet.data.lists import (
     TrainingList,
@@ -102,6 +102,23 @@ class Inputs:
             name: one
             for name, one in self._named.items()
             if (id(one.trials), id(one.source)) != own
+        }
+
+    def corpus_facts(self) -> dict[str, Any]:
+        """What the network is trained on, as plain values for its model file."""
+        given = self.training
+        data = self._data
+        corpora = [(one.train_list, one.train_path) for one in data.corpora.values()]
+        places = corpora or [(data.train_list, data.train_path)]
+        table = given.table
+        return {
+            "list": given.rows.source,
+            # A packed corpus lies elsewhere, but its list is that of the recordings.
+            "is_synthetic": all(any(map(is_synthetic, filter(None, one))) for one in places),
+            "speakers": len(given.rows.speakers),
+            "utterances": len(given.rows),
+            "hours": round(float(table.num_samples.sum()) / table.sample_rate / 3600, 3),
+            "recorded_at_hz": np.unique(table.sample_rates).tolist(),
         }
 
     def checksums(self, *, of_training: bool = True) -> dict[str, str]:

@@ -40,6 +40,7 @@ from speakernet.evaluation.report import write_evaluation
 from speakernet.files import human_bytes, sha256_of
 from speakernet.machine.device import choose_device, find_device
 from speakernet.machine.facts import system_info, usable_cores
+from speakernet.models.model_file import voices_caution
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.parallel import distributed
 from speakernet.parallel.distributed import refuse_differences
@@ -151,6 +152,7 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
             "best_eer_percent": best["best_eer_percent"],
             "best_epoch": best["epoch"],
             "best_stage": best.get("stage", ""),
+            "caution": voices_caution({"training_summary": best}),
         }
         others = inputs.beside(inputs.test) if config.data.test_lists else ()
         if not summary["performance"]["steps"] and distributed.from_main(

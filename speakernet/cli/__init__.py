@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from speakernet.config import LoadedConfig
     from speakernet.inference.verifier import SpeakerVerifier
 
+logger = logging.getLogger(__name__)
+
 STORE_KEY_VARIABLE = "SPEAKERNET_STORE_KEY"
 
 COMMANDS = {
@@ -492,6 +494,12 @@ def load_verifier(
     from speakernet.inference.verifier import load
 
     return load(arguments.model, arguments.device, local_rank)
+
+
+def warn_of_model(verifier: "SpeakerVerifier") -> None:
+    """Log the cautions about a model; called after the answer, which comes first on the screen."""
+    if verifier.caution:
+        logger.warning("%s: %s", verifier.name, verifier.caution)
 
 
 def store_key(arguments: argparse.Namespace) -> bytes | None:

@@ -12,7 +12,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from speakernet.cli import FILE_TO_CHANGE, MODEL, STORE, load_verifier, store_key
+from speakernet.cli import FILE_TO_CHANGE, MODEL, STORE, load_verifier, store_key, warn_of_model
 from speakernet.evaluation.figures import cautions
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import FEW_TARGETS, headline_sentence
@@ -68,6 +68,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
     from speakernet.inference import bulk, decision, recordings
 
     verifier = load_verifier(arguments)
+    warn_of_model(verifier)
     if arguments.store is None:
         fit, results, backup = bulk.calibrate_on_trials(
             verifier,

@@ -19,7 +19,7 @@ import os
 import sys
 from pathlib import Path
 
-from speakernet.cli import MODEL, STORE, load_verifier, store_key
+from speakernet.cli import MODEL, STORE, load_verifier, store_key, warn_of_model
 from speakernet.terminal import counted
 
 ARGUMENTS = {
@@ -71,6 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     from speakernet.inference.verifier import enroll
 
     verifier = load_verifier(arguments)
+    warn_of_model(verifier)
     # The word "new" reveals a mistyped path, which creates a second store.
     new = "" if store.exists() else "the new store "
     left_out = 0

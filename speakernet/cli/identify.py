@@ -14,7 +14,16 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
-from speakernet.cli import DECISION, MODEL, STORE, answer_first, limits_of, load_verifier, store_key
+from speakernet.cli import (
+    DECISION,
+    MODEL,
+    STORE,
+    answer_first,
+    limits_of,
+    load_verifier,
+    store_key,
+    warn_of_model,
+)
 from speakernet.terminal import counted
 
 if TYPE_CHECKING:
@@ -67,6 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     sys.stdout.flush()
     for warning in quality.warnings:
         logger.warning("%s: %s", quality.name, warning)
+    warn_of_model(verifier)
     return 0
 
 

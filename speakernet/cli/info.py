@@ -53,10 +53,12 @@ def run(arguments: argparse.Namespace) -> list[str]:
         ("parameters", f"{sum(parameter.numel() for parameter in net.parameters()):,}"),
         ("embedding", f"{net.embedding_dim} numbers"),
         ("sample rate", f"{net.sample_rate} Hz"),
+        *([("adaptation", _options(contents["adaptation"]))] if contents.get("adaptation") else []),
         (
             "mean embedding",
             _mean(contents.get("embedding_mean"), contents.get("embedding_mean_of")),
         ),
+        *([("caution", model.caution)] if model.caution else []),
         ("licence", str(summary.get("licence") or "not stated; ask the people who trained it")),
         (
             "calibrated",

@@ -150,4 +150,5 @@ def _training_lines(
         f"  tensorboard --logdir {quoted}    show the curves"
         if has_stages
         else f"  {command} --max_epoch {2 * max_epochs}    continue training",
+        *([f"note: {summary['caution']}"] if summary["caution"] else []),
     ]

@@ -16,7 +16,7 @@ import json
 import logging
 import sys
 
-from speakernet.cli import DECISION, MODEL, answer_first, limits_of, load_verifier
+from speakernet.cli import DECISION, MODEL, answer_first, limits_of, load_verifier, warn_of_model
 
 SAME = 0
 DIFFERENT = 1
@@ -79,6 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     for quality in qualities:
         for warning in quality.warnings:
             logger.warning("%s: %s", quality.name, warning)
+    warn_of_model(verifier)
     if verifier.rule.caution and decision.log_likelihood_ratio is not None:
         logger.warning("calibration of %s: %s", verifier.name, verifier.rule.caution)
     return SAME if decision.same_speaker else DIFFERENT

@@ -32,6 +32,7 @@ from speakernet.data.audio import AudioError, crop_samples, wrap_to_length
 from speakernet.data.lists import StringTable, numbers
 from speakernet.data.lookup import COLUMNS, LookupTable
 from speakernet.data.sources import AudioSource
+from speakernet.data.speech import speech_of
 from speakernet.evaluation.options import EvaluationOptions, Mode
 from speakernet.files import FileError, atomic_write, read_arrays, reading
 from speakernet.machine.facts import usable_cores
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
         """What embedding needs from a network, such as SpeakerNet."""
 
         sample_rate: int
+        preparation: Mapping[str, Any]
+        """See `prepared`; empty for most networks."""
 
         @property
         def min_samples(self) -> int:
@@ -202,6 +205,43 @@ def padded(waveforms: list[np.ndarray], shape: tuple[int, int] = (0, 0)) -> tupl
     return torch.from_numpy(table), torch.tensor(lengths + [samples] * (rows - len(lengths)))
 
 
+def prepared(waveform: np.ndarray, sample_rate: int, preparation: Mapping[str, Any]) -> np.ndarray:
+    """A whole recording as an adapted network expects it: only its speech, repeated until it is
+    long enough.
+
+    Args:
+        waveform: (samples,).
+        sample_rate: in Hz.
+        preparation: `speech` is whole or detected; a shorter recording is repeated to
+            `repeat_seconds`. May lack both.
+
+    >>> prepared(np.array([1.0, 2.0, 3.0]), 2, {"repeat_seconds": 2.0}).tolist()
+    [1.0, 2.0, 3.0, 1.0]
+    """
+    if preparation.get("speech") == "detected":
+        # Every pause is cut out, since it would be repeated with the speech.
+        speech = speech_of(waveform, sample_rate, min_gap_seconds=0.0)
+        # Callers that decide refuse a recording without speech; here it stays whole.
+        waveform = speech if len(speech) else waveform
+    length = round(preparation.get("repeat_seconds", 0.0) * sample_rate)
+    return waveform if len(waveform) >= length else wrap_to_length(waveform, length)
+
+
+def preparation_in_words(preparation: Mapping[str, Any]) -> str:
+    """What `prepared` does.
+
+    >>> preparation_in_words({"speech": "detected", "repeat_seconds": 16.0})
+    'recordings are cut to their speech and repeated to 16 s'
+    """
+    steps = {
+        "cut to their speech": preparation.get("speech") == "detected",
+        f"repeated to {preparation.get('repeat_seconds', 0.0):g} s": bool(
+            preparation.get("repeat_seconds")
+        ),
+    }
+    return "recordings are " + " and ".join(words for words, is_done in steps.items() if is_done)
+
+
 def crop_starts(num_samples: int, length: int, num_crops: int) -> np.ndarray:
     """First samples of evenly spaced crops, int64 (crops,); a shorter utterance counts as length +
     1 samples.
@@ -266,7 +306,9 @@ def embed_utterances(
     are_crops = modes_of(options) == ("crops",)
     length = crop_samples(options.eval_frames, net.sample_rate) if are_crops else 0
     num_crops = options.num_crops if are_crops else 1
-    shortest = max(round(wrapped_seconds * net.sample_rate), net.min_samples)
+    preparation = {} if are_crops else net.preparation
+    shortest_seconds = max(wrapped_seconds, preparation.get("repeat_seconds", 0.0))
+    shortest = max(round(shortest_seconds * net.sample_rate), net.min_samples)
     # In order of length, utterances share a batch with little padding.
     stretches = stretches_of(
         np.argsort(lengths, kind="stable"), lengths, source.sample_rate, are_whole=not length
@@ -287,7 +329,8 @@ def embed_utterances(
     )
     waveforms_of_own = plan.stretch_of[plan.bounds[own.start] : plan.bounds[own.stop]]
     total = len(np.unique(waveforms_of_own))
-    read = functools.partial(_read, source, table, length, num_crops, shortest)
+    prepare = functools.partial(prepared, sample_rate=source.sample_rate, preparation=preparation)
+    read = functools.partial(_read, source, table, length, num_crops, shortest, prepare)
 
     def embed(given: tuple[list[np.ndarray], tuple[int, int]]) -> np.ndarray:
         batched, num_samples = padded(*given)
@@ -431,6 +474,7 @@ def _read(
     length: int,
     num_crops: int,
     shortest: int,
+    prepare: Callable[[np.ndarray], np.ndarray],
     stretch: Stretch,
 ) -> np.ndarray:
     """The waveforms of a stretch, (waveforms, samples): its distinct crops, or all of it if
@@ -457,7 +501,8 @@ def _read(
         return np.stack(waveforms)
     # If the header gave a wrong length, the crops are still those of the plan.
     needed = max(stretch.num_samples, length + 1) if length else shortest
-    waveform = waveforms[0] if len(waveforms[0]) >= needed else wrap_to_length(waveforms[0], needed)
+    waveform = prepare(waveforms[0])
+    waveform = waveform if len(waveform) >= needed else wrap_to_length(waveform, needed)
     return (
         np.stack([waveform[start : start + length] for start in starts])
         if length

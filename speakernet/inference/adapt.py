@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +31,12 @@ from speakernet.data.sources import AudioSource
 from speakernet.evaluation import adaptation
 from speakernet.evaluation.adaptation import Transform
 from speakernet.evaluation.calibration import Fit, fit_scores
-from speakernet.evaluation.embedding import Embedder, embed_utterances, weights_digest
+from speakernet.evaluation.embedding import (
+    Embedder,
+    embed_utterances,
+    preparation_in_words,
+    weights_digest,
+)
 from speakernet.evaluation.evaluate import score_trials
 from speakernet.evaluation.figures import compare_scores, why_no_error_rate
 from speakernet.evaluation.metrics import eer
@@ -57,9 +63,13 @@ NUM_DRAWS = 3
 """Cross-validation: folds over speakers, and random divisions whose error rates are averaged."""
 MAX_EACH = 12
 """Limit on a speaker's test recordings in cross-validation, so that nobody dominates."""
-ENERGY_FLOOR_DB = 20.0
+ENERGY_FLOOR_DB = 25.0
 """See `frontend.energy_floor_db`; chosen on telephone calls (docs/experiments.md)."""
-SHRINKAGES = (0.3, 0.5, 0.7)
+TELEPHONE_PREPARATION: Mapping[str, Any] = MappingProxyType(
+    {"speech": "detected", "repeat_seconds": 16.0}
+)
+"""What is done to telephone recordings before they are embedded (docs/experiments.md)."""
+SHRINKAGES = (0.3, 0.5, 0.7, 0.8)
 INTERPOLATIONS = (0.25, 0.5, 0.75)
 """Shares to try: of the identity in a covariance, and of the other domain's covariances."""
 TOTAL_SHARE = 0.4
@@ -75,7 +85,7 @@ class Domain(NamedTuple):
     """Embedded recordings of the target domain."""
 
     net: SpeakerNet
-    """The network, with an energy floor if the recordings need one."""
+    """The network, with an energy floor and prepared recordings if they are of telephones."""
     rows: np.ndarray
     """(recordings, dim)"""
     plain: np.ndarray
@@ -372,7 +382,7 @@ def embedded(
     notes: list[str],
     needs_floor: bool = True,
 ) -> Domain:
-    """Embed the usable recordings, with an energy floor if their upper band is empty."""
+    """Embed the usable recordings, as those of telephones if their upper band is empty."""
     if len(recordings) == 1 and recordings[0].endswith(".npz"):
         kept = read_arrays(recordings[0], "embeddings written by `speakernet embed`")
         if str(kept.get("fingerprint")) != verifier.fingerprint:
@@ -390,7 +400,6 @@ def embedded(
     source, table = audio_inputs(recordings, verifier.sample_rate)
     refused = dict[int, str]()
     num_narrow = 0
-    floor_db = None
     net = verifier.net
     with Bar("inspecting", len(table), "recording") as bar:
         for row, name in enumerate(bar.over(table)):
@@ -402,18 +411,19 @@ def embedded(
     # Checked before anything is embedded.
     usable, who = _usable(list(table), refused, recordings, labels, notes)
     table, num_accepted = table.take(usable), len(table) - len(refused)
-    if (
-        needs_floor
-        and 2 * num_narrow > num_accepted
+    is_telephone = (
+        2 * num_narrow > num_accepted
         and "energy_floor_db" in type(net.front_end.options).model_fields
-    ):
-        floor_db = ENERGY_FLOOR_DB
+    )
+    if is_telephone and needs_floor:
+        net = for_telephones(net)
         notes.append(
             f"{num_narrow} of {num_accepted} recordings have an empty upper band, as over a "
-            f"telephone; the front end gets an energy floor of {ENERGY_FLOOR_DB:g} dB"
+            f"telephone; the front end gets an energy floor of {ENERGY_FLOOR_DB:g} dB, and "
+            f"{preparation_in_words(net.preparation)} before they are embedded"
         )
-    if floor_db is not None or net.adaptation_spec:
-        net = _without_adaptation(net, floor_db)
+    elif net.adaptation_spec:
+        net = _without_adaptation(net)
     rows = _embed(verifier, net, source, table, "recordings")
     # The unchanged model is the baseline in the cross-validation.
     plain = (
@@ -471,12 +481,22 @@ def _embed(
     return rows[:, 0].astype(np.float64)
 
 
-def _without_adaptation(net: SpeakerNet, floor_db: float | None) -> SpeakerNet:
-    """The network without its adaptation, with an energy floor if one is given."""
+def for_telephones(net: SpeakerNet) -> SpeakerNet:
+    """The network without its adaptation, with the energy floor and the prepared recordings that
+    telephones need.
+    """
+    twin = _without_adaptation(net, {"energy_floor_db": ENERGY_FLOOR_DB})
+    twin.preparation = dict(TELEPHONE_PREPARATION)
+    return twin
+
+
+def _without_adaptation(
+    net: SpeakerNet, front_end_options: Mapping[str, Any] | None = None
+) -> SpeakerNet:
+    """The network without its adaptation, with these options of its front end."""
     spec = net.spec()
     spec.pop("adaptation", None)
-    if floor_db is not None:
-        spec["front_end"]["options"]["energy_floor_db"] = floor_db
+    spec["front_end"]["options"] |= front_end_options or {}
     twin = SpeakerNet.from_spec(spec)
     twin.load_state_dict(
         {name: one for name, one in net.weights().items() if not name.startswith("adaptation.")}
@@ -560,7 +580,8 @@ def adapted_contents(
     """
     twin = copy.deepcopy(net).cpu()
     sizes = [[matrix.shape[1], matrix.shape[0]] for matrix, _ in found.maps]
-    twin.adapt({"name": "", "maps": sizes, "score": "cosine" if found.plda is None else "plda"})
+    score = "cosine" if found.plda is None else "plda"
+    twin.adapt({"name": "", "maps": sizes, "score": score, **net.preparation})
     tensors = {
         f"maps.{number}.{name}": torch.from_numpy(np.ascontiguousarray(value, dtype=np.float32))
         for number, pair in enumerate(found.maps)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from speakernet.data.audio import AudioError, audio_of_array
-from speakernet.evaluation.embedding import Stretch, batches_of, padded, weights_digest
+from speakernet.evaluation.embedding import Stretch, batches_of, padded, prepared, weights_digest
 from speakernet.evaluation.results import html_table
 from speakernet.evaluation.scoring import (
     mean_embeddings,
@@ -49,7 +49,7 @@ from speakernet.inference.recordings import (
 )
 from speakernet.machine.device import find_device
 from speakernet.machine.options import MachineOptions
-from speakernet.models.model_file import ModelFile, load_model_file
+from speakernet.models.model_file import ModelFile, load_model_file, voices_caution
 from speakernet.models.speaker_net import folded
 
 if TYPE_CHECKING:
@@ -176,6 +176,8 @@ class SpeakerVerifier:
         self.rule = DecisionRule.of_model_file(
             model.contents, subtracts_mean=self.mean is not None, name=name
         )
+        self.caution = voices_caution(model.contents)
+        """A warning about what the network was trained on; empty without one."""
         self.is_calibrated = bool(self.rule.thresholds)
         """Whether `verify` can decide without being given a threshold."""
 
@@ -478,7 +480,11 @@ class SpeakerVerifier:
     def _embed_recordings(self, recordings: Sequence[Recording]) -> Tensor:
         """Embeddings (recordings, dim) on the CPU; recordings of similar length share a batch."""
         order = np.argsort([one.num_samples for one in recordings], kind="stable")
-        pieces = (piece for row in order.tolist() for piece in recordings[row].pieces(row))
+        pieces = (
+            (stretch, prepared(waveform, self.sample_rate, self.net.preparation))
+            for row in order.tolist()
+            for stretch, waveform in recordings[row].pieces(row)
+        )
         return self._embed_pieces(pieces, len(recordings))
 
     def _embed_pieces(self, pieces: Iterable[tuple[Stretch, np.ndarray]], num_rows: int) -> Tensor:

@@ -47,10 +47,17 @@ LAID_OUT_AT_MOST = 2
 two names."""
 MAX_MAPS = 10
 """Limit on affine maps of an adaptation; two are fitted, an imported chain has three."""
+MAX_REPEAT_SECONDS = 60.0
+"""Limit on the length to which an adapted network has recordings repeated."""
 BACKUP_MARK = ".before-calibration"
 MEAN_MARK = ".before-mean"
 """Part of the name of a model file's backup from before the first such change."""
 TENSORS = ("weights", "embedding_mean")
+SYNTHETIC_ONLY = (
+    "the model was trained on synthetic voices only, so its answers about real voices mean "
+    "nothing; use a published model (`speakernet models` lists them), or train on recordings of "
+    "people"
+)
 ADVICE = (
     "the file is damaged or from another program; copy or download it again, or use an "
     "earlier checkpoint"
@@ -207,6 +214,28 @@ def update_model_file(
         place(path, backup)
     write_checkpoint(target, {**contents, **changes})
     return backup if makes_backup else None
+
+
+def voices_caution(contents: Mapping[str, Any]) -> str:
+    """A warning if a network was trained on synthetic voices only, otherwise an empty string.
+
+    Foreign weights and files of version 0.3.0 do not say what they were trained on, and count as
+    trained on people.
+
+    >>> voices_caution({"training_summary": {"corpus": {"is_synthetic": False}}})
+    ''
+    """
+    summary = contents.get("training_summary")
+    while isinstance(summary, Mapping) and _is_synthetic(summary.get("corpus")):
+        if not summary.get("initial_model"):
+            return SYNTHETIC_ONLY
+        # A fine-tuned network also knows the voices of its initial model.
+        summary = summary["initial_model"]
+    return ""
+
+
+def _is_synthetic(corpus: Any) -> bool:
+    return isinstance(corpus, Mapping) and corpus.get("is_synthetic") is True
 
 
 def is_model_file(contents: Any) -> bool:
@@ -428,6 +457,7 @@ Fit: Any = create_model(
 Calibration: Any = create_model("Calibration", __config__=CHECKS, fits=(list[Fit], []))
 Size = Annotated[int, Ge(1), Le(MAX_VALUES)]
 Score: Any = Literal["cosine", "plda"]
+Speech: Any = Literal["whole", "detected"]
 AdaptationEntry: Any = create_model(
     "AdaptationEntry",
     __config__=CHECKS,
@@ -437,8 +467,16 @@ AdaptationEntry: Any = create_model(
         ...,
     ),
     score=(Score, ...),
+    speech=(Speech, "whole"),
+    repeat_seconds=(Annotated[float, Ge(0.0), Le(MAX_REPEAT_SECONDS)], 0.0),
 )
-Summary: Any = create_model("Summary", __config__=CHECKS, chosen_by=(dict[str, Any] | None, None))
+Corpus: Any = create_model("Corpus", __config__=CHECKS, is_synthetic=(bool, False))
+Summary: Any = create_model(
+    "Summary",
+    __config__=CHECKS,
+    chosen_by=(dict[str, Any] | None, None),
+    corpus=(Corpus | None, None),
+)
 Entries = create_model(
     "Entries",
     __config__=CHECKS,

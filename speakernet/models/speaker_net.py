@@ -38,6 +38,8 @@ MAX_NAMES_SHOWN = 10
 # Keys, in addition to the run's seed, of the random streams of the network's components.
 SPEC_AUGMENT_STREAM = 101
 DITHER_STREAM = 102
+PREPARATIONS = ("speech", "repeat_seconds")
+"""The entries of an adaptation that say what is done to a recording before it is embedded."""
 
 
 class SpeakerNet(nn.Module):
@@ -115,6 +117,10 @@ class SpeakerNet(nn.Module):
         )
         self.adaptation: nn.Module = nn.Identity()
         self.adaptation_spec: dict[str, Any] = {}
+        self.preparation: Mapping[str, Any] = {}
+        """What is done to a whole recording before it is embedded: `speech` (whole or detected) and
+        `repeat_seconds`; part of an adaptation, which only fits recordings that were prepared in
+        the same way."""
 
     @classmethod
     def named(
@@ -286,6 +292,7 @@ class SpeakerNet(nn.Module):
 
         self.adaptation = Adaptation(spec)
         self.adaptation_spec = dict(spec)
+        self.preparation = {name: spec[name] for name in PREPARATIONS if name in spec}
         self.embedding_dim = spec["maps"][-1][1]
 
     @classmethod

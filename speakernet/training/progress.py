@@ -72,6 +72,8 @@ class Stage:
     """The list that selects the best model; None if no model is selected."""
     on_start: Callable[[], None] = lambda: None
     """Called on rank 0 when training starts or resumes."""
+    corpus: Mapping[str, Any] | None = None
+    """Facts about the training list (speakers, hours …), as plain values."""
 
 
 WHOLE_RUN = Stage()

@@ -590,6 +590,7 @@ class Trainer:
             **({"stage": self.stage.name} if self.stage.name else {}),
             # The initial model's licence and training data apply to this model too.
             **({} if self.stage.given is None else {"initial_model": dict(self.stage.given)}),
+            **({} if self.stage.corpus is None else {"corpus": dict(self.stage.corpus)}),
             **({} if self.stage.chosen_by is None else {"chosen_by": dict(self.stage.chosen_by)}),
         }
         return self.model_contents(training_summary=summary, is_last=is_last)

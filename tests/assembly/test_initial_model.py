@@ -117,6 +117,7 @@ def test_fine_tuning(given, recipe, tmp_path, capsys):
     )
     # Thresholds of the old weights are wrong for the new ones.
     assert "theirs" not in json.dumps([best["thresholds"], best["calibration"]])
+    assert best["training_summary"]["corpus"]["is_synthetic"] is False
     facts = best["training_summary"]["initial_model"]
     assert (facts["file"], facts["licence"], facts["trained_on"]) == (
         "theirs.pt",

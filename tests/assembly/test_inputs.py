@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -190,6 +191,27 @@ def found_by(disks, audio):
     where = ["--data.train_path", str(disks / audio), "--data.test_path", str(disks / audio)]
     config = load_config([*lists, *where]).config
     return Inputs(config, CPU).checksums()
+
+
+def test_facts_of_the_training_corpus(tmp_path):
+    """One speaker with 2 s recorded at 8 kHz, another with 1 s and 3 s at 16 kHz: six seconds."""
+    for name, seconds, rate in (("a/0.wav", 2, 8000), ("b/0.wav", 1, 16000), ("b/1.wav", 3, 16000)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write_audio(tmp_path / name, np.zeros(seconds * rate, dtype=np.float32), rate)
+    path = tmp_path / "train_list.txt"
+    path.write_text("a a/0.wav\nb b/0.wav\nb b/1.wav\n")
+    config = replaced(Config(), data={"train_list": str(path), "test_list": str(path)})
+    facts = Inputs(config, CPU).corpus_facts()
+    assert facts == {
+        "list": str(path),
+        "is_synthetic": False,
+        "speakers": 2,
+        "utterances": 3,
+        "hours": pytest.approx(6 / 3600, abs=0.0005),
+        "recorded_at_hz": [8000, 16000],
+    }
+    (tmp_path / "parameters.json").write_text('{"synthesiser_version": 1}')
+    assert Inputs(config, CPU).corpus_facts()["is_synthetic"]
 
 
 @pytest.fixture()

@@ -5,7 +5,7 @@ mistakes.
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -74,6 +74,7 @@ class Counting:
     sample_rate = 16000
     min_samples = 400
     count = 0
+    preparation: ClassVar[dict[str, Any]] = {}
 
     def embed(
         self, waveforms: torch.Tensor, lengths: torch.Tensor, *, sample_rate: int

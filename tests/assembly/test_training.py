@@ -93,6 +93,7 @@ def test_resume_with_another_batch_size(tiny_corpus, tmp_path, caplog):
 
 
 def test_resume_from_another_folder(tiny_corpus, tmp_path, caplog, monkeypatch):
+    caplog.set_level("INFO", "speakernet")
     config = tiny_config(tiny_corpus, training={"max_epochs": 1})
     monkeypatch.chdir(tiny_corpus)
     ready(replaced(config, data={"train_list": "train_list.txt"}), tmp_path)[0].train()

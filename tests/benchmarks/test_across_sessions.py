@@ -85,7 +85,7 @@ def test_the_table(calls, model, tmp_path, capsys, monkeypatch):
     }
     assert (
         list(rows)[:3] == ["as published", "twin", "energy floor, as it is"]
-        and len(rows) == 2 + 2 * 5
+        and len(rows) == 2 + 3 * 5
     )
     # The same model has a difference of zero; the untrained one too, except for the floor.
     assert rows["as published"][:3] == rows["twin"][:3] and rows["twin"][3].startswith(

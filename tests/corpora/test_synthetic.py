@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import signal
 
-from speakernet.corpora.synthetic import CorpusParameters, make_corpus
+from speakernet.corpora.synthetic import CorpusParameters, is_synthetic, make_corpus
 from speakernet.corpora.synthetic.scenes import NOISES, draw_session, record, room_response
 from speakernet.corpora.synthetic.speech import (
     SAMPLE_RATE,
@@ -159,6 +159,13 @@ def test_lists_and_tables(corpus):
         for one in (training.paths, trials.names, validation.names)
     ]
     assert not people[2] & (people[0] | people[1])
+
+
+def test_recognised_by_its_folder(corpus, tmp_path):
+    for place in (corpus.train_list, corpus.train_path, corpus.train_list.parent):
+        assert is_synthetic(place)
+    (tmp_path / "parameters.json").write_text('{"learning_rate": 0.1}')
+    assert not is_synthetic(tmp_path / "train_list.txt") and not is_synthetic("s3://bucket/vox2")
 
 
 def test_channels_of_trials(corpus):

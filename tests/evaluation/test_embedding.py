@@ -193,6 +193,7 @@ class Counting:
 
     sample_rate = RATE
     min_samples = 400
+    preparation = {}
 
     def embed(self, waveforms, lengths, *, sample_rate):
         return waveforms[:, :4].clone()

@@ -10,13 +10,14 @@ import torch
 
 import speakernet
 from speakernet.assembly.evaluation import run_evaluation
+from speakernet.assembly.in_browser import RUNTIME, page_files
 from speakernet.assembly.inputs import Inputs
 from speakernet.checkpoint import read_checkpoint, write_checkpoint
 from speakernet.cli import main
 from speakernet.config import load_config
 from speakernet.data.audio import read_audio, write_audio
 from speakernet.data.lists import read_trials
-from speakernet.evaluation import adaptation
+from speakernet.evaluation import adaptation, embedding
 from speakernet.evaluation.metrics import eer
 from speakernet.evaluation.scoring import Plda
 from speakernet.inference.adapt import AS_IT_IS, adapt, cross_validated, embedded
@@ -55,7 +56,7 @@ def test_adapted_embeddings(voices, uncalibrated, adapted):
     )
     centred = plain - plain.mean(axis=0)
     covariance = np.cov(plain.T, bias=True)
-    shrunk = 0.3 * covariance + 0.7 * np.trace(covariance) / len(covariance) * np.eye(
+    shrunk = 0.2 * covariance + 0.8 * np.trace(covariance) / len(covariance) * np.eye(
         len(covariance)
     )
     variances, directions = np.linalg.eigh(shrunk)
@@ -197,7 +198,10 @@ def test_cross_validation():
     assert trials.labels.sum() == 80 and abs(error - eer(scores, trials.labels)) < 15
 
 
-def test_floor_for_a_narrow_band(voices, tmp_path):
+def test_telephones(voices, tmp_path, monkeypatch, capsys):
+    """A model adapted to narrow-band recordings has an energy floor, and embeds their speech,
+    repeated to 16 s.
+    """
     net = SpeakerNet.named(
         "ResNet",
         embedding_dim=8,
@@ -213,16 +217,49 @@ def test_floor_for_a_narrow_band(voices, tmp_path):
             read_audio(name, sample_rate=8000),
             8000,
         )
+    # The middle second stands for the speech, whatever the detector finds in these voices.
+    monkeypatch.setattr(
+        embedding, "speech_of", lambda waveform, rate, min_gap_seconds: waveform[rate : 2 * rate]
+    )
     found = adapt(tmp_path / "m.pt", [tmp_path / "calls"], method="mean", device="cpu")
-    assert found.path == tmp_path / "m.adapted.pt" and "upper band" in found.notes[0]
+    assert (
+        found.path == tmp_path / "m.adapted.pt"
+        and "upper band" in found.notes[0]
+        and "16 s" in found.notes[0]
+    )
     model = speakernet.load(found.path, "cpu")
     assert (
         model.contents["front_end"]["options"]["energy_floor_db"] > 0
         and model.fingerprint != before
     )
-    # A recording has the same embedding alone and in a batch.
-    files = sorted(map(str, (tmp_path / "calls").glob("*/*.wav")))[:3]
-    np.testing.assert_allclose(model.embed(files)[:1], model.embed(files[0]), atol=1e-5)
+    spec = model.contents["adaptation"]
+    assert (spec["speech"], spec["repeat_seconds"]) == ("detected", 16.0)
+    files = sorted(map(str, (tmp_path / "calls").glob("*/*.wav")))
+    speech = np.stack(
+        [np.tile(read_audio(name, sample_rate=16000)[16000:32000], 16) for name in files]
+    )
+    expected = model.net.embed(
+        torch.from_numpy(speech), torch.full((len(files),), 16 * 16000), sample_rate=16000
+    )
+    # Alone, in a batch, and by the command for many recordings.
+    np.testing.assert_allclose(model.embed(files[0]), expected[:1], atol=1e-5)
+    np.testing.assert_allclose(model.embed(files), expected, atol=1e-5)
+    # The mean was fitted on the same embeddings.
+    assert np.abs(expected.numpy().mean(axis=0)).max() < 1e-4
+    out = ["--out", str(tmp_path / "e.npz"), "--device", "cpu"]
+    assert main(["embed", *files, "--model", str(found.path), *out]) == 0
+    np.testing.assert_allclose(np.load(tmp_path / "e.npz")["embeddings"], expected, atol=1e-5)
+    # The page in a browser cannot find speech.
+    for name in RUNTIME:
+        (tmp_path / name).touch()
+    with pytest.raises(ValueError, match=r"m.adapted.pt: .* repeated to 16 s"):
+        page_files(found.path, tmp_path)
+    # Adapted again, it starts from the network alone; nothing tells these wide-band recordings from
+    # others.
+    again = adapt(found.path, [voices], out=tmp_path / "again.pt", method="mean", device="cpu")
+    assert not again.notes and "speech" not in read_checkpoint(again.path)["adaptation"]
+    capsys.readouterr()
+    assert main(["info", str(found.path)]) == 0 and "repeat_seconds=16" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -340,4 +377,4 @@ def test_telephone_calls(shared_data, tmp_path):
                 scores.append((units[enrol[is_tested]] * units[test[is_tested]]).sum(axis=1))
                 labels.append(is_target[is_tested])
             errors[name] += eer(np.concatenate(scores), np.concatenate(labels)) / 5
-    assert errors["as it is"] > 15 and errors["no labels"] <= 11.5 and errors["labels"] <= 10.0
+    assert errors["as it is"] > 15 and errors["no labels"] <= 11.0 and errors["labels"] <= 9.5

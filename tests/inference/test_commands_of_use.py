@@ -16,7 +16,7 @@ from speakernet.cli import main
 from speakernet.data.audio import write_audio
 from speakernet.data.ffmpeg import FfmpegError, find_ffmpeg
 from speakernet.inference.people import PeopleStore
-from speakernet.models.model_file import model_file_contents
+from speakernet.models.model_file import SYNTHETIC_ONLY, model_file_contents
 from tests.small_networks import small_network
 
 
@@ -65,6 +65,27 @@ def with_other_bias(model: Path, path: Path) -> Path:
     contents["weights"]["embedding.bias"] += 0.5
     write_checkpoint(path, contents)
     return path
+
+
+def test_a_model_of_synthetic_voices_says_so(call, voices, calibrated, tmp_path, caplog):
+    contents = read_checkpoint(calibrated)
+    model = tmp_path / "demo.pt"
+    store = tmp_path / "people.db"
+    contents["training_summary"]["corpus"] = {"is_synthetic": True, "speakers": 12}
+    write_checkpoint(model, contents)
+    files = [voices / "s00/3.wav", voices / "s00/4.wav"]
+    for words in (
+        ("verify", *files),
+        ("enroll", "Ada", *files, "--store", store),
+        ("identify", files[0], "--store", store),
+    ):
+        caplog.clear()
+        assert call(*words, "--model", model)[0] == 0
+        assert caplog.text.count(SYNTHETIC_ONLY) == 1, words
+    assert SYNTHETIC_ONLY in call("info", model)[1]
+    caplog.clear()
+    call("verify", *files, "--model", calibrated)
+    assert SYNTHETIC_ONLY not in caplog.text + call("info", calibrated)[1]
 
 
 def test_verify(call, voices, calibrated):

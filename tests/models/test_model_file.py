@@ -19,10 +19,12 @@ from speakernet.checkpoint import (
 from speakernet.losses.classification import AAMSoftmax
 from speakernet.losses.options import AAMSoftmaxOptions
 from speakernet.models.model_file import (
+    SYNTHETIC_ONLY,
     laid_out,
     load_initial_weights,
     load_model_file,
     model_file_contents,
+    voices_caution,
 )
 from speakernet.models.options import MODELS
 from speakernet.models.speaker_net import SpeakerNet
@@ -102,6 +104,30 @@ def test_weights_without_counters(tmp_path):
     write_checkpoint(tmp_path / "less.pt", contents)
     with pytest.raises(CheckpointError, match=r"missing .*running_mean"):
         load_model_file(tmp_path / "less.pt")
+
+
+SYNTHETIC = {"corpus": {"is_synthetic": True}}
+RECORDED = {"corpus": {"is_synthetic": False}}
+
+
+@pytest.mark.parametrize(
+    ("summary", "expected"),
+    [
+        (SYNTHETIC, SYNTHETIC_ONLY),
+        (RECORDED, ""),
+        # Version 0.3.0, and foreign weights.
+        (None, ""),
+        ({"imported_from": "wespeaker"}, ""),
+        # Fine-tuned on synthetic voices: the network still knows the people of its initial model.
+        ({**SYNTHETIC, "initial_model": {"imported_from": "wespeaker"}}, ""),
+        ({**SYNTHETIC, "initial_model": {**SYNTHETIC, "initial_model": RECORDED}}, ""),
+        ({**SYNTHETIC, "initial_model": {**SYNTHETIC, "initial_model": SYNTHETIC}}, SYNTHETIC_ONLY),
+        ({**RECORDED, "initial_model": SYNTHETIC}, ""),
+        ({**SYNTHETIC, "initial_model": "a file"}, ""),
+    ],
+)
+def test_voices_that_a_model_knows(summary, expected):
+    assert voices_caution({"training_summary": summary}) == expected
 
 
 def test_initial_weights_and_head(model_path, tmp_path):
@@ -206,6 +232,8 @@ FORGED = [
     (("thresholds", 0, "threshold"), torch.nan, "thresholds is"),
     (("training_summary",), {"chosen_by": "trials.txt"}, "training_summary is"),
     (("training_summary",), "good", "training_summary is"),
+    (("training_summary",), {"corpus": "voices"}, "training_summary is"),
+    (("training_summary",), {"corpus": {"is_synthetic": "yes"}}, "training_summary is"),
     (("format_version",), "1", "version '1'"),
     (("format_version",), 2, "version 2"),
 ]

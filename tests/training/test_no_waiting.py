@@ -168,6 +168,7 @@ def test_evaluation_pins_memory(tiny_corpus, monkeypatch):
     class Net:
         sample_rate = 16_000
         min_samples = 400
+        preparation = {}
 
         def embed(self, waveforms, num_samples, *, sample_rate):
             assert waveforms.device == DEVICE

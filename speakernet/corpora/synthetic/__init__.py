@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 # Part of `parameters.json`: raise it with every change that alters the audio.
 SYNTHESISER_VERSION = 1
+PARAMETERS = "parameters.json"
+"""The file of a corpus that holds its `CorpusParameters`."""
 
 MIN_UTTERANCES_FOR_PROCESSES = 200  # fewer are finished before a second process has started
 #: Option of the command -> (field of CorpusParameters, its value in a large corpus, help).
@@ -195,6 +197,17 @@ def make_corpus(
     return paths
 
 
+def is_synthetic(path: str | Path) -> bool:
+    """Whether a list or a folder of audio lies in a synthetic corpus, or is one."""
+    place = Path(path).resolve()
+    for folder in (place, *place.parents):
+        written = folder / PARAMETERS
+        if written.is_file():
+            # Another program may use the same file name.
+            return "synthesiser_version" in written.read_text(encoding="utf-8", errors="replace")
+    return False
+
+
 def _is_complete(folder: Path, parameters: CorpusParameters) -> bool:
     """Whether the corpus is complete; writes the parameters to an empty folder, raises ValueError
     for any other.
@@ -209,7 +222,7 @@ def _is_complete(folder: Path, parameters: CorpusParameters) -> bool:
             raise ValueError(
                 f"synthetic corpus: {name} is {value}; it must be at least {lowest.get(name, 1)}"
             )
-    written = folder / "parameters.json"
+    written = folder / PARAMETERS
     if written.exists():
         with reading(
             written,

@@ -441,7 +441,7 @@ class Service:
             "fingerprint": verifier.fingerprint,
             "is_calibrated": verifier.is_calibrated,
             "calibration_trials": fitted.get("num_targets", 0) + fitted.get("num_nontargets", 0),
-            "advice": self._decide(0.0)["advice"] or rule.caution or None,
+            "advice": verifier.caution or self._decide(0.0)["advice"] or rule.caution or None,
             "keeps_people": self.store is not None,
             "min_samples": verifier.net.min_samples,
             "in_browser": [self._decide(0.0), self._decide(1.0)] if self.files else None,
@@ -922,6 +922,8 @@ def start(
     address = Address(arguments.host, arguments.port)
     token = read_token(address, arguments.token_file)
     verifier = load(arguments.model, arguments.device)
+    if verifier.caution:
+        logger.warning("%s: %s", verifier.name, verifier.caution)
     if arguments.store is not None and not arguments.store.exists():
         logger.info("%s does not exist; creating a new store of people", arguments.store)
     store = None if arguments.store is None else verifier.people(arguments.store, key)

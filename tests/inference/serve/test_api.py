@@ -11,7 +11,9 @@ import pytest
 import soundfile
 
 import speakernet
+from speakernet.checkpoint import read_checkpoint, write_checkpoint
 from speakernet.data.audio import read_audio_bytes
+from speakernet.models.model_file import SYNTHETIC_ONLY
 
 sys.path.insert(0, str(Path(__file__).parent))
 from serve_helpers import RATE, refused, sentence, serving, wav
@@ -225,6 +227,14 @@ def test_bad_requests(server, voices):
             422,
             "refused",
         )
+
+
+def test_a_model_of_synthetic_voices_says_so(models, tmp_path, caplog):
+    contents = read_checkpoint(models[0])
+    path = tmp_path / "demo.pt"
+    write_checkpoint(path, {**contents, "training_summary": {"corpus": {"is_synthetic": True}}})
+    with serving(path) as (address, _):
+        assert httpx.get(f"{address}/health").json()["advice"] == SYNTHETIC_ONLY
 
 
 def test_uncalibrated_model(models, voices):
