@@ -44,8 +44,8 @@ from speakernet.corpora.utterances import (
     row_by_folder,
     row_by_pattern,
 )
-from speakernet.data.audio import AUDIO_SUFFIXES, SAMPLE_RATE
-from speakernet.data.ffmpeg import CONVERTIBLE_SUFFIXES, FFMPEG_VARIABLE
+from speakernet.data.audio import AUDIO_SUFFIXES, CONVERTIBLE_SUFFIXES, SAMPLE_RATE
+from speakernet.data.ffmpeg import FFMPEG_VARIABLE
 from speakernet.files import exclusive, own_command
 from speakernet.terminal import counted
 
