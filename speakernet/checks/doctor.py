@@ -24,8 +24,8 @@ from speakernet.checks.samples import (
     shared_findings,
     trial_findings,
 )
-from speakernet.data.audio import SAMPLE_RATE, AudioError
-from speakernet.data.ffmpeg import CONVERTIBLE_SUFFIXES, FfmpegError, ffmpeg_version, find_ffmpeg
+from speakernet.data.audio import CONVERTIBLE_SUFFIXES, SAMPLE_RATE, AudioError
+from speakernet.data.ffmpeg import FfmpegError, ffmpeg_version, find_ffmpeg
 from speakernet.data.joined import join
 from speakernet.data.lists import (
     ListError,

@@ -45,8 +45,8 @@ from speakernet.corpora.utterances import (
     row_by_folder,
     row_by_pattern,
 )
-from speakernet.data.audio import AUDIO_SUFFIXES, SAMPLE_RATE, WRITABLE
-from speakernet.data.ffmpeg import CONVERTIBLE_SUFFIXES, FFMPEG_VARIABLE
+from speakernet.data.audio import AUDIO_SUFFIXES, CONVERTIBLE_SUFFIXES, SAMPLE_RATE, WRITABLE
+from speakernet.data.ffmpeg import FFMPEG_VARIABLE
 from speakernet.data.folders import LeftOut, UnicodeNames, is_hidden, walk_files
 from speakernet.data.names import normal_name
 from speakernet.files import exclusive, own_command

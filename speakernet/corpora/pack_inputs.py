@@ -11,7 +11,6 @@ import collections
 import json
 import os
 import tarfile
-import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,7 +27,6 @@ from speakernet.corpora.archives import (
 )
 from speakernet.corpora.steps import checked_relative, name_problem
 from speakernet.data.audio import AUDIO_SUFFIXES, AudioError, read_audio, read_audio_bytes, to_int16
-from speakernet.data.ffmpeg import CONVERTIBLE_SUFFIXES
 from speakernet.data.folders import LeftOut, UnicodeNames, is_hidden, walk_files
 from speakernet.data.lists import (
     BYTE_ORDER_MARK,
@@ -172,17 +170,7 @@ class ArchiveInput(PackInput):
         member = int(self._of_member[row])
         content = archive.read(member) if content is None else content
         label = f"{archive.name}: {archive.files[member]}"
-        suffix = os.path.splitext(archive.files[member])[1].lower()  # noqa: PTH122
-        if suffix not in CONVERTIBLE_SUFFIXES:
-            return to_int16(read_audio_bytes(content, label, sample_rate=sample_rate))
-        # ffmpeg must seek in m4a, so a pipe does not work.
-        with tempfile.TemporaryDirectory(prefix="speakernet-") as folder:
-            path = Path(folder) / ("audio" + suffix)
-            path.write_bytes(content)
-            try:
-                return to_int16(read_audio(path, sample_rate=sample_rate))
-            except AudioError as error:
-                raise AudioError(str(error).replace(str(path), label)) from error
+        return to_int16(read_audio_bytes(content, label, sample_rate=sample_rate))
 
 
 def open_inputs(

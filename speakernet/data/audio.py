@@ -1,10 +1,12 @@
 """Audio files: read a header, read a crop as float32, write a file.
 
-PCM and float WAV files are read by seeking to the samples; FLAC, OGG, MP3, A-law … go through
-soundfile's seek. Only the crop is read. Formats that soundfile cannot read (m4a, aac, webm …) are
-decoded whole by ffmpeg to 16 kHz, as in `prepare folder`. Other rates are resampled, several
-channels mixed down. Positions and lengths passed in are in samples at the requested rate.
-`sources.FolderRows` has its own faster path for plain 16-bit WAV files.
+What a file is, its content decides, never its name. PCM and float WAV files are read by seeking to
+the samples; FLAC, OGG, MP3, A-law … go through soundfile's seek, behind a header with the right
+length where their own one only guesses (`lengths.py`). Only the crop is read. What soundfile cannot
+read whole (m4a, aac, webm, video, chained Ogg …) is decoded by ffmpeg to 16 kHz, as in `prepare
+folder`. Other rates are resampled, several channels mixed down. Positions and lengths passed in are
+in samples at the requested rate. `sources.FolderRows` has its own faster path for plain 16-bit WAV
+files.
 """
 
 import base64
@@ -15,17 +17,24 @@ import io
 import math
 import os
 import struct
-import wave
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 import soundfile
 
-from speakernet.data.ffmpeg import CONVERTIBLE_SUFFIXES, FfmpegError, decode_to_bytes, find_ffmpeg
+from speakernet.data import lengths
+from speakernet.data.ffmpeg import (
+    FfmpegError,
+    NoSoundError,
+    decode_to_file,
+    find_ffmpeg,
+    scratch_file,
+)
 from speakernet.files import FileError, atomic_write, in_place_of_a_file, open_regular, reading
 
 SAMPLE_RATE = 16_000  # Hz, by default
@@ -47,32 +56,44 @@ HIGHEST_RATE = 192_000
 # 24 dB above full scale: no recording reaches it, and unscaled int16 samples go far beyond.
 LOUDEST_SAMPLE = 16.0
 WRITABLE = {".wav": "WAV", ".flac": "FLAC"}
-READABLE_SUFFIXES = frozenset(
-    {".wav", ".flac", ".ogg", ".opus", ".mp3", ".aif", ".aiff", ".au", ".sph"}
-)
+READABLE_SUFFIXES = frozenset({
+    ".wav", ".wave", ".w64", ".rf64", ".bwf", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".mp2",
+    ".aif", ".aiff", ".aifc", ".au", ".snd", ".sph",
+})  # fmt: skip
+"""Suffixes of files with sound that need no ffmpeg, unless their content is something else."""
+CONVERTIBLE_SUFFIXES = frozenset({
+    ".m4a", ".m4b", ".caf", ".aac", ".mp4", ".m4v", ".3gp", ".3g2", ".mov", ".webm", ".weba",
+    ".mka", ".mkv", ".wma", ".wmv", ".asf", ".amr", ".awb", ".ac3", ".eac3", ".dts", ".spx",
+    ".wv", ".tta", ".ape", ".mpc", ".avi", ".mpg", ".mpeg", ".ts", ".m2ts", ".mts", ".flv",
+    ".ogv", ".rm",
+})  # fmt: skip
+"""Suffixes of files with sound that ffmpeg decodes."""
 AUDIO_SUFFIXES = READABLE_SUFFIXES | CONVERTIBLE_SUFFIXES
-"""Suffixes that count as audio when a folder is searched."""
-# First bytes of the formats that ffmpeg decodes, and its names for them; MP4 is recognised by its
-# first box.
-CONTAINERS = {
-    b"\x1aE\xdf\xa3": "matroska",
-    b"0&\xb2u\x8ef\xcf\x11": "asf",
-    b"#!AMR": "amr",
-    b"caff": "caf",
-    b"\xff\xf1": "aac",
-    b"\xff\xf9": "aac",
-}
-MP4_BOXES = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")
+"""Suffixes that count as audio when a folder is searched; a file that is named by itself may have
+any.
+"""
 CUT_SHORT_SECONDS, CUT_SHORT_SHARE = (
     0.15,
     0.01,
 )  # by which a file may decode to less than its container claims
-KEPT_DECODED = 8  # files decoded by ffmpeg: a long recording is read window by window
+KEPT_DECODED = 8  # files decoded by ffmpeg, on disk: a long recording is read window by window
+KEPT_FACTS = 10_000  # headers of compressed files, so that a length is learned once in a process
+FFMPEG = "ffmpeg"
+"""Format of files that are decoded whole: 16-bit mono at `SAMPLE_RATE`, in a temporary file."""
 HOPS_A_SECOND = 100  # frames of 10 ms
 WINDOW_EXTRA_SECONDS = 0.015  # a window of 25 ms reaches 15 ms beyond its hop
 MAX_SAMPLES_PER_BYTE = 8192
 """For any coding: FLAC packs 65,535 samples of silence into 14 bytes. A header that claims more is
-broken."""
+broken.
+"""
+LONGEST_SECONDS = (
+    100 * 3600
+)  # that ffmpeg decodes: a broken time stamp may ask for years of silence
+UNKNOWN_FLAC = 1 << 62  # samples that libsndfile claims where FLAC says "unknown"
+MAX_FLAC = (1 << 36) - 1
+LAYER_2_SAMPLES = 1152  # of a frame
+UNKNOWN_BYTES = 1 << 62
+"""Size of a pipe."""
 DECODED_AT_ONCE = 1 << 22  # samples allocated at once, since a header may claim any number
 EXPECTED = "an audio file (WAV, FLAC, OGG, MP3 …); restore it, convert it again or leave it out"
 RESAMPLER_REACH = (
@@ -147,34 +168,54 @@ def open_audio(
     """
     with reading(path, EXPECTED, AudioError), open_regular(path, buffering=0) as file:
         status = os.fstat(file.fileno())
-        size = status.st_size
-        modified_ns = status.st_mtime_ns
-        known = (
-            known
-            if known and (size, modified_ns) == (known.file_bytes, known.modified_ns)
-            else None
-        )
-        if not (known and known.data_offset >= 0) and (container := _container_of(file)):
-            decoded = _decode_kept(str(path), size, modified_ns, container)
-            info = _info_of_file(io.BytesIO(decoded), container, len(decoded), 0)
-            # The samples are not in the file itself, so there is no offset.
-            facts: dict[str, Any] = {
-                "format": container,
-                "data_offset": -1,
-                "file_bytes": size,
-                "modified_ns": modified_ns,
-            }
-            yield io.BytesIO(decoded), dataclasses.replace(info, **facts)
+        key = (str(path), status.st_size, status.st_mtime_ns)
+        if known is None or key[1:] != (known.file_bytes, known.modified_ns):
+            known = _learned.get(key)
+        if known is None or known.format == FFMPEG:
+            info, content = _open_unknown(file, key, known)
+            yield content, info
         else:
-            yield file, known or _info_of_file(file, path, size, modified_ns)
+            yield file, known
 
 
-def open_audio_bytes(content: bytes, name: str) -> tuple[IO[bytes], AudioInfo]:
-    """`open_audio` for a whole file that is already in memory; `name` is for messages."""
+def _open_unknown(
+    file: IO[bytes], key: tuple[str, int, int], known: AudioInfo | None
+) -> tuple[AudioInfo, IO[bytes]]:
+    """Read the header of a file, or have it decoded; returns what `open_audio` yields for it."""
+    name, size, modified_ns = key
+    problem = ""
+    if known is None:
+        try:
+            info = _info_of_file(file, name, size, modified_ns)
+        except _NeedsFfmpegError as need:
+            problem = str(need)
+        else:
+            if info.data_offset < 0:
+                _learn(key, info)
+            return info, file
+    with _ffmpeg_after(problem, name):
+        decoded = _decode_kept(*key)
+    info = dataclasses.replace(decoded.info, file_bytes=size, modified_ns=modified_ns)
+    _learn(key, info)
+    return info, lengths.view(decoded.file)
+
+
+def open_audio_bytes(
+    content: bytes, name: str, max_seconds: float = LONGEST_SECONDS
+) -> tuple[IO[bytes], AudioInfo]:
+    """`open_audio` for a whole file that is already in memory; `name` is for messages.
+
+    What only ffmpeg can read is decoded for at most `max_seconds`, in memory where the system
+    allows it.
+    """
     with reading(name, EXPECTED, AudioError):
-        if container := _container_of(io.BytesIO(content)):
-            content = _decode_with_ffmpeg(content, name, container)
-        return io.BytesIO(content), _info_of_file(io.BytesIO(content), name, len(content), 0)
+        file = io.BytesIO(content)
+        try:
+            return file, _info_of_file(file, name, len(content), 0)
+        except _NeedsFfmpegError as need:
+            with _ffmpeg_after(str(need), name):
+                decoded = _decode_with_ffmpeg(content, name, max_seconds)
+            return decoded.file, decoded.info
 
 
 def read_audio_bytes(
@@ -208,7 +249,7 @@ def read_audio(
 
 
 def crop_of_file(
-    file: Any,
+    file: IO[bytes],
     info: AudioInfo,
     name: str | Path,
     start: int,
@@ -237,15 +278,17 @@ def crop_of_file(
     blocks = start if up == down else max(0, start // up - (reach // down + 1))
     first = blocks * down
     last = min(info.num_samples, -(-stop * down // up) + reach)
-    if info.data_offset >= 0:
-        frame_bytes = SAMPLE_BYTES[info.format] * info.num_channels
-        file.seek(info.data_offset + first * frame_bytes)
+    is_decoded = info.format == FFMPEG
+    if info.data_offset >= 0 or is_decoded:
+        coding, offset = ("pcm_s16", 0) if is_decoded else (info.format, info.data_offset)
+        frame_bytes = SAMPLE_BYTES[coding] * info.num_channels
+        file.seek(offset + first * frame_bytes)
         raw = file.read((last - first) * frame_bytes)
         if len(raw) < (last - first) * frame_bytes:
             raise AudioError(f"{name}: the file became shorter while it was being read")
-        frames = decode_pcm(raw, info.format).reshape(last - first, info.num_channels)
+        frames = decode_pcm(raw, coding).reshape(last - first, info.num_channels)
     else:
-        frames = _decode_frames(file, name, first, last - first)
+        frames = _decode_frames(file, info, name, first, last - first)
     mono = finish_frames(frames, name, mixes)
     return mono if up == down else resample(mono, up, down)[start - blocks * up :][: stop - start]
 
@@ -311,7 +354,8 @@ def flac_address(waveform: np.ndarray, sample_rate: int) -> str:
     """A mono waveform, (samples,), as a `data:` URL; FLAC is half the size of WAV and plays in
     every browser.
     """
-    return f"data:audio/flac;base64,{base64.b64encode(encode_audio(waveform, sample_rate, 'FLAC')).decode()}"
+    content = base64.b64encode(encode_audio(waveform, sample_rate, "FLAC")).decode()
+    return f"data:audio/flac;base64,{content}"
 
 
 def encode_audio(waveform: np.ndarray, sample_rate: int, format_name: str) -> bytes:
@@ -377,44 +421,122 @@ def finish_frames(frames: np.ndarray, name: str | Path, mixes: bool = True) -> n
     return np.ascontiguousarray(mono)
 
 
+class _NeedsFfmpegError(ValueError):
+    """A file that libsndfile cannot read, or not to its end; the message says why."""
+
+
 def _info_of_file(file: IO[bytes], name: str | Path, size: int, modified_ns: int) -> AudioInfo:
     """Read the header of an open file of `size` bytes."""
     if size == 0:
         raise AudioError(f"{name}: the file is empty (0 bytes); replace it or leave it out")
-    info = parse_riff(file, name, size, modified_ns)
-    if info is None:
-        file.seek(0)
-        try:
-            with soundfile.SoundFile(file) as sound:
-                format_name = str(sound.format).lower()
-                total = sound.frames * sound.channels
-                info = AudioInfo(
-                    sound.frames,
-                    sound.samplerate,
-                    sound.channels,
-                    format_name,
-                    -1,
-                    False,
-                    size,
-                    modified_ns,
-                )
-        except (soundfile.LibsndfileError, RuntimeError, TypeError) as error:
-            file.seek(0)
-            reason = in_place_of_a_file(file) or _reason(error)
-            raise AudioError(
-                f"{name}: not a readable audio file ({reason}); expected {EXPECTED}"
-            ) from error
-        if total > size * MAX_SAMPLES_PER_BYTE:
-            raise AudioError(
-                f"{name}: broken {format_name.upper()} file: claims {total:,} samples in {size:,} "
-                "bytes; convert it again from its source"
-            )
+    file.seek(0)
+    info = parse_riff(file, name, size, modified_ns) or _info_of_coded(
+        file, name, size, modified_ns
+    )
     if not LOWEST_RATE <= info.sample_rate <= HIGHEST_RATE:
         raise AudioError(
             f"{name}: broken header: {info.sample_rate} Hz; expected {LOWEST_RATE} to "
             f"{HIGHEST_RATE} Hz"
         )
     return info
+
+
+def _info_of_coded(file: IO[bytes], name: str | Path, size: int, modified_ns: int) -> AudioInfo:
+    """Read the header of a file that must be decoded, and learn its length if the header does not
+    say it.
+    """
+    file.seek(0)
+    pages = lengths.ogg_pages(file) if file.read(4) == b"OggS" else None
+    if pages and pages.is_chained:
+        raise _NeedsFfmpegError(
+            "several Ogg streams joined into one file, of which libsndfile reads only the first"
+        )
+    file.seek(0)
+    try:
+        with soundfile.SoundFile(file) as sound:
+            format_name = str(sound.format).lower()
+            subtype = str(sound.subtype)
+            log = str(sound.extra_info)
+            claimed = sound.frames
+            rate = sound.samplerate
+            channels = sound.channels
+    except (soundfile.LibsndfileError, RuntimeError, TypeError) as error:
+        file.seek(0)
+        if instead := in_place_of_a_file(file):
+            raise AudioError(
+                f"{name}: not a readable audio file ({instead}); expected {EXPECTED}"
+            ) from error
+        raise _NeedsFfmpegError(_reason(error)) from error
+    num_samples = claimed
+    if format_name == "mp3":
+        frames = lengths.mpeg_frames(file)
+        if frames is None:
+            raise _NeedsFfmpegError("its kind of frames changes, or is not layer 2 or 3")
+        is_cut = frames.is_cut
+        if frames.num_frames >= 0:
+            num_samples = _learn_length(file, format_name, claimed, frames.num_samples)
+    elif format_name == "flac" and claimed >= UNKNOWN_FLAC:
+        is_cut = False
+        num_samples = _bisect_length(
+            file, format_name, min(MAX_FLAC, size * MAX_SAMPLES_PER_BYTE // channels)
+        )
+    elif subtype.startswith("MPEG"):
+        raise _NeedsFfmpegError("MP3 inside another format, whose length libsndfile guesses")
+    else:
+        is_cut = pages.is_cut if pages else lengths.says_it_is_cut(file, log)
+    if pages and not num_samples:
+        raise _NeedsFfmpegError("libsndfile finds no samples")
+    if num_samples * channels > size * MAX_SAMPLES_PER_BYTE:
+        raise AudioError(
+            f"{name}: broken {format_name.upper()} file: claims {num_samples:,} samples in "
+            f"{size:,} bytes; convert it again from its source"
+        )
+    return AudioInfo(num_samples, rate, channels, format_name, -1, is_cut, size, modified_ns)
+
+
+def _learn_length(file: IO[bytes], format_name: str, claimed: int, counted: int) -> int:
+    """Samples of an MP3 without a length, of which `counted` were found by its frames."""
+    view = lengths.with_length(file, format_name, counted)
+    if view is None:
+        if abs(claimed - counted) > LAYER_2_SAMPLES:
+            raise _NeedsFfmpegError(
+                f"libsndfile takes it for {claimed:,} samples, but its frames have {counted:,}"
+            )
+        return min(claimed, counted)
+    if _has_sample(view, counted - 1):
+        return counted
+    # Frames that the decoder refuses: it decides.
+    view.seek(0)
+    num_samples = 0
+    with soundfile.SoundFile(view) as sound:
+        while block := len(sound.read(DECODED_AT_ONCE, dtype="float32")):
+            num_samples += block
+    return num_samples
+
+
+def _bisect_length(file: IO[bytes], format_name: str, at_most: int) -> int:
+    """The number of samples of a FLAC file that does not know it: the last one that can be read."""
+    low = 0
+    high = at_most
+    while low < high:
+        middle = (low + high + 1) // 2
+        view = lengths.with_length(file, format_name, middle)
+        if view is None:
+            raise _NeedsFfmpegError("FLAC of unknown length behind something else")
+        if _has_sample(view, middle - 1):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _has_sample(file: IO[bytes], place: int) -> bool:
+    try:
+        with soundfile.SoundFile(file) as sound:
+            sound.seek(place)
+            return len(sound.read(1)) == 1
+    except (soundfile.LibsndfileError, RuntimeError):
+        return False
 
 
 def parse_riff(
@@ -424,9 +546,10 @@ def parse_riff(
     samples.
 
     Accepts every layout of plain PCM and float WAV files: chunks before and after the samples, the
-    extensible form, RF64 and BW64 with 64-bit sizes, sizes left at 0 or 0xFFFFFFFF by a recorder
-    that wrote to a pipe. Everything else (A-law, ADPCM, big-endian RIFX) is left to soundfile. If
-    the data chunk claims more than the file has, only what is there counts (`is_truncated`).
+    extensible form, RF64 and BW64 with 64-bit sizes, the sizes that a recorder leaves that wrote to
+    a pipe. Everything else (A-law, ADPCM, big-endian RIFX) is left to soundfile. If the data chunk
+    claims more than the file has, only what is there counts (`is_truncated`). With `file_bytes` of
+    `UNKNOWN_BYTES`, the file is the head of a pipe.
     """
     head = file.read(RIFF_HEADER_BYTES)
     if len(head) < 12 or head[:4] not in (b"RIFF", b"RF64", b"BW64") or head[8:12] != b"WAVE":
@@ -469,10 +592,15 @@ def parse_riff(
                 raise _broken(name, "the samples come before the 'fmt ' chunk")
             offset = position + 8
             available = max(0, file_bytes - position - 8)
-            size = long_size if size == 0xFFFFFFFF and long_size is not None else size
-            # A recorder that never filled in the size leaves 0 or 0xFFFFFFFF: the rest of the file
-            # is samples.
-            is_unfinished = size == 0xFFFFFFFF or (size == 0 and available > 0)
+            if size == 0xFFFFFFFF and long_size is not None:
+                size = long_size
+            # A recorder that never filled in the size leaves 0, or a size near 2 or 4 gigabytes:
+            # the rest of the file is samples, except for chunks at its end.
+            is_pipe = file_bytes >= UNKNOWN_BYTES
+            has_pipe_size = lengths.is_pipe_size(size) or size >= UNKNOWN_BYTES
+            is_unfinished = size == 0 or (has_pipe_size and (is_pipe or size > available))
+            if is_unfinished and available and not is_pipe:
+                available = lengths.end_of_samples(file, offset, file_bytes) - offset
             num_samples = (available if is_unfinished else min(size, available)) // (
                 SAMPLE_BYTES[coding] * channels
             )
@@ -491,21 +619,25 @@ def _broken(name: str | Path, problem: str) -> AudioError:
     return AudioError(f"{name}: broken WAV file: {problem}; convert it again from its source")
 
 
-def _decode_frames(file: IO[bytes], name: str | Path, start: int, count: int) -> np.ndarray:
+def _decode_frames(
+    file: IO[bytes], info: AudioInfo, name: str | Path, start: int, count: int
+) -> np.ndarray:
     """Decode frames with libsndfile, (count, channels)."""
-    file.seek(0)
     try:
+        file.seek(0)
         with soundfile.SoundFile(file) as sound:
-            if start:
-                sound.seek(start)
-            # A header may claim any length, so memory is allocated only for what was decoded.
-            blocks = []
-            for first in range(0, count, DECODED_AT_ONCE):
-                wanted = min(DECODED_AT_ONCE, count - first)
-                blocks.append(sound.read(wanted, dtype="float32", always_2d=True))
-                if len(blocks[-1]) < wanted:
-                    break
-            frames = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+            view = None
+            if sound.frames != info.num_samples:
+                # The header's length is wrong, and the right one was learned. libsndfile expects
+                # its place in the file.
+                place = file.tell()
+                view = lengths.with_length(file, str(sound.format).lower(), info.num_samples)
+                file.seek(place)
+            if view is None:
+                frames = _read_frames(sound, start, count)
+            else:
+                with soundfile.SoundFile(view) as right:
+                    frames = _read_frames(right, start, count)
     except (soundfile.LibsndfileError, RuntimeError) as error:
         raise AudioError(
             f"{name}: the file is damaged: samples {start} to {start + count} cannot be decoded "
@@ -519,48 +651,76 @@ def _decode_frames(file: IO[bytes], name: str | Path, start: int, count: int) ->
     return frames
 
 
-def _container_of(file: IO[bytes]) -> str:
-    """Format name for ffmpeg, from the first bytes of an open file; empty if soundfile reads it."""
-    head = file.read(12)
-    file.seek(0)
-    if head[4:8] in MP4_BOXES:
-        return "mov"
-    return next((name for start, name in CONTAINERS.items() if head.startswith(start)), "")
+def _read_frames(sound: soundfile.SoundFile, start: int, count: int) -> np.ndarray:
+    if start:
+        sound.seek(start)
+    # A header may claim any length, so memory is allocated only for what was decoded.
+    blocks = []
+    for first in range(0, count, DECODED_AT_ONCE):
+        wanted = min(DECODED_AT_ONCE, count - first)
+        blocks.append(sound.read(wanted, dtype="float32", always_2d=True))
+        if len(blocks[-1]) < wanted:
+            break
+    return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+
+
+@dataclass(frozen=True, eq=False)
+class _Decoded:
+    """Raw samples in a temporary file without a name, and what they are."""
+
+    file: IO[bytes]
+    info: AudioInfo
 
 
 @functools.lru_cache(maxsize=KEPT_DECODED)
-def _decode_kept(path: str, _size: int, _modified_ns: int, container: str) -> bytes:
-    return _decode_with_ffmpeg(Path(path), path, container)
+def _decode_kept(path: str, _size: int, _modified_ns: int) -> _Decoded:
+    decoded = _decode_with_ffmpeg(Path(path), path, LONGEST_SECONDS)
+    if decoded.info.seconds >= LONGEST_SECONDS:
+        raise AudioError(f"{path}: more than {LONGEST_SECONDS // 3600} hours of sound; split it")
+    return decoded
 
 
-def _decode_with_ffmpeg(source: Path | bytes, name: str, container: str) -> bytes:
-    """Decode with ffmpeg to the content of a WAV file."""
+def _decode_with_ffmpeg(source: Path | bytes, name: str, max_seconds: float) -> _Decoded:
+    target: IO[bytes] = tempfile.TemporaryFile() if isinstance(source, Path) else scratch_file()  # noqa: SIM115
     try:
-        raw, (promised_seconds, is_guess) = decode_to_bytes(
-            find_ffmpeg(), source, SAMPLE_RATE, container
-        )
-    except FfmpegError as error:
-        advice = ""
-        if isinstance(source, bytes) and container == "mov":
-            advice = (
-                "; decoding m4a and mp4 may need a seekable file: pass a file, or convert it "
-                "to WAV or FLAC"
-            )
-        raise AudioError(f"{name}: {error}{advice}") from error
-    seconds = len(raw) / 2 / SAMPLE_RATE
-    promised_seconds = None if is_guess else promised_seconds
-    if promised_seconds and seconds < promised_seconds - max(
-        CUT_SHORT_SECONDS, CUT_SHORT_SHARE * promised_seconds
-    ):
+        decoded = decode_to_file(find_ffmpeg(), source, SAMPLE_RATE, max_seconds, target)
+    except FfmpegError:
+        target.close()
+        raise
+    num_samples = target.tell() // 2
+    seconds = num_samples / SAMPLE_RATE
+    promised = 0.0 if decoded.is_guess else min(decoded.seconds or 0.0, max_seconds)
+    if seconds < promised - max(CUT_SHORT_SECONDS, CUT_SHORT_SHARE * promised):
         raise AudioError(
-            f"{name}: decodes to {seconds:.2f} of {promised_seconds:.2f} seconds; the file is "
-            "truncated"
+            f"{name}: decodes to {seconds:.2f} of {promised:.2f} seconds; the file is truncated"
         )
-    buffer = io.BytesIO()
-    with wave.open(buffer, "wb") as file:
-        file.setparams((1, 2, SAMPLE_RATE, len(raw) // 2, "NONE", ""))
-        file.writeframes(raw)
-    return buffer.getvalue()
+    num_bytes = 2 * num_samples
+    return _Decoded(
+        target, AudioInfo(num_samples, SAMPLE_RATE, 1, FFMPEG, -1, decoded.is_damaged, num_bytes, 0)
+    )
+
+
+@contextlib.contextmanager
+def _ffmpeg_after(problem: str, name: str | Path) -> Iterator[None]:
+    """Name the file in an error of ffmpeg, and the problem that libsndfile has with it."""
+    try:
+        yield
+    except NoSoundError as error:
+        raise AudioError(f"{name}: {error}; give a file with sound") from error
+    except FfmpegError as error:
+        reasons = f"{problem}; {error}" if problem else str(error)
+        raise AudioError(
+            f"{name}: not a readable audio file ({reasons}); expected {EXPECTED}"
+        ) from error
+
+
+_learned: dict[tuple[str, int, int], AudioInfo] = {}
+
+
+def _learn(key: tuple[str, int, int], info: AudioInfo) -> None:
+    if len(_learned) >= KEPT_FACTS:
+        _learned.clear()
+    _learned[key] = info
 
 
 def _reason(error: Exception) -> str:

@@ -1,26 +1,30 @@
 """Find ffmpeg and decode with it: many files per call, no shell, file names that cannot be mistaken
 for options.
 
-ffmpeg is needed only for formats that soundfile cannot read (m4a, aac, webm …). Starting it costs
-four times as much as decoding a short file, hence the batches.
+ffmpeg is needed only for what soundfile cannot read (m4a, aac, webm, video, chained Ogg …).
+Starting it costs four times as much as decoding a short file, hence the batches.
 """
 
+import contextlib
 import functools
 import importlib.util
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import IO, NamedTuple
 
 FFMPEG_VARIABLE = "SPEAKERNET_FFMPEG"
 #: A damaged file can hang a decoder; an hour of audio decodes in seconds.
 TIMEOUT_SECONDS = 600
-#: Suffixes of files with sound that soundfile cannot read.
-CONVERTIBLE_SUFFIXES = frozenset(
-    {".m4a", ".aac", ".mp4", ".webm", ".wma", ".3gp", ".amr", ".mka", ".mkv", ".mov", ".caf"}
+#: Formats that ffmpeg may take a file for: those that hold sound themselves. Playlists and lists of
+#: parts, which would make it open other files, are not among them.
+CONTAINERS = (
+    "aac,ac3,eac3,aiff,amr,amrnb,amrwb,ape,asf,au,avi,caf,dts,flac,flv,loas,matroska,webm,mov,mp4,mp3,mpeg,mpegts,"
+    "mpegvideo,mpc,mpc8,mxf,nistsphere,nut,ogg,oma,rm,shn,tak,truehd,tta,voc,w64,wav,wsd,wv,xwma"
 )
 ADVICE = (
     "install it (Debian, Ubuntu: apt install ffmpeg; macOS: brew install ffmpeg; anywhere: pip "
@@ -28,6 +32,19 @@ ADVICE = (
     f"{FFMPEG_VARIABLE}"
 )
 _INPUT = re.compile(r"^Input #(\d+),", re.MULTILINE)
+#: No other protocol: a playlist posing as audio must not make ffmpeg open other files or addresses.
+_SAFELY = ("-protocol_whitelist", "file", "-format_whitelist", CONTAINERS)
+_VIDEO = re.compile(r"^\s*Stream #\d+:\d+.*: Video:(?!.*attached pic)", re.MULTILINE)
+_REASON = re.compile(r"error|invalid|no space|permission|not found|does not", re.IGNORECASE)
+_NO_SOUND = "matches no streams"
+#: What ffmpeg notes about a file whose end is missing, or that is damaged.
+_DAMAGED = re.compile(
+    r"ended prematurely|partial file|corrupt|incomplete frame|error while decoding"
+    r"|error submitting packet|error during demuxing|decoding error|invalid data found",
+    re.IGNORECASE,
+)
+#: Silence before a sound track that begins after the picture, so that times are those of the video.
+_FROM_START = "aresample=async=1:min_hard_comp=1000000:first_pts=0"
 _DURATION = re.compile(r"^\s*Duration: (\d+):(\d\d):(\d\d(?:\.\d+)?)", re.MULTILINE)
 ENCODINGS = {
     "wav": ("-c:a", "pcm_s16le", "-f", "wav"),
@@ -39,9 +56,19 @@ class FfmpegError(ValueError):
     """ffmpeg is missing or failed on a file."""
 
 
-Decoded: TypeAlias = tuple[float | None, bool]
-"""Duration of one source in seconds according to ffmpeg (None if unknown), and whether it is an
-estimate."""
+class NoSoundError(FfmpegError):
+    """A file without a sound track."""
+
+
+class Decoded(NamedTuple):
+    """What ffmpeg says about one source."""
+
+    seconds: float | None
+    """Duration by the container; None if unknown."""
+    is_guess: bool
+    """Whether it is an estimate, or that of a picture, whose sound may be shorter."""
+    is_damaged: bool = False
+    """Whether the end is missing or something could not be decoded."""
 
 
 def find_ffmpeg(given: str | None = None) -> str:
@@ -81,9 +108,8 @@ def decode_batch(
     """Decode each source to its target (mono, 16 bit, `sample_rate`), all in one process."""
     command = ["-y"]
     for source in sources:
-        # One thread per file: the callers run several batches at once. Protocols as in
-        # `decode_to_bytes`.
-        command += ["-protocol_whitelist", "file", "-threads", "1", "-i", _as_url(source)]
+        # One thread per file: the callers run several batches at once.
+        command += [*_SAFELY, "-threads", "1", "-i", _as_url(source)]
     # Without a map, ffmpeg would choose each output's stream from among all inputs.
     for row, target in enumerate(targets):
         command += [
@@ -107,44 +133,51 @@ def decode_batch(
             "1",
         ]
         command.append(_as_url(target))
-    _, decoded = _run(ffmpeg, command, len(sources))
+    return _run(ffmpeg, command, len(sources))
+
+
+def decode_to_file(
+    ffmpeg: str, source: Path | bytes, sample_rate: int, max_seconds: float, target: IO[bytes]
+) -> Decoded:
+    """Decode a file, or the content of a file, to raw 16-bit mono samples (little-endian) in an
+    open file.
+
+    Stops after `max_seconds`. What a file is, ffmpeg decides by its content.
+    """
+    with _as_input(source) as (name, descriptors):
+        command = [*_SAFELY, "-threads", "1", "-i", name]
+        command += ["-map", "0:a:0", "-t", f"{max_seconds:.3f}", "-af", _FROM_START, "-ac", "1"]
+        command += ["-ar", str(sample_rate), "-f", "s16le", "-c:a", "pcm_s16le", "pipe:1"]
+        (decoded,) = _run(ffmpeg, command, 1, target, descriptors)
+    if not target.seek(0, os.SEEK_END):
+        raise FfmpegError("ffmpeg decoded no samples")
     return decoded
 
 
-def decode_to_bytes(
-    ffmpeg: str, source: Path | bytes, sample_rate: int, container: str = ""
-) -> tuple[bytes, Decoded]:
-    """Decode a file, or the content of a file, to raw 16-bit mono samples (little-endian) in
-    memory.
+@contextlib.contextmanager
+def _as_input(source: Path | bytes) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """A name for ffmpeg, and the descriptors it needs. It must be able to seek: telephones write
+    the index last.
     """
-    content = source if isinstance(source, bytes) else b""
-    # No other protocol: a playlist posing as audio must not make ffmpeg open other files or
-    # addresses.
-    name, protocol = ("pipe:0", "pipe") if isinstance(source, bytes) else (_as_url(source), "file")
-    command = [
-        "-protocol_whitelist",
-        protocol,
-        *(("-f", container) if container else ()),
-        "-i",
-        name,
-    ]
-    command += [
-        "-map",
-        "0:a:0",
-        "-ac",
-        "1",
-        "-ar",
-        str(sample_rate),
-        "-f",
-        "s16le",
-        "-c:a",
-        "pcm_s16le",
-        "pipe:1",
-    ]
-    raw, (decoded,) = _run(ffmpeg, command, 1, content)
-    if not raw:
-        raise FfmpegError("ffmpeg decoded no samples")
-    return raw, decoded
+    if isinstance(source, Path):
+        yield _as_url(source), ()
+    elif hasattr(os, "memfd_create"):
+        with scratch_file() as file:
+            file.write(source)
+            file.flush()
+            yield f"file:/proc/self/fd/{file.fileno()}", (file.fileno(),)
+    else:
+        with tempfile.TemporaryDirectory(prefix="speakernet-") as folder:
+            path = Path(folder) / "audio"
+            path.write_bytes(source)
+            yield _as_url(path), ()
+
+
+def scratch_file() -> IO[bytes]:
+    """A file without a name, in memory if the system has such files."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("audio"), "w+b")
+    return tempfile.TemporaryFile()
 
 
 def _as_url(path: Path) -> str:
@@ -153,29 +186,46 @@ def _as_url(path: Path) -> str:
 
 
 def _run(
-    ffmpeg: str, arguments: list[str], num_inputs: int, content: bytes = b""
-) -> tuple[bytes, list[Decoded]]:
-    """Run ffmpeg; returns its standard output and each input's duration, taken from its log."""
+    ffmpeg: str,
+    arguments: list[str],
+    num_inputs: int,
+    target: IO[bytes] | None = None,
+    descriptors: tuple[int, ...] = (),
+) -> list[Decoded]:
+    """Run ffmpeg with its standard output in `target`; returns what its log says of each input."""
     command = [ffmpeg, "-hide_banner", "-nostats", "-loglevel", "info", *arguments]
     try:
         outcome = subprocess.run(
-            command, input=content, capture_output=True, timeout=TIMEOUT_SECONDS, check=False
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=target or subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            pass_fds=descriptors,
+            timeout=TIMEOUT_SECONDS,
+            check=False,
         )
     except subprocess.TimeoutExpired as error:
         raise FfmpegError(f"ffmpeg did not finish within {TIMEOUT_SECONDS} s") from error
     except OSError as error:
         raise FfmpegError(f"{ffmpeg} does not run ({error}); {ADVICE}") from error
     log = outcome.stderr.decode("utf-8", "replace")
+    if outcome.returncode != 0 and _NO_SOUND in log:
+        raise NoSoundError("the file has no sound track")
     if outcome.returncode != 0:
         lines = [line.strip() for line in log.splitlines() if line.strip()]
-        raise FfmpegError(f"ffmpeg: {lines[-1] if lines else f'status {outcome.returncode}'}")
+        # The last line may only say that it failed.
+        reasons = [line for line in lines if _REASON.search(line)] or lines
+        raise FfmpegError(f"ffmpeg: {reasons[-1] if reasons else f'status {outcome.returncode}'}")
     starts = [match.start() for match in _INPUT.finditer(log)][:num_inputs]
-    found: list[Decoded] = []
+    reports = []
     for start, end in zip(starts, [*starts[1:], len(log)], strict=True):
-        match = _DURATION.search(log, start, end)
-        hours, minutes, rest = map(float, match.groups() if match else "000")
-        seconds = 3600 * hours + 60 * minutes + rest if match else None
-        found.append(
-            (seconds, "Estimating duration from bitrate" in log[: start + 1] + log[start:end])
-        )
-    return outcome.stdout, found + [(None, True)] * (num_inputs - len(found))
+        seconds = None
+        if match := _DURATION.search(log, start, end):
+            hours, minutes, rest = map(float, match.groups())
+            seconds = 3600 * hours + 60 * minutes + rest
+        is_guess = "Estimating duration from bitrate" in log[: start + 1] + log[start:end]
+        is_guess = is_guess or _VIDEO.search(log, start, end) is not None
+        # In a batch, the log does not say whose it is.
+        is_damaged = num_inputs == 1 and _DAMAGED.search(log) is not None
+        reports.append(Decoded(seconds, is_guess, is_damaged))
+    return reports + [Decoded(None, is_guess=True)] * (num_inputs - len(reports))

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from speakernet.data.audio import SAMPLE_BYTES, AudioError, AudioInfo, audio_info
+from speakernet.data.audio import FFMPEG, SAMPLE_BYTES, AudioError, AudioInfo, audio_info
 from speakernet.data.lists import StringTable, TrainingList, read_training_list
 from speakernet.data.sharing import Shareable
 from speakernet.files import FileError, atomic_write, exclusive, parallel_map, read_arrays, reading
@@ -27,9 +27,10 @@ logger = logging.getLogger(__name__)
 FORMATS = (
     "other",
     *SAMPLE_BYTES,
+    FFMPEG,
 )  # Names of the codes in `LookupTable.formats`; "other" must be decoded.
 PCM_S16 = FORMATS.index("pcm_s16")
-CACHE_VERSION = 1
+CACHE_VERSION = 2
 LIST_VERSION = 2
 COMPLETE = "complete"
 LONG_ROWS = 1_000_000
@@ -120,7 +121,7 @@ class LookupTable(Shareable):
         self.sample_rates[row] = info.sample_rate
         self.num_channels[row] = info.num_channels
         self.data_offsets[row] = info.data_offset
-        self.formats[row] = FORMATS.index(info.format) if info.data_offset >= 0 else 0
+        self.formats[row] = FORMATS.index(info.format) if info.format in FORMATS else 0
         self.file_bytes[row] = info.file_bytes
         self.modified_ns[row] = info.modified_ns
 

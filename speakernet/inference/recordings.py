@@ -20,6 +20,7 @@ from speakernet.data.audio import (
     AUDIO_SUFFIXES,
     SAMPLE_BYTES,
     SAMPLE_RATE,
+    UNKNOWN_BYTES,
     AudioError,
     AudioInfo,
     audio_info,
@@ -47,7 +48,6 @@ LIST_FORM = "a list of audio files with lines `path` or `speaker path`"
 HEADER_BYTES = 4096
 """The samples of a piped WAV must begin within this many bytes; recorders write a few dozen before
 them."""
-UNKNOWN_LENGTH = 1 << 62
 CHUNK_SECONDS = 0.1
 
 MIN_ENROL_SECONDS = 2.0
@@ -181,11 +181,19 @@ def _files_of(given: str, lines: Iterable[str]) -> Iterable[str]:
                 f"{', '.join(sorted(AUDIO_SUFFIXES))}"
             )
         return [str(path / name) for name in names]
-    if path.suffix.lower() in LIST_SUFFIXES:
+    if path.suffix.lower() in LIST_SUFFIXES and not _is_binary(path):
         with reading(path, f"a folder or {LIST_FORM}", ListError), open_text(path) as file:
             return _listed(file.read().splitlines(), str(path), path.parent)
     # Problems with the file are reported when it is read.
     return [given]
+
+
+def _is_binary(path: Path) -> bool:
+    """Whether a file is not text; a recording may have no suffix."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return b"\0" in file.read(HEADER_BYTES)
 
 
 def _listed(lines: Iterable[str], where: str, folder: Path) -> list[str]:
@@ -221,7 +229,7 @@ def open_piped(file: BinaryIO) -> tuple[AudioInfo, bytes]:
     # A pipe may return less than requested.
     while len(head) < HEADER_BYTES and (block := file.read(HEADER_BYTES - len(head))):
         head += block
-    info = parse_riff(io.BytesIO(head), "standard input", UNKNOWN_LENGTH)
+    info = parse_riff(io.BytesIO(head), "standard input", UNKNOWN_BYTES)
     if info is None or info.data_offset > len(head):
         raise AudioError(
             f"standard input: {'not an uncompressed WAV' if head else 'empty'}; pipe one into the "
@@ -232,14 +240,17 @@ def open_piped(file: BinaryIO) -> tuple[AudioInfo, bytes]:
 
 
 def chunks_of(file: BinaryIO, info: AudioInfo, begun: bytes) -> Iterator[np.ndarray]:
-    """The samples as they arrive, (samples, channels) float32, until the pipe ends."""
+    """The samples as they arrive, (samples, channels) float32, until they or the pipe end."""
     frame_bytes = SAMPLE_BYTES[info.format] * info.num_channels
     wanted = max(1, round(CHUNK_SECONDS * info.sample_rate)) * frame_bytes
+    # What follows the samples, if the header says how many there are, is not sound.
+    left = info.num_samples * frame_bytes
     block = kept = begun
-    while block:
-        whole = len(kept) // frame_bytes * frame_bytes
+    while block and left:
+        whole = min(left, len(kept) // frame_bytes * frame_bytes)
         if whole:
             yield decode_pcm(kept[:whole], info.format).reshape(-1, info.num_channels)
+        left -= whole
         block = file.read(wanted)
         kept = kept[whole:] + block
 

@@ -48,6 +48,7 @@ from speakernet.inference.recordings import (
     usable,
 )
 from speakernet.machine.device import find_device
+from speakernet.machine.memory import bound_compiled_shapes
 from speakernet.machine.options import MachineOptions
 from speakernet.models.model_file import ModelFile, load_model_file, voices_caution
 from speakernet.models.speaker_net import folded
@@ -126,6 +127,7 @@ def load(
     Raises:
         ValueError: the file is not a model file, is damaged or newer, or the device does not exist.
     """
+    bound_compiled_shapes()
     found = _device(device, local_rank)
     return SpeakerVerifier(load_model_file(path, found), found, str(path))
 

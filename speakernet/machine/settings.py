@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from speakernet.machine.facts import usable_cores
-from speakernet.machine.memory import huge_pages, keep_freed_memory
+from speakernet.machine.memory import bound_compiled_shapes, huge_pages, keep_freed_memory
 from speakernet.machine.options import MachineOptions
 from speakernet.parallel import distributed
 
@@ -90,7 +90,10 @@ def optimize_torch_settings(
 def many_shapes() -> Iterator[None]:
     """Stop cuDNN from timing its algorithms in the block, because it would time them again for
     every new shape.
+
+    On a CPU, what is kept for each shape is limited, if nothing was computed before.
     """
+    bound_compiled_shapes()
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = False
     try:

@@ -9,7 +9,7 @@ import pytest
 
 import speakernet
 from speakernet.cli import main
-from speakernet.data.audio import AudioError, read_audio, write_audio
+from speakernet.data.audio import AudioError, encode_audio, read_audio, write_audio
 from speakernet.inference import recordings
 from speakernet.inference.recordings import Recording, chunks_of, inspect_recording, open_piped
 
@@ -134,6 +134,29 @@ def test_pipe(voices):
     found = np.concatenate(list(chunks_of(pipe, info, begun)))[:, 0]
     # Half a sample at the end is ignored.
     np.testing.assert_array_equal(found, read_audio(voices / "s00/3.wav")[:3000])
+
+
+@pytest.mark.parametrize("size", [0, 0x7FFFF000, 0x80000000, 0xFFFFFFF0, 6000])
+def test_sizes_of_a_pipe(size):
+    content = encode_audio(np.arange(3000, dtype=np.int16), RATE, "WAV")
+    assert content[36:40] == b"data"
+    piped = content[:40] + size.to_bytes(4, "little") + content[44:]
+    # Only behind samples of a known number is there something else.
+    behind = b"LIST\4\0\0\0INFO" if size == 6000 else b""
+    pipe = Pipe(piped + behind)
+    info, begun = open_piped(pipe)
+    found = np.concatenate(list(chunks_of(pipe, info, begun)))[:, 0]
+    np.testing.assert_array_equal(found * 32768, np.arange(3000))
+
+
+def test_a_recording_without_a_suffix(tmp_path):
+    write_audio(tmp_path / "a.wav", speech(), RATE)
+    recording = (tmp_path / "a.wav").rename(tmp_path / "recording")
+    source, names = recordings.audio_inputs([str(recording)], RATE)
+    assert list(names) == [str(recording)] and len(source.read(str(recording))) == 4 * RATE
+    # A text is a list.
+    (tmp_path / "list").write_text("recording\n")
+    assert list(recordings.audio_inputs([str(tmp_path / "list")], RATE)[1]) == [str(recording)]
 
 
 def test_verify_while_reading(voices, uncalibrated, monkeypatch, capsys):

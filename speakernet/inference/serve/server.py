@@ -678,7 +678,7 @@ class Service:
         name = "".join(letter if letter.isprintable() else "?" for letter in name)
         limits = self.limits
         rate = self.verifier.sample_rate
-        file, info = open_audio_bytes(upload.file.read(), name)
+        file, info = open_audio_bytes(upload.file.read(), name, limits.clip_seconds + 1)
         num_values = info.num_samples * info.num_channels
         if (
             info.seconds > limits.clip_seconds
