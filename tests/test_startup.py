@@ -72,6 +72,26 @@ def answers():
     return {" ".join(call): tuple(one) for call, one in zip(CALLS, found, strict=True)}
 
 
+SCORING = """
+import gc, json, sys
+import speakernet.assembly.runs
+from speakernet.machine.options import MachineOptions
+from speakernet.machine.settings import optimize_torch_settings
+optimize_torch_settings(MachineOptions())
+print(json.dumps([name for name in json.loads(sys.argv[1]) if name in sys.modules]))
+"""
+
+
+def test_a_run_starts_without_compiler_and_plots():
+    """The compiler of torch takes seconds to import, and scoring needs none; plots are drawn at the
+    end of a run.
+    """
+    slow = json.dumps(["torch", "torch._dynamo", "sympy", "matplotlib", "scipy.optimize"])
+    command = [sys.executable, "-c", SCORING, slow]
+    finished = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert json.loads(finished.stdout) == ["torch"]
+
+
 @pytest.mark.parametrize("call", CALLS, ids=" ".join)
 def test_no_slow_imports(call, answers):
     status, imported = answers[" ".join(call)]

@@ -36,7 +36,6 @@ from speakernet.config import Config, ConfigError, LoadedConfig
 from speakernet.config.schema import stages_of
 from speakernet.evaluation.calibration import known_by
 from speakernet.evaluation.evaluate import Evaluation
-from speakernet.evaluation.report import write_evaluation
 from speakernet.files import human_bytes, sha256_of
 from speakernet.machine.device import choose_device, find_device
 from speakernet.machine.facts import system_info, usable_cores
@@ -175,6 +174,9 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
             results = dataclasses.replace(evaluation.results, performance=performance)
             evaluation = dataclasses.replace(evaluation, results=results)
             if distributed.is_main():
+                # Late: only a finished run needs matplotlib, which takes half a second.
+                from speakernet.evaluation.report import write_evaluation
+
                 # The run's own results come last: their presence marks the run as finished.
                 for name, one in evaluation.others.items():
                     write_evaluation(evaluation_folder(run_folder, name), one)
@@ -249,6 +251,9 @@ def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, list[Path]]:
     folder = evaluation_folder(run_folder, config.data.test_list)
     if not distributed.is_main():
         return evaluation, []
+    # Late, as in `train_experiment`.
+    from speakernet.evaluation.report import write_evaluation
+
     for name, one in evaluation.others.items():
         write_evaluation(evaluation_folder(run_folder, name), one)
     return evaluation, [folder / name for name in write_evaluation(folder, evaluation)]

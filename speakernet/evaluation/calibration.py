@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.optimize import minimize
 
 from speakernet.data.lists import TrialList
 from speakernet.evaluation.figures import why_no_error_rate
@@ -184,6 +183,9 @@ def fit_calibration(
     # The first input is the score; higher means more alike.
     start[1] = 1.0
     options = {"maxiter": 500, "ftol": 1e-12, "gtol": 1e-8}
+    # Late: most commands apply a calibration and fit none.
+    from scipy.optimize import minimize
+
     found = minimize(cost, start, jac=True, method="L-BFGS-B", options=options).x
     # Undo the standardisation.
     weights = found[1:] / spread

@@ -44,8 +44,10 @@ def optimize_torch_settings(
     if deterministic:
         # cuBLAS reads this variable when it creates its handle, before the first product.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # Called even if off: an earlier run in this process may have switched it on.
-    torch.use_deterministic_algorithms(deterministic)
+    # Also off again after an earlier run in this process. Otherwise not called: it imports torch's
+    # compiler, which takes seconds.
+    if deterministic != torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(deterministic)
     torch.backends.cudnn.deterministic = deterministic
     cores = usable_cores()
     # torch counts the machine's cores or OMP_NUM_THREADS, but ignores quotas.

@@ -99,6 +99,9 @@ def test_settings_are_applied():
     settings = applied(deterministic=True, threads=1)
     assert torch.are_deterministic_algorithms_enabled() and settings["deterministic"] is True
     assert settings["threads"] == 1 == torch.get_num_threads()
+    # A later run in the same process, say of a notebook, does not inherit it.
+    assert applied(threads=1)["deterministic"] is False
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 @pytest.mark.parametrize(("device", "bound"), [("cuda:1", True), ("cpu", False), (None, True)])

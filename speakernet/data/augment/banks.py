@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy.fft import next_fast_len
 from torch import Tensor
 
 from speakernet.data.audio import AudioError, read_audio
@@ -551,6 +550,9 @@ def transform_samples(least: int) -> int:
     >>> transform_samples(33_000), transform_samples(36_865)
     (36864, 40960)
     """
+    # Late: only banks of RIRs need it, and it imports half of scipy.
+    from scipy.fft import next_fast_len
+
     # A length with few factors of two is a third slower than the next multiple of 256.
     return FFT_BLOCK * next_fast_len(-(-least // FFT_BLOCK), real=True)
 
