@@ -33,7 +33,7 @@ class KaldiFbank(MelFrontEnd):
         self, options: KaldiFbankOptions, sample_rate: int = SAMPLE_RATE, seed: int = 0
     ) -> None:
         super().__init__(options, sample_rate)
-        self.noise = KeyedDraws(seed)
+        self.noise = KeyedDraws(seed, int(options.dither > 0))
         self.is_centred = options.style == "lhotse"
         # A Hann window to the power of 0.85 is Kaldi's `povey` window.
         is_povey = self.options.window == "povey"

@@ -2,6 +2,7 @@
 lengths.
 
 Draws are keyed by their utterance, so that they depend neither on the batch nor on the process.
+Numbers are drawn on the host; all that follows from them is computed on the device.
 
 Sources: Park et al. 2019, "SpecAugment", frequency and time masking; Jaitly and Hinton 2013, "Vocal
 tract length perturbation (VTLP) improves speech recognition", section 2.
@@ -23,6 +24,8 @@ FRAME_STREAM = 1
 # The warp's boundary is 4800 Hz in the source, for speech at 16 kHz: this share of half the sample
 # rate.
 BOUNDARY_SHARE = 0.6
+# SplitMix64's step as a signed number: torch has no unsigned 64-bit arithmetic.
+STEP = int(GOLDEN) - 2**64
 # Shifts and factors of SplitMix64's mixing, as signed numbers; the last one only shifts.
 MIXING = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64), (31, 1))
 # Points per bin of a fine bank; filters are interpolated linearly between them.
@@ -41,48 +44,57 @@ def keep_draws_eager(net: nn.Module) -> None:
 
 
 class KeyedDraws(nn.Module):
-    """Random draws of one component in training.
+    """Random numbers of one component in training, from which it computes on the device alone.
 
-    The trainer announces the utterances of each pass (`key_draws`). Without that, the n-th pass
-    draws the same numbers in every run; the count is part of the state dictionary.
+    The step draws the numbers of a pass on the host (`draw`), takes those of all components to the
+    device in one copy, and hands them over (`announce`). Without that, the n-th pass draws the same
+    numbers in every run; the count is part of the state dictionary.
     """
 
-    eager_methods = ("random", "normal_like")
+    eager_methods = ("unannounced",)
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, num_numbers: int = 1) -> None:
         super().__init__()
         self.seed = seed
+        self.num_numbers = num_numbers
+        """Numbers for each utterance."""
         self.count = 0
-        self._coming: tuple[int, np.ndarray] | None = None
+        self._coming: Tensor | None = None
 
-    def key_draws(self, key: int, rows: np.ndarray) -> None:
-        """Announce the next pass: the key of the epoch, and a number that keys each utterance's
-        draws, (batch,).
+    def draw(self, key: int, rows: np.ndarray) -> np.ndarray:
+        """The numbers of a pass, float64 (batch, num_numbers) in [0, 1): of the epoch's key, and of
+        a number that keys each utterance's draws, (batch,).
         """
-        self._coming = (key, rows)
+        return self._uniform(KeyedRandom(derive_seed(self.seed, key), 0, rows))
 
-    def random(self, batch: int) -> KeyedRandom:
-        """The random numbers of this pass."""
-        if self._coming is None:
-            self.count += 1
-            return KeyedRandom(self.seed, self.count, np.arange(batch))
-        (key, rows), self._coming = self._coming, None
-        if len(rows) != batch:
+    def announce(self, numbers: Tensor) -> None:
+        """Hand over what `draw` returned, on the device, for the next pass."""
+        self._coming = numbers
+
+    def take(self, batch: int, device: torch.device) -> Tensor:
+        """The numbers of this pass, float64 (batch, num_numbers) on the device."""
+        numbers = self._coming
+        self._coming = None
+        if numbers is None:
+            return self.unannounced(batch, device)
+        if len(numbers) != batch:
             raise ValueError(
-                f"the pass has {batch} utterances, but draws were announced for {len(rows)}"
+                f"the pass has {batch} utterances, but draws were announced for {len(numbers)}"
             )
-        return KeyedRandom(derive_seed(self.seed, key), 0, rows)
+        return numbers
+
+    def unannounced(self, batch: int, device: torch.device) -> Tensor:
+        """The numbers of a pass that nobody announced."""
+        self.count += 1
+        numbers = self._uniform(KeyedRandom(self.seed, self.count, np.arange(batch)))
+        return torch.from_numpy(numbers).to(device, non_blocking=True)
 
     def normal_like(self, tensor: Tensor) -> Tensor:
         """Standard normal noise with the shape of `tensor`, (batch, samples), drawn on its
         device.
         """
-        keys = torch.from_numpy(
-            (self.random(len(tensor)).uniform(0)[:, 0] * 2.0**53).astype(np.int64)
-        )
-        return normal_noise(keys.to(tensor.device, non_blocking=True), tensor.shape[1]).to(
-            tensor.dtype
-        )
+        keys = (self.take(len(tensor), tensor.device)[:, 0] * 2.0**53).long()
+        return normal_noise(keys, tensor.shape[1]).to(tensor.dtype)
 
     def get_extra_state(self) -> Tensor:
         """The number of unannounced passes."""
@@ -91,6 +103,9 @@ class KeyedDraws(nn.Module):
     def set_extra_state(self, state: Tensor) -> None:
         """Continue after that many passes."""
         self.count = int(state)
+
+    def _uniform(self, random: KeyedRandom) -> np.ndarray:
+        return random.uniform(0, self.num_numbers)
 
 
 def normal_noise(keys: Tensor, count: int) -> Tensor:
@@ -103,11 +118,9 @@ def normal_noise(keys: Tensor, count: int) -> Tensor:
     Sources: Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators", figure 17
     (SplitMix64); Box and Muller 1958, "A note on the generation of random normal deviates".
     """
-    # torch has no unsigned 64-bit arithmetic: signed products wrap in the same way, shifts are
-    # masked.
-    words = keys.unsqueeze(1) + torch.arange(1, (count + 1) // 2 + 1, device=keys.device) * (
-        int(GOLDEN) - 2**64
-    )
+    # Signed products wrap as unsigned ones do; shifts are masked.
+    places = torch.arange(1, (count + 1) // 2 + 1, device=keys.device)
+    words = keys.unsqueeze(1) + places * STEP
     for shift, factor in MIXING:
         words = words.bitwise_xor_((words >> shift).bitwise_and_(2 ** (64 - shift) - 1)).mul_(
             factor
@@ -129,12 +142,10 @@ class SpecAugment(nn.Module):
     warping.
     """
 
-    eager_methods = ("forward",)
-
     def __init__(self, options: SpecAugmentOptions, seed: int = 0) -> None:
         super().__init__()
         self.options = options
-        self.draws = KeyedDraws(seed)
+        self.draws = MaskDraws(seed, options.mel_masks, options.frame_masks)
 
     def forward(self, features: Tensor) -> Tensor:
         """(batch, mels, frames), masked in training mode."""
@@ -142,26 +153,34 @@ class SpecAugment(nn.Module):
             return features
         batch, num_mels, num_frames = features.shape
         options = self.options
-        random = self.draws.random(batch)
-        mels = draw_stretches(
-            random, MEL_STREAM, options.mel_masks, options.mel_mask_width, num_mels
-        )
-        frames = draw_stretches(
-            random, FRAME_STREAM, options.frame_masks, options.frame_mask_width, num_frames
-        )
+        numbers = self.draws.take(batch, features.device)
+        of_mels = numbers[:, : 2 * options.mel_masks]
+        of_frames = numbers[:, 2 * options.mel_masks :]
+        mels = place_stretches(of_mels, options.mel_mask_width, num_mels)
+        frames = place_stretches(of_frames, options.frame_mask_width, num_frames)
         return masked(features, mels, frames)
 
 
-def draw_stretches(
-    random: KeyedRandom, stream: int, count: int, max_width: int, size: int
-) -> Stretches:
-    """Draw widths uniformly from 0..max_width (never the whole axis), and starts uniformly among
-    those that fit.
+class MaskDraws(KeyedDraws):
+    """Two numbers for each mask, of mel bands and then of frames."""
+
+    def __init__(self, seed: int, mel_masks: int, frame_masks: int) -> None:
+        super().__init__(seed, 2 * (mel_masks + frame_masks))
+        self._streams = ((MEL_STREAM, 2 * mel_masks), (FRAME_STREAM, 2 * frame_masks))
+
+    def _uniform(self, random: KeyedRandom) -> np.ndarray:
+        parts = [random.uniform(stream, count) for stream, count in self._streams]
+        return np.concatenate(parts, axis=1)
+
+
+def place_stretches(numbers: Tensor, max_width: int, size: int) -> Stretches:
+    """Widths uniform in 0..max_width (never the whole axis), and starts uniform among those that
+    fit, from numbers in [0, 1), (batch, 2 x masks): first those of the widths.
     """
     widest = min(max_width, size - 1)
-    uniform = torch.from_numpy(random.uniform(stream, 2 * count))  # (batch, 2 x masks)
-    width = (uniform[:, :count] * (widest + 1)).long()
-    start = (uniform[:, count:] * (size - width + 1)).long()
+    widths, starts = numbers.chunk(2, dim=1)
+    width = (widths * (widest + 1)).long()
+    start = (starts * (size - width + 1)).long()
     return start, width
 
 
@@ -175,9 +194,9 @@ def masked(features: Tensor, mels: Stretches, frames: Stretches) -> Tensor:
     """
     hidden = []
     for (start, width), size in zip((mels, frames), features.shape[1:], strict=True):
-        position = torch.arange(size) - start.unsqueeze(-1)
-        inside = ((position >= 0) & (position < width.unsqueeze(-1))).any(dim=1)
-        hidden.append(inside.to(features.device, non_blocking=True))
+        position = torch.arange(size, device=features.device) - start.unsqueeze(-1)
+        inside = (position >= 0) & (position < width.unsqueeze(-1))  # (batch, masks, size)
+        hidden.append(inside.any(dim=1))
     return features.masked_fill(hidden[0].unsqueeze(2) | hidden[1].unsqueeze(1), 0.0)
 
 

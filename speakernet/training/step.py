@@ -54,6 +54,19 @@ if TYPE_CHECKING:
             """(batch,) int64: the vocal tract of each utterance."""
 
 
+class DrawingModule(Protocol):
+    """A component that draws for each utterance (masks, dither); `frontend.perturbation` has it."""
+
+    num_numbers: int
+    """Numbers for each utterance."""
+
+    def draw(self, key: int, rows: np.ndarray) -> np.ndarray:
+        """The numbers of a pass, float64 (batch, num_numbers)."""
+
+    def announce(self, numbers: Tensor) -> None:
+        """Take the numbers of the next pass, on the device."""
+
+
 NUM_NUMBERS = 3
 """Numbers that a step reports: weight, loss and accuracy."""
 NUM_REQUESTS = 2
@@ -158,7 +171,9 @@ class TrainingStep:
         self.guard = BufferGuard([net, loss])
         # Front-end components whose draws are keyed by utterance, or that warp vocal tracts.
         modules: list[Any] = list(net.modules())
-        self._keyed = [one for one in modules if hasattr(one, "key_draws")]
+        self._drawing: list[DrawingModule] = [
+            module for module in modules if getattr(module, "num_numbers", 0)
+        ]
         self._warping = [one for one in modules if hasattr(one, "take_warps")]
         self._teacher: Any = getattr(loss, "teacher", None)
         self._sees_all = bool(getattr(loss, "sees_all_ranks", loss.is_metric))
@@ -315,13 +330,30 @@ class TrainingStep:
         return StepOutcome(loss, accuracy, norm, is_bad, loss_is_bad, num_utterances, indices)
 
     def key_draws(self, batch: "BatchLike") -> None:
-        """Pass the utterances and vocal tracts of a batch to the components that draw (masks,
-        dither).
+        """Give the components that draw (masks, dither) the numbers of a batch, and its vocal
+        tracts.
         """
-        for module in self._keyed:
-            module.key_draws(batch.draw_key, batch.draw_rows)
+        if self._drawing:
+            device = self.precision.device
+            numbers = self.draw(batch)
+            if device.type == "cuda":
+                # From page-locked memory the copy does not wait for the device.
+                numbers = numbers.pin_memory()
+            self.announce(numbers.to(device, non_blocking=True))
         for tracts in self._warping:
             tracts.take_warps(batch.warps)
+
+    def draw(self, batch: "BatchLike") -> Tensor:
+        """The numbers of all components that draw, float64 (batch, numbers) on the host."""
+        rows = batch.draw_rows
+        numbers = [module.draw(batch.draw_key, rows) for module in self._drawing]
+        return torch.from_numpy(np.concatenate(numbers, axis=1))
+
+    def announce(self, numbers: Tensor) -> None:
+        """Give each component its columns of what `draw` returned, on the device."""
+        widths = [module.num_numbers for module in self._drawing]
+        for module, part in zip(self._drawing, numbers.split(widths, dim=1), strict=True):
+            module.announce(part)
 
     def close(self) -> None:
         """Release everything after the last step."""

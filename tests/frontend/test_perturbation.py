@@ -8,15 +8,16 @@ import scipy.stats
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounter
 
 from speakernet.frontend.options import FEATURES, SpecAugmentOptions
 from speakernet.frontend.perturbation import (
     KeyedDraws,
     SpecAugment,
-    draw_stretches,
     keep_draws_eager,
     masked,
     normal_noise,
+    place_stretches,
     warped,
 )
 from speakernet.options import create
@@ -32,6 +33,11 @@ def random_of(rows, seed=0):
 
 def spec_augment(seed=7, **options):
     return SpecAugment(SpecAugmentOptions(**options), seed=seed)
+
+
+def announce(draws, key, rows):
+    """As the step does."""
+    draws.announce(torch.from_numpy(draws.draw(key, np.array(rows))))
 
 
 def front_end(name):
@@ -57,7 +63,8 @@ def test_masks_by_hand():
 @settings(max_examples=50, deadline=None)
 @given(st.integers(2, 90), st.integers(0, 120), st.integers(0, 3), st.integers(0, 1000))
 def test_masked_stretches_fit(size, max_width, count, seed):
-    start, width = draw_stretches(random_of(8, seed), 0, count, max_width, size)
+    numbers = torch.from_numpy(random_of(8, seed).uniform(0, 2 * count))
+    start, width = place_stretches(numbers, max_width, size)
     assert start.shape == width.shape == (8, count)
     if count:
         assert width.max() <= min(max_width, size - 1)
@@ -87,14 +94,14 @@ def test_masks_follow_the_utterance():
     features = torch.ones(4, 40, 200)
     whole = spec_augment()
     other = spec_augment()
-    whole.draws.key_draws(3, np.array([11, 5, 8, 2]))
+    announce(whole.draws, 3, [11, 5, 8, 2])
     expected = whole(features)
     other(features)  # another rank, after a different number of passes
-    other.draws.key_draws(3, np.array([8, 11]))
+    announce(other.draws, 3, [8, 11])
     assert torch.equal(other(features[:2]), expected[[2, 0]])
-    other.draws.key_draws(4, np.array([8, 11]))
+    announce(other.draws, 4, [8, 11])
     assert not torch.equal(other(features[:2]), expected[[2, 0]])
-    other.draws.key_draws(0, np.arange(3))
+    announce(other.draws, 0, np.arange(3))
     with pytest.raises(ValueError, match=r"4 utterances, .* 3"):
         other(features)
 
@@ -118,9 +125,9 @@ def test_keys_of_dither():
     np.testing.assert_allclose(noise.numpy(), expected, rtol=1e-4, atol=1e-5)
     assert torch.equal(normal_noise(keys[[2, 0]], 4), noise[[2, 0], :4])
     draws = KeyedDraws(3)
-    draws.key_draws(1, np.array([7, 9]))
+    announce(draws, 1, [7, 9])
     pair = draws.normal_like(torch.zeros(2, 40))
-    draws.key_draws(1, np.array([9]))
+    announce(draws, 1, [9])
     assert torch.equal(draws.normal_like(torch.zeros(1, 30)), pair[1:, :30])
 
 
@@ -193,6 +200,25 @@ def test_warps_need_bands():
     raw = create(FEATURES["raw"], FEATURES["raw"].options(name="raw"), sample_rate=16000, seed=0)
     with pytest.raises(ValueError, match=r"augment\.warp_factors"):
         raw.warp(FACTORS)
+
+
+@pytest.mark.slow
+def test_draws_compile_in_one_piece(speech):
+    """Announced numbers are inputs of the graph, so that neither dither nor masks break it."""
+    pair = []
+    for _ in range(2):
+        made = FEATURES["fbank"].options(name="fbank", num_mels=40, dither=1.0)
+        bands = create(FEATURES["fbank"], made, sample_rate=16000, seed=0)
+        pair.append(torch.nn.Sequential(bands, spec_augment()).train())
+    keep_draws_eager(pair[0])
+    counter = CompileCounter()
+    compiled = torch.compile(pair[0], backend=counter, dynamic=False)
+    for key in range(3):
+        for bands, masks in pair:
+            announce(bands.noise, key, [3, 1, 4, 5])
+            announce(masks.draws, key, [3, 1, 4, 5])
+        torch.testing.assert_close(compiled(speech), pair[1](speech))
+    assert counter.frame_count == 1
 
 
 @pytest.mark.slow

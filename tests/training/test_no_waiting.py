@@ -103,14 +103,14 @@ def step_of(net, loss, per_speaker, device):
     ("loss", "front_end", "copies", "made"),
     [
         ("aamsoftmax", {"num_mels": 24}, 0, 0),
-        ("aamsoftmax", VARIED, 3, 3),
+        ("aamsoftmax", VARIED, 1, 1),
         ("triplet", {"num_mels": 24}, 1, 0),
         ("aamsoftmax with a teacher", {"num_mels": 24}, 1, 0),
     ],
 )
 def test_training_step(monkeypatch, loss, front_end, copies, made, device):
-    """The only copies are small and queued: keys of dither, two masks, the triplets' draws, a
-    teacher's embeddings.
+    """The only copies are small and queued: the draws of dither and masks together, the triplets'
+    draws, a teacher's embeddings.
     """
     loss, _, teacher = loss.partition(" with ")
     per_speaker = LOSSES[loss].options().min_utterances
