@@ -174,13 +174,7 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
             results = dataclasses.replace(evaluation.results, performance=performance)
             evaluation = dataclasses.replace(evaluation, results=results)
             if distributed.is_main():
-                # Late: only a finished run needs matplotlib, which takes half a second.
-                from speakernet.evaluation.report import write_evaluation
-
-                # The run's own results come last: their presence marks the run as finished.
-                for name, one in evaluation.others.items():
-                    write_evaluation(evaluation_folder(run_folder, name), one)
-                write_evaluation(run_folder, evaluation)
+                _write_evaluations(evaluation, run_folder, run_folder)
                 plots = [
                     path
                     for name in PLOTS_OF_ERRORS
@@ -251,12 +245,19 @@ def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, list[Path]]:
     folder = evaluation_folder(run_folder, config.data.test_list)
     if not distributed.is_main():
         return evaluation, []
-    # Late, as in `train_experiment`.
+    return evaluation, _write_evaluations(evaluation, run_folder, folder)
+
+
+def _write_evaluations(evaluation: Evaluation, run_folder: Path, folder: Path) -> list[Path]:
+    """Write the results of the other lists, then those of the run into `folder`: their presence
+    marks it as finished. Returns the files in `folder`.
+    """
+    # Late: only a finished run needs matplotlib, which takes half a second.
     from speakernet.evaluation.report import write_evaluation
 
-    for name, one in evaluation.others.items():
-        write_evaluation(evaluation_folder(run_folder, name), one)
-    return evaluation, [folder / name for name in write_evaluation(folder, evaluation)]
+    for name, other in evaluation.others.items():
+        write_evaluation(evaluation_folder(run_folder, name), other)
+    return [folder / name for name in write_evaluation(folder, evaluation)]
 
 
 def _compared_options(config: Config) -> dict[str, Any]:

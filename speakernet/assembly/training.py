@@ -42,6 +42,7 @@ from speakernet.training import (
     trainer,
 )
 from speakernet.training.precision import Precision, choose_precision
+from speakernet.training.recording import record_steps
 from speakernet.training.step import TrainingStep
 from speakernet.training.trackers import TRACKERS
 
@@ -415,6 +416,8 @@ def build_trainer(
         compiler=_build_compiler(config, net, device),
         profiler=profiler,
     )
+    if runtime.cuda_graph == "on":
+        record_steps(step, runtime, training.accumulation_steps)
     # Deterministic runs keep their number of threads, because it changes the bits of results.
     adapts = runtime.threads == "auto" and not runtime.deterministic
     values = config.model_dump()

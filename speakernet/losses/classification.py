@@ -156,8 +156,8 @@ class AAMSoftmax(AMSoftmax):
             least = 0.0
             beyond = own_cosine
         else:
-            least = math.cos(math.pi - self.margin)
-            beyond = own_cosine - math.sin(math.pi - self.margin) * self.margin
+            least = cosine_of(math.pi - self.margin)
+            beyond = own_cosine - sine_of(math.pi - self.margin) * self.margin
         widened = torch.where(own_cosine > least, turned(own_cosine, self.margin), beyond)
         if self.inter_top_k:
             # Cosines are never below -1, so -2 keeps the utterance's own speaker out of the
@@ -169,14 +169,24 @@ class AAMSoftmax(AMSoftmax):
         return own.replaced(cosine, widened) * self.scale
 
 
-def turned(cosine: Tensor, angle: float) -> Tensor:
+def cosine_of(angle: float | Tensor) -> Any:
+    """The cosine of a number, or of a 0-d tensor, which a recorded step has instead."""
+    return angle.cos() if isinstance(angle, Tensor) else math.cos(angle)
+
+
+def sine_of(angle: float | Tensor) -> Any:
+    """The sine of a number or of a 0-d tensor."""
+    return angle.sin() if isinstance(angle, Tensor) else math.sin(angle)
+
+
+def turned(cosine: Tensor, angle: float | Tensor) -> Tensor:
     """cos(theta + angle) from cos(theta).
 
     >>> turned(torch.tensor([1.0]), math.pi / 3).round(decimals=3)
     tensor([0.5000])
     """
     sine = (1.0 - cosine.square()).clamp(SINE_FLOOR, 1.0).sqrt()
-    return cosine * math.cos(angle) - sine * math.sin(angle)
+    return cosine * cosine_of(angle) - sine * sine_of(angle)
 
 
 class Columns(NamedTuple):

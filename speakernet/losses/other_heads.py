@@ -2,13 +2,11 @@
 hyperbolic space.
 """
 
-import math
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from speakernet.losses.classification import ClassificationLoss, turned
+from speakernet.losses.classification import ClassificationLoss, cosine_of, turned
 from speakernet.losses.options import HAMSoftmaxOptions, SphereFace2Options
 
 # Keeps points away from the edge of the ball, denominators from 0, and the argument of arcosh from
@@ -73,7 +71,7 @@ class SphereFace2(ClassificationLoss):
         if is_own:
             # Past pi - margin the angle would wrap around; the result then falls linearly in the
             # cosine.
-            lowest = math.cos(margin)
+            lowest = cosine_of(margin)
             moved = torch.where(cosine > -lowest, moved, cosine - 1.0 + lowest)
         return self.scale * self._spread(moved) + bias
 

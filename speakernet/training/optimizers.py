@@ -305,6 +305,7 @@ class WeightAverage:
         self._floats = [
             index for index, tensor in enumerate(self._live) if tensor.is_floating_point()
         ]
+        self._others = [index for index in range(len(self._live)) if index not in self._floats]
         self._kept = [tensor.detach().clone() for tensor in self._live]
         self._initial = (
             [self._kept[index].clone() for index in self._floats] if initial_share else []
@@ -317,9 +318,12 @@ class WeightAverage:
         self._steps += 1
         floats = [self._kept[index] for index in self._floats]
         torch._foreach_lerp_(floats, [self._live[index] for index in self._floats], 1.0 - decay)
-        for index, tensor in enumerate(self._live):
-            if not tensor.is_floating_point():
-                self._kept[index].copy_(tensor)
+        # In one call: on a GPU, hundreds of counters would take hundreds of launches.
+        if self._others:
+            torch._foreach_copy_(
+                [self._kept[index] for index in self._others],
+                [self._live[index] for index in self._others],
+            )
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:

@@ -10,11 +10,12 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.profiler import record_function
 
 from speakernet.machine.device import synchronize
@@ -29,8 +30,8 @@ from speakernet.training.precision import Precision
 if TYPE_CHECKING:
     from speakernet.training.profiler import StepProfiler
 
-    class BatchLike(Protocol):
-        """What a step needs from a batch; the real class is in `speakernet.data`."""
+    class PlainBatch(Protocol):
+        """What a step needs from a batch whose draws were announced."""
 
         waveforms: Tensor
         """(batch, samples) float32."""
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
         """(batch,) int64 on the CPU, rows of the training list."""
         shares: tuple[int, ...]
         """Number of utterances of the whole batch on each rank."""
+
+    class BatchLike(PlainBatch, Protocol):
+        """What a step needs from a batch; the real class is in `speakernet.data`."""
+
         draw_key: int
         """Keys the random draws of this epoch, together with `draw_rows`."""
 
@@ -73,6 +78,16 @@ NUM_REQUESTS = 2
 """Requests that a rank can make after a step: to stop, and to save."""
 
 
+class Results(NamedTuple):
+    """What a step computes, 0-d tensors on the device."""
+
+    loss: Tensor
+    accuracy: Tensor
+    grad_norm: Tensor
+    is_bad: Tensor
+    loss_is_bad: Tensor
+
+
 @dataclasses.dataclass
 class StepOutcome:
     """The results of one step, still on the device (0-d tensors), its utterances, and how long it
@@ -96,6 +111,10 @@ class StepOutcome:
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     """Seconds of `data`, `forward_backward` and `optimizer`; `processor` is this thread's CPU time
     without `data`."""
+
+
+Recorder: TypeAlias = "Callable[[BatchLike, float], Results | None]"
+"""Takes a step over one batch at a learning rate; None if it has to run as usual."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -175,15 +194,45 @@ class TrainingStep:
             module for module in modules if getattr(module, "num_numbers", 0)
         ]
         self._warping = [one for one in modules if hasattr(one, "take_warps")]
+        self._norms = [module for module in modules if isinstance(module, _BatchNorm)]
         self._teacher: Any = getattr(loss, "teacher", None)
         self._sees_all = bool(getattr(loss, "sees_all_ranks", loss.is_metric))
         self._parameters = parameters_of(optimizer)
-        self._is_sharded = any(hasattr(one, ROW_SHARE) for one in self._parameters)
+        self.is_sharded = any(hasattr(one, ROW_SHARE) for one in self._parameters)
+        self.is_fused = bool(optimizer.defaults.get("fused"))
         # A fused optimizer on a GPU reads `found_inf` on the device; for others the host decides.
-        self._skips_on_device = precision.device.type == "cuda" and bool(
-            optimizer.defaults.get("fused")
-        )
-        self._reset()
+        self._skips_on_device = precision.device.type == "cuda" and self.is_fused
+        self._recorder: Recorder | None = None
+        self.forget()
+
+    def record(self, recorder: Recorder) -> None:
+        """Take steps by this recorder (`recording.StepRecorder`)."""
+        self._recorder = recorder
+        # torch's fused kernels skip the update of a bad step on any device.
+        self._skips_on_device = self.is_fused
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether nothing is exchanged with other processes."""
+        return type(self.ranks) is OneProcess
+
+    @property
+    def is_drawing(self) -> bool:
+        """Whether the network draws numbers for each batch."""
+        return bool(self._drawing)
+
+    @property
+    def draws_on_host(self) -> bool:
+        """Whether a batch brings more than waveforms, labels and draws, or a module takes random
+        decisions in Python.
+        """
+        decides = any(hasattr(module, "begin_epoch") for module in self.net.modules())
+        return decides or self._teacher is not None or bool(self._warping)
+
+    def trained_form(self) -> tuple[bool, ...]:
+        """What freezing changes: which parameters learn and which modules are in training mode."""
+        learning = [parameter.requires_grad for parameter in self._parameters]
+        return (*learning, *(module.training for module in self._norms))
 
     def run(
         self,
@@ -210,12 +259,19 @@ class TrainingStep:
             mark = time.perf_counter()
             data += mark - before
             distributed.work.at(name)
-            self.add(batch, is_last=number + 1 == count)
+            results = None
+            if self._recorder is not None:
+                results = self._recorder(batch, learning_rate)
+            if results is None:
+                self.add(batch, is_last=number + 1 == count)
             before = mark
             mark = time.perf_counter()
             forward_backward += mark - before
-        with record_function("speakernet.optimizer"):
-            outcome = self.finish(learning_rate)
+        if results is not None:
+            outcome = StepOutcome(*results, sum(batch.shares), batch.indices)
+        else:
+            with record_function("speakernet.optimizer"):
+                outcome = self.finish(learning_rate)
         outcome.requests = self.ranks.agreed
         outcome.seconds = {
             **{
@@ -248,13 +304,16 @@ class TrainingStep:
 
     def add(self, batch: "BatchLike", *, is_last: bool = True) -> None:
         """Forward and backward pass of one micro-batch; with the gradient cache, just hold it."""
-        if not self.indices:
-            self.guard.remember()
-        self.indices.append(batch.indices)
-        self._num_utterances += sum(batch.shares)
         if self.gradient_cache:
+            self._count(batch)
             self._held.append(batch)
-            return
+        else:
+            self.key_draws(batch)
+            self.add_announced(batch, is_last=is_last)
+
+    def add_announced(self, batch: "PlainBatch", *, is_last: bool = True) -> None:
+        """`add` after the batch's draws were announced."""
+        self._count(batch)
         # A loss that compares utterances, or whose head is sharded, is computed on every rank from
         # all of them.
         counted = sum(batch.shares) if self._sees_all else len(batch.labels)
@@ -265,7 +324,6 @@ class TrainingStep:
         weight = counted / self._weight_unit
         with self.ranks.micro_batch(is_last):
             with record_function("speakernet.forward"), self.precision.autocast():
-                self.key_draws(batch)
                 embeddings = self.ranks.embed(batch.waveforms)
                 labels = batch.labels
                 wanted = [] if self._teacher is None else [self._teacher.wanted(batch)]
@@ -284,12 +342,24 @@ class TrainingStep:
                     value * (weight * self.precision.scale), numbers, is_last=is_last
                 )
 
+    def _count(self, batch: "PlainBatch") -> None:
+        if not self.indices:
+            self.guard.remember()
+        self.indices.append(batch.indices)
+        self._num_utterances += sum(batch.shares)
+
     def finish(self, learning_rate: float) -> StepOutcome:
         """Clip, check, update the weights (or undo the step), and clear the gradients."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate * group.get(LEARNING_RATE_FACTOR, 1.0)
         if self.gradient_cache:
             self._two_passes()
+        indices = torch.cat(self.indices).detach()
+        num_utterances = self._num_utterances
+        return StepOutcome(*self.update(), num_utterances, indices)
+
+    def update(self) -> Results:
+        """`finish` with the rates in the parameter groups and all gradients computed."""
         assert self._numbers is not None, "a micro-batch was added"
         weight, loss_sum, accuracy_sum = self.ranks.totals(self._numbers)
         loss = loss_sum / weight
@@ -298,9 +368,9 @@ class TrainingStep:
         divisor = self.precision.scale * weight
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         norm = (
-            total_norm(self._parameters) if self._is_sharded else nn.utils.get_total_norm(gradients)
+            total_norm(self._parameters) if self.is_sharded else nn.utils.get_total_norm(gradients)
         )
-        if self._is_sharded:
+        if self.is_sharded:
             gradients = [own_part(one) for one in gradients]
         norm = norm / divisor
         loss_is_bad = ~torch.isfinite(loss)
@@ -324,10 +394,8 @@ class TrainingStep:
         if self.precision.scales:
             self.precision.update(is_bad)
         self.optimizer.zero_grad(set_to_none=True)
-        indices = torch.cat(self.indices).detach()
-        num_utterances = self._num_utterances
-        self._reset()
-        return StepOutcome(loss, accuracy, norm, is_bad, loss_is_bad, num_utterances, indices)
+        self.forget()
+        return Results(loss, accuracy, norm, is_bad, loss_is_bad)
 
     def key_draws(self, batch: "BatchLike") -> None:
         """Give the components that draw (masks, dither) the numbers of a batch, and its vocal
@@ -363,7 +431,8 @@ class TrainingStep:
         if self.profiler is not None:
             self.profiler.close()
 
-    def _reset(self) -> None:
+    def forget(self) -> None:
+        """Begin a step without micro-batches."""
         # State of the current step: rows of the training list; held batches, with the gradient
         # cache; and the sums of weight, weighted loss and weighted accuracy over the micro-batches.
         self.indices: list[Tensor] = []

@@ -78,7 +78,7 @@ ONE_DOOR = {
 }
 """Library -> packages or files that may import it."""
 
-MAX_LATE_IMPORTS = 24  # without those of the commands, all of which import late
+MAX_LATE_IMPORTS = 27  # without those of the commands, all of which import late
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

@@ -243,6 +243,9 @@ class RuntimeOptions(MachineOptions):
     """Compile the whole network or each repeated block; auto: whole."""
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = "default"
     """Mode of torch.compile; reduce-overhead (CUDA graphs) and max-autotune only matter on GPUs."""
+    cuda_graph: Switch = "auto"
+    """Record the whole step as a CUDA graph and replay it, for small networks that wait for Python;
+    auto: off (not run on a GPU yet)."""
     profiling: bool = False
     """Profile some steps: traces for Perfetto in the run folder, a table in the log."""
     profile_steps: Annotated[int, Ge(1), Le(100_000)] = 5
