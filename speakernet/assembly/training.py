@@ -8,6 +8,7 @@ is read.
 import functools
 import importlib.util
 import logging
+import os
 import platform
 import shutil
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ from torch import nn
 from speakernet.assembly.inputs import voices_of
 from speakernet.config import ConfigError
 from speakernet.config.schema import Config
+from speakernet.data.lookup import default_cache_folder
 from speakernet.frontend.perturbation import keep_draws_eager
 from speakernet.losses.options import LOSSES
 from speakernet.machine.device import find_device
@@ -56,7 +58,10 @@ MINING_STREAM = 103
 
 
 def prepare_machine(config: Config) -> None:
-    """Apply the machine switches of `runtime` to torch."""
+    """Apply the machine switches of `runtime` to torch, and choose where compiled code is kept."""
+    # Unlike torch's own folder in /tmp it stays, so that a second run of a network compiles in
+    # seconds. Before an optimizer is made, which imports the compiler.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(default_cache_folder() / "compiled"))
     applied = optimize_torch_settings(
         config.runtime,
         find_device(config.runtime),
@@ -317,7 +322,8 @@ def _build_compiler(config: Config, net: nn.Module, device: torch.device) -> com
         logger.info("compile auto: off (%s)", "; ".join(obstacles))
     if obstacles or runtime.compile == "off":
         return compiling.Compiler(net, None)
-    scope = "whole" if runtime.compile_scope == "auto" else runtime.compile_scope
+    # Without repeated blocks, that is the whole network.
+    scope = "regional" if runtime.compile_scope == "auto" else runtime.compile_scope
     if runtime.gradient_checkpointing and scope == "whole":
         scope = "regional"
         logger.info(

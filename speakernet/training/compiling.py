@@ -89,10 +89,9 @@ class Compiler:
             if not is_faster:
                 self.close()
             return
-        layers = sum(1 for module in self.net.modules() if not any(module.children()))
         saving = ASSUMED_SAVING[next(self.net.parameters()).device.type]
         gain = saving * usual * steps_left
-        cost = SECONDS_PER_LAYER * layers
+        cost = SECONDS_PER_LAYER * self._layers()
         self._eager_seconds = usual
         self.is_observing = gain > REQUIRED_GAIN * cost
         verdict = "compiling" if self.is_observing else "not compiling"
@@ -122,8 +121,6 @@ class Compiler:
         # Inductor's hints (complex numbers in the spectrum run uncompiled, TF32 is off) are for
         # authors of networks.
         warnings.filterwarnings("ignore", module=r"torch\._inductor")
-        # Code that cannot be compiled runs eagerly, with a warning.
-        torch._dynamo.config.suppress_errors = True
         targets = self._targets()
         config = torch._dynamo.config
         # Blocks of different widths share their code; torch compiles 8 versions of it and runs the
@@ -134,12 +131,37 @@ class Compiler:
         mode = None if self.options.compile_mode == "default" else self.options.compile_mode
         for module in targets:
             if isinstance(module.forward, Checkpointed):
-                module.forward.forward = torch.compile(
-                    module.forward.eager, mode=mode, dynamic=False
-                )
+                eager = module.forward.eager
+                compiled = torch.compile(eager, mode=mode, dynamic=False)
+                module.forward.forward = self._or_eager(compiled, eager)
             else:
                 module.compile(mode=mode, dynamic=False)
+                compiled = module._compiled_call_impl
+                module._compiled_call_impl = self._or_eager(compiled, module._call_impl)
         self.is_compiled = True
+
+    def _or_eager(self, compiled: Any, eager: Callable[..., Any]) -> Callable[..., Any]:
+        """Compiled code that is given up, with the reason in the log, if it cannot be compiled."""
+
+        def run(*inputs: Any, **named: Any) -> Any:
+            try:
+                return compiled(*inputs, **named)
+            except torch._dynamo.exc.TorchDynamoException as error:
+                # The first paragraph; the others advise authors of compilers.
+                reason = " ".join(str(error).partition("\n\n")[0].split())
+                logger.warning("the network is not compiled, and runs eagerly: %s", reason)
+                self.close()
+                return eager(*inputs, **named)
+
+        return run
+
+    def _layers(self) -> int:
+        """Layers to compile; equal blocks share their code."""
+        counts = {}
+        for module in self._targets():
+            form = type(module), tuple(parameter.shape for parameter in module.parameters())
+            counts[form] = sum(1 for part in module.modules() if not any(part.children()))
+        return sum(counts.values())
 
     def _targets(self) -> list[nn.Module]:
         assert self.options is not None

@@ -3,7 +3,9 @@ options.
 """
 
 import functools
+import os
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -413,6 +415,21 @@ def test_batch_scales_the_learning_rate(tiny_corpus, tmp_path, caplog, scaling, 
 
 def test_checkpointed_blocks_are_compiled_separately(tiny_corpus, caplog):
     caplog.set_level("INFO")
-    config = tiny_config(tiny_corpus, runtime={"compile": "auto", "gradient_checkpointing": True})
+    how = {"compile": "auto", "compile_scope": "whole", "gradient_checkpointing": True}
+    config = tiny_config(tiny_corpus, runtime=how)
     compiler = training._build_compiler(config, training.build_model(config), CPU)
     assert compiler.options.compile_scope == "regional" and "compile: block by block" in caplog.text
+
+
+def test_compiled_code_is_kept(tiny_corpus, monkeypatch, tmp_path):
+    """By block unless asked otherwise, and in the user's cache unless torch was told another."""
+    config = tiny_config(tiny_corpus, runtime={"compile": "auto"})
+    compiler = training._build_compiler(config, training.build_model(config), CPU)
+    assert compiler.options.compile_scope == "regional"
+    monkeypatch.setenv("SPEAKERNET_CACHE", str(tmp_path))
+    for named, folder in (("", tmp_path / "compiled"), ("/elsewhere", Path("/elsewhere"))):
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", named)
+        if not named:
+            monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+        training.prepare_machine(config)
+        assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) == folder

@@ -240,7 +240,8 @@ class RuntimeOptions(MachineOptions):
     compile: Literal["auto", "off", "on"] = "auto"
     """Compile the network; auto: if that saves time over the remaining steps."""
     compile_scope: Literal["auto", "whole", "regional"] = "auto"
-    """Compile the whole network or each repeated block; auto: whole."""
+    """Compile the whole network or each repeated block, which takes less time; auto: regional if
+    blocks repeat."""
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = "default"
     """Mode of torch.compile; reduce-overhead (CUDA graphs) and max-autotune only matter on GPUs."""
     cuda_graph: Switch = "auto"
