@@ -4,18 +4,22 @@
     python benchmarks/gpu.py --part correctness --out figures.json
     python benchmarks/gpu.py --device cpu --quick --out figures.json
 
-Parts: correctness (against the CPU in float32), steps (time and memory of each variant), roofline
-(share of the device's limits, and MFU), pipeline (training from disk to weights), evaluation,
-launches, ranks (one and several). Finished parts are stored in FILE and not run again; at the end a
-table of every part is printed. Without CUDA, measurements that need it are marked as missing.
+Parts, in the order of their use if time is short: pipeline (training from disk to weights),
+evaluation, steps (time and memory of each variant), launches, correctness (against the CPU in
+float32), roofline (share of the device's limits, and MFU), ranks (one and several). Every row is
+stored in FILE as it is measured, a part ends after 90 s, and finished parts are not run again; at
+the end a table of every part is printed. Without CUDA, measurements that need it are marked as
+missing.
 """
 
 import argparse
+import contextlib
 import logging
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 if __package__ in (None, ""):
@@ -26,7 +30,7 @@ import torch
 
 from benchmarks.on_gpu.correctness import correctness
 from benchmarks.on_gpu.end_to_end import evaluation, pipeline
-from benchmarks.on_gpu.record import Record, Row, Setup
+from benchmarks.on_gpu.record import Record, Row, Setup, left_out
 from benchmarks.on_gpu.roofline import roofline
 from benchmarks.on_gpu.several import several_ranks
 from benchmarks.on_gpu.step_costs import launches, step_costs
@@ -34,33 +38,60 @@ from benchmarks.on_gpu.step_costs import launches, step_costs
 logger = logging.getLogger("benchmarks.gpu")
 
 PARTS: dict[str, Callable[[Setup], Iterable[Row]]] = {
-    "correctness": correctness,
-    "steps": step_costs,
-    "roofline": roofline,
     "pipeline": pipeline,
     "evaluation": evaluation,
+    "steps": step_costs,
     "launches": launches,
+    "correctness": correctness,
+    "roofline": roofline,
     "ranks": several_ranks,
 }
+PART_SECONDS = 90.0
+"""All parts together take ten minutes on a fast GPU; --quick has no limit."""
+
+
+class PartOver(BaseException):
+    """The time of a part is over; not an Exception, which compilers and tests catch."""
 
 
 def measure(record: Record, setup: Setup, parts: Sequence[str]) -> bool:
     """Run the parts that are not yet done; returns whether every comparison passed.
 
     Raises:
-        ValueError: a part could not be run; earlier parts are stored.
+        ValueError: a part could not be run; all rows before that are stored.
     """
     for name in parts:
-        if name in record.parts:
+        if record.is_done(name):
             logger.info("%s: already done", name)
             continue
         begin = time.perf_counter()
-        rows = []
-        for one in PARTS[name](setup):
-            logger.info("%s: %s", name, one)
-            rows.append(one)
-        record.put(name, rows, time.perf_counter() - begin)
+        rows: list[Row] = []
+        try:
+            with limited(0.0 if setup.is_quick else PART_SECONDS):
+                for measured in PARTS[name](setup):
+                    logger.info("%s: %s", name, measured)
+                    rows.append(measured)
+                    record.put(name, rows, time.perf_counter() - begin)
+        except PartOver:
+            rows.append(left_out("what follows", f"{PART_SECONDS:g} s were over"))
+        record.put(name, rows, time.perf_counter() - begin, is_done=True)
     return all(one.get("passed", True) for name in parts for one in record.parts[name]["rows"])
+
+
+@contextlib.contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raise PartOver inside the block, also in the middle of a row, after some seconds; 0: never."""
+
+    def end(*_: object) -> None:
+        raise PartOver
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

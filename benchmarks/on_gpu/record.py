@@ -1,5 +1,5 @@
-"""The results of the parts: rows with figures, or with the reason for their absence, stored after
-each part.
+"""The results of the parts: rows with figures, or with the reason for their absence, stored as they
+are measured.
 """
 
 import json
@@ -75,7 +75,7 @@ def left_out(name: str, reason: str) -> Row:
 
 
 class Record:
-    """The finished parts, in a file that is rewritten after each.
+    """The measured rows, in a file that is rewritten after each.
 
     Args:
         path: JSON; parts in it from the same machine, versions and size are not measured again.
@@ -106,9 +106,13 @@ class Record:
                 )
             self.parts = parts
 
-    def put(self, part: str, rows: Sequence[Row], seconds: float) -> None:
-        """Add a part's rows and write the file."""
-        self.parts[part] = {"seconds": round(seconds, 1), "rows": list(rows)}
+    def is_done(self, part: str) -> bool:
+        """Whether a part was measured to its end."""
+        return bool(self.parts.get(part, {}).get("is_done"))
+
+    def put(self, part: str, rows: Sequence[Row], seconds: float, *, is_done: bool = False) -> None:
+        """Store a part's rows so far."""
+        self.parts[part] = {"seconds": round(seconds, 1), "is_done": is_done, "rows": list(rows)}
         with atomic_write(self.path) as file:
             json.dump(self.figures(), file, indent=1)
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from benchmarks.timing import Way, run_in_turn, timings
 from speakernet.assembly.benchmark import warm_up
 from speakernet.assembly.training import prepare_machine
 from speakernet.config.schema import Config, replaced
+from speakernet.machine.device import synchronize, utilisation_monitor
 from speakernet.training.profiler import peak_tensor_bytes
 
 MODELS = ("ResNetSE34L", "ResNet34", "ECAPA_TDNN_1024", "CAMPPlus")
@@ -31,15 +33,20 @@ QUICK_ROUNDS = 1
 # The minimum; warm-up continues while anything is still being compiled.
 WARMUP = 8
 PLAIN = {"precision": "no", "channels_last": "off", "compile": "off"}
+HALF = {**PLAIN, "precision": "bf16", "channels_last": "on"}
 ALL_BUT_GRAPHS = "bf16, channels_last, compile"
-# Variant -> its options in `runtime`; each speed-up alone, then together.
+RECORDED = "bf16, channels_last, recorded"
+# Variant -> its options in `runtime`. Those that compile come last: they may take the rest of the
+# time.
 VARIANTS: dict[str, dict[str, Any]] = {
     "eager": PLAIN,
+    "bf16, channels_last": HALF,
+    RECORDED: {**HALF, "cuda_graph": "on"},
     "channels_last": {**PLAIN, "channels_last": "on"},
     "bf16": {**PLAIN, "precision": "bf16"},
+    ALL_BUT_GRAPHS: {**HALF, "compile": "on"},
+    "bf16, channels_last, compile, recorded": {**HALF, "compile": "on", "cuda_graph": "on"},
     "compile": {**PLAIN, "compile": "on"},
-    "bf16, channels_last": {**PLAIN, "precision": "bf16", "channels_last": "on"},
-    ALL_BUT_GRAPHS: {**PLAIN, "precision": "bf16", "channels_last": "on", "compile": "on"},
     "all": {
         "precision": "bf16",
         "channels_last": "on",
@@ -48,7 +55,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
 }
 # The variants whose launches are counted, on a GPU and on a CPU.
-COUNTED = ("bf16, channels_last", "all")
+COUNTED = ("bf16, channels_last", RECORDED, "all")
 COUNTED_ON_CPU = ("eager",)
 PROFILED_STEPS = 5
 LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch")
@@ -75,10 +82,10 @@ def batch_size_of(setup: Setup) -> int:
 
 def step_costs(setup: Setup) -> Iterator[Row]:
     """Seconds and peak memory of a step of each network in each variant."""
-    for model in QUICK_MODELS if setup.is_quick else MODELS:
-        for variant, runtime in VARIANTS.items():
+    for variant, runtime in VARIANTS.items():
+        for model in QUICK_MODELS if setup.is_quick else MODELS:
             name = f"{model}, {variant}"
-            if "compile_mode" in runtime and not setup.is_cuda:
+            if runtime.keys() & {"compile_mode", "cuda_graph"} and not setup.is_cuda:
                 yield left_out(name, NEEDS_CUDA)
                 continue
             if setup.is_quick and "compile" in variant:
@@ -107,11 +114,33 @@ def _measured(setup: Setup, name: str, step: Callable[[], None]) -> Row:
     peak = (
         torch.cuda.max_memory_allocated(setup.device) if setup.is_cuda else peak_tensor_bytes(step)
     )
+    shares = host_and_busy(step, QUICK_ROUNDS if setup.is_quick else ROUNDS, setup.device)
     # Compiled code is useless to the next network and keeps memory.
     torch.compiler.reset()
     return row(
-        name, step_seconds=seconds, utterances_per_second=batch_size / seconds, peak_bytes=peak
+        name,
+        step_seconds=seconds,
+        utterances_per_second=batch_size / seconds,
+        peak_bytes=peak,
+        **shares,
     )
+
+
+def host_and_busy(run: Callable[[], Any], count: int, device: torch.device) -> dict[str, float]:
+    """This thread's time for one of `count` runs in a row, and how busy the GPU was meanwhile (by
+    NVML).
+    """
+    synchronize(device)
+    with utilisation_monitor(device) as utilisation:
+        begin = time.thread_time()
+        for _ in range(count):
+            run()
+        host = time.thread_time() - begin
+        synchronize(device)
+    figures = {"host_seconds": host / count}
+    if utilisation.mean is not None:
+        figures["gpu_utilisation_percent"] = utilisation.mean
+    return figures
 
 
 def median_seconds(run: Callable[[], Any], rounds: int) -> float:
@@ -143,10 +172,11 @@ def launches(setup: Setup) -> Iterator[Row]:
     variants = COUNTED if setup.is_cuda else COUNTED_ON_CPU
     for model, variant in itertools.product(QUICK_MODELS if setup.is_quick else MODELS, variants):
         with warm_step(setup, model, VARIANTS[variant]) as step:
-            calls = count_calls(
-                step, 1 if setup.is_quick else PROFILED_STEPS, is_cuda=setup.is_cuda
-            )
-        yield row(f"{model}, {variant}, operations of a step", per_step=calls.operations)
+            count = 1 if setup.is_quick else PROFILED_STEPS
+            calls = count_calls(step, count, is_cuda=setup.is_cuda)
+            shares = host_and_busy(step, count, setup.device)
+        name = f"{model}, {variant}, operations of a step"
+        yield row(name, per_step=calls.operations, **shares)
         if setup.is_cuda:
             yield row(f"{model}, {variant}, launches of a step", per_step=calls.launches)
             yield row(

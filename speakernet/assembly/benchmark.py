@@ -165,11 +165,16 @@ def time_steps(
     synchronize(device)
     started = time.perf_counter()
     with utilisation_monitor(device) as utilisation, power_monitor(device) as power:
+        host = time.thread_time()
         for _ in range(num_steps):
             run_step()
+        host = time.thread_time() - host
         synchronize(device)
         seconds = time.perf_counter() - started
     figures = {"step_seconds": seconds / num_steps, "steps_per_second": num_steps / seconds}
+    if device.type == "cuda":
+        # This thread's time for a step: if it is near the step's, the GPU waits for Python.
+        figures["host_seconds"] = host / num_steps
     if utilisation.mean is not None:
         figures["gpu_utilisation_percent"] = utilisation.mean
     return figures if power.mean is None else {**figures, "gpu_power_watts": power.mean / 1000}

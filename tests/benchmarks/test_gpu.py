@@ -101,6 +101,39 @@ def test_finished_parts(tmp_path, monkeypatch, capsys):
             gpu.main(["--device", "cuda", "--out", str(tmp_path / "other.json")])
 
 
+def test_rows_are_stored_as_they_are_measured(tmp_path, monkeypatch):
+    """A part that fails or takes too long keeps its rows; only one that failed is measured
+    again.
+    """
+    out = tmp_path / "figures.json"
+    calls = []
+
+    def fails(setup):
+        yield row("a", error=0.5)
+        stored = json.loads(out.read_text(encoding="utf-8"))["parts"]["steps"]
+        assert [one["name"] for one in stored["rows"]] == ["a"] and not stored["is_done"]
+        raise ValueError("no disk is left")
+
+    def endless(setup):
+        calls.append(1)
+        yield row("b", error=0.5)
+        while True:
+            pass
+
+    monkeypatch.setattr(gpu, "PARTS", {"steps": fails, "launches": endless})
+    words = ["--device", "cpu", "--out", str(out)]
+    for _ in range(2):
+        with pytest.raises(SystemExit, match="no disk is left"):
+            gpu.main([*words, "--part", "steps"])
+    monkeypatch.setattr(gpu, "PART_SECONDS", 0.2)
+    for _ in range(2):
+        assert gpu.main([*words, "--part", "launches"]) == 0
+    parts = json.loads(out.read_text(encoding="utf-8"))["parts"]
+    assert [one["name"] for one in parts["steps"]["rows"]] == ["a"]
+    assert [one["name"] for one in parts["launches"]["rows"]] == ["b", "what follows"]
+    assert len(calls) == 1
+
+
 def test_counted_operations():
     left = torch.randn(8, 16, requires_grad=True)
     right = torch.randn(16, 4)
@@ -136,7 +169,8 @@ def test_variants_whose_launches_are_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(
         step_costs, "count_calls", lambda *given, **options: step_costs.Calls(9.0, 0.0, 20.0)
     )
+    monkeypatch.setattr(step_costs, "host_and_busy", lambda *given: {"host_seconds": 0.01})
     rows = list(step_costs.launches(Setup(torch.device("cuda"), True, tmp_path)))
-    assert len(rows) == 6 and all(
+    assert len(rows) == 9 and all(
         one["passed"] for one in rows if "synchronisations" in one["name"]
     )
