@@ -175,15 +175,9 @@ def _placed(
     in_flight = int(options.num_workers) * int(options.prefetch_factor)
     if maker.reader.is_remote and not placement.corpus:
         running = maker.reader.ahead(running, in_flight)  # type: ignore[attr-defined]
-    elif (
-        not placement.corpus
-        and isinstance(maker.reader, packed.PackedRows)
-        and not maker.reader.is_mapped
-    ):
+    elif not placement.corpus and maker.reader.is_on_disk:
         logger.info(
-            "the packed corpus (%s) is larger than the free memory (%s): %d threads read its crops "
-            "ahead",
-            human_bytes(2 * len(maker.reader.samples)),
+            "the corpus is larger than the free memory (%s): %d threads read its crops ahead",
             human_bytes(usable_memory_bytes()),
             workers.NUM_THREADS,
         )
@@ -225,7 +219,7 @@ def loading_facts(loader: TrainingLoader) -> progress.LoadingFacts:
         augments_on_cpu=maker.augmenter is not None,
         has_gpu=loader.device.type == "cuda",
         read_bytes_a_second=loader.read_bytes_a_second() if is_disk_timed else 0.0,
-        is_on_disk=isinstance(maker, workers.ReadAhead),
+        is_on_disk=isinstance(reader, packed.PackedRows) and reader.is_on_disk,
     )
 
 

@@ -9,6 +9,7 @@ corpus, at the end, is read in the same way.
 """
 
 import bisect
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -515,6 +516,20 @@ class PackedRows(RowReader):
     """Byte offset of each row in `samples`."""
     lengths: np.ndarray
     is_mapped: bool = True
+
+    @property
+    def is_on_disk(self) -> bool:
+        """See `RowReader.is_on_disk`."""
+        return not self.is_mapped
+
+    def touch(self, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> None:
+        """See `RowReader.touch`."""
+        begins = self.starts_of(rows)
+        # A row that the corpus does not have has no samples.
+        stops = np.minimum(begins + starts + counts, begins + self.lengths[rows])
+        for first, stop in zip((begins + starts).tolist(), stops.tolist(), strict=True):
+            with contextlib.suppress(AudioError):
+                self.samples[first:stop]
 
     def starts_of(self, rows: np.ndarray) -> np.ndarray:
         """The first sample of some rows in `samples`, int64 (rows,)."""

@@ -33,6 +33,7 @@ from speakernet.data.lists import StringTable
 from speakernet.data.lookup import LookupTable, build_lookup_table, default_cache_folder
 from speakernet.data.sharing import Shareable
 from speakernet.files import is_address
+from speakernet.machine.facts import usable_memory_bytes
 
 INT16_SCALE = np.float32(1 / 32768)
 # Windows opens files as text by default and has only the first flag; without O_NONBLOCK, opening a
@@ -170,6 +171,16 @@ class RowReader(Shareable, ABC):
     """Counts of a reader of files: changed files, cache hits and misses."""
     is_remote = False
 
+    @property
+    def is_on_disk(self) -> bool:
+        """Whether its audio is larger than memory, so that reading ahead pays."""
+        return False
+
+    def touch(self, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> None:
+        """Read the `counts` samples from `starts` on of some rows and discard them, so that they are
+        in the system's page cache; whoever needs them reports problems.
+        """
+
     @abstractmethod
     def read_row(self, row: int, start: int, out: np.ndarray) -> int:
         """Write samples from `start` on to `out` (samples,), float32 in -1..1 or int16; returns
@@ -271,6 +282,24 @@ class FolderRows(RowReader):
         """See `Shareable.share`."""
         self.names.share()
         self.table.share()
+
+    @property
+    def is_on_disk(self) -> bool:
+        """See `RowReader.is_on_disk`."""
+        return CAN_READ_AT and int(self.table.file_bytes.sum()) > usable_memory_bytes()
+
+    def touch(self, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> None:
+        """See `RowReader.touch`. Of a file that has to be decoded or resampled, all is read."""
+        is_plain = self.table.is_plain(rows)
+        offsets = np.where(is_plain, self.table.data_offsets[rows] + 2 * starts, 0)
+        sizes = np.where(is_plain, 2 * counts, self.table.file_bytes[rows])
+        for row, offset, size in zip(rows.tolist(), offsets.tolist(), sizes.tolist(), strict=True):
+            with contextlib.suppress(OSError):
+                file = os.open(os.path.join(self.root, self.names[row]), OPEN_FLAGS)  # noqa: PTH118
+                try:
+                    os.pread(file, size, offset)
+                finally:
+                    os.close(file)
 
     def fill(self, rows: np.ndarray, starts: np.ndarray, out: np.ndarray) -> dict[int, str]:
         """See `RowReader.fill`. Whole crops of plain files (nearly all) are read here in one

@@ -26,7 +26,6 @@ import torch
 from speakernet.data.audio import AudioError
 from speakernet.data.batches import BatchMaker, BatchReport, BatchRequest, CropMaker, Made
 from speakernet.data.options import DataOptions
-from speakernet.data.packed import PackedRows
 from speakernet.data.sharing import SharedMemoryError, shared_zeros
 from speakernet.machine.threads import STOP_SIGNALS
 
@@ -308,7 +307,7 @@ def _slot_of(maker: BatchMaker, ring: torch.Tensor, request: BatchRequest) -> np
 
 
 class ReadAhead(CropMaker):
-    """Wraps a `CropMaker` for a packed corpus larger than memory.
+    """Wraps a `CropMaker` for a corpus larger than memory.
 
     Crops that are not in memory would be read one after another while the network waits. Threads
     read the crops of the next batches, several at once, and discard them, so that they are in the
@@ -316,11 +315,10 @@ class ReadAhead(CropMaker):
     """
 
     def __init__(self, maker: CropMaker, planner: CropMaker, num_asked: int = 0) -> None:
-        assert isinstance(planner.reader, PackedRows)
         more = (maker.speakers, maker.speeds, maker.augmenter, maker.changes_speed)
         super().__init__(maker.reader, maker.lengths, maker.seed, *more)
         self.maker = maker
-        self._rows = planner.reader
+        self._reader = planner.reader
         self._num_asked = num_asked
 
     def run(self, requests: Sequence[BatchRequest]) -> Iterator[Made]:
@@ -335,12 +333,7 @@ class ReadAhead(CropMaker):
             for number, made in enumerate(self.maker.run(requests)):
                 wanted = number + 1 + self._num_asked + BATCHES_AHEAD
                 for request in requests[begun:wanted]:
-                    spans = self._spans(request)
-                    tasks = (
-                        spans[place : place + CROPS_PER_TASK]
-                        for place in range(0, len(spans), CROPS_PER_TASK)
-                    )
-                    reads.append([pool.submit(self._touch, task) for task in tasks])
+                    reads.append(self._touch(pool, request))
                 begun = max(begun, wanted)
                 yield made
                 if reads:
@@ -353,16 +346,12 @@ class ReadAhead(CropMaker):
         """See `CropMaker.close`."""
         self.maker.close()
 
-    def _spans(self, request: BatchRequest) -> list[tuple[int, int]]:
-        """First sample and end of each crop of a request."""
-        starts, counts = self.crop_places(request, self.lengths[request.rows])
-        begins = self._rows.starts_of(request.rows)
-        # A row that the corpus does not have has no samples.
-        stops = np.minimum(begins + starts + counts, begins + self._rows.lengths[request.rows])
-        return list(zip((begins + starts).tolist(), stops.tolist(), strict=True))
-
-    def _touch(self, spans: list[tuple[int, int]]) -> None:
-        for first, stop in spans:
-            # The maker of the batch reports the error, or takes another utterance.
-            with contextlib.suppress(AudioError):
-                self._rows.samples[first:stop]
+    def _touch(self, pool: ThreadPoolExecutor, request: BatchRequest) -> list[Future]:
+        """Let threads read the crops of a request."""
+        rows = request.rows
+        starts, counts = self.crop_places(request, self.lengths[rows])
+        tasks = []
+        for place in range(0, len(rows), CROPS_PER_TASK):
+            part = slice(place, place + CROPS_PER_TASK)
+            tasks.append(pool.submit(self._reader.touch, rows[part], starts[part], counts[part]))
+        return tasks

@@ -136,8 +136,8 @@ class Compiler:
                 module.forward.forward = self._or_eager(compiled, eager)
             else:
                 module.compile(mode=mode, dynamic=False)
-                compiled = module._compiled_call_impl
-                module._compiled_call_impl = self._or_eager(compiled, module._call_impl)
+                run = self._or_eager(module._compiled_call_impl, module._call_impl)
+                module._compiled_call_impl = run
         self.is_compiled = True
 
     def _or_eager(self, compiled: Any, eager: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,8 +1,7 @@
-"""A packed corpus larger than memory: the same samples read from the file, the next batches read
-ahead.
-"""
+"""A corpus larger than memory: the same samples read from the file, the next batches read ahead."""
 
 import logging
+import os
 import pickle
 import shutil
 import threading
@@ -16,7 +15,7 @@ from speakernet.assembly.data import build_training_loader, loading_facts
 from speakernet.assembly.inputs import Inputs
 from speakernet.config.loading import load_config
 from speakernet.corpora.pack_inputs import FolderInput
-from speakernet.data import packed as packed
+from speakernet.data import packed, sources
 from speakernet.data.audio import AudioError, write_audio
 from speakernet.data.batches import BatchMaker, BatchRequest
 from speakernet.data.lists import StringTable
@@ -125,3 +124,41 @@ def test_automatic_choice(corpora, monkeypatch, caplog):
         assert torch.equal(left.waveforms, right.waveforms) and torch.equal(
             left.labels, right.labels
         )
+
+
+def test_folders(corpora, monkeypatch):
+    """A folder of files larger than memory is read ahead too: the crops of the next batches, of all
+    files of a list, also of one that has to be resampled and of one that vanished.
+    """
+    audio = shutil.copytree(corpora / "audio", corpora / "more")
+    write_audio(audio / NAMES[0], 0.1 * np.ones(4000), sample_rate=8000)
+    lists = ["--data.train_list", str(corpora / "train.txt"), "--data.train_path", str(audio)]
+    how = ["--data.batch_size", "4", "--data.crop_frames", "10", "--data.ram_corpus", "off"]
+    config = load_config([*lists, *how, "--data.num_workers", "0"]).config
+    fits = build_training_loader(config, Inputs(config, torch.device("cpu")))
+    assert isinstance(fits.maker, BatchMaker)
+    monkeypatch.setattr(sources, "usable_memory_bytes", lambda: 1000)
+    ahead = build_training_loader(config, Inputs(config, torch.device("cpu")))
+    assert isinstance(ahead.maker, ReadAhead)
+    reads = []
+    read = sources.os.pread
+
+    def noted(file, size, offset):
+        samples = read(file, size, offset)
+        reads.append((os.readlink(f"/proc/self/fd/{file}"), len(samples), offset))
+        return samples
+
+    monkeypatch.setattr(sources.os, "pread", noted)
+    for left, right in zip(fits, ahead, strict=True):
+        assert torch.equal(left.waveforms, right.waveforms)
+    # Twelve utterances in batches of four; the first batch is read by the maker itself.
+    assert len(reads) == 8
+    size = config.data.crop_frames * 160 + 240
+    for path, num_bytes, offset in reads:
+        whole = (audio / NAMES[0]).samefile(path)
+        assert offset == 0 if whole else offset >= 44
+        assert num_bytes <= (os.path.getsize(path) if whole else 2 * size)
+    rows = np.array([3, 4])
+    (audio / NAMES[3]).unlink()
+    ahead.maker.reader.touch(rows, np.array([0, 0]), np.array([800, 800]))
+    assert len(reads) == 9
