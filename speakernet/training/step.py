@@ -150,8 +150,12 @@ class OneProcess:
 
     def totals(self, numbers: Tensor) -> Tensor:
         """The means over the ranks, (3,), of the sums over each rank's micro-batches."""
-        self.agreed = list(self.requests())
+        self.agree()
         return numbers
+
+    def agree(self) -> None:
+        """Take this rank's requests, if it is alone; several exchange them with the gradients."""
+        self.agreed = list(self.requests())
 
     def share_statistics(self) -> None:
         """Give every rank the same batch-norm statistics."""
@@ -245,6 +249,14 @@ class TrainingStep:
         """A step over the next `count` micro-batches; `steps_left` in the run decides whether
         compiling pays.
         """
+        # The story of a step. Each micro-batch is embedded, its loss weighted by its number of
+        # utterances, and its gradients added to those before (`add`). Then everything happens once
+        # (`finish`): gradients are divided by the sum of the weights and clipped in one kernel, and
+        # the weights move, unless loss or gradients are not finite. Then the step is undone: the
+        # weights stay, and batch-norm statistics, which the forward pass has moved already, are put
+        # back. On a GPU none of this waits for the device, which decides by itself whether a step
+        # was bad; the trainer reads the numbers of many steps at once. A recorded step does the
+        # same by one launch. What is exchanged between ranks is hidden in `ranks`.
         data = forward_backward = loading = 0.0
         processor_begin = time.thread_time()
         begin = time.perf_counter()
@@ -268,6 +280,8 @@ class TrainingStep:
             mark = time.perf_counter()
             forward_backward += mark - before
         if results is not None:
+            # A replay runs no Python, so the requests of this step are taken here.
+            self.ranks.agree()
             outcome = StepOutcome(*results, sum(batch.shares), batch.indices)
         else:
             with record_function("speakernet.optimizer"):

@@ -299,6 +299,8 @@ def test_trainer(tmp_path):
     fakes.assert_same_bits(recorded, ordinary)
     with pytest.raises(Interrupted):
         trainer_of("resumed", is_recorded=True, stop_at=12).train()
+    # It stops after that step, which was a replay, not at the end of the epoch.
+    assert fakes.step_of(tmp_path / "resumed")["step"] == 13
     resumed = trainer_of("resumed", is_recorded=True)
     resumed.train()
     fakes.assert_same_bits(resumed, ordinary)
