@@ -1,11 +1,11 @@
 """A corpus larger than memory: the same samples read from the file, the next batches read ahead."""
 
 import logging
-import os
 import pickle
 import shutil
 import threading
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -145,7 +145,7 @@ def test_folders(corpora, monkeypatch):
 
     def noted(file, size, offset):
         samples = read(file, size, offset)
-        reads.append((os.readlink(f"/proc/self/fd/{file}"), len(samples), offset))
+        reads.append((str(Path(f"/proc/self/fd/{file}").readlink()), len(samples), offset))
         return samples
 
     monkeypatch.setattr(sources.os, "pread", noted)
@@ -157,7 +157,7 @@ def test_folders(corpora, monkeypatch):
     for path, num_bytes, offset in reads:
         whole = (audio / NAMES[0]).samefile(path)
         assert offset == 0 if whole else offset >= 44
-        assert num_bytes <= (os.path.getsize(path) if whole else 2 * size)
+        assert num_bytes <= (Path(path).stat().st_size if whole else 2 * size)
     rows = np.array([3, 4])
     (audio / NAMES[3]).unlink()
     ahead.maker.reader.touch(rows, np.array([0, 0]), np.array([800, 800]))
