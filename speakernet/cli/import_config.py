@@ -14,9 +14,10 @@ from pathlib import Path
 
 import yaml
 
+from speakernet.cli import output_path
 from speakernet.config.schema import config_from_dict
 from speakernet.config.wespeaker import SAME, converted
-from speakernet.files import FileError, atomic_write, read_yaml_file, refuse_overwriting
+from speakernet.files import FileError, atomic_write, read_yaml_file
 from speakernet.options import OptionError
 
 ERROR_STATUS = 2
@@ -31,14 +32,13 @@ ARGUMENTS = {
         "metavar": "FILE",
         "help": "configuration of its large-margin stage",
     },
-    "--out": {"type": Path, "required": True, "help": "the configuration to write"},
+    "--out": {"type": output_path, "required": True, "help": "the configuration to write"},
 }
 
 
 def run(arguments: argparse.Namespace) -> list[str]:
     """Read, convert, check and write; return what was not converted."""
     files = [one for one in (arguments.file, arguments.large_margin) if one]
-    refuse_overwriting([arguments.out], files)
     read = [read_yaml_file(one, EXPECTED) for one in files]
     names = ", ".join(map(str, files))
     for one in [

@@ -97,6 +97,8 @@ class AudioSource(ABC):
         self.root = str(root)
         self.sample_rate = sample_rate
         self._tables: dict[int, LookupTable] = {}
+        self.warnings: dict[str, str] = {}
+        """Of utterances that were read, by name: what a user should know about them."""
 
     @abstractmethod
     def read(self, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:

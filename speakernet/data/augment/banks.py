@@ -374,7 +374,7 @@ class RirBank:
             name = self.names[rir]
             path = self.source.path_of(name)
             found = (
-                read_audio(path, sample_rate=self.source.sample_rate, mixes=False)
+                read_audio(path, sample_rate=self.source.sample_rate, channel=0)
                 if path
                 else self.source.read(name)
             )
@@ -425,7 +425,7 @@ def device_responses(root: str | Path, sample_rate: int) -> np.ndarray:
     )
     found = []
     for name in names:
-        samples = read_audio(Path(root) / name, sample_rate=sample_rate, mixes=False)[:RESPONSE_FFT]
+        samples = read_audio(Path(root) / name, sample_rate=sample_rate, channel=0)[:RESPONSE_FFT]
         bands = np.add.reduceat(np.abs(np.fft.rfft(samples, RESPONSE_FFT)) ** 2, first)
         bands /= np.diff(first, append=RESPONSE_FFT // 2 + 1)
         if not bands.any():
