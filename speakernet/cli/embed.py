@@ -14,9 +14,8 @@ import argparse
 import logging
 import os
 import sys
-from pathlib import Path
 
-from speakernet.cli import MODEL, load_verifier
+from speakernet.cli import CHANNEL, MODEL, load_verifier, output_path
 from speakernet.files import PART_HELP, WHOLE, WorkPart, list_parts, parse_part
 from speakernet.parallel.distributed import find_place
 from speakernet.terminal import counted
@@ -27,7 +26,8 @@ ARGUMENTS = {
         "help": "files, folders, lists (.txt), a packed corpus, or - for names on stdin",
     },
     **MODEL,
-    "--out": {"type": Path, "required": True, "help": "output file, such as e.npz"},
+    **CHANNEL,
+    "--out": {"type": output_path, "required": True, "help": "output file, such as e.npz"},
     "--part": {
         "metavar": "I/N",
         "help": (
@@ -60,10 +60,14 @@ def run(arguments: argparse.Namespace) -> int:
     if place:
         part = WorkPart(place.rank + 1, place.world_size)
     verifier = load_verifier(arguments, place.local_rank if place else None)
-    source, names = audio_inputs(arguments.audio, verifier.sample_rate, sys.stdin)
+    source, names = audio_inputs(
+        arguments.audio, verifier.sample_rate, sys.stdin, arguments.channel
+    )
     num_embedded, num_kept, problems, missing = embed_files(
         verifier, source, names, arguments.out, skips_broken=arguments.skip_broken, part=part
     )
+    for name, warning in source.warnings.items():
+        logger.warning("%s: %s", name, warning)
     for problem in problems:
         logger.warning("left out: %s", problem)
     text = f"part {part} is done; missing: {list_parts(missing)}"

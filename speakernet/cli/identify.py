@@ -15,6 +15,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from speakernet.cli import (
+    CHANNEL,
     DECISION,
     MODEL,
     STORE,
@@ -35,6 +36,7 @@ ARGUMENTS = {
     "audio": {"help": "a recording: any format, rate and number of channels"},
     **MODEL,
     **STORE,
+    **CHANNEL,
     "--top": {
         "type": int,
         "default": DEFAULT_TOP,
@@ -63,17 +65,16 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--top {arguments.top}: expected at least 1")
     with answer_first(is_verbose=arguments.verbose):
         verifier = load_verifier(arguments)
-        recording = verifier.open(arguments.audio)
+        recording = verifier.open(arguments.audio, channel=arguments.channel)
         quality = inspect_recording(recording, min_speech_seconds=MIN_TEST_SECONDS)
         with verifier.people(arguments.store, store_key(arguments), must_exist=True) as store:
             found = identify(verifier, store, recording, top=arguments.top, **limits_of(arguments))
-    lines = (
-        [json.dumps(dataclasses.asdict(found), ensure_ascii=False)]
-        if arguments.json
-        else answer_lines(found, arguments.far)
-    )
-    sys.stdout.write("\n".join([*lines, ""]))
-    sys.stdout.flush()
+        if arguments.json:
+            lines = [json.dumps(dataclasses.asdict(found), ensure_ascii=False)]
+        else:
+            lines = answer_lines(found, arguments.far)
+        sys.stdout.write("\n".join([*lines, ""]))
+        sys.stdout.flush()
     for warning in quality.warnings:
         logger.warning("%s: %s", quality.name, warning)
     warn_of_model(verifier)

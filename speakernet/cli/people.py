@@ -11,10 +11,9 @@ embeddings
 import argparse
 import logging
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from speakernet.cli import MODEL, MODEL_ARGUMENT, STORE, load_verifier, store_key
+from speakernet.cli import MODEL, MODEL_ARGUMENT, STORE, load_verifier, output_path, store_key
 from speakernet.terminal import counted, text_table
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ ARGUMENTS = {
         "action": "store_true",
         "help": "reembed: leave out recordings whose files are gone",
     },
-    "--out": {"type": Path, "help": "export: output file, .json or .npz"},
+    "--out": {"type": output_path, "help": "export: output file, .json or .npz"},
     "--name": {"dest": "person", "help": "export: name of one person (default: everybody)"},
 }
 

@@ -16,7 +16,15 @@ import json
 import logging
 import sys
 
-from speakernet.cli import DECISION, MODEL, answer_first, limits_of, load_verifier, warn_of_model
+from speakernet.cli import (
+    CHANNEL,
+    DECISION,
+    MODEL,
+    answer_first,
+    limits_of,
+    load_verifier,
+    warn_of_model,
+)
 
 SAME = 0
 DIFFERENT = 1
@@ -29,6 +37,7 @@ ARGUMENTS = {
     "second": {"help": "the recording to compare it with"},
     **MODEL,
     **DECISION,
+    **CHANNEL,
     "--json": {"action": "store_true", "help": "print a JSON object instead of a sentence"},
     "--verbose": {"action": "store_true", "help": "also show log messages before the answer"},
 }
@@ -48,12 +57,16 @@ def run(arguments: argparse.Namespace) -> int:
             "only the first recording can be -, which is standard input; give a file as the second "
             "one"
         )
+    if arguments.first == recordings.STANDARD_INPUT and arguments.channel:
+        raise ValueError("--channel needs whole recordings, not a pipe; save it to a file first")
     with answer_first(is_verbose=arguments.verbose):
         verifier = load_verifier(arguments)
         # Refuse impossible limits before audio is read.
         verifier.decide(0.0, **limits)
         if arguments.first == recordings.STANDARD_INPUT:
-            enrolled = verifier.embed(recordings.usable(verifier.open(arguments.second)))
+            enrolled = verifier.embed(
+                recordings.usable(verifier.open(arguments.second, channel=arguments.channel))
+            )
             info, begun = recordings.open_piped(sys.stdin.buffer)
             stream = verifier.stream(info.sample_rate, enrolled, **limits)
             for chunk in recordings.chunks_of(sys.stdin.buffer, info, begun):
@@ -63,7 +76,10 @@ def run(arguments: argparse.Namespace) -> int:
             decision = stream.finish().decision
             assert decision is not None
         else:
-            both = [verifier.open(one) for one in (arguments.first, arguments.second)]
+            both = [
+                verifier.open(one, channel=arguments.channel)
+                for one in (arguments.first, arguments.second)
+            ]
             least = recordings.MIN_TEST_SECONDS
             qualities = [
                 recordings.inspect_recording(one, min_speech_seconds=least) for one in both
@@ -72,10 +88,10 @@ def run(arguments: argparse.Namespace) -> int:
             decision = verifier.rule_for(both, embeddings).decide(
                 verifier.compare(*embeddings), **limits
             )
-    sys.stdout.write(
-        f"{json.dumps(dataclasses.asdict(decision)) if arguments.json else decision.sentence}\n"
-    )
-    sys.stdout.flush()
+        sys.stdout.write(
+            f"{json.dumps(dataclasses.asdict(decision)) if arguments.json else decision.sentence}\n"
+        )
+        sys.stdout.flush()
     for quality in qualities:
         for warning in quality.warnings:
             logger.warning("%s: %s", quality.name, warning)

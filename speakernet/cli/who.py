@@ -15,7 +15,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from speakernet.cli import DECISION, MODEL, STORE, limits_of, load_verifier, store_key
+from speakernet.cli import (
+    CHANNEL,
+    DECISION,
+    MODEL,
+    STORE,
+    limits_of,
+    load_verifier,
+    output_path,
+    store_key,
+)
 from speakernet.terminal import counted, duration
 
 if TYPE_CHECKING:
@@ -32,6 +41,7 @@ ARGUMENTS = {
     },
     **MODEL,
     **STORE,
+    **CHANNEL,
     "--store": {"type": Path, "help": "the store of people to name, such as people.db"},
     "--speakers": {"type": int, "metavar": "N", "help": "number of speakers, if known"},
     "--max-speakers": {
@@ -39,7 +49,7 @@ ARGUMENTS = {
         "metavar": "N",
         "help": "maximum number of speakers, if not known (default 10)",
     },
-    "--out": {"type": Path, "metavar": "DIR", "help": "folder for RTTM, JSON and the page"},
+    "--out": {"type": output_path, "metavar": "DIR", "help": "folder for RTTM, JSON and the page"},
     "--enroll": {
         "action": "append",
         "default": [],
@@ -61,6 +71,20 @@ ARGUMENTS = {
 }
 
 logger = logging.getLogger(__name__)
+
+
+def outputs(arguments: argparse.Namespace) -> dict[Path, bool]:
+    """The files in the folder of --out."""
+    if arguments.out is None:
+        return {}
+    # Late: --help and a mistyped option need no torch.
+    from speakernet.inference.who.files import written_before
+
+    suffixes = []
+    if arguments.transcript:
+        is_subtitle = arguments.transcript.suffix.lower() == ".srt"
+        suffixes = [".transcript.srt" if is_subtitle else ".transcript.json"]
+    return written_before(arguments.out, arguments.audio, suffixes)
 
 
 def run(arguments: argparse.Namespace) -> list[str]:
@@ -88,7 +112,9 @@ def run(arguments: argparse.Namespace) -> list[str]:
         from speakernet.inference.who.live import print_turns
 
         return print_turns(verifier, sys.stdin.buffer, store, **how)
-    recording = verifier.open(arguments.audio)
+    recording = verifier.open(arguments.audio, channel=arguments.channel)
+    if recording.channel_warning:
+        logger.warning("%s: %s", recording.name, recording.channel_warning)
     begun = time.monotonic()
     found = verifier.who(recording, store, **how)
     _log(found, time.monotonic() - begun)
@@ -121,10 +147,11 @@ def _check(arguments: argparse.Namespace, wanted: list[tuple[str, str]]) -> None
         )
     if arguments.transcript and arguments.out is None:
         raise ValueError("--transcript needs a folder to write to; give one with --out")
-    if arguments.audio == STANDARD_INPUT and (wanted or arguments.out or arguments.speakers):
+    needs_all = wanted or arguments.out or arguments.speakers or arguments.channel
+    if arguments.audio == STANDARD_INPUT and needs_all:
         raise ValueError(
-            "--enroll, --out and --speakers need the whole recording, not a pipe; save it to a "
-            "file first"
+            "--enroll, --out, --speakers and --channel need the whole recording, not a pipe; save "
+            "it to a file first"
         )
     if arguments.max_speakers is not None and (arguments.speakers or 0) > arguments.max_speakers:
         raise ValueError(

@@ -595,9 +595,11 @@ def _errors(runs: Sequence[RunData], folder: Path) -> Section:
     """The DET curve, then each run's histograms, errors by threshold, calibration and operating
     points.
     """
-    rates = {
-        run.name: error_rates(run.scores, run.labels) for run in runs if run.labels is not None
-    }  # type: ignore
+    rates = {}
+    for run in runs:
+        if run.labels is not None:
+            assert run.scores is not None, "labels come with scores"
+            rates[run.name] = error_rates(run.scores, run.labels)
     shown = [run for run in runs if run.name in rates]
     if not shown:
         return {}

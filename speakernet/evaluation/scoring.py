@@ -219,7 +219,8 @@ def plda_of(contents: Mapping[str, Any]) -> Plda | None:
     if (contents.get("adaptation") or {}).get("score") != "plda":
         return None
     named = (contents["weights"][f"adaptation.{name}"] for name in ("between", "weights"))
-    return Plda(*(np.asarray(one, dtype=np.float64) for one in named))
+    # NumPy has no bfloat16.
+    return Plda(*(one.double().numpy() for one in named))
 
 
 def mean_distance_scores(

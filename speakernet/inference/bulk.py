@@ -33,6 +33,7 @@ from speakernet.evaluation.scoring import mean_embeddings, pair_scores, verifyin
 from speakernet.evaluation.speakers import Speakers, speakers_of
 from speakernet.files import WHOLE, WorkPart, atomic_write, check_writable, sha256_of, share
 from speakernet.inference.people import PeopleStore
+from speakernet.inference.recordings import ChosenChannels, refuse_recording_as_output
 from speakernet.inference.verifier import SpeakerVerifier
 from speakernet.models.model_file import update_model_file
 from speakernet.options import DEFAULT_SEED
@@ -87,8 +88,9 @@ def embed_files(
         for start in range(0, len(rows), BLOCK_UTTERANCES)
     ]
     paths = [folder / f"{number:06d}.npz" for number in range(len(blocks))]
+    way = {**WAY, "channel": source.wanted} if isinstance(source, ChosenChannels) else WAY
     keys = [
-        store_key(verifier.fingerprint, block, source.lookup_table(block), WAY) for block in blocks
+        store_key(verifier.fingerprint, block, source.lookup_table(block), way) for block in blocks
     ]
     own = share(range(len(blocks)), part.number, part.count)
     num_kept = 0
@@ -181,6 +183,7 @@ def calibrate_on_trials(
     source = open_source(
         audio or audio_folder_of(trials_path), verifier.sample_rate, show_progress=True
     )
+    refuse_recording_as_output(out, source, trials.names)
     embedder = Embedder(verifier.embedding_net, WHOLE_UTTERANCES, verifier.device)
     fits, scores = fit_for_verifying(embedder, verifier.contents, trials, source, prior, measures)
     results = figures(trials, scores, speakers_of(trials), EvaluationOptions(), DEFAULT_SEED)
@@ -206,6 +209,7 @@ def calibrate_on_people(
     check_writable(out or verifier.name)
     strangers = np.empty((0, 1, verifier.embedding_dim), dtype=np.float32)
     if cohort is not None:
+        refuse_recording_as_output(out, *cohort)
         strangers = embed_utterances(
             verifier.embedding_net,
             *cohort,

@@ -16,6 +16,7 @@ import functools
 import glob
 import itertools
 import json
+import math
 import os
 import re
 import shlex
@@ -52,9 +53,9 @@ from speakernet.terminal import MAX_NAMED
 
 TOP = 5
 APPLICATION_ID = 0x53504B4E  # "SPKN", which `file` also shows
-SCHEMA_VERSION = 2
-"""Version 1, of speakernet 0.2.0, has no digests, and its encryption binds embeddings only to a
-person's number."""
+SCHEMA_VERSION = 3
+"""Version 2, of speakernet 0.3.0, has checksums over embedding and name alone. Version 1, of 0.2.0,
+has no digests either, and its encryption binds embeddings only to a person's number."""
 BUSY_SECONDS = 30.0
 """Time that a process waits while another one writes."""
 PRIVATE = 0o600
@@ -552,10 +553,12 @@ class PeopleStore(contextlib.AbstractContextManager):
         """Add recordings without duplicates inside a transaction; a store of an older version is
         upgraded.
         """
-        if _value(connection, "PRAGMA user_version") < SCHEMA_VERSION:
+        version = _value(connection, "PRAGMA user_version")
+        if version < SCHEMA_VERSION:
             kept = self._select(connection)
-            for statement in (*ADD_DIGESTS.split(";"), f"PRAGMA user_version = {SCHEMA_VERSION}"):
+            for statement in ADD_DIGESTS.split(";") if version == 1 else ():
                 connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             sealed = [(*self._sealed(person, one), row) for row, person, one in kept]
             connection.executemany(
                 "UPDATE recordings SET embedding = ?, checksum = ? WHERE id = ?", sealed
@@ -590,7 +593,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         content = np.ascontiguousarray(one.embedding, dtype="<f4").tobytes()
         if self._aead is not None:
             content = _seal(self._aead, content, _place(person, one))
-        return content, zlib.crc32(content, zlib.crc32(one.name.encode()))
+        return content, zlib.crc32(content, zlib.crc32(_place(person, one)))
 
     def _select(
         self, connection: sqlite3.Connection, name: str | None = None
@@ -598,25 +601,24 @@ class PeopleStore(contextlib.AbstractContextManager):
         """Row number, person number and recording, for one person or for everybody."""
         if self._aead is None and "salt" in _facts(connection):
             raise self._without_key()
-        is_old = _value(connection, "PRAGMA user_version") < SCHEMA_VERSION
+        version = _value(connection, "PRAGMA user_version")
         rows = connection.execute(
             "SELECT recordings.id, person, embedding, checksum, people.name, weight, source, "
-            f"seconds, speech_seconds, warnings, added, {repr('') if is_old else 'digest'} FROM "
-            "recordings JOIN people ON person = people.id "
+            f"seconds, speech_seconds, warnings, added, {repr('') if version == 1 else 'digest'} "
+            "FROM recordings JOIN people ON person = people.id "
             f"{'' if name is None else 'WHERE people.name = ?'} ORDER BY person, recordings.id",
             [] if name is None else [normal_name(name)],
         )
         found = []
         for row, person, content, checksum, *kept in rows:
             one = StoredRecording(kept[0], np.empty(0), *kept[1:])
-            is_whole = zlib.crc32(content, zlib.crc32(one.name.encode())) == checksum
+            covered = one.name.encode() if version < SCHEMA_VERSION else _place(person, one)
+            is_whole = (
+                zlib.crc32(content, zlib.crc32(covered)) == checksum and 0 < one.weight < math.inf
+            )
             if is_whole and self._aead is not None:
-                content = _unseal(
-                    self.path,
-                    self._aead,
-                    content,
-                    b"person %d" % person if is_old else _place(person, one),
-                )
+                place = b"person %d" % person if version == 1 else _place(person, one)
+                content = _unseal(self.path, self._aead, content, place)
             if not is_whole or len(content) != 4 * (self._dim or 0):
                 raise StoreError(
                     f"{self.path}: a recording of {one.name!r} is damaged; use a backup, or remove "
@@ -809,8 +811,8 @@ def _count(connection: sqlite3.Connection, name: str) -> int:
 
 
 def _place(person: int, one: StoredRecording) -> bytes:
-    """What encryption binds an embedding to: if its name, weight or digest is changed, decryption
-    fails.
+    """What checksum and encryption bind an embedding to: its person's number and name, its weight
+    and its digest.
     """
     return f"person {person} {one.weight!r} {one.digest} {one.name}".encode()
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from speakernet.data.audio import (
@@ -23,9 +24,10 @@ from speakernet.data.audio import (
     UNKNOWN_BYTES,
     AudioError,
     AudioInfo,
-    audio_info,
     audio_of_array,
+    crop_of_file,
     decode_pcm,
+    open_audio,
     parse_riff,
     read_audio,
 )
@@ -37,7 +39,8 @@ from speakernet.data.packed import PackedSource, is_packed
 from speakernet.data.sources import AudioSource, FolderSource
 from speakernet.evaluation.embedding import Stretch, stretches_of
 from speakernet.evaluation.slices import frame_powers, power_ratio_db
-from speakernet.files import open_text, reading
+from speakernet.files import open_text, reading, refuse_overwriting
+from speakernet.inference import channels
 
 Array: TypeAlias = np.ndarray | Tensor
 
@@ -90,6 +93,12 @@ class Recording:
     file: Path | None = None
     samples: np.ndarray | None = None
     is_cut_off: bool = False
+    channel: int | None = None
+    """The channel of the file that is read, counted from 0; None for the mean of all."""
+    channel_warning: str = ""
+    """If its channels hold different sounds, or cancel each other."""
+    is_of_one_channel: bool = False
+    """Whether the user chose one of several channels, so that the file holds other sounds too."""
 
     @property
     def seconds(self) -> float:
@@ -101,7 +110,7 @@ class Recording:
         if self.samples is not None:
             return self.samples[start : None if num_samples is None else start + num_samples]
         assert self.file is not None, "a recording is a file or samples"
-        return read_audio(self.file, start, num_samples, self.sample_rate)
+        return read_audio(self.file, start, num_samples, self.sample_rate, channel=self.channel)
 
     def pieces(self, row: int = 0) -> Iterator[tuple[Stretch, np.ndarray]]:
         """The whole recording, or the windows of a long one, one by one; the pieces belong to row
@@ -116,19 +125,36 @@ class Recording:
 Audio: TypeAlias = str | os.PathLike | Array | Recording
 
 
-def open_recording(audio: Audio, sample_rate: int | None, wanted_rate: int) -> Recording:
-    """Open a recording to be read at `wanted_rate`; only the header of a file is read."""
+def open_recording(
+    audio: Audio, sample_rate: int | None, wanted_rate: int, channel: int | str | None = None
+) -> Recording:
+    """Open a recording to be read at `wanted_rate`; only the header of a file with one channel is
+    read.
+
+    `channel` is a channel counted from 1, `mix`, or None to choose automatically
+    (`channels.choose`).
+    """
+    wanted = channels.checked_channel(channel)
     if isinstance(audio, Recording):
         return audio
     if isinstance(audio, str | os.PathLike):
-        info = audio_info(path := Path(audio))
-        if not info.num_samples:
-            raise AudioError(
-                f"{path}: the file has a header but no samples; convert it again from its source"
-            )
-        num_samples = info.num_samples_at(wanted_rate)
+        path = Path(audio)
+        with open_audio(path) as (file, info):
+            if not info.num_samples:
+                raise AudioError(
+                    f"{path}: the file has a header but no samples; convert it again from its "
+                    "source"
+                )
+            chosen = channels.choose_of_file(file, info, str(path), wanted)
         return Recording(
-            str(path), wanted_rate, num_samples, file=path, is_cut_off=info.is_truncated
+            str(path),
+            wanted_rate,
+            info.num_samples_at(wanted_rate),
+            file=path,
+            is_cut_off=info.is_truncated,
+            channel=chosen.channel,
+            channel_warning=chosen.warning,
+            is_of_one_channel=isinstance(wanted, int) and info.num_channels > 1,
         )
     if not isinstance(audio, np.ndarray | Tensor):
         raise AudioError(
@@ -136,21 +162,98 @@ def open_recording(audio: Audio, sample_rate: int | None, wanted_rate: int) -> R
         )
     if sample_rate is None:
         raise AudioError(f"an array has no sample rate; give sample_rate, such as {wanted_rate}")
-    array = audio.detach().cpu().numpy() if isinstance(audio, Tensor) else audio
+    array = array_of(audio)
+    warning = ""
+    if array.ndim == 2 and 1 < array.shape[1] <= array.shape[0]:
+        # Every channel is checked and scaled as a recording of its own.
+        columns = [
+            audio_of_array(array[:, [column]], sample_rate, wanted_rate)
+            for column in range(min(array.shape[1], channels.MAX_COMPARED))
+        ]
+        compared = np.stack(columns, axis=1)
+        chosen = channels.choose(
+            lambda start, count: compared[start : start + count],
+            len(compared),
+            array.shape[1],
+            wanted_rate,
+            "the array",
+            wanted,
+        )
+        array = array if chosen.channel is None else array[:, [chosen.channel]]
+        warning = chosen.warning
     samples = audio_of_array(array, sample_rate, wanted_rate)
-    return Recording("the array", wanted_rate, len(samples), samples=samples)
+    return Recording(
+        "the array", wanted_rate, len(samples), samples=samples, channel_warning=warning
+    )
+
+
+def array_of(values: object) -> np.ndarray:
+    """The values of an array or of a tensor of any kind; ValueError for a tensor that has none."""
+    if not isinstance(values, Tensor):
+        return np.asarray(values)
+    try:
+        tensor = values.detach()
+        if tensor.layout != torch.strided:
+            tensor = tensor.to_dense()
+        # NumPy has neither bfloat16 nor float8.
+        is_known = tensor.dtype in (torch.float16, torch.float32, torch.float64)
+        if tensor.is_floating_point() and not is_known:
+            tensor = tensor.float()
+        return tensor.resolve_conj().resolve_neg().cpu().numpy()  # type: ignore[no-any-return]
+    except (RuntimeError, TypeError) as error:
+        raise AudioError(
+            f"a tensor of type {values.dtype} on the device {values.device} has no values that can "
+            "be read; give a dense tensor of floating-point numbers"
+        ) from error
+
+
+class ChosenChannels(FolderSource):
+    """Audio files of which one channel is read as `open_recording` does; `warnings` are by name,
+    once they are read.
+    """
+
+    def __init__(self, root: str, sample_rate: int, wanted: int | str | None) -> None:
+        # A lookup table of a few files is not worth keeping.
+        super().__init__(root, sample_rate, keep_lookup=False)
+        self.wanted = wanted
+        self._channels: dict[str, int | None] = {}
+        """Of the files with several channels: long ones are read window by window."""
+
+    def read(self, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
+        """See `AudioSource.read`."""
+        path = self.path_of(name)
+        with open_audio(path) as (file, info):
+            if info.num_channels > 1 and name not in self._channels:
+                chosen = channels.choose_of_file(file, info, path, self.wanted)
+                self._channels[name] = chosen.channel
+                if chosen.warning:
+                    self.warnings[name] = chosen.warning
+            channel = self._channels.get(name)
+            return crop_of_file(
+                file, info, path, start, num_samples, self.sample_rate, channel=channel
+            )
 
 
 def audio_inputs(
-    given: Sequence[str], sample_rate: int, lines: Iterable[str] = ()
+    given: Sequence[str],
+    sample_rate: int,
+    lines: Iterable[str] = (),
+    channel: int | str | None = None,
 ) -> tuple[AudioSource, StringTable]:
     """All recordings in the given files, folders, lists, `-` (names in `lines`), or one packed
     corpus or Kaldi folder.
+
+    Of files with several channels, `channel` is read, as by `open_recording`; corpora have mixed
+    them already.
 
     Returns:
         The source that reads them by name, and the names, each once and in order.
     """
     corpora = [one for one in given if Path(one).is_dir() and (is_packed(one) or is_kaldi(one))]
+    if corpora and channel is not None:
+        raise AudioError(
+            f"{corpora[0]} is a corpus, of which no channel can be chosen; leave out --channel"
+        )
     if corpora and len(given) > 1:
         raise AudioError(f"{corpora[0]} is a corpus, which must be the only argument")
     if corpora:
@@ -162,8 +265,19 @@ def audio_inputs(
         raise AudioError(
             "no audio was given; expected files, folders, lists, or - for names on standard input"
         )
-    # A lookup table of a few files is not worth keeping.
-    return FolderSource(".", sample_rate, keep_lookup=False), StringTable.from_strings(names)
+    source = ChosenChannels(".", sample_rate, channels.checked_channel(channel))
+    return source, StringTable.from_strings(names)
+
+
+def refuse_recording_as_output(
+    out: str | Path | None, source: AudioSource, names: Iterable[str]
+) -> None:
+    """Refuse an output that is one of the recordings, which lists and folders name, not the
+    arguments.
+    """
+    if out is not None and Path(out).exists():
+        paths = (source.path_of(name) for name in names)
+        refuse_overwriting([out], [path for path in paths if path])
 
 
 def _files_of(given: str, lines: Iterable[str]) -> Iterable[str]:
@@ -328,6 +442,7 @@ def inspect_recording(
     # Clipped at full scale, or at the recording's own peak below it.
     num_clipped = max(near[highest >= NEAR_PEAK * highest.max()].sum(), full.sum())
     found = {
+        recording.channel_warning: bool(recording.channel_warning),
         f"no speech was found in {recording.seconds:.2f} s of audio": not speech_seconds,
         f"too short: {speech_seconds:.2f} s of speech in {recording.seconds:.2f} s; expected at "
         f"least {min_speech_seconds:g} s": 0 < speech_seconds < min_speech_seconds,

@@ -43,6 +43,7 @@ from speakernet.inference.recordings import (
     Audio,
     Quality,
     Recording,
+    array_of,
     inspect_recording,
     open_recording,
     usable,
@@ -50,6 +51,7 @@ from speakernet.inference.recordings import (
 from speakernet.machine.device import find_device
 from speakernet.machine.memory import bound_compiled_shapes
 from speakernet.machine.options import MachineOptions
+from speakernet.machine.threads import use_one_thread_after_fork
 from speakernet.models.model_file import ModelFile, load_model_file, voices_caution
 from speakernet.models.speaker_net import folded
 
@@ -160,6 +162,7 @@ class SpeakerVerifier:
     def __init__(
         self, model: ModelFile, device: torch.device | str = "cpu", name: str = "model.pt"
     ) -> None:
+        use_one_thread_after_fork()
         self.net = model.net
         self.contents = model.contents
         self.device = torch.device(device)
@@ -213,7 +216,8 @@ class SpeakerVerifier:
 
         Args:
             audio: a file, or an array `(samples,)` or `(samples, channels)` as soundfile returns
-                it, floating point in -1..1 or int16, or a list of these. Channels are mixed down.
+                it, floating point in -1..1 or int16, or a list of these. Channels are mixed down,
+                unless they cancel each other (`open`).
             sample_rate: sample rate of arrays in Hz; they are resampled to the network's rate.
                 Files have their own.
 
@@ -290,7 +294,8 @@ class SpeakerVerifier:
         Raises:
             ValueError: a wrong shape or type, NaN, or fewer frames than the network needs.
         """
-        tensor = torch.as_tensor(features)
+        # As an array first, because a tensor may be sparse or have no values.
+        tensor = torch.as_tensor(array_of(features))
         shape = tuple(tensor.shape)
         kind = tensor.dtype
         is_fine = (
@@ -356,12 +361,14 @@ class SpeakerVerifier:
         """Score two embeddings, (dim,) or (1, dim): their cosine after subtracting the model file's
         mean, or PLDA.
         """
-        rows = [np.asarray(one).reshape(-1) for one in (first, second)]
+        rows = [array_of(embedding).reshape(-1) for embedding in (first, second)]
         if lengths := [len(row) for row in rows if len(row) != self.embedding_dim]:
             raise ValueError(
                 f"an embedding of {lengths[0]} numbers; those of this model have "
                 f"{self.embedding_dim}"
             )
+        if not all(np.isfinite(row).all() for row in rows):
+            raise ValueError("an embedding has NaN or infinite values; expected finite numbers")
         # At least float32, since squares of float16 overflow; float64 is kept, since float32 cannot
         # hold 1e300.
         wide = [row.astype(np.result_type(row, np.float32)) for row in rows]
@@ -468,9 +475,19 @@ class SpeakerVerifier:
 
         return who_speaks(self, self.open(audio, sample_rate), store, **how)
 
-    def open(self, audio: Audio, sample_rate: int | None = None) -> Recording:
-        """Open a recording for this network; only the header of a file is read."""
-        recording = open_recording(audio, sample_rate, self.sample_rate)
+    def open(
+        self, audio: Audio, sample_rate: int | None = None, channel: int | str | None = None
+    ) -> Recording:
+        """Open a recording for this network; only the header of a file is read if it has one
+        channel.
+
+        Args:
+            audio: a file or an array, as for `embed`, which takes the recording too.
+            sample_rate: sample rate of an array in Hz.
+            channel: one of several channels, counted from 1, or `mix`; by default their mean, or a
+                single channel if they cancel each other.
+        """
+        recording = open_recording(audio, sample_rate, self.sample_rate, channel)
         if recording.num_samples < (shortest := self.net.min_samples):
             raise AudioError(
                 f"{recording.name}: {recording.seconds:.3f} s of audio is too short; "
@@ -555,7 +572,7 @@ class SpeakerStream:
             AudioError: a wrong type or shape, NaN, or samples far beyond -1..1; the chunk is then
                 ignored.
         """
-        chunk = np.asarray(chunk)
+        chunk = array_of(chunk)
         if chunk.size == 0:
             return []
         # Kept at its own rate: resampling chunk by chunk would click at every seam.
@@ -679,7 +696,10 @@ def enroll(
     ]
     details = [
         {
-            "source": str(file.absolute()) if (file := opened[row].file) else "",
+            # Of a file that holds other voices too, `reembed` must not read all channels.
+            "source": str(file.absolute())
+            if (file := opened[row].file) and not opened[row].is_of_one_channel
+            else "",
             "seconds": qualities[row].seconds,
             "speech_seconds": qualities[row].speech_seconds,
             "warnings": "; ".join(qualities[row].warnings),

@@ -8,6 +8,7 @@ size of the weights before allocating memory.
 """
 
 import contextlib
+import json
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -156,7 +157,7 @@ def model_of(
     contents: dict[str, Any], path: str | Path, device: torch.device | str = "cpu"
 ) -> ModelFile:
     """The network of a model file's contents, in evaluation mode, on `device`."""
-    with reading(path, "a model file of this program", CheckpointError):
+    with reading(path, "a model file of this program", CheckpointError), _in_float32():
         check_entries(contents, path)
         for module, digest in contents.get("components", {}).items():
             if module not in OUTSIDE:
@@ -180,6 +181,14 @@ def model_of(
             raise CheckpointError(
                 f"{path}: embedding_mean is not {net.embedding_dim} finite numbers; {ADVICE}"
             )
+        if (contents.get("adaptation") or {}).get("score") == "plda":
+            between, scales = (weights[f"adaptation.{name}"] for name in ("between", "weights"))
+            if not (bool((between >= 0).all()) and bool((scales > 0).all())):
+                raise CheckpointError(
+                    f"{path}: the PLDA has variances between speakers from "
+                    f"{float(between.min()):.4g} and weights from {float(scales.min()):.4g}; "
+                    f"expected variances of at least 0 and weights above 0; {ADVICE}"
+                )
         net.load_state_dict(weights)
     return ModelFile(net.eval().to(device), contents)
 
@@ -377,6 +386,19 @@ def laid_out(weights: Mapping[str, Tensor], path: str | Path) -> Iterator[None]:
         hook.remove()
 
 
+@contextlib.contextmanager
+def _in_float32() -> Iterator[None]:
+    """Inside the block, networks are built in float32, whatever default the caller has set for
+    torch.
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 class _NoDraws(TorchFunctionMode):
     """Skips random initialisation, for which torch would load its compiler on the meta device,
     taking two seconds.
@@ -408,6 +430,15 @@ def check_entries(contents: Mapping[str, Any], path: str | Path) -> None:
         broken = [str(error.errors(include_input=False)[0]["loc"][0])]
     if broken:
         raise CheckpointError(f"{path}: {broken[0]} is missing or malformed; {ADVICE}")
+    names = set()
+    for threshold in contents.get("thresholds") or ():
+        name = threshold["name"], json.dumps(threshold["backend"], sort_keys=True)
+        if name in names:
+            raise CheckpointError(
+                f"{path} has two thresholds {threshold['name']!r} for one kind of score, so it is "
+                "unclear which one applies; calibrate it again"
+            )
+        names.add(name)
 
 
 def _is_plain(value: Any) -> bool:

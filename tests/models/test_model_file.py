@@ -16,6 +16,7 @@ from speakernet.checkpoint import (
     read_own_checkpoint,
     write_checkpoint,
 )
+from speakernet.evaluation.scoring import plda_of
 from speakernet.losses.classification import AAMSoftmax
 from speakernet.losses.options import AAMSoftmaxOptions
 from speakernet.models.model_file import (
@@ -226,10 +227,17 @@ FORGED = [
     (("weights",), {"a": torch.zeros(1).expand(10**6, 10**6)}, r"\(1000000, 1000000\)"),
     (BIAS, GONE, "missing embedding.bias"),
     (BIAS, torch.full((8,), torch.inf), "embedding.bias"),
+    (BIAS, torch.ones(8, dtype=torch.int32), "embedding.bias is int32"),
+    (BIAS, torch.ones(8, dtype=torch.bool), "embedding.bias is bool"),
     (("embedding_mean",), torch.ones(9), "embedding_mean is not 8"),
     ((*FIT, "offset"), GONE, "calibration is"),
     ((*FIT, "offset"), torch.nan, "calibration is"),
     (("thresholds", 0, "threshold"), torch.nan, "thresholds is"),
+    (
+        ("thresholds",),
+        [{"name": "eer", "threshold": limit, "backend": BACKEND} for limit in (0.1, 0.9)],
+        "eer",
+    ),
     (("training_summary",), {"chosen_by": "trials.txt"}, "training_summary is"),
     (("training_summary",), "good", "training_summary is"),
     (("training_summary",), {"corpus": "voices"}, "training_summary is"),
@@ -254,6 +262,32 @@ def test_hostile_content(place, value, message, tmp_path):
     # As an initial model, its scoring is not read, and its network may be refused.
     with contextlib.suppress(CheckpointError):
         load_initial_weights(small_net(), None, tmp_path / "my.pt")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("weights", 0.0), ("weights", -1.0), ("between", -0.1), ("between", 0.0)]
+)
+def test_plda_variances(name, value, tmp_path):
+    """Weights scale a length and divide by it; a variance may be zero."""
+    net = small_net()
+    net.adapt({"name": "p", "maps": [[8, 8]], "score": "plda"})
+    getattr(net.adaptation, name)[3] = value
+    write_checkpoint(tmp_path / "my.pt", model_file_contents(net, loss_normalizes=True))
+    if (name, value) == ("between", 0.0):
+        assert load_model_file(tmp_path / "my.pt").net.adaptation.between[3] == 0.0
+    else:
+        with pytest.raises(CheckpointError, match=r"my\.pt.*PLDA"):
+            load_model_file(tmp_path / "my.pt")
+
+
+def test_a_plda_in_bfloat16(tmp_path):
+    net = small_net()
+    net.adapt({"name": "p", "maps": [[8, 8]], "score": "plda"})
+    contents = model_file_contents(net, loss_normalizes=True)
+    contents["weights"]["adaptation.between"] = torch.full((8,), 3.0, dtype=torch.bfloat16)
+    write_checkpoint(tmp_path / "my.pt", contents)
+    plda = plda_of(load_model_file(tmp_path / "my.pt").contents)
+    assert plda.between.tolist() == [3.0] * 8
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 import speakernet
 from speakernet.data.audio import EXPECTED, AudioError, crop_of_file, open_audio_bytes
 from speakernet.files import read_secret, reading
+from speakernet.inference.channels import choose_of_file
 from speakernet.inference.decision import DecisionRule, NotCalibratedError
 from speakernet.inference.identification import Identification
 from speakernet.inference.people import PeopleStore, checked_name, normal_name
@@ -486,8 +487,6 @@ class Service:
         self, first: Annotated[list[float], Body()], second: Annotated[list[float], Body()]
     ) -> Answer:
         """Compare two embeddings from /embed."""
-        if not np.isfinite([*first, *second]).all():
-            raise ValueError("an embedding has NaN or infinite values; expected finite numbers")
         return self._decide(self.verifier.compare(np.array(first), np.array(second)))
 
     def people(self) -> Answer:
@@ -697,9 +696,13 @@ class Service:
         held.enter_context(self.budget.hold(4 * info.num_samples_at(rate)))
         # Decoded blocks and their concatenation exist at the same time.
         with self.budget.hold(8 * num_values), reading(name, EXPECTED, AudioError):
-            waveform = crop_of_file(file, info, name, 0, None, rate)
+            chosen = choose_of_file(file, info, name)
+            waveform = crop_of_file(file, info, name, 0, None, rate, channel=chosen.channel)
+        recording = Recording(
+            name, rate, len(waveform), samples=waveform, channel_warning=chosen.warning
+        )
         # Also refuses clips shorter than the network needs.
-        return self.verifier.open(Recording(name, rate, len(waveform), samples=waveform))
+        return self.verifier.open(recording)
 
     def _store(self) -> PeopleStore:
         if self.store is None:

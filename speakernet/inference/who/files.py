@@ -2,7 +2,9 @@
 transcript.
 """
 
+import contextlib
 import dataclasses
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -12,10 +14,13 @@ from typing import Any
 import numpy as np
 
 from speakernet.data.audio import flac_address
-from speakernet.files import FileError, atomic_write, open_text, reading
+from speakernet.files import FileError, atomic_write, open_text, reading, sha256_of
 from speakernet.inference.recordings import Recording
 from speakernet.inference.who.conversation import Conversation, Turn
 
+SUFFIXES = (".rttm", ".exclusive.rttm", ".html", ".json")
+WRITTEN = "written"
+"""Key in the JSON of which recording the files describe, and their SHA-256."""
 PAGE = Path(__file__).with_name("page") / "who.html"
 MAX_PAGE_SECONDS = 1800.0
 """The page contains recordings up to this length (about 30 MB of FLAC) and links to the file of a
@@ -75,6 +80,26 @@ def page_of(found: Conversation, recording: Recording) -> str:
     return PAGE.read_text(encoding="utf-8").replace("__AUDIO__", source).replace("__DATA__", data)
 
 
+def written_before(folder: Path, recording: str, suffixes: Sequence[str] = ()) -> dict[Path, bool]:
+    """The files of a recording in a folder, and whether `write_files` wrote them for it and nobody
+    changed them.
+
+    The JSON holds the path of the recording and the SHA-256 of the other files. Another recording
+    with the same name, and turns that were corrected by hand, are therefore not replaced.
+    """
+    name = name_of(recording)
+    description = folder / f"{name}.json"
+    known = dict[str, str]()
+    # Anything may lie at this name; what is not our description does not vouch for any file.
+    with contextlib.suppress(FileError, ValueError, KeyError, TypeError):
+        with reading(description, "JSON of this command"), open_text(description) as file:
+            written = json.load(file)[WRITTEN]
+        if Path(written["recording"]) == Path(recording).absolute():
+            known = {**written["files"], description.name: sha256_of(description)}
+    paths = [folder / f"{name}{suffix}" for suffix in (*SUFFIXES, *suffixes)]
+    return {path: path.is_file() and sha256_of(path) == known.get(path.name) for path in paths}
+
+
 def write_files(
     folder: Path,
     found: Conversation,
@@ -88,10 +113,17 @@ def write_files(
         f"{name}.exclusive.rttm": "".join(
             f"{line}\n" for line in rttm_lines(name, found.exclusive)
         ),
-        f"{name}.json": json.dumps(plain(found), ensure_ascii=False, indent=1) + "\n",
         f"{name}.html": page_of(found, recording),
         **{f"{name}.transcript{suffix}": text for suffix, text in (transcript or {}).items()},
     }
+    digests = {
+        file_name: hashlib.sha256(content.encode()).hexdigest()
+        for file_name, content in contents.items()
+    }
+    written = {"recording": str(Path(found.recording).absolute()), "files": digests}
+    contents[f"{name}.json"] = (
+        json.dumps({**plain(found), WRITTEN: written}, ensure_ascii=False, indent=1) + "\n"
+    )
     for file_name, content in contents.items():
         with atomic_write(folder / file_name) as file:
             file.write(content)
