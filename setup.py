@@ -21,6 +21,8 @@ CORE = [
     "matplotlib>=3.7",
     "psutil>=5.9",
     "safetensors>=0.4",
+    # Only its weights are used (data/speech.py); it needs torch and packaging alone.
+    "silero-vad>=6.2,<7",
     "pydantic>=2.7,<3",
     "annotated-types>=0.6",
     # Earlier versions empty the lock file while they wait; it names the run that uses the folder.
@@ -40,9 +42,8 @@ SHELL = ["shtab>=1.7"]
 TRACKERS = ["wandb>=0.19", "mlflow-skinny>=2.20"]
 HUB = ["huggingface_hub>=1,<3"]
 SSL = ["transformers>=5,<6", "peft>=0.18,<1", *HUB]
-# silero-vad has its weights in the wheel and runs on onnxruntime; only `speakernet der` needs
-# pyannote.metrics.
-WHO = ["silero-vad>=6.2", "onnxruntime>=1.18", "pyannote.metrics>=4"]
+# Only `speakernet der` needs it.
+WHO = ["pyannote.metrics>=4"]
 DOCS = ["mkdocs-material>=9.5,<10", "mkdocstrings[python]>=0.26", "nbconvert>=7", "ipykernel>=6"]
 EXTRAS = {
     "export": EXPORT,

@@ -5,9 +5,9 @@
     arecord -f S16_LE -r 16000 -t wav | speakernet verify - enrolled.wav --model best.pt
 
 With `-` the first recording is read as it arrives, and an interim answer goes to standard error
-after each second. Exit status: 0 same speaker, 1 different speakers, 2 any error. The model file
-needs a calibration (`speakernet calibrate`) unless --threshold is given. Replayed and synthetic
-voices are not detected.
+after each second. Exit status: 0 same speaker, 1 different speakers, 2 no decision: an error, no
+speech, or less than a second of it. The model file needs a calibration (`speakernet calibrate`)
+unless --threshold is given. Replayed and synthetic voices are not detected.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from speakernet.cli import DECISION, MODEL, answer_first, limits_of, load_verifi
 SAME = 0
 DIFFERENT = 1
 ERROR_STATUS = 2
+"""The last one also if there is too little speech to decide."""
 
 ARGUMENTS = {
     "first": {
@@ -53,32 +54,27 @@ def run(arguments: argparse.Namespace) -> int:
         # Refuse impossible limits before audio is read.
         verifier.decide(0.0, **limits)
         if arguments.first == recordings.STANDARD_INPUT:
-            enrolled = verifier.embed(recordings.usable(verifier.open(arguments.second)))
+            enrolled = verifier.embed(arguments.second, speech=True)
             info, begun = recordings.open_piped(sys.stdin.buffer)
             stream = verifier.stream(info.sample_rate, enrolled, **limits)
             for chunk in recordings.chunks_of(sys.stdin.buffer, info, begun):
                 for state in stream.add(chunk):
-                    assert state.decision is not None, "there is a threshold"
-                    sys.stderr.write(f"after {state.seconds:.0f} s: {state.decision.sentence}\n")
+                    found = state.decision.sentence if state.decision else "no speech yet"
+                    sys.stderr.write(f"after {state.seconds:.0f} s: {found}\n")
             decision = stream.finish().decision
-            assert decision is not None
+            assert decision is not None, "there is a threshold, and speech"
         else:
-            both = [verifier.open(one) for one in (arguments.first, arguments.second)]
-            least = recordings.MIN_TEST_SECONDS
-            qualities = [
-                recordings.inspect_recording(one, min_speech_seconds=least) for one in both
-            ]
-            embeddings = [verifier.embed(one) for one in both]
-            decision = verifier.rule_for(both, embeddings).decide(
-                verifier.compare(*embeddings), **limits
-            )
+            pair = [verifier.hear(one) for one in (arguments.first, arguments.second)]
+            qualities = [one.quality for one in pair]
+            decision = verifier.verify(*pair, **limits)
     sys.stdout.write(
         f"{json.dumps(dataclasses.asdict(decision)) if arguments.json else decision.sentence}\n"
     )
     sys.stdout.flush()
-    for quality in qualities:
-        for warning in quality.warnings:
-            logger.warning("%s: %s", quality.name, warning)
+    for warning in recordings.warnings_by_cause(qualities):
+        logger.warning("%s", warning)
     if verifier.rule.caution and decision.log_likelihood_ratio is not None:
         logger.warning("calibration of %s: %s", verifier.name, verifier.rule.caution)
+    if not decision.is_made:
+        return ERROR_STATUS
     return SAME if decision.same_speaker else DIFFERENT

@@ -29,10 +29,10 @@ from speakernet.data.opening import open_source
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation import adaptation
 from speakernet.evaluation.adaptation import Transform
-from speakernet.evaluation.calibration import Fit, fit_scores
 from speakernet.evaluation.embedding import Embedder, embed_utterances, weights_digest
 from speakernet.evaluation.evaluate import score_trials
 from speakernet.evaluation.figures import compare_scores, why_no_error_rate
+from speakernet.evaluation.fitting import Fit, fit_scores
 from speakernet.evaluation.metrics import eer
 from speakernet.evaluation.options import ADAPTATIONS, EvaluationOptions
 from speakernet.evaluation.scoring import WHOLE, Plda, cosine_scores, verifying_backend

@@ -70,7 +70,8 @@ ONE_DOOR = {
     "fsspec": {"training/mirror.py", "data/stores.py"},
     "onnx": {"inference"},
     "onnxruntime": {"inference"},
-    "silero_vad": {"inference/who/speech.py"},
+    # Importing it sets torch to one thread.
+    "silero_vad": set(),
     "pyannote": {"inference/who/errors.py"},
     "fastapi": {"inference"},
     "uvicorn": {"inference"},

@@ -4,7 +4,6 @@ by hand.
 
 import io
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,9 +11,10 @@ import soundfile
 
 import speakernet
 from speakernet.cli import main
+from speakernet.data import speech
 from speakernet.data.audio import write_audio
 from speakernet.inference.recordings import open_recording
-from speakernet.inference.who import conversation, files, live, speech
+from speakernet.inference.who import conversation, files, live
 from speakernet.inference.who.clustering import cluster
 from speakernet.inference.who.conversation import Turn, sections
 
@@ -50,7 +50,7 @@ def by_energy(monkeypatch):
     """silero-vad does not take synthetic voices for speech, and the tiny network needs windows of
     three seconds.
     """
-    monkeypatch.setattr(speech, "silero", lambda: None)
+    monkeypatch.setattr(speech, "default_detector", lambda: speech.ENERGY)
     monkeypatch.setattr(conversation, "WINDOW_SECONDS", 3.0)
     monkeypatch.setattr(conversation, "HOP_SECONDS", 1.5)
 
@@ -166,23 +166,6 @@ def test_bad_input(meeting, calibrated, uncalibrated, store, tmp_path, capsys):
         assert main(["who", *words]) == 1, words
         out, err = capsys.readouterr()
         assert out == "" and part in err and "Traceback" not in err, err
-
-
-def test_stretches_of_speech():
-    found = speech.stretches(
-        np.repeat([0.0, 0.9, 0.0, 0.9, 0.0, 0.15, 0.0], [10, 20, 4, 20, 50, 20, 10]), 0.1, 13.4
-    )
-    # Stretches 0.4 s apart merge, since padding leaves 0.2 s; a stretch that never reaches `BEGIN`
-    # is dropped.
-    assert found == pytest.approx(np.array([[0.9, 5.5]]))
-
-
-def test_doubtful_speech(monkeypatch):
-    for probability, expected in ((0.7, 0), (0.9, 1)):
-        detector = SimpleNamespace(audio_forward=lambda _, value=probability: np.full(62, value))
-        monkeypatch.setattr(speech, "silero", lambda detector=detector: detector)
-        found, name = speech.find_speech(open_recording(np.zeros(32000, np.float32), 16000, 16000))
-        assert len(found) == expected and name == "silero-vad"
 
 
 def test_clusters():

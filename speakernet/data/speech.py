@@ -1,0 +1,265 @@
+"""Find speech in a recording: with silero-vad, or by energy alone where its weights are missing.
+
+silero-vad's network is small, and its weights lie in its wheel. They are read here into plain torch
+layers, which take all frames at once: ten times as fast as its own loop over frames. Its package is
+never imported, since that would set torch to one thread. Only silero-vad distinguishes speech from
+other sounds (music, doors, dogs).
+
+Source: https://github.com/snakers4/silero-vad, version 6.
+"""
+
+import functools
+import importlib.util
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import conv1d, pad
+
+from speakernet.data.audio import SAMPLE_RATE, audio_of_array
+
+SILERO = "silero-vad"
+ENERGY = "energy"
+"""Names of the detectors."""
+FRAME_SAMPLES = 512
+CONTEXT_SAMPLES = 64
+STFT_HOP = 128
+"""A frame of 32 ms at 16 kHz, the samples before it that the network also sees, and the hop of its
+spectrum."""
+STRIDES = (1, 2, 2, 1)
+FRAME_SECONDS = FRAME_SAMPLES / SAMPLE_RATE
+PIECE_SECONDS = 300.0
+"""A long recording is read and searched in pieces of this length, so that memory hardly grows with
+it."""
+BEGIN = 0.5
+END = 0.35
+"""Probabilities: a stretch of speech reaches `BEGIN` and extends for as long as it stays at or
+above `END`."""
+MIN_SURE = 0.8
+"""A recording that stays below this has no speech: music and noise reach 0.7, speech in a large
+hall 0.9."""
+PADDING_SECONDS = 0.1
+"""Added on both sides for soft beginnings and ends of words, which the detector misses."""
+MIN_GAP_SECONDS = 0.3
+"""A shorter pause is part of the speech around it."""
+MIN_SPEECH_SECONDS = 0.2
+MAX_SPAN_SAMPLES = 1 << 23
+"""Speech spread over more than this (nine minutes at 16 kHz) is read stretch by stretch."""
+SILENT_DB = -60.0
+"""Relative to full scale; even quiet speech with a low microphone gain is louder."""
+SPEECH_RANGE_DB = 30.0
+"""By energy: frames this far below the loudest are pauses, regardless of noise."""
+SPEECH_SHARE_OF_RANGE = 0.25
+"""By energy: speech is at least this share of the way from the quiet frames to the loudest."""
+MIN_RANGE_DB = 3.0
+"""By energy: if loud and quiet frames differ by less, the sound is a tone or a hiss: speech has
+pauses and stops."""
+
+
+def find_speech(
+    waveform: np.ndarray | Iterable[np.ndarray],
+    sample_rate: int,
+    detector: str | None = None,
+    *,
+    begin: float = BEGIN,
+    end: float = END,
+) -> np.ndarray:
+    """Find the stretches of speech in a recording; an offset (DC) of its samples is ignored.
+
+    Args:
+        waveform: (samples,) in -1..1, or the consecutive pieces of a long recording, best of
+            `PIECE_SECONDS`.
+        sample_rate: in Hz.
+        detector: `SILERO` or `ENERGY`; by default `default_detector()`.
+        begin: a stretch of speech reaches this probability.
+        end: and extends for as long as it stays at or above this one.
+
+    Returns:
+        (stretches, 2): begin and end in seconds, sorted and disjoint, with a tenth of a second
+        around the words; (0, 2) if nobody speaks.
+
+    >>> find_speech(np.zeros(16000, dtype=np.float32), 16000).shape
+    (0, 2)
+    """
+    name = detector or default_detector()
+    scores = [np.zeros(0)]
+    num_samples = 0
+    for piece in [waveform] if isinstance(waveform, np.ndarray) else waveform:
+        num_samples += len(piece)
+        at_16k = audio_of_array(piece - piece.mean(dtype=np.float64), sample_rate, SAMPLE_RATE)
+        scores.append(speech_probabilities(at_16k) if name == SILERO else frame_levels(at_16k))
+    values = np.concatenate(scores)
+    if name == ENERGY:
+        values = are_speech(values).astype(np.float32)
+    # A recording without one frame that is surely speech has none.
+    is_spoken = values.max(initial=0.0) >= MIN_SURE
+    return stretches(values * is_spoken, num_samples / sample_rate, begin, end)
+
+
+def default_detector() -> str:
+    """The detector that `find_speech` uses: silero-vad if its weights are there."""
+    return SILERO if _network() else ENERGY
+
+
+def speech_probabilities(waveform: np.ndarray) -> np.ndarray:
+    """silero-vad's probability of speech in each frame of `FRAME_SECONDS`, (frames,), for
+    (samples,) at 16 kHz.
+    """
+    network = _network()
+    assert network is not None, "silero-vad's weights are there"
+    return network(torch.from_numpy(waveform)).numpy()
+
+
+@functools.cache
+def _network() -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """silero-vad for 16 kHz, from the weights in its wheel; None if it is not installed."""
+    package = importlib.util.find_spec("silero_vad")
+    if package is None or package.origin is None:
+        return None
+    path = Path(package.origin).with_name("data") / "silero_vad.jit"
+    with warnings.catch_warnings():
+        # Only its tensors are used.
+        warnings.filterwarnings("ignore", "`torch.jit.load` is deprecated", FutureWarning)
+        weights = torch.jit.load(path).state_dict()  # type: ignore[no-untyped-call]
+    return SileroNetwork(
+        {name[len("_model.") :]: one for name, one in weights.items() if name.startswith("_model.")}
+    )
+
+
+class SileroNetwork:
+    """The network of silero-vad, applied to all frames of a waveform at once.
+
+    Each frame, together with the end of the one before it, gives four spectra, which four
+    convolutions reduce to one vector; an LSTM follows these over time.
+    """
+
+    def __init__(self, weights: dict[str, torch.Tensor]) -> None:
+        self.spectrum = weights["stft.forward_basis_buffer"]
+        self.layers = [
+            [weights[f"encoder.{number}.reparam_conv.{kind}"] for kind in ("weight", "bias")]
+            for number in range(len(STRIDES))
+        ]
+        self.output = (
+            weights["decoder.decoder.2.weight"][0, :, 0],
+            weights["decoder.decoder.2.bias"],
+        )
+        self.memory = nn.LSTM(
+            *weights["decoder.rnn.weight_hh"].T.shape[:1], len(self.output[0]), batch_first=True
+        )
+        recurrent = "decoder.rnn."
+        self.memory.load_state_dict(
+            {
+                f"{name[len(recurrent) :]}_l0": one
+                for name, one in weights.items()
+                if name.startswith(recurrent)
+            }
+        )
+
+    @torch.inference_mode()
+    def __call__(self, waveform: torch.Tensor) -> torch.Tensor:
+        """(samples,) at 16 kHz -> (frames,)."""
+        num_frames = -(-len(waveform) // FRAME_SAMPLES)
+        filled = pad(waveform, (CONTEXT_SAMPLES, num_frames * FRAME_SAMPLES - len(waveform)))
+        frames = filled.unfold(0, CONTEXT_SAMPLES + FRAME_SAMPLES, FRAME_SAMPLES)[:, None]
+        # (frames, 2 * 129, 4): real and imaginary parts of four spectra.
+        parts = conv1d(
+            pad(frames, (0, CONTEXT_SAMPLES), mode="reflect"), self.spectrum, stride=STFT_HOP
+        )
+        real, imaginary = parts.chunk(2, dim=1)
+        found = (real.square() + imaginary.square()).sqrt()
+        for (weight, bias), stride in zip(self.layers, STRIDES, strict=True):
+            found = conv1d(found, weight, bias, stride=stride, padding=1).relu()
+        states, _ = self.memory(found.transpose(1, 2).reshape(1, num_frames, -1))
+        weight, bias = self.output
+        return (states[0].relu() @ weight + bias).sigmoid()
+
+
+def frame_levels(waveform: np.ndarray) -> np.ndarray:
+    """Level of each frame of `FRAME_SECONDS` in dB relative to full scale, (frames,), for
+    (samples,) at 16 kHz.
+    """
+    count = max(1, len(waveform) // FRAME_SAMPLES)
+    powers = (
+        np.square(waveform, dtype=np.float64)[: count * FRAME_SAMPLES]
+        .reshape(count, -1)
+        .mean(axis=1)
+    )
+    return np.asarray(10 * np.log10(powers + 1e-12))
+
+
+def are_speech(levels: np.ndarray) -> np.ndarray:
+    """Which frames, given by level in dB (frames,), are louder than pauses and noise."""
+    if not len(levels):
+        return np.zeros(0, dtype=bool)
+    quiet, loud = np.percentile(levels, [10, 95])
+    least = max(SILENT_DB, loud - SPEECH_RANGE_DB, quiet + SPEECH_SHARE_OF_RANGE * (loud - quiet))
+    return (levels >= least) & (loud - quiet >= MIN_RANGE_DB)
+
+
+def stretches(
+    scores: np.ndarray, seconds: float, begin: float = BEGIN, end: float = END
+) -> np.ndarray:
+    """Stretches of speech, (stretches, 2) seconds, from the probability of each frame, in a
+    recording of `seconds`.
+    """
+    # Runs of frames at or above `end` in which at least one frame reaches `begin`.
+    runs = np.split(np.arange(len(scores)), np.flatnonzero(np.diff(scores >= end)) + 1)
+    spoken = [run for run in runs if len(run) and scores[run].max() >= begin]
+    if not spoken:
+        return np.zeros((0, 2))
+    edges = np.array([(run[0], run[-1] + 1) for run in spoken]) * FRAME_SECONDS
+    edges = np.clip(edges + np.array([-PADDING_SECONDS, PADDING_SECONDS]), 0.0, seconds)
+    apart = edges[1:, 0] - edges[:-1, 1] >= MIN_GAP_SECONDS
+    joined = np.stack([edges[np.append(True, apart), 0], edges[np.append(apart, True), 1]], axis=1)
+    return joined[joined[:, 1] - joined[:, 0] >= MIN_SPEECH_SECONDS]
+
+
+def sample_edges(stretches_seconds: np.ndarray, sample_rate: int) -> np.ndarray:
+    """Stretches in seconds as first and last + 1 sample, int64 (stretches, 2)."""
+    return np.round(stretches_seconds * sample_rate).astype(np.int64)
+
+
+def read_speech(
+    read: Callable[[int, int], np.ndarray],
+    edges: np.ndarray,
+    start: int = 0,
+    num_samples: int | None = None,
+) -> np.ndarray:
+    """Read from a recording as if only the stretches between `edges` existed, one after the other.
+
+    Args:
+        read: first sample and number of samples of the recording -> (samples,).
+        edges: (stretches, 2), from `sample_edges`.
+        start: first sample of the joined speech.
+        num_samples: number of samples; shorter at the end; None reads everything from `start`.
+
+    >>> edges = np.array([[10, 13], [50, 60]])
+    >>> read_speech(lambda start, count: np.arange(start, start + count), edges, 2, 4).tolist()
+    [12, 50, 51, 52]
+    """
+    lasts = np.cumsum(edges[:, 1] - edges[:, 0])
+    stop = int(lasts[-1]) if num_samples is None else start + num_samples
+    shift = edges[:, 1] - lasts
+    begins = np.maximum(edges[:, 0], start + shift)
+    ends = np.minimum(edges[:, 1], stop + shift)
+    wanted = [
+        (int(begin), int(end)) for begin, end in zip(begins, ends, strict=True) if begin < end
+    ]
+    if not wanted:
+        return np.zeros(0, np.float32)
+    origin = wanted[0][0]
+    span = wanted[-1][1] - wanted[0][0]
+    if span > MAX_SPAN_SAMPLES:
+        return np.concatenate([read(begin, end - begin) for begin, end in wanted])
+    # One read is faster than many from files that must be decoded.
+    whole = read(origin, span)
+    return np.concatenate([whole[begin - origin : end - origin] for begin, end in wanted])
+
+
+def speech_of(waveform: np.ndarray, sample_rate: int, detector: str | None = None) -> np.ndarray:
+    """The speech in a waveform, (samples,), joined; empty if there is none."""
+    edges = sample_edges(find_speech(waveform, sample_rate, detector), sample_rate)
+    return np.concatenate([waveform[:0], *(waveform[start:stop] for start, stop in edges)])

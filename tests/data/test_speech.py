@@ -1,0 +1,77 @@
+"""Where somebody speaks: the network of silero-vad, the fallback by energy, stretches and
+offsets.
+"""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from speakernet.data import speech
+from speakernet.data.speech import ENERGY, SILERO, find_speech, speech_of, speech_probabilities
+
+
+def test_same_as_its_package():
+    """The layers built here give what silero-vad's own loop over frames gives."""
+    threads = torch.get_num_threads()
+    silero_vad = pytest.importorskip("silero_vad")
+    waveform = 0.1 * np.random.default_rng(0).standard_normal(16000 + 100).astype(np.float32)
+    waveform *= np.abs(np.sin(np.arange(len(waveform)) / 3000)).astype(np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = (
+            silero_vad.load_silero_vad().audio_forward(torch.from_numpy(waveform), 16000)[0].numpy()
+        )
+    torch.set_num_threads(threads)
+    found = speech_probabilities(waveform)
+    assert len(found) == 32 and found == pytest.approx(expected, abs=1e-5)
+
+
+def test_stretches_of_speech():
+    """By hand, with frames of 32 ms and 0.1 s added on both sides."""
+    scores = np.repeat([0.0, 0.9, 0.0, 0.4, 0.9, 0.0, 0.4, 0.0], [100, 50, 15, 5, 50, 50, 20, 20])
+    # Stretches 0.48 s apart merge, since padding leaves 0.28 s; a stretch that never reaches
+    # `BEGIN` is dropped.
+    assert speech.stretches(scores, 10.0) == pytest.approx(np.array([[3.1, 220 * 0.032 + 0.1]]))
+    assert speech.stretches(scores, 7.0) == pytest.approx(np.array([[3.1, 7.0]]))
+    assert len(speech.stretches(scores, 10.0, begin=0.3, end=0.2)) == 2
+
+
+def test_doubtful_speech(monkeypatch):
+    for probability, expected in ((0.7, 0), (0.9, 1)):
+        monkeypatch.setattr(
+            speech, "speech_probabilities", lambda _, value=probability: np.full(62, value)
+        )
+        assert len(find_speech(np.zeros(32000, np.float32), 16000, SILERO)) == expected
+
+
+def test_offset_rate_and_pieces():
+    """An offset, another sample rate and the division into pieces do not move what is found by
+    energy.
+    """
+    random = np.random.default_rng(1)
+    is_loud = np.repeat([False, True, False, True, False], [16000, 32000, 16000, 16000, 16000])
+    waveform = (np.where(is_loud, 0.1, 0.001) * random.standard_normal(len(is_loud))).astype(
+        np.float32
+    )
+    expected = np.array([[0.9, 3.1], [3.9, 5.1]])
+    for changed, rate in (
+        (waveform, 16000),
+        (waveform + np.float32(0.3), 16000),
+        (np.repeat(waveform, 3), 48000),
+    ):
+        assert find_speech(changed, rate, ENERGY) == pytest.approx(expected, abs=0.07)
+    assert find_speech(iter(np.split(waveform, [48000])), 16000, ENERGY) == pytest.approx(
+        expected, abs=0.07
+    )
+    assert len(speech_of(waveform, 16000, ENERGY)) == pytest.approx(3.4 * 16000, abs=2000)
+
+
+def test_no_speech():
+    for waveform in (
+        np.full(48000, 0.1, np.float32),
+        0.1 * np.random.default_rng(2).standard_normal(48000),
+    ):
+        assert find_speech(waveform.astype(np.float32), 16000).shape == (0, 2)
+        assert len(speech_of(waveform.astype(np.float32), 16000)) == 0
