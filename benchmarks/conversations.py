@@ -26,7 +26,7 @@ from scipy.signal import fftconvolve, firwin2, resample_poly
 
 import speakernet
 from speakernet.data.audio import SAMPLE_RATE, audio_info, read_audio, write_audio
-from speakernet.evaluation.slices import FRAME_SECONDS, frame_powers
+from speakernet.data.levels import FRAME_SECONDS, frame_powers
 from speakernet.inference.recordings import Recording
 from speakernet.inference.verifier import enroll
 from speakernet.inference.who.conversation import Turn

@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 
 import speakernet
-from speakernet.evaluation.calibration import fit_calibration, quality_columns, quality_inputs
+from speakernet.evaluation.calibration import quality_columns, quality_inputs
+from speakernet.evaluation.fitting import fit_calibration
 from speakernet.evaluation.metrics import cllr, error_rates, min_cllr, min_dcf_point
 from speakernet.evaluation.scoring import mean_embeddings
 from speakernet.inference.recordings import audio_inputs, inspect_recording

@@ -35,6 +35,7 @@ ARGUMENTS = {
             "to finish writes it"
         ),
     },
+    "--speech": {"action": "store_true", "help": "embed detected speech alone, as decisions do"},
     "--skip-broken": {
         "action": "store_true",
         "help": "leave out recordings that cannot be embedded",
@@ -47,6 +48,7 @@ logger = logging.getLogger(__name__)
 def run(arguments: argparse.Namespace) -> int:
     """Embed, write and report the counts; the exit status is 1 if recordings were left out."""
     # Late: --help and a mistyped option need no torch.
+    from speakernet.data.spoken import spoken
     from speakernet.inference.bulk import embed_files
     from speakernet.inference.recordings import audio_inputs
 
@@ -64,7 +66,12 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.audio, verifier.sample_rate, sys.stdin, arguments.channel
     )
     num_embedded, num_kept, problems, missing = embed_files(
-        verifier, source, names, arguments.out, skips_broken=arguments.skip_broken, part=part
+        verifier,
+        spoken(source) if arguments.speech else source,
+        names,
+        arguments.out,
+        skips_broken=arguments.skip_broken,
+        part=part,
     )
     for name, warning in source.warnings.items():
         logger.warning("%s: %s", name, warning)

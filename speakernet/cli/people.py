@@ -73,12 +73,15 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             verifier = load_verifier(arguments)
             problems = store.reembed(
-                lambda one: verifier.embed(one.source or "no file (enrolled from memory)"),
+                lambda one: verifier.embed(
+                    one.source or "no file (enrolled from memory)", speech=True
+                ),
                 fingerprint=verifier.fingerprint,
                 embedding_dim=verifier.embedding_dim,
                 mean=verifier.mean,
                 plda=verifier.plda,
                 model=verifier.name,
+                speech=verifier.rule.speech,
                 drops_missing=arguments.drop_missing,
             )
             backup = max(backups_of(store.path), key=lambda one: one.stat().st_mtime)

@@ -5,9 +5,9 @@
     arecord -f S16_LE -r 16000 -t wav | speakernet verify - enrolled.wav --model best.pt
 
 With `-` the first recording is read as it arrives, and an interim answer goes to standard error
-after each second. Exit status: 0 same speaker, 1 different speakers, 2 any error. The model file
-needs a calibration (`speakernet calibrate`) unless --threshold is given. Replayed and synthetic
-voices are not detected.
+after each second. Exit status: 0 same speaker, 1 different speakers, 2 no decision: an error, no
+speech, or less than a second of it. The model file needs a calibration (`speakernet calibrate`)
+unless --threshold is given. Replayed and synthetic voices are not detected.
 """
 
 import argparse
@@ -29,6 +29,7 @@ from speakernet.cli import (
 SAME = 0
 DIFFERENT = 1
 ERROR_STATUS = 2
+"""The last one also if there is too little speech to decide."""
 
 ARGUMENTS = {
     "first": {
@@ -65,37 +66,33 @@ def run(arguments: argparse.Namespace) -> int:
         verifier.decide(0.0, **limits)
         if arguments.first == recordings.STANDARD_INPUT:
             enrolled = verifier.embed(
-                recordings.usable(verifier.open(arguments.second, channel=arguments.channel))
+                verifier.open(arguments.second, channel=arguments.channel), speech=True
             )
             info, begun = recordings.open_piped(sys.stdin.buffer)
             stream = verifier.stream(info.sample_rate, enrolled, **limits)
             for chunk in recordings.chunks_of(sys.stdin.buffer, info, begun):
                 for state in stream.add(chunk):
-                    assert state.decision is not None, "there is a threshold"
-                    sys.stderr.write(f"after {state.seconds:.0f} s: {state.decision.sentence}\n")
+                    found = state.decision.sentence if state.decision else "no speech yet"
+                    sys.stderr.write(f"after {state.seconds:.0f} s: {found}\n")
             decision = stream.finish().decision
-            assert decision is not None
+            assert decision is not None, "there is a threshold, and speech"
         else:
-            both = [
-                verifier.open(one, channel=arguments.channel)
-                for one in (arguments.first, arguments.second)
+            pair = [
+                verifier.hear(verifier.open(audio, channel=arguments.channel))
+                for audio in (arguments.first, arguments.second)
             ]
-            least = recordings.MIN_TEST_SECONDS
-            qualities = [
-                recordings.inspect_recording(one, min_speech_seconds=least) for one in both
-            ]
-            embeddings = [verifier.embed(one) for one in both]
-            decision = verifier.rule_for(both, embeddings).decide(
-                verifier.compare(*embeddings), **limits
-            )
-        sys.stdout.write(
-            f"{json.dumps(dataclasses.asdict(decision)) if arguments.json else decision.sentence}\n"
-        )
+            qualities = [heard.quality for heard in pair]
+            decision = verifier.verify(*pair, **limits)
+        answer = decision.sentence
+        if arguments.json:
+            answer = json.dumps(dataclasses.asdict(decision))
+        sys.stdout.write(f"{answer}\n")
         sys.stdout.flush()
-    for quality in qualities:
-        for warning in quality.warnings:
-            logger.warning("%s: %s", quality.name, warning)
+    for warning in recordings.warnings_by_cause(qualities):
+        logger.warning("%s", warning)
     warn_of_model(verifier)
     if verifier.rule.caution and decision.log_likelihood_ratio is not None:
         logger.warning("calibration of %s: %s", verifier.name, verifier.rule.caution)
+    if not decision.is_made:
+        return ERROR_STATUS
     return SAME if decision.same_speaker else DIFFERENT

@@ -36,7 +36,6 @@ from speakernet.evaluation.calibration import (
     BY_QUALITY,
     EER_NAME,
     AffineCalibration,
-    named_thresholds,
     threshold_label,
     threshold_name,
 )
@@ -53,6 +52,7 @@ from speakernet.evaluation.files import (
     read_run,
     write_scores,
 )
+from speakernet.evaluation.fitting import named_thresholds
 from speakernet.evaluation.metrics import (
     ErrorRates,
     OperatingPoint,

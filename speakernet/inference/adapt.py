@@ -31,7 +31,6 @@ from speakernet.data.opening import open_source
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation import adaptation
 from speakernet.evaluation.adaptation import Transform
-from speakernet.evaluation.calibration import Fit, fit_scores
 from speakernet.evaluation.embedding import (
     Embedder,
     embed_utterances,
@@ -40,13 +39,14 @@ from speakernet.evaluation.embedding import (
 )
 from speakernet.evaluation.evaluate import score_trials
 from speakernet.evaluation.figures import compare_scores, why_no_error_rate
+from speakernet.evaluation.fitting import Fit, fit_scores
 from speakernet.evaluation.metrics import eer
 from speakernet.evaluation.options import ADAPTATIONS, EvaluationOptions
 from speakernet.evaluation.scoring import WHOLE, Plda, cosine_scores, verifying_backend
 from speakernet.evaluation.speakers import read_csv, speakers_of
 from speakernet.files import check_writable, read_arrays
+from speakernet.inference.decision import MIN_TEST_SECONDS
 from speakernet.inference.recordings import (
-    MIN_TEST_SECONDS,
     audio_inputs,
     inspect_recording,
     refuse_recording_as_output,

@@ -75,7 +75,7 @@ KEY_BYTES = 32
 PROOF = b"speakernet people store"
 SCRYPT_COST = 1 << 15
 """Recommended by OWASP for scrypt with r = 8: 32 MiB and about a tenth of a second."""
-FACTS = ("fingerprint", "embedding_dim", "model", "created")
+FACTS = ("fingerprint", "embedding_dim", "model", "created", "speech")
 
 SCHEMA = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
@@ -192,6 +192,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         mean: (dim,) subtracted before scoring, from the model file.
         plda: replaces the cosine as the score; from the model file.
         model: name of the model file, for messages.
+        speech: what is embedded, `detected` speech or `whole` recordings, written into a new store.
         must_exist: refuse a missing or empty file instead of creating a store.
 
     Raises:
@@ -210,6 +211,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         mean: np.ndarray | None = None,
         plda: Plda | None = None,
         model: str = "",
+        speech: str = "whole",
         must_exist: bool = False,
     ) -> None:
         self.path = Path(path)
@@ -219,6 +221,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         self._plda = plda
         self._key = key
         self._model = model
+        self._speech = speech
         self._aead: Any = None
         self._voices: tuple[tuple[Any, ...], list[str], np.ndarray] = (), [], np.empty((0, 0))
         """State of the file when read, names, and the unit-length mean embedding of each person,
@@ -237,9 +240,12 @@ class PeopleStore(contextlib.AbstractContextManager):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Properties of the store: fingerprint, embedding_dim, model, created, is_encrypted."""
+        """Properties of the store: fingerprint, embedding_dim, model, created, speech,
+        is_encrypted.
+        """
         with self._session() as connection:
-            kept = _facts(connection)
+            # Stores from before version 0.4.0 have embeddings of whole recordings.
+            kept = {"speech": "whole", **_facts(connection)}
         return {name: kept.get(name) for name in FACTS} | {"is_encrypted": "salt" in kept}
 
     def enroll(
@@ -412,6 +418,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         mean: np.ndarray | None = None,
         plda: Plda | None = None,
         model: str = "",
+        speech: str = "whole",
         drops_missing: bool = False,
     ) -> list[str]:
         """Switch to a different model: embed every recording again from its file, back up the
@@ -425,6 +432,7 @@ class PeopleStore(contextlib.AbstractContextManager):
             mean: subtracted before scoring.
             plda: replaces the cosine as the score.
             model: name of the new model file.
+            speech: what `embed` embeds, `detected` speech or `whole` recordings.
             drops_missing: drop recordings that cannot be read; otherwise any such recording is an
                 error.
 
@@ -461,7 +469,12 @@ class PeopleStore(contextlib.AbstractContextManager):
                     f"{self.path}: another process has just changed the store; try again"
                 )
             connection.execute("DELETE FROM recordings")
-            new = {"fingerprint": fingerprint, "embedding_dim": embedding_dim, "model": model}
+            new = {
+                "fingerprint": fingerprint,
+                "embedding_dim": embedding_dim,
+                "model": model,
+                "speech": speech,
+            }
             connection.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", new.items())
             self._insert(connection, made)
             connection.execute("DELETE FROM people WHERE id NOT IN (SELECT person FROM recordings)")
@@ -488,9 +501,8 @@ class PeopleStore(contextlib.AbstractContextManager):
             if not self.path.exists():
                 self.path.touch(PRIVATE)
         salt = os.urandom(SALT_BYTES)
-        facts: dict[str, Any] = dict(
-            zip(FACTS, (self._fingerprint, self._dim, self._model, _now()), strict=True)
-        )
+        values = self._fingerprint, self._dim, self._model, _now(), self._speech
+        facts: dict[str, Any] = dict(zip(FACTS, values, strict=True))
         with _connected(self.path, is_empty=True) as connection:
             # A process killed while creating a store leaves only an empty file.
             if _value(connection, NUM_TABLES):

@@ -21,7 +21,7 @@ from speakernet.losses.classification import AAMSoftmax
 from speakernet.losses.options import AAMSoftmaxOptions
 from speakernet.models.model_file import (
     SYNTHETIC_ONLY,
-    laid_out,
+    Undrawn,
     load_initial_weights,
     load_model_file,
     model_file_contents,
@@ -222,7 +222,7 @@ FORGED = [
     (("model", "name"), "ResNot", "ResNot"),
     (("front_end",), GONE, "front_end is"),
     (("sample_rate",), 0, "sample_rate is"),
-    (("weights",), {}, "tensors"),
+    (("weights",), {}, "missing"),
     (("weights",), [torch.ones(2)], "weights is"),
     (("weights",), {"a": torch.zeros(1).expand(10**6, 10**6)}, r"\(1000000, 1000000\)"),
     (BIAS, GONE, "missing embedding.bias"),
@@ -301,14 +301,11 @@ def test_a_plda_in_bfloat16(tmp_path):
 def test_every_network_loads_its_weights(name):
     with torch.device("meta"):
         expected = SpeakerNet.named(name).state_dict()
-    with laid_out(expected, "my.pt"):
+    with Undrawn(expected, "my.pt"):
         found = SpeakerNet.named(name).state_dict()
     assert {key: value.shape for key, value in found.items()} == {
         key: value.shape for key, value in expected.items()
     }
-    assert all(
-        value.device.type == "meta" for key, value in found.items() if value.is_floating_point()
-    )
 
 
 def test_truncated_archive_and_pipe(tmp_path):

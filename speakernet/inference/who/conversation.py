@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from speakernet.data.audio import AudioError
+from speakernet.data.levels import FRAME_SECONDS, frame_powers
 from speakernet.evaluation.scoring import mean_embeddings
-from speakernet.evaluation.slices import FRAME_SECONDS, frame_powers
 from speakernet.inference.identification import (
     Identification,
     identify_embedding,
