@@ -63,7 +63,7 @@ class SpokenSource(AudioSource):
         self, names: StringTable, table: LookupTable, cache: AudioCache | None = None
     ) -> RowReader:
         """Not for training, which learns from whole recordings."""
-        raise NotImplementedError
+        raise ValueError("training reads whole recordings, not their speech alone")
 
     def _look_up(self, names: StringTable, num_threads: int) -> LookupTable:
         table = self.source.lookup_table(names, num_threads)

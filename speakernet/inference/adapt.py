@@ -81,7 +81,6 @@ INTERPOLATIONS = (0.25, 0.5, 0.75)
 TOTAL_SHARE = 0.4
 """Share of the covariance of all embeddings in a second variant of WCCN."""
 FOLD_STREAM = 9301
-NARROW = "band-limited"
 AS_IT_IS = "the model as it is"
 Fitter = Callable[..., Transform]
 """Embeddings and labels (None if unlabelled) -> a back end."""
@@ -435,9 +434,7 @@ def embedded(
             digests[row] = quality.digest
             if not quality.speech_seconds and quality.seconds >= MIN_TEST_SECONDS:
                 refused[row] = f"{name}: {quality.warnings[0]}"
-            num_narrow += row not in refused and any(
-                text.startswith(NARROW) for text in quality.warnings
-            )
+            num_narrow += row not in refused and quality.is_band_limited
     refused |= _copies_of(digests, list(table))
     # Checked before anything is embedded.
     usable, who = _usable(list(table), refused, recordings, labels, notes)

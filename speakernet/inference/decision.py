@@ -216,7 +216,9 @@ class DecisionRule:
         """
         if self.calibration is None:
             return None
-        return float(np.clip(self.calibration.apply(np.array([score]))[0], *self.bounds))
+        ratio = float(self.calibration.apply(np.array([score]))[0])
+        # `decide` refuses a ratio that is not finite, so the bounds must not hide it.
+        return float(np.clip(ratio, *self.bounds)) if math.isfinite(ratio) else ratio
 
     def decide(
         self,

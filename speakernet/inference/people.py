@@ -39,7 +39,7 @@ try:
 except ImportError:  # Only encrypted stores need it.
     AESGCM = None  # type: ignore[assignment,misc]
 
-from speakernet.evaluation.scoring import Plda, mean_embeddings, pair_scores
+from speakernet.evaluation.scoring import WHOLE, Plda, mean_embeddings, pair_scores
 from speakernet.files import (
     FileError,
     atomic_write,
@@ -211,7 +211,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         mean: np.ndarray | None = None,
         plda: Plda | None = None,
         model: str = "",
-        speech: str = "whole",
+        speech: str = WHOLE.speech,
         must_exist: bool = False,
     ) -> None:
         self.path = Path(path)
@@ -418,7 +418,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         mean: np.ndarray | None = None,
         plda: Plda | None = None,
         model: str = "",
-        speech: str = "whole",
+        speech: str = WHOLE.speech,
         drops_missing: bool = False,
     ) -> list[str]:
         """Switch to a different model: embed every recording again from its file, back up the
