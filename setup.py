@@ -40,9 +40,8 @@ SHELL = ["shtab>=1.7"]
 TRACKERS = ["wandb>=0.19", "mlflow-skinny>=2.20"]
 HUB = ["huggingface_hub>=1,<3"]
 SSL = ["transformers>=5,<6", "peft>=0.18,<1", *HUB]
-# silero-vad has its weights in the wheel and runs on onnxruntime; only `speakernet der` needs
-# pyannote.metrics.
-WHO = ["silero-vad>=6.2", "onnxruntime>=1.18", "pyannote.metrics>=4"]
+# silero-vad has its weights in the wheel and runs on onnxruntime.
+WHO = ["silero-vad>=6.2", "onnxruntime>=1.18"]
 DOCS = ["mkdocs-material>=9.5,<10", "mkdocstrings[python]>=0.26", "nbconvert>=7", "ipykernel>=6"]
 EXTRAS = {
     "export": EXPORT,

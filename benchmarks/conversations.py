@@ -30,8 +30,8 @@ from speakernet.evaluation.slices import FRAME_SECONDS, frame_powers
 from speakernet.inference.recordings import Recording
 from speakernet.inference.verifier import enroll
 from speakernet.inference.who.conversation import Turn
-from speakernet.inference.who.errors import diarization_errors, read_turns
-from speakernet.inference.who.files import rttm_lines
+from speakernet.inference.who.errors import diarization_errors
+from speakernet.inference.who.rttm import read_turns, rttm_lines
 
 QUIET_DB = 30.0
 PAUSE_SECONDS = 0.5

@@ -71,7 +71,6 @@ ONE_DOOR = {
     "onnx": {"inference"},
     "onnxruntime": {"inference"},
     "silero_vad": {"inference/who/speech.py"},
-    "pyannote": {"inference/who/errors.py"},
     "fastapi": {"inference"},
     "uvicorn": {"inference"},
 }
