@@ -127,7 +127,6 @@ EXTRAS = {
     **dict.fromkeys(("transformers", "peft"), "ssl"),
     "huggingface_hub": "hub",
     "shtab": "shell",
-    "pyannote": "who",
 }
 """Library -> the extra that installs it; for all other libraries it is `export`."""
 

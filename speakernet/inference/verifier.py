@@ -529,7 +529,10 @@ class SpeakerVerifier:
         store: PeopleStore | None = None,
         *,
         sample_rate: int | None = None,
-        **how: Any,
+        num_speakers: int | None = None,
+        max_speakers: int | None = None,
+        false_accept_rate: float | None = None,
+        threshold: float | str | None = None,
     ) -> "Conversation":
         """Who speaks when in a recording, with names from a store of people (docs/who.md).
 
@@ -538,8 +541,11 @@ class SpeakerVerifier:
                 file.
             store: a store of people; None names nobody.
             sample_rate: sample rate of an array in Hz.
-            how: `num_speakers`; `max_speakers`, 10 by default; `threshold`, or `false_accept_rate`,
-                0.05 by default.
+            num_speakers: number of speakers, if known.
+            max_speakers: otherwise the upper bound of their number, 10 by default; a warning says
+                if it is too low.
+            false_accept_rate: share of strangers that may get a name, 0.05 by default.
+            threshold: name people at this score, or at a named threshold, instead.
 
         Raises:
             ValueError: as for `embed`; more speakers than windows of speech; no threshold for
@@ -548,7 +554,15 @@ class SpeakerVerifier:
         # Imported here, since it loads clustering and silero-vad.
         from speakernet.inference.who.conversation import who_speaks
 
-        return who_speaks(self, self.open(audio, sample_rate), store, **how)
+        return who_speaks(
+            self,
+            self.open(audio, sample_rate),
+            store,
+            num_speakers=num_speakers,
+            max_speakers=max_speakers,
+            false_accept_rate=false_accept_rate,
+            threshold=threshold,
+        )
 
     def open(
         self, audio: Audio, sample_rate: int | None = None, channel: int | str | None = None
@@ -744,12 +758,6 @@ def enroll(
     known = {one.digest for one in there}
     # Stores of version 0.2.0 have no digests, so recordings are recognised by their embeddings.
     old = mean_embeddings(kept[np.array([not one.digest for one in there], dtype=bool)])
-    # An uncalibrated PLDA score is still a log-likelihood ratio.
-    uncalibrated = UNCALIBRATED_THRESHOLD if verifier.plda is None else 0.0
-    limit = verifier.decide(
-        0.0, threshold="eer" if verifier.is_calibrated else uncalibrated
-    ).threshold
-    everything = np.concatenate([embeddings, kept])
     rows = []
     for row, (quality, unit) in enumerate(zip(qualities, mean_embeddings(embeddings), strict=True)):
         if quality.digest in known or (old @ unit > SAME_COSINE).any():
@@ -757,22 +765,9 @@ def enroll(
         else:
             rows.append(row)
         known.add(quality.digest)
-        scores = [
-            verifier.compare(everything[row], one) for one in np.delete(everything, row, axis=0)
-        ]
-        # The median, so that one wrong recording does not cast doubt on all others.
-        if scores and (score := float(np.median(scores))) < limit:
-            warnings.append(
-                f"{quality.name}: does not sound like the person's other recordings (score "
-                f"{score:.4f}; expected at least {limit:.4f})"
-            )
-    nearest = existing.identify(embeddings.mean(axis=0), top=2) if existing else []
-    others = [(other, score) for other, score in nearest if other != name]
-    if rows and others and others[0][1] >= limit:
-        warnings.append(
-            f"{name}: sounds like {others[0][0]!r}, who is already enrolled (score "
-            f"{others[0][1]:.2f})"
-        )
+    if rows:
+        sources = [quality.name for quality in qualities]
+        warnings += doubts_about_voice(verifier, existing, name, sources, embeddings, kept)
     if warnings and is_strict:
         raise AudioError(f"nothing was enrolled: {'; '.join(warnings)}")
     weights = [
@@ -818,6 +813,51 @@ def differing_channels(
         f"{qualities[0].name} {now} {BAND_LIMITED}, as over a telephone, and {before}; use one "
         "kind of microphone"
     ]
+
+
+def doubts_about_voice(
+    verifier: SpeakerVerifier,
+    store: PeopleStore | None,
+    name: str,
+    sources: Sequence[str],
+    embeddings: np.ndarray,
+    kept: np.ndarray,
+) -> list[str]:
+    """Warnings about the voices that are to be enrolled under a name.
+
+    Args:
+        verifier: scores embeddings.
+        store: a store that may hold the same voice under another name; None if there is none yet.
+        name: the person.
+        sources: where each embedding comes from, for the warnings.
+        embeddings: (recordings, dim) of the new recordings.
+        kept: (recordings, dim) of the person's earlier recordings.
+    """
+    # An uncalibrated PLDA score is still a log-likelihood ratio.
+    uncalibrated = UNCALIBRATED_THRESHOLD if verifier.plda is None else 0.0
+    limit = verifier.decide(
+        0.0, threshold="eer" if verifier.is_calibrated else uncalibrated
+    ).threshold
+    doubts = []
+    everything = np.concatenate([embeddings, kept])
+    for row, source in enumerate(sources):
+        scores = [
+            verifier.compare(everything[row], other) for other in np.delete(everything, row, axis=0)
+        ]
+        # The median, so that one wrong recording does not cast doubt on all others.
+        if scores and (score := float(np.median(scores))) < limit:
+            doubts.append(
+                f"{source}: does not sound like the person's other recordings (score {score:.4f}; "
+                f"expected at least {limit:.4f})"
+            )
+    nearest = store.identify(embeddings.mean(axis=0), top=2) if store else []
+    others = [(other, score) for other, score in nearest if other != name]
+    if others and others[0][1] >= limit:
+        doubts.append(
+            f"{name}: sounds like {others[0][0]!r}, who is already enrolled (score "
+            f"{others[0][1]:.2f})"
+        )
+    return doubts
 
 
 def identify(
