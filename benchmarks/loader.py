@@ -1,17 +1,11 @@
-"""The suite `--loading`: our loader, embedding and scoring against the classic ones, and the memory
-of a worker.
-"""
+"""The suite `--loading`: our loader, embedding and scoring against the classic ones."""
 
 import itertools
-import multiprocessing
 import random
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 
 from benchmarks import classic
@@ -29,10 +23,6 @@ from speakernet.evaluation.scoring import mean_distance_scores
 
 # Batches fetched before timing starts, more than fit in any queue.
 WARM_BATCHES = 8
-# The size of VoxCeleb2's training part.
-MILLION_ROWS = 1_092_009
-# Memory of an interpreter with torch, before importing our code.
-BARE_INTERPRETER = "import psutil, torch; print(psutil.Process().memory_full_info().uss)"
 CPU = torch.device("cpu")
 
 
@@ -183,31 +173,6 @@ def compare_loading(
                 f"augmented five ways, {workers}", "wav", 7, augment=True, num_workers=num_workers
             )
         yield measure(f"packed corpus, {workers}", "packed", 12, num_workers=num_workers)
-    if data.has_noise:
-        yield _compare_worker_counts(config, data, num_batches, rounds)
-
-
-def _compare_worker_counts(
-    config: Config, data: BenchmarkData, num_batches: int, rounds: int
-) -> Speedup:
-    num_rows = config.data.batch_size * (num_batches + WARM_BATCHES)
-    sides = []
-    loaders = []
-    for num_workers in (1, 2):
-        made = benchmark_config(
-            config, data, "wav", num_rows, augment=True, num_workers=num_workers
-        )
-        side, loader = our_side(made, num_batches)
-        sides.append(side)
-        loaders.append(loader)
-    try:
-        names = ("one worker", "two workers")
-        return compare(
-            "augmented five ways", sides[0], sides[1], rounds=rounds, wanted=1.6, sides=names
-        )
-    finally:
-        for loader in loaders:
-            loader.close()
 
 
 def compare_evaluation(
@@ -258,49 +223,6 @@ def _compare_scoring(rounds: int, num_crops: int, num_trials: int = 2000) -> Spe
     return compare("scoring by mean distance", theirs, ours, rounds=rounds, unit="trials")
 
 
-def measure_worker_memory(
-    config: Config, data: BenchmarkData, num_rows: int = MILLION_ROWS
-) -> dict[str, Any]:
-    """Unique memory of forked and spawned loader workers, for a packed corpus and a list of a
-    million rows.
-    """
-    found: dict[str, Any] = {
-        "num_rows": num_rows,
-        "bare_interpreter_bytes": _bare_interpreter_bytes(),
-    }
-    made = benchmark_config(config, data, "packed", num_rows, num_workers=2)
-    for method in multiprocessing.get_all_start_methods():
-        # Workers of a fork server are forks of a bare process and need as much memory as spawned
-        # ones.
-        if method not in ("fork", "spawn"):
-            continue
-        loader = build_training_loader(made, Inputs(made, CPU), start_method=method)
-        others = {child.pid for child in multiprocessing.active_children()}
-        try:
-            # Enough for every worker to have touched what it needs.
-            _skip(iter(loader), 4 * WARM_BATCHES)
-            workers = [
-                child.pid for child in multiprocessing.active_children() if child.pid not in others
-            ]
-            found[f"{method}_bytes"] = [_unique_bytes(pid) for pid in workers if pid is not None]
-        finally:
-            loader.close()
-    return found
-
-
 def _skip(batches: Iterator[Any], count: int) -> None:
     for _ in itertools.islice(batches, count):
         pass
-
-
-def _unique_bytes(process_id: int) -> int:
-    """Memory of a process that it does not share with others."""
-    return int(psutil.Process(process_id).memory_full_info().uss)
-
-
-def _bare_interpreter_bytes() -> int:
-    """Unique memory of a new interpreter that has only imported torch."""
-    result = subprocess.run(
-        [sys.executable, "-c", BARE_INTERPRETER], capture_output=True, text=True, check=True
-    )
-    return int(result.stdout)

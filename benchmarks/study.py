@@ -1,6 +1,6 @@
 """Train named variants of a recipe with several seeds, and compare them.
 
-    python -m benchmarks.study benchmarks/studies/small_data.yaml --save_path S --train_list L …
+    python -m benchmarks.study PLAN --save_path S --train_list L …
     python -m benchmarks.study PLAN … --only "three warps" --seeds 1 2 3 4
     python -m benchmarks.study PLAN … --table
 
@@ -13,8 +13,7 @@ reference's models.
 
 Runs are processes with one thread, two at a time; `--threads` and `--processes` change that.
 Results are appended to S/results.jsonl as runs finish; the same command resumes, also in the middle
-of a run. Training time excludes evaluations. `python -m benchmarks.study_curve S` draws error
-against time.
+of a run. Training time excludes evaluations.
 """
 
 import argparse

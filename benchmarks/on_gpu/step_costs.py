@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.families import published_config
 from benchmarks.on_gpu.record import NEEDS_CUDA, Row, Setup, left_out, row
-from benchmarks.steps import trainer_step
+from benchmarks.steps import published_config, trainer_step
 from benchmarks.timing import Way, run_in_turn, timings
 from speakernet.assembly.benchmark import warm_up
 from speakernet.assembly.training import prepare_machine
