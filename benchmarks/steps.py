@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from benchmarks.plain_models import PlainAMSoftmax, PlainResNetSE34L
@@ -70,11 +69,6 @@ class RandomBatch:
     indices: torch.Tensor
     shares: tuple[int, ...]
     draw_key: int = 0
-
-    @property
-    def warps(self) -> np.ndarray:
-        """No vocal tract is warped."""
-        return np.zeros(len(self.labels), dtype=np.int64)
 
     @classmethod
     def of(cls, batch_size: int, device: torch.device) -> "RandomBatch":

@@ -507,8 +507,7 @@ def find_batch_size(
     def sample(size: int) -> Batch:
         noise = 0.1 * torch.randn(size, num_samples, generator=generator)
         labels = (torch.arange(size) // per_speaker) % num_classes
-        warps = np.zeros(size, dtype=np.int64)
-        return Batch(noise.to(device), labels.to(device), labels, (size,), draw_key=0, warps=warps)
+        return Batch(noise.to(device), labels.to(device), labels, (size,), draw_key=0)
 
     def run(batch: Batch) -> None:
         step.add(batch)

@@ -145,12 +145,22 @@ LARGE_MARGIN_OPTIONS = (
 )
 REMOVED: dict[str, str] = {
     **{f"training.{name}": BY_STAGE for name in LARGE_MARGIN_OPTIONS},
+    **{
+        f"{holder}.{name}": "leave it out (a teacher gave no reliable gain)"
+        for holder in ("loss", "loss.classification", "loss.metric")
+        for name in ("teacher", "teacher_weight", "teacher_distance", "teacher_input")
+    },
+    "augment.warp_factors": "use augment.speed_factors for more voices, such as [0.9, 1.0, 1.1]",
     "runtime.cuda_graphs": (
         "set runtime.compile: on and runtime.compile_mode: reduce-overhead (torch's CUDA graphs)"
     ),
+    "training.trackers: csv": "read metrics.jsonl, which holds every number of a run",
 }
-"""Options of earlier versions -> what to write instead. Saved configurations may still contain
-them."""
+"""Options of earlier versions, and values of options -> what to write instead. Saved configurations
+may still contain them."""
+CHANGED_TRAINING = ("training.large_margin_epochs", "loss.teacher", "augment.warp_factors")
+"""Removed options that changed the training of a run; a saved configuration with one of them is
+named in a warning."""
 WESPEAKER = {
     "data_type",
     "dataloader_args",

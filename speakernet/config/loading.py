@@ -23,7 +23,7 @@ import speakernet
 from speakernet.config.aliases import (
     ADVICE,
     ALIASES,
-    BY_STAGE,
+    CHANGED_TRAINING,
     CLASSIC_DEFAULTS,
     CLASSIC_NAMES,
     MODE_FLAGS,
@@ -44,6 +44,7 @@ from speakernet.config.schema import (
     owner_of,
     problems,
     split_key,
+    without_removed,
 )
 from speakernet.files import (
     MAX_YAML,
@@ -69,6 +70,8 @@ from speakernet.run_folder import CONFIG
 logger = logging.getLogger(__name__)
 
 COMMAND_LINE = "command line"
+READ_TO_REFUSE = {*CHOICES, "training.stages", "training.trackers"}
+"""Options whose values may contain what `REMOVED` lists; on the command line they are text."""
 OURS = "speakernet"
 CLASSIC = "voxceleb_trainer"
 BEGINS_AS_JSON = re.compile(r'\s*(?://[^\n]*\s*)*\{\s*(?:"|//|\})')
@@ -161,11 +164,10 @@ def load_config(
     settings: list[Setting] = []
     for number, (file, layer) in numbered:
         for setting in layer:
-            if number in copies and setting.key in REMOVED:
-                _warn_of_lost_stage(setting)
-                continue
-            for translated in _translated(setting._replace(layer=number)):
-                settings.append(_resolve_input(translated, file))
+            current = _of_this_version(setting) if number in copies else setting
+            if current is not None:
+                for translated in _translated(current._replace(layer=number)):
+                    settings.append(_resolve_input(translated, file))
     for setting in options:
         settings += _translated(setting._replace(layer=len(files)))
     last = {one.key: one for one in settings}
@@ -547,12 +549,29 @@ def _drop_folders_of_other_lists(
     return kept
 
 
-def _warn_of_lost_stage(setting: Setting) -> None:
-    """A saved configuration may ask for a large-margin stage by its former options."""
-    if setting.key == "training.large_margin_epochs" and setting.value:
+def _of_this_version(setting: Setting) -> Setting | None:
+    """A saved setting without options of earlier versions; None if nothing of it is left."""
+    section, _, option = setting.key.rpartition(".")
+    kept = without_removed(section, {option: setting.value}, [])
+    if setting.key in CHANGED_TRAINING and setting.value not in (0, "", [1.0]):
         logger.warning(
-            "%s: %s: %s is ignored; %s", setting.where, setting.key, setting.value, BY_STAGE
+            "%s: %s: %s is ignored; %s",
+            setting.where,
+            setting.key,
+            setting.value,
+            REMOVED[setting.key],
         )
+    return setting._replace(value=kept[option]) if option in kept else None
+
+
+def _refuse_removed(setting: Setting) -> None:
+    """Refuse an option or value of an earlier version, also inside a component or a stage."""
+    section, _, option = setting.key.rpartition(".")
+    value = _read_text(setting) if setting.key in READ_TO_REFUSE else setting.value
+    removed: list[str] = []
+    without_removed(section, {option: value}, removed)
+    if removed:
+        raise ConfigError(f"{setting.where}: {removed[0]} was removed; {REMOVED[removed[0]]}")
 
 
 def _translated(setting: Setting) -> Iterator[Setting]:
@@ -567,11 +586,12 @@ def _translated(setting: Setting) -> Iterator[Setting]:
     section, _, field = key.partition(".")
     if key in ADVICE:
         raise ConfigError(f"{where}: unknown key {key}; {ADVICE[key]}")
-    if key in REMOVED:
-        raise ConfigError(f"{where}: {key} was removed; {REMOVED[key]}")
+    _refuse_removed(setting)
     if key in ALIASES and not setting.is_sectioned:
         for name, value in translate(key, setting.value).items():
-            yield setting._replace(key=name, value=value)
+            renamed = setting._replace(key=name, value=value)
+            _refuse_removed(renamed)
+            yield renamed
     elif field and key in CHOICES:
         given = _read_text(setting)
         if not isinstance(given, dict):

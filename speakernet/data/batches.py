@@ -46,7 +46,6 @@ class Batch:
     indices: Tensor
     shares: tuple[int, ...]
     draw_key: int
-    warps: np.ndarray
 
 
 @dataclass

@@ -221,12 +221,8 @@ class TrainingLoader:
             if self.device.type == "cuda":
                 labels = labels.pin_memory().to(self.device, non_blocking=True)
             counts = tuple(one.stop - one.start for one in shares)
-            warps = voices // len(sampler.voices.speeds)
             key = derive_seed(sampler.seed, request.epoch)
-            yield (
-                Batch(waveforms, labels, torch.from_numpy(report.rows), counts, key, warps),
-                report,
-            )
+            yield Batch(waveforms, labels, torch.from_numpy(report.rows), counts, key), report
             # One of the ring's spare slots holds the last batch, still being copied; the other is
             # written next.
             while len(self._copies) > 1:
@@ -279,9 +275,12 @@ class Requests(Sequence[BatchRequest]):
         plan = self.plan
         share = rank_share(plan, number, loader.sampler.unit, loader.rank, loader.world_size)
         num_samples = crop_samples(int(plan.crop_frames[number]), loader.options.sample_rate)
-        speeds = plan.voices[share] % len(loader.sampler.voices.speeds)
         return BatchRequest(
-            loader.epoch, plan.rows[share].astype(np.int64), speeds, num_samples, number
+            loader.epoch,
+            plan.rows[share].astype(np.int64),
+            plan.voices[share],
+            num_samples,
+            number,
         )
 
 

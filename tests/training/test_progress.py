@@ -15,8 +15,8 @@ from speakernet.training.options import RuntimeOptions
 from speakernet.training.profiler import StepProfiler, peak_tensor_bytes
 from speakernet.training.progress import (
     LoadingFacts,
-    RunSpeed,
     Progress,
+    RunSpeed,
     data_wait_advice,
 )
 from speakernet.training.trackers import TEST_FIGURES, Trackers

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -101,11 +100,6 @@ class FakeBatch:
     labels: torch.Tensor
     indices: torch.Tensor
     draw_key: int = 0
-
-    @property
-    def warps(self) -> np.ndarray:
-        """All in the recorded voice (none warped)."""
-        return np.zeros(len(self.labels), np.int64)
 
     @property
     def shares(self) -> tuple[int, ...]:
