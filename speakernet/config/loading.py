@@ -1,9 +1,9 @@
 """Load a checked `Config` from configuration files and the command line, and save a copy.
 
 Precedence: default < YAML files in the order given < command line. Each value is a `Setting` that
-knows its file and line. Defaults are voxceleb_trainer's for a flat YAML, for `--defaults
-voxceleb_trainer` and for scoring its checkpoint without a configuration, otherwise ours; an initial
-model defines the network. No option is silently ignored: one that the chosen component does not
+knows its file and line. A flat YAML is a configuration of voxceleb_trainer and is converted
+(`classic.convert`), as are `--defaults voxceleb_trainer` and scoring its checkpoint without a
+configuration; an initial model defines the network. No option is silently ignored: one that the chosen component does not
 take is refused, unless a later layer replaced the component it was meant for, or the file was
 written for another program.
 """
@@ -24,7 +24,6 @@ from speakernet.config.aliases import (
     ADVICE,
     ALIASES,
     CHANGED_TRAINING,
-    CLASSIC_DEFAULTS,
     CLASSIC_NAMES,
     MODE_FLAGS,
     REMOVED,
@@ -32,6 +31,7 @@ from speakernet.config.aliases import (
     WESPEAKER,
     translate,
 )
+from speakernet.config.classic import convert, differing_defaults
 from speakernet.config.schema import (
     CHOICES,
     DEFAULT_NAMES,
@@ -101,6 +101,9 @@ class Setting(NamedTuple):
     key."""
     layer: int = 0
     """Number of its file; the command line comes last."""
+    is_implied: bool = False
+    """Whether another program's configuration or the initial model means it; it may be without
+    effect."""
 
     @property
     def is_sectioned(self) -> bool:
@@ -189,11 +192,8 @@ def load_config(
         why = f"{model} is its checkpoint"
         forgiven = {0}
     settings = _drop_folders_of_other_lists([one for one in settings if one.key != "eval"], copies)
-    defaults: dict[str, Any] = dict(CLASSIC_DEFAULTS) if is_classic else {}
-    if is_classic:
-        # voxceleb_trainer's StepLR decays every test_interval epochs.
-        interval = last["training.test_interval"].value if "training.test_interval" in last else 10
-        defaults["schedule.decay_interval"] = interval
+    given = {setting.key: setting.value for setting in settings}
+    implied = convert(given) if is_classic else {}
     if model and scores == "false":
         of_model = settings_of_model(Path(model))
         for key, value in of_model.items():
@@ -202,19 +202,23 @@ def load_config(
             named = str(last[choice.key].value) if choice and choice.key in last else "auto"
             # If the user chose another component, the model's options for the old one do not apply.
             if choice is None or named in ("auto", of_model.get(choice.key)):
-                defaults[key] = value
-    config = compose(settings, defaults, forgiven)
+                implied[key] = value
+    begin = [
+        Setting(key, value, "default", is_implied=True)
+        for key, value in implied.items()
+        if key not in given
+    ]
+    config = compose([*begin, *settings], forgiven)
     if not config.training.save_path:
         default = Path("exps") / (files[0].stem if files else "exp1")
         config.training.save_path = str(files[0].parent if 0 in copies else default)
-    given = frozenset(one.key for one in settings)
     described = f"{CLASSIC if is_classic else OURS} ({why})"
-    if is_classic and (differing := _differences(config, given)):
+    if is_classic and (differing := differing_defaults(config, given)):
         described += (
             f"; these differ from {OURS}'s (in brackets): {differing}; --defaults {OURS} "
             "selects those"
         )
-    return LoadedConfig(config, files, is_classic, scores == "true", given, described)
+    return LoadedConfig(config, files, is_classic, scores == "true", frozenset(given), described)
 
 
 def find_config(name: str) -> Path:
@@ -266,20 +270,25 @@ def save_config(config: Config, path: Path) -> None:
         yaml.safe_dump(values, file, sort_keys=False, allow_unicode=True)
 
 
-def compose(
-    settings: Sequence[Setting], defaults: Mapping[str, Any], forgiven: Collection[int] = ()
-) -> Config:
-    """Compose a configuration from settings, in the order of their layers, on top of the defaults.
+def compose(settings: Sequence[Setting], forgiven: Collection[int] = ()) -> Config:
+    """Compose a configuration from settings, in the order of their layers, on top of our defaults.
 
     A setting without effect is refused, or only warned about if its layer is `forgiven`.
     """
+    implied = {setting.key: setting for setting in settings if setting.is_implied}
     names: Names = DEFAULT_NAMES | {
-        one: defaults[CHOICES[one].key] for one in CHOICES if CHOICES[one].key in defaults
+        holder: implied[choice.key].value
+        for holder, choice in CHOICES.items()
+        if choice.key in implied
     }
     chosen_in: dict[str, int] = {}
     """Holder -> the last layer that chose another component for it."""
     for layer in sorted({setting.layer for setting in settings}):
-        own = {setting.key: setting for setting in settings if setting.layer == layer}
+        own = {
+            setting.key: setting
+            for setting in settings
+            if setting.layer == layer and not setting.is_implied
+        }
         before = names
         names = {
             **names,
@@ -299,18 +308,18 @@ def compose(
     owners: dict[str, type[Options]] = {}
     """Key -> the class with the option; options that the chosen components do not take are
     missing."""
-    for key in {**defaults, **last}:
+    for key in last:
         holder, option = split_key(key)
         owner = owner_of(holder, names)
         if owner and option in owner.model_fields:
             owners[key] = owner
-    placed = {key: value for key, value in defaults.items() if key in owners}
+    placed: dict[str, Any] = {}
     for key, setting in last.items():
         holder, option = split_key(key)
         replaced = [
             one
             for one in (holder, holder.partition(".")[0])
-            if chosen_in.get(one, 0) > setting.layer
+            if not setting.is_implied and chosen_in.get(one, 0) > setting.layer
         ]
         # An option meant for one network does not apply to another, even if both take it.
         is_other = (
@@ -321,6 +330,8 @@ def compose(
         if key in owners and not is_other:
             is_text = str in alternatives(owners[key].model_fields[option].annotation)
             placed[key] = setting.value if is_text else _read_text(setting)
+        elif setting.is_implied:
+            continue
         elif replaced:
             dropped.append(f"{key} ({setting.where})")
         elif setting.layer in forgiven:
@@ -340,7 +351,8 @@ def compose(
         ] = value
     try:
         config = config_from_dict(values)
-        if config.training.stages and "training.max_epochs" not in last:
+        epochs = last.get("training.max_epochs")
+        if config.training.stages and (epochs is None or epochs.is_implied):
             config.training.max_epochs = config.training.stages[0].epochs
         found = [(key, f"{key}: {message}") for key, message in problems(config)]
     except OptionError as error:
@@ -472,27 +484,6 @@ def _pairs(mapping: yaml.MappingNode, path: Path | str) -> list[tuple[str, yaml.
             )
         pairs[key] = (key, value_node, where)
     return list(pairs.values())
-
-
-def _differences(config: Config, given: frozenset[str]) -> str:
-    """The defaults taken from voxceleb_trainer that differ from ours, each with ours in
-    brackets.
-    """
-    values = config.model_dump()
-    ours = Config().model_dump()
-    # Those that are most costly to overlook come first.
-    keys = dict.fromkeys(["training.max_grad_norm", "runtime.precision", *CLASSIC_DEFAULTS])
-    found = []
-    for section, field in (key.split(".") for key in keys if key not in given):
-        value = values[section].get(field)
-        default = ours[section].get(field)
-        if (
-            None not in (value, default)
-            and value != default
-            and not field.endswith(("_path", "_list"))
-        ):
-            found.append(f"{section}.{field} {value} ({default})")
-    return ", ".join(found)
 
 
 def _resolve_input(setting: Setting, file: Path) -> Setting:

@@ -7,7 +7,8 @@ import pytest
 import yaml
 
 from speakernet.config import Config, ConfigError, config_from_dict, load_config
-from speakernet.config.aliases import ALIASES, CLASSIC_DEFAULTS, REMOVED, translate
+from speakernet.config.aliases import ALIASES, REMOVED, translate
+from speakernet.config.classic import DEFAULTS, convert
 from speakernet.config.loading import save_config
 from speakernet.config.reference import help_text, reference
 from speakernet.config.schema import SECTIONS, known_fields, stages_of
@@ -287,7 +288,7 @@ def test_defaults(tmp_path):
         values["loss"].items()
         >= {"name": "amsoftmax", "sharded": "auto", "margin": 0.1, "scale": 30.0}.items()
     )
-    for key, expected in CLASSIC_DEFAULTS.items():
+    for key, expected in DEFAULTS.items():
         section, field = key.split(".")
         # Defaults that AM-softmax and Adam do not take.
         if key not in {"loss.hard_probability", "loss.hard_rank", "optimizer.nesterov"}:
@@ -304,6 +305,14 @@ def test_defaults(tmp_path):
     )
     assert load_config(["--bf16"]).defaults.startswith("speakernet (")
     assert "--defaults voxceleb_trainer" in load_config(["--model", "ResNetSE34L"]).defaults
+
+
+def test_converted_configuration():
+    values = convert({"training.test_interval": 4, "loss.margin": 0.3})
+    assert values["loss.margin"] == 0.3 and values["data.batch_size"] == 200
+    # Its StepLR decays every test_interval epochs.
+    assert values["schedule.decay_interval"] == 4 and convert({})["schedule.decay_interval"] == 10
+    assert convert({"schedule.decay_interval": 7})["schedule.decay_interval"] == 7
 
 
 def test_defaults_of_a_foreign_checkpoint(tmp_path):
