@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--loading",
         action="store_true",
-        help="measure loading and embedding by the original pipeline and by ours",
+        help="measure loading by the original pipeline and by ours",
     )
     parser.add_argument(
         "--rounds", type=int, default=5, help="rounds of every suite (default %(default)s)"

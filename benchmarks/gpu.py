@@ -5,7 +5,7 @@
     python benchmarks/gpu.py --device cpu --quick --out figures.json
 
 Parts: correctness (against the CPU in float32), steps (time and memory of each variant), pipeline
-(training from disk to weights), evaluation, launches, ranks (one and several). Finished parts are
+(training from disk to weights), evaluation, ranks (one and several). Finished parts are
 stored in FILE and not run again; at the end a table of every part is printed. Without CUDA,
 measurements that need it are marked as missing.
 """
@@ -28,7 +28,7 @@ from benchmarks.on_gpu.correctness import correctness
 from benchmarks.on_gpu.end_to_end import evaluation, pipeline
 from benchmarks.on_gpu.record import Record, Row, Setup
 from benchmarks.on_gpu.several import several_ranks
-from benchmarks.on_gpu.step_costs import launches, step_costs
+from benchmarks.on_gpu.step_costs import step_costs
 
 logger = logging.getLogger("benchmarks.gpu")
 
@@ -37,7 +37,6 @@ PARTS: dict[str, Callable[[Setup], Iterable[Row]]] = {
     "steps": step_costs,
     "pipeline": pipeline,
     "evaluation": evaluation,
-    "launches": launches,
     "ranks": several_ranks,
 }
 

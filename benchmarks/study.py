@@ -1,7 +1,7 @@
 """Train named variants of a recipe with several seeds, and compare them.
 
     python -m benchmarks.study PLAN --save_path S --train_list L …
-    python -m benchmarks.study PLAN … --only "three warps" --seeds 1 2 3 4
+    python -m benchmarks.study PLAN … --only "three speeds" --seeds 1 2 3 4
     python -m benchmarks.study PLAN … --table
 
 A plan is a YAML file: `recipe`, `seeds`, `reference` (a variant's name), `common` (options of all
@@ -390,8 +390,8 @@ def _load() -> float:
 def _as_name(variant: str) -> str:
     """A variant's name in file names.
 
-    >>> _as_name("warps 3, half real")
-    'warps_3_half_real'
+    >>> _as_name("speeds 3, half real")
+    'speeds_3_half_real'
     """
     return "_".join(
         "".join(one if one.isalnum() or one in "-." else " " for one in variant).split()

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.data import prepare_data
 from benchmarks.epoch import compare_epochs, epoch_table, serve_epochs
-from benchmarks.loader import compare_evaluation, compare_loading
+from benchmarks.loader import compare_loading
 from benchmarks.scoring import PARTS, measure_scoring
 from benchmarks.steps import (
     BY_HAND,
@@ -25,7 +25,7 @@ from benchmarks.steps import (
     measure_steps,
     serve_steps,
 )
-from benchmarks.timing import as_plain, speedup_table
+from benchmarks.timing import speedup_table
 from speakernet.assembly.inputs import make_synthetic_corpus
 from speakernet.config import load_config
 from speakernet.config.schema import replaced
@@ -36,27 +36,23 @@ from speakernet.options import lookup
 logger = logging.getLogger(__name__)
 
 COMPARED_BATCH_SIZE = 64
-MAX_EMBEDDED = 12
-"""Recordings that `--loading` embeds; each takes about a second."""
 DEFAULT_VARIANTS = (PLAIN_BF16, BY_HAND, "default")
 
 
 def pipelines(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Loader, embedding and scoring of both pipelines on the configuration's recordings."""
+    """The loaders of both pipelines on the configuration's recordings."""
     config = make_synthetic_corpus(load_config(arguments.config_arguments).config)
     config = replaced(config, data={"batch_size": COMPARED_BATCH_SIZE})
     # One thread for both: with different numbers of threads the comparison would be unfair.
     torch.set_num_threads(1)
-    num_embedded = min(MAX_EMBEDDED, arguments.num_utterances)
     speedups = []
     with tempfile.TemporaryDirectory(prefix="speakernet-benchmark-") as folder:
         data = prepare_data(config, Path(folder), arguments.num_utterances)
         for speedup in compare_loading(config, data, arguments.num_batches, arguments.rounds):
             speedups.append(speedup)
             logger.info("%s: %.1fx", speedup.measure, speedup.ratio)
-        speedups += compare_evaluation(config, data, num_embedded, arguments.rounds)
     sys.stdout.write("\n" + speedup_table(speedups) + "\n")
-    return {"comparisons": [as_plain(speedup) for speedup in speedups]}
+    return {"comparisons": [dataclasses.asdict(speedup) for speedup in speedups]}
 
 
 def scoring(arguments: argparse.Namespace) -> dict[str, Any]:

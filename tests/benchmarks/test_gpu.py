@@ -1,6 +1,5 @@
 """`benchmarks/gpu.py` on a CPU: the code of every part runs; finished parts are not run again."""
 
-import contextlib
 import json
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 
 from benchmarks import gpu
 from benchmarks.on_gpu import end_to_end, several, step_costs
-from benchmarks.on_gpu.record import Setup, left_out, row
+from benchmarks.on_gpu.record import left_out, row
 from speakernet.models.options import MODELS
 
 CPU = torch.device("cpu")
@@ -46,7 +45,7 @@ def test_correctness(folder, monkeypatch):
 
 @pytest.mark.slow
 def test_every_other_part_runs(folder):
-    for part in ("steps", "launches", "pipeline", "evaluation", "ranks"):
+    for part in ("steps", "pipeline", "evaluation", "ranks"):
         figures = run(folder, part)
     assert {"hardware", "versions", "quick", "device"} < set(figures)
     parts = {
@@ -93,14 +92,3 @@ def test_finished_parts(tmp_path, monkeypatch, capsys):
 
 def test_measured_networks_exist():
     assert {*step_costs.MODELS, end_to_end.MODEL, several.MODEL} <= set(MODELS)
-
-
-def test_variants_whose_launches_are_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr(step_costs, "warm_step", lambda *given: contextlib.nullcontext())
-    monkeypatch.setattr(
-        step_costs, "count_calls", lambda *given, **options: step_costs.Calls(9.0, 0.0, 20.0)
-    )
-    rows = list(step_costs.launches(Setup(torch.device("cuda"), True, tmp_path)))
-    assert len(rows) == 6 and all(
-        one["passed"] for one in rows if "synchronisations" in one["name"]
-    )
