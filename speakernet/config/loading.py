@@ -3,9 +3,9 @@
 Precedence: default < YAML files in the order given < command line. Each value is a `Setting` that
 knows its file and line. A flat YAML is a configuration of voxceleb_trainer and is converted
 (`classic.convert`), as are `--defaults voxceleb_trainer` and scoring its checkpoint without a
-configuration; an initial model defines the network. No option is silently ignored: one that the chosen component does not
-take is refused, unless a later layer replaced the component it was meant for, or the file was
-written for another program.
+configuration; an initial model defines the network. No option is silently ignored: one that the
+chosen component does not take is refused, unless a later layer replaced the component it was meant
+for, or the file was written for another program.
 """
 
 import contextlib
@@ -154,15 +154,14 @@ def load_config(
         number for number, layer in enumerate(layers) if not any(one.is_sectioned for one in layer)
     }
     first = next((number for number, layer in enumerate(layers) if layer), None)
-    is_classic = False
+    is_classic = asked == CLASSIC
     why = "the default"
     if asked:
-        is_classic = asked == CLASSIC
         why = "--defaults"
     elif first is not None:
         is_classic = first in flat
-        why = f"{files[first]} {'has no' if first in flat else 'is divided into'} sections"
-    elif any(one.key in CLASSIC_NAMES for one in options):
+        why = f"{files[first]} {'has no' if is_classic else 'is divided into'} sections"
+    elif any(setting.key in CLASSIC_NAMES for setting in options):
         why = f"use --defaults {CLASSIC} to get that program's"
     settings: list[Setting] = []
     for number, (file, layer) in numbered:
@@ -195,20 +194,13 @@ def load_config(
     given = {setting.key: setting.value for setting in settings}
     implied = convert(given) if is_classic else {}
     if model and scores == "false":
-        of_model = settings_of_model(Path(model))
-        for key, value in of_model.items():
-            holder = split_key(key)[0]
-            choice = CHOICES.get("model.options" if holder == "model" else holder)
-            named = str(last[choice.key].value) if choice and choice.key in last else "auto"
-            # If the user chose another component, the model's options for the old one do not apply.
-            if choice is None or named in ("auto", of_model.get(choice.key)):
-                implied[key] = value
-    begin = [
+        implied |= _implied_by_model(settings_of_model(Path(model)), given)
+    filled_in = [
         Setting(key, value, "default", is_implied=True)
         for key, value in implied.items()
         if key not in given
     ]
-    config = compose([*begin, *settings], forgiven)
+    config = compose([*filled_in, *settings], forgiven)
     if not config.training.save_path:
         default = Path("exps") / (files[0].stem if files else "exp1")
         config.training.save_path = str(files[0].parent if 0 in copies else default)
@@ -219,6 +211,20 @@ def load_config(
             "selects those"
         )
     return LoadedConfig(config, files, is_classic, scores == "true", frozenset(given), described)
+
+
+def _implied_by_model(
+    of_model: Mapping[str, Any], given: Mapping[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    """The settings of an initial model that apply: if the user chose another component, the model's
+    options for the old one do not.
+    """
+    for key, value in of_model.items():
+        holder = split_key(key)[0]
+        choice = CHOICES.get("model.options" if holder == "model" else holder)
+        name = "auto" if choice is None else str(given.get(choice.key, "auto"))
+        if choice is None or name in ("auto", of_model.get(choice.key)):
+            yield key, value
 
 
 def find_config(name: str) -> Path:
