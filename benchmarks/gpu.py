@@ -4,10 +4,10 @@
     python benchmarks/gpu.py --part correctness --out figures.json
     python benchmarks/gpu.py --device cpu --quick --out figures.json
 
-Parts: correctness (against the CPU in float32), steps (time and memory of each variant), roofline
-(share of the device's limits, and MFU), pipeline (training from disk to weights), evaluation,
-launches, ranks (one and several). Finished parts are stored in FILE and not run again; at the end a
-table of every part is printed. Without CUDA, measurements that need it are marked as missing.
+Parts: correctness (against the CPU in float32), steps (time and memory of each variant), pipeline
+(training from disk to weights), evaluation, ranks (one and several). Finished parts are
+stored in FILE and not run again; at the end a table of every part is printed. Without CUDA,
+measurements that need it are marked as missing.
 """
 
 import argparse
@@ -27,19 +27,16 @@ import torch
 from benchmarks.on_gpu.correctness import correctness
 from benchmarks.on_gpu.end_to_end import evaluation, pipeline
 from benchmarks.on_gpu.record import Record, Row, Setup
-from benchmarks.on_gpu.roofline import roofline
 from benchmarks.on_gpu.several import several_ranks
-from benchmarks.on_gpu.step_costs import launches, step_costs
+from benchmarks.on_gpu.step_costs import step_costs
 
 logger = logging.getLogger("benchmarks.gpu")
 
 PARTS: dict[str, Callable[[Setup], Iterable[Row]]] = {
     "correctness": correctness,
     "steps": step_costs,
-    "roofline": roofline,
     "pipeline": pipeline,
     "evaluation": evaluation,
-    "launches": launches,
     "ranks": several_ranks,
 }
 

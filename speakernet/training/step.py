@@ -49,10 +49,6 @@ if TYPE_CHECKING:
             different ones.
             """
 
-        @property
-        def warps(self) -> np.ndarray:
-            """(batch,) int64: the vocal tract of each utterance."""
-
 
 NUM_NUMBERS = 3
 """Numbers that a step reports: weight, loss and accuracy."""
@@ -156,11 +152,9 @@ class TrainingStep:
         self.compiler = compiler or Compiler(net, None)
         self.profiler = profiler
         self.guard = BufferGuard([net, loss])
-        # Front-end components whose draws are keyed by utterance, or that warp vocal tracts.
+        # Front-end components whose draws are keyed by utterance.
         modules: list[Any] = list(net.modules())
         self._keyed = [one for one in modules if hasattr(one, "key_draws")]
-        self._warping = [one for one in modules if hasattr(one, "take_warps")]
-        self._teacher: Any = getattr(loss, "teacher", None)
         self._sees_all = bool(getattr(loss, "sees_all_ranks", loss.is_metric))
         self._parameters = parameters_of(optimizer)
         self._is_sharded = any(hasattr(one, ROW_SHARE) for one in self._parameters)
@@ -253,16 +247,11 @@ class TrainingStep:
                 self.key_draws(batch)
                 embeddings = self.ranks.embed(batch.waveforms)
                 labels = batch.labels
-                wanted = [] if self._teacher is None else [self._teacher.wanted(batch)]
                 if self._sees_all:
-                    rows = [embeddings, labels, *wanted]
-                    embeddings, labels, *wanted = (
-                        self.ranks.rows_of_all(one, batch.shares) for one in rows
-                    )
+                    embeddings = self.ranks.rows_of_all(embeddings, batch.shares)
+                    labels = self.ranks.rows_of_all(labels, batch.shares)
                 compare = self._compare if self.loss.is_metric else self.loss
                 value, accuracy = compare(embeddings, labels)
-                if wanted:
-                    value = value + self._teacher(embeddings, *wanted, labels)
             numbers = self._record(value, accuracy, weight)
             with record_function("speakernet.backward"):
                 self.ranks.backward(
@@ -315,13 +304,9 @@ class TrainingStep:
         return StepOutcome(loss, accuracy, norm, is_bad, loss_is_bad, num_utterances, indices)
 
     def key_draws(self, batch: "BatchLike") -> None:
-        """Pass the utterances and vocal tracts of a batch to the components that draw (masks,
-        dither).
-        """
+        """Pass the utterances of a batch to the components that draw (masks, dither)."""
         for module in self._keyed:
             module.key_draws(batch.draw_key, batch.draw_rows)
-        for tracts in self._warping:
-            tracts.take_warps(batch.warps)
 
     def close(self) -> None:
         """Release everything after the last step."""

@@ -41,6 +41,7 @@ def parts(tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_example(tiny_corpus, tmp_path, parts, capsys, caplog):
     run = tmp_path / "run"
     recipe = write_recipe(

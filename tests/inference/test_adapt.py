@@ -73,6 +73,7 @@ def test_adapted_embeddings(voices, uncalibrated, adapted):
     )
 
 
+@pytest.mark.slow
 def test_commands(voices, uncalibrated, adapted, tmp_path, capsys):
     model, a, b, c = (
         adapted / "plda.pt",

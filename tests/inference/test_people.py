@@ -193,6 +193,7 @@ def test_kill(path):
     store.enroll("after", voice(1))
 
 
+@pytest.mark.slow
 @needs_fork
 def test_simultaneous_enrolments(path):
     def enrol() -> None:
