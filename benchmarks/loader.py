@@ -1,17 +1,10 @@
-"""The suite `--loading`: our loader, embedding and scoring against the classic ones, and the memory
-of a worker.
-"""
+"""The suite `--loading`: our loader against the classic one."""
 
 import itertools
-import multiprocessing
 import random
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-import psutil
 import torch
 
 from benchmarks import classic
@@ -19,20 +12,12 @@ from benchmarks.data import BenchmarkData
 from benchmarks.timing import Speedup, Way, compare, on_one_core
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs
-from speakernet.assembly.training import build_model, build_precision
 from speakernet.config.schema import Config, replaced
 from speakernet.data.batches import Batch
 from speakernet.data.loader import TrainingLoader
-from speakernet.data.opening import open_source
-from speakernet.evaluation.embedding import embed_utterances
-from speakernet.evaluation.scoring import mean_distance_scores
 
 # Batches fetched before timing starts, more than fit in any queue.
 WARM_BATCHES = 8
-# The size of VoxCeleb2's training part.
-MILLION_ROWS = 1_092_009
-# Memory of an interpreter with torch, before importing our code.
-BARE_INTERPRETER = "import psutil, torch; print(psutil.Process().memory_full_info().uss)"
 CPU = torch.device("cpu")
 
 
@@ -156,151 +141,33 @@ def compare_loading(
     """Our loader against the classic one; yields each measure as it is done."""
     num_rows = config.data.batch_size * (num_batches + WARM_BATCHES)
 
-    def measure(
-        name: str, form: str, wanted: float, classic_form: str = "wav", **changes: Any
-    ) -> Speedup:
+    def measure(name: str, form: str, classic_form: str = "wav", **changes: Any) -> Speedup:
         made = benchmark_config(config, data, form, num_rows, **changes)
         ours, loader = our_side(made, num_batches)
         theirs = classic_side(made, data, classic_form, num_batches)
         try:
-            return compare(name, theirs, ours, rounds=rounds, wanted=wanted)
+            return compare(name, theirs, ours, rounds=rounds)
         finally:
             loader.close()
 
     with on_one_core():
-        yield measure("crops from PCM WAV", "wav", 10)
+        yield measure("crops from PCM WAV", "wav")
         if data.has_noise:
-            yield measure("crops from PCM WAV, augmented five ways", "wav", 10, augment=True)
-            yield measure("the same, in the classic style", "wav", 0, augment=True, style="classic")
-        yield measure("crops from FLAC on disk", "flac", 2, "flac")
-        yield measure("crops from FLAC, RAM corpus", "flac", 10, "flac", ram_corpus="on")
-        yield measure("crops from a packed corpus, int16", "packed", 25)
+            yield measure("crops from PCM WAV, augmented five ways", "wav", augment=True)
+            yield measure("the same, in the classic style", "wav", augment=True, style="classic")
+        yield measure("crops from FLAC on disk", "flac", "flac")
+        yield measure("crops from FLAC, RAM corpus", "flac", "flac", ram_corpus="on")
+        yield measure("crops from a packed corpus, int16", "packed")
     for num_workers in (1, 2):
         workers = f"{num_workers} worker{'s' if num_workers > 1 else ''}"
-        yield measure(f"crops from PCM WAV, {workers}", "wav", 7, num_workers=num_workers)
+        yield measure(f"crops from PCM WAV, {workers}", "wav", num_workers=num_workers)
         if data.has_noise:
             yield measure(
-                f"augmented five ways, {workers}", "wav", 7, augment=True, num_workers=num_workers
+                f"augmented five ways, {workers}", "wav", augment=True, num_workers=num_workers
             )
-        yield measure(f"packed corpus, {workers}", "packed", 12, num_workers=num_workers)
-    if data.has_noise:
-        yield _compare_worker_counts(config, data, num_batches, rounds)
-
-
-def _compare_worker_counts(
-    config: Config, data: BenchmarkData, num_batches: int, rounds: int
-) -> Speedup:
-    num_rows = config.data.batch_size * (num_batches + WARM_BATCHES)
-    sides = []
-    loaders = []
-    for num_workers in (1, 2):
-        made = benchmark_config(
-            config, data, "wav", num_rows, augment=True, num_workers=num_workers
-        )
-        side, loader = our_side(made, num_batches)
-        sides.append(side)
-        loaders.append(loader)
-    try:
-        names = ("one worker", "two workers")
-        return compare(
-            "augmented five ways", sides[0], sides[1], rounds=rounds, wanted=1.6, sides=names
-        )
-    finally:
-        for loader in loaders:
-            loader.close()
-
-
-def compare_evaluation(
-    config: Config, data: BenchmarkData, num_utterances: int, rounds: int
-) -> Iterator[Speedup]:
-    """Embedding one utterance per batch or many together; scoring one trial at a time or all at
-    once.
-    """
-    net = build_model(config)
-    names = [f"{name}.wav" for name in data.names[:num_utterances]]
-    paths = data.paths("wav")[:num_utterances]
-    source = open_source(data.folder("wav"), config.data.sample_rate)
-    section = config.evaluation
-    num_crops = max(2, section.num_crops)
-    frames = section.eval_frames or 300
-
-    def theirs(_: None) -> int:
-        return len(
-            classic.embed_one_by_one(net.eval(), paths, num_frames=frames, num_crops=num_crops)
-        )
-
-    def ours(autocast: Callable[[], Any]) -> Callable[[None], int]:
-        options = section.model_copy(
-            update={"eval_frames": frames, "num_crops": num_crops, "num_workers": 2}
-        )
-        return lambda _: len(embed_utterances(net, source, names, options, autocast=autocast))
-
-    with on_one_core():
-        for precision in dict.fromkeys(("no", config.runtime.precision)):
-            made = build_precision(replaced(config, runtime={"precision": precision}), CPU)
-            title = (
-                f"evaluation embedding, {num_crops} crops of {frames} frames, precision {made.name}"
-            )
-            yield compare(
-                title, Way(theirs), Way(ours(made.autocast)), rounds=rounds, unit="utterances"
-            )
-        yield _compare_scoring(rounds, num_crops=num_crops)
-
-
-def _compare_scoring(rounds: int, num_crops: int, num_trials: int = 2000) -> Speedup:
-    generator = np.random.default_rng(0)
-    embeddings = generator.standard_normal((200, num_crops, 256)).astype(np.float32)
-    enrol, test = generator.integers(0, 200, (2, num_trials)).astype(np.int32)
-    by_name = {str(row): torch.from_numpy(one) for row, one in enumerate(embeddings)}
-    trials = [(str(one), str(two)) for one, two in zip(enrol, test, strict=True)]
-    theirs = Way(lambda _: len(classic.score_one_by_one(by_name, trials)))
-    ours = Way(lambda _: len(mean_distance_scores(embeddings, enrol, test)))
-    return compare("scoring by mean distance", theirs, ours, rounds=rounds, unit="trials")
-
-
-def measure_worker_memory(
-    config: Config, data: BenchmarkData, num_rows: int = MILLION_ROWS
-) -> dict[str, Any]:
-    """Unique memory of forked and spawned loader workers, for a packed corpus and a list of a
-    million rows.
-    """
-    found: dict[str, Any] = {
-        "num_rows": num_rows,
-        "bare_interpreter_bytes": _bare_interpreter_bytes(),
-    }
-    made = benchmark_config(config, data, "packed", num_rows, num_workers=2)
-    for method in multiprocessing.get_all_start_methods():
-        # Workers of a fork server are forks of a bare process and need as much memory as spawned
-        # ones.
-        if method not in ("fork", "spawn"):
-            continue
-        loader = build_training_loader(made, Inputs(made, CPU), start_method=method)
-        others = {child.pid for child in multiprocessing.active_children()}
-        try:
-            # Enough for every worker to have touched what it needs.
-            _skip(iter(loader), 4 * WARM_BATCHES)
-            workers = [
-                child.pid for child in multiprocessing.active_children() if child.pid not in others
-            ]
-            found[f"{method}_bytes"] = [_unique_bytes(pid) for pid in workers if pid is not None]
-        finally:
-            loader.close()
-    return found
+        yield measure(f"packed corpus, {workers}", "packed", num_workers=num_workers)
 
 
 def _skip(batches: Iterator[Any], count: int) -> None:
     for _ in itertools.islice(batches, count):
         pass
-
-
-def _unique_bytes(process_id: int) -> int:
-    """Memory of a process that it does not share with others."""
-    return int(psutil.Process(process_id).memory_full_info().uss)
-
-
-def _bare_interpreter_bytes() -> int:
-    """Unique memory of a new interpreter that has only imported torch."""
-    result = subprocess.run(
-        [sys.executable, "-c", BARE_INTERPRETER], capture_output=True, text=True, check=True
-    )
-    return int(result.stdout)

@@ -25,7 +25,7 @@ from typing import Any
 import boto3  # type: ignore[import-untyped]
 import numpy as np
 
-from benchmarks.cold_corpus import CROP_SAMPLES, UTTERANCE_SAMPLES, Noise
+from benchmarks.data import CROP_SAMPLES, UTTERANCE_SAMPLES, Noise
 from benchmarks.timing import Way, run_in_turn
 from speakernet.data.batches import BatchMaker, BatchRequest, CropMaker
 from speakernet.data.mixing import streamed

@@ -1,5 +1,4 @@
-"""The suite `--scoring`: scoring, normalisation and metrics at full size (optionally embedding, see
-`embedding.py`).
+"""The suite `--scoring`: scoring, normalisation and metrics at full size.
 
 Embeddings are random, in the sizes of common evaluation lists. Each part runs in a separate
 process, so that its peak memory (including interpreter and torch) is not affected by the other

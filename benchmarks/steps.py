@@ -1,5 +1,4 @@
-"""The suites `--steps` and `--memory`: each speed-up on and off, alone and together, in paired
-runs; peak memory.
+"""The suite `--steps`: a training step against a hand-written one, in paired runs.
 
 The reference is a hand-written step: the plain definition of network and loss in torch, float32,
 torch's plain Adam, forward, backward, update. Batches are random numbers of the right shape, so no
@@ -9,8 +8,6 @@ speed-ups, and they run in turn.
 
 import dataclasses
 import itertools
-import json
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.plain_models import PlainAMSoftmax, plain_model
+from benchmarks.plain_models import PlainAMSoftmax, PlainResNetSE34L
 from benchmarks.served import own_command, own_environment, serve, time_processes
 from benchmarks.timing import Timing
 from speakernet.assembly.training import (
@@ -33,15 +30,15 @@ from speakernet.assembly.training import (
 from speakernet.config.schema import Config, replaced
 from speakernet.losses.options import AMSoftmaxOptions, LossOptions
 from speakernet.machine.device import find_device
-from speakernet.machine.memory import Monitor
+from speakernet.models.options import FAMILIES, MODELS
+from speakernet.options import lookup
 from speakernet.parallel import distributed
-from speakernet.training.profiler import peak_tensor_bytes
-from speakernet.training.trainer import Trainer
 
 NUM_SPEAKERS = 150
-# voxceleb_trainer's sizes: mel bands of its networks, and its embedding.
-CLASSIC_MELS = {"ResNetSE34L": 40, "ResNetSE34V2": 64, "VGGVox": 40}
-CLASSIC_DIM = 512
+# voxceleb_trainer's network and its sizes.
+NETWORK = "ResNetSE34L"
+NUM_MELS = 40
+EMBEDDING_DIM = 512
 CROP_SAMPLES = 32240  # 200 frames of 10 ms with a window of 25 ms
 PLAIN = "plain definition"
 PLAIN_BF16 = "plain definition, bf16 autocast"
@@ -50,26 +47,18 @@ AS_BEFORE: dict[str, dict[str, Any]] = {
     "runtime": {"precision": "no", "keep_memory": False, "channels_last": "off"},
     "optimizer": {"fused": "off"},
 }
-# Variants of the trainer: name -> section -> options. First each speed-up alone, then together.
+# Variants of the trainer: name -> section -> options; without any speed-up, and with all.
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "none": AS_BEFORE,
-    "fused only": {"runtime": AS_BEFORE["runtime"]},
-    "channels_last only": {**AS_BEFORE, "runtime": {"precision": "no", "keep_memory": False}},
-    "keep_memory only": {**AS_BEFORE, "runtime": {"precision": "no", "channels_last": "off"}},
-    "bf16 only": {**AS_BEFORE, "runtime": {"keep_memory": False, "channels_last": "off"}},
-    "compile only": {**AS_BEFORE, "runtime": {**AS_BEFORE["runtime"], "compile": "on"}},
-    "all but bf16": {"runtime": {"precision": "no"}},
     "default": {},
-    "default without fused": {"optimizer": {"fused": "off"}},
-    "default without channels_last": {"runtime": {"channels_last": "off"}},
-    "default without keep_memory": {"runtime": {"keep_memory": False}},
     "default + compile": {"runtime": {"compile": "on"}},
-    "default + compile by block": {"runtime": {"compile": "on", "compile_scope": "regional"}},
     "default + checkpointing": {"runtime": {"gradient_checkpointing": True}},
 }
 # The allocator's heap grows for some steps until it holds all that a step needs.
 WARMUP_STEPS = 10
 NAMES = (PLAIN, PLAIN_BF16, BY_HAND, *VARIANTS)
+SMALLEST = tuple(next(iter(sizes)) for sizes in FAMILIES.values())
+"""The smallest network of each family."""
 
 
 @dataclasses.dataclass
@@ -86,11 +75,6 @@ class RandomBatch:
     def draw_rows(self) -> np.ndarray:
         """The rows: no utterance is repeated."""
         return self.indices.numpy()
-
-    @property
-    def warps(self) -> np.ndarray:
-        """No vocal tract is warped."""
-        return np.zeros(len(self.labels), dtype=np.int64)
 
     @classmethod
     def of(cls, batch_size: int, device: torch.device) -> "RandomBatch":
@@ -146,13 +130,6 @@ def variant_config(config: Config, name: str) -> Config:
 
 def trainer_step(config: Config, folder: Path, batch_size: int) -> Callable[[], None]:
     """A callable for one complete step of a real trainer, including progress display."""
-    return trainer_and_step(config, folder, batch_size)[1]
-
-
-def trainer_and_step(
-    config: Config, folder: Path, batch_size: int
-) -> tuple[Trainer, Callable[[], None]]:
-    """The trainer, for reading the results of its steps, and its `trainer_step`."""
     torch.manual_seed(config.runtime.seed)
     net = build_model(config)
     loss = build_loss(config, NUM_SPEAKERS)
@@ -170,16 +147,15 @@ def trainer_and_step(
     def run() -> None:
         trainer.run_step(batches)
 
-    return trainer, run
+    return run
 
 
-def classic_config(config: Config, model: str) -> Config:
-    """The configuration with voxceleb_trainer's sizes for a model, and AM-softmax."""
-    mels = {"num_mels": CLASSIC_MELS[model]} if model in CLASSIC_MELS else {}
+def classic_config(config: Config) -> Config:
+    """The configuration with voxceleb_trainer's network in its sizes, and AM-softmax."""
     return replaced(
         config,
-        model={"name": model, "embedding_dim": CLASSIC_DIM},
-        frontend={"name": "auto", **mels},
+        model={"name": NETWORK, "embedding_dim": EMBEDDING_DIM},
+        frontend={"name": "auto", "num_mels": NUM_MELS},
         loss={"name": "amsoftmax"},
     )
 
@@ -205,7 +181,7 @@ def plain_step(
     front_end = build_model(config).front_end
     device = find_device(config.runtime)
     dim = config.model.embedding_dim
-    net = plain_model(config.model.name, front_end, dim, front_end.num_features).train().to(device)
+    net = PlainResNetSE34L(front_end, dim).train().to(device)
     loss = PlainAMSoftmax(dim, NUM_SPEAKERS, *margin_and_scale(config.loss)).train().to(device)
     optimizer = torch.optim.Adam([*net.parameters(), *loss.parameters()], lr=1e-3)
     batch = RandomBatch.of(batch_size, device)
@@ -267,7 +243,7 @@ def serve_steps(config: Config, name: str, batch_size: int) -> None:
 
 
 def measure_steps(
-    model: str, names: Sequence[str], *, batch_size: int, rounds: int, arguments: Sequence[str] = ()
+    names: Sequence[str], *, batch_size: int, rounds: int, arguments: Sequence[str] = ()
 ) -> list[Timing]:
     """Time the plain definition's step and every variant in turn.
 
@@ -283,59 +259,24 @@ def measure_steps(
         keeps = name == BY_HAND or VARIANTS.get(name, AS_BEFORE).get("runtime", {}).get(
             "keep_memory", True
         )
-        measured = ["--steps", model, "--step_of", name, "--step_batch", str(batch_size)]
+        measured = ["--step_of", name, "--step_batch", str(batch_size)]
         commands[name] = own_command(*arguments, *measured), own_environment(huge_pages=keeps)
     # The first step after another process has cold caches, which cost some hundredths of a second;
     # training has none.
     return time_processes(commands, rounds=rounds, warmup=WARMUP_STEPS, settle=1)
 
 
-@dataclasses.dataclass(frozen=True)
-class StepMemory:
-    """Peak memory of a step, in bytes."""
-
-    tensor_bytes: int
-    """Tensors created in the step: activations, gradients, temporary tensors."""
-    process_bytes: int
-    """Growth of the process, including buffers of kernels and memory held by the allocator."""
-
-
-def measure_memory(
-    model: str, variant: str, batch_size: int, arguments: Sequence[str] = ()
-) -> StepMemory:
-    """The peak memory of a variant's step, in a fresh process.
-
-    In the same process, memory freed by an earlier variant would hide what this one needs.
+def published_config(config: Config, name: str) -> Config:
+    """The configuration with a network as published: embedding size, mel bands, front end and
+    pooling.
     """
-    if variant not in VARIANTS:
-        raise ValueError(f"unknown variant {variant!r}; known: {', '.join(VARIANTS)}")
-    command = own_command(
-        *arguments, "--memory_of", variant, "--steps", model, "--step_batch", str(batch_size)
+    trunk: Any = lookup(MODELS, name, "model").options
+    mels = {"num_mels": trunk.published.mels} if trunk.published.mels else {}
+    # Weights are random, so a backbone needs only its sizes, here WavLM-Base's.
+    backbone = {"options": {"config": {"model_type": "wavlm"}}} if name == "Pretrained" else {}
+    config = replaced(
+        config,
+        model={"name": name, "embedding_dim": trunk.published.dim, "pooling": "auto", **backbone},
+        frontend={"name": "auto", **mels},
     )
-    # Huge pages would be counted in full, however little of each is used.
-    environment = own_environment(huge_pages=False)
-    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    if result.returncode:
-        raise ValueError(
-            f"measuring the memory of {variant} failed: {result.stderr.strip()[-500:]}"
-        )
-    return StepMemory(**json.loads(result.stdout.splitlines()[-1]))
-
-
-def step_memory(config: Config, variant: str, batch_size: int) -> StepMemory:
-    """The peak memory of a variant's step; call it in a fresh process.
-
-    A step of two crops comes first, to load the code of kernels: hundreds of megabytes, whatever
-    the batch size.
-    """
-    config = variant_config(config, variant)
-    prepare_machine(config)
-    with tempfile.TemporaryDirectory() as folder:
-        # Each trainer needs its own run folder.
-        warm = trainer_step(config, Path(folder) / "warm", 2)
-        warm()
-        run = trainer_step(config, Path(folder) / "run", batch_size)
-        with Monitor() as monitor:
-            run()
-            run()
-        return StepMemory(peak_tensor_bytes(run), int(monitor.peak - monitor.start))
+    return variant_config(config, "default")

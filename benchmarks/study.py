@@ -1,7 +1,7 @@
 """Train named variants of a recipe with several seeds, and compare them.
 
-    python -m benchmarks.study benchmarks/studies/small_data.yaml --save_path S --train_list L …
-    python -m benchmarks.study PLAN … --only "three warps" --seeds 1 2 3 4
+    python -m benchmarks.study PLAN --save_path S --train_list L …
+    python -m benchmarks.study PLAN … --only "three speeds" --seeds 1 2 3 4
     python -m benchmarks.study PLAN … --table
 
 A plan is a YAML file: `recipe`, `seeds`, `reference` (a variant's name), `common` (options of all
@@ -13,8 +13,7 @@ reference's models.
 
 Runs are processes with one thread, two at a time; `--threads` and `--processes` change that.
 Results are appended to S/results.jsonl as runs finish; the same command resumes, also in the middle
-of a run. Training time excludes evaluations. `python -m benchmarks.study_curve S` draws error
-against time.
+of a run. Training time excludes evaluations.
 """
 
 import argparse
@@ -392,8 +391,8 @@ def _load() -> float:
 def _as_name(variant: str) -> str:
     """A variant's name in file names.
 
-    >>> _as_name("warps 3, half real")
-    'warps_3_half_real'
+    >>> _as_name("speeds 3, half real")
+    'speeds_3_half_real'
     """
     return "_".join(
         "".join(one if one.isalnum() or one in "-." else " " for one in variant).split()

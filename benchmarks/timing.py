@@ -143,9 +143,6 @@ class Speedup:
         ratio: median over the rounds of second / first, each taken within its round.
         lowest_ratio: the lowest of any round.
         highest_ratio: the highest of any round.
-        wanted: target ratio; 0 for none.
-        unit: what an item is.
-        sides: names of the two ways.
     """
 
     measure: str
@@ -154,9 +151,6 @@ class Speedup:
     ratio: float
     lowest_ratio: float
     highest_ratio: float
-    wanted: float = 0.0
-    unit: str = "crops"
-    sides: tuple[str, str] = ("classic", "ours")
 
 
 def compare(
@@ -165,9 +159,6 @@ def compare(
     second: Way,
     *,
     rounds: int,
-    wanted: float = 0.0,
-    unit: str = "crops",
-    sides: tuple[str, str] = ("classic", "ours"),
     clock: Callable[[], float] = time.perf_counter,
 ) -> Speedup:
     """Run A B A B …, `rounds` times each after one warm-up round.
@@ -175,44 +166,33 @@ def compare(
     Raises:
         ValueError: as in `run_in_turn`.
     """
-    samples = run_in_turn(
-        dict(zip(sides, (first, second), strict=True)), rounds=rounds, clock=clock
-    )
-    slow, fast = (samples[name].rates for name in sides)
+    samples = run_in_turn({"classic": first, "ours": second}, rounds=rounds, clock=clock)
+    slow = samples["classic"].rates
+    fast = samples["ours"].rates
     ratios = [two / one for one, two in zip(slow, fast, strict=True)]
-    rates = statistics.median(slow), statistics.median(fast)
     return Speedup(
-        measure, *rates, statistics.median(ratios), min(ratios), max(ratios), wanted, unit, sides
+        measure,
+        statistics.median(slow),
+        statistics.median(fast),
+        statistics.median(ratios),
+        min(ratios),
+        max(ratios),
     )
 
 
 def speedup_table(speedups: Sequence[Speedup]) -> str:
-    """A Markdown table, one row per measure; ratios below the target are marked."""
+    """A Markdown table, one row per measure."""
     lines = [
-        "| measure | classic /s | ours /s | ratio (lowest to highest) | wanted |",
-        "|---|---|---|---|---|",
+        "| measure | classic crops/s | ours crops/s | ratio (lowest to highest) |",
+        "|---|---|---|---|",
     ]
-    for one in speedups:
-        spread = f"{one.ratio:.1f} ({one.lowest_ratio:.1f} to {one.highest_ratio:.1f})"
-        wanted = (
-            f"{one.wanted:g}{' **not reached**' if one.ratio < one.wanted else ''}"
-            if one.wanted
-            else ""
-        )
-        names = (
-            "" if one.sides == ("classic", "ours") else f" ({one.sides[1]} against {one.sides[0]})"
-        )
+    for speedup in speedups:
         lines.append(
-            f"| {one.measure}{names} [{one.unit}] | {one.first_per_second:,.0f} | "
-            f"{one.second_per_second:,.0f} | {spread} | {wanted} |"
+            f"| {speedup.measure} | {speedup.first_per_second:,.0f} | "
+            f"{speedup.second_per_second:,.0f} | {speedup.ratio:.1f} "
+            f"({speedup.lowest_ratio:.1f} to {speedup.highest_ratio:.1f}) |"
         )
     return "\n".join(lines)
-
-
-def as_plain(speedup: Speedup) -> dict[str, Any]:
-    """A speed-up as plain values, for a JSON file."""
-    plain = dataclasses.asdict(speedup)
-    return {**plain, "sides": list(speedup.sides), "is_reached": speedup.ratio >= speedup.wanted}
 
 
 @contextlib.contextmanager

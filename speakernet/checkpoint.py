@@ -21,6 +21,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save
 
 from speakernet.files import (
+    ZIP_MARK,
     FileError,
     atomic_write,
     error_line,
@@ -39,7 +40,6 @@ MAX_UNPACKED = 100
 """Largest compression ratio accepted: weights shrink by a tenth, zeros of a new optimizer by
 more."""
 ALWAYS_UNPACKED_BYTES = 256 << 20
-ZIP_MARK = b"PK\x03\x04"
 ADVICE = "copy or download it again, or use an earlier one from checkpoints/ of its run"
 OTHER_FILES = {".onnx": "an ONNX export", ".db": "a store of people"}
 SMALL_TENSOR_BYTES = 1 << 20

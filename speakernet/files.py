@@ -19,7 +19,7 @@ import stat
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +59,20 @@ MAX_PARTS = 9999
 MAX_PARTS_NAMED = 20
 LONGEST_SECRET = 4096  # bytes
 DEFLATE_LIMIT = 1033  # the largest compression ratio of deflate
+
+MARK_BYTES = 1 << 16
+"""How far from its start and end a file is searched for the mark of this program."""
+ZIP_MARK = b"PK\x03\x04"
+MARKS_IN_ZIP = (b"format_version", b"fingerprint.npy", b"speakernet.json")
+"""In a model file, in the embeddings of `embed` and `people export`, and in a torch.export
+archive."""
+MARKS_AT_START = (b'{\n "fingerprint": ', b'{\n "system": ', b"# From wespeaker's ")
+"""Of `people export`, the figures of `benchmark`, and `import-config`."""
+MARKS_BY_SUFFIX = {
+    ".onnx": b"speakernet",
+    ".safetensors": b'"speakernet"',
+    ".html": b'<meta name="generator" content="speakernet">',
+}
 
 IN_PLACE_OF_A_FILE = {
     b"version https://git-lfs": "a git-lfs pointer; `git lfs pull` fetches the file",
@@ -392,6 +406,43 @@ def refuse_overwriting(outputs: Iterable[str | Path], inputs: Iterable[str | Pat
                     "output"
                 )
         taken.append(output)
+
+
+def check_outputs(
+    outputs: Mapping[Path, bool], inputs: Iterable[str | Path], *, is_forced: bool = False
+) -> None:
+    """Refuse outputs that would replace an input, each other, or a file that this program did not
+    write.
+
+    Args:
+        outputs: the files that a command will write, and whether an existing one was written by
+            this program.
+        inputs: the files that it reads.
+        is_forced: replace files of other programs too, but never an input.
+    """
+    refuse_overwriting(outputs, inputs)
+    for path, is_ours in outputs.items():
+        if path.is_file() and path.stat().st_size and not is_ours and not is_forced:
+            raise FileError(
+                f"{path} exists, and is not a file that this command wrote; choose another name, "
+                "or replace it with --force"
+            )
+
+
+def is_own(path: Path) -> bool:
+    """Whether a file holds the mark of a file that this program writes with `--out`; False for a
+    missing file.
+    """
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        content = file.read(MARK_BYTES)
+        file.seek(max(file.tell(), path.stat().st_size - MARK_BYTES))
+        content += file.read()
+    if content.startswith(ZIP_MARK):
+        return any(mark in content for mark in MARKS_IN_ZIP)
+    mark = MARKS_BY_SUFFIX.get(path.suffix.lower())
+    return content.startswith(MARKS_AT_START) or (mark is not None and mark in content)
 
 
 def is_address(path: object) -> bool:

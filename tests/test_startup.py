@@ -254,6 +254,7 @@ sys.exit(main(["verify", "a.wav", "b.wav", "--model", "none.pt"]))
 """
 
 
+@pytest.mark.slow
 def test_verify_fails_with_2():
     """Also without a standard output, and without importing the compiler; 1 would mean different
     speakers.

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.families import SMALLEST, published_config
 from benchmarks.on_gpu.record import NEEDS_CUDA, Row, Setup, left_out, row
-from benchmarks.steps import RandomBatch
+from benchmarks.steps import SMALLEST, RandomBatch, published_config
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs
 from speakernet.assembly.runs import train_experiment

@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.cold_corpus import Noise, drop_pages
-from benchmarks.data import BenchmarkData, prepare_data
-from benchmarks.families import published_config
+from benchmarks.data import BenchmarkData, Noise, drop_pages, prepare_data
 from benchmarks.on_gpu.record import Row, Setup, row
 from benchmarks.on_gpu.step_costs import VARIANTS, batch_size_of, host_and_busy
+from benchmarks.steps import published_config
 from speakernet.assembly.benchmark import QUIET_STEPS, WARM_STEPS, ReadyCrops, time_steps
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs

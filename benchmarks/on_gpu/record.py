@@ -117,31 +117,9 @@ class Record:
             json.dump(self.figures(), file, indent=1)
 
     def figures(self) -> dict[str, Any]:
-        """The content of the file; the main figures are repeated by name."""
+        """The content of the file."""
         versions = self._facts["hardware"]["versions"]
-        return {**self._facts, "versions": versions, **self._named(), "parts": self.parts}
-
-    def _named(self) -> dict[str, Any]:
-        rows = {part: found["rows"] for part, found in self.parts.items()}
-        roofline = rows.get("roofline", [])
-        pipeline = [one for one in rows.get("pipeline", []) if "reason" not in one]
-        return {
-            "correctness": rows.get("correctness", []),
-            "peak_flops": {
-                one["dtype"]: one["peak_flops"] for one in roofline if "peak_flops" in one
-            },
-            "bandwidth_bytes_per_second": next(
-                (one["bytes_per_second"] for one in roofline if "bytes_per_second" in one), None
-            ),
-            "roofline_share": {
-                one["name"]: one["roofline_share"] for one in roofline if "roofline_share" in one
-            },
-            "mfu": {one["name"]: one["mfu"] for one in roofline if "mfu" in one},
-            "utterances_per_second": {
-                one["name"]: one["utterances_per_second"] for one in pipeline
-            },
-            "data_wait_share": {one["name"]: one["data_wait_share"] for one in pipeline},
-        }
+        return {**self._facts, "versions": versions, "parts": self.parts}
 
     def markdown(self) -> str:
         """Hardware and versions, then a table per part."""

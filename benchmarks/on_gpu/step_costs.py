@@ -1,22 +1,16 @@
-"""Parts `steps` and `launches`: time and memory of a training step in each variant, and its kernel
-launches.
-"""
+"""Part `steps`: time and memory of a training step in each variant."""
 
 import contextlib
-import dataclasses
-import itertools
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.families import published_config
 from benchmarks.on_gpu.record import NEEDS_CUDA, Row, Setup, left_out, row
-from benchmarks.steps import trainer_step
+from benchmarks.steps import published_config, trainer_step
 from benchmarks.timing import Way, run_in_turn, timings
 from speakernet.assembly.benchmark import warm_up
 from speakernet.assembly.training import prepare_machine
@@ -54,12 +48,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "compile_mode": "reduce-overhead",
     },
 }
-# The variants whose launches are counted, on a GPU and on a CPU.
-COUNTED = ("bf16, channels_last", RECORDED, "all")
-COUNTED_ON_CPU = ("eager",)
-PROFILED_STEPS = 5
-LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch")
-SYNCHRONISATIONS = ("Synchronize",)
 
 
 def step_config(setup: Setup, model: str, runtime: Mapping[str, Any]) -> Config:
@@ -152,63 +140,3 @@ def median_seconds(run: Callable[[], Any], rounds: int) -> float:
 
     (timing,) = timings(run_in_turn({"it": Way(once)}, rounds=rounds, warmup=0))
     return timing.median_seconds
-
-
-@dataclasses.dataclass(frozen=True)
-class Calls:
-    """Calls per step."""
-
-    launches: float
-    synchronisations: float
-    operations: float
-
-
-def launches(setup: Setup) -> Iterator[Row]:
-    """Operations, kernel launches and synchronisations of a step that logs nothing.
-
-    No step may synchronise, except once for the progress display, which follows the clock, if it is
-    due.
-    """
-    variants = COUNTED if setup.is_cuda else COUNTED_ON_CPU
-    for model, variant in itertools.product(QUICK_MODELS if setup.is_quick else MODELS, variants):
-        with warm_step(setup, model, VARIANTS[variant]) as step:
-            count = 1 if setup.is_quick else PROFILED_STEPS
-            calls = count_calls(step, count, is_cuda=setup.is_cuda)
-            shares = host_and_busy(step, count, setup.device)
-        name = f"{model}, {variant}, operations of a step"
-        yield row(name, per_step=calls.operations, **shares)
-        if setup.is_cuda:
-            yield row(f"{model}, {variant}, launches of a step", per_step=calls.launches)
-            yield row(
-                f"{model}, {variant}, synchronisations of a step",
-                per_step=calls.synchronisations,
-                passed=calls.synchronisations * PROFILED_STEPS <= 1,
-            )
-        else:
-            yield left_out(f"{model}, launches and synchronisations of a step", NEEDS_CUDA)
-
-
-def count_calls(run: Callable[[], None], num_steps: int, *, is_cuda: bool) -> Calls:
-    """Calls per step that torch's profiler counts in `num_steps` runs."""
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if is_cuda:
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
-        torch.cuda.synchronize()
-    with torch.profiler.profile(activities=activities) as profiler:
-        for _ in range(num_steps):
-            run()
-    counted: Counter[str] = Counter()
-    for event in profiler.key_averages():
-        counted[event.key] += event.count
-    # The profiler itself synchronises once when it stops.
-    synchronisations = _sum(counted, SYNCHRONISATIONS) - (1 if is_cuda else 0)
-    operations = sum(count for key, count in counted.items() if key.startswith("aten::"))
-    return Calls(
-        _sum(counted, LAUNCHES) / num_steps,
-        max(0, synchronisations) / num_steps,
-        operations / num_steps,
-    )
-
-
-def _sum(counted: Mapping[str, int], parts: tuple[str, ...]) -> int:
-    return sum(count for key, count in counted.items() if any(part in key for part in parts))

@@ -512,16 +512,8 @@ def find_batch_size(
     def sample(size: int) -> Batch:
         noise = 0.1 * torch.randn(size, num_samples, generator=generator)
         labels = (torch.arange(size) // per_speaker) % num_classes
-        warps = np.zeros(size, dtype=np.int64)
-        return Batch(
-            noise.to(device),
-            labels.to(device),
-            labels,
-            (size,),
-            draw_key=0,
-            draw_rows=labels.numpy(),
-            warps=warps,
-        )
+        device_labels = labels.to(device)
+        return Batch(noise.to(device), device_labels, labels, (size,), 0, labels.numpy())
 
     def run(batch: Batch) -> None:
         step.add(batch)

@@ -34,6 +34,7 @@ from speakernet.evaluation.calibration import (
 from speakernet.evaluation.embedding import (
     Embedder,
     Unions,
+    as_heard,
     modes_of,
     one_pass,
     reader_threads,
@@ -51,7 +52,7 @@ from speakernet.evaluation.figures import CHOSEN_ON_REPORTED, cautions, why_no_e
 from speakernet.evaluation.results import Results
 from speakernet.evaluation.scoring import (
     MIN_COHORT,
-    WHOLE,
+    VERIFYING,
     Backend,
     mean_embeddings,
     speaker_means,
@@ -493,18 +494,24 @@ class _Scoring:
         scored = score_trials(embedder, backend, trials, source)
         prior = section.calibration_prior
         measures = section.quality_measures
-        fits = fits_of(scored, trials, source, prior, described, measures)
+        fits = fits_of(
+            scored, trials, as_heard(source, embedder.options), prior, described, measures
+        )
         calibration = fits[-1].calibration
         self.fitted_on = trials.sha256
         for sentence in fits[0].refused:
             logger.info("%s: %s", trials.source, sentence)
-        # `speakernet verify` scores whole utterances by cosine or PLDA, however the list was
-        # scored.
+        # `speakernet verify` scores the detected speech of whole utterances by cosine or PLDA,
+        # however the list was scored. A threshold only holds for scores of its own kind, so the
+        # list is embedded again for it.
         if (
             self.after_training
             and not others
-            and described != verifying_backend(self.contents).describe(WHOLE)
+            and described != verifying_backend(self.contents).describe(VERIFYING)
         ):
+            logger.info(
+                "embedding %s again for decisions, which use detected speech alone", trials.source
+            )
             own = [one for one in measures if one != "cohort"]
             fits += fit_for_verifying(embedder, self.contents, trials, source, prior, own)[0]
         for fit in fits:

@@ -29,7 +29,7 @@ from speakernet.evaluation.embedding import embed_utterances, preparation_in_wor
 from speakernet.evaluation.figures import why_no_error_rate
 from speakernet.evaluation.metrics import eer
 from speakernet.evaluation.scoring import WHOLE, plda_of, verifying_backend
-from speakernet.files import human_bytes, refuse_overwriting
+from speakernet.files import human_bytes
 from speakernet.losses.options import LOSSES, LossOptions
 from speakernet.models.importers import (
     PUBLISHED,
@@ -66,7 +66,6 @@ SPEECH_STREAM = 7001
 def import_weights(arguments: argparse.Namespace) -> list[str]:
     """Read, identify, convert, check and write; return lines about what was read."""
     lookup(dict.fromkeys(TOOLKITS), arguments.source, "toolkit")
-    refuse_overwriting([arguments.out], [arguments.file])
     contents = read_checkpoint(arguments.file)
     if is_model_file(contents):
         raise ValueError(f"{arguments.file} is already a speakernet model file; use it directly")

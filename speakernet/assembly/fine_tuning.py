@@ -30,11 +30,9 @@ from speakernet.evaluation.evaluate import Evaluation
 from speakernet.evaluation.figures import compare_scores
 from speakernet.evaluation.results import headline
 from speakernet.files import place, sha256_of
-from speakernet.losses.options import LossOptions
 from speakernet.losses.sharded import shard_head
 from speakernet.models.model_file import is_model_file, load_initial_weights
 from speakernet.models.speaker_net import SpeakerNet
-from speakernet.options import Component
 from speakernet.parallel import distributed
 from speakernet.random import derive_seed
 from speakernet.run_folder import AVERAGE, BEST, CHECKPOINTS, CONFIG, LAST, move_aside, stage_folder
@@ -51,8 +49,6 @@ KEPT_FACTS = ("imported_from", "licence", "trained_on", "corpus", "initial_model
 FREE = frozenset({"frontend.dither", "frontend.energy_floor_db"})
 """Options that may differ from an initial model: training noise, and the floor that narrow-band
 recordings need."""
-# Imported late, because few runs have a teacher.
-TEACHER = Component(LossOptions, "speakernet.assembly.teaching:add_teacher")
 STAGE_STREAM = 104
 """With the run's seed, the key of the random draws of the second stage; later stages use the next
 numbers."""
@@ -275,8 +271,6 @@ def train_stage(
                 if own.training.initial_model
                 else None
             )
-            if own.loss.teacher:
-                TEACHER.load()(own, loss, inputs)
             stage = Stage(
                 given=given, chosen_by=chosen_by, on_start=on_start, corpus=inputs.corpus_facts()
             )

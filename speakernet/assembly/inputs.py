@@ -294,16 +294,12 @@ def with_default_paths(config: Config) -> Config:
 
 
 def voices_of(config: Config) -> Voices:
-    """The speeds and vocal-tract warps to train on; without augmentation, only the recorded
-    voice.
-    """
+    """The speeds to train on; without augmentation, only the recorded voice."""
     augment = config.augment
     if not augment.enabled:
         return Voices()
     return Voices(
         speeds=tuple(speed_fractions(augment.speed_factors)),
-        # The recorded voice comes first so that its speakers keep their labels, as with speeds.
-        warps=tuple(sorted(augment.warp_factors, key=lambda factor: factor != 1)),
         real_share=None if augment.real_share == "auto" else augment.real_share,
         real_from=config.training.max_epochs - augment.real_epochs if augment.real_epochs else None,
     )

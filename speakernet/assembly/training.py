@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from speakernet.assembly.inputs import voices_of
 from speakernet.config import ConfigError
 from speakernet.config.schema import Config
 from speakernet.data.lookup import default_cache_folder
@@ -78,10 +77,7 @@ def build_model(config: Config) -> SpeakerNet:
     if hasattr(model.options, "spare") and best.is_file():
         options = model.options.model_copy(update={"spare": model.options.spare or str(best)})
         model = model.model_copy(update={"options": options})
-    net = SpeakerNet(model, config.frontend, config.data.sample_rate, config.runtime.seed)
-    if (voices := voices_of(config)).warps != (1.0,):
-        net.front_end.warp(voices.warps)
-    return net
+    return SpeakerNet(model, config.frontend, config.data.sample_rate, config.runtime.seed)
 
 
 def build_loss(config: Config, num_classes: int) -> nn.Module:
@@ -122,19 +118,8 @@ def refuse_impossible(config: Config, net: SpeakerNet, device: torch.device) -> 
         f"{loss.name}, each micro-batch would see only its own negatives; set "
         "training.gradient_cache: auto (two passes), or accumulation_steps: 1 with a larger "
         "data.batch_size": (needs_gradient_cache(config) and training.gradient_cache == "off"),
-        f"loss.teacher: no such file {loss.teacher}; give a model file such as best.pt": (
-            loss.teacher and not distributed.from_main(Path(loss.teacher).is_file)
-        ),
-        f"loss.teacher is {loss.teacher}, but a teacher does not work with the metric loss "
-        f"{loss.name} under accumulation, which takes two passes; set training.accumulation_steps: "
-        "1": (loss.teacher and needs_gradient_cache(config)),
-        "loss.teacher_input: crops does not work with augment.warp_factors: "
-        f"{augment.warp_factors}, because warps do not reach the teacher; set warp_factors: [1.0], "
-        "or teacher_input: recordings": (
-            loss.teacher and loss.teacher_input == "crops" and augment.warp_factors != [1.0]
-        ),
         f"augment.real_epochs is {augment.real_epochs}, {of_epochs}, so changed voices would never "
-        "be used; lower real_epochs, or remove speed_factors and warp_factors": (
+        "be used; lower real_epochs, or remove speed_factors": (
             augment.enabled and augment.real_epochs >= training.max_epochs
         ),
         f"training.average_checkpoints is {training.average_checkpoints}, but with "

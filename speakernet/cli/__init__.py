@@ -3,10 +3,12 @@ called.
 
 A command's module has `ARGUMENTS` (option names -> keyword arguments of `add_argument`; or a
 function `add_arguments(parser)`) and `run(arguments)`, which returns the lines to print or an exit
-status. With `TAKES_CONFIG = True` it also accepts `--config FILE` and every configuration option;
-they arrive in `arguments.config_arguments`. A module with `main(arguments)` instead parses its own
-arguments. `ERROR_STATUS` is the exit status after an error, for commands whose status 1 is an
-answer.
+status. An option with the type `output_path` names what the command writes: before it runs, its
+outputs are compared with all other arguments. A module whose outputs are not just these paths lists
+them with `outputs(arguments)`. With `TAKES_CONFIG = True` it also accepts `--config FILE` and every
+configuration option; they arrive in `arguments.config_arguments`. A module with `main(arguments)`
+instead parses its own arguments. `ERROR_STATUS` is the exit status after an error, for commands
+whose status 1 is an answer.
 """
 
 import argparse
@@ -26,7 +28,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from speakernet.files import read_secret
+from speakernet.files import check_outputs, is_own, read_secret
 from speakernet.machine.memory import HUGE_PAGES, is_out_of_memory
 from speakernet.parallel.distributed import is_first, is_first_here
 from speakernet.terminal import TerminalHandler
@@ -129,7 +131,6 @@ EXTRAS = {
     **dict.fromkeys(("transformers", "peft"), "ssl"),
     "huggingface_hub": "hub",
     "shtab": "shell",
-    "pyannote": "who",
 }
 """Library -> the extra that installs it; for all other libraries it is `export`."""
 
@@ -275,6 +276,10 @@ def build_parser(module: ModuleType, program: str) -> argparse.ArgumentParser:
         parser.add_argument(*names.split(), **how)
     if hasattr(module, "add_arguments"):
         module.add_arguments(parser)
+    if _output_names(parser):
+        parser.add_argument(
+            "--force", action="store_true", help="replace existing files of other programs"
+        )
     return parser
 
 
@@ -290,12 +295,45 @@ def _parse(module: ModuleType, program: str, rest: Sequence[str]) -> argparse.Na
         topic = "".join(one for one in rest[asked + 1 : asked + 2] if not one.startswith("-"))
         statuses = (f"  {code:<5} {meaning}" for code, meaning in EXIT_STATUSES.items())
         parser.epilog = "\n".join([help_text(topic), "", "exit status:", *statuses])
-    if not takes_config:
+    if takes_config:
+        parsed, config_arguments = parser.parse_known_args(rest)
+        parsed.config_arguments = config_arguments
+    else:
         _refuse_unknown_options(parser, rest)
-        return parser.parse_args(rest)
-    parsed, config_arguments = parser.parse_known_args(rest)
-    parsed.config_arguments = config_arguments
+        parsed = parser.parse_args(rest)
+    _check_outputs(module, parser, parsed)
     return parsed
+
+
+def output_path(text: str) -> Path:
+    """The type of an option that names what a command writes."""
+    return Path(text)
+
+
+def _output_names(parser: argparse.ArgumentParser) -> set[str]:
+    return {action.dest for action in parser._actions if action.type is output_path}
+
+
+def _check_outputs(
+    module: ModuleType, parser: argparse.ArgumentParser, parsed: argparse.Namespace
+) -> None:
+    """Refuse outputs that would replace an input, or without --force a file that this program did
+    not write.
+    """
+    names = _output_names(parser)
+    if not names:
+        return
+    inputs: list[str | Path] = []
+    for name, value in vars(parsed).items():
+        values = value if isinstance(value, list) else [value]
+        # Path.exists would raise for a person's name that is too long for a file.
+        if name not in names:
+            inputs += [one for one in values if isinstance(one, str | Path) and os.path.exists(one)]  # noqa: PTH110
+    paths = [path for path in (getattr(parsed, name) for name in names) if path is not None]
+    outputs = {path: is_own(path) for path in paths}
+    if hasattr(module, "outputs"):
+        outputs = module.outputs(parsed)
+    check_outputs(outputs, inputs, is_forced=parsed.force)
 
 
 def _refuse_unknown_options(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
@@ -455,6 +493,15 @@ FILE_TO_CHANGE = {
 }
 """For commands that write to a model file or beside it: they must not change the cache of published
 models."""
+CHANNEL = {
+    "--channel": {
+        "metavar": "1|2|mix",
+        "help": (
+            "channel of recordings with several (default: their mean; one channel if they "
+            "cancel each other)"
+        ),
+    }
+}
 STORE = {
     "--store": {"type": Path, "required": True, "help": "the store of people, such as people.db"},
     "--key-file": {
@@ -515,14 +562,36 @@ def store_key(arguments: argparse.Namespace) -> bytes | None:
     return read_secret(arguments.key_file, STORE_KEY_VARIABLE)
 
 
+class _Later(logging.Filter):
+    """Holds back a handler's warnings; drops what is less important, and warnings of other
+    libraries.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is shown now."""
+        if record.levelno == logging.WARNING and record.name.startswith("speakernet"):
+            self.records.append(record)
+        return record.levelno > logging.WARNING
+
+
 @contextlib.contextmanager
 def answer_first(*, is_verbose: bool) -> Iterator[None]:
-    """Log only errors in the block unless verbose, so that the answer is the first line on the
+    """Show warnings after the block, which prints the answer, so that it is the first line on the
     screen.
+
+    Other messages are shown only if verbose, and then at once.
     """
-    before = logging.root.manager.disable
-    logging.disable(before if is_verbose else logging.WARNING)
+    held = {} if is_verbose else {handler: _Later() for handler in logging.root.handlers}
+    for handler, later in held.items():
+        handler.addFilter(later)
     try:
         yield
     finally:
-        logging.disable(before)
+        for handler, later in held.items():
+            handler.removeFilter(later)
+            for record in later.records:
+                handler.handle(record)

@@ -14,8 +14,9 @@ again, because a store belongs to one model.
 import argparse
 from pathlib import Path
 
-from speakernet.cli import FILE_TO_CHANGE, MODEL
+from speakernet.cli import FILE_TO_CHANGE, MODEL, output_path
 from speakernet.evaluation.options import ADAPTATIONS
+from speakernet.files import is_own
 from speakernet.terminal import counted
 
 ARGUMENTS = {
@@ -35,7 +36,7 @@ ARGUMENTS = {
             "with path and speaker"
         )
     },
-    "--out": {"type": Path, "help": "output file (default: MODEL.adapted.pt)"},
+    "--out": {"type": output_path, "help": "output file (default: MODEL.adapted.pt)"},
     "--method": {
         "choices": ADAPTATIONS,
         "default": "auto",
@@ -69,6 +70,15 @@ ARGUMENTS = {
         "help": "folder or packed corpus with the list's audio (default: beside the list)",
     },
 }
+
+
+def outputs(arguments: argparse.Namespace) -> dict[Path, bool]:
+    """The adapted model file."""
+    # Late: --help and a mistyped option need no torch.
+    from speakernet.inference.adapt import adapted_path
+
+    path = adapted_path(arguments.model, arguments.out)
+    return {path: is_own(path)}
 
 
 def run(arguments: argparse.Namespace) -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from speakernet.cli import load_configuration
+from speakernet.cli import load_configuration, output_path
 from speakernet.files import atomic_write
 from speakernet.machine.facts import system_info
 
@@ -28,7 +28,7 @@ ARGUMENTS = {
         "default": 100,
         "help": "batches and steps to measure (default %(default)s)",
     },
-    "--json": {"type": Path, "metavar": "FILE", "help": "write all figures to a file"},
+    "--json": {"type": output_path, "metavar": "FILE", "help": "write all figures to a file"},
 }
 
 

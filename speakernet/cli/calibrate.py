@@ -12,7 +12,15 @@ import argparse
 import sys
 from pathlib import Path
 
-from speakernet.cli import FILE_TO_CHANGE, MODEL, STORE, load_verifier, store_key, warn_of_model
+from speakernet.cli import (
+    FILE_TO_CHANGE,
+    MODEL,
+    STORE,
+    load_verifier,
+    output_path,
+    store_key,
+    warn_of_model,
+)
 from speakernet.evaluation.figures import cautions
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import FEW_TARGETS, headline_sentence
@@ -45,7 +53,7 @@ ARGUMENTS = {
         "default": [],
         "help": "with --trials: also calibrate on these measures of both recordings",
     },
-    "--out": {"type": Path, "help": "write a new model file instead of changing this one"},
+    "--out": {"type": output_path, "help": "write a new model file instead of changing this one"},
     "--prior": {
         "type": float,
         "default": default_of(EvaluationOptions, "calibration_prior"),

@@ -3,16 +3,23 @@
     speakernet der reference/ hypothesis/ --collar 0.25
     speakernet der reference.rttm ours.rttm theirs.rttm --uem all.uem
 
-Files or folders of RTTM (or CTM with speakers). With several hypotheses, each is compared with the
-first on the same bootstrap draws of recordings; a difference is significant if its 95 % interval
-excludes zero. Fewer than five recordings give no interval.
+Files or folders of RTTM (or CTM with speakers); in a folder, `X.exclusive.rttm` beside `X.rttm` is
+left out. With several hypotheses, each is compared with the first on the same bootstrap draws of
+recordings; a difference is significant if its 95 % interval excludes zero. Fewer than five
+recordings give no interval.
 """
 
 import argparse
 import logging
+import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from speakernet.terminal import MAX_NAMED, counted
+
+if TYPE_CHECKING:
+    from speakernet.inference.who.errors import DiarizationErrors
+    from speakernet.inference.who.rttm import Channel, SpeakerTurns
 
 ARGUMENTS = {
     "reference": {"type": Path, "help": "an RTTM file or a folder of them"},
@@ -40,75 +47,102 @@ ARGUMENTS = {
     "--seed": {"type": int, "default": 0, "help": "seed of the draws"},
 }
 HEAD = f"{'':<24}{'DER %':>8}{'missed':>9}{'false':>8}{'confused':>10}{'JER %':>8}"
+NO_SPEECH = "no speech in the reference"
 
 logger = logging.getLogger(__name__)
 
 
 def run(arguments: argparse.Namespace) -> list[str]:
     """Read and compare; return a table, and a sentence for each difference."""
-    # Late: --help and a mistyped option need no NumPy.
-    import numpy as np
-
-    # Late: pyannote.metrics comes with an extra and takes a second to import.
+    # Late: --help and a mistyped option need neither NumPy nor SciPy.
     from speakernet.evaluation.figures import MIN_SPEAKERS
-    from speakernet.inference.who.errors import diarization_errors, read_turns, read_uem
+    from speakernet.inference.who.errors import diarization_errors, interval
+    from speakernet.inference.who.rttm import read_regions, read_turns, with_channels_of
 
-    if arguments.draws < 1 or not arguments.collar >= 0:
-        raise ValueError(
-            f"--draws {arguments.draws}: expected at least 1"
-            if arguments.draws < 1
-            else f"--collar {arguments.collar:g}: expected 0 or more seconds"
-        )
+    if arguments.draws < 1:
+        raise ValueError(f"--draws {arguments.draws}: expected at least 1")
+    if not arguments.collar >= 0:
+        raise ValueError(f"--collar {arguments.collar:g}: expected 0 or more seconds")
     reference = read_turns(arguments.reference)
-    scored = read_uem(arguments.uem) if arguments.uem else None
-    given = [read_turns(path) for path in arguments.hypothesis]
-    for path, turns in zip(arguments.hypothesis, given, strict=True):
-        if not reference.keys() & turns.keys():
-            raise ValueError(
-                f"{path} {'has' if any(turns.values()) else 'is empty and is named after'} none of "
-                f"the recordings in {arguments.reference}, such as {next(iter(reference), '')!r}"
-            )
-        if unlike := sorted(reference.keys() ^ turns.keys()):
-            shown = ", ".join(unlike[:MAX_NAMED])
-            logger.warning(
-                "only one of %s and the reference has %s; a missing recording counts as silence",
-                path,
-                shown,
-            )
-    how = {"collar": arguments.collar, "skips_overlap": arguments.skip_overlap}
-    systems = [diarization_errors(reference, turns, scored, **how) for turns in given]
-    too_few = (
-        f"no interval: too few recordings ({len(reference)}, at least {MIN_SPEAKERS} are needed)"
-        if len(reference) < MIN_SPEAKERS
-        else ""
-    )
+    scored = None
+    if arguments.uem:
+        scored = with_channels_of(reference, read_regions(arguments.uem))
+    systems = []
+    draws = []
+    for path in arguments.hypothesis:
+        turns = with_channels_of(reference, read_turns(path))
+        _compare_recordings(arguments.reference, reference, path, turns)
+        errors = diarization_errors(
+            reference, turns, scored, collar=arguments.collar, skips_overlap=arguments.skip_overlap
+        )
+        systems.append(errors)
+        draws.append(errors.draws(arguments.draws, arguments.seed)[:, 0])
+    no_interval = ""
+    if not any(reference.values()):
+        no_interval = f"no interval: {NO_SPEECH}"
+    elif len(reference) < MIN_SPEAKERS:
+        no_interval = (
+            f"no interval: too few recordings ({len(reference)}, at least "
+            f"{MIN_SPEAKERS} are needed)"
+        )
     lines = [HEAD]
-    drawn = [one.draws(arguments.draws, arguments.seed)[:, 0] for one in systems]
-    for path, one, draws in zip(arguments.hypothesis, systems, drawn, strict=True):
-        rows = [(str(path)[-23:], one.rates())]
+    for path, errors, drawn in zip(arguments.hypothesis, systems, draws, strict=True):
+        lines.append(_row(str(path)[-23:], errors, slice(None)))
         if arguments.each:
-            rows += [
-                (f"  {name[-20:]}", one.rates(slice(row, row + 1)))
-                for row, name in enumerate(one.names)
+            lines += [
+                _row(f"  {name[-20:]}", errors, slice(row, row + 1))
+                for row, name in enumerate(errors.names)
             ]
-        lines += [
-            f"{name:<24}{r[0]:>8.2f}{r[1]:>9.2f}{r[2]:>8.2f}{r[3]:>10.2f}{r[4]:>8.2f}"
-            for name, r in rows
-        ]
-        low, high = np.percentile(draws, [2.5, 97.5])
-        right = (
-            f"the number of speakers is correct in {one.num_right} of "
-            f"{counted(len(one.names), 'recording')}"
+        low, high = interval(drawn)
+        sure = (
+            no_interval or f"DER 95 % interval {low:.2f} to {high:.2f}, bootstrap over recordings"
         )
-        lines.append(
-            f"  {too_few or f'DER 95 % interval {low:.2f} to {high:.2f}, bootstrap over recordings'}; {right}"
-        )
-    for path, one, draws in list(zip(arguments.hypothesis, systems, drawn, strict=True))[1:]:
-        low, high = np.percentile(draws - drawn[0], [2.5, 97.5])
-        difference = one.rates()[0] - systems[0].rates()[0]
+        num_right = f"{errors.num_right} of {counted(len(errors.names), 'recording')}"
+        lines.append(f"  {sure}; the number of speakers is correct in {num_right}")
+    for path, errors, drawn in list(zip(arguments.hypothesis, systems, draws, strict=True))[1:]:
+        low, high = interval(drawn - draws[0])
         word = "not significant" if low <= 0 <= high else "significant"
-        lines.append(
-            f"{path} against {arguments.hypothesis[0]}: DER {difference:+.2f}, "
-            f"{too_few or f'interval {low:+.2f} to {high:+.2f}: {word}'}"
-        )
+        sure = no_interval or f"interval {low:+.2f} to {high:+.2f}: {word}"
+        difference = errors.rates()[0] - systems[0].rates()[0]
+        shown_difference = "undefined" if math.isnan(difference) else f"{difference:+.2f}"
+        lines.append(f"{path} against {arguments.hypothesis[0]}: DER {shown_difference}, {sure}")
     return lines
+
+
+def _compare_recordings(
+    reference_path: Path,
+    reference: "dict[Channel, SpeakerTurns]",
+    path: Path,
+    turns: "dict[Channel, SpeakerTurns]",
+) -> None:
+    """Refuse a hypothesis without a recording of the reference, and name what only one of them
+    has.
+    """
+    # Late: --help and a mistyped option need no NumPy.
+    from speakernet.inference.who.rttm import shown
+
+    if not reference.keys() & turns.keys():
+        what = "has" if any(turns.values()) else "is empty and is named after"
+        first = next(iter(shown(reference)), "")
+        raise ValueError(
+            f"{path} {what} none of the recordings in {reference_path}, such as {first!r}"
+        )
+    if unlike := sorted(reference.keys() ^ turns.keys()):
+        everything = list({**reference, **turns})
+        names = dict(zip(everything, shown(everything), strict=True))
+        logger.warning(
+            "only one of %s and the reference has %s; a missing recording counts as silence",
+            path,
+            ", ".join(names[channel] for channel in unlike[:MAX_NAMED]),
+        )
+
+
+def _row(name: str, errors: "DiarizationErrors", rows: slice) -> str:
+    """A line of the table; without speech in the reference it says so, and how long the false
+    alarms are.
+    """
+    der, missed, false, confused, jer = errors.rates(rows).tolist()
+    if math.isnan(der):
+        seconds = errors.false_alarm_seconds(rows)
+        return f"{name:<24}undefined: {NO_SPEECH}, {seconds:.2f} s of false alarms"
+    return f"{name:<24}{der:>8.2f}{missed:>9.2f}{false:>8.2f}{confused:>10.2f}{jer:>8.2f}"

@@ -14,9 +14,8 @@ import argparse
 import logging
 import os
 import sys
-from pathlib import Path
 
-from speakernet.cli import MODEL, load_verifier
+from speakernet.cli import CHANNEL, MODEL, load_verifier, output_path
 from speakernet.files import PART_HELP, WHOLE, WorkPart, list_parts, parse_part
 from speakernet.parallel.distributed import find_place
 from speakernet.terminal import counted
@@ -27,7 +26,8 @@ ARGUMENTS = {
         "help": "files, folders, lists (.txt), a packed corpus, or - for names on stdin",
     },
     **MODEL,
-    "--out": {"type": Path, "required": True, "help": "output file, such as e.npz"},
+    **CHANNEL,
+    "--out": {"type": output_path, "required": True, "help": "output file, such as e.npz"},
     "--part": {
         "metavar": "I/N",
         "help": (
@@ -35,6 +35,7 @@ ARGUMENTS = {
             "to finish writes it"
         ),
     },
+    "--speech": {"action": "store_true", "help": "embed detected speech alone, as decisions do"},
     "--skip-broken": {
         "action": "store_true",
         "help": "leave out recordings that cannot be embedded",
@@ -47,6 +48,7 @@ logger = logging.getLogger(__name__)
 def run(arguments: argparse.Namespace) -> int:
     """Embed, write and report the counts; the exit status is 1 if recordings were left out."""
     # Late: --help and a mistyped option need no torch.
+    from speakernet.data.spoken import spoken
     from speakernet.inference.bulk import embed_files
     from speakernet.inference.recordings import audio_inputs
 
@@ -60,10 +62,19 @@ def run(arguments: argparse.Namespace) -> int:
     if place:
         part = WorkPart(place.rank + 1, place.world_size)
     verifier = load_verifier(arguments, place.local_rank if place else None)
-    source, names = audio_inputs(arguments.audio, verifier.sample_rate, sys.stdin)
-    num_embedded, num_kept, problems, missing = embed_files(
-        verifier, source, names, arguments.out, skips_broken=arguments.skip_broken, part=part
+    source, names = audio_inputs(
+        arguments.audio, verifier.sample_rate, sys.stdin, arguments.channel
     )
+    num_embedded, num_kept, problems, missing = embed_files(
+        verifier,
+        spoken(source) if arguments.speech else source,
+        names,
+        arguments.out,
+        skips_broken=arguments.skip_broken,
+        part=part,
+    )
+    for name, warning in source.warnings.items():
+        logger.warning("%s: %s", name, warning)
     for problem in problems:
         logger.warning("left out: %s", problem)
     text = f"part {part} is done; missing: {list_parts(missing)}"

@@ -19,7 +19,7 @@ import os
 import sys
 from pathlib import Path
 
-from speakernet.cli import MODEL, STORE, load_verifier, store_key, warn_of_model
+from speakernet.cli import CHANNEL, MODEL, STORE, load_verifier, store_key, warn_of_model
 from speakernet.terminal import counted
 
 ARGUMENTS = {
@@ -31,6 +31,7 @@ ARGUMENTS = {
     },
     **MODEL,
     **STORE,
+    **CHANNEL,
     "--strict": {"action": "store_true", "help": "refuse recordings that cause a warning"},
 }
 
@@ -79,10 +80,8 @@ def run(arguments: argparse.Namespace) -> int:
     # All names are checked before anybody is enrolled.
     for name, given in [(checked_name(name), given) for name, given in people]:
         try:
-            recordings = [
-                verifier.open(file)
-                for file in audio_inputs(given, verifier.sample_rate, sys.stdin)[1]
-            ]
+            files = audio_inputs(given, verifier.sample_rate, sys.stdin)[1]
+            recordings = [verifier.open(file, channel=arguments.channel) for file in files]
             done = enroll(
                 verifier,
                 opened() if store.exists() else opened,

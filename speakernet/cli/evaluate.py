@@ -21,9 +21,10 @@ import numpy as np
 
 from speakernet.cli import train
 from speakernet.data.lists import read_trials
-from speakernet.evaluation.calibration import AffineCalibration, fit_calibration
+from speakernet.evaluation.calibration import AffineCalibration
 from speakernet.evaluation.figures import MIN_DRAWS, cautions, figures
 from speakernet.evaluation.files import Evaluation, chosen_on_reported, find_scores, list_in_common
+from speakernet.evaluation.fitting import fit_calibration
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import Results, headline
 from speakernet.evaluation.speakers import speakers_of

@@ -10,11 +10,12 @@ embeddings.
 import argparse
 from pathlib import Path
 
-from speakernet.cli import MODEL_ARGUMENT
+from speakernet.cli import MODEL_ARGUMENT, output_path
 
 ARGUMENTS = {
     "model": MODEL_ARGUMENT,
     "--out": {
+        "type": output_path,
         "required": True,
         "metavar": "FILE",
         "help": "output file, ending in .onnx, .pt2 or .safetensors",

@@ -11,14 +11,14 @@ folder for model files.
 """
 
 import argparse
-from pathlib import Path
 
+from speakernet.cli import output_path
 from speakernet.files import human_bytes, place
 
 ERROR_STATUS = 2
 ARGUMENTS = {
     "name": {"help": "a name from `speakernet models`, or a hub repository"},
-    "--out": {"type": Path, "metavar": "FILE", "help": "also write the model file here"},
+    "--out": {"type": output_path, "metavar": "FILE", "help": "also write the model file here"},
 }
 
 

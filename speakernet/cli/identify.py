@@ -15,6 +15,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from speakernet.cli import (
+    CHANNEL,
     DECISION,
     MODEL,
     STORE,
@@ -35,6 +36,7 @@ ARGUMENTS = {
     "audio": {"help": "a recording: any format, rate and number of channels"},
     **MODEL,
     **STORE,
+    **CHANNEL,
     "--top": {
         "type": int,
         "default": DEFAULT_TOP,
@@ -56,26 +58,31 @@ logger = logging.getLogger(__name__)
 def run(arguments: argparse.Namespace) -> int:
     """Embed the recording, compare it with everybody, and answer."""
     # Late: --help and a mistyped option need no torch.
-    from speakernet.inference.recordings import MIN_TEST_SECONDS, inspect_recording
-    from speakernet.inference.verifier import identify
+    from speakernet.inference.recordings import warnings_by_cause
+    from speakernet.inference.verifier import differing_channels, identify
 
     if arguments.top < 1:
         raise ValueError(f"--top {arguments.top}: expected at least 1")
     with answer_first(is_verbose=arguments.verbose):
         verifier = load_verifier(arguments)
-        recording = verifier.open(arguments.audio)
-        quality = inspect_recording(recording, min_speech_seconds=MIN_TEST_SECONDS)
+        heard = verifier.hear(verifier.open(arguments.audio, channel=arguments.channel))
         with verifier.people(arguments.store, store_key(arguments), must_exist=True) as store:
-            found = identify(verifier, store, recording, top=arguments.top, **limits_of(arguments))
-    lines = (
-        [json.dumps(dataclasses.asdict(found), ensure_ascii=False)]
-        if arguments.json
-        else answer_lines(found, arguments.far)
-    )
-    sys.stdout.write("\n".join([*lines, ""]))
-    sys.stdout.flush()
-    for warning in quality.warnings:
-        logger.warning("%s: %s", quality.name, warning)
+            identification = identify(
+                verifier, store, heard, top=arguments.top, **limits_of(arguments)
+            )
+            nearest = []
+            if identification.candidates:
+                nearest = store.recordings(identification.candidates[0][0])
+        if arguments.json:
+            lines = [json.dumps(dataclasses.asdict(identification), ensure_ascii=False)]
+        else:
+            lines = answer_lines(identification, arguments.far)
+        sys.stdout.write("\n".join([*lines, ""]))
+        sys.stdout.flush()
+    for warning in warnings_by_cause([heard.quality]):
+        logger.warning("%s", warning)
+    for warning in differing_channels([heard.quality], nearest):
+        logger.warning("%s", warning)
     warn_of_model(verifier)
     return 0
 
@@ -97,6 +104,8 @@ def answer_lines(found: "Identification", wanted_rate: float | None = None) -> l
         f"  {row}. {score:.4f} {name}"
         for row, (name, score) in enumerate(found.candidates, start=1)
     ]
+    if not decision.is_made:
+        lines.append(decision.sentence)
     if found.name is None and decision.same_speaker:
         lines.append("the score reaches the threshold, but two speakers are more likely than one")
     if found.stranger_rate is not None and decision.false_accept_rate is not None:

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import yaml
 
+from speakernet.cli import output_path
 from speakernet.config.schema import config_from_dict
 from speakernet.config.wespeaker import SAME, converted
-from speakernet.files import FileError, atomic_write, read_yaml_file, refuse_overwriting
+from speakernet.files import FileError, atomic_write, read_yaml_file
 from speakernet.options import OptionError
 
 ERROR_STATUS = 2
@@ -35,7 +36,7 @@ ARGUMENTS = {
         "metavar": "FILE",
         "help": "the same as a further FILE",
     },
-    "--out": {"type": Path, "required": True, "help": "the configuration to write"},
+    "--out": {"type": output_path, "required": True, "help": "the configuration to write"},
 }
 
 
@@ -44,7 +45,6 @@ def run(arguments: argparse.Namespace) -> list[str]:
     files = [*arguments.files]
     if arguments.large_margin:
         files.append(arguments.large_margin)
-    refuse_overwriting([arguments.out], files)
     read = [read_yaml_file(one, EXPECTED) for one in files]
     names = ", ".join(map(str, files))
     for path, contents in zip(files, read, strict=True):

@@ -8,6 +8,8 @@ RawNet3, the pooling of a VGGVox without attention, and the loss.
 
 import argparse
 
+from speakernet.cli import output_path
+
 ARGUMENTS = {
     "file": {"help": "the checkpoint"},
     "--from": {
@@ -27,7 +29,7 @@ ARGUMENTS = {
     },
     "--licence": {"default": "", "help": "licence of the weights, kept in the model file"},
     "--trained-on": {"default": "", "help": "training data of the weights, kept in the model file"},
-    "--out": {"required": True, "help": "the model file to write"},
+    "--out": {"type": output_path, "required": True, "help": "the model file to write"},
     # Checkpoints of voxceleb_trainer do not contain these.
     "--no-log-input --no_log_input": {
         "action": "store_true",

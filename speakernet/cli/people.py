@@ -11,10 +11,9 @@ embeddings
 import argparse
 import logging
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from speakernet.cli import MODEL, MODEL_ARGUMENT, STORE, load_verifier, store_key
+from speakernet.cli import MODEL, MODEL_ARGUMENT, STORE, load_verifier, output_path, store_key
 from speakernet.terminal import counted, text_table
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ ARGUMENTS = {
         "action": "store_true",
         "help": "reembed: leave out recordings whose files are gone",
     },
-    "--out": {"type": Path, "help": "export: output file, .json or .npz"},
+    "--out": {"type": output_path, "help": "export: output file, .json or .npz"},
     "--name": {"dest": "person", "help": "export: name of one person (default: everybody)"},
 }
 
@@ -74,12 +73,15 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             verifier = load_verifier(arguments)
             problems = store.reembed(
-                lambda one: verifier.embed(one.source or "no file (enrolled from memory)"),
+                lambda one: verifier.embed(
+                    one.source or "no file (enrolled from memory)", speech=True
+                ),
                 fingerprint=verifier.fingerprint,
                 embedding_dim=verifier.embedding_dim,
                 mean=verifier.mean,
                 plda=verifier.plda,
                 model=verifier.name,
+                speech=verifier.rule.speech,
                 drops_missing=arguments.drop_missing,
             )
             backup = max(backups_of(store.path), key=lambda one: one.stat().st_mtime)

@@ -11,6 +11,11 @@ A run that is still training or was never evaluated shows its curves so far.
 import argparse
 from pathlib import Path
 
+from speakernet.cli import output_path
+from speakernet.files import is_own
+
+PAGE = "comparison.html"
+
 ARGUMENTS = {
     "runs": {
         "type": Path,
@@ -32,8 +37,16 @@ ARGUMENTS = {
             "also write each table as CSV and LaTeX, and each plot as SVG and PDF, into this folder"
         ),
     },
-    "--output": {"type": Path, "help": "output page for several runs (default: comparison.html)"},
+    "--output": {"type": output_path, "help": f"output page for several runs (default: {PAGE})"},
 }
+
+
+def outputs(arguments: argparse.Namespace) -> dict[Path, bool]:
+    """The page of several runs; the report of one run has its own name in the run's folder."""
+    if len(arguments.runs) == 1:
+        return {}
+    path = arguments.output or Path(PAGE)
+    return {path: is_own(path)}
 
 
 def run(arguments: argparse.Namespace) -> list[str]:
@@ -53,9 +66,5 @@ def run(arguments: argparse.Namespace) -> list[str]:
             str(write_report(arguments.runs[0], audio=arguments.audio, export=arguments.export))
         ]
     return [
-        str(
-            write_side_by_side(
-                arguments.runs, arguments.output or Path("comparison.html"), arguments.export
-            )
-        )
+        str(write_side_by_side(arguments.runs, arguments.output or Path(PAGE), arguments.export))
     ]

@@ -5,9 +5,9 @@
     arecord -f S16_LE -r 16000 -t wav | speakernet verify - enrolled.wav --model best.pt
 
 With `-` the first recording is read as it arrives, and an interim answer goes to standard error
-after each second. Exit status: 0 same speaker, 1 different speakers, 2 any error. The model file
-needs a calibration (`speakernet calibrate`) unless --threshold is given. Replayed and synthetic
-voices are not detected.
+after each second. Exit status: 0 same speaker, 1 different speakers, 2 no decision: an error, no
+speech, or less than a second of it. The model file needs a calibration (`speakernet calibrate`)
+unless --threshold is given. Replayed and synthetic voices are not detected.
 """
 
 import argparse
@@ -16,11 +16,20 @@ import json
 import logging
 import sys
 
-from speakernet.cli import DECISION, MODEL, answer_first, limits_of, load_verifier, warn_of_model
+from speakernet.cli import (
+    CHANNEL,
+    DECISION,
+    MODEL,
+    answer_first,
+    limits_of,
+    load_verifier,
+    warn_of_model,
+)
 
 SAME = 0
 DIFFERENT = 1
 ERROR_STATUS = 2
+"""The last one also if there is too little speech to decide."""
 
 ARGUMENTS = {
     "first": {
@@ -29,6 +38,7 @@ ARGUMENTS = {
     "second": {"help": "the recording to compare it with"},
     **MODEL,
     **DECISION,
+    **CHANNEL,
     "--json": {"action": "store_true", "help": "print a JSON object instead of a sentence"},
     "--verbose": {"action": "store_true", "help": "also show log messages before the answer"},
 }
@@ -48,38 +58,41 @@ def run(arguments: argparse.Namespace) -> int:
             "only the first recording can be -, which is standard input; give a file as the second "
             "one"
         )
+    if arguments.first == recordings.STANDARD_INPUT and arguments.channel:
+        raise ValueError("--channel needs whole recordings, not a pipe; save it to a file first")
     with answer_first(is_verbose=arguments.verbose):
         verifier = load_verifier(arguments)
         # Refuse impossible limits before audio is read.
         verifier.decide(0.0, **limits)
         if arguments.first == recordings.STANDARD_INPUT:
-            enrolled = verifier.embed(recordings.usable(verifier.open(arguments.second)))
+            enrolled = verifier.embed(
+                verifier.open(arguments.second, channel=arguments.channel), speech=True
+            )
             info, begun = recordings.open_piped(sys.stdin.buffer)
             stream = verifier.stream(info.sample_rate, enrolled, **limits)
             for chunk in recordings.chunks_of(sys.stdin.buffer, info, begun):
                 for state in stream.add(chunk):
-                    assert state.decision is not None, "there is a threshold"
-                    sys.stderr.write(f"after {state.seconds:.0f} s: {state.decision.sentence}\n")
+                    found = state.decision.sentence if state.decision else "no speech yet"
+                    sys.stderr.write(f"after {state.seconds:.0f} s: {found}\n")
             decision = stream.finish().decision
-            assert decision is not None
+            assert decision is not None, "there is a threshold, and speech"
         else:
-            both = [verifier.open(one) for one in (arguments.first, arguments.second)]
-            least = recordings.MIN_TEST_SECONDS
-            qualities = [
-                recordings.inspect_recording(one, min_speech_seconds=least) for one in both
+            pair = [
+                verifier.hear(verifier.open(audio, channel=arguments.channel))
+                for audio in (arguments.first, arguments.second)
             ]
-            embeddings = [verifier.embed(one) for one in both]
-            decision = verifier.rule_for(both, embeddings).decide(
-                verifier.compare(*embeddings), **limits
-            )
-    sys.stdout.write(
-        f"{json.dumps(dataclasses.asdict(decision)) if arguments.json else decision.sentence}\n"
-    )
-    sys.stdout.flush()
-    for quality in qualities:
-        for warning in quality.warnings:
-            logger.warning("%s: %s", quality.name, warning)
+            qualities = [heard.quality for heard in pair]
+            decision = verifier.verify(*pair, **limits)
+        answer = decision.sentence
+        if arguments.json:
+            answer = json.dumps(dataclasses.asdict(decision))
+        sys.stdout.write(f"{answer}\n")
+        sys.stdout.flush()
+    for warning in recordings.warnings_by_cause(qualities):
+        logger.warning("%s", warning)
     warn_of_model(verifier)
     if verifier.rule.caution and decision.log_likelihood_ratio is not None:
         logger.warning("calibration of %s: %s", verifier.name, verifier.rule.caution)
+    if not decision.is_made:
+        return ERROR_STATUS
     return SAME if decision.same_speaker else DIFFERENT

@@ -9,17 +9,29 @@ a pipe and prints each turn as it ends.
 """
 
 import argparse
+import functools
 import logging
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from speakernet.cli import DECISION, MODEL, STORE, limits_of, load_verifier, store_key
+from speakernet.cli import (
+    CHANNEL,
+    DECISION,
+    MODEL,
+    STORE,
+    limits_of,
+    load_verifier,
+    output_path,
+    store_key,
+)
 from speakernet.terminal import counted, duration
 
 if TYPE_CHECKING:
-    from speakernet.inference.who.conversation import Conversation
+    from speakernet.inference.people import PeopleStore
+    from speakernet.inference.verifier import SpeakerVerifier
+    from speakernet.inference.who.conversation import Conversation, Speaker
 
 STANDARD_INPUT = "-"
 
@@ -32,6 +44,7 @@ ARGUMENTS = {
     },
     **MODEL,
     **STORE,
+    **CHANNEL,
     "--store": {"type": Path, "help": "the store of people to name, such as people.db"},
     "--speakers": {"type": int, "metavar": "N", "help": "number of speakers, if known"},
     "--max-speakers": {
@@ -39,7 +52,7 @@ ARGUMENTS = {
         "metavar": "N",
         "help": "maximum number of speakers, if not known (default 10)",
     },
-    "--out": {"type": Path, "metavar": "DIR", "help": "folder for RTTM, JSON and the page"},
+    "--out": {"type": output_path, "metavar": "DIR", "help": "folder for RTTM, JSON and the page"},
     "--enroll": {
         "action": "append",
         "default": [],
@@ -63,75 +76,124 @@ ARGUMENTS = {
 logger = logging.getLogger(__name__)
 
 
+def outputs(arguments: argparse.Namespace) -> dict[Path, bool]:
+    """The files in the folder of --out."""
+    if arguments.out is None:
+        return {}
+    # Late: --help and a mistyped option need no torch.
+    from speakernet.inference.who.files import written_before
+
+    suffixes = []
+    if arguments.transcript:
+        is_subtitle = arguments.transcript.suffix.lower() == ".srt"
+        suffixes = [".transcript.srt" if is_subtitle else ".transcript.json"]
+    return written_before(arguments.out, arguments.audio, suffixes)
+
+
 def run(arguments: argparse.Namespace) -> list[str]:
     """Find the turns, write or print them, and enrol the speakers that were given names."""
     # Late: --help and a mistyped option need no torch.
-    from speakernet.inference.who import files
-    from speakernet.inference.who.conversation import enroll_speaker
+    from speakernet.inference.who import files, transcripts
+    from speakernet.inference.who.enrolment import speaker_called
+    from speakernet.inference.who.rttm import rttm_lines
 
-    wanted = [text.partition("=")[::2] for text in arguments.enroll]
-    _check(arguments, wanted)
-    transcript = files.read_transcript(arguments.transcript) if arguments.transcript else None
+    to_enroll = [text.partition("=")[::2] for text in arguments.enroll]
+    _check(arguments, to_enroll)
+    transcript = transcripts.read_transcript(arguments.transcript) if arguments.transcript else None
     verifier = load_verifier(arguments)
-    given = {
-        "num_speakers": arguments.speakers,
-        "max_speakers": arguments.max_speakers,
-        **limits_of(arguments),
-    }
-    how = {name: value for name, value in given.items() if value is not None}
+    limits = limits_of(arguments)
     store = None
     # With --enroll, a missing store is created once there is somebody to add.
-    if arguments.store is not None and (arguments.store.exists() or not wanted):
+    if arguments.store is not None and (arguments.store.exists() or not to_enroll):
         store = verifier.people(arguments.store, store_key(arguments), must_exist=True)
     if arguments.audio == STANDARD_INPUT:
         # Late: only a pipe needs it.
         from speakernet.inference.who.live import print_turns
 
-        return print_turns(verifier, sys.stdin.buffer, store, **how)
-    recording = verifier.open(arguments.audio)
+        return print_turns(
+            verifier, sys.stdin.buffer, store, max_speakers=arguments.max_speakers, **limits
+        )
+    recording = verifier.open(arguments.audio, channel=arguments.channel)
+    if recording.channel_warning:
+        logger.warning("%s: %s", recording.name, recording.channel_warning)
     begun = time.monotonic()
-    found = verifier.who(recording, store, **how)
+    found = verifier.who(
+        recording,
+        store,
+        num_speakers=arguments.speakers,
+        max_speakers=arguments.max_speakers,
+        **limits,
+    )
     _log(found, time.monotonic() - begun)
-    if wanted:
-        people = verifier.people(arguments.store, store_key(arguments)) if store is None else store
-        for label, name in wanted:
-            total = enroll_speaker(people, found, label.strip(), name)
-            logger.info(
-                "%s is now %s in %s, with %s",
-                label,
-                name.strip(),
-                people.path,
-                counted(total, "recording"),
-            )
+    # A mistyped speaker is refused before anything is written.
+    voices = [(speaker_called(found, label.strip()), name) for label, name in to_enroll]
     if arguments.out is None:
-        return files.rttm_lines(files.name_of(found.recording), found.turns)
-    named = None if transcript is None else files.named_transcript(transcript, found.exclusive)
-    return [*summary(found), *map(str, files.write_files(arguments.out, found, recording, named))]
+        lines = rttm_lines(files.name_of(found.recording), found.turns)
+    else:
+        texts = {}
+        if transcript is not None:
+            texts[transcript.suffix] = transcripts.label_transcript(transcript, found.exclusive)
+        lines = [
+            *summary(found),
+            *map(str, files.write_files(arguments.out, found, recording, texts)),
+        ]
+    if not voices:
+        return lines
+    # The output first: it is complete even if the store cannot be written.
+    sys.stdout.writelines(f"{line}\n" for line in lines)
+    sys.stdout.flush()
+    _enroll(arguments, verifier, store, found, voices)
+    return []
 
 
-def _check(arguments: argparse.Namespace, wanted: list[tuple[str, str]]) -> None:
+def _enroll(
+    arguments: argparse.Namespace,
+    verifier: "SpeakerVerifier",
+    store: "PeopleStore | None",
+    found: "Conversation",
+    voices: "list[tuple[Speaker, str]]",
+) -> None:
+    """Add the voices to the store, which is created if it does not exist."""
+    # Late: --help and a mistyped option need no torch.
+    from speakernet.inference.who.enrolment import enroll_speaker
+
+    opened = functools.cache(
+        functools.partial(verifier.people, arguments.store, store_key(arguments))
+    )
+    for speaker, name in voices:
+        if store is None and arguments.store.exists():
+            store = opened()
+        done = enroll_speaker(verifier, opened if store is None else store, found, speaker, name)
+        for warning in done.warnings:
+            logger.warning("%s", warning)
+        total = counted(done.total, "recording")
+        logger.info("%s is now %s in %s, with %s", speaker.label, done.name, arguments.store, total)
+
+
+def _check(arguments: argparse.Namespace, to_enroll: list[tuple[str, str]]) -> None:
     # Late: --help and a mistyped option need no torch.
     from speakernet.inference.people import checked_name
 
     if arguments.store is None and (
-        wanted or arguments.far is not None or arguments.threshold is not None
+        to_enroll or arguments.far is not None or arguments.threshold is not None
     ):
         raise ValueError(
             "--enroll, --far and --threshold need a store of people; give one with --store"
         )
     if arguments.transcript and arguments.out is None:
         raise ValueError("--transcript needs a folder to write to; give one with --out")
-    if arguments.audio == STANDARD_INPUT and (wanted or arguments.out or arguments.speakers):
+    needs_all = to_enroll or arguments.out or arguments.speakers or arguments.channel
+    if arguments.audio == STANDARD_INPUT and needs_all:
         raise ValueError(
-            "--enroll, --out and --speakers need the whole recording, not a pipe; save it to a "
-            "file first"
+            "--enroll, --out, --speakers and --channel need the whole recording, not a pipe; save "
+            "it to a file first"
         )
     if arguments.max_speakers is not None and (arguments.speakers or 0) > arguments.max_speakers:
         raise ValueError(
             f"--speakers {arguments.speakers} is more than --max-speakers "
             f"{arguments.max_speakers}; give only one of them: --speakers if the number is known"
         )
-    for text, (label, name) in zip(arguments.enroll, wanted, strict=True):
+    for text, (label, name) in zip(arguments.enroll, to_enroll, strict=True):
         if not label.strip() or not name.strip():
             raise ValueError(f"--enroll {text!r}: expected SPEAKER=NAME, such as 'speaker 2=Anna'")
         checked_name(name)

@@ -1,4 +1,4 @@
-"""Other toolkits' option names, voxceleb_trainer's defaults, and removed options.
+"""Other toolkits' option names, and removed options.
 
 Sources of the names: voxceleb_trainer (commit f51bab8), its performance-optimised fork, and options
 common to Hugging Face style trainers. Each row has a test.
@@ -145,12 +145,22 @@ LARGE_MARGIN_OPTIONS = (
 )
 REMOVED: dict[str, str] = {
     **{f"training.{name}": BY_STAGE for name in LARGE_MARGIN_OPTIONS},
+    **{
+        f"{holder}.{name}": "leave it out (a teacher gave no reliable gain)"
+        for holder in ("loss", "loss.classification", "loss.metric")
+        for name in ("teacher", "teacher_weight", "teacher_distance", "teacher_input")
+    },
+    "augment.warp_factors": "use augment.speed_factors for more voices, such as [0.9, 1.0, 1.1]",
     "runtime.cuda_graphs": (
         "set runtime.compile: on and runtime.compile_mode: reduce-overhead (torch's CUDA graphs)"
     ),
+    "training.trackers: csv": "read metrics.jsonl, which holds every number of a run",
 }
-"""Options of earlier versions -> what to write instead. Saved configurations may still contain
-them."""
+"""Options of earlier versions, and values of options -> what to write instead. Saved configurations
+may still contain them."""
+CHANGED_TRAINING = ("training.large_margin_epochs", "loss.teacher", "augment.warp_factors")
+"""Removed options that changed the training of a run; a saved configuration with one of them is
+named in a warning."""
 WESPEAKER = {
     "data_type",
     "dataloader_args",
@@ -187,49 +197,3 @@ def translate(name: str, value: Any) -> dict[str, Any]:
         # As in the programs that have this name, a mode asks for compiling.
         return {key: value, "runtime.compile": "on"}
     return {key: value}
-
-
-CLASSIC_DEFAULTS: dict[str, Any] = {
-    "data.batch_size": 200,
-    "data.crop_frames": 200,
-    "data.max_utterances_per_speaker": 500,
-    "data.utterances_per_speaker": 1,
-    "data.sampler": "balanced",
-    "data.num_workers": 5,
-    "data.train_list": "data/train_list.txt",
-    "data.train_path": "data/voxceleb2/dev/wav",
-    "data.test_list": "data/veri_test.txt",
-    "data.test_path": "data/voxceleb1/test/wav",
-    "augment.enabled": False,
-    "augment.style": "classic",
-    "augment.noise_path": "data/musan_split",
-    "augment.rir_path": "data/RIRS_NOISES/simulated_rirs",
-    "frontend.name": "auto",
-    "frontend.num_mels": 40,
-    "frontend.log_input": False,
-    "model.pooling": "SAP",
-    "model.embedding_dim": 512,
-    "loss.margin": 0.1,
-    "loss.scale": 30.0,
-    "loss.hard_probability": 0.5,
-    "loss.hard_rank": 10,
-    "optimizer.name": "adam",
-    "optimizer.learning_rate": 1e-3,
-    "optimizer.weight_decay": 0.0,
-    "optimizer.decay_norms_and_biases": True,
-    "optimizer.nesterov": False,
-    "schedule.name": "step",
-    "schedule.decay": 0.95,
-    "training.max_epochs": 500,
-    "training.test_interval": 10,
-    "training.max_grad_norm": 0.0,
-    "evaluation.eval_frames": 300,
-    "evaluation.num_crops": 10,
-    "evaluation.score": "mean_distance",
-    "evaluation.dcf_target_priors": [0.05],
-    "evaluation.c_miss": 1.0,
-    "evaluation.c_fa": 1.0,
-    "runtime.seed": 10,
-    "runtime.precision": "no",
-}
-"""Defaults of voxceleb_trainer."""

@@ -1,11 +1,11 @@
 """Load a checked `Config` from configuration files and the command line, and save a copy.
 
 Precedence: default < YAML files in the order given < command line. Each value is a `Setting` that
-knows its file and line. Defaults are voxceleb_trainer's for a flat YAML, for `--defaults
-voxceleb_trainer` and for scoring its checkpoint without a configuration, otherwise ours; an initial
-model defines the network. No option is silently ignored: one that the chosen component does not
-take is refused, unless a later layer replaced the component it was meant for, or the file was
-written for another program.
+knows its file and line. A flat YAML is a configuration of voxceleb_trainer and is converted
+(`classic.convert`), as are `--defaults voxceleb_trainer` and scoring its checkpoint without a
+configuration; an initial model defines the network. No option is silently ignored: one that the
+chosen component does not take is refused, unless a later layer replaced the component it was meant
+for, or the file was written for another program.
 """
 
 import contextlib
@@ -23,8 +23,7 @@ import speakernet
 from speakernet.config.aliases import (
     ADVICE,
     ALIASES,
-    BY_STAGE,
-    CLASSIC_DEFAULTS,
+    CHANGED_TRAINING,
     CLASSIC_NAMES,
     MODE_FLAGS,
     REMOVED,
@@ -32,6 +31,7 @@ from speakernet.config.aliases import (
     WESPEAKER,
     translate,
 )
+from speakernet.config.classic import convert, differing_defaults
 from speakernet.config.schema import (
     CHOICES,
     DEFAULT_NAMES,
@@ -44,6 +44,7 @@ from speakernet.config.schema import (
     owner_of,
     problems,
     split_key,
+    without_removed,
 )
 from speakernet.files import (
     MAX_YAML,
@@ -69,6 +70,8 @@ from speakernet.run_folder import CONFIG
 logger = logging.getLogger(__name__)
 
 COMMAND_LINE = "command line"
+READ_TO_REFUSE = {*CHOICES, "training.stages", "training.trackers"}
+"""Options whose values may contain what `REMOVED` lists; on the command line they are text."""
 OURS = "speakernet"
 CLASSIC = "voxceleb_trainer"
 BEGINS_AS_JSON = re.compile(r'\s*(?://[^\n]*\s*)*\{\s*(?:"|//|\})')
@@ -100,6 +103,9 @@ class Setting(NamedTuple):
     key."""
     layer: int = 0
     """Number of its file; the command line comes last."""
+    is_implied: bool = False
+    """Whether another program's configuration or the initial model means it; it may be without
+    effect."""
 
     @property
     def is_sectioned(self) -> bool:
@@ -152,24 +158,22 @@ def load_config(
         number for number, layer in enumerate(layers) if not any(one.is_sectioned for one in layer)
     }
     first = next((number for number, layer in enumerate(layers) if layer), None)
-    is_classic = False
+    is_classic = asked == CLASSIC
     why = "the default"
     if asked:
-        is_classic = asked == CLASSIC
         why = "--defaults"
     elif first is not None:
         is_classic = first in flat
-        why = f"{files[first]} {'has no' if first in flat else 'is divided into'} sections"
-    elif any(one.key in CLASSIC_NAMES for one in options):
+        why = f"{files[first]} {'has no' if is_classic else 'is divided into'} sections"
+    elif any(setting.key in CLASSIC_NAMES for setting in options):
         why = f"use --defaults {CLASSIC} to get that program's"
     settings: list[Setting] = []
     for number, (file, layer) in numbered:
         for setting in layer:
-            if number in copies and setting.key in REMOVED:
-                _warn_of_lost_stage(setting)
-                continue
-            for translated in _translated(setting._replace(layer=number)):
-                settings.append(_resolve_input(translated, file))
+            current = _of_this_version(setting) if number in copies else setting
+            if current is not None:
+                for translated in _translated(current._replace(layer=number)):
+                    settings.append(_resolve_input(translated, file))
     for setting in options:
         settings += _translated(setting._replace(layer=len(files)))
     last = {one.key: one for one in settings}
@@ -199,26 +203,21 @@ def load_config(
         why = CHECKPOINT.format(model)
         forgiven = {0}
     settings = _drop_folders_of_other_lists([one for one in settings if one.key != "eval"], copies)
-    defaults: dict[str, Any] = dict(CLASSIC_DEFAULTS) if is_classic else {}
-    if is_classic:
-        # voxceleb_trainer's StepLR decays every test_interval epochs.
-        interval = last["training.test_interval"].value if "training.test_interval" in last else 10
-        defaults["schedule.decay_interval"] = interval
+    given = {setting.key: setting.value for setting in settings}
+    implied = convert(given) if is_classic else {}
     if model and scores == "false":
-        of_model = settings_of_model(Path(model))
-        for key, value in of_model.items():
-            holder = split_key(key)[0]
-            choice = CHOICES.get("model.options" if holder == "model" else holder)
-            named = str(last[choice.key].value) if choice and choice.key in last else "auto"
-            # If the user chose another component, the model's options for the old one do not apply.
-            if choice is None or named in ("auto", of_model.get(choice.key)):
-                defaults[key] = value
+        implied |= _implied_by_model(settings_of_model(Path(model)), given)
     # The program's own default is off, but its published models have it on. `import-weights`
     # assumes the same.
-    is_unsaid = why == CHECKPOINT.format(model) and "frontend.log_input" not in last
+    is_unsaid = why == CHECKPOINT.format(model) and "frontend.log_input" not in given
     if is_unsaid:
-        defaults["frontend.log_input"] = True
-    config = compose(settings, defaults, forgiven)
+        implied["frontend.log_input"] = True
+    filled_in = [
+        Setting(key, value, "default", is_implied=True)
+        for key, value in implied.items()
+        if key not in given
+    ]
+    config = compose([*filled_in, *settings], forgiven)
     assumed = ""
     if is_unsaid and hasattr(config.frontend, "log_input"):
         assumed = (
@@ -228,14 +227,29 @@ def load_config(
     if not config.training.save_path:
         default = Path("exps") / (files[0].stem if files else "exp1")
         config.training.save_path = str(files[0].parent if 0 in copies else default)
-    given = frozenset(one.key for one in settings)
     described = f"{CLASSIC if is_classic else OURS} ({why})"
-    if is_classic and (differing := _differences(config, given)):
+    if is_classic and (differing := differing_defaults(config, given)):
         described += (
             f"; these differ from {OURS}'s (in brackets): {differing}; --defaults {OURS} "
             "selects those"
         )
-    return LoadedConfig(config, files, is_classic, scores == "true", given, described, assumed)
+    is_scoring = scores == "true"
+    keys = frozenset(given)
+    return LoadedConfig(config, files, is_classic, is_scoring, keys, described, assumed)
+
+
+def _implied_by_model(
+    of_model: Mapping[str, Any], given: Mapping[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    """The settings of an initial model that apply: if the user chose another component, the model's
+    options for the old one do not.
+    """
+    for key, value in of_model.items():
+        holder = split_key(key)[0]
+        choice = CHOICES.get("model.options" if holder == "model" else holder)
+        name = "auto" if choice is None else str(given.get(choice.key, "auto"))
+        if choice is None or name in ("auto", of_model.get(choice.key)):
+            yield key, value
 
 
 def find_config(name: str) -> Path:
@@ -287,20 +301,25 @@ def save_config(config: Config, path: Path) -> None:
         yaml.safe_dump(values, file, sort_keys=False, allow_unicode=True)
 
 
-def compose(
-    settings: Sequence[Setting], defaults: Mapping[str, Any], forgiven: Collection[int] = ()
-) -> Config:
-    """Compose a configuration from settings, in the order of their layers, on top of the defaults.
+def compose(settings: Sequence[Setting], forgiven: Collection[int] = ()) -> Config:
+    """Compose a configuration from settings, in the order of their layers, on top of our defaults.
 
     A setting without effect is refused, or only warned about if its layer is `forgiven`.
     """
+    implied = {setting.key: setting for setting in settings if setting.is_implied}
     names: Names = DEFAULT_NAMES | {
-        one: defaults[CHOICES[one].key] for one in CHOICES if CHOICES[one].key in defaults
+        holder: implied[choice.key].value
+        for holder, choice in CHOICES.items()
+        if choice.key in implied
     }
     chosen_in: dict[str, int] = {}
     """Holder -> the last layer that chose another component for it."""
     for layer in sorted({setting.layer for setting in settings}):
-        own = {setting.key: setting for setting in settings if setting.layer == layer}
+        own = {
+            setting.key: setting
+            for setting in settings
+            if setting.layer == layer and not setting.is_implied
+        }
         before = names
         names = {
             **names,
@@ -320,18 +339,18 @@ def compose(
     owners: dict[str, type[Options]] = {}
     """Key -> the class with the option; options that the chosen components do not take are
     missing."""
-    for key in {**defaults, **last}:
+    for key in last:
         holder, option = split_key(key)
         owner = owner_of(holder, names)
         if owner and option in owner.model_fields:
             owners[key] = owner
-    placed = {key: value for key, value in defaults.items() if key in owners}
+    placed: dict[str, Any] = {}
     for key, setting in last.items():
         holder, option = split_key(key)
         replaced = [
             one
             for one in (holder, holder.partition(".")[0])
-            if chosen_in.get(one, 0) > setting.layer
+            if not setting.is_implied and chosen_in.get(one, 0) > setting.layer
         ]
         # An option meant for one network does not apply to another, even if both take it.
         is_other = (
@@ -342,6 +361,8 @@ def compose(
         if key in owners and not is_other:
             is_text = str in alternatives(owners[key].model_fields[option].annotation)
             placed[key] = setting.value if is_text else _read_text(setting)
+        elif setting.is_implied:
+            continue
         elif replaced:
             dropped.append(f"{key} ({setting.where})")
         elif setting.layer in forgiven:
@@ -361,7 +382,8 @@ def compose(
         ] = value
     try:
         config = config_from_dict(values)
-        if config.training.stages and "training.max_epochs" not in last:
+        epochs = last.get("training.max_epochs")
+        if config.training.stages and (epochs is None or epochs.is_implied):
             config.training.max_epochs = config.training.stages[0].epochs
         found = [(key, f"{key}: {message}") for key, message in problems(config)]
     except OptionError as error:
@@ -495,27 +517,6 @@ def _pairs(mapping: yaml.MappingNode, path: Path | str) -> list[tuple[str, yaml.
     return list(pairs.values())
 
 
-def _differences(config: Config, given: frozenset[str]) -> str:
-    """The defaults taken from voxceleb_trainer that differ from ours, each with ours in
-    brackets.
-    """
-    values = config.model_dump()
-    ours = Config().model_dump()
-    # Those that are most costly to overlook come first.
-    keys = dict.fromkeys(["training.max_grad_norm", "runtime.precision", *CLASSIC_DEFAULTS])
-    found = []
-    for section, field in (key.split(".") for key in keys if key not in given):
-        value = values[section].get(field)
-        default = ours[section].get(field)
-        if (
-            None not in (value, default)
-            and value != default
-            and not field.endswith(("_path", "_list"))
-        ):
-            found.append(f"{section}.{field} {value} ({default})")
-    return ", ".join(found)
-
-
 def _resolve_input(setting: Setting, file: Path) -> Setting:
     """Resolve an input path relative to the file that names it, if it exists there but not in the
     working directory.
@@ -570,12 +571,29 @@ def _drop_folders_of_other_lists(
     return kept
 
 
-def _warn_of_lost_stage(setting: Setting) -> None:
-    """A saved configuration may ask for a large-margin stage by its former options."""
-    if setting.key == "training.large_margin_epochs" and setting.value:
+def _of_this_version(setting: Setting) -> Setting | None:
+    """A saved setting without options of earlier versions; None if nothing of it is left."""
+    section, _, option = setting.key.rpartition(".")
+    kept = without_removed(section, {option: setting.value}, [])
+    if setting.key in CHANGED_TRAINING and setting.value not in (0, "", [1.0]):
         logger.warning(
-            "%s: %s: %s is ignored; %s", setting.where, setting.key, setting.value, BY_STAGE
+            "%s: %s: %s is ignored; %s",
+            setting.where,
+            setting.key,
+            setting.value,
+            REMOVED[setting.key],
         )
+    return setting._replace(value=kept[option]) if option in kept else None
+
+
+def _refuse_removed(setting: Setting) -> None:
+    """Refuse an option or value of an earlier version, also inside a component or a stage."""
+    section, _, option = setting.key.rpartition(".")
+    value = _read_text(setting) if setting.key in READ_TO_REFUSE else setting.value
+    removed: list[str] = []
+    without_removed(section, {option: value}, removed)
+    if removed:
+        raise ConfigError(f"{setting.where}: {removed[0]} was removed; {REMOVED[removed[0]]}")
 
 
 def _translated(setting: Setting) -> Iterator[Setting]:
@@ -590,11 +608,12 @@ def _translated(setting: Setting) -> Iterator[Setting]:
     section, _, field = key.partition(".")
     if key in ADVICE:
         raise ConfigError(f"{where}: unknown key {key}; {ADVICE[key]}")
-    if key in REMOVED:
-        raise ConfigError(f"{where}: {key} was removed; {REMOVED[key]}")
+    _refuse_removed(setting)
     if key in ALIASES and not setting.is_sectioned:
         for name, value in translate(key, setting.value).items():
-            yield setting._replace(key=name, value=value)
+            renamed = setting._replace(key=name, value=value)
+            _refuse_removed(renamed)
+            yield renamed
     elif field and key in CHOICES:
         given = _read_text(setting)
         if not isinstance(given, dict):

@@ -5,7 +5,6 @@ exists only if the chosen schedule takes it. `loading.py` reads configurations.
 """
 
 import functools
-import itertools
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
@@ -139,8 +138,8 @@ ONCE: dict[str, dict[str, Any]] = {
 }
 """Options tied to the start or end of a stage; the next stage resets them unless it sets them
 itself."""
-RECORDED = [(1.0, 1.0)]
-"""The voice as recorded: speed and vocal-tract factor."""
+RECORDED = [1.0]
+"""The speed of the voice as recorded."""
 DEFAULT_NAMES = {holder: choice.default for holder, choice in CHOICES.items()}
 
 Names = Mapping[str, str]
@@ -200,6 +199,25 @@ def known_fields(section: str) -> list[str]:
     return list(dict.fromkeys(name for owner in owners for name in owner.model_fields))
 
 
+def without_removed(key: str, value: Any, dropped: list[str]) -> Any:
+    """The value of a dotted key without what `REMOVED` lists; its keys are added to `dropped`."""
+    if isinstance(value, Mapping):
+        kept = {}
+        for name, inner in value.items():
+            own_key = f"{key}.{name}" if key else str(name)
+            if own_key in REMOVED:
+                dropped.append(own_key)
+            else:
+                kept[name] = without_removed(own_key, inner, dropped)
+        return kept
+    if not isinstance(value, list):
+        return value
+    if key == "training.stages":
+        return [without_removed("", stage, dropped) for stage in value]
+    dropped += [f"{key}: {item}" for item in value if f"{key}: {item}" in REMOVED]
+    return [item for item in value if f"{key}: {item}" not in REMOVED]
+
+
 def config_from_dict(values: Mapping[str, Mapping[str, Any]]) -> Config:
     """Build a configuration from nested values, as from `model_dump`; missing options keep their
     defaults.
@@ -209,19 +227,16 @@ def config_from_dict(values: Mapping[str, Mapping[str, Any]]) -> Config:
             f"unknown configuration section {min(unknown)!r}; known: {', '.join(SECTIONS)}"
         )
     names = names_in(values)
-    made: dict[str, Any] = {section: dict(values.get(section, {})) for section in SECTIONS}
+    made: dict[str, Any] = {
+        section: without_removed(section, values.get(section, {}), []) for section in SECTIONS
+    }
     # Fields of a section are built before the section.
     for holder in [*(one for one in CHOICES if "." in one), *SECTIONS]:
         section, _, field = holder.partition(".")
         at, key = (made[section], field) if field else (made, section)
         if owner := owner_of(holder, names):
-            given = {
-                name: one
-                for name, one in (at.get(key) or {}).items()
-                if f"{holder}.{name}" not in REMOVED
-            }
             try:
-                at[key] = owner(**given)
+                at[key] = owner(**(at.get(key) or {}))
             except OptionError as error:
                 error.field = f"{holder}.{error.field}"
                 raise
@@ -281,8 +296,8 @@ def stages_of(config: Config) -> dict[str, Config]:
             # Recorded voices keep their labels, whichever other voices the head has.
             if voices != first and (voices != RECORDED or RECORDED[0] not in first):
                 raise ValueError(
-                    "augment.speed_factors and warp_factors need classes that the head does not "
-                    "have; expected the factors of the first stage, or [1.0] if they include it"
+                    "augment.speed_factors needs classes that the head does not have; "
+                    "expected the factors of the first stage, or [1.0] if they include it"
                 )
         except OptionError as error:
             raise ValueError(f"{name}: {error.field} {error.found}") from error
@@ -330,14 +345,10 @@ def _changed(
     return replaced(before, **{**given, "training": {**given.get("training", {}), **alone}})
 
 
-def _voices(config: Config) -> list[tuple[float, float]]:
-    """Speed and vocal-tract factor of each voice, in the order of the classes of a head."""
+def _voices(config: Config) -> list[float]:
+    """The speed of each voice, in the order of the classes of a head."""
     augment = config.augment
-    return (
-        list(itertools.product(augment.speed_factors, augment.warp_factors))
-        if augment.enabled
-        else RECORDED
-    )
+    return augment.speed_factors if augment.enabled else RECORDED
 
 
 def problems(config: Config) -> Iterator[tuple[str, str]]:

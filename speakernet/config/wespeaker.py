@@ -430,9 +430,9 @@ def _changes(before: Sections, after: Sections) -> tuple[dict[str, Any], list[st
                 continue
             if section == "model" and option == "options":
                 changed[option] = _changed_model_options(before[section].get(option, {}), value)
-            elif section in STAGE_SECTIONS and (allowed is None or option in allowed):
-                changed[option] = value
-            elif option == "average_checkpoints":
+            elif (
+                section in STAGE_SECTIONS and (allowed is None or option in allowed)
+            ) or option == "average_checkpoints":
                 changed[option] = value
             else:
                 notes.append(f"{section}.{option}: {value}")

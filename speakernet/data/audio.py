@@ -237,15 +237,15 @@ def read_audio(
     num_samples: int | None = None,
     sample_rate: int = SAMPLE_RATE,
     *,
-    mixes: bool = True,
+    channel: int | None = None,
 ) -> np.ndarray:
     """Read a crop as float32 in -1..1, mono, at `sample_rate`; shape (samples,).
 
-    The crop ends at the end of the file, so it may be shorter than requested; `wrap_to_length`
-    extends it.
+    Several channels are mixed, or with `channel`, counted from 0, one of them is read. The crop
+    ends at the end of the file, so it may be shorter than requested; `wrap_to_length` extends it.
     """
     with open_audio(path) as (file, info):
-        return crop_of_file(file, info, path, start, num_samples, sample_rate, mixes=mixes)
+        return crop_of_file(file, info, path, start, num_samples, sample_rate, channel=channel)
 
 
 def crop_of_file(
@@ -256,7 +256,7 @@ def crop_of_file(
     num_samples: int | None,
     sample_rate: int,
     *,
-    mixes: bool = True,
+    channel: int | None = None,
 ) -> np.ndarray:
     """Read a crop of an open file whose header is known; see `read_audio`."""
     total = info.num_samples_at(sample_rate)
@@ -289,7 +289,7 @@ def crop_of_file(
         frames = decode_pcm(raw, coding).reshape(last - first, info.num_channels)
     else:
         frames = _decode_frames(file, info, name, first, last - first)
-    mono = finish_frames(frames, name, mixes)
+    mono = finish_frames(frames, name, channel)
     return mono if up == down else resample(mono, up, down)[start - blocks * up :][: stop - start]
 
 
@@ -323,14 +323,17 @@ def audio_of_array(
         raise AudioError(
             f"samples of type {samples.dtype}; expected floating point in -1..1 or int16"
         )
-    if not LOWEST_RATE <= sample_rate <= HIGHEST_RATE or sample_rate != int(sample_rate):
-        raise AudioError(
-            f"sample_rate {sample_rate}; expected a whole number from {LOWEST_RATE} to "
-            f"{HIGHEST_RATE} Hz"
-        )
+    try:
+        # A rate may come from a header or a form as text.
+        rate = float(sample_rate)
+    except (TypeError, ValueError):
+        rate = math.nan
+    if not LOWEST_RATE <= rate <= HIGHEST_RATE or rate != int(rate):
+        expected = f"a whole number from {LOWEST_RATE} to {HIGHEST_RATE} Hz"
+        raise AudioError(f"sample_rate {sample_rate!r}; expected {expected}")
     scale = np.float32(1 / 32768 if samples.dtype == np.int16 else 1.0)
     mono = finish_frames(samples.astype(np.float32) * scale, "the array")
-    up, down = Fraction(wanted_rate, int(sample_rate)).as_integer_ratio()
+    up, down = Fraction(wanted_rate, int(rate)).as_integer_ratio()
     return mono if up == down else resample(mono, up, down)
 
 
@@ -402,8 +405,8 @@ def decode_pcm(raw: bytes | np.ndarray, format_name: str) -> np.ndarray:
     return samples * np.float32(scale)
 
 
-def finish_frames(frames: np.ndarray, name: str | Path, mixes: bool = True) -> np.ndarray:
-    """Mix (samples, channels) to (samples,), or take the first channel; reject NaN and far too loud
+def finish_frames(frames: np.ndarray, name: str | Path, channel: int | None = None) -> np.ndarray:
+    """Mix (samples, channels) to (samples,), or take one channel; reject NaN and far too loud
     samples.
     """
     # Comparisons with NaN are false.
@@ -417,8 +420,9 @@ def finish_frames(frames: np.ndarray, name: str | Path, mixes: bool = True) -> n
             f"{name}: samples up to {loudest:.6g}; expected floating point in -1..1 (divide int16 "
             "values by 32768)"
         )
-    mono = frames.mean(axis=1, dtype=np.float32) if mixes and frames.shape[1] > 1 else frames[:, 0]
-    return np.ascontiguousarray(mono)
+    if channel is None and frames.shape[1] > 1:
+        return np.ascontiguousarray(frames.mean(axis=1, dtype=np.float32))
+    return np.ascontiguousarray(frames[:, channel or 0])
 
 
 class _NeedsFfmpegError(ValueError):

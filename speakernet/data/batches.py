@@ -47,7 +47,6 @@ class Batch:
     shares: tuple[int, ...]
     draw_key: int
     draw_rows: np.ndarray
-    warps: np.ndarray
 
 
 @dataclass

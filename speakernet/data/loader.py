@@ -221,12 +221,11 @@ class TrainingLoader:
             if self.device.type == "cuda":
                 labels = labels.pin_memory().to(self.device, non_blocking=True)
             counts = tuple(one.stop - one.start for one in shares)
-            warps = voices // len(sampler.voices.speeds)
             key = derive_seed(sampler.seed, request.epoch)
             indices = torch.from_numpy(report.rows)
             # Masks and dither are keyed like crops: by the requested row, which differs between
             # repeats of an utterance.
-            batch = Batch(waveforms, labels, indices, counts, key, request.rows, warps)
+            batch = Batch(waveforms, labels, indices, counts, key, request.rows)
             yield batch, report
             # One of the ring's spare slots holds the last batch, still being copied; the other is
             # written next.
@@ -280,9 +279,12 @@ class Requests(Sequence[BatchRequest]):
         plan = self.plan
         share = rank_share(plan, number, loader.sampler.unit, loader.rank, loader.world_size)
         num_samples = crop_samples(int(plan.crop_frames[number]), loader.options.sample_rate)
-        speeds = plan.voices[share] % len(loader.sampler.voices.speeds)
         return BatchRequest(
-            loader.epoch, plan.rows[share].astype(np.int64), speeds, num_samples, number
+            loader.epoch,
+            plan.rows[share].astype(np.int64),
+            plan.voices[share],
+            num_samples,
+            number,
         )
 
 

@@ -31,27 +31,25 @@ MAX_ROUNDS = 30
 
 @dataclass(frozen=True)
 class Voices:
-    """The voices of every speaker: every speed with every vocal-tract length. Each except the
-    recorded voice, which is voice 0 if included, makes new speakers, so the classes of a head are
-    numbered and drawn here. Voice n has the speed n % len(speeds) and the warp n // len(speeds).
+    """The voices of every speaker: one for each speed. Each except the recorded voice, which is
+    voice 0 if included, makes new speakers, so the classes of a head are numbered and drawn here.
 
-    >>> voices = Voices(speeds=(Fraction(1), Fraction(9, 10)), warps=(1.0, 0.9, 1.1))
-    >>> len(voices), voices.classes_of(np.array([7, 7, 7]), np.array([0, 1, 5]), 150)
-    (6, array([  7, 157, 757]))
+    >>> voices = Voices(speeds=(Fraction(1), Fraction(9, 10), Fraction(11, 10)))
+    >>> len(voices), voices.classes_of(np.array([7, 7, 7]), np.array([0, 1, 2]), 150)
+    (3, array([  7, 157, 307]))
     """
 
     speeds: tuple[Fraction, ...] = (Fraction(1),)
-    warps: tuple[float, ...] = (1.0,)
     real_share: float | None = None
     real_from: int | None = None
 
     def __len__(self) -> int:
-        return len(self.speeds) * len(self.warps)
+        return len(self.speeds)
 
     @property
     def share_at_other_speeds(self) -> float:
         """The average share of utterances that are played faster or slower."""
-        changed = len(self.warps) * sum(speed != 1 for speed in self.speeds)
+        changed = sum(speed != 1 for speed in self.speeds)
         if self.real_share is None or len(self) == 1:
             return changed / len(self)
         return (1 - self.real_share) * changed / (len(self) - 1)

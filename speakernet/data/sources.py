@@ -100,6 +100,8 @@ class AudioSource(ABC):
         self.root = str(root)
         self.sample_rate = sample_rate
         self._tables: dict[int, LookupTable] = {}
+        self.warnings: dict[str, str] = {}
+        """Of utterances that were read, by name: what a user should know about them."""
 
     @property
     def place(self) -> str:

@@ -1,9 +1,9 @@
-"""Calibration and fusion of scores into log-likelihood ratios, named thresholds, and how a model
-file stores them.
+"""Calibration and fusion of scores into log-likelihood ratios, and how a model file stores and
+names them.
 
 Calibration and fusion are one affine function, `offset + weights . inputs`: calibration takes one
-score, fusion takes several, and quality measures are further inputs. It is fitted by prior-weighted
-logistic regression on one list and applied to others. Logarithms are natural throughout.
+score, fusion takes several, and quality measures are further inputs. `fitting.py` fits it on one
+list; it is applied to others here, with little to import. Logarithms are natural throughout.
 
 A quality measure gives four inputs: the smaller and the larger value of the two sides, their
 difference and ratio.
@@ -13,26 +13,13 @@ al., The IDLab VoxCeleb speaker recognition challenge 2020 system description (q
 wespeaker, score_calibration.py (the four inputs of a measure).
 """
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from speakernet.data.lists import TrialList
-from speakernet.evaluation.figures import why_no_error_rate
-from speakernet.evaluation.metrics import (
-    ErrorRates,
-    check_trials,
-    equal_error_point,
-    error_rates,
-    point_at_false_accept_rate,
-)
 from speakernet.evaluation.results import AffineFit
-
-logger = logging.getLogger(__name__)
 
 EER_NAME = "eer"
 RATE_PREFIX = "far_"
@@ -43,8 +30,6 @@ MIN_EXPECTED_ERRORS = 10
 """A false-accept rate gets a threshold only if at least this many false accepts are expected on the
 list."""
 MIN_NONTARGETS = round(MIN_EXPECTED_ERRORS / FALSE_ACCEPT_RATES[0])
-REGULARIZATION = 1e-6
-"""Keeps the weights finite if the scores separate the list perfectly."""
 SCORE_ONLY = ("score",)
 SMALLEST = 1e-9
 FORMS = ("min", "max", "difference", "ratio")
@@ -72,7 +57,7 @@ class AffineCalibration:
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Log-likelihood ratios for scores (trials,) or inputs (trials, inputs)."""
-        return _columns(inputs, self.inputs) @ self.weights + self.offset
+        return columns_of(inputs, self.inputs) @ self.weights + self.offset
 
     def to_dict(self) -> AffineFit:
         """Plain values, as a model file stores them."""
@@ -137,61 +122,6 @@ def quality_columns(
     return np.stack(columns, axis=1)
 
 
-def fit_calibration(
-    inputs: np.ndarray, labels: np.ndarray, prior: float, names: Sequence[str] = ("score",)
-) -> AffineCalibration:
-    """Fit by logistic regression in which all targets together have the weight `prior`, and
-    non-targets `1 - prior`.
-
-    Args:
-        inputs: (trials,) scores or (trials, inputs).
-        labels: (trials,) 1 for targets.
-        prior: target prior of the application.
-        names: one name per input.
-
-    Raises:
-        ValueError: NaN inputs, no targets or no non-targets, or more or fewer names than inputs.
-    """
-    columns = _columns(inputs, names)
-    for column in columns.T:
-        _, is_target = check_trials(column, labels)
-    centre = columns.mean(axis=0)
-    spread = columns.std(axis=0)
-    # A quality measure that is the same for all trials must not cause a division by zero.
-    spread = np.where(spread > 0, spread, 1.0)
-    # L-BFGS needs inputs of similar scale; a cosine spans about 1, a duration about 100.
-    standard = (columns - centre) / spread
-    # The share of targets in the list is replaced by the prior of the application.
-    shares = np.where(is_target, prior / is_target.sum(), (1 - prior) / (~is_target).sum())
-    signs = np.where(is_target, 1.0, -1.0)
-    log_odds = np.log(prior / (1 - prior))
-
-    def cost(parameters: np.ndarray) -> tuple[float, np.ndarray]:
-        margins = signs * (standard @ parameters[1:] + parameters[0] + log_odds)
-        value = (
-            shares @ np.logaddexp(0, -margins) + REGULARIZATION * parameters[1:] @ parameters[1:]
-        )
-        # 1 / (1 + exp(margins)) without overflow at either end.
-        slope = -shares * signs * np.exp(-np.logaddexp(0, margins))
-        gradient = np.concatenate(
-            [[slope.sum()], slope @ standard + 2 * REGULARIZATION * parameters[1:]]
-        )
-        # Scaled by the prior: at 0.01 the cost is tiny, and L-BFGS stops at absolute tolerances.
-        return float(value) / prior, gradient / prior
-
-    start = np.zeros(columns.shape[1] + 1)
-    # The first input is the score; higher means more alike.
-    start[1] = 1.0
-    options = {"maxiter": 500, "ftol": 1e-12, "gtol": 1e-8}
-    # Late: most commands apply a calibration and fit none.
-    from scipy.optimize import minimize
-
-    found = minimize(cost, start, jac=True, method="L-BFGS-B", options=options).x
-    # Undo the standardisation.
-    weights = found[1:] / spread
-    return AffineCalibration(weights, float(found[0] - weights @ centre), tuple(names), prior)
-
-
 def too_few_nontargets(number: int) -> str:
     """A warning if there are too few pairs for even the most lenient threshold; otherwise empty."""
     few = (
@@ -199,48 +129,6 @@ def too_few_nontargets(number: int) -> str:
         "overconfident"
     )
     return few if number < MIN_NONTARGETS else ""
-
-
-def named_thresholds(
-    rates: ErrorRates, backend: Mapping[str, Any]
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """Thresholds at the EER and at the named false-accept rates that the list supports.
-
-    Returns:
-        The thresholds as plain dictionaries, and a sentence for each rate that the list is too
-        small for.
-    """
-    points = [(EER_NAME, equal_error_point(rates))]
-    refused = []
-    for rate in FALSE_ACCEPT_RATES:
-        # Even a count of ten has a standard deviation of about a third; from fewer, a threshold
-        # would be a guess.
-        if rates.num_nontargets * rate >= MIN_EXPECTED_ERRORS:
-            points.append((threshold_name(rate), point_at_false_accept_rate(rates, rate)))
-        else:
-            refused.append(
-                f"no threshold at a false-accept rate of {100 * rate:g} %: there are only "
-                f"{rates.num_nontargets:,} different-speaker pairs, but at least "
-                f"{round(MIN_EXPECTED_ERRORS / rate):,} are needed"
-            )
-    ascending = rates.thresholds
-    thresholds = []
-    for name, point in points:
-        # Halfway to the next lower score, where all decisions on the list stay the same. The point
-        # itself is a score; on a list without errors it is the lowest target score, so a slightly
-        # worse recording would be rejected.
-        row = int(np.searchsorted(ascending, point.threshold))
-        limit = float((ascending[row - 1] + ascending[row]) / 2 if row else point.threshold)
-        thresholds.append(
-            {
-                "name": name,
-                "threshold": limit,
-                "miss_rate": point.miss,
-                "false_accept_rate": point.false_accept,
-                "backend": dict(backend),
-            }
-        )
-    return thresholds, refused
 
 
 def threshold_label(name: str) -> str:
@@ -276,7 +164,10 @@ def false_accept_rate_of(name: str) -> float | None:
     return round(percent / 100, 12) if name.startswith(RATE_PREFIX) else None
 
 
-def _columns(inputs: np.ndarray, names: Sequence[str]) -> np.ndarray:
+def columns_of(inputs: np.ndarray, names: Sequence[str]) -> np.ndarray:
+    """Inputs as columns, (trials, inputs) float64; ValueError if there are more or fewer than
+    names.
+    """
     inputs = np.asarray(inputs, dtype=np.float64)
     columns = inputs[:, None] if inputs.ndim == 1 else inputs
     if columns.shape[1] != len(names):
@@ -287,106 +178,6 @@ def _columns(inputs: np.ndarray, names: Sequence[str]) -> np.ndarray:
     return columns
 
 
-@dataclass(frozen=True)
-class Fit:
-    """A calibration and thresholds fitted on one list."""
-
-    calibration: AffineCalibration
-    thresholds: list[dict[str, Any]]
-    """Named thresholds, as a model file stores them."""
-    refused: list[str]
-    """A sentence for each threshold that the list is too small for."""
-    backend: dict[str, Any]
-    """How recordings are embedded and scored, as plain values."""
-    origin: dict[str, Any]
-    """Name and checksum of the list, and its numbers of targets and non-targets."""
-
-    def replaced(self, contents: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """The calibration in a model file that this one would replace; None if there is none for
-        the same scoring.
-        """
-        fits = (contents.get("calibration") or {}).get("fits", [])
-        way = self.backend, list(self.calibration.inputs)
-        return next((one for one in fits if (one["backend"], list(one["inputs"])) == way), None)
-
-    def changes(self, contents: Mapping[str, Any]) -> dict[str, Any]:
-        """The new entries of a model file, in which this fit replaces any fit for the same
-        scoring.
-        """
-        inputs = list(self.calibration.inputs)
-        own = {**self.calibration.to_dict(), **self.origin, "backend": self.backend}
-
-        def stays(one: Mapping[str, Any]) -> bool:
-            # Each way of scoring has its own thresholds, so only a fit for the same scoring is
-            # replaced. A fit of the score alone also replaces those with quality measures, which
-            # were fitted on an earlier list.
-            theirs = one.get("inputs", one["backend"].get("inputs", list(SCORE_ONLY)))
-            way = {**one["backend"], "inputs": theirs}
-            return way != {
-                **self.backend,
-                "inputs": theirs if inputs == list(SCORE_ONLY) else inputs,
-            }
-
-        fits = (contents.get("calibration") or {}).get("fits", [])
-        thresholds = contents.get("thresholds") or []
-        return {
-            "calibration": {"fits": [*filter(stays, fits), own]},
-            "thresholds": [
-                *filter(stays, thresholds),
-                *({**one, **self.origin} for one in self.thresholds),
-            ],
-        }
-
-
-def fit_scores(
-    trials: TrialList,
-    scores: np.ndarray,
-    prior: float,
-    backend: Mapping[str, Any],
-    columns: np.ndarray | None = None,
-    names: tuple[str, ...] = SCORE_ONLY,
-) -> Fit:
-    """Fit calibration and thresholds to the scores of labelled trials.
-
-    With quality measures (`columns`, `names`), thresholds are log-likelihood ratios and belong to
-    their own scoring.
-    """
-    reason = why_no_error_rate(trials)
-    if reason or trials.labels is None:
-        raise ValueError(f"cannot calibrate: {reason or 'the trials have no labels'}")
-    calibration = fit_calibration(
-        scores if columns is None else columns, trials.labels, prior, names
-    )
-    if calibration.weights[0] <= 0:
-        logger.warning(
-            "%s: the scores do not separate targets from non-targets (higher scores make the same "
-            "speaker less likely), so decisions with this calibration are meaningless; check that "
-            "1 marks the same speaker, calibrate on more people, or train longer",
-            trials.source,
-        )
-    rates = error_rates(scores, trials.labels)
-    way = backend
-    if columns is not None:
-        rates = error_rates(calibration.apply(columns), trials.labels)
-        way = threshold_way(backend, names)
-    thresholds, refused = named_thresholds(rates, way)
-    if few := too_few_nontargets(rates.num_nontargets):
-        logger.warning(
-            "%s: %s; a threshold needs at least %d pairs", trials.source, few, MIN_NONTARGETS
-        )
-    origin = {
-        **known_by(trials),
-        "num_targets": rates.num_targets,
-        "num_nontargets": rates.num_nontargets,
-    }
-    return Fit(calibration, thresholds, refused, dict(backend), origin)
-
-
 def threshold_way(backend: Mapping[str, Any], inputs: Sequence[str]) -> dict[str, Any]:
     """The scoring that thresholds on log-likelihood ratios with quality measures belong to."""
     return {**backend, "inputs": list(inputs)}
-
-
-def known_by(trials: TrialList) -> dict[str, Any]:
-    """The name and checksum by which a model file identifies a list."""
-    return {"list": Path(trials.source).name, "list_sha256": trials.sha256}

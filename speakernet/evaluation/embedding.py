@@ -33,6 +33,7 @@ from speakernet.data.lists import StringTable, numbers
 from speakernet.data.lookup import COLUMNS, LookupTable
 from speakernet.data.sources import AudioSource
 from speakernet.data.speech import speech_of
+from speakernet.data.spoken import spoken
 from speakernet.evaluation.options import EvaluationOptions, Mode
 from speakernet.files import FileError, atomic_write, read_arrays, reading
 from speakernet.machine.facts import usable_cores
@@ -277,7 +278,14 @@ def way_of(options: EvaluationOptions) -> dict[str, Any]:
         if modes == ("whole",)
         else {"eval_frames": options.eval_frames, "num_crops": options.num_crops}
     )
-    return {"embedding": modes[0] if len(modes) == 1 else "both", **crops}
+    # Files of versions before 0.4.0 do not name `whole`.
+    speech = {} if options.speech == "whole" else {"speech": options.speech}
+    return {"embedding": modes[0] if len(modes) == 1 else "both", **crops, **speech}
+
+
+def as_heard(source: AudioSource, options: EvaluationOptions) -> AudioSource:
+    """The source to embed from: its speech if the options ask for it."""
+    return spoken(source) if options.speech == "detected" else source
 
 
 def embed_utterances(
@@ -300,6 +308,7 @@ def embed_utterances(
         utterance counts as one crop.
     """
     table = names if isinstance(names, StringTable) else StringTable.from_strings(names)
+    source = as_heard(source, options)
     is_on_cpu = torch.device(device).type == "cpu"
     num_threads = reader_threads(options)
     lengths = checked_lengths(source, table, num_threads)
@@ -535,7 +544,7 @@ class Embedder:
         store.
         """
         options = self.options.model_copy(update={"embedding": mode})
-        path = f"{list_name}.{mode}.npz"
+        path = f"{list_name}.{mode}{'.speech' if options.speech == 'detected' else ''}.npz"
         key = ""
         if self.stores:
             frames = options.eval_frames if mode == "crops" else 0
@@ -544,12 +553,8 @@ class Embedder:
                 "crops": options.num_crops if frames else 1,
                 "precision": self.precision,
             }
-            key = store_key(
-                self.model_digest,
-                names,
-                source.lookup_table(names, reader_threads(options)),
-                settings,
-            )
+            table = as_heard(source, options).lookup_table(names, reader_threads(options))
+            key = store_key(self.model_digest, names, table, settings)
             found = (load_embeddings(store / path, key) for store in self.stores)
             # Only rank 0 searches, so that all ranks agree on the collectives that follow.
             kept = distributed.from_main(

@@ -19,14 +19,13 @@ from speakernet.evaluation.calibration import (
     BY_QUALITY,
     SCORE_ONLY,
     AffineCalibration,
-    Fit,
-    fit_scores,
     quality_columns,
     quality_inputs,
 )
-from speakernet.evaluation.embedding import MAX_READERS, Embedder, modes_of
+from speakernet.evaluation.embedding import MAX_READERS, Embedder, as_heard, modes_of
 from speakernet.evaluation.figures import figures, why_no_error_rate
 from speakernet.evaluation.files import Evaluation
+from speakernet.evaluation.fitting import Fit, fit_scores
 from speakernet.evaluation.options import EvaluationOptions, Mode
 from speakernet.evaluation.results import EMBEDDING, KEPT_EMBEDDINGS, headline_sentence
 from speakernet.evaluation.scoring import Backend, verifying_backend
@@ -70,7 +69,9 @@ def evaluate(
     if calibration is not None:
         inputs = scored.scores
         if calibration.inputs != SCORE_ONLY:
-            inputs = calibration_inputs(calibration.inputs, scored, trials, source)
+            inputs = calibration_inputs(
+                calibration.inputs, scored, trials, as_heard(source, embedder.options)
+            )
         llrs = calibration.apply(inputs)
         if calibration.inputs != SCORE_ONLY and not why_no_error_rate(trials):
             by_ratio = figures(
@@ -118,8 +119,9 @@ def score_trials(
 def calibration_inputs(
     inputs: Sequence[str], scored: Scored, trials: TrialList, source: AudioSource
 ) -> np.ndarray:
-    """The inputs of a calibration, (trials, inputs): the score and quality measures of both
-    sides.
+    """The inputs of a calibration, (trials, inputs): the score and quality measures of both sides.
+
+    The source is as heard (`embedding.as_heard`), so that measures are of what was embedded.
     """
     wanted = {name.partition(" ")[0] for name in inputs}
     values = {}
@@ -163,7 +165,7 @@ def fit_for_verifying(
     prior: float,
     measures: Sequence[str] = (),
 ) -> tuple[list[Fit], np.ndarray]:
-    """Fit calibration and thresholds on a list embedded as in verification: whole utterances in
+    """Fit calibration and thresholds on a list embedded as in verification: detected speech in
     float32.
 
     Returns:
@@ -171,7 +173,7 @@ def fit_for_verifying(
     """
     whole = replace(
         embedder,
-        options=embedder.options.model_copy(update={"embedding": "whole"}),
+        options=embedder.options.model_copy(update={"embedding": "whole", "speech": "detected"}),
         autocast=contextlib.nullcontext,
         precision="no",
     )
@@ -179,6 +181,7 @@ def fit_for_verifying(
         # Checked before embedding, which may take hours.
         raise ValueError(f"cannot calibrate: {reason}")
     backend = verifying_backend(contents)
+    source = as_heard(source, whole.options)
     scored = score_trials(whole, backend, trials, source)
     return fits_of(
         scored, trials, source, prior, backend.describe(whole.options), measures

@@ -39,6 +39,9 @@ class EvaluationOptions(Options):
     embedding: Literal["auto", "crops", "whole", "both"] = "auto"
     """What is embedded; auto: crops, or whole utterances if eval_frames is 0; both: the two scores
     are averaged."""
+    speech: Literal["whole", "detected"] = "whole"
+    """detected: cut utterances to their speech first, as decisions do; whole: score lists as
+    published."""
     batch_size: Annotated[int, Ge(1), Le(1_000_000)] = 64
     """Waveforms (crops or whole utterances) embedded at once; at most 16 on a CPU."""
     num_workers: Processes | Literal["auto"] = "auto"

@@ -28,6 +28,9 @@ from speakernet.evaluation.options import EvaluationOptions
 from speakernet.terminal import Bar
 
 WHOLE = EvaluationOptions(embedding="whole")
+VERIFYING = EvaluationOptions(embedding="whole", speech="detected")
+"""How recordings are embedded for a decision: their speech, in one piece. Before version 0.4.0 it
+was `WHOLE`."""
 BLOCK_SCORES = 1 << 22
 """Number of scores of a block of utterances against the cohort; 16 MiB in float32."""
 MIN_COHORT = 2
@@ -219,7 +222,8 @@ def plda_of(contents: Mapping[str, Any]) -> Plda | None:
     if (contents.get("adaptation") or {}).get("score") != "plda":
         return None
     named = (contents["weights"][f"adaptation.{name}"] for name in ("between", "weights"))
-    return Plda(*(np.asarray(one, dtype=np.float64) for one in named))
+    # NumPy has no bfloat16.
+    return Plda(*(one.double().numpy() for one in named))
 
 
 def mean_distance_scores(

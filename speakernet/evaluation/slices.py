@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from speakernet.data.audio import AudioError
+from speakernet.data.levels import FRAME_SECONDS, frame_powers, power_ratio_db
 from speakernet.data.lists import StringTable, TrialList
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation.embedding import checked_lengths
@@ -28,7 +29,7 @@ from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import GroupResult, SliceResult
 from speakernet.evaluation.speakers import Speakers, read_rows
 from speakernet.files import parallel_map
-from speakernet.options import SAMPLE_RATE, suggestion
+from speakernet.options import suggestion
 
 DURATION_EDGES_SECONDS = (2.0, 4.0, 6.0, 10.0)
 SNR_EDGES_DB = (5.0, 10.0, 15.0, 20.0, 30.0, 40.0)
@@ -37,13 +38,9 @@ MAX_VALUES = 12
 MIN_NUMBERS = 6
 """A column with at least this many distinct numbers holds a quantity, which is cut into thirds."""
 NOT_COLUMNS = ("path", "speaker")
-FRAME_SECONDS = 0.025
 FRAMES_AT_ONCE = 2400
 """One minute; longer recordings are read in blocks, so that only their frame powers stay in
 memory."""
-QUIET_PERCENTILE = 10
-LOUD_PERCENTILE = 90
-SILENCE_POWER = 1e-10
 
 
 @dataclass(frozen=True)
@@ -257,35 +254,3 @@ def signal_to_noise_ratios(source: AudioSource, names: StringTable, num_threads:
         ratio, names, num_threads, "signal-to-noise ratios", total=len(names), unit="utterance"
     )
     return np.fromiter(found, dtype=np.float64, count=len(names))
-
-
-def frame_powers(waveform: np.ndarray, sample_rate: int = SAMPLE_RATE) -> np.ndarray:
-    """Mean square of each frame of 25 ms, (frames,) float64; an incomplete last frame is dropped.
-
-    >>> frame_powers(np.ones(1000, dtype=np.float32)).tolist()
-    [1.0, 1.0]
-    """
-    frame = round(FRAME_SECONDS * sample_rate)
-    count = max(1, len(waveform) // frame)
-    # An utterance shorter than a frame counts as one frame; its ratio is 0 dB.
-    frames = (
-        waveform[: count * frame].reshape(count, -1)
-        if len(waveform) >= frame
-        else waveform[None, :]
-    )
-    return np.square(frames, dtype=np.float64).mean(axis=1)
-
-
-def power_ratio_db(powers: np.ndarray) -> float:
-    """A rough signal-to-noise ratio in dB: the 90th over the 10th percentile of the frame powers,
-    (frames,).
-
-    It ranks recordings by noise well enough for slicing and calibration, but does not measure the
-    true ratio.
-
-    >>> round(power_ratio_db(np.repeat([0.0001, 1.0], 16000)))
-    40
-    """
-    # Digital silence has zero power, which would give an infinite ratio.
-    quiet, loud = np.percentile(powers + SILENCE_POWER, [QUIET_PERCENTILE, LOUD_PERCENTILE])
-    return float(10 * np.log10(loud / quiet))

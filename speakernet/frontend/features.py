@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from speakernet.frontend.options import FrontendOptions, LogMelOptions, MelOptions, TfMelOptions
-from speakernet.frontend.perturbation import VocalTracts, warped_banks
 from speakernet.machine.facts import TORCH_PAIR
 from speakernet.options import SAMPLE_RATE
 
@@ -56,14 +55,6 @@ class FrontEnd(nn.Module):
     def num_frames(self, num_samples: Tensor) -> Tensor:
         """Number of frames of `num_samples` samples; accepts integers too."""
         raise NotImplementedError
-
-    def warp(self, factors: tuple[float, ...]) -> None:
-        """In training, warp the mel bands of each utterance by one of these factors."""
-        raise ValueError(
-            f"augment.warp_factors: {list(factors)}, but this front end has no mel bands to warp; "
-            "use one with mel bands (log_mel, fbank, mfcc, speechbrain, tf_mel), or "
-            "augment.speed_factors"
-        )
 
     def extract(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
         """The features of float32 `waveforms`."""
@@ -143,38 +134,16 @@ class MelFrontEnd(FrontEnd):
         self.hop_samples = round(HOP_SECONDS * sample_rate)
         # The smallest power of two that fits a window.
         self.fft_samples = 1 << (self.window_samples - 1).bit_length()
-        self.tracts: VocalTracts | None = None
         # Not in state_dict: it follows from the options.
-        self.register_buffer("mel_bank", self.make_bank(1), persistent=False)
+        self.register_buffer("mel_bank", self.make_bank(), persistent=False)
 
     def num_frames(self, num_samples: Tensor) -> Tensor:
         """One frame every hop, the first and last centred on the ends of the utterance."""
         return num_samples // self.hop_samples + 1
 
-    def make_bank(self, finer: int) -> Tensor:
-        """The mel matrix as a function of frequency, with `finer` points per bin: ((bins - 1) x
-        finer + 1, mels).
-
-        Abstract, since every family of filters has its own.
-        """
+    def make_bank(self) -> Tensor:
+        """The mel matrix, (bins, mels). Abstract, since every family of filters has its own."""
         raise NotImplementedError
-
-    def warp(self, factors: tuple[float, ...]) -> None:
-        """See `FrontEnd.warp`."""
-        plain = cast(Tensor, self.mel_bank)
-        self.tracts = VocalTracts(
-            plain, warped_banks(plain, self.make_bank, factors, self.sample_rate)
-        )
-
-    def bands(self, utterances: Tensor) -> Tensor:
-        """The mel matrix, (bins, mels), or one per utterance if they differ, (batch, bins,
-        mels).
-        """
-        if self.tracts is None or not self.training:
-            return cast(Tensor, self.mel_bank)
-        # The batch size is read only in training: in an exported network it would become a
-        # constant.
-        return cast(Tensor, self.tracts(len(utterances)))
 
 
 class LogMel(MelFrontEnd):
@@ -197,10 +166,10 @@ class LogMel(MelFrontEnd):
         ]
         self.register_buffer("window", make_window(self.window_samples), persistent=False)
 
-    def make_bank(self, finer: int) -> Tensor:
+    def make_bank(self) -> Tensor:
         """HTK's triangles."""
         low_hz, high_hz = band_edges(self.options, self.sample_rate)
-        num_bins = self.fft_samples // 2 * finer + 1
+        num_bins = self.fft_samples // 2 + 1
         # On the CPU even if a network is built on the meta device: torchaudio reads the values.
         with torch.device("cpu"):
             bank = melscale_fbanks(
@@ -216,7 +185,9 @@ class LogMel(MelFrontEnd):
         if options.preemphasis:
             waveforms = preemphasize(waveforms, float(options.preemphasis))
         power = self.power(reflect_ends(waveforms, self.fft_samples // 2, lengths))
-        features = torch.matmul(self.bands(power).mT, power) + LOG_OFFSET  # (batch, mels, frames)
+        features = (
+            torch.matmul(cast(Tensor, self.mel_bank).mT, power) + LOG_OFFSET
+        )  # (batch, mels, frames)
         if options.log_input:
             features = features.log()
         return normalize_features(

@@ -43,11 +43,11 @@ class KaldiFbank(MelFrontEnd):
         shape = shape**0.85 if is_povey else shape
         self.register_buffer("window", shape, persistent=False)
 
-    def make_bank(self, finer: int) -> Tensor:
+    def make_bank(self) -> Tensor:
         """Kaldi's triangles, from 20 Hz to half the sample rate or slightly below."""
         # high_hz <= 0 counts from the Nyquist frequency; with a warp of 1, VTLN's bounds (100 and
         # -500) have no effect.
-        points = self.fft_samples * finer
+        points = self.fft_samples
         rate = float(self.sample_rate)
         high_hz = -LHOTSE_MARGIN_HZ if self.options.style == "lhotse" else 0.0
         bank, _ = get_mel_banks(
@@ -77,7 +77,7 @@ class KaldiFbank(MelFrontEnd):
             )
         if self.training and self.options.dither:
             waveforms = waveforms + self.options.dither * self.noise.normal_like(waveforms)
-        energies = torch.matmul(self.power(waveforms).transpose(1, 2), self.bands(waveforms))
+        energies = torch.matmul(self.power(waveforms).transpose(1, 2), cast(Tensor, self.mel_bank))
         if self.options.energy_floor_db:
             energies = energies + self.floor(energies, lengths)
         # Kaldi's floor, which keeps digital silence finite.

@@ -1,15 +1,12 @@
-"""Variation of features in training: SpecAugment, dither noise, and vocal tracts of different
-lengths.
+"""Variation of features in training: SpecAugment and dither noise.
 
 Draws are keyed by their utterance, so that they depend neither on the batch nor on the process.
 Numbers are drawn on the host; all that follows from them is computed on the device.
 
-Sources: Park et al. 2019, "SpecAugment", frequency and time masking; Jaitly and Hinton 2013, "Vocal
-tract length perturbation (VTLP) improves speech recognition", section 2.
+Source: Park et al. 2019, "SpecAugment", frequency and time masking.
 """
 
 import types
-from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
@@ -21,15 +18,10 @@ from speakernet.random import GOLDEN, KeyedRandom, derive_seed
 
 MEL_STREAM = 0
 FRAME_STREAM = 1
-# The warp's boundary is 4800 Hz in the source, for speech at 16 kHz: this share of half the sample
-# rate.
-BOUNDARY_SHARE = 0.6
 # SplitMix64's step as a signed number: torch has no unsigned 64-bit arithmetic.
 STEP = int(GOLDEN) - 2**64
 # Shifts and factors of SplitMix64's mixing, as signed numbers; the last one only shifts.
 MIXING = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64), (31, 1))
-# Points per bin of a fine bank; filters are interpolated linearly between them.
-FINER = 64
 
 
 def keep_draws_eager(net: nn.Module) -> None:
@@ -198,77 +190,3 @@ def masked(features: Tensor, mels: Stretches, frames: Stretches) -> Tensor:
         inside = (position >= 0) & (position < width.unsqueeze(-1))  # (batch, masks, size)
         hidden.append(inside.any(dim=1))
     return features.masked_fill(hidden[0].unsqueeze(2) | hidden[1].unsqueeze(1), 0.0)
-
-
-class VocalTracts(nn.Module):
-    """The mel matrix of each utterance in a batch, for vocal tracts of different lengths.
-
-    A shorter vocal tract raises all resonances by about the same factor; pitch and tempo stay.
-    Warping the mel bands instead of the audio costs nothing: one matrix per factor, computed once.
-    """
-
-    # The factors are on the host and determine the shape of the result, which a graph cannot
-    # express.
-    eager_methods = ("forward",)
-
-    def __init__(self, plain: Tensor, warped: list[Tensor]) -> None:
-        super().__init__()
-        self.register_buffer("plain", plain, persistent=False)
-        self.register_buffer("banks", torch.stack(warped), persistent=False)
-        self._coming: np.ndarray | None = None
-
-    def take_warps(self, warps: np.ndarray) -> None:
-        """Announce the next pass: the index of each utterance's factor, (batch,)."""
-        self._coming = warps
-
-    def forward(self, batch: int) -> Tensor:
-        """(bins, mels) if all share one matrix, else (batch, bins, mels); the plain matrix if none
-        was announced.
-        """
-        warps = self._coming
-        self._coming = None
-        banks = self.get_buffer("banks")
-        if warps is None:
-            return self.get_buffer("plain")
-        if len(warps) != batch:
-            raise ValueError(
-                f"the pass has {batch} utterances, but vocal tracts were announced for {len(warps)}"
-            )
-        if not warps.any():
-            return banks[0]
-        return banks[
-            torch.from_numpy(np.asarray(warps, dtype=np.int64)).to(banks.device, non_blocking=True)
-        ]
-
-
-def warped_banks(
-    plain: Tensor, make_bank: Callable[[int], Tensor], factors: tuple[float, ...], sample_rate: int
-) -> list[Tensor]:
-    """A mel matrix for each factor, (bins, mels); `make_bank` computes one with a given number of
-    points per bin.
-    """
-    last = len(plain) - 1
-    fine = make_bank(FINER)
-    hertz = torch.linspace(0, sample_rate / 2, last + 1, dtype=torch.float64)
-
-    def moved(factor: float) -> Tensor:
-        """The filters stay in place; the spectrum moves below them."""
-        places = warped(hertz, factor, sample_rate) * (last * FINER / (sample_rate / 2))
-        below = places.floor().long().clamp(0, last * FINER - 1)
-        share = (places - below).unsqueeze(1).float()
-        return (1 - share) * fine[below] + share * fine[below + 1]
-
-    return [plain if factor == 1 else moved(factor) for factor in factors]
-
-
-def warped(hertz: Tensor, factor: float, sample_rate: int) -> Tensor:
-    """Warped frequencies: multiplied by the factor up to a boundary, then linear up to half the
-    sample rate.
-
-    >>> warped(torch.tensor([0.0, 1000.0, 4000.0, 8000.0]), 1.1, 16000)
-    tensor([   0., 1100., 4400., 8000.])
-    """
-    half = sample_rate / 2
-    boundary = BOUNDARY_SHARE * half * min(factor, 1.0)
-    slope = (half - boundary) / (half - boundary / factor)
-    return torch.where(hertz <= boundary / factor, hertz * factor, half - slope * (half - hertz))

@@ -32,11 +32,9 @@ class SpeechBrainFbank(MelFrontEnd):
         # Periodic (torch's default), as in SpeechBrain; Kaldi's windows are symmetric.
         self.register_buffer("window", torch.hamming_window(self.window_samples), persistent=False)
 
-    def make_bank(self, finer: int) -> Tensor:
+    def make_bank(self) -> Tensor:
         """SpeechBrain's triangles."""
-        return triangles(
-            self.options.num_mels, self.window_samples // 2 * finer + 1, self.sample_rate
-        )
+        return triangles(self.options.num_mels, self.window_samples // 2 + 1, self.sample_rate)
 
     def extract(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
         """Zeros at the ends, power spectrum, mel bands, decibels with a floor, mean removed."""
@@ -47,7 +45,7 @@ class SpeechBrainFbank(MelFrontEnd):
             frame_lengths = self.num_frames(lengths)
         half = self.window_samples // 2
         power = self.power(functional.pad(waveforms, (half, half)))
-        energies = torch.matmul(self.bands(power).mT, power)  # (batch, mels, frames)
+        energies = torch.matmul(cast(Tensor, self.mel_bank).mT, power)  # (batch, mels, frames)
         decibels = 10.0 * energies.clamp(min=MIN_ENERGY).log10()
         if frame_lengths is not None:
             # A frame past the last one may still overlap the utterance; its energy must not raise

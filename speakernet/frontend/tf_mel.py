@@ -44,10 +44,10 @@ class TfMel(MelFrontEnd):
             "window", torch.hamming_window(self.window_samples, periodic=False), persistent=False
         )
 
-    def make_bank(self, finer: int) -> Tensor:
+    def make_bank(self) -> Tensor:
         """Triangles over mels, without the constant component of a frame."""
         low_hz, high_hz = band_edges(self.options, self.sample_rate)
-        num_bins = (self.fft_samples // 2 - 1) * finer + 1
+        num_bins = self.fft_samples // 2
         return triangles_over_mels(
             self.options.num_mels, num_bins, low_hz, high_hz, self.sample_rate
         )
@@ -78,7 +78,7 @@ class TfMel(MelFrontEnd):
             .clamp(EPSILON, 1 / EPSILON)
             .transpose(1, 2)
         )
-        energies = torch.matmul(power, self.bands(power)).clamp(EPSILON, 1 / EPSILON)
+        energies = torch.matmul(power, cast(Tensor, self.mel_bank)).clamp(EPSILON, 1 / EPSILON)
         # Equals log(energies + EPSILON), in which the ONNX exporter would drop the 1e-8.
         logarithms = torch.log1p(energies / EPSILON) + math.log(EPSILON)
         return normalize_features(logarithms.transpose(1, 2), options.normalize, frame_lengths)

@@ -6,6 +6,7 @@ With labels, it is chosen by cross-validation over speakers; the scores from it 
 file its calibration and thresholds. The mathematics is in `speakernet.evaluation.adaptation`.
 """
 
+import collections
 import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +31,6 @@ from speakernet.data.opening import open_source
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation import adaptation
 from speakernet.evaluation.adaptation import Transform
-from speakernet.evaluation.calibration import Fit, fit_scores
 from speakernet.evaluation.embedding import (
     Embedder,
     embed_utterances,
@@ -39,12 +39,18 @@ from speakernet.evaluation.embedding import (
 )
 from speakernet.evaluation.evaluate import score_trials
 from speakernet.evaluation.figures import compare_scores, why_no_error_rate
+from speakernet.evaluation.fitting import Fit, fit_scores
 from speakernet.evaluation.metrics import eer
 from speakernet.evaluation.options import ADAPTATIONS, EvaluationOptions
 from speakernet.evaluation.scoring import WHOLE, Plda, cosine_scores, verifying_backend
 from speakernet.evaluation.speakers import read_csv, speakers_of
 from speakernet.files import check_writable, read_arrays
-from speakernet.inference.recordings import audio_inputs, inspect_recording
+from speakernet.inference.decision import MIN_TEST_SECONDS
+from speakernet.inference.recordings import (
+    audio_inputs,
+    inspect_recording,
+    refuse_recording_as_output,
+)
 from speakernet.inference.verifier import SpeakerVerifier, load
 from speakernet.models.importers.plda import read_array, read_plda
 from speakernet.models.model_file import model_file_contents, model_of
@@ -75,7 +81,6 @@ INTERPOLATIONS = (0.25, 0.5, 0.75)
 TOTAL_SHARE = 0.4
 """Share of the covariance of all embeddings in a second variant of WCCN."""
 FOLD_STREAM = 9301
-NARROW = "band-limited"
 AS_IT_IS = "the model as it is"
 Fitter = Callable[..., Transform]
 """Embeddings and labels (None if unlabelled) -> a back end."""
@@ -163,7 +168,7 @@ def adapt(
     """
     if method not in ADAPTATIONS:
         raise ValueError(f"method {method!r}; expected one of {', '.join(ADAPTATIONS)}")
-    target = Path(out or Path(model).with_suffix(f".adapted{Path(model).suffix}"))
+    target = adapted_path(model, out)
     if target.resolve() == Path(model).resolve():
         raise ValueError(
             f"{target} is the model itself, which is never changed; give a different file (--out)"
@@ -174,7 +179,9 @@ def adapt(
     if given is not None and (reason := why_no_error_rate(given)):
         raise ValueError(reason)
     notes: list[str] = []
-    domain = embedded(verifier, [str(one) for one in recordings], labels, notes, foreign is None)
+    domain = embedded(
+        verifier, [str(one) for one in recordings], labels, notes, foreign is None, target
+    )
     if foreign is None:
         name, found, tried, scored = _chosen(verifier, domain, method, out_of_domain)
     else:
@@ -182,6 +189,11 @@ def adapt(
         tried = {}
         scored = None
         found = imported(domain.rows, foreign)
+    if not all(np.isfinite(value).all() for pair in found.maps for value in pair):
+        raise ValueError(
+            f"{name}: the recordings vary too little to fit it; give recordings of more people. "
+            "Nothing was written"
+        )
     num_speakers = 0 if domain.who is None else len(np.unique(domain.who[0]))
     facts = {
         "method": name,
@@ -199,6 +211,11 @@ def adapt(
         notes += _compared(verifier, contents, given, audio, domain.names)
     write_checkpoint(target, contents)
     return Adapted(target, name, len(domain.rows), num_speakers, tried, fit, notes)
+
+
+def adapted_path(model: str | Path, out: str | Path | None) -> Path:
+    """The file that `adapt` writes: `out`, by default beside the model."""
+    return Path(out or Path(model).with_suffix(f".adapted{Path(model).suffix}"))
 
 
 def _chosen(
@@ -381,6 +398,7 @@ def embedded(
     labels: str | Path | None,
     notes: list[str],
     needs_floor: bool = True,
+    out: Path | None = None,
 ) -> Domain:
     """Embed the usable recordings, as those of telephones if their upper band is empty."""
     if len(recordings) == 1 and recordings[0].endswith(".npz"):
@@ -394,20 +412,30 @@ def embedded(
             raise ValueError(
                 f"{recordings[0]}: embeddings of an adapted model; give the recordings themselves"
             )
-        usable, who = _usable([str(one) for one in kept["names"]], {}, recordings, labels, notes)
+        names = [str(name) for name in kept["names"]]
+        copies = _copies_of([row.tobytes() for row in kept["embeddings"]], names)
+        usable, who = _usable(names, copies, recordings, labels, notes)
         rows = kept["embeddings"][usable].astype(np.float64)
-        return Domain(verifier.net, rows, rows, who, [str(one) for one in kept["names"][usable]])
+        return Domain(verifier.net, rows, rows, who, [names[row] for row in usable])
     source, table = audio_inputs(recordings, verifier.sample_rate)
+    refuse_recording_as_output(out, source, table)
     refused = dict[int, str]()
+    digests = list[str]()
     num_narrow = 0
     net = verifier.net
     with Bar("inspecting", len(table), "recording") as bar:
         for row, name in enumerate(bar.over(table)):
+            digests.append("")
             try:
                 quality = inspect_recording(verifier.open(source.read(name), source.sample_rate))
-                num_narrow += any(one.startswith(NARROW) for one in quality.warnings)
             except AudioError as error:
                 refused[row] = str(error).replace("the array", name)
+                continue
+            digests[row] = quality.digest
+            if not quality.speech_seconds and quality.seconds >= MIN_TEST_SECONDS:
+                refused[row] = f"{name}: {quality.warnings[0]}"
+            num_narrow += row not in refused and quality.is_band_limited
+    refused |= _copies_of(digests, list(table))
     # Checked before anything is embedded.
     usable, who = _usable(list(table), refused, recordings, labels, notes)
     table, num_accepted = table.take(usable), len(table) - len(refused)
@@ -432,6 +460,21 @@ def embedded(
         else _embed(verifier, verifier.net, source, table, "unchanged")
     )
     return Domain(net, rows, plain, who, list(table))
+
+
+def _copies_of(contents: Sequence[str | bytes], names: Sequence[str]) -> dict[int, str]:
+    """Row -> a sentence, for each recording with the content of an earlier one; empty contents are
+    not compared.
+
+    A copy adds no voice and no session, but its pair with the original would count as a perfect
+    recognition.
+    """
+    first = dict[str | bytes, int]()
+    copies = dict[int, str]()
+    for row, content in enumerate(contents):
+        if content and first.setdefault(content, row) != row:
+            copies[row] = f"{names[row]}: a copy of {names[first[content]]}"
+    return copies
 
 
 def _usable(
@@ -534,9 +577,13 @@ def _labels_of(
     who = np.full((2, len(names)), -1)
     for row, one in found.items():
         who[:, row] = speakers.index(one[0]), sessions.index(one)
-    if len(sessions) == len(speakers):
+    num_sessions = collections.Counter(speaker for speaker, _ in sessions)
+    num_several = sum(count > 1 for count in num_sessions.values())
+    if num_several < MIN_SPEAKERS:
+        # The choice would rest on the target pairs of these few.
         notes.append(
-            "no speaker is known to have several sessions; pairs within a session make figures "
+            f"{num_several} of {len(speakers)} speakers are known to have several sessions, fewer "
+            f"than {MIN_SPEAKERS}; pairs within a session are compared too, and make figures "
             "optimistic"
         )
         who[1] = -1

@@ -16,7 +16,6 @@ from speakernet.data.audio import AudioError
 from speakernet.data.lists import StringTable, TrialList, audio_folder_of, read_trials
 from speakernet.data.opening import open_source
 from speakernet.data.sources import AudioSource
-from speakernet.evaluation.calibration import Fit, fit_scores
 from speakernet.evaluation.embedding import (
     Embedder,
     embed_utterances,
@@ -26,13 +25,15 @@ from speakernet.evaluation.embedding import (
 )
 from speakernet.evaluation.evaluate import fit_for_verifying
 from speakernet.evaluation.figures import WORSE_THAN_CHANCE, figures
+from speakernet.evaluation.fitting import Fit, fit_scores
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import FEW_TARGETS, Results
+from speakernet.evaluation.scoring import VERIFYING, mean_embeddings, pair_scores, verifying_backend
 from speakernet.evaluation.scoring import WHOLE as WHOLE_UTTERANCES
-from speakernet.evaluation.scoring import mean_embeddings, pair_scores, verifying_backend
 from speakernet.evaluation.speakers import Speakers, speakers_of
 from speakernet.files import WHOLE, WorkPart, atomic_write, check_writable, sha256_of, share
 from speakernet.inference.people import PeopleStore
+from speakernet.inference.recordings import ChosenChannels, refuse_recording_as_output
 from speakernet.inference.verifier import SpeakerVerifier
 from speakernet.models.model_file import update_model_file
 from speakernet.options import DEFAULT_SEED
@@ -58,6 +59,8 @@ def embed_files(
     part: WorkPart = WHOLE,
 ) -> tuple[int, int, list[str], list[WorkPart]]:
     """Write `names`, `embeddings` (recordings, dim) and `fingerprint` as a `.npz` of plain arrays.
+
+    The speech alone is embedded if the source is a `SpokenSource`.
 
     Returns:
         The number of embeddings written, the number kept from an earlier run, a sentence for each
@@ -87,8 +90,9 @@ def embed_files(
         for start in range(0, len(rows), BLOCK_UTTERANCES)
     ]
     paths = [folder / f"{number:06d}.npz" for number in range(len(blocks))]
+    way = {**WAY, "channel": source.wanted} if isinstance(source, ChosenChannels) else WAY
     keys = [
-        store_key(verifier.fingerprint, block, source.lookup_table(block), WAY) for block in blocks
+        store_key(verifier.fingerprint, block, source.lookup_table(block), way) for block in blocks
     ]
     own = share(range(len(blocks)), part.number, part.count)
     num_kept = 0
@@ -181,7 +185,8 @@ def calibrate_on_trials(
     source = open_source(
         audio or audio_folder_of(trials_path), verifier.sample_rate, show_progress=True
     )
-    embedder = Embedder(verifier.embedding_net, WHOLE_UTTERANCES, verifier.device)
+    refuse_recording_as_output(out, source, trials.names)
+    embedder = Embedder(verifier.embedding_net, VERIFYING, verifier.device)
     fits, scores = fit_for_verifying(embedder, verifier.contents, trials, source, prior, measures)
     results = figures(trials, scores, speakers_of(trials), EvaluationOptions(), DEFAULT_SEED)
     # Even an untrained network has an EER of only about 50 %.
@@ -204,21 +209,18 @@ def calibrate_on_people(
     `calibrate_on_trials`.
     """
     check_writable(out or verifier.name)
+    # Strangers are embedded as the people in the store were.
+    way = VERIFYING.model_copy(update={"speech": store.facts["speech"]})
     strangers = np.empty((0, 1, verifier.embedding_dim), dtype=np.float32)
     if cohort is not None:
+        refuse_recording_as_output(out, *cohort)
         strangers = embed_utterances(
-            verifier.embedding_net,
-            *cohort,
-            WHOLE_UTTERANCES,
-            device=verifier.device,
-            description="cohort",
+            verifier.embedding_net, *cohort, way, device=verifier.device, description="cohort"
         )
     trials, scores, speakers = _own_trials(
         verifier, store, mean_embeddings(strangers, verifier.mean)
     )
-    fit = fit_scores(
-        trials, scores, prior, verifying_backend(verifier.contents).describe(WHOLE_UTTERANCES)
-    )
+    fit = fit_scores(trials, scores, prior, verifying_backend(verifier.contents).describe(way))
     results = figures(trials, scores, speakers, EvaluationOptions(), DEFAULT_SEED)
     if (results.eer_percent or 0.0) >= WORSE_THAN_CHANCE:
         raise ValueError(

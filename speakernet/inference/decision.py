@@ -1,8 +1,9 @@
 """From a score to a decision: same speaker or not, at which threshold, and how certain.
 
 Thresholds and calibrations of a model file belong to one way of embedding and scoring. Only those
-for the scoring of `SpeakerVerifier` (whole utterances; cosine, or PLDA after adaptation) are used
-here. No audio or network is needed.
+for the scoring of `SpeakerVerifier` (one embedding a recording; cosine, or PLDA after adaptation)
+are used here: those fitted on detected speech, or those of files from before version 0.4.0, fitted
+on whole recordings. No audio or network is needed.
 """
 
 import math
@@ -26,7 +27,7 @@ from speakernet.evaluation.calibration import (
     threshold_way,
     too_few_nontargets,
 )
-from speakernet.evaluation.scoring import WHOLE, verifying_backend
+from speakernet.evaluation.scoring import VERIFYING, WHOLE, verifying_backend
 from speakernet.run_folder import BEST, LAST
 
 DEFAULT_FALSE_ACCEPT_RATE = 0.01
@@ -39,8 +40,13 @@ ADVICE = (
     "fit one with `speakernet calibrate --model {} --trials LIST --audio FOLDER`, or give a "
     "threshold (`--threshold 0.5`, in Python `threshold=0.5`{})"
 )
-MAX_RATIO = math.log(1_000_000)
-"""Larger odds are not printed as a number, since no calibration list supports them."""
+MIN_TEST_SECONDS = 1.0
+"""Speech needed in a test; with less, scores vary so much that neither odds nor a name are
+given."""
+RECALIBRATE = (
+    "calibrated on whole recordings by a version before 0.4.0, so pauses and noise count as the "
+    "voice; `speakernet calibrate` fits it on detected speech"
+)
 
 
 class NotCalibratedError(ValueError):
@@ -54,11 +60,14 @@ class Decision:
     Attributes:
         score: cosine of the two embeddings, or their PLDA score; higher means more alike.
         log_likelihood_ratio: natural logarithm of how many times as likely the score is from one
-            speaker as from two; None without a calibration.
-        same_speaker: whether the score reaches the threshold.
+            speaker as from two; None without a calibration, or with too little speech.
+        same_speaker: whether the score reaches the threshold; False with too little speech.
         threshold: the score from which the answer is `same_speaker`.
         false_accept_rate: the rate in the threshold's name, or the rate measured on its list
             (`eer`); None for `default` and for a threshold given as a number.
+        speech_seconds: speech in the recording with less of it; None if unknown.
+        is_at_bound: whether the ratio is the largest that the number of pairs behind the
+            calibration supports.
 
     >>> Decision(0.71, 3.2, True, 0.4512, 0.01).sentence.partition("; ")[2]
     'the score is 24.5 times as likely from one speaker as from two'
@@ -69,10 +78,23 @@ class Decision:
     same_speaker: bool
     threshold: float
     false_accept_rate: float | None
+    speech_seconds: float | None = None
+    is_at_bound: bool = False
+
+    @property
+    def is_made(self) -> bool:
+        """Whether there is enough speech to decide."""
+        return self.speech_seconds is None or self.speech_seconds >= MIN_TEST_SECONDS
 
     @property
     def sentence(self) -> str:
         """The decision in words."""
+        if not self.is_made:
+            return (
+                f"undecided: only {self.speech_seconds:.2f} s of speech was heard, expected at "
+                f"least {MIN_TEST_SECONDS:g} s (score {self.score:.4f}, threshold "
+                f"{self.threshold:.4f})"
+            )
         answer, verb = (
             ("same speaker", "reaches") if self.same_speaker else ("different speakers", "is below")
         )
@@ -85,9 +107,7 @@ class Decision:
         if ratio is None:
             return words
         odds = (
-            f"{float(f'{math.exp(abs(ratio)):.3g}'):,.7g}"
-            if abs(ratio) <= MAX_RATIO
-            else "more than a million"
+            f"{'more than ' if self.is_at_bound else ''}{float(f'{math.exp(abs(ratio)):.3g}'):,.7g}"
         )
         sides = "one speaker as from two" if ratio >= 0 else "two speakers as from one"
         # Odds may favour one speaker below a strict threshold.
@@ -108,7 +128,7 @@ class DecisionRule:
         calibration: maps a score to its log-likelihood ratio; None without one.
         thresholds: as the model file holds them.
         advice: what to do if thresholds are missing.
-        caution: a warning if the calibration was fitted on too few pairs.
+        caution: a warning if the calibration was fitted on too few pairs, or on whole recordings.
 
     >>> rule = DecisionRule(None, ({"name": "far_1%", "threshold": 0.3},), "calibrate")
     >>> rule.decide(0.5).same_speaker, rule.decide(0.5, threshold=0.6).same_speaker
@@ -123,6 +143,11 @@ class DecisionRule:
     """A calibration with quality measures, and thresholds on its log-likelihood ratios."""
     scores: str = "cosine"
     """Kind of score: `cosine`, or `PLDA` for a file adapted by PLDA."""
+    speech: str = VERIFYING.speech
+    """What is embedded: `detected` speech, or the `whole` recording."""
+    bounds: tuple[float, float] = (-math.inf, math.inf)
+    """The smallest and the largest log-likelihood ratio that the calibration's number of pairs
+    supports."""
 
     @classmethod
     def of_model_file(
@@ -131,10 +156,20 @@ class DecisionRule:
         """The rule in the model file of this name, for scoring with or without its mean embedding
         subtracted.
         """
-        way = verifying_backend(contents).describe(WHOLE) | {"subtract_mean": subtracts_mean}
         fits = (contents.get("calibration") or {}).get("fits", [])
+        limits = contents.get("thresholds") or ()
+        backend = verifying_backend(contents)
+        ways = [
+            backend.describe(one) | {"subtract_mean": subtracts_mean} for one in (VERIFYING, WHOLE)
+        ]
+        # A file that was never calibrated has nothing that detected speech could contradict.
+        way = next(
+            (one for one in ways if any(known["backend"] == one for known in (*fits, *limits))),
+            ways[0],
+        )
         fitted = [one for one in fits if one["backend"] == way and list(one["inputs"]) == ["score"]]
-        thresholds = [one for one in contents.get("thresholds") or () if one["backend"] == way]
+        thresholds = [one for one in limits if one["backend"] == way]
+        speech = way.get("speech", WHOLE.speech)
         mean = " with its mean embedding subtracted" if subtracts_mean else ""
         scores = "PLDA" if way["score"] == "plda" else "cosine"
         default = (
@@ -142,24 +177,26 @@ class DecisionRule:
             if scores == "cosine"
             else ""
         )
-        advice = f"{name} has no calibration for {scores} scores of whole utterances{mean}; "
+        advice = f"{name} has no calibration for {scores} scores{mean}; "
         advice += f"{BEST} beside it may have one; " if name.endswith(LAST) else ""
         advice += ADVICE.format(name, default)
         if not fitted:
-            return cls(None, thresholds, advice, scores=scores)
+            return cls(None, thresholds, advice, scores=scores, speech=speech)
         # Older files do not record the number of pairs.
-        caution = too_few_nontargets(fitted[-1].get("num_nontargets", MIN_NONTARGETS))
+        counts = [
+            fitted[-1].get(kind, MIN_NONTARGETS) for kind in ("num_targets", "num_nontargets")
+        ]
+        cautions = [too_few_nontargets(counts[1]), RECALIBRATE if speech == WHOLE.speech else ""]
+        caution = "; ".join(filter(None, cautions))
         quality = None
         for one in fits:
             of_pairs = threshold_way(way, one["inputs"])
-            limits = [
-                limit for limit in contents.get("thresholds") or () if limit["backend"] == of_pairs
-            ]
-            if one["backend"] == way and limits:
-                quality = AffineCalibration.from_dict(one), limits
-        return cls(
-            AffineCalibration.from_dict(fitted[-1]), thresholds, advice, caution, quality, scores
-        )
+            own = [limit for limit in limits if limit["backend"] == of_pairs]
+            if one["backend"] == way and own:
+                quality = AffineCalibration.from_dict(one), own
+        calibration = AffineCalibration.from_dict(fitted[-1])
+        bounds = (-largest_ratio(counts[0]), largest_ratio(counts[1]))
+        return cls(calibration, thresholds, advice, caution, quality, scores, speech, bounds)
 
     def for_pair(self, values: Mapping[str, np.ndarray]) -> "DecisionRule":
         """The rule for two recordings with these quality measures, (2,) each."""
@@ -174,12 +211,14 @@ class DecisionRule:
         return replace(self, calibration=of_score, thresholds=thresholds)
 
     def log_likelihood_ratio(self, score: float) -> float | None:
-        """The calibrated score; None without a calibration."""
-        return (
-            None
-            if self.calibration is None
-            else float(self.calibration.apply(np.array([score]))[0])
-        )
+        """The calibrated score, within what the number of pairs supports; None without a
+        calibration.
+        """
+        if self.calibration is None:
+            return None
+        ratio = float(self.calibration.apply(np.array([score]))[0])
+        # `decide` refuses a ratio that is not finite, so the bounds must not hide it.
+        return float(np.clip(ratio, *self.bounds)) if math.isfinite(ratio) else ratio
 
     def decide(
         self,
@@ -187,6 +226,7 @@ class DecisionRule:
         *,
         false_accept_rate: float | None = None,
         threshold: float | str | None = None,
+        speech_seconds: float | None = None,
     ) -> Decision:
         """Compare a score with a threshold.
 
@@ -197,6 +237,8 @@ class DecisionRule:
                 none at 0.01.
             threshold: use this score instead, or a named threshold: `eer`, `far_1%`, or `default`,
                 a cosine that needs no calibration and has no known error rate.
+            speech_seconds: speech in the recording with less of it; with too little there are no
+                odds.
 
         Raises:
             NotCalibratedError: the file has no such threshold; the message names the command that
@@ -245,7 +287,12 @@ class DecisionRule:
                 f"score {score}, threshold {limit}, log-likelihood ratio {ratio}; expected finite "
                 "numbers"
             )
-        return Decision(score, ratio, score >= limit, limit, rate)
+        decision = Decision(
+            score, ratio, score >= limit, limit, rate, speech_seconds, ratio in self.bounds
+        )
+        if decision.is_made:
+            return decision
+        return replace(decision, log_likelihood_ratio=None, same_speaker=False, is_at_bound=False)
 
     def threshold_of_many(self, num_people: int, false_accept_rate: float | None = None) -> str:
         """The name of the threshold at which at most this share of strangers (default 1 %) is
@@ -262,6 +309,19 @@ class DecisionRule:
             one for one in self.thresholds if (_rate(one) or 1.0) * max(1, num_people) <= wanted
         ]
         return str(min(keeping, key=value, default=max(self.thresholds, key=value))["name"])
+
+
+def largest_ratio(num_pairs: int) -> float:
+    """The largest log-likelihood ratio that this many pairs of the other kind support: a power of
+    ten up to them.
+
+    One pair of 6,000 that scored by chance like the other kind would already limit the odds to
+    6,000.
+
+    >>> round(math.exp(largest_ratio(6000)))
+    1000
+    """
+    return math.log(10) * math.floor(math.log10(max(1, num_pairs)))
 
 
 def _checked_rate(rate: float | None) -> float:

@@ -354,6 +354,8 @@ def facts(model: ModelFile) -> dict[str, Any]:
         "min_samples": net.min_samples,
         "embedding_dim": net.embedding_dim,
         **({"plda": {name: one.tolist() for name, one in vars(plda).items()}} if plda else {}),
+        # The caller cuts recordings to their speech if the calibration is for `detected` speech.
+        "speech": rule.speech,
         "calibration": fitted
         and {"weight": float(fitted.weights[0]), "offset": float(fitted.offset)},
         "thresholds": {str(one["name"]): float(one["threshold"]) for one in rule.thresholds},

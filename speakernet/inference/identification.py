@@ -48,9 +48,12 @@ def identify_embedding(
     top: int = TOP,
     false_accept_rate: float | None = None,
     threshold: float | str | None = None,
+    speech_seconds: float | None = None,
 ) -> Identification:
-    """Compare an embedding with everybody in the store; odds below 1 name nobody unless `threshold`
-    is given.
+    """Compare an embedding with everybody in the store.
+
+    Odds below 1 name nobody unless `threshold` is given, and neither does too little speech
+    (`DecisionRule.decide`).
     """
     num_people = len(store)
     needs_odds = threshold is None
@@ -60,7 +63,7 @@ def identify_embedding(
     candidates = tuple(store.identify(np.asarray(embedding), top=max(1, top)))
     if not candidates:
         return Identification(None, None, (), num_people, stranger_rate)
-    decision = rule.decide(candidates[0][1], threshold=limit)
+    decision = rule.decide(candidates[0][1], threshold=limit, speech_seconds=speech_seconds)
     is_somebody = decision.same_speaker and not (
         needs_odds and (decision.log_likelihood_ratio or 0.0) < 0
     )

@@ -16,6 +16,7 @@ import functools
 import glob
 import itertools
 import json
+import math
 import os
 import re
 import shlex
@@ -38,7 +39,7 @@ try:
 except ImportError:  # Only encrypted stores need it.
     AESGCM = None  # type: ignore[assignment,misc]
 
-from speakernet.evaluation.scoring import Plda, mean_embeddings, pair_scores
+from speakernet.evaluation.scoring import WHOLE, Plda, mean_embeddings, pair_scores
 from speakernet.files import (
     FileError,
     atomic_write,
@@ -52,9 +53,9 @@ from speakernet.terminal import MAX_NAMED
 
 TOP = 5
 APPLICATION_ID = 0x53504B4E  # "SPKN", which `file` also shows
-SCHEMA_VERSION = 2
-"""Version 1, of speakernet 0.2.0, has no digests, and its encryption binds embeddings only to a
-person's number."""
+SCHEMA_VERSION = 3
+"""Version 2, of speakernet 0.3.0, has checksums over embedding and name alone. Version 1, of 0.2.0,
+has no digests either, and its encryption binds embeddings only to a person's number."""
 BUSY_SECONDS = 30.0
 """Time that a process waits while another one writes."""
 PRIVATE = 0o600
@@ -74,7 +75,7 @@ KEY_BYTES = 32
 PROOF = b"speakernet people store"
 SCRYPT_COST = 1 << 15
 """Recommended by OWASP for scrypt with r = 8: 32 MiB and about a tenth of a second."""
-FACTS = ("fingerprint", "embedding_dim", "model", "created")
+FACTS = ("fingerprint", "embedding_dim", "model", "created", "speech")
 
 SCHEMA = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
@@ -191,6 +192,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         mean: (dim,) subtracted before scoring, from the model file.
         plda: replaces the cosine as the score; from the model file.
         model: name of the model file, for messages.
+        speech: what is embedded, `detected` speech or `whole` recordings, written into a new store.
         must_exist: refuse a missing or empty file instead of creating a store.
 
     Raises:
@@ -209,6 +211,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         mean: np.ndarray | None = None,
         plda: Plda | None = None,
         model: str = "",
+        speech: str = WHOLE.speech,
         must_exist: bool = False,
     ) -> None:
         self.path = Path(path)
@@ -218,6 +221,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         self._plda = plda
         self._key = key
         self._model = model
+        self._speech = speech
         self._aead: Any = None
         self._voices: tuple[tuple[Any, ...], list[str], np.ndarray] = (), [], np.empty((0, 0))
         """State of the file when read, names, and the unit-length mean embedding of each person,
@@ -236,9 +240,12 @@ class PeopleStore(contextlib.AbstractContextManager):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Properties of the store: fingerprint, embedding_dim, model, created, is_encrypted."""
+        """Properties of the store: fingerprint, embedding_dim, model, created, speech,
+        is_encrypted.
+        """
         with self._session() as connection:
-            kept = _facts(connection)
+            # Stores from before version 0.4.0 have embeddings of whole recordings.
+            kept = {"speech": "whole", **_facts(connection)}
         return {name: kept.get(name) for name in FACTS} | {"is_encrypted": "salt" in kept}
 
     def enroll(
@@ -411,6 +418,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         mean: np.ndarray | None = None,
         plda: Plda | None = None,
         model: str = "",
+        speech: str = WHOLE.speech,
         drops_missing: bool = False,
     ) -> list[str]:
         """Switch to a different model: embed every recording again from its file, back up the
@@ -424,6 +432,7 @@ class PeopleStore(contextlib.AbstractContextManager):
             mean: subtracted before scoring.
             plda: replaces the cosine as the score.
             model: name of the new model file.
+            speech: what `embed` embeds, `detected` speech or `whole` recordings.
             drops_missing: drop recordings that cannot be read; otherwise any such recording is an
                 error.
 
@@ -460,7 +469,12 @@ class PeopleStore(contextlib.AbstractContextManager):
                     f"{self.path}: another process has just changed the store; try again"
                 )
             connection.execute("DELETE FROM recordings")
-            new = {"fingerprint": fingerprint, "embedding_dim": embedding_dim, "model": model}
+            new = {
+                "fingerprint": fingerprint,
+                "embedding_dim": embedding_dim,
+                "model": model,
+                "speech": speech,
+            }
             connection.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", new.items())
             self._insert(connection, made)
             connection.execute("DELETE FROM people WHERE id NOT IN (SELECT person FROM recordings)")
@@ -487,9 +501,8 @@ class PeopleStore(contextlib.AbstractContextManager):
             if not self.path.exists():
                 self.path.touch(PRIVATE)
         salt = os.urandom(SALT_BYTES)
-        facts: dict[str, Any] = dict(
-            zip(FACTS, (self._fingerprint, self._dim, self._model, _now()), strict=True)
-        )
+        values = self._fingerprint, self._dim, self._model, _now(), self._speech
+        facts: dict[str, Any] = dict(zip(FACTS, values, strict=True))
         with _connected(self.path, is_empty=True) as connection:
             # A process killed while creating a store leaves only an empty file.
             if _value(connection, NUM_TABLES):
@@ -552,10 +565,12 @@ class PeopleStore(contextlib.AbstractContextManager):
         """Add recordings without duplicates inside a transaction; a store of an older version is
         upgraded.
         """
-        if _value(connection, "PRAGMA user_version") < SCHEMA_VERSION:
+        version = _value(connection, "PRAGMA user_version")
+        if version < SCHEMA_VERSION:
             kept = self._select(connection)
-            for statement in (*ADD_DIGESTS.split(";"), f"PRAGMA user_version = {SCHEMA_VERSION}"):
+            for statement in ADD_DIGESTS.split(";") if version == 1 else ():
                 connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             sealed = [(*self._sealed(person, one), row) for row, person, one in kept]
             connection.executemany(
                 "UPDATE recordings SET embedding = ?, checksum = ? WHERE id = ?", sealed
@@ -590,7 +605,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         content = np.ascontiguousarray(one.embedding, dtype="<f4").tobytes()
         if self._aead is not None:
             content = _seal(self._aead, content, _place(person, one))
-        return content, zlib.crc32(content, zlib.crc32(one.name.encode()))
+        return content, zlib.crc32(content, zlib.crc32(_place(person, one)))
 
     def _select(
         self, connection: sqlite3.Connection, name: str | None = None
@@ -598,25 +613,24 @@ class PeopleStore(contextlib.AbstractContextManager):
         """Row number, person number and recording, for one person or for everybody."""
         if self._aead is None and "salt" in _facts(connection):
             raise self._without_key()
-        is_old = _value(connection, "PRAGMA user_version") < SCHEMA_VERSION
+        version = _value(connection, "PRAGMA user_version")
         rows = connection.execute(
             "SELECT recordings.id, person, embedding, checksum, people.name, weight, source, "
-            f"seconds, speech_seconds, warnings, added, {repr('') if is_old else 'digest'} FROM "
-            "recordings JOIN people ON person = people.id "
+            f"seconds, speech_seconds, warnings, added, {repr('') if version == 1 else 'digest'} "
+            "FROM recordings JOIN people ON person = people.id "
             f"{'' if name is None else 'WHERE people.name = ?'} ORDER BY person, recordings.id",
             [] if name is None else [normal_name(name)],
         )
         found = []
         for row, person, content, checksum, *kept in rows:
             one = StoredRecording(kept[0], np.empty(0), *kept[1:])
-            is_whole = zlib.crc32(content, zlib.crc32(one.name.encode())) == checksum
+            covered = one.name.encode() if version < SCHEMA_VERSION else _place(person, one)
+            is_whole = (
+                zlib.crc32(content, zlib.crc32(covered)) == checksum and 0 < one.weight < math.inf
+            )
             if is_whole and self._aead is not None:
-                content = _unseal(
-                    self.path,
-                    self._aead,
-                    content,
-                    b"person %d" % person if is_old else _place(person, one),
-                )
+                place = b"person %d" % person if version == 1 else _place(person, one)
+                content = _unseal(self.path, self._aead, content, place)
             if not is_whole or len(content) != 4 * (self._dim or 0):
                 raise StoreError(
                     f"{self.path}: a recording of {one.name!r} is damaged; use a backup, or remove "
@@ -809,8 +823,8 @@ def _count(connection: sqlite3.Connection, name: str) -> int:
 
 
 def _place(person: int, one: StoredRecording) -> bytes:
-    """What encryption binds an embedding to: if its name, weight or digest is changed, decryption
-    fails.
+    """What checksum and encryption bind an embedding to: its person's number and name, its weight
+    and its digest.
     """
     return f"person {person} {one.weight!r} {one.digest} {one.name}".encode()
 

@@ -9,11 +9,12 @@ import hashlib
 import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from speakernet.data.audio import (
@@ -23,21 +24,25 @@ from speakernet.data.audio import (
     UNKNOWN_BYTES,
     AudioError,
     AudioInfo,
-    audio_info,
     audio_of_array,
+    crop_of_file,
     decode_pcm,
+    open_audio,
     parse_riff,
     read_audio,
 )
 from speakernet.data.folders import LeftOut, UnicodeNames, find_recordings
+from speakernet.data.levels import frame_powers, power_ratio_db
 from speakernet.data.lists import ListError, StringTable
 from speakernet.data.names import advice_on_name
 from speakernet.data.opening import KaldiSource, is_kaldi, kaldi_advice, open_source
 from speakernet.data.packed import PackedSource, is_packed
 from speakernet.data.sources import AudioSource, FolderSource
+from speakernet.data.speech import PIECE_SECONDS, SILENT_DB, find_speech, read_speech, sample_edges
 from speakernet.evaluation.embedding import Stretch, stretches_of
-from speakernet.evaluation.slices import frame_powers, power_ratio_db
-from speakernet.files import open_text, reading
+from speakernet.files import open_text, reading, refuse_overwriting
+from speakernet.inference import channels
+from speakernet.terminal import MAX_NAMED
 
 Array: TypeAlias = np.ndarray | Tensor
 
@@ -51,23 +56,15 @@ them."""
 CHUNK_SECONDS = 0.1
 
 MIN_ENROL_SECONDS = 2.0
-MIN_TEST_SECONDS = 1.0
-"""Speech needed for enrolment and in a test; with less, scores vary so much that the voice is often
-not recognised."""
+"""Speech needed for enrolment; with less, scores vary so much that the voice is often not
+recognised."""
+KEPT_SECONDS = 180.0
+"""Shorter recordings are decoded once and kept in memory while they are inspected."""
 MAX_SPEECH_SECONDS = 30.0
 """More speech adds no weight to a recording: it is still the same session."""
 MIN_WEIGHT_SECONDS = 0.1
 MIN_SECONDS = 0.25
 """Length of a syllable; shorter recordings are refused for enrolment and decisions."""
-SILENT_DB = -60.0
-"""Relative to full scale; even quiet speech with a low microphone gain is louder."""
-SPEECH_RANGE_DB = 30.0
-"""Frames this far below the loudest are pauses, regardless of noise."""
-SPEECH_SHARE_OF_RANGE = 0.25
-"""Speech is at least this share of the way from the quiet frames to the loudest."""
-MIN_RANGE_DB = 3.0
-"""If loud and quiet frames differ by less, the sound is a tone or a hiss: speech has pauses and
-stops."""
 NOISY_DB = 10.0
 CLIPPED_SHARE = 0.001
 CLIP_LEVEL = 0.98
@@ -75,6 +72,7 @@ NEAR_PEAK = 0.999
 SPECTRUM_SAMPLES = 512
 BAND_HZ = (300.0, 3400.0)
 UPPER_BAND_HZ = (5000.0, 7500.0)
+BAND_LIMITED = "band-limited"
 BAND_LIMITED_DB = -60.0
 """Power density above the telephone band relative to that within it; audio resampled from 8 kHz is
 below -65 dB."""
@@ -90,6 +88,15 @@ class Recording:
     file: Path | None = None
     samples: np.ndarray | None = None
     is_cut_off: bool = False
+    channel: int | None = None
+    """The channel of the file that is read, counted from 0; None for the mean of all."""
+    channel_warning: str = ""
+    """If its channels hold different sounds, or cancel each other."""
+    is_of_one_channel: bool = False
+    """Whether the user chose one of several channels, so that the file holds other sounds too."""
+    edges: np.ndarray | None = None
+    """Only these stretches of the recording are read, one after the other: (stretches, 2)
+    samples."""
 
     @property
     def seconds(self) -> float:
@@ -98,10 +105,12 @@ class Recording:
 
     def read(self, start: int = 0, num_samples: int | None = None) -> np.ndarray:
         """A stretch, (samples,) float32 in -1..1; shorter at the end."""
+        if self.edges is not None:
+            return read_speech(replace(self, edges=None).read, self.edges, start, num_samples)
         if self.samples is not None:
             return self.samples[start : None if num_samples is None else start + num_samples]
         assert self.file is not None, "a recording is a file or samples"
-        return read_audio(self.file, start, num_samples, self.sample_rate)
+        return read_audio(self.file, start, num_samples, self.sample_rate, channel=self.channel)
 
     def pieces(self, row: int = 0) -> Iterator[tuple[Stretch, np.ndarray]]:
         """The whole recording, or the windows of a long one, one by one; the pieces belong to row
@@ -112,23 +121,53 @@ class Recording:
         ):
             yield replace(stretch, row=row), self.read(stretch.start, stretch.num_samples)
 
+    def in_memory(self) -> "Recording":
+        """The same recording, decoded unless it is long, so that it is not decoded again."""
+        if self.samples is not None or self.seconds > KEPT_SECONDS:
+            return self
+        samples = self.read()
+        return replace(self, samples=samples, num_samples=len(samples))
+
+    def cut_to(self, speech: np.ndarray) -> "Recording":
+        """The recording reduced to stretches, (stretches, 2) in seconds."""
+        edges = sample_edges(speech, self.sample_rate)
+        cut = replace(self, edges=edges, num_samples=int(np.diff(edges).sum()))
+        return cut if self.samples is None else replace(cut, samples=cut.read(), edges=None)
+
 
 Audio: TypeAlias = str | os.PathLike | Array | Recording
 
 
-def open_recording(audio: Audio, sample_rate: int | None, wanted_rate: int) -> Recording:
-    """Open a recording to be read at `wanted_rate`; only the header of a file is read."""
+def open_recording(
+    audio: Audio, sample_rate: int | None, wanted_rate: int, channel: int | str | None = None
+) -> Recording:
+    """Open a recording to be read at `wanted_rate`; only the header of a file with one channel is
+    read.
+
+    `channel` is a channel counted from 1, `mix`, or None to choose automatically
+    (`channels.choose`).
+    """
+    wanted = channels.checked_channel(channel)
     if isinstance(audio, Recording):
         return audio
     if isinstance(audio, str | os.PathLike):
-        info = audio_info(path := Path(audio))
-        if not info.num_samples:
-            raise AudioError(
-                f"{path}: the file has a header but no samples; convert it again from its source"
-            )
-        num_samples = info.num_samples_at(wanted_rate)
+        path = Path(audio)
+        with open_audio(path) as (file, info):
+            if not info.num_samples:
+                raise AudioError(
+                    f"{path}: the file has a header but no samples; convert it again from its "
+                    "source"
+                )
+            chosen = channels.choose_of_file(file, info, str(path), wanted)
         return Recording(
-            str(path), wanted_rate, num_samples, file=path, is_cut_off=info.is_truncated
+            str(path),
+            wanted_rate,
+            info.num_samples_at(wanted_rate),
+            file=path,
+            is_cut_off=info.is_truncated,
+            channel=chosen.channel,
+            channel_warning=chosen.warning,
+            is_of_one_channel=isinstance(wanted, int) and info.num_channels > 1,
         )
     if not isinstance(audio, np.ndarray | Tensor):
         raise AudioError(
@@ -136,21 +175,98 @@ def open_recording(audio: Audio, sample_rate: int | None, wanted_rate: int) -> R
         )
     if sample_rate is None:
         raise AudioError(f"an array has no sample rate; give sample_rate, such as {wanted_rate}")
-    array = audio.detach().cpu().numpy() if isinstance(audio, Tensor) else audio
+    array = array_of(audio)
+    warning = ""
+    if array.ndim == 2 and 1 < array.shape[1] <= array.shape[0]:
+        # Every channel is checked and scaled as a recording of its own.
+        columns = [
+            audio_of_array(array[:, [column]], sample_rate, wanted_rate)
+            for column in range(min(array.shape[1], channels.MAX_COMPARED))
+        ]
+        compared = np.stack(columns, axis=1)
+        chosen = channels.choose(
+            lambda start, count: compared[start : start + count],
+            len(compared),
+            array.shape[1],
+            wanted_rate,
+            "the array",
+            wanted,
+        )
+        array = array if chosen.channel is None else array[:, [chosen.channel]]
+        warning = chosen.warning
     samples = audio_of_array(array, sample_rate, wanted_rate)
-    return Recording("the array", wanted_rate, len(samples), samples=samples)
+    return Recording(
+        "the array", wanted_rate, len(samples), samples=samples, channel_warning=warning
+    )
+
+
+def array_of(values: object) -> np.ndarray:
+    """The values of an array or of a tensor of any kind; ValueError for a tensor that has none."""
+    if not isinstance(values, Tensor):
+        return np.asarray(values)
+    try:
+        tensor = values.detach()
+        if tensor.layout != torch.strided:
+            tensor = tensor.to_dense()
+        # NumPy has neither bfloat16 nor float8.
+        is_known = tensor.dtype in (torch.float16, torch.float32, torch.float64)
+        if tensor.is_floating_point() and not is_known:
+            tensor = tensor.float()
+        return tensor.resolve_conj().resolve_neg().cpu().numpy()  # type: ignore[no-any-return]
+    except (RuntimeError, TypeError) as error:
+        raise AudioError(
+            f"a tensor of type {values.dtype} on the device {values.device} has no values that can "
+            "be read; give a dense tensor of floating-point numbers"
+        ) from error
+
+
+class ChosenChannels(FolderSource):
+    """Audio files of which one channel is read as `open_recording` does; `warnings` are by name,
+    once they are read.
+    """
+
+    def __init__(self, root: str, sample_rate: int, wanted: int | str | None) -> None:
+        # A lookup table of a few files is not worth keeping.
+        super().__init__(root, sample_rate, keep_lookup=False)
+        self.wanted = wanted
+        self._channels: dict[str, int | None] = {}
+        """Of the files with several channels: long ones are read window by window."""
+
+    def read(self, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
+        """See `AudioSource.read`."""
+        path = self.path_of(name)
+        with open_audio(path) as (file, info):
+            if info.num_channels > 1 and name not in self._channels:
+                chosen = channels.choose_of_file(file, info, path, self.wanted)
+                self._channels[name] = chosen.channel
+                if chosen.warning:
+                    self.warnings[name] = chosen.warning
+            channel = self._channels.get(name)
+            return crop_of_file(
+                file, info, path, start, num_samples, self.sample_rate, channel=channel
+            )
 
 
 def audio_inputs(
-    given: Sequence[str], sample_rate: int, lines: Iterable[str] = ()
+    given: Sequence[str],
+    sample_rate: int,
+    lines: Iterable[str] = (),
+    channel: int | str | None = None,
 ) -> tuple[AudioSource, StringTable]:
     """All recordings in the given files, folders, lists, `-` (names in `lines`), or one packed
     corpus or Kaldi folder.
+
+    Of files with several channels, `channel` is read, as by `open_recording`; corpora have mixed
+    them already.
 
     Returns:
         The source that reads them by name, and the names, each once and in order.
     """
     corpora = [one for one in given if Path(one).is_dir() and (is_packed(one) or is_kaldi(one))]
+    if corpora and channel is not None:
+        raise AudioError(
+            f"{corpora[0]} is a corpus, of which no channel can be chosen; leave out --channel"
+        )
     if corpora and len(given) > 1:
         raise AudioError(f"{corpora[0]} is a corpus, which must be the only argument")
     if corpora:
@@ -162,8 +278,19 @@ def audio_inputs(
         raise AudioError(
             "no audio was given; expected files, folders, lists, or - for names on standard input"
         )
-    # A lookup table of a few files is not worth keeping.
-    return FolderSource(".", sample_rate, keep_lookup=False), StringTable.from_strings(names)
+    source = ChosenChannels(".", sample_rate, channels.checked_channel(channel))
+    return source, StringTable.from_strings(names)
+
+
+def refuse_recording_as_output(
+    out: str | Path | None, source: AudioSource, names: Iterable[str]
+) -> None:
+    """Refuse an output that is one of the recordings, which lists and folders name, not the
+    arguments.
+    """
+    if out is not None and Path(out).exists():
+        paths = (source.path_of(name) for name in names)
+        refuse_overwriting([out], [path for path in paths if path])
 
 
 def _files_of(given: str, lines: Iterable[str]) -> Iterable[str]:
@@ -257,7 +384,9 @@ def chunks_of(file: BinaryIO, info: AudioInfo, begun: bytes) -> Iterator[np.ndar
 
 @dataclass(frozen=True)
 class Quality:
-    """The quality of a recording for recognising a voice."""
+    """The quality of a recording for recognising a voice; all but the duration are of its speech
+    alone.
+    """
 
     name: str
     seconds: float
@@ -265,17 +394,19 @@ class Quality:
     snr_db: float
     """Computed as `speakernet.evaluation.slices.signal_to_noise_ratios` does."""
     warnings: tuple[str, ...]
+    """Each begins with its cause and a colon."""
     digest: str
+    is_band_limited: bool = False
+    """Whether nothing is above 4 kHz, as over a telephone; this matters only if the other recording
+    is different."""
+    speech: np.ndarray = field(default_factory=lambda: np.zeros((0, 2)), compare=False)
+    """Stretches of speech, (stretches, 2) in seconds."""
 
 
 def inspect_recording(
     audio: Audio, *, sample_rate: int | None = None, min_speech_seconds: float = MIN_ENROL_SECONDS
 ) -> Quality:
-    """Inspect a recording piece by piece.
-
-    Speech is found by energy: frames that are louder than the quiet ones. This is enough to
-    estimate the amount of speech and to rank recordings by noise, but it is not an exact
-    measurement.
+    """Find the speech in a recording and judge it, piece by piece.
 
     Raises:
         AudioError: audio that cannot be read, is silent, or is shorter than a syllable.
@@ -284,15 +415,17 @@ def inspect_recording(
     >>> inspect_recording(hiss, sample_rate=16000).speech_seconds
     0.0
     """
-    recording = open_recording(audio, sample_rate, SAMPLE_RATE)
+    recording = open_recording(audio, sample_rate, SAMPLE_RATE).in_memory()
     name = recording.name
     digest = hashlib.sha256()
+    speech = find_speech(pieces_of(recording, digest), recording.sample_rate)
+    speech_seconds = float(np.diff(speech).sum())
     powers = []
     peaks = []
     spectrum = np.zeros(SPECTRUM_SAMPLES // 2 + 1)
-    for _, waveform in recording.pieces():
-        digest.update(waveform.astype("<f4").tobytes())
-        powers.append(frame_powers(waveform, recording.sample_rate))
+    heard = recording.cut_to(speech) if len(speech) else recording
+    for _, waveform in heard.pieces():
+        powers.append(frame_powers(waveform - waveform.mean(), recording.sample_rate))
         magnitudes = np.abs(waveform)
         peak = float(magnitudes.max(initial=1e-9))
         peaks.append(
@@ -311,10 +444,10 @@ def inspect_recording(
         spectrum += np.square(
             np.abs(np.fft.rfft(frames * np.hanning(SPECTRUM_SAMPLES), axis=1))
         ).sum(axis=0)
-    levels = 10 * np.log10((power := np.concatenate(powers)) + 1e-12)
-    speech_seconds = float(are_speech(levels).mean()) * recording.seconds
+    power = np.concatenate(powers)
     ratio = power_ratio_db(power)
-    if not speech_seconds and float(levels.max()) < SILENT_DB:
+    loudest = 10 * np.log10(float(power.max()) + 1e-12)
+    if not speech_seconds and loudest < SILENT_DB:
         raise AudioError(
             f"{name}: silent: nothing is louder than {SILENT_DB:g} dB relative to full scale; turn "
             "the microphone up and record again"
@@ -328,34 +461,61 @@ def inspect_recording(
     # Clipped at full scale, or at the recording's own peak below it.
     num_clipped = max(near[highest >= NEAR_PEAK * highest.max()].sum(), full.sum())
     found = {
-        f"no speech was found in {recording.seconds:.2f} s of audio": not speech_seconds,
+        recording.channel_warning: bool(recording.channel_warning),
+        f"no speech: none was found in {recording.seconds:.2f} s of audio": not speech_seconds,
         f"too short: {speech_seconds:.2f} s of speech in {recording.seconds:.2f} s; expected at "
         f"least {min_speech_seconds:g} s": 0 < speech_seconds < min_speech_seconds,
         "cut off: the file is shorter than its header says; copy or record it "
         "again": recording.is_cut_off,
         "clipped: too many samples are at the peak level; record at a lower level": (
-            num_clipped > CLIPPED_SHARE * recording.num_samples
+            num_clipped > CLIPPED_SHARE * heard.num_samples
         ),
         f"noisy: speech is only {ratio:.0f} dB above the quiet parts": speech_seconds
         and ratio < NOISY_DB,
-        "band-limited: nothing above 4 kHz, as over a telephone; use the same microphone to enrol "
-        "and to verify": (_is_band_limited(spectrum, recording.sample_rate)),
     }
     warnings = tuple(text for text, is_so in found.items() if is_so)
-    return Quality(name, recording.seconds, speech_seconds, ratio, warnings, digest.hexdigest())
+    is_narrow = _is_band_limited(spectrum, recording.sample_rate)
+    return Quality(
+        name,
+        recording.seconds,
+        speech_seconds,
+        ratio,
+        warnings,
+        digest.hexdigest(),
+        is_narrow,
+        speech,
+    )
 
 
-def usable(recording: Recording) -> Recording:
-    """The recording, if a voice can be recognised from it; otherwise AudioError."""
-    inspect_recording(recording)
-    return recording
+def pieces_of(recording: Recording, digest: Any) -> Iterator[np.ndarray]:
+    """A recording's consecutive pieces, added to a digest."""
+    step = round(PIECE_SECONDS * recording.sample_rate)
+    for start in range(0, recording.num_samples, step):
+        piece = recording.read(start, step)
+        digest.update(piece.astype("<f4").tobytes())
+        yield piece
 
 
-def are_speech(levels: np.ndarray) -> np.ndarray:
-    """Which frames, given by level in dB (frames,), are louder than pauses and noise."""
-    quiet, loud = np.percentile(levels, [10, 95])
-    least = max(SILENT_DB, loud - SPEECH_RANGE_DB, quiet + SPEECH_SHARE_OF_RANGE * (loud - quiet))
-    return (levels >= least) & (loud - quiet >= MIN_RANGE_DB)
+def warnings_by_cause(qualities: Sequence[Quality]) -> list[str]:
+    """The warnings about several recordings, one for each cause, and one if their channels
+    differ.
+    """
+    causes: dict[str, list[tuple[str, str]]] = {}
+    for quality in qualities:
+        for text in quality.warnings:
+            causes.setdefault(text.partition(":")[0], []).append((quality.name, text))
+    narrow = [quality.name for quality in qualities if quality.is_band_limited]
+    if 0 < len(narrow) < len(qualities):
+        text = f"{BAND_LIMITED}: as over a telephone, unlike the others; use one kind of microphone"
+        causes[BAND_LIMITED] = [(name, text) for name in narrow]
+    return [f"{listed([name for name, _ in cases])}: {cases[0][1]}" for cases in causes.values()]
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in one line; of many, the first few and their number."""
+    return ", ".join(names[:MAX_NAMED]) + (
+        f" … ({len(names)} recordings)" if len(names) > MAX_NAMED else ""
+    )
 
 
 def _is_band_limited(spectrum: np.ndarray, sample_rate: int) -> bool:

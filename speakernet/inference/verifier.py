@@ -2,59 +2,73 @@
 
 This file uses model files, audio and the network, but no training code and no configuration;
 `speakernet.evaluation` scores trial lists. People are enrolled and identified here and stored by
-`speakernet.inference.people`. Each recording is inspected first: too little speech, noise,
-clipping, or a voice unlike the person's other recordings cause a warning or a refusal.
+`speakernet.inference.people`. For a decision, a recording goes through `SpeakerVerifier.hear`:
+without speech it is refused, otherwise its speech alone is embedded. Too little speech, noise,
+clipping, or a voice unlike the person's other recordings cause a warning.
 """
 
 import functools
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from speakernet.data.audio import AudioError, audio_of_array
+from speakernet.data.speech import find_speech
 from speakernet.evaluation.embedding import Stretch, batches_of, padded, prepared, weights_digest
 from speakernet.evaluation.results import html_table
 from speakernet.evaluation.scoring import (
+    VERIFYING,
     mean_embeddings,
     mean_of_whole_utterances,
     pair_scores,
     plda_of,
 )
-from speakernet.inference.decision import UNCALIBRATED_THRESHOLD, Decision, DecisionRule
+from speakernet.inference.decision import (
+    MIN_TEST_SECONDS,
+    UNCALIBRATED_THRESHOLD,
+    Decision,
+    DecisionRule,
+)
 from speakernet.inference.identification import (
     Identification,
     identify_embedding,
     open_set_threshold,
 )
-from speakernet.inference.people import TOP, PeopleStore, checked_name
+from speakernet.inference.people import TOP, PeopleStore, StoredRecording, checked_name
 from speakernet.inference.recordings import (
+    BAND_LIMITED,
     MAX_SPEECH_SECONDS,
-    MIN_TEST_SECONDS,
+    MIN_ENROL_SECONDS,
     MIN_WEIGHT_SECONDS,
     Array,
     Audio,
     Quality,
     Recording,
+    array_of,
     inspect_recording,
     open_recording,
-    usable,
+    warnings_by_cause,
 )
 from speakernet.machine.device import find_device
 from speakernet.machine.memory import bound_compiled_shapes
 from speakernet.machine.options import MachineOptions
+from speakernet.machine.threads import use_one_thread_after_fork
 from speakernet.models.model_file import ModelFile, load_model_file, voices_caution
 from speakernet.models.speaker_net import folded
 
 if TYPE_CHECKING:
     from speakernet.inference.who.conversation import Conversation
+
+logger = logging.getLogger(__name__)
 
 BATCH_SIZE = 16
 """Recordings embedded at once; a long one is a batch by itself."""
@@ -64,6 +78,7 @@ STEP_SECONDS = 1.0
 """Time between two states of a stream."""
 WINDOW_SECONDS = 10.0
 """A stream embeds this much audio at a time; earlier audio is represented by its embedding."""
+SPEECH_WORDS = {"detected": "detected speech", "whole": "whole recordings"}
 SAME_COSINE = 0.99999
 """Embeddings of the same recording in different batches are at least this close."""
 
@@ -89,16 +104,25 @@ class StreamState:
 
     Attributes:
         seconds: audio received so far.
-        embedding: (1, dim) of all of it, unnormalised.
-        score: score against the enrolled embedding; None if nobody is enrolled.
-        decision: the decision on this score; None if nobody is enrolled, or without a calibration
-            or threshold.
+        embedding: (1, dim) of its speech, unnormalised; None as long as nobody has spoken.
+        score: score against the enrolled embedding; None if nobody is enrolled or has spoken.
+        decision: the decision on this score; None without a score, or without a calibration or
+            threshold.
+        speech_seconds: speech received so far.
     """
 
     seconds: float
-    embedding: np.ndarray
+    embedding: np.ndarray | None
     score: float | None = None
     decision: Decision | None = None
+    speech_seconds: float = 0.0
+
+
+class Heard(NamedTuple):
+    """A recording as it is embedded for a decision, and its quality."""
+
+    recording: Recording
+    quality: Quality
 
 
 @dataclass(frozen=True)
@@ -153,13 +177,15 @@ class SpeakerVerifier:
         torch.Size([3, 8])
         >>> verifier.embed_track(clip, sample_rate=16000, window_seconds=0.5, hop_seconds=0.25).start_seconds.tolist()
         [0.0, 0.25, 0.5]
-        >>> verifier.verify(clip, clip, sample_rate=16000, threshold=0.5).same_speaker
-        True
+        >>> verifier.verify(clip, clip, sample_rate=16000, threshold=0.5)
+        Traceback (most recent call last):
+        speakernet.data.audio.AudioError: the array: no speech: none was found in 1.00 s of audio; …
     """
 
     def __init__(
         self, model: ModelFile, device: torch.device | str = "cpu", name: str = "model.pt"
     ) -> None:
+        use_one_thread_after_fork()
         self.net = model.net
         self.contents = model.contents
         self.device = torch.device(device)
@@ -182,6 +208,9 @@ class SpeakerVerifier:
         """A warning about what the network was trained on; empty without one."""
         self.is_calibrated = bool(self.rule.thresholds)
         """Whether `verify` can decide without being given a threshold."""
+        self.cuts_speech = self.rule.speech == VERIFYING.speech
+        """Whether decisions are about detected speech; files calibrated before version 0.4.0 use
+        whole recordings."""
 
     def _repr_html_(self) -> str:
         """A summary table, for notebooks."""
@@ -205,7 +234,13 @@ class SpeakerVerifier:
         described = json.dumps(self.net.spec(), sort_keys=True)
         return hashlib.sha256((weights_digest(self.net.weights()) + described).encode()).hexdigest()
 
-    def embed(self, audio: Audio | Sequence[Audio], *, sample_rate: int | None = None) -> Any:
+    def embed(
+        self,
+        audio: Audio | Sequence[Audio],
+        *,
+        sample_rate: int | None = None,
+        speech: bool = False,
+    ) -> Any:
         """Embed one whole recording, or each recording in a list.
 
         Recordings longer than three minutes are embedded in windows of a minute, whose embeddings
@@ -213,9 +248,12 @@ class SpeakerVerifier:
 
         Args:
             audio: a file, or an array `(samples,)` or `(samples, channels)` as soundfile returns
-                it, floating point in -1..1 or int16, or a list of these. Channels are mixed down.
+                it, floating point in -1..1 or int16, or a list of these. Channels are mixed down,
+                unless they cancel each other (`open`).
             sample_rate: sample rate of arrays in Hz; they are resampled to the network's rate.
                 Files have their own.
+            speech: embed for `compare` and `decide`, as `verify` does: detected speech, and none is
+                an error.
 
         Returns:
             (1, dim) float32 for one recording, (recordings, dim) for a list.
@@ -225,7 +263,11 @@ class SpeakerVerifier:
                 the network.
         """
         several: list[Any] = list(audio) if isinstance(audio, list | tuple) else [audio]
-        recordings = [self.open(one, sample_rate) for one in several]
+        opened = (
+            self.hear(one, sample_rate).recording if speech else self.open(one, sample_rate)
+            for one in several
+        )
+        recordings = list(opened)
         return _like(several[0] if several else None, self._embed_recordings(recordings))
 
     def embed_track(
@@ -290,7 +332,8 @@ class SpeakerVerifier:
         Raises:
             ValueError: a wrong shape or type, NaN, or fewer frames than the network needs.
         """
-        tensor = torch.as_tensor(features)
+        # As an array first, because a tensor may be sparse or have no values.
+        tensor = torch.as_tensor(array_of(features))
         shape = tuple(tensor.shape)
         kind = tensor.dtype
         is_fine = (
@@ -310,8 +353,8 @@ class SpeakerVerifier:
 
     def verify(
         self,
-        first: Audio,
-        second: Audio,
+        first: Audio | Heard,
+        second: Audio | Heard,
         *,
         sample_rate: int | None = None,
         false_accept_rate: float | None = None,
@@ -327,41 +370,75 @@ class SpeakerVerifier:
             threshold: decide at this score, or at a named threshold (`DecisionRule.decide`).
 
         Raises:
-            ValueError: as for `embed`; a recording that is silent or shorter than a syllable;
+            ValueError: as for `embed`; a recording without speech or shorter than a syllable;
                 `NotCalibratedError` if the model file has no such threshold.
         """
         limits: dict[str, Any] = {"false_accept_rate": false_accept_rate, "threshold": threshold}
         # Checked before anything is embedded.
         self.rule.decide(0.0, **limits)
-        recordings = [usable(self.open(audio, sample_rate)) for audio in (first, second)]
-        embeddings = [self.embed(one) for one in recordings]
-        return self.rule_for(recordings, embeddings).decide(self.compare(*embeddings), **limits)
+        score, rule, seconds = self.compared(
+            [self.hear(audio, sample_rate) for audio in (first, second)]
+        )
+        return rule.decide(score, **limits, speech_seconds=seconds)
 
-    def rule_for(
-        self, recordings: Sequence[Recording], embeddings: Sequence[Array]
-    ) -> DecisionRule:
-        """The rule for two recordings, which includes their quality if the model file has such a
-        calibration.
+    def hear(
+        self,
+        audio: Audio | Heard,
+        sample_rate: int | None = None,
+        *,
+        min_speech_seconds: float = MIN_TEST_SECONDS,
+    ) -> Heard:
+        """Open a recording for a decision: its speech alone, unless the model file is calibrated on
+        whole recordings.
+
+        Args:
+            audio: a file or an array, as for `embed`, or what this method returned for it.
+            sample_rate: sample rate of an array in Hz.
+            min_speech_seconds: with less speech, the quality has a warning.
+
+        Raises:
+            ValueError: as for `embed`; a recording without speech or shorter than a syllable.
         """
-        if self.rule.quality is None:
-            return self.rule
-        values = {
-            "duration": np.array([one.seconds for one in recordings]),
-            "magnitude": np.array([np.linalg.norm(np.asarray(one)) for one in embeddings]),
-            "snr": np.array([inspect_recording(one).snr_db for one in recordings]),
-        }
-        return self.rule.for_pair(values)
+        if isinstance(audio, Heard):
+            return audio
+        recording = self.open(audio, sample_rate)
+        quality = inspect_recording(recording, min_speech_seconds=min_speech_seconds)
+        if not len(quality.speech):
+            raise AudioError(
+                f"{quality.name}: {quality.warnings[0]}; give a recording in which somebody speaks"
+            )
+        return Heard(
+            self.open(recording.cut_to(quality.speech)) if self.cuts_speech else recording, quality
+        )
+
+    def compared(self, pair: Sequence[Heard]) -> tuple[float, DecisionRule, float]:
+        """The score of two recordings, the rule for their quality, and the seconds of speech in the
+        shorter one.
+        """
+        # One at a time: padding to the longer one would cost more than a batch saves.
+        embeddings = np.concatenate([self.embed(one.recording) for one in pair])
+        rule = self.rule
+        if rule.quality is not None:
+            values = {
+                "duration": np.array([one.recording.seconds for one in pair]),
+                "magnitude": np.linalg.norm(embeddings, axis=1),
+                "snr": np.array([one.quality.snr_db for one in pair]),
+            }
+            rule = rule.for_pair(values)
+        return self.compare(*embeddings), rule, min(one.quality.speech_seconds for one in pair)
 
     def compare(self, first: Array, second: Array) -> float:
         """Score two embeddings, (dim,) or (1, dim): their cosine after subtracting the model file's
         mean, or PLDA.
         """
-        rows = [np.asarray(one).reshape(-1) for one in (first, second)]
+        rows = [array_of(embedding).reshape(-1) for embedding in (first, second)]
         if lengths := [len(row) for row in rows if len(row) != self.embedding_dim]:
             raise ValueError(
                 f"an embedding of {lengths[0]} numbers; those of this model have "
                 f"{self.embedding_dim}"
             )
+        if not all(np.isfinite(row).all() for row in rows):
+            raise ValueError("an embedding has NaN or infinite values; expected finite numbers")
         # At least float32, since squares of float16 overflow; float64 is kept, since float32 cannot
         # hold 1e300.
         wide = [row.astype(np.result_type(row, np.float32)) for row in rows]
@@ -371,15 +448,9 @@ class SpeakerVerifier:
         # Rounding may give 1.0000001.
         return float(np.clip(np.dot(one, other), -1.0, 1.0))
 
-    def decide(
-        self,
-        score: float,
-        *,
-        false_accept_rate: float | None = None,
-        threshold: float | str | None = None,
-    ) -> Decision:
-        """Decide on a score; see `DecisionRule.decide`."""
-        return self.rule.decide(score, false_accept_rate=false_accept_rate, threshold=threshold)
+    def decide(self, score: float, **limits: Any) -> Decision:
+        """Decide on a score; see `DecisionRule.decide`. Embed with `speech=True` for this."""
+        return self.rule.decide(score, **limits)
 
     def people(
         self, path: str | os.PathLike, key: str | bytes | None = None, *, must_exist: bool = False
@@ -395,7 +466,7 @@ class SpeakerVerifier:
             StoreError: not a store, damaged, or for a different model; `StoreKeyError` for the
                 wrong key.
         """
-        return PeopleStore(
+        store = PeopleStore(
             path,
             fingerprint=self.fingerprint,
             embedding_dim=self.embedding_dim,
@@ -403,8 +474,19 @@ class SpeakerVerifier:
             mean=self.mean,
             plda=self.plda,
             model=self.name,
+            speech=self.rule.speech,
             must_exist=must_exist,
         )
+        if (found := store.facts["speech"]) != self.rule.speech:
+            logger.warning(
+                "%s has embeddings of %s, but %s decides by %s; `speakernet people reembed` embeds "
+                "them again",
+                path,
+                SPEECH_WORDS[found],
+                self.name,
+                SPEECH_WORDS[self.rule.speech],
+            )
+        return store
 
     def stream(
         self,
@@ -447,7 +529,10 @@ class SpeakerVerifier:
         store: PeopleStore | None = None,
         *,
         sample_rate: int | None = None,
-        **how: Any,
+        num_speakers: int | None = None,
+        max_speakers: int | None = None,
+        false_accept_rate: float | None = None,
+        threshold: float | str | None = None,
     ) -> "Conversation":
         """Who speaks when in a recording, with names from a store of people (docs/who.md).
 
@@ -456,8 +541,11 @@ class SpeakerVerifier:
                 file.
             store: a store of people; None names nobody.
             sample_rate: sample rate of an array in Hz.
-            how: `num_speakers`; `max_speakers`, 10 by default; `threshold`, or `false_accept_rate`,
-                0.05 by default.
+            num_speakers: number of speakers, if known.
+            max_speakers: otherwise the upper bound of their number, 10 by default; a warning says
+                if it is too low.
+            false_accept_rate: share of strangers that may get a name, 0.05 by default.
+            threshold: name people at this score, or at a named threshold, instead.
 
         Raises:
             ValueError: as for `embed`; more speakers than windows of speech; no threshold for
@@ -466,11 +554,29 @@ class SpeakerVerifier:
         # Imported here, since it loads clustering and silero-vad.
         from speakernet.inference.who.conversation import who_speaks
 
-        return who_speaks(self, self.open(audio, sample_rate), store, **how)
+        return who_speaks(
+            self,
+            self.open(audio, sample_rate),
+            store,
+            num_speakers=num_speakers,
+            max_speakers=max_speakers,
+            false_accept_rate=false_accept_rate,
+            threshold=threshold,
+        )
 
-    def open(self, audio: Audio, sample_rate: int | None = None) -> Recording:
-        """Open a recording for this network; only the header of a file is read."""
-        recording = open_recording(audio, sample_rate, self.sample_rate)
+    def open(
+        self, audio: Audio, sample_rate: int | None = None, channel: int | str | None = None
+    ) -> Recording:
+        """Open a recording for this network; only the header of a file is read if it has one
+        channel.
+
+        Args:
+            audio: a file or an array, as for `embed`, which takes the recording too.
+            sample_rate: sample rate of an array in Hz.
+            channel: one of several channels, counted from 1, or `mix`; by default their mean, or a
+                single channel if they cancel each other.
+        """
+        recording = open_recording(audio, sample_rate, self.sample_rate, channel)
         if recording.num_samples < (shortest := self.net.min_samples):
             raise AudioError(
                 f"{recording.name}: {recording.seconds:.3f} s of audio is too short; "
@@ -509,9 +615,9 @@ class SpeakerVerifier:
 class SpeakerStream:
     """A stream of audio, created by `SpeakerVerifier.stream`; not thread-safe.
 
-    During the first ten seconds, all audio so far is embedded as one recording. After that, the
-    embedding of each full ten-second window is kept, and embeddings are averaged by length. Memory
-    does not grow with the stream.
+    During the first ten seconds, the speech so far is embedded as one recording. After that, the
+    embedding of each full ten-second window is kept, and embeddings are averaged by seconds of
+    speech. Memory does not grow with the stream.
     """
 
     def __init__(
@@ -536,8 +642,11 @@ class SpeakerStream:
         """Samples of the current window."""
         self._num_samples = 0
         self._closed_seconds = 0.0
-        self._closed_sum: np.ndarray = np.zeros((1, verifier.embedding_dim), dtype=np.float32)
-        """Sum over full windows of embedding times seconds."""
+        self._closed: tuple[float, np.ndarray] = (
+            0.0,
+            np.zeros((1, verifier.embedding_dim), dtype=np.float32),
+        )
+        """Of the full windows: seconds of speech, and the sum of embedding times these seconds."""
 
     @property
     def seconds(self) -> float:
@@ -555,7 +664,7 @@ class SpeakerStream:
             AudioError: a wrong type or shape, NaN, or samples far beyond -1..1; the chunk is then
                 ignored.
         """
-        chunk = np.asarray(chunk)
+        chunk = array_of(chunk)
         if chunk.size == 0:
             return []
         # Kept at its own rate: resampling chunk by chunk would click at every seam.
@@ -566,51 +675,61 @@ class SpeakerStream:
             self._chunks.append(part)
             self._num_samples += len(part)
             if self._num_samples % step == 0:
-                states.append(self._state())
+                heard = self._heard()
+                states.append(self._state(*heard))
                 if self._num_samples >= round(WINDOW_SECONDS * self.sample_rate):
                     # Keep the embedding of a full window instead of its samples.
                     self._closed_seconds = self.seconds
-                    self._closed_sum = states[-1].embedding * self._closed_seconds
+                    self._closed = heard
                     self._chunks = []
                     self._num_samples = 0
         return states
 
     def finish(self) -> StreamState:
-        """The state after everything received, including the last part of a second."""
+        """The state after everything received, including the last part of a second; AudioError
+        without speech.
+        """
         if not self.seconds:
             raise AudioError("the stream had no samples; is the microphone on, or the file empty?")
-        return self._state()
+        state = self._state(*self._heard())
+        if not state.speech_seconds:
+            raise AudioError(
+                f"the stream: no speech was found in {self.seconds:.2f} s of audio; is the "
+                "microphone on?"
+            )
+        return state
 
-    def _state(self) -> StreamState:
-        total = self._closed_sum
-        seconds = self._closed_seconds
+    def _heard(self) -> tuple[float, np.ndarray]:
+        """Seconds of speech so far, and the sum of embedding times these seconds."""
+        seconds, total = self._closed
         if self._num_samples:
-            try:
-                embedding = self.verifier.embed(
-                    np.concatenate(self._chunks), sample_rate=self.sample_rate
-                )
-                total = total + embedding * (self.seconds - seconds)
-                seconds = self.seconds
-            except AudioError:
-                # After full windows, a remainder too short for the network is ignored.
-                if not seconds:
-                    raise
-        score = (
-            None if self.enrolled is None else self.verifier.compare(total / seconds, self.enrolled)
-        )
-        decision = (
-            None
-            if score is None or not self.decides
-            else self.verifier.decide(score, **self.limits)
-        )
-        return StreamState(self.seconds, total / seconds, score, decision)
+            window = open_recording(
+                np.concatenate(self._chunks), self.sample_rate, self.verifier.sample_rate
+            )
+            speech = find_speech(window.read(), window.sample_rate)
+            heard = window.cut_to(speech) if self.verifier.cuts_speech and len(speech) else window
+            # A word that has only begun may still be too short for the network.
+            if len(speech) and heard.num_samples >= self.verifier.net.min_samples:
+                spoken = float(np.diff(speech).sum())
+                return seconds + spoken, total + spoken * self.verifier.embed(heard)
+        return seconds, total
+
+    def _state(self, speech_seconds: float, total: np.ndarray) -> StreamState:
+        if not speech_seconds:
+            return StreamState(self.seconds, None)
+        embedding = total / speech_seconds
+        decision = None
+        score = None if self.enrolled is None else self.verifier.compare(embedding, self.enrolled)
+        if score is not None and self.decides:
+            decision = self.verifier.decide(score, **self.limits, speech_seconds=speech_seconds)
+        return StreamState(self.seconds, embedding, score, decision, speech_seconds)
 
 
 def enroll(
     verifier: SpeakerVerifier,
     store: PeopleStore | Callable[[], PeopleStore],
     name: str,
-    recordings: Sequence[Audio],
+    recordings: Sequence[Audio | Heard],
     *,
     sample_rate: int | None = None,
     is_strict: bool = False,
@@ -624,30 +743,21 @@ def enroll(
     name = checked_name(name)
     if not len(recordings):
         raise AudioError(f"no recording of {name!r} was given; expected at least one")
-    opened = [verifier.open(one, sample_rate) for one in recordings]
-    qualities = [inspect_recording(one) for one in opened]
-    # A shorter recording may have no pause from which speech could be distinguished.
-    if mute := [
-        one for one in qualities if not one.speech_seconds and one.seconds >= MIN_TEST_SECONDS
-    ]:
-        raise AudioError(
-            f"{mute[0].name}: {mute[0].warnings[0]}; enrol a recording in which {name!r} speaks"
-        )
-    warnings = [f"{one.name}: {text}" for one in qualities for text in one.warnings]
+    heard = [
+        verifier.hear(one, sample_rate, min_speech_seconds=MIN_ENROL_SECONDS) for one in recordings
+    ]
+    opened = [one.recording for one in heard]
+    qualities = [one.quality for one in heard]
+    warnings = warnings_by_cause(qualities)
     embeddings = np.asarray(verifier.embed(opened))
     there = existing.recordings(name) if existing else []
+    warnings += differing_channels(qualities, there)
     kept = np.array([one.embedding for one in there], dtype=np.float32).reshape(
         -1, verifier.embedding_dim
     )
     known = {one.digest for one in there}
     # Stores of version 0.2.0 have no digests, so recordings are recognised by their embeddings.
     old = mean_embeddings(kept[np.array([not one.digest for one in there], dtype=bool)])
-    # An uncalibrated PLDA score is still a log-likelihood ratio.
-    uncalibrated = UNCALIBRATED_THRESHOLD if verifier.plda is None else 0.0
-    limit = verifier.decide(
-        0.0, threshold="eer" if verifier.is_calibrated else uncalibrated
-    ).threshold
-    everything = np.concatenate([embeddings, kept])
     rows = []
     for row, (quality, unit) in enumerate(zip(qualities, mean_embeddings(embeddings), strict=True)):
         if quality.digest in known or (old @ unit > SAME_COSINE).any():
@@ -655,22 +765,9 @@ def enroll(
         else:
             rows.append(row)
         known.add(quality.digest)
-        scores = [
-            verifier.compare(everything[row], one) for one in np.delete(everything, row, axis=0)
-        ]
-        # The median, so that one wrong recording does not cast doubt on all others.
-        if scores and (score := float(np.median(scores))) < limit:
-            warnings.append(
-                f"{quality.name}: does not sound like the person's other recordings (score "
-                f"{score:.4f}; expected at least {limit:.4f})"
-            )
-    nearest = existing.identify(embeddings.mean(axis=0), top=2) if existing else []
-    others = [(other, score) for other, score in nearest if other != name]
-    if rows and others and others[0][1] >= limit:
-        warnings.append(
-            f"{name}: sounds like {others[0][0]!r}, who is already enrolled (score "
-            f"{others[0][1]:.2f})"
-        )
+    if rows:
+        sources = [quality.name for quality in qualities]
+        warnings += doubts_about_voice(verifier, existing, name, sources, embeddings, kept)
     if warnings and is_strict:
         raise AudioError(f"nothing was enrolled: {'; '.join(warnings)}")
     weights = [
@@ -679,10 +776,15 @@ def enroll(
     ]
     details = [
         {
-            "source": str(file.absolute()) if (file := opened[row].file) else "",
+            # Of a file that holds other voices too, `reembed` must not read all channels.
+            "source": str(file.absolute())
+            if (file := opened[row].file) and not opened[row].is_of_one_channel
+            else "",
             "seconds": qualities[row].seconds,
             "speech_seconds": qualities[row].speech_seconds,
-            "warnings": "; ".join(qualities[row].warnings),
+            "warnings": "; ".join(
+                [*qualities[row].warnings, *[BAND_LIMITED][: qualities[row].is_band_limited]]
+            ),
             "digest": qualities[row].digest,
         }
         for row in rows
@@ -692,10 +794,76 @@ def enroll(
     return Enrolment(name, len(rows), total, tuple(qualities), tuple(warnings))
 
 
+def differing_channels(
+    qualities: Sequence[Quality], enrolled: Sequence[StoredRecording]
+) -> list[str]:
+    """A warning if recordings are from a telephone and all those of an enrolled person are not, or
+    the reverse.
+    """
+    new = {one.is_band_limited for one in qualities}
+    old = {BAND_LIMITED in one.warnings for one in enrolled}
+    if len(new) != 1 or len(old) != 1 or new == old:
+        return []
+    now, before = (
+        ("is", "the enrolled recordings are not")
+        if new.pop()
+        else ("is not", "the enrolled recordings are")
+    )
+    return [
+        f"{qualities[0].name} {now} {BAND_LIMITED}, as over a telephone, and {before}; use one "
+        "kind of microphone"
+    ]
+
+
+def doubts_about_voice(
+    verifier: SpeakerVerifier,
+    store: PeopleStore | None,
+    name: str,
+    sources: Sequence[str],
+    embeddings: np.ndarray,
+    kept: np.ndarray,
+) -> list[str]:
+    """Warnings about the voices that are to be enrolled under a name.
+
+    Args:
+        verifier: scores embeddings.
+        store: a store that may hold the same voice under another name; None if there is none yet.
+        name: the person.
+        sources: where each embedding comes from, for the warnings.
+        embeddings: (recordings, dim) of the new recordings.
+        kept: (recordings, dim) of the person's earlier recordings.
+    """
+    # An uncalibrated PLDA score is still a log-likelihood ratio.
+    uncalibrated = UNCALIBRATED_THRESHOLD if verifier.plda is None else 0.0
+    limit = verifier.decide(
+        0.0, threshold="eer" if verifier.is_calibrated else uncalibrated
+    ).threshold
+    doubts = []
+    everything = np.concatenate([embeddings, kept])
+    for row, source in enumerate(sources):
+        scores = [
+            verifier.compare(everything[row], other) for other in np.delete(everything, row, axis=0)
+        ]
+        # The median, so that one wrong recording does not cast doubt on all others.
+        if scores and (score := float(np.median(scores))) < limit:
+            doubts.append(
+                f"{source}: does not sound like the person's other recordings (score {score:.4f}; "
+                f"expected at least {limit:.4f})"
+            )
+    nearest = store.identify(embeddings.mean(axis=0), top=2) if store else []
+    others = [(other, score) for other, score in nearest if other != name]
+    if others and others[0][1] >= limit:
+        doubts.append(
+            f"{name}: sounds like {others[0][0]!r}, who is already enrolled (score "
+            f"{others[0][1]:.2f})"
+        )
+    return doubts
+
+
 def identify(
     verifier: SpeakerVerifier,
     store: PeopleStore,
-    audio: Audio,
+    audio: Audio | Heard,
     *,
     sample_rate: int | None = None,
     top: int = TOP,
@@ -711,14 +879,15 @@ def identify(
     """
     # Checked before anything is embedded.
     open_set_threshold(verifier.rule, len(store), false_accept_rate, threshold)
-    embedding = verifier.embed(usable(verifier.open(audio, sample_rate)))
+    heard = verifier.hear(audio, sample_rate)
     return identify_embedding(
         verifier.rule,
         store,
-        embedding,
+        verifier.embed(heard.recording),
         top=top,
         false_accept_rate=false_accept_rate,
         threshold=threshold,
+        speech_seconds=heard.quality.speech_seconds,
     )
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Ge, Le
 from pydantic import Field, SerializeAsAny, model_validator
 
-from speakernet.options import Component, InputPath, Options, Positive, Share, Switch, lookup
+from speakernet.options import Component, Options, Positive, Share, Switch, lookup
 
 Weight = Annotated[float, Ge(0.0), Le(1e6)]
 Scalar = Annotated[float, Ge(-1e6), Le(1e6)]
@@ -19,16 +19,6 @@ class LossOptions(Options):
     """Name of the loss; `speakernet list losses` shows all."""
     sharded: Switch = "auto"
     """Shard the speakers of the head over the ranks; auto: if that saves memory and time."""
-    teacher: InputPath = ""
-    """Model file whose embeddings are an additional target (knowledge distillation); empty:
-    none."""
-    teacher_weight: Weight = 1.0
-    """Weight of the distance to the teacher's embeddings, which is added to the loss."""
-    teacher_distance: Literal["cosine", "mse"] = "cosine"
-    """cosine: one minus the cosine; mse: the mean squared difference."""
-    teacher_input: Literal["recordings", "crops"] = "recordings"
-    """recordings: whole and unaugmented, embedded once and stored; crops: the network's own input,
-    in every step."""
 
     has_head: ClassVar[bool] = True
     """Whether the loss has weights for each speaker."""
@@ -226,7 +216,7 @@ class CombinedOptions(MetricOptions):
         return float(self.classification.margin)  # type: ignore[attr-defined]
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Two weights of 0, or a component that sets `sharded` or `teacher`."""
+        """Two weights of 0, or a component that sets `sharded`."""
         yield from super().problems()
         if not self.classification_weight and not self.metric_weight:
             yield (
@@ -238,11 +228,6 @@ class CombinedOptions(MetricOptions):
                 yield (
                     part,
                     f"sharded: {options.sharded}; set loss.sharded instead, for the whole loss",
-                )
-            if options.teacher:
-                yield (
-                    part,
-                    f"teacher: {options.teacher}; set loss.teacher instead, for the whole loss",
                 )
 
 

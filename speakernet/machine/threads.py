@@ -1,6 +1,8 @@
 """Parallel threads on the cores of this process, and the signals that ask a process to stop."""
 
 import collections
+import functools
+import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,6 +34,20 @@ STOP_SIGNALS: tuple[signal.Signals, ...] = (
 
 class Stopped(Exception):
     """Work was left unfinished because the run was asked to stop; it is repeated after resuming."""
+
+
+@functools.cache
+def use_one_thread_after_fork() -> None:
+    """From now on, a process forked from this one computes with one thread; call it before a
+    network is used.
+
+    Only the forking thread exists in the new process, so an operation that is shared among torch's
+    threads would wait for them forever (gunicorn --preload, multiprocessing's default on Linux up
+    to Python 3.13).
+    """
+    # Windows cannot fork.
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=functools.partial(torch.set_num_threads, 1))
 
 
 def lanes_of(device: torch.device | str) -> int:

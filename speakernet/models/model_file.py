@@ -8,6 +8,7 @@ size of the weights before allocating memory.
 """
 
 import contextlib
+import json
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +20,6 @@ import torch
 from annotated_types import Ge, Le, MaxLen, MinLen
 from pydantic import ConfigDict, FiniteFloat, ValidationError, create_model
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
 from speakernet.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
@@ -43,8 +43,11 @@ HIGHEST_RATE = 768_000
 MAX_VALUES = 1_000_000
 """Limit on plain values in an entry; real files have a few hundred."""
 LAID_OUT_AT_MOST = 2
-"""Limit on the network's parameters relative to those in the file: some are registered twice, under
-two names."""
+MIN_ALLOWED = 1 << 22
+"""Limit on the network's values relative to those in the file, and some more for windows and other
+fixed tables."""
+ALLOCATING = frozenset({"empty", "zeros", "ones", "full", "rand", "randn"})
+"""Functions of torch from which parameters begin."""
 MAX_MAPS = 10
 """Limit on affine maps of an adaptation; two are fitted, an imported chain has three."""
 MAX_REPEAT_SECONDS = 60.0
@@ -156,7 +159,7 @@ def model_of(
     contents: dict[str, Any], path: str | Path, device: torch.device | str = "cpu"
 ) -> ModelFile:
     """The network of a model file's contents, in evaluation mode, on `device`."""
-    with reading(path, "a model file of this program", CheckpointError):
+    with reading(path, "a model file of this program", CheckpointError), _in_float32():
         check_entries(contents, path)
         for module, digest in contents.get("components", {}).items():
             if module not in OUTSIDE:
@@ -167,12 +170,9 @@ def model_of(
                 logger.warning("%s was made with a different version of %s.py", path, module)
         weights = network_weights(contents, path)
         check_finite(weights, path)
-        # Before building: whatever the file claims, memory is only allocated for a network that
-        # fits its weights.
-        with laid_out(weights, path):
-            expected = SpeakerNet.from_spec(contents).state_dict()
-        check_fits(weights, expected, path)
-        net = SpeakerNet.from_spec(contents)
+        with Undrawn(weights, path):
+            net = SpeakerNet.from_spec(contents)
+        check_fits(weights, net.state_dict(), path)
         mean = contents.get("embedding_mean")
         if mean is not None and (
             mean.shape != (net.embedding_dim,) or not mean.float().isfinite().all()
@@ -180,6 +180,14 @@ def model_of(
             raise CheckpointError(
                 f"{path}: embedding_mean is not {net.embedding_dim} finite numbers; {ADVICE}"
             )
+        if (contents.get("adaptation") or {}).get("score") == "plda":
+            between, scales = (weights[f"adaptation.{name}"] for name in ("between", "weights"))
+            if not (bool((between >= 0).all()) and bool((scales > 0).all())):
+                raise CheckpointError(
+                    f"{path}: the PLDA has variances between speakers from "
+                    f"{float(between.min()):.4g} and weights from {float(scales.min()):.4g}; "
+                    f"expected variances of at least 0 and weights above 0; {ADVICE}"
+                )
         net.load_state_dict(weights)
     return ModelFile(net.eval().to(device), contents)
 
@@ -355,35 +363,44 @@ def _load_head(loss: nn.Module | None, head: Mapping[str, Tensor], report: LoadR
 
 
 @contextlib.contextmanager
-def laid_out(weights: Mapping[str, Tensor], path: str | Path) -> Iterator[None]:
-    """Inside the block, networks are built without memory; CheckpointError if one is larger than
-    the file's weights.
+def _in_float32() -> Iterator[None]:
+    """Inside the block, networks are built in float32, whatever default the caller has set for
+    torch.
     """
-    left = LAID_OUT_AT_MOST * sum(value.numel() for value in weights.values())
-
-    def count(_module: nn.Module, _name: str, parameter: nn.Parameter | None) -> None:
-        nonlocal left
-        left -= 0 if parameter is None else parameter.numel()
-        if left < 0:
-            raise CheckpointError(
-                f"{path} describes a network larger than its {len(weights):,} tensors; {ADVICE}"
-            )
-
-    hook = register_module_parameter_registration_hook(count)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
     try:
-        with torch.device("meta"), _NoDraws():
-            yield
+        yield
     finally:
-        hook.remove()
+        torch.set_default_dtype(before)
 
 
-class _NoDraws(TorchFunctionMode):
-    """Skips random initialisation, for which torch would load its compiler on the meta device,
-    taking two seconds.
+class Undrawn(TorchFunctionMode):
+    """Inside the block, networks are built with undrawn weights, which a model file's then replace.
+
+    Whatever the file claims, memory is only allocated for a network that fits its weights: each
+    parameter begins as a tensor from one of the functions in `ALLOCATING`, and one too many is
+    refused with CheckpointError.
     """
+
+    def __init__(self, weights: Mapping[str, Tensor], path: str | Path) -> None:
+        super().__init__()
+        self.left = MIN_ALLOWED + LAID_OUT_AT_MOST * sum(
+            value.numel() for value in weights.values()
+        )
+        self.refusal = (
+            f"{path} describes a network larger than its {len(weights):,} tensors; {ADVICE}"
+        )
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in ("uniform_", "normal_"):
+        name = getattr(func, "__name__", "")
+        if name in ALLOCATING:
+            sizes = (kwargs or {}).get("size", args)
+            sizes = sizes[0] if sizes and isinstance(sizes[0], tuple | list) else sizes
+            self.left -= math.prod(size for size in sizes if isinstance(size, int))
+            if self.left < 0:
+                raise CheckpointError(self.refusal)
+        if name in ("uniform_", "normal_") or getattr(func, "__module__", "") == "torch.nn.init":
             return args[0] if args else kwargs["tensor"]
         return func(*args, **(kwargs or {}))
 
@@ -408,6 +425,15 @@ def check_entries(contents: Mapping[str, Any], path: str | Path) -> None:
         broken = [str(error.errors(include_input=False)[0]["loc"][0])]
     if broken:
         raise CheckpointError(f"{path}: {broken[0]} is missing or malformed; {ADVICE}")
+    names = set()
+    for threshold in contents.get("thresholds") or ():
+        name = threshold["name"], json.dumps(threshold["backend"], sort_keys=True)
+        if name in names:
+            raise CheckpointError(
+                f"{path} has two thresholds {threshold['name']!r} for one kind of score, so it is "
+                "unclear which one applies; calibrate it again"
+            )
+        names.add(name)
 
 
 def _is_plain(value: Any) -> bool:

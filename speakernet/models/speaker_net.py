@@ -434,7 +434,7 @@ def check_finite(weights: Mapping[str, Any], path: str | Path) -> None:
 
 
 def check_fits(found: Mapping[str, Tensor], expected: Mapping[str, Any], path: str | Path) -> None:
-    """Refuse weights whose names or shapes differ from the network's."""
+    """Refuse weights whose names, shapes or kinds of number differ from the network's."""
     expected = {
         name: value for name, value in expected.items() if not name.startswith(SPEC_AUGMENT_PREFIX)
     }
@@ -447,6 +447,12 @@ def check_fits(found: Mapping[str, Tensor], expected: Mapping[str, Any], path: s
         f"{name} is {tuple(found[name].shape)} in the file, {tuple(value.shape)} in the network"
         for name, value in expected.items()
         if name in found and found[name].shape != value.shape
+    ]
+    # Loading would round or cast them without a word: whole numbers are not trained weights.
+    problems += [
+        f"{name} is {str(found[name].dtype).removeprefix('torch.')} in the file"
+        for name, value in expected.items()
+        if name in found and found[name].dtype.is_floating_point != value.dtype.is_floating_point
     ]
     if problems:
         raise CheckpointError(f"{path} does not fit the network: {_shortened(problems)}")

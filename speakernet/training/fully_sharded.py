@@ -35,9 +35,7 @@ class FullySharded(SeveralProcesses):
         mesh = init_device_mesh(device.type, (torch_distributed.get_world_size(),))
         # A loss without weights has nothing to shard.
         roots = [one for one in (net, loss) if any(True for _ in one.parameters())]
-        # Gathered separately, because it runs after the loss.
-        teachers = [one for name, one in loss.named_children() if name == "teacher"]
-        for module in dict.fromkeys((*repeated_blocks(net), *teachers, *roots)):
+        for module in dict.fromkeys((*repeated_blocks(net), *roots)):
             before = list(module._forward_hooks)
             fully_shard(module, mesh=mesh)
             # Hooks that read a layer's output must run after FSDP's, which gathers weights for the

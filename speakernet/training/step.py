@@ -54,10 +54,6 @@ if TYPE_CHECKING:
             different ones.
             """
 
-        @property
-        def warps(self) -> np.ndarray:
-            """(batch,) int64: the vocal tract of each utterance."""
-
 
 class DrawingModule(Protocol):
     """A component that draws for each utterance (masks, dither); `frontend.perturbation` has it."""
@@ -192,14 +188,12 @@ class TrainingStep:
         self.compiler = compiler or Compiler(net, None)
         self.profiler = profiler
         self.guard = BufferGuard([net, loss])
-        # Front-end components whose draws are keyed by utterance, or that warp vocal tracts.
+        # Front-end components whose draws are keyed by utterance.
         modules: list[Any] = list(net.modules())
         self._drawing: list[DrawingModule] = [
             module for module in modules if getattr(module, "num_numbers", 0)
         ]
-        self._warping = [one for one in modules if hasattr(one, "take_warps")]
         self._norms = [module for module in modules if isinstance(module, _BatchNorm)]
-        self._teacher: Any = getattr(loss, "teacher", None)
         self._sees_all = bool(getattr(loss, "sees_all_ranks", loss.is_metric))
         self._parameters = parameters_of(optimizer)
         self.is_sharded = any(hasattr(one, ROW_SHARE) for one in self._parameters)
@@ -227,11 +221,8 @@ class TrainingStep:
 
     @property
     def draws_on_host(self) -> bool:
-        """Whether a batch brings more than waveforms, labels and draws, or a module takes random
-        decisions in Python.
-        """
-        decides = any(hasattr(module, "begin_epoch") for module in self.net.modules())
-        return decides or self._teacher is not None or bool(self._warping)
+        """Whether a module takes random decisions in Python (a pretrained backbone)."""
+        return any(hasattr(module, "begin_epoch") for module in self.net.modules())
 
     def trained_form(self) -> tuple[bool, ...]:
         """What freezing changes: which parameters learn and which modules are in training mode."""
@@ -340,16 +331,11 @@ class TrainingStep:
             with record_function("speakernet.forward"), self.precision.autocast():
                 embeddings = self.ranks.embed(batch.waveforms)
                 labels = batch.labels
-                wanted = [] if self._teacher is None else [self._teacher.wanted(batch)]
                 if self._sees_all:
-                    rows = [embeddings, labels, *wanted]
-                    embeddings, labels, *wanted = (
-                        self.ranks.rows_of_all(one, batch.shares) for one in rows
-                    )
+                    embeddings = self.ranks.rows_of_all(embeddings, batch.shares)
+                    labels = self.ranks.rows_of_all(labels, batch.shares)
                 compare = self._compare if self.loss.is_metric else self.loss
                 value, accuracy = compare(embeddings, labels)
-                if wanted:
-                    value = value + self._teacher(embeddings, *wanted, labels)
             numbers = self._record(value, accuracy, weight)
             with record_function("speakernet.backward"):
                 self.ranks.backward(
@@ -412,9 +398,7 @@ class TrainingStep:
         return Results(loss, accuracy, norm, is_bad, loss_is_bad)
 
     def key_draws(self, batch: "BatchLike") -> None:
-        """Give the components that draw (masks, dither) the numbers of a batch, and its vocal
-        tracts.
-        """
+        """Give the components that draw (masks, dither) the numbers of a batch."""
         if self._drawing:
             device = self.precision.device
             numbers = self.draw(batch)
@@ -422,8 +406,6 @@ class TrainingStep:
                 # From page-locked memory the copy does not wait for the device.
                 numbers = numbers.pin_memory()
             self.announce(numbers.to(device, non_blocking=True))
-        for tracts in self._warping:
-            tracts.take_warps(batch.warps)
 
     def draw(self, batch: "BatchLike") -> Tensor:
         """The numbers of all components that draw, float64 (batch, numbers) on the host."""

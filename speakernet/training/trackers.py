@@ -1,5 +1,5 @@
 """Trackers, which show the numbers of a run beyond its own files: TensorBoard, Weights & Biases,
-MLflow, CSV.
+MLflow.
 
 A tracker is created with a run folder, the configuration (empty after training) and the step after
 which it continues. It has `record(kind, step, values)`, `results(step, figures, plots, model)` for
@@ -23,7 +23,6 @@ TRACKERS = {
     "tensorboard": ("tensorboard", "speakernet.training.tensorboard:EventFiles"),
     "wandb": ("wandb", "speakernet.training.other_trackers:WeightsAndBiases"),
     "mlflow": ("mlflow", "speakernet.training.other_trackers:MLflow"),
-    "csv": ("csv", "speakernet.training.other_trackers:CurvesAsCsv"),
 }
 """Name -> (required library, class)."""
 # `results.json` also has counts, checksums and times, which are not worth tracking.

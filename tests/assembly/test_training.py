@@ -332,7 +332,7 @@ def test_choices_have_reasons(options, speakers, processes, is_shared, reason):
     assert choice.value is is_shared and reason in choice.reason
 
 
-VOICES = {"speed_factors": [0.9, 1.0], "warp_factors": [1.1, 1.0, 0.9], "real_share": 0.25}
+VOICES = {"speed_factors": [0.9, 1.0], "real_share": 0.25}
 
 
 def voiced_config(corpus, *, augment=None, **sections):
@@ -348,39 +348,32 @@ def loader(corpus, **sections):
     return build_training_loader(config, Inputs(config, CPU))
 
 
-def test_labels_speeds_and_warps(tiny_corpus):
+def test_labels_and_speeds(tiny_corpus):
     made = loader(tiny_corpus)
-    assert made.num_classes == 8 * 6
+    assert made.num_classes == 8 * 2
     as_recorded = epoch(loader(tiny_corpus, augment={"enabled": False}))
     for batch, plain in zip(epoch(made), as_recorded, strict=True):
         voices = batch.labels.numpy() // 8
         np.testing.assert_array_equal(batch.labels.numpy() % 8, plain.labels.numpy())
-        np.testing.assert_array_equal(voices // 2, batch.warps)
         assert (voices == 0).sum() == 2
-        # Warps do not change the samples; speeds do.
         same = [
             torch.equal(one, other)
             for one, other in zip(batch.waveforms, plain.waveforms, strict=True)
         ]
-        assert same == (voices % 2 == 0).tolist()
+        assert same == (voices == 0).tolist()
 
 
 def test_last_epochs_as_recorded(tiny_corpus):
     made = loader(tiny_corpus, augment={"real_epochs": 1})
-    assert made.num_classes == 48
+    assert made.num_classes == 16
     assert any(batch.labels.max() >= 8 for batch in epoch(made, 2))
-    assert all(batch.labels.max() < 8 and not batch.warps.any() for batch in epoch(made, 3))
+    assert all(batch.labels.max() < 8 for batch in epoch(made, 3))
 
 
 def test_impossible_options_of_voices(tiny_corpus):
     too_long = voiced_config(tiny_corpus, augment={"real_epochs": 4})
     with pytest.raises(ConfigError, match=r"real_epochs is 4, but the run has only 4 epochs"):
         training.refuse_impossible(too_long, training.build_model(too_long), CPU)
-    samples = {"name": "RawNet3", "options": {"channels": 64}}
-    with pytest.raises(ValueError, match=r"augment\.warp_factors: .* no mel bands"):
-        training.build_model(
-            replaced(voiced_config(tiny_corpus), model=samples, frontend={"name": "raw"})
-        )
 
 
 @pytest.mark.parametrize(

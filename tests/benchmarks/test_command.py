@@ -71,7 +71,6 @@ def test_recordings_in_every_form(options, tmp_path):
 @pytest.mark.slow
 def test_loading_measures_everything(options, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(loader, "WARM_BATCHES", 1)
-    monkeypatch.setattr(loader.measure_worker_memory, "__defaults__", (2000,))
     monkeypatch.setattr("benchmarks.suites.COMPARED_BATCH_SIZE", 4)
     file = tmp_path / "figures.json"
     sizes = [
@@ -88,10 +87,8 @@ def test_loading_measures_everything(options, tmp_path, capsys, monkeypatch):
     assert benchmark([*options, *sizes]) == 0
     figures = json.loads(file.read_text())
     measures = [one["measure"] for one in figures["comparisons"]]
-    assert len(measures) == 16 and len(set(measures)) >= 15
+    assert len(set(measures)) == 12
     assert all(one["ratio"] > 0 for one in figures["comparisons"])
-    assert len(figures["worker_memory"]["fork_bytes"]) == 2
-    assert 10e6 < figures["worker_memory"]["bare_interpreter_bytes"] < 2e9
     assert measures[0] in capsys.readouterr().out
 
 
@@ -108,8 +105,7 @@ def test_default_measurements(options, tmp_path, capsys):
     ("arguments", "named"),
     [
         (["--loading"], "data.train_list"),
-        (["--steps", "ResNetSE34L", "--variants", "faster", "--rounds", "1"], "'faster'"),
-        (["--steps", "ResNetSE43L", "--memory"], "'ResNetSE43L'"),
+        (["--steps", "faster", "--rounds", "1"], "'faster'"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, named, capsys):
@@ -119,15 +115,13 @@ def test_wrong_arguments_are_named(arguments, named, capsys):
 
 
 @pytest.mark.slow
-def test_compare(options, tiny_corpus, capsys, tmp_path, monkeypatch):
-    # Each measure is a process that imports torch, so only one is run.
-    monkeypatch.setattr("benchmarks.epoch.WITHOUT", {"bf16": {"runtime": {"precision": "no"}}})
+def test_compare(options, tiny_corpus, capsys, tmp_path):
     file = tmp_path / "figures.json"
     trials = ["--data.test_list", str(tiny_corpus / "trials.txt"), "--augment.enabled", "true"]
     sizes = ["--rounds", "1", "--num_batches", "3", "--json", str(file)]
     assert benchmark(["--compare", *options, *trials, *sizes]) == 0
     epochs = json.loads(file.read_text())["epochs"]
-    assert list(epochs)[:2] == ["original", "optimised"] and "without bf16" in epochs
+    assert list(epochs) == ["original", "optimised"]
     assert all(value > 0 for one in epochs.values() for value in one.values())
     output = capsys.readouterr().out
-    assert "| optimised | " in output and "| bf16 | " in output and "overall speed-up: " in output
+    assert "| optimised | " in output and "overall speed-up: " in output

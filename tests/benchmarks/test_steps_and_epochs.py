@@ -7,14 +7,14 @@ from speakernet.config.schema import config_from_dict, replaced
 from speakernet.training.progress import Progress
 
 
-def small(name):
+def small():
     runtime = {"device": "cpu", "keep_memory": False, "threads": 0}
-    return classic_config(config_from_dict({"runtime": runtime}), name)
+    return classic_config(config_from_dict({"runtime": runtime}))
 
 
 @pytest.mark.parametrize("name", [PLAIN, BY_HAND, "none", "default + checkpointing"])
 def test_steps_of_variants_run(name, tmp_path):
-    step = make_step(small("ResNetSE34L"), name, tmp_path, batch_size=2)
+    step = make_step(small(), name, tmp_path, batch_size=2)
     step()
     step()
 
@@ -23,7 +23,7 @@ def test_step_is_complete(tmp_path, monkeypatch):
     """A step includes the trainer's progress report."""
     recorded: list[str] = []
     monkeypatch.setattr(Progress, "record", lambda self, kind, *values: recorded.append(kind))
-    step = trainer_step(replaced(small("ResNetSE34L"), training={"log_interval": 2}), tmp_path, 2)
+    step = trainer_step(replaced(small(), training={"log_interval": 2}), tmp_path, 2)
     for _ in range(4):
         step()
     assert recorded == ["step", "step"]

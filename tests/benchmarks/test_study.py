@@ -161,17 +161,6 @@ def test_bad_plans(carry_out, runs, capsys, words, changes, named):
     assert named in capsys.readouterr().err and not runs.commands
 
 
-@pytest.mark.parametrize(
-    "file", ["small_data.yaml", "small_data_microphones.yaml", "small_data_report.yaml"]
-)
-def test_shipped_plans(repository, tmp_path, file):
-    plan = study.read_plan(repository / "benchmarks" / "studies" / file)
-    for number, name in enumerate(plan.variants):
-        path = tmp_path / f"{number}.yaml"
-        path.write_text(yaml.safe_dump(plan.settings(name)))
-        study.load_config(["--config", plan.recipe_of(name), "--config", str(path)])
-
-
 @pytest.mark.slow
 def test_real_runs(carry_out):
     net = {"channels": 8, "blocks": [1, 1], "mel_strides": [1, 2], "frame_strides": [2, 2]}

@@ -57,6 +57,7 @@ def put(corpus, source, target):
     (corpus / target).write_bytes((corpus / source).read_bytes())
 
 
+@pytest.mark.slow
 def test_good_corpus(corpus):
     result = look(corpus)
     assert worst(one for one in result[0] if "audio" in one.check) == "ok"

@@ -41,7 +41,8 @@ def parts(tmp_path):
     return path
 
 
-def test_example(tiny_corpus, tmp_path, parts, capsys):
+@pytest.mark.slow
+def test_example(tiny_corpus, tmp_path, parts, capsys, caplog):
     run = tmp_path / "run"
     recipe = write_recipe(
         tmp_path / "my.yaml",
@@ -70,7 +71,9 @@ def test_example(tiny_corpus, tmp_path, parts, capsys):
     assert main(verify) == 2
     assert "--plugin my_parts.py" in capsys.readouterr().err
     OUTSIDE.update({name: (text, "0" * 64) for name, (text, _) in known.items()})
+    caplog.clear()
     assert main(verify) in (0, 1)
+    assert "different version of my_parts.py" in caplog.text
 
 
 def test_rows(parts, capsys, monkeypatch):

@@ -7,7 +7,8 @@ import pytest
 import yaml
 
 from speakernet.config import Config, ConfigError, config_from_dict, load_config
-from speakernet.config.aliases import ALIASES, CLASSIC_DEFAULTS, REMOVED, translate
+from speakernet.config.aliases import ALIASES, REMOVED, translate
+from speakernet.config.classic import DEFAULTS, convert
 from speakernet.config.loading import save_config
 from speakernet.config.reference import help_text, reference
 from speakernet.config.schema import SECTIONS, known_fields, stages_of
@@ -192,6 +193,56 @@ def test_removed_option(tmp_path, monkeypatch):
         load_config(["--config", write(tmp_path, "runtime:\n  old_way: 3\n")])
 
 
+OF_EARLIER_VERSIONS = {
+    "augment": {"warp_factors": [1.0, 1.1]},
+    "loss": {"teacher": "teacher.pt", "teacher_weight": 1.0, "teacher_input": "recordings"},
+    "training": {
+        "trackers": ["tensorboard", "csv"],
+        "stages": [
+            {"name": "base", "epochs": 2},
+            {"name": "last", "epochs": 1, "augment": {"warp_factors": [1.0]}},
+        ],
+    },
+}
+
+
+def test_configuration_of_an_earlier_version(tmp_path, caplog):
+    plain = load_config(
+        ["--save_path", str(tmp_path), "--trainfunc", "combined", "--max_epoch", "2"]
+    ).config
+    saved = plain.model_dump()
+    del saved["training"]["save_path"]
+    for section, fields in OF_EARLIER_VERSIONS.items():
+        saved[section] |= fields
+    saved["loss"]["classification"] |= {"teacher": "", "teacher_weight": 1.0}
+    file = write(tmp_path, yaml.safe_dump(saved), "config.yaml")
+    config = load_config(["--config", file]).config
+    assert config.training.trackers == ["tensorboard"] and config.loss == plain.loss
+    assert config.training.stages[1].augment == {}
+    assert "loss.teacher: teacher.pt is ignored" in caplog.text
+    assert "augment.warp_factors: [1.0, 1.1] is ignored" in caplog.text
+    saved["training"]["save_path"] = str(tmp_path)
+    assert config_from_dict(saved) == config
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--augment.warp_factors", "[1.0, 1.1]"], r"augment\.warp_factors .*speed_factors"),
+        (["--loss.teacher", "cam.pt"], r"loss\.teacher was removed"),
+        (["--trainfunc", "combined", "--loss.metric", "{teacher: a.pt}"], r"loss\.metric\.teacher"),
+        (["--training.trackers", "[tensorboard, csv]"], r"csv .*metrics\.jsonl"),
+        (
+            ["--stages", "[{name: a, epochs: 1, augment: {warp_factors: [1.0]}}]"],
+            r"augment\.warp_factors",
+        ),
+    ],
+)
+def test_options_of_an_earlier_version_are_refused(words, named):
+    with pytest.raises(ConfigError, match=named):
+        load_config(words)
+
+
 def test_words_of_switches(tmp_path):
     file = write(
         tmp_path,
@@ -237,7 +288,7 @@ def test_defaults(tmp_path):
         values["loss"].items()
         >= {"name": "amsoftmax", "sharded": "auto", "margin": 0.1, "scale": 30.0}.items()
     )
-    for key, expected in CLASSIC_DEFAULTS.items():
+    for key, expected in DEFAULTS.items():
         section, field = key.split(".")
         # Defaults that AM-softmax and Adam do not take.
         if key not in {"loss.hard_probability", "loss.hard_rank", "optimizer.nesterov"}:
@@ -254,6 +305,14 @@ def test_defaults(tmp_path):
     )
     assert load_config(["--bf16"]).defaults.startswith("speakernet (")
     assert "--defaults voxceleb_trainer" in load_config(["--model", "ResNetSE34L"]).defaults
+
+
+def test_converted_configuration():
+    values = convert({"training.test_interval": 4, "loss.margin": 0.3})
+    assert values["loss.margin"] == 0.3 and values["data.batch_size"] == 200
+    # Its StepLR decays every test_interval epochs.
+    assert values["schedule.decay_interval"] == 4 and convert({})["schedule.decay_interval"] == 10
+    assert convert({"schedule.decay_interval": 7})["schedule.decay_interval"] == 7
 
 
 def test_defaults_of_a_foreign_checkpoint(tmp_path):

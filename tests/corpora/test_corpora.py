@@ -55,6 +55,7 @@ def test_librispeech(tmp_path):
             )
 
 
+@pytest.mark.slow
 def test_vctk(tmp_path):
     root = tmp_path / "VCTK-Corpus-0.92"
     for microphone in ("mic1", "mic2"):

@@ -216,6 +216,7 @@ def test_folder_beside_a_packed_corpus(tiny_corpus, corpora, where):
             made.load_state_dict({**state, "processes": 2, **changed})
 
 
+@pytest.mark.slow
 def test_report(tiny_corpus, corpora, tmp_path, caplog):
     caplog.set_level("INFO")
     changes = {

@@ -14,15 +14,9 @@ from hypothesis import strategies as st
 from speakernet.data.lists import StringTable, TrialList
 from speakernet.evaluation import figures as boot
 from speakernet.evaluation import metrics, scoring
-from speakernet.evaluation.calibration import (
-    REGULARIZATION,
-    AffineCalibration,
-    fit_calibration,
-    named_thresholds,
-    quality_columns,
-    quality_inputs,
-)
+from speakernet.evaluation.calibration import AffineCalibration, quality_columns, quality_inputs
 from speakernet.evaluation.figures import figures
+from speakernet.evaluation.fitting import REGULARIZATION, fit_calibration, named_thresholds
 from speakernet.evaluation.metrics import (
     cllr,
     eer,

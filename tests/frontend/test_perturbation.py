@@ -1,6 +1,4 @@
-"""SpecAugment, dither and vocal tracts: drawn by utterance, resumed, never in evaluation; values by
-hand.
-"""
+"""SpecAugment and dither: drawn by utterance, resumed, never in evaluation; values by hand."""
 
 import numpy as np
 import pytest
@@ -18,13 +16,11 @@ from speakernet.frontend.perturbation import (
     masked,
     normal_noise,
     place_stretches,
-    warped,
 )
 from speakernet.options import create
 from speakernet.random import KeyedRandom
 
 WITH_BANDS = [name for name in FEATURES if name != "raw"]
-FACTORS = (1.0, 0.9, 1.1)
 
 
 def random_of(rows, seed=0):
@@ -142,66 +138,6 @@ def test_distribution_of_dither():
     )
 
 
-@pytest.mark.parametrize("factor", [0.7, 0.9, 1.0, 1.1, 1.4])
-def test_warp(factor):
-    hertz = torch.linspace(0, 8000, 801, dtype=torch.float64)
-    moved = warped(hertz, factor, 16000)
-    assert moved[0] == 0 and moved[-1] == pytest.approx(8000) and (moved.diff() > 0).all()
-    # By hand: below the boundary (4800 Hz, or 4800 / factor if that is lower) frequencies are
-    # multiplied.
-    low = hertz <= 4800 * min(factor, 1) / factor
-    torch.testing.assert_close(moved[low], hertz[low] * factor)
-    assert int(low.sum()) == {0.7: 481, 0.9: 481, 1.0: 481, 1.1: 437, 1.4: 343}[factor]
-    assert moved[~low].diff(n=2).abs().max() < 1e-6
-
-
-@pytest.mark.parametrize("name", WITH_BANDS)
-def test_factors_by_utterance(name, speech):
-    plain = front_end(name)
-    warping = front_end(name)
-    warping.warp(FACTORS)
-    expected = plain(speech)
-    assert torch.equal(warping(speech), expected)
-    warping.tracts.take_warps(np.zeros(4, np.int64))
-    assert torch.equal(warping(speech), expected)
-    warping.tracts.take_warps(np.array([0, 1, 2, 0]))
-    mixed = warping(speech)
-    assert torch.equal(mixed[[0, 3]], expected[[0, 3]])
-    for row in (1, 2):
-        assert not torch.allclose(mixed[row], expected[row], atol=1e-2)
-        warping.tracts.take_warps(np.array([row]))
-        torch.testing.assert_close(
-            warping(speech[row : row + 1])[0], mixed[row], atol=1e-4, rtol=1e-4
-        )
-    warping.tracts.take_warps(np.zeros(3, np.int64))
-    with pytest.raises(ValueError, match=r"4 utterances, .* 3"):
-        warping(speech)
-    warping.tracts.take_warps(np.array([1, 1, 1, 1]))
-    assert torch.equal(warping.eval()(speech), plain.eval()(speech))
-
-
-@pytest.mark.parametrize("name", [one for one in WITH_BANDS if one != "mfcc"])
-@pytest.mark.parametrize("factor", [0.9, 1.1])
-def test_warped_tone(name, factor):
-    warping = front_end(name)
-    warping.warp((1.0, factor))
-
-    def loudest_band(hertz):
-        wave = 0.5 * torch.sin(2 * torch.pi * hertz * torch.arange(8000) / 16000)
-        return warping(wave.unsqueeze(0)).mean(dim=2).argmax()
-
-    for hertz in (700.0, 2000.0, 3500.0):
-        warping.tracts.take_warps(np.array([1]))
-        moved = loudest_band(hertz)
-        assert moved == loudest_band(hertz * factor) != loudest_band(hertz)
-
-
-def test_warps_need_bands():
-    raw = create(FEATURES["raw"], FEATURES["raw"].options(name="raw"), sample_rate=16000, seed=0)
-    with pytest.raises(ValueError, match=r"augment\.warp_factors"):
-        raw.warp(FACTORS)
-
-
 @pytest.mark.slow
 def test_draws_compile_in_one_piece(speech):
     """Announced numbers are inputs of the graph, so that neither dither nor masks break it."""
@@ -222,17 +158,7 @@ def test_draws_compile_in_one_piece(speech):
 
 
 @pytest.mark.slow
-def test_draws_of_compiled_code(speech):
-    compiled = front_end("log_mel")
-    plain = front_end("log_mel")
-    compiled.warp(FACTORS)
-    plain.warp(FACTORS)
-    keep_draws_eager(compiled)
-    run = torch.compile(compiled, backend="eager", dynamic=False)
-    for warps in ([0, 1, 2, 0], [0, 0, 0, 0], [2, 1, 1, 0]):
-        compiled.tracts.take_warps(np.array(warps))
-        plain.tracts.take_warps(np.array(warps))
-        torch.testing.assert_close(run(speech), plain(speech))
+def test_draws_of_compiled_code():
     masks = spec_augment()
     plain_masks = spec_augment()
     keep_draws_eager(masks)

@@ -72,7 +72,6 @@ ONE_DOOR = {
     "onnxruntime": {"inference"},
     # Importing it sets torch to one thread.
     "silero_vad": set(),
-    "pyannote": {"inference/who/errors.py"},
     "fastapi": {"inference"},
     "uvicorn": {"inference"},
 }

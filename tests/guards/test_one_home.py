@@ -28,6 +28,7 @@ COMMON_WORDS = {
     "score",
     "window",
     "normalize",
+    "speech",
 }
 
 

@@ -4,6 +4,7 @@ uncalibrated.
 
 import itertools
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 
 from speakernet.checkpoint import write_checkpoint
 from speakernet.cli import main
+from speakernet.data import speech
 from speakernet.data.audio import write_audio
 from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
@@ -109,3 +111,13 @@ def make_discriminant(net: SpeakerNet, voices: Path) -> None:
     with torch.no_grad():
         layer.weight.copy_(torch.from_numpy(weight))
         layer.bias.copy_(torch.from_numpy(-weight @ rows.mean(axis=0)))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def crude_voices_are_speech() -> Iterator[None]:
+    """silero-vad does not take the pulse trains of `tiny_voice` for speech; the detector by energy
+    does. tests/data/test_speech.py and tests with real speech name silero-vad.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(speech, "default_detector", lambda: speech.ENERGY)
+        yield

@@ -73,6 +73,7 @@ def test_adapted_embeddings(voices, uncalibrated, adapted):
     )
 
 
+@pytest.mark.slow
 def test_commands(voices, uncalibrated, adapted, tmp_path, capsys):
     model, a, b, c = (
         adapted / "plda.pt",
@@ -180,6 +181,72 @@ def test_choice_of_the_method(voices, uncalibrated, tmp_path, capsys):
     assert summary["licence"] == "MIT" and summary["adaptation"]["recordings"] == 59
 
 
+def few_files(folder, voices, num_speakers, num_files):
+    """Two or more recordings of each speaker, as paths by speaker."""
+    names = [(speaker, number) for speaker in range(num_speakers) for number in range(num_files)]
+    for speaker, number in names:
+        target = folder / f"s{speaker:02d}" / f"{number}.wav"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(voices / f"s{speaker:02d}/{number}.wav", target)
+    return folder
+
+
+def test_copies_count_once(voices, uncalibrated, tmp_path):
+    for number in range(60):
+        (tmp_path / "calls").mkdir(exist_ok=True)
+        shutil.copy(voices / "s00/0.wav", tmp_path / f"calls/{number:02d}.wav")
+    for method in ("auto", "mean", "whitening"):
+        with pytest.raises(
+            ValueError, match=r"only 1 usable recording of 60.*01\.wav: a copy of .*00\.wav"
+        ):
+            adapt(
+                uncalibrated,
+                [tmp_path / "calls"],
+                out=tmp_path / "new.pt",
+                method=method,
+                device="cpu",
+            )
+    verifier = speakernet.load(uncalibrated, "cpu")
+    embeddings = np.repeat(verifier.embed(str(voices / "s00/0.wav")), 60, axis=0)
+    names = [f"{number}.wav" for number in range(60)]
+    np.savez(
+        tmp_path / "e.npz", names=names, embeddings=embeddings, fingerprint=verifier.fingerprint
+    )
+    with pytest.raises(ValueError, match="only 1 usable recording of 60"):
+        adapt(uncalibrated, [tmp_path / "e.npz"], out=tmp_path / "new.pt", device="cpu")
+    assert not (tmp_path / "new.pt").exists()
+    # A copy beside enough others is left out, and said.
+    folder = few_files(tmp_path / "more", voices, 12, 2)
+    shutil.copy(folder / "s00/0.wav", folder / "s11/9.wav")
+    found = adapt(uncalibrated, [folder], out=tmp_path / "new.pt", method="mean", device="cpu")
+    assert found.num_recordings == 24
+    assert any("s11/9.wav: a copy of" in note for note in found.notes)
+
+
+def test_noise_is_no_domain(uncalibrated, tmp_path):
+    for number in range(30):
+        hiss = 0.1 * np.random.default_rng(number).standard_normal(48000).astype(np.float32)
+        write_audio(tmp_path / f"calls/{number}.wav", hiss, 16000)
+    with pytest.raises(ValueError, match=r"only 0 usable recordings of 30.*no speech"):
+        adapt(uncalibrated, [tmp_path / "calls"], out=tmp_path / "new.pt", device="cpu")
+    assert not (tmp_path / "new.pt").exists()
+
+
+def test_sessions_of_one_speaker_alone_do_not_decide(voices, uncalibrated, tmp_path):
+    folder = few_files(tmp_path / "calls", voices, 12, 3)
+    with (tmp_path / "who.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["path", "speaker", "session"])
+        for path in sorted(folder.glob("*/*.wav")):
+            speaker = path.parent.name
+            writer.writerow([path, speaker, path.stem if speaker == "s00" else "one"])
+    notes = []
+    verifier = speakernet.load(uncalibrated, "cpu")
+    domain = embedded(verifier, [str(folder)], tmp_path / "who.csv", notes)
+    assert (domain.who[1] == -1).all()
+    assert any(note.startswith("1 of 12 speakers") for note in notes)
+
+
 def test_cross_validation():
     random = np.random.default_rng(0)
     who = np.stack([np.repeat(np.arange(20), 4), np.repeat(np.arange(40), 2)])
@@ -272,7 +339,7 @@ def test_telephones(voices, tmp_path, monkeypatch, capsys):
         "labels of others": "names none",
         "embeddings of another model": "different model",
         "embeddings of an adapted model": "an adapted model",
-        "the model itself": "the model itself",
+        "the model itself": "would overwrite",
         "no labels": "--labels",
         "coral alone": "--out-of-domain",
     }.items(),
@@ -287,7 +354,8 @@ def test_refusals(voices, uncalibrated, adapted, tmp_path, capsys, case, words):
         for copy in range(1 if case == "one recording" else 5):
             target = calls / name.split("/")[0] / f"{name[-1]}_{copy}.wav"
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(voices / f"{name}.wav", target)
+            # Another level for each: a copy would not count.
+            write_audio(target, (1 - copy / 10) * read_audio(voices / f"{name}.wav"), 16000)
             if case == "silence":
                 write_audio(target, np.zeros(16000, np.float32), 16000)
     if case in ("one speaker", "few speakers"):

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from speakernet.data.lists import StringTable, TrialList
-from speakernet.evaluation.calibration import fit_scores, quality_columns, quality_inputs
+from speakernet.evaluation.calibration import quality_columns, quality_inputs
+from speakernet.evaluation.fitting import fit_scores
 from speakernet.evaluation.scoring import WHOLE, verifying_backend
 from speakernet.inference.decision import DecisionRule, NotCalibratedError
 from speakernet.inference.verifier import SpeakerVerifier, enroll, identify

@@ -193,6 +193,7 @@ def test_kill(path):
     store.enroll("after", voice(1))
 
 
+@pytest.mark.slow
 @needs_fork
 def test_simultaneous_enrolments(path):
     def enrol() -> None:
@@ -334,13 +335,48 @@ def test_authenticated_names(path, is_old):
         *(f"UPDATE people SET name = '{name}' WHERE id = {person}" for name, person in renames),
     )
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
-        for row, person, content in connection.execute(
-            "SELECT id, person, embedding FROM recordings"
-        ).fetchall():
-            checksum = zlib.crc32(content, zlib.crc32(b"Bo" if person == 1 else b"Ada"))
+        columns = "SELECT id, person, embedding, weight, digest FROM recordings"
+        for row, person, content, weight, digest in connection.execute(columns).fetchall():
+            name = "Bo" if person == 1 else "Ada"
+            forged = people._place(
+                person, people.StoredRecording(name, np.empty(0), weight, digest=digest)
+            )
+            checksum = zlib.crc32(content, zlib.crc32(forged))
             connection.execute("UPDATE recordings SET checksum = ? WHERE id = ?", [checksum, row])
     with pytest.raises(StoreKeyError):
         store.identify(voice(5))
+
+
+def test_a_changed_weight_is_noticed(path):
+    store = opened(path)
+    store.enroll("Ada", voice(1, 2), [3.0, 1.0])
+    run_sql(path, "UPDATE recordings SET weight = 3.0000000000000004 WHERE id = 1")
+    with pytest.raises(StoreError, match="Ada"):
+        store.identify(voice(1)[0])
+
+
+@pytest.mark.parametrize("weight", ["0", "-1", "9e999"])
+def test_stores_of_0_3(path, weight):
+    """Their checksums cover only embedding and name; the next enrolment renews them."""
+    store = opened(path)
+    store.enroll("Ada", voice(1, 2), [3.0, 1.0], [{"digest": "a"}, {"digest": "b"}])
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        for row, content in connection.execute("SELECT id, embedding FROM recordings").fetchall():
+            checksum = zlib.crc32(content, zlib.crc32(b"Ada"))
+            connection.execute("UPDATE recordings SET checksum = ? WHERE id = ?", [checksum, row])
+        connection.execute("PRAGMA user_version = 2")
+    assert [one.weight for one in store.recordings()] == [3.0, 1.0]
+    store.enroll("Bo", voice(2))
+    assert [one.weight for one in opened(path).recordings("Ada")] == [3.0, 1.0]
+    run_sql(path, "UPDATE recordings SET weight = 2 WHERE id = 1")
+    with pytest.raises(StoreError, match="Ada"):
+        store.recordings()
+    # No weight of an old store is used that an enrolment could not have written.
+    run_sql(
+        path, f"UPDATE recordings SET weight = {weight} WHERE id = 1", "PRAGMA user_version = 2"
+    )
+    with pytest.raises(StoreError):
+        store.recordings()
 
 
 @with_and_without_key

@@ -31,9 +31,9 @@ def noise(level):
 def test_seconds_of_speech():
     found = inspect_recording(speech(), sample_rate=RATE)
     assert found.warnings == ()
-    assert found.seconds == 4.0 and found.speech_seconds == pytest.approx(3.0, abs=0.4)
+    assert found.seconds == 4.0 and found.speech_seconds == pytest.approx(3.8, abs=0.2)
     half = np.concatenate([speech(2.0), np.zeros(10 * RATE, np.float32)])
-    assert inspect_recording(half, sample_rate=RATE).speech_seconds == pytest.approx(1.5, abs=0.3)
+    assert inspect_recording(half, sample_rate=RATE).speech_seconds == pytest.approx(1.8, abs=0.2)
 
 
 @pytest.mark.parametrize(
@@ -42,13 +42,12 @@ def test_seconds_of_speech():
         (speech(1.0), RATE, "too short"),
         (np.clip(40 * speech(), -1, 1), RATE, "clipped"),
         (speech() + noise(0.02), RATE, "noisy"),
-        (noise(0.1), RATE, "no speech was found in 4.00 s"),
+        (noise(0.1), RATE, "no speech: none was found in 4.00 s"),
         (
             0.1 * np.sin(np.arange(4 * RATE) / 9).astype(np.float32),
             RATE,
-            "no speech was found in 4.00 s",
+            "no speech: none was found in 4.00 s",
         ),
-        (speech(rate=8000), 8000, "band-limited"),
     ],
 )
 def test_warnings(audio, rate, expected):

@@ -19,6 +19,7 @@ def blocks(page: Path, language: str) -> list[str]:
     )
 
 
+@pytest.mark.slow
 def test_commands_and_examples(repository, voices, uncalibrated, tmp_path, monkeypatch, capsys):
     page = repository / "docs" / "use.md"
     monkeypatch.chdir(tmp_path)

@@ -2,6 +2,10 @@
 bad input.
 """
 
+import os
+import subprocess
+import sys
+import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -60,6 +64,108 @@ def test_arrays_and_tensors(verifier, model_path):
     head = torch.nn.Linear(8, 2)
     head(tensor).sum().backward()
     assert head.weight.grad is not None and not tensor.requires_grad
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda tensor: tensor.double(),
+        lambda tensor: tensor.to_sparse(),
+        lambda tensor: tensor[:, None].to_sparse_csr(),
+        lambda tensor: tensor.clone().requires_grad_(),
+        lambda tensor: (-1j * torch.complex(torch.zeros_like(tensor), tensor)).conj().conj().real,
+    ],
+)
+def test_kinds_of_tensor(verifier, convert):
+    plain = torch.from_numpy(voice())
+    found = verifier.embed(convert(plain), sample_rate=16000)
+    np.testing.assert_allclose(
+        found.numpy(), verifier.embed(voice(), sample_rate=16000), **ROUNDING
+    )
+
+
+def test_coarse_tensors(verifier):
+    """A tensor in bfloat16 is the float32 tensor that it was rounded to."""
+    for kind in (torch.bfloat16, torch.float16):
+        coarse = torch.from_numpy(voice()).to(kind)
+        found = verifier.embed(coarse, sample_rate=16000)
+        np.testing.assert_array_equal(found, verifier.embed(coarse.float(), sample_rate=16000))
+        embedding = found.to(kind)
+        assert verifier.compare(embedding, embedding) == pytest.approx(1.0, abs=1e-3)
+    features = torch.rand(2, 50, MELS).to(torch.bfloat16)
+    np.testing.assert_array_equal(
+        verifier.embed_features(features), verifier.embed_features(features.float())
+    )
+
+
+def test_tensors_without_values(verifier):
+    meta = torch.empty(16000, device="meta")
+    for call in (
+        lambda: verifier.embed(meta, sample_rate=16000),
+        lambda: verifier.compare(meta, meta),
+        lambda: verifier.embed_features(torch.empty(1, 50, MELS, device="meta")),
+        lambda: verifier.stream(16000).add(meta),
+    ):
+        with pytest.raises(AudioError, match="meta"):
+            call()
+
+
+def test_rates_as_text(verifier):
+    expected = verifier.embed(voice(), sample_rate=8000)
+    for rate in ("8000", 8000.0, np.int64(8000), torch.tensor(8000)):
+        np.testing.assert_array_equal(verifier.embed(voice(), sample_rate=rate), expected)
+    for rate in ("8 kHz", "", 0, -1, 8000.5, float("nan"), [8000, 8000], object()):
+        with pytest.raises(AudioError, match="sample_rate"):
+            verifier.embed(voice(), sample_rate=rate)
+
+
+def test_numbers_that_cannot_be_compared(verifier):
+    embedding = verifier.embed(voice(), sample_rate=16000)
+    for number in (np.nan, np.inf):
+        with pytest.raises(ValueError, match="NaN or infinite"):
+            verifier.compare(np.full(8, number), embedding)
+
+
+def test_another_default_type_of_torch(verifier, model_path):
+    expected = verifier.embed(voice(), sample_rate=16000)
+    torch.set_default_dtype(torch.float64)
+    try:
+        for one in (verifier, speakernet.load(model_path, "cpu")):
+            np.testing.assert_array_equal(one.embed(voice(), sample_rate=16000), expected)
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("is_used", [False, True])
+def test_forked_process(model_path, is_used):
+    """Two threads of torch in the parent; the child has none of them, and would wait for them
+    forever.
+    """
+    code = f"""
+        import os, sys, numpy as np, torch, speakernet
+        torch.set_num_threads(2)
+        verifier = speakernet.load({str(model_path)!r}, "cpu")
+        clip = (0.1 * np.random.default_rng(0).standard_normal(48000)).astype(np.float32)
+        expected = verifier.embed(clip, sample_rate=16000) if {is_used} else None
+        torch.ones(1000, 1000) @ torch.ones(1000, 1000)
+        child = os.fork()
+        if not child:
+            found = verifier.embed(clip, sample_rate=16000)
+            is_right = torch.get_num_threads() == 1 and np.isfinite(found).all()
+            if expected is not None:
+                is_right &= np.allclose(found, expected, atol=1e-5)
+            os._exit(0 if is_right else 3)
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) or torch.get_num_threads() != 2)
+    """
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+    }
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    assert subprocess.run(command, env=environment, timeout=120, check=False).returncode == 0
 
 
 def test_integers_channels_and_rates(verifier, tmp_path):
@@ -222,10 +328,8 @@ def test_mean(model_path, tmp_path):
 
 
 def test_verify(verifier, tmp_path):
-    write_audio(tmp_path / "a.wav", voice(32000), 16000)
-    decision = verifier.verify(
-        tmp_path / "a.wav", voice(32000)[::2], sample_rate=8000, threshold=-1
-    )
+    write_audio(tmp_path / "a.wav", sound(2), 16000)
+    decision = verifier.verify(tmp_path / "a.wav", sound(2)[::2], sample_rate=8000, threshold=-1)
     assert (
         decision.same_speaker
         and decision.false_accept_rate is None
@@ -265,7 +369,9 @@ def test_streams(verifier, chunk):
         embedding = verifier.embed(samples[: int(state.seconds * 16000)], sample_rate=16000)
         np.testing.assert_allclose(state.embedding, embedding, atol=1e-6)
         assert state.score == pytest.approx(verifier.compare(embedding, enrolled), abs=1e-6)
-        assert state.decision == verifier.decide(state.score, threshold=0.5)
+        assert state.decision == verifier.decide(
+            state.score, threshold=0.5, speech_seconds=state.speech_seconds
+        )
     last = stream.finish()
     assert last.seconds == 3.5
     np.testing.assert_allclose(
@@ -323,5 +429,5 @@ def test_bad_streams(verifier):
             stream.add(chunk)
     assert stream.seconds == 0
     stream.add(np.zeros(20, dtype=np.float32))
-    with pytest.raises(AudioError, match="too short"):
+    with pytest.raises(AudioError, match="no speech was found"):
         stream.finish()

@@ -1,6 +1,4 @@
-"""Who speaks when: speech, clusters, turns, names, files and error rates; synthetic voices, results
-by hand.
-"""
+"""Who speaks when: speech, clusters, turns, names and files; synthetic voices, results by hand."""
 
 import io
 import json
@@ -14,9 +12,10 @@ from speakernet.cli import main
 from speakernet.data import speech
 from speakernet.data.audio import write_audio
 from speakernet.inference.recordings import open_recording
-from speakernet.inference.who import conversation, files, live
-from speakernet.inference.who.clustering import cluster
+from speakernet.inference.who import conversation, live
+from speakernet.inference.who.clustering import cluster, cluster_up_to
 from speakernet.inference.who.conversation import Turn, sections
+from speakernet.inference.who.enrolment import enroll_speaker, speaker_called
 
 VOICES = (0, 9, 5)
 ORDER = (0, 1, 2, 0, 2, 1, 0, 1, 2)
@@ -88,8 +87,9 @@ def test_turns_and_names(meeting, calibrated, tmp_path):
     starts = np.arange(len(ORDER)) * (TURN_SECONDS + PAUSE_SECONDS) + PAUSE_SECONDS
     assert np.abs([turn.start for turn in found.turns] - starts).max() < 0.3
     people = verifier.people(tmp_path / "people.db")
-    assert conversation.enroll_speaker(people, found, "speaker 1", "Ada") == 1
-    assert conversation.enroll_speaker(people, found, "speaker 2", "Bo") == 1
+    for label, name in (("speaker 1", "Ada"), ("speaker 2", "Bo")):
+        done = enroll_speaker(verifier, people, found, speaker_called(found, label), name)
+        assert (done.name, done.added, done.total) == (name, 1, 1)
     named = verifier.who(meeting / "meeting.wav", people, num_speakers=3)
     assert order_of(named) == [["Ada", "Bo", "speaker 3"][one] for one in ORDER]
     assert [one.posterior is None for one in named.speakers] == [False, False, True]
@@ -215,75 +215,6 @@ def test_overlaps():
     assert found == [Turn(0.0, 3.2, "a"), Turn(2.8, 3.7, "b"), Turn(3.3, 6.5, "a")]
 
 
-def test_error_rates(tmp_path, capsys):
-    def written(name, *turns):
-        lines = (
-            f"SPEAKER {file} 1 {a} {b - a} <NA> <NA> {who} <NA> <NA>" for file, a, b, who in turns
-        )
-        (tmp_path / name).write_text("\n".join(lines) + "\n")
-        return str(tmp_path / name)
-
-    true = written("true.rttm", ("x", 0, 10, "a"), ("x", 8, 16, "b"), ("y", 0, 4, "c"))
-    # 22 s of speech: 1 s missed in x (half of the overlap), 2 s of false alarm in y, 1 s of b
-    # attributed to a.
-    ours = written(
-        "ours.rttm", ("x", 0, 10, "1"), ("x", 9, 15, "2"), ("x", 15, 16, "1"), ("y", 0, 6, "1")
-    )
-    nothing = written("nothing.rttm", ("x", 0, 0, "1"), ("y", 0, 0, "1"))
-    assert main(["der", true, ours, nothing, "--each"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    of_all, of_x, of_y = (np.array(line.split()[1:6], dtype=float) for line in lines[1:4])
-    assert of_all[:4] == pytest.approx([400 / 22, 100 / 22, 200 / 22, 100 / 22], abs=0.006)
-    assert of_x[:4] == pytest.approx([200 / 18, 100 / 18, 0, 100 / 18], abs=0.006)
-    assert of_y == pytest.approx([50, 0, 50, 0, 100 / 3], abs=0.006)
-    # Shared by reference and hypothesis: 10 of 11 s of a, 6 of 8 s of b.
-    assert of_x[4] == pytest.approx(100 * (1 / 11 + 2 / 8) / 2, abs=0.006)
-    assert float(lines[5].split()[1]) == 100 and "against" in lines[-1]
-    # Two recordings give no interval, five do.
-    assert "at least 5" in lines[-1] and "significant" not in lines[-1]
-    five = [
-        written(f"{name}.rttm", *[(str(n), 0, 4 + n * more, "a") for n in range(5)])
-        for name, more in (("p", 0), ("q", 1))
-    ]
-    assert main(["der", five[0], *five]) == 0
-    assert "significant" in capsys.readouterr().out.splitlines()[-1]
-    (tmp_path / "only.uem").write_text("x 1 0 8\ny 1 0 4\n")
-    assert main(["der", true, ours, "--uem", str(tmp_path / "only.uem")]) == 0
-    assert float(capsys.readouterr().out.splitlines()[1].split()[1]) == 0
-    (tmp_path / "bad.rttm").write_text("SPEAKER x 1 zero 1 <NA> <NA> a <NA> <NA>\n")
-    (tmp_path / "lacks.uem").write_text("x 1 0 8\n")
-    (tmp_path / "back.uem").write_text("x 1 0 8\ny 1 4 0\n")
-    (tmp_path / "empty.rttm").write_text("")
-    for words, part in {
-        (true, str(tmp_path / "bad.rttm")): "line 1",
-        (true, ours, "--draws", "0"): "--draws 0",
-        (true, ours, "--collar", "-1"): "--collar -1",
-        (true, ours, "--collar", "100"): "100 s",
-        (true, ours, "--uem", str(tmp_path / "lacks.uem")): "for y",
-        (true, ours, "--uem", str(tmp_path / "back.uem")): "line 2",
-        (true, ours, "--uem", str(tmp_path / "none.uem")): "UEM",
-        (true, str(tmp_path / "none.rttm")): "none.rttm",
-        (true, str(tmp_path / "empty.rttm")): "empty",
-    }.items():
-        assert main(["der", *words]) == 1, words
-        err = capsys.readouterr().err
-        assert part in err and "Traceback" not in err, err
-
-
-def test_transcripts(tmp_path):
-    turns = [Turn(0.0, 2.0, "Ada"), Turn(2.5, 4.0, "Bo")]
-    (tmp_path / "a.srt").write_text(
-        "1\n00:00:00,500 --> 00:00:01,000\nhello\n\n2\n00:00:03,000 --> 00:00:03,500\nyes\n"
-    )
-    named = files.named_transcript(files.read_transcript(tmp_path / "a.srt"), turns)[".srt"]
-    assert "Ada: hello" in named and "Bo: yes" in named and named.count("-->") == 2
-    (tmp_path / "a.json").write_text(
-        '{"segments": [{"start": 0, "end": 4, "words": [{"word": "so", "start": 3, "end": 4}]}]}'
-    )
-    (text,) = files.named_transcript(files.read_transcript(tmp_path / "a.json"), turns).values()
-    assert json.loads(text)["segments"][0]["words"][0]["speaker"] == "Bo"
-
-
 def test_pipe(meeting, calibrated, monkeypatch, capsys):
     class Pipe:
         buffer = io.BytesIO((meeting / "meeting.wav").read_bytes())
@@ -315,3 +246,86 @@ def test_each_name_goes_to_one_voice():
 def test_equal_windows_are_one_speaker():
     units = np.tile(np.eye(4, dtype=np.float32)[:1], (5, 1))
     assert cluster(units).max() == 0 and cluster(units, num_speakers=2).max() == 0
+
+
+def test_unknown_keywords(meeting, calibrated):
+    verifier = speakernet.load(calibrated, "cpu")
+    for keyword in ("speakers", "far", "sampel_rate"):
+        with pytest.raises(TypeError, match=keyword):
+            verifier.who(meeting / "meeting.wav", **{keyword: 5})
+
+
+def voices_around(count, windows_each):
+    """Windows of `count` voices in turn, as unit vectors that hardly vary, (windows, 24)."""
+    rows = np.repeat(np.eye(24)[:count], windows_each, axis=0)
+    rows = rows + 0.05 * np.random.default_rng(0).standard_normal(rows.shape)
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def test_more_voices_than_the_bound():
+    for count, bound, has_more in (
+        (12, 10, True),
+        (10, 10, False),
+        (11, 10, True),
+        (3, 10, False),
+        (2, 1, True),
+    ):
+        labels, more = cluster_up_to(
+            voices_around(count, 12), num_speakers=None, max_speakers=bound
+        )
+        assert (more, labels.max() + 1) == (has_more, min(count, bound)), count
+    # A number that was given is no bound.
+    labels, more = cluster_up_to(voices_around(12, 12), num_speakers=4, max_speakers=10)
+    assert labels.max() == 3 and not more
+
+
+def test_the_bound_is_named(meeting, calibrated, caplog):
+    verifier = speakernet.load(calibrated, "cpu")
+    assert len(verifier.who(meeting / "meeting.wav", max_speakers=2).speakers) == 2
+    (record,) = [one for one in caplog.records if one.levelname == "WARNING"]
+    assert "--max-speakers" in record.getMessage() and "more than 2" in record.getMessage()
+    caplog.clear()
+    verifier.who(meeting / "meeting.wav", num_speakers=2)
+    assert not [one for one in caplog.records if one.levelname == "WARNING"]
+
+
+def test_enrolment_is_checked(meeting, calibrated, tmp_path, caplog, capsys):
+    model = str(calibrated)
+    audio = str(meeting / "meeting.wav")
+    store = tmp_path / "people.db"
+    words = ["who", audio, "--model", model, "--store", str(store), "--speakers", "3"]
+    # Two voices under one name, then a known voice under another name.
+    assert main([*words, "--enroll", "speaker 1=Ada", "--enroll", "speaker 2=Ada"]) == 0
+    (warning,) = [
+        one.getMessage()
+        for one in caplog.records
+        if one.levelname == "WARNING" and "Ada" not in one.msg
+    ][-1:]
+    assert "speaker 2" in warning and "other recordings" in warning
+    verifier = speakernet.load(calibrated, "cpu")
+    store.unlink()
+    assert main([*words, "--enroll", "speaker 1=Ada"]) == 0
+    caplog.clear()
+    assert main([*words, "--enroll", "Ada=Bo"]) == 0
+    assert any("'Ada'" in one.getMessage() for one in caplog.records if one.levelname == "WARNING")
+    assert [one.name for one in verifier.people(store).people()] == ["Ada", "Bo"]
+    # The same voice again is skipped.
+    caplog.clear()
+    assert main([*words, "--enroll", "speaker 1=Ada"]) == 0
+    assert any("already enrolled" in one.getMessage() for one in caplog.records)
+    assert [one.recordings for one in verifier.people(store).people()] == [1, 1]
+
+
+def test_nothing_is_enrolled_without_output(meeting, calibrated, tmp_path, capsys):
+    words = ["who", str(meeting / "meeting.wav"), "--model", str(calibrated), "--speakers", "3"]
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    for number, more in enumerate(
+        (["--enroll", "speaker 9=Zoe"], ["--enroll", "speaker 1=Zoe", "--out", str(blocked)])
+    ):
+        store = tmp_path / f"{number}.db"
+        assert main([*words, *more, "--store", str(store)]) == 1
+        assert not store.exists() and capsys.readouterr().out == ""
+    # The output is there even if the store cannot be written.
+    assert main([*words, "--enroll", "speaker 1=Zoe", "--store", str(blocked / "people.db")]) == 1
+    assert capsys.readouterr().out.count("SPEAKER") == len(ORDER)

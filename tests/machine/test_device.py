@@ -2,13 +2,7 @@
 process.
 """
 
-import json
 import logging
-import mmap
-import os
-import platform
-import subprocess
-import sys
 import threading
 import time
 
@@ -18,7 +12,6 @@ import torch
 from speakernet.config import load_config
 from speakernet.machine import device
 from speakernet.machine.device import choose_device, find_device
-from speakernet.machine.memory import HUGE_PAGES
 from speakernet.machine.options import MachineOptions
 from speakernet.machine.settings import many_shapes, optimize_torch_settings
 from speakernet.machine.threads import in_lanes, lanes_of
@@ -159,57 +152,6 @@ def test_tf32_only_for_convolutions(tf32, monkeypatch):
 def test_bad_settings(options, message):
     with pytest.raises(ValueError, match=message):
         applied(**options)
-
-
-SCRIPTS = [
-    "given_back = faults(4, 64)\n"
-    "assert keep_freed_memory()\n"
-    # Small allocations fragment the freed memory, and the heap grows again; up to six times was
-    # seen.
-    "faults(32, 64)\n"
-    "kept = faults(4, 64)\n"
-    "release_freed_memory()\n"
-    "print(given_back, kept, faults(1, 64))\n",
-    "assert keep_freed_memory(keeps=False)\nfaults(8, 24)\nprint(faults(4, 24))\n",
-]
-"""Memory kept and returned; `faults(times, mebibytes)` counts the page faults of tensors created
-and freed."""
-
-OWNER = """
-import json, os, resource, sys, torch
-from speakernet.machine.memory import keep_freed_memory, release_freed_memory
-
-def faults(times, mebibytes):
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(times):
-        torch.ones(mebibytes, 512, 512)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-for script in json.loads(sys.argv[1]):
-    process = os.fork()
-    if not process:
-        exec(script)
-        sys.stdout.flush()
-        os._exit(0)
-    assert os.waitpid(process, 0)[1] == 0
-"""
-
-
-@pytest.mark.skipif(
-    platform.libc_ver()[0] != "glibc", reason="memory is kept and given back with glibc only"
-)
-def test_page_faults():
-    """In forks of a fresh process, without huge pages, each of which would be one fault."""
-    command = [sys.executable, "-c", OWNER, json.dumps(SCRIPTS)]
-    environment = {**os.environ, HUGE_PAGES: "0"}
-    result = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    (given_back, kept, released), (returned,) = (
-        [int(number) / (2**20 // mmap.PAGESIZE) for number in line.split()]
-        for line in result.stdout.splitlines()
-    )
-    assert given_back >= 4 * 64 and kept < 64 / 4 and released > 64 / 2
-    # By default the C library usually keeps tensors of up to 32 MiB once it has freed one.
-    assert returned >= 4 * 24
 
 
 def test_order_bounds_and_threads():

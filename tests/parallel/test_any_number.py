@@ -20,10 +20,9 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from speakernet.assembly.runs import score_experiment, train_experiment
-from speakernet.checkpoint import read_own_checkpoint, write_checkpoint
+from speakernet.checkpoint import read_own_checkpoint
 from speakernet.config import load_config
 from speakernet.data.audio import write_audio
-from speakernet.models.model_file import model_file_contents
 from speakernet.parallel import distributed
 from speakernet.training import progress
 from speakernet.training.progress import Interrupted
@@ -31,7 +30,6 @@ from speakernet.training.step import TrainingStep
 from speakernet.training.trainer import Trainer
 from tests.outcomes import numbers
 from tests.parallel.several import in_several
-from tests.small_networks import small_network
 from tests.tiny_recipe import write_recipe
 
 pytestmark = pytest.mark.slow
@@ -204,54 +202,6 @@ def test_resuming(tiny_corpus, tmp_path):
         assert "data.batch_size" in one["small"] and "3 processes" in one["small"]
     assert "3 processes, which get 1 or 2 each" in of_three[0]["logged"]
     assert of_three[0]["logged"].count("resumed from") == 2
-
-
-def train_with_teachers() -> None:
-    """Runs with a teacher of recordings and of crops, in all processes."""
-    for source in ("recordings", "crops"):
-        name = f"{source}-{distributed.world_size()}"
-        train_experiment(
-            load_config(
-                ["--config", "run.yaml", "--save_path", name, "--loss.teacher_input", source]
-            )
-        )
-
-
-def test_teacher(tiny_corpus, tmp_path, monkeypatch):
-    net = small_network("ResNet")
-    write_checkpoint(tmp_path / "teacher.pt", model_file_contents(net, loss_normalizes=True))
-    change = {
-        "loss": {"teacher": "teacher.pt", "teacher_weight": 3.0, "sharded": "off"},
-        "training": {"max_epochs": 1},
-    }
-    # Perturbed voices have no teacher, and their number in a batch differs between processes.
-    change |= {
-        "frontend": {"spec_augment": False},
-        "augment": {"enabled": True, "speed_factors": [0.9, 1.0, 1.1]},
-    }
-    write_recipe(tmp_path / "run.yaml", tiny_corpus, tmp_path / "unused", CHANGES, change)
-    in_several(__file__, "train_with_teachers", tmp_path)
-    monkeypatch.chdir(tmp_path)
-    train_with_teachers()
-    for source in ("recordings", "crops"):
-        one, two = (tmp_path / f"{source}-{count}" for count in (1, 2))
-        losses = [
-            [row["loss"] for row in numbers(run / "metrics.jsonl") if row["kind"] == "step"]
-            for run in (one, two)
-        ]
-        assert len(losses[0]) == STEPS_OF_EPOCH
-        np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5, err_msg=source)
-        translations = [
-            read_own_checkpoint(run / "last.pt")["training"]["loss"] for run in (one, two)
-        ]
-        torch.testing.assert_close(
-            *(found["teacher.translate.weight"] for found in translations), atol=1e-5, rtol=1e-4
-        )
-    kept = [
-        np.load(tmp_path / f"recordings-{count}" / "embeddings" / "teacher.whole.npz")
-        for count in (1, 2)
-    ]
-    assert all(np.array_equal(kept[0][name], kept[1][name]) for name in kept[0])
 
 
 def outcome(run: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:

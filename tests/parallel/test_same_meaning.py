@@ -17,8 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from speakernet.assembly.teaching import Teacher
-from speakernet.losses.options import LOSSES, LossOptions
+from speakernet.losses.options import LOSSES
 from speakernet.losses.sharded import shard
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.options import create, options_of
@@ -63,8 +62,6 @@ class Case:
     has_no_whole: bool = False
     """Whether each process holds a shard of everything (`runtime.parallel: fsdp`)."""
     optimizer: str = "sgd"
-    teacher_dim: int = 0
-    """Dimensions of a teacher's embeddings; 0: no teacher."""
     freezes: bool = False
     """Whether the last layer is frozen after the second step."""
 
@@ -93,9 +90,7 @@ CASES = {
         "triplet", per_speaker=2, accumulation=2, gradient_cache=True, has_no_whole=True, poisoned=1
     ),
     "fsdp, adamw": Case("amsoftmax", has_no_whole=True, optimizer="adamw"),
-    "fsdp, teacher, frozen layer": Case(
-        "aamsoftmax", has_no_whole=True, teacher_dim=4, freezes=True
-    ),
+    "fsdp, frozen layer": Case("aamsoftmax", has_no_whole=True, freezes=True),
     "a step that is undone, shared head": Case("amsoftmax", poisoned=1, is_sharded=True),
 }
 
@@ -114,11 +109,6 @@ class Share:
     def draw_rows(self) -> np.ndarray:
         """The rows: no utterance is repeated."""
         return self.indices.numpy()
-
-    @property
-    def warps(self) -> np.ndarray:
-        """A vocal tract for each speaker, the same in any process."""
-        return self.labels.numpy() % 3
 
 
 def batch_of(case: Case, number: int) -> Share:
@@ -150,10 +140,6 @@ def build(case: Case) -> tuple[nn.Module, nn.Module, TrainingStep]:
     )
     options = options_of(LOSSES, case.loss, dict(case.loss_options), "loss")
     loss = create(LOSSES[case.loss], options, embedding_dim=8, num_classes=CLASSES, seed=5)
-    if case.teacher_dim:
-        kept = torch.randn(50 * STEPS, case.teacher_dim, generator=torch.Generator().manual_seed(6))
-        loss.teacher = Teacher(LossOptions(), 8, kept, num_speakers=CLASSES)
-    net.front_end.warp((1.0, 0.9, 1.1))
     net.train()
     if case.is_frozen:
         for module in net.modules():

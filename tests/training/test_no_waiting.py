@@ -13,11 +13,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from speakernet.assembly.teaching import Teacher
 from speakernet.data.opening import open_source
 from speakernet.evaluation.embedding import embed_utterances
 from speakernet.evaluation.options import EvaluationOptions
-from speakernet.losses.options import LOSSES, LossOptions
+from speakernet.losses.options import LOSSES
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.options import create, options_of
 from speakernet.training.optimizers import create_optimizer
@@ -105,14 +104,12 @@ def step_of(net, loss, per_speaker, device):
         ("aamsoftmax", {"num_mels": 24}, 0, 0),
         ("aamsoftmax", VARIED, 1, 1),
         ("triplet", {"num_mels": 24}, 1, 0),
-        ("aamsoftmax with a teacher", {"num_mels": 24}, 1, 0),
     ],
 )
 def test_training_step(monkeypatch, loss, front_end, copies, made, device):
     """The only copies are small and queued: the draws of dither and masks together, the triplets'
-    draws, a teacher's embeddings.
+    draws.
     """
-    loss, _, teacher = loss.partition(" with ")
     per_speaker = LOSSES[loss].options().min_utterances
     labels = torch.arange(3).repeat_interleave(per_speaker)
     rows = torch.arange(len(labels))
@@ -126,8 +123,6 @@ def test_training_step(monkeypatch, loss, front_end, copies, made, device):
     head = create(
         LOSSES[loss], options_of(LOSSES, loss, {}, "loss"), embedding_dim=8, num_classes=6, seed=5
     )
-    if teacher:
-        head.teacher = Teacher(LossOptions(), 8, torch.randn(len(labels), 4), num_speakers=6)
     # Autocast does not support this device, and has no effect without mixed precision.
     monkeypatch.setattr(torch, "autocast", lambda *kind, **options: contextlib.nullcontext())
     step = step_of(on_device(net, device).train(), on_device(head, device), per_speaker, device)

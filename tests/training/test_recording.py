@@ -314,7 +314,6 @@ def test_trainer(tmp_path):
         ({"gradient_cache": True}, "cache"),
         ({"ranks": SimpleNamespace()}, "processes"),
         ({"is_sharded": True}, "sharded"),
-        ({"_warping": [1]}, "host"),
     ],
 )
 def test_reasons(changes, reason):
@@ -331,6 +330,9 @@ def test_reasons(changes, reason):
 def test_reasons_of_options():
     step = step_of()
     step.precision.device = torch.device("cuda")
+    step.net.begin_epoch = lambda epoch: None
+    assert "host" in why_not_recorded(step, RuntimeOptions(), 1)
+    del step.net.begin_epoch
     assert "accumulates" in why_not_recorded(step, RuntimeOptions(), 2)
     assert "reduce-overhead" in why_not_recorded(
         step, RuntimeOptions(compile_mode="reduce-overhead"), 1

@@ -1,4 +1,4 @@
-"""Weights & Biases, MLflow and CSV beside TensorBoard, with the real libraries, offline."""
+"""Weights & Biases, MLflow beside TensorBoard, with the real libraries, offline."""
 
 import json
 import logging
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from speakernet.training.options import TrainingOptions
-from speakernet.training.other_trackers import CurvesAsCsv
 from speakernet.training.progress import Progress
+from speakernet.training.tensorboard import EventFiles
 from speakernet.training.trackers import TRACKERS, Trackers
 
 CONFIGURATION = {"model": {"name": "ResNet"}, "training": {"max_epochs": 2}}
@@ -75,19 +75,6 @@ def test_names():
     assert set(TrainingOptions.model_fields["trackers"].annotation.__args__[0].__args__) == set(
         TRACKERS
     )
-
-
-def test_csv_resumes(tmp_path):
-    run(tmp_path, "csv", 1, 4)
-    run(tmp_path, "csv", 3, 4, ends=True)
-    again = Trackers(["csv"], tmp_path, {}, 4)
-    again.each("results", 4, FIGURES, [], tmp_path / "best.pt")
-    assert (tmp_path / "metrics.csv").read_text().splitlines() == [
-        "step,name,value",
-        *(f"{step},step/loss,{1 / step!r}" for step in (1, 2, 3, 4)),
-        "4,test/eer_percent,4.0",
-        "4,test/min_dcf/0.01,0.4",
-    ]
 
 
 @pytest.mark.slow
@@ -165,11 +152,11 @@ def test_failing_tracker(tmp_path, monkeypatch, caplog, broken):
     def fail(self, *arguments):
         raise RuntimeError("no network\nat all")
 
-    monkeypatch.setattr(CurvesAsCsv, broken, fail)
+    monkeypatch.setattr(EventFiles, broken, fail)
     caplog.set_level(logging.WARNING)
-    run(tmp_path, "csv", 1, 3, ends=True)
+    run(tmp_path, "tensorboard", 1, 3, ends=True)
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
-    failures = [one for one in caplog.messages if "csv" in one]
+    failures = [one for one in caplog.messages if "tensorboard" in one]
     # Training and final evaluation.
     assert all("RuntimeError: no network at all" in one for one in failures)
     assert len(failures) == (1 if broken == "results" else 2)

@@ -108,11 +108,6 @@ class FakeBatch:
         return self.indices.numpy()
 
     @property
-    def warps(self) -> np.ndarray:
-        """All in the recorded voice (none warped)."""
-        return np.zeros(len(self.labels), np.int64)
-
-    @property
     def shares(self) -> tuple[int, ...]:
         """The whole batch is one process's."""
         return (len(self.labels),)

@@ -343,7 +343,7 @@ def _read_response(source: AudioSource, name: str) -> np.ndarray:
     path = source.path_of(name)
     # Of several channels the first: each is one microphone.
     samples = (
-        read_audio(path, sample_rate=source.sample_rate, mixes=False) if path else source.read(name)
+        read_audio(path, sample_rate=source.sample_rate, channel=0) if path else source.read(name)
     )
     energy = float(np.dot(samples, samples))
     if not energy > 0:
@@ -533,7 +533,7 @@ def device_responses(root: str | Path, sample_rate: int) -> np.ndarray:
     )
     found = []
     for name in names:
-        samples = read_audio(Path(root) / name, sample_rate=sample_rate, mixes=False)[:RESPONSE_FFT]
+        samples = read_audio(Path(root) / name, sample_rate=sample_rate, channel=0)[:RESPONSE_FFT]
         bands = np.add.reduceat(np.abs(np.fft.rfft(samples, RESPONSE_FFT)) ** 2, first)
         bands /= np.diff(first, append=RESPONSE_FFT // 2 + 1)
         if not bands.any():

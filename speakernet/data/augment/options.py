@@ -29,12 +29,8 @@ class AugmentOptions(Options):
     speed_factors: list[Annotated[float, Ge(0.5), Le(2.0)]] = Field(default=[1.0])
     """Speeds to draw from; each except 1.0 adds new speakers (0.9, 1.0, 1.1: three times as many
     classes)."""
-    warp_factors: list[Annotated[float, Ge(0.7), Le(1.4)]] = Field(default=[1.0])
-    """Vocal-tract lengths to draw from, as factors on all frequencies; each except 1.0 adds new
-    speakers, at every speed."""
     real_share: Share | Literal["auto"] = "auto"
-    """Share of each batch that stays as recorded; auto: every voice (a speed and a warp) is equally
-    likely."""
+    """Share of each batch that stays as recorded; auto: every speed is equally likely."""
     real_epochs: CountOrZero = 0
     """Number of final epochs with recorded voices only; the classes of the other voices stay in the
     head."""
@@ -107,22 +103,17 @@ class AugmentOptions(Options):
             bounds = getattr(self, name)
             if len(bounds) != 2 or bounds[0] > bounds[1]:
                 yield name, f"{bounds}; expected two numbers, the lower first"
-        for name in ("speed_factors", "warp_factors"):
-            factors = getattr(self, name)
-            if not factors or len(set(factors)) < len(factors):
-                yield name, f"{factors}; expected at least one factor, each listed once"
-            for option in ("real_share", "real_epochs"):
-                value = getattr(self, option)
-                if value not in ("auto", 0) and factors and 1.0 not in factors:
-                    yield (
-                        name,
-                        f"{factors} with {option}: {value}; expected 1.0 (as recorded) among them",
-                    )
+        factors = self.speed_factors
+        if not factors or len(set(factors)) < len(factors):
+            yield "speed_factors", f"{factors}; expected at least one factor, each listed once"
         for option in ("real_share", "real_epochs"):
             value = getattr(self, option)
-            if value not in ("auto", 0) and self.speed_factors == self.warp_factors == [1.0]:
+            if value in ("auto", 0):
+                continue
+            if factors == [1.0]:
+                yield option, f"{value} has no effect without other voices; set speed_factors"
+            elif factors and 1.0 not in factors:
                 yield (
-                    option,
-                    f"{value} has no effect without other voices; set speed_factors or "
-                    "warp_factors",
+                    "speed_factors",
+                    f"{factors} with {option}: {value}; expected 1.0 (as recorded) among them",
                 )

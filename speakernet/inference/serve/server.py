@@ -48,11 +48,19 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 import speakernet
 from speakernet.data.audio import EXPECTED, AudioError, crop_of_file, open_audio_bytes
 from speakernet.files import read_secret, reading
-from speakernet.inference.decision import DecisionRule, NotCalibratedError
+from speakernet.inference.channels import choose_of_file
+from speakernet.inference.decision import MIN_TEST_SECONDS, DecisionRule, NotCalibratedError
 from speakernet.inference.identification import Identification
 from speakernet.inference.people import PeopleStore, checked_name, normal_name
-from speakernet.inference.recordings import MIN_TEST_SECONDS, Recording, inspect_recording
-from speakernet.inference.verifier import SpeakerStream, SpeakerVerifier, enroll, identify, load
+from speakernet.inference.recordings import MIN_ENROL_SECONDS, Recording
+from speakernet.inference.verifier import (
+    Heard,
+    SpeakerStream,
+    SpeakerVerifier,
+    enroll,
+    identify,
+    load,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -469,25 +477,22 @@ class Service:
         """Decide whether two clips are of the same person, and how certain that is."""
         # Checked first, so that no clip is decoded for nothing.
         self._decide(0.0, false_accept_rate, threshold)
-        with self._opened([first, second]) as (recordings, clips):
-            embeddings = self.verifier.embed(recordings)
-            rule = self.verifier.rule_for(recordings, embeddings)
-        return {
-            **self._decide(self.verifier.compare(*embeddings), false_accept_rate, threshold, rule),
-            "clips": clips,
-        }
+        with self._opened([first, second]) as (heard, clips):
+            score, rule, seconds = self.verifier.compared(heard)
+        return {**self._decide(score, false_accept_rate, threshold, rule, seconds), "clips": clips}
 
     def embed(self, audio: UploadFile) -> Answer:
-        """Embed a clip."""
-        with self._opened([audio]) as (recordings, clips):
-            return {"embedding": self.verifier.embed(recordings)[0].tolist(), "clips": clips}
+        """Embed the speech of a clip, for /compare."""
+        with self._opened([audio]) as (heard, clips):
+            return {
+                "embedding": self.verifier.embed(heard[0].recording)[0].tolist(),
+                "clips": clips,
+            }
 
     def compare(
         self, first: Annotated[list[float], Body()], second: Annotated[list[float], Body()]
     ) -> Answer:
         """Compare two embeddings from /embed."""
-        if not np.isfinite([*first, *second]).all():
-            raise ValueError("an embedding has NaN or infinite values; expected finite numbers")
         return self._decide(self.verifier.compare(np.array(first), np.array(second)))
 
     def people(self) -> Answer:
@@ -502,8 +507,8 @@ class Service:
         """Enrol a person, or add clips of a person who is already enrolled."""
         store = self._store()
         name = checked_name(name)
-        with self._opened(audio) as (recordings, clips):
-            done = enroll(self.verifier, store, name, recordings)
+        with self._opened(audio, MIN_ENROL_SECONDS) as (heard, clips):
+            done = enroll(self.verifier, store, name, heard)
         return {
             "name": done.name,
             "added": done.added,
@@ -531,12 +536,12 @@ class Service:
         """Identify a clip as one of the enrolled people or as a stranger."""
         store = self._store()
         advice = None
-        with self._opened([audio]) as (recordings, clips):
+        with self._opened([audio]) as (heard, clips):
             try:
                 found = identify(
                     self.verifier,
                     store,
-                    recordings[0],
+                    heard[0],
                     top=top,
                     false_accept_rate=false_accept_rate,
                     threshold=threshold,
@@ -545,8 +550,9 @@ class Service:
                 if false_accept_rate is not None:
                     raise
                 advice = str(error)
-                nearest = tuple(store.identify(self.verifier.embed(recordings[0]), top))
+                nearest = tuple(store.identify(self.verifier.embed(heard[0].recording), top))
                 found = Identification(None, None, nearest, len(store), None)
+        has_odds = found.decision is not None and found.decision.is_made
         return {
             "name": found.name,
             "threshold": found.decision and found.decision.threshold,
@@ -557,7 +563,9 @@ class Service:
                 {
                     "name": one,
                     "score": score,
-                    "log_likelihood_ratio": self.verifier.rule.log_likelihood_ratio(score),
+                    "log_likelihood_ratio": self.verifier.rule.log_likelihood_ratio(score)
+                    if has_odds
+                    else None,
                 }
                 for one, score in found.candidates
             ],
@@ -571,10 +579,9 @@ class Service:
         threshold: Threshold = None,
     ) -> Answer:
         """Start comparing live speech with a clip."""
-        with self._opened([reference]) as (recordings, _):
-            stream = self.verifier.stream(
-                sample_rate, self.verifier.embed(recordings), threshold=threshold
-            )
+        with self._opened([reference]) as (heard, _):
+            enrolled = self.verifier.embed(heard[0].recording)
+            stream = self.verifier.stream(sample_rate, enrolled, threshold=threshold)
         with self._streams_lock:
             self._close_idle()
             if len(self.streams) >= self.limits.streams:
@@ -599,9 +606,12 @@ class Service:
         with live.lock:
             states = live.stream.add(np.frombuffer(content, dtype="<i2").astype(np.int16))
             live.last_used = time.monotonic()
-            for last in states[-1:]:
-                assert last.score is not None, "a server's stream has a reference"
-                state = {"seconds": last.seconds, **self._decide(last.score, **live.stream.limits)}
+            last = states[-1] if states else None
+            if last is not None and last.score is not None:
+                decided = self._decide(
+                    last.score, **live.stream.limits, speech_seconds=last.speech_seconds
+                )
+                state = {"seconds": last.seconds, **decided}
             return {"seconds": live.stream.seconds, "state": state}
 
     def close_stream(self, identity: str) -> Answer:
@@ -617,11 +627,15 @@ class Service:
         false_accept_rate: float | None = None,
         threshold: float | None = None,
         rule: DecisionRule | None = None,
+        speech_seconds: float | None = None,
     ) -> Answer:
         """A decision; without a calibration or threshold, the score and advice."""
         try:
             decision = (rule or self.verifier.rule).decide(
-                score, false_accept_rate=false_accept_rate, threshold=threshold
+                score,
+                false_accept_rate=false_accept_rate,
+                threshold=threshold,
+                speech_seconds=speech_seconds,
             )
             return {**vars(decision), "advice": None}
         except NotCalibratedError as error:
@@ -630,7 +644,12 @@ class Service:
             unknown = dict.fromkeys(
                 ("log_likelihood_ratio", "same_speaker", "threshold", "false_accept_rate")
             )
-            return {"score": score, **unknown, "advice": str(error)}
+            return {
+                "score": score,
+                **unknown,
+                "speech_seconds": speech_seconds,
+                "advice": str(error),
+            }
 
     def _embed_together(self, recordings: Sequence[Recording]) -> Tensor:
         """Embeddings (recordings, dim), batched with those of other requests; stops at the
@@ -650,27 +669,25 @@ class Service:
 
     @contextlib.contextmanager
     def _opened(
-        self, uploads: Sequence[UploadFile]
-    ) -> Iterator[tuple[list[Recording], list[Answer]]]:
-        """The decoded files and facts about each; their memory counts against the budget during the
-        block.
+        self, uploads: Sequence[UploadFile], min_speech_seconds: float = MIN_TEST_SECONDS
+    ) -> Iterator[tuple[list[Heard], list[Answer]]]:
+        """The speech of the files and facts about each; their memory counts against the budget
+        during the block.
         """
         with contextlib.ExitStack() as held:
-            found = [self._decoded(upload, held) for upload in uploads]
-            qualities = [
-                inspect_recording(one, min_speech_seconds=MIN_TEST_SECONDS) for one in found
+            decoded = [self._decoded(upload, held) for upload in uploads]
+            heard = [
+                self.verifier.hear(one, min_speech_seconds=min_speech_seconds) for one in decoded
             ]
-            yield (
-                found,
-                [
-                    {
-                        "seconds": round(one.seconds, 3),
-                        "speech_seconds": round(one.speech_seconds, 3),
-                        "warnings": one.warnings,
-                    }
-                    for one in qualities
-                ],
-            )
+            clips = [
+                {
+                    "seconds": round(one.seconds, 3),
+                    "speech_seconds": round(one.speech_seconds, 3),
+                    "warnings": one.warnings,
+                }
+                for _, one in heard
+            ]
+            yield heard, clips
 
     def _decoded(self, upload: UploadFile, held: contextlib.ExitStack) -> Recording:
         # Made safe for messages: without folders, short and printable.
@@ -697,9 +714,13 @@ class Service:
         held.enter_context(self.budget.hold(4 * info.num_samples_at(rate)))
         # Decoded blocks and their concatenation exist at the same time.
         with self.budget.hold(8 * num_values), reading(name, EXPECTED, AudioError):
-            waveform = crop_of_file(file, info, name, 0, None, rate)
+            chosen = choose_of_file(file, info, name)
+            waveform = crop_of_file(file, info, name, 0, None, rate, channel=chosen.channel)
+        recording = Recording(
+            name, rate, len(waveform), samples=waveform, channel_warning=chosen.warning
+        )
         # Also refuses clips shorter than the network needs.
-        return self.verifier.open(Recording(name, rate, len(waveform), samples=waveform))
+        return self.verifier.open(recording)
 
     def _store(self) -> PeopleStore:
         if self.store is None:

@@ -45,24 +45,35 @@ def cluster(
         num_speakers: the number of speakers, if known.
         max_speakers: otherwise the upper bound of their number.
     """
+    return cluster_up_to(embeddings, num_speakers=num_speakers, max_speakers=max_speakers)[0]
+
+
+def cluster_up_to(
+    embeddings: np.ndarray, *, num_speakers: int | None, max_speakers: int
+) -> tuple[np.ndarray, bool]:
+    """As `cluster`; also returns whether more than `max_speakers` voices differ from each other."""
     if len(embeddings) <= (num_speakers or 1):
-        return np.arange(len(embeddings))
+        return np.arange(len(embeddings)), False
     points, of_window = _condensed(embeddings)
     components = points - points.mean(axis=0)
     components = components @ np.linalg.svd(components, full_matrices=False)[2][:COMPONENTS].T
     trees = [linkage(rows, "ward") for rows in (points, components)]
     labels = tightest = np.zeros(len(points), dtype=np.int64)
-    for count in range(2, min(num_speakers or max_speakers, len(points)) + 1):
+    has_more = False
+    # One more than the bound shows whether the bound is too low.
+    most = num_speakers or max_speakers + 1
+    for count in range(2, min(most, len(points)) + 1):
         starts = [_cut(tree, count) for tree in trees] + list(_halved(points, tightest))
-        partitions = [_settled(points, one) for one in starts if one.max() + 1 == count]
+        partitions = [_settled(points, start) for start in starts if start.max() + 1 == count]
         if not partitions:
             # Identical points cannot be split.
             break
-        tightest = max(partitions, key=lambda one: _tightness(points, one))
+        tightest = max(partitions, key=lambda partition: _tightness(points, partition))
         if num_speakers or _alike(embeddings, tightest[of_window]).max() < SAME_VOICE:
-            labels = tightest
+            has_more = num_speakers is None and count > max_speakers
+            labels = labels if has_more else tightest
     _, begin, labels = np.unique(labels[of_window], return_index=True, return_inverse=True)
-    return np.argsort(np.argsort(begin))[labels]
+    return np.argsort(np.argsort(begin))[labels], has_more
 
 
 def centres(

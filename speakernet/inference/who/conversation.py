@@ -7,6 +7,7 @@ come from a store of people, decided as in `identify`; only `enroll_speaker` add
 
 import hashlib
 import itertools
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,16 +15,16 @@ from typing import Any
 import numpy as np
 
 from speakernet.data.audio import AudioError
+from speakernet.data.levels import FRAME_SECONDS, frame_powers
 from speakernet.evaluation.scoring import mean_embeddings
-from speakernet.evaluation.slices import FRAME_SECONDS, frame_powers
 from speakernet.inference.identification import (
     Identification,
     identify_embedding,
     open_set_threshold,
 )
 from speakernet.inference.people import PeopleStore
-from speakernet.inference.recordings import MAX_SPEECH_SECONDS, MIN_WEIGHT_SECONDS, Recording
-from speakernet.inference.who.clustering import MAX_SPEAKERS, centres, cluster, runs
+from speakernet.inference.recordings import Recording
+from speakernet.inference.who.clustering import MAX_SPEAKERS, centres, cluster_up_to, runs
 from speakernet.inference.who.speech import find_speech
 from speakernet.terminal import Bar
 
@@ -48,6 +49,8 @@ TURN_SECONDS = 3.0
 LOUDER = 1.26
 """Both speak if the median power within NEAR_SECONDS of a border exceeds LOUDER times (1 dB) that
 within TURN_SECONDS; if speech detection bridged a pause there, the power near it is lower."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -116,13 +119,13 @@ def who_speaks(
     store: PeopleStore | None = None,
     *,
     num_speakers: int | None = None,
-    max_speakers: int = MAX_SPEAKERS,
-    **limits: Any,
+    max_speakers: int | None = None,
+    false_accept_rate: float | None = None,
+    threshold: float | str | None = None,
 ) -> Conversation:
     """Implement `SpeakerVerifier.who`."""
-    if (least := min(max_speakers, max_speakers if num_speakers is None else num_speakers)) < 1:
-        raise ValueError(f"--speakers or --max-speakers is {least}; expected at least 1")
-    limits = limits or {"false_accept_rate": STRANGERS_NAMED}
+    max_speakers = bound_of(max_speakers, num_speakers)
+    limits = limits_of_strangers(false_accept_rate, threshold)
     if store is not None:
         # Fail before embedding, which takes a long time.
         open_set_threshold(verifier.rule, len(store), **limits)
@@ -139,7 +142,14 @@ def who_speaks(
     embeddings = embed_stretches(verifier, recording, windows, "embedding")
     units = mean_embeddings(embeddings, verifier.mean)
     lengths = np.diff(windows)[:, 0]
-    labels = cluster(units, num_speakers=num_speakers, max_speakers=max_speakers)
+    labels, has_more = cluster_up_to(units, num_speakers=num_speakers, max_speakers=max_speakers)
+    if has_more:
+        logger.warning(
+            "%s: more than %d people seem to speak, so some share a name; raise --max-speakers "
+            "(max_speakers in Python), or give --speakers",
+            recording.name,
+            max_speakers,
+        )
     found = _named_once(
         [
             speaker_of(
@@ -162,6 +172,24 @@ def who_speaks(
     return Conversation(
         recording.name, recording.seconds, detector, speakers, tuple(turns), tuple(exclusive)
     )
+
+
+def bound_of(max_speakers: int | None, num_speakers: int | None = None) -> int:
+    """The upper bound of the number of speakers, after checking both numbers."""
+    bound = MAX_SPEAKERS if max_speakers is None else max_speakers
+    for option, number in (("--max-speakers", bound), ("--speakers", num_speakers)):
+        if number is not None and number < 1:
+            raise ValueError(f"{option} is {number}; expected at least 1")
+    return bound
+
+
+def limits_of_strangers(
+    false_accept_rate: float | None, threshold: float | str | None
+) -> dict[str, Any]:
+    """The limits of naming people, as keyword arguments of `identify_embedding`."""
+    if false_accept_rate is None and threshold is None:
+        return {"false_accept_rate": STRANGERS_NAMED}
+    return {"false_accept_rate": false_accept_rate, "threshold": threshold}
 
 
 def _named_once(speakers: Sequence[Speaker]) -> list[Speaker]:
@@ -322,26 +350,3 @@ def speaker_of(
                     1.0 / np.exp(np.array([-ratios[0], *(one - ratios[0] for one in ratios)])).sum()
                 )
     return Speaker(name, label, float(seconds.sum()), posterior, score, mean, digest)
-
-
-def enroll_speaker(store: PeopleStore, conversation: Conversation, label: str, name: str) -> int:
-    """Enrol a voice of a recording under a name; returns how many recordings the person now has.
-
-    Raises:
-        ValueError: no voice has this name or label.
-    """
-    known = {text: one for one in conversation.speakers for text in (one.name, one.label)}
-    if label not in known:
-        raise ValueError(
-            f"{conversation.recording} has no speaker {label!r}; its speakers are: "
-            f"{', '.join(map(repr, known)) or 'none, as no speech was found'}"
-        )
-    speaker = known[label]
-    weight = min(max(speaker.seconds, MIN_WEIGHT_SECONDS), MAX_SPEECH_SECONDS)
-    # `source` is left out: the file holds other people too, so `reembed` must not use it.
-    details = {
-        "seconds": conversation.seconds,
-        "speech_seconds": speaker.seconds,
-        "digest": speaker.digest,
-    }
-    return store.enroll(name, speaker.embedding[None], [weight], [details])

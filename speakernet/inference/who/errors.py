@@ -1,33 +1,23 @@
-"""Diarization error rates against a reference, computed by pyannote.metrics, with intervals over
-recordings.
+"""Diarization error rates against a reference, with intervals over recordings.
+
+All rates come from one sweep over the borders of a recording: between two borders nothing changes,
+so each piece of time is counted once, weighted by its length. Time and memory grow linearly with
+the number of turns. Speakers are mapped before collars and overlaps are excluded, as in NIST's
+md-eval; pyannote.metrics maps them afterwards, which gives lower rates if much is excluded.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-from pyannote.core import Annotation, Segment, Timeline
-from pyannote.metrics.diarization import DiarizationErrorRate, JaccardErrorRate
+from scipy.optimize import linear_sum_assignment
+from scipy.sparse import csr_array
 
-from speakernet.files import FileError, open_text, reading
+from speakernet.inference.who.rttm import Channel, SpeakerTurns, shown
 
-FORMS = {".rttm": (1, 3, 4, 7), ".ctm": (0, 2, 3, 7), ".uem": (0, 2, 3, None)}
-"""Suffix -> columns of recording, start, duration (end in .uem) and speaker."""
-EXPECTED = (
-    "RTTM (`SPEAKER file 1 start seconds <NA> <NA> name …`), CTM with a speaker in column "
-    "8, or a folder of these"
-)
-COLUMNS = (
-    "missed detection",
-    "false alarm",
-    "confusion",
-    "total",
-    "speaker error",
-    "speaker count",
-)
-"""Components in pyannote.metrics: seconds, then the sum of Jaccard errors over speakers and the
-number of speakers."""
+MISSED, FALSE_ALARM, CONFUSION, TOTAL, JACCARD, SPEAKERS = range(6)
+"""Columns of `DiarizationErrors.parts`: four of seconds, the sum of Jaccard errors over speakers,
+their number."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +26,7 @@ class DiarizationErrors:
 
     Attributes:
         names: names of the recordings.
-        parts: (recordings, 6), in the order of `COLUMNS`.
+        parts: (recordings, 6), in the order of the constants above.
         num_right: number of recordings in which the right number of speakers was found.
     """
 
@@ -47,11 +37,21 @@ class DiarizationErrors:
     def rates(self, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
         """DER, missed speech, false alarms, confusion and JER, in percent over the chosen
         recordings, (…, 5).
+
+        Without speech in the reference they are undefined (NaN).
         """
         sums = self.parts[rows].sum(axis=-2)
-        wrong = np.concatenate([sums[..., :3].sum(axis=-1, keepdims=True), sums[..., :3]], axis=-1)
-        jaccard = sums[..., 4:5] / np.maximum(sums[..., 5:6], 1)
-        return 100 * np.concatenate([wrong / np.maximum(sums[..., 3:4], 1e-9), jaccard], axis=-1)
+        errors = sums[..., [MISSED, FALSE_ALARM, CONFUSION]]
+        shares = np.concatenate([errors.sum(axis=-1, keepdims=True), errors], axis=-1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            error_rates = shares / sums[..., [TOTAL]]
+            jaccard_rate = sums[..., [JACCARD]] / sums[..., [SPEAKERS]]
+        rates = 100 * np.concatenate([error_rates, jaccard_rate], axis=-1)
+        return np.where(sums[..., [TOTAL]] > 0, rates, np.nan)
+
+    def false_alarm_seconds(self, rows: slice = slice(None)) -> float:
+        """Seconds of false alarms in the chosen recordings."""
+        return float(self.parts[rows, FALSE_ALARM].sum())
 
     def draws(self, num_draws: int, seed: int) -> np.ndarray:
         """Rates of `num_draws` bootstrap draws of recordings, (draws, 5); every system gets the
@@ -61,95 +61,10 @@ class DiarizationErrors:
         return self.rates(np.random.default_rng(seed).integers(count, size=(num_draws, count)))
 
 
-def read_turns(path: Path) -> dict[str, Annotation]:
-    """Read the turns of each recording from a file, or from all files below a folder.
-
-    The unpacked folders of VoxConverse (`dev/*.rttm`), AMI (`rttms/*/*.rttm`) and DIHARD
-    (`data/rttm/*.rttm`) work.
-
-    Raises:
-        FileError: there is no such file, or a line is malformed (the message names it).
-    """
-    found: dict[str, Annotation] = {}
-    for name, begin, end, speaker in _rows(path, (".rttm", ".ctm")):
-        turns = found.setdefault(name, Annotation(uri=name))
-        if speaker is not None and end > begin:
-            turns[Segment(begin, end), turns.new_track(Segment(begin, end))] = speaker
-    return found
-
-
-def read_uem(path: Path) -> dict[str, Timeline]:
-    """Read the scored regions of each recording."""
-    found: dict[str, Timeline] = {}
-    for name, begin, end, _ in _rows(path, (".uem",)):
-        found.setdefault(name, Timeline(uri=name)).add(Segment(begin, end))
-    return found
-
-
-def _rows(path: Path, suffixes: Sequence[str]) -> Iterator[tuple[str, float, float, str | None]]:
-    """Recording, start and end in seconds, and speaker, which is None in .uem and for an empty
-    file.
-    """
-    expected = (
-        EXPECTED
-        if suffixes[0] != ".uem"
-        else "UEM (`file channel start end` on each line), or a folder of these"
-    )
-    files = (
-        sorted(one for one in path.rglob("*") if one.suffix in suffixes)
-        if path.is_dir()
-        else [path]
-    )
-    if not files:
-        raise FileError(
-            f"{path}: no {' or '.join(suffixes)} file in this folder; expected {expected}"
-        )
-    for file in files:
-        with reading(file, expected), open_text(file) as text:
-            lines = text.read().splitlines()
-        name_at, begin_at, length_at, speaker_at = FORMS.get(file.suffix, FORMS[suffixes[0]])
-        # An empty RTTM means that nobody speaks in the recording it is named after.
-        if not any(line.strip() for line in lines) and suffixes[0] == ".rttm":
-            yield file.stem, 0.0, 0.0, None
-        for number, line in enumerate(lines, start=1):
-            fields = line.split()
-            if (
-                not fields
-                or fields[0].startswith(";;")
-                or (file.suffix == ".rttm" and fields[0] != "SPEAKER")
-            ):
-                continue
-            try:
-                begin = float(fields[begin_at])
-                length = float(fields[length_at])
-                speaker = None if speaker_at is None else fields[speaker_at]
-            except (IndexError, ValueError):
-                raise FileError(
-                    f"{file}, line {number}: {line[:100]!r} lacks a column, or a time is not a "
-                    f"number; expected {expected}"
-                ) from None
-            end = length if speaker_at is None else begin + length
-            if not (
-                begin >= 0
-                and np.isfinite(end)
-                and (end > begin if speaker_at is None else length >= 0)
-            ):
-                last, least = (
-                    ("end", "an end after it")
-                    if speaker_at is None
-                    else ("duration", "no negative duration")
-                )
-                raise FileError(
-                    f"{file}, line {number}: the start is {begin:g} and the {last} {length:g}; "
-                    f"expected seconds, with a start of at least 0 and {least}"
-                )
-            yield fields[name_at], begin, end, speaker
-
-
 def diarization_errors(
-    reference: Mapping[str, Annotation],
-    hypothesis: Mapping[str, Annotation],
-    scored: Mapping[str, Timeline] | None = None,
+    reference: Mapping[Channel, SpeakerTurns],
+    hypothesis: Mapping[Channel, SpeakerTurns],
+    scored: Mapping[Channel, np.ndarray] | None = None,
     *,
     collar: float,
     skips_overlap: bool = False,
@@ -157,41 +72,154 @@ def diarization_errors(
     """Compute the errors in each recording of the reference.
 
     Args:
-        reference: turns of each recording.
+        reference: turns in each channel of each recording.
         hypothesis: turns found by the system; in recordings that it lacks, all speech counts as
             missed.
-        scored: scored regions; by default from the first to the last turn in reference or
-            hypothesis.
+        scored: scored regions, (regions, 2) seconds; by default from the first to the last turn in
+            reference or hypothesis.
         collar: unscored seconds on each side of each border of the reference.
         skips_overlap: leave out regions in which two people speak.
 
     Raises:
         ValueError: `scored` lacks a recording of the reference, or leaves none of its speech, as a
             wide collar may do.
+
+    Source: https://github.com/usnistgov/SCTK, md-eval; Ryant et al., "The second DIHARD diarization
+        challenge", Interspeech 2019 (JER).
     """
-    if scored is not None and (lacking := sorted(reference.keys() - scored.keys())):
+    names = shown(reference)
+    lacking = []
+    if scored is not None:
+        lacking = [
+            name for name, channel in zip(names, reference, strict=True) if channel not in scored
+        ]
+    if lacking:
         raise ValueError(
             f"the UEM has no line for {lacking[0]}, which is in the reference ({len(lacking)} such "
             "in all); add the regions to score in every recording of the reference"
         )
-    parts = []
+    parts = np.zeros((len(reference), 6))
     num_right = 0
-    for name, true in reference.items():
-        given = hypothesis.get(name, Annotation(uri=name))
-        # In pyannote.metrics, a collar is the total width around a border.
-        extent = Timeline([one.get_timeline().extent() for one in (true, given) if one]).extent()
-        region = Timeline([extent] if extent else []) if scored is None else scored[name]
-        found = {
-            key: value
-            for metric in (DiarizationErrorRate(2 * collar, skips_overlap), JaccardErrorRate())
-            for key, value in metric.compute_components(true, given, uem=region).items()
-        }
-        parts.append([found[column] for column in COLUMNS])
-        num_right += len(true.crop(region).labels()) == len(given.crop(region).labels())
-    if any(reference.values()) and not any(part[COLUMNS.index("total")] for part in parts):
+    for row, (channel, true) in enumerate(reference.items()):
+        regions = None if scored is None else scored[channel]
+        sweep = _Sweep(true, hypothesis.get(channel, {}), regions, collar)
+        parts[row] = sweep.parts(skips_overlap=skips_overlap)
+        num_right += sweep.has_right_number
+    if any(reference.values()) and not parts[:, TOTAL].any():
         raise ValueError(
-            f"no speech of the reference is left to score in {', '.join([*reference][:3])}, with a "
-            f"collar of {collar:g} s around each boundary; use a narrower collar, and check the "
-            "UEM if there is one"
+            f"no speech of the reference is left to score in {', '.join(names[:3])}, with a collar "
+            f"of {collar:g} s around each boundary; use a narrower collar, and check the UEM if "
+            "there is one"
         )
-    return DiarizationErrors(tuple(reference), np.array(parts, dtype=np.float64), num_right)
+    return DiarizationErrors(tuple(names), parts, num_right)
+
+
+def interval(draws: np.ndarray) -> tuple[float, float]:
+    """The 95 % interval of bootstrap draws, (draws,); draws without speech in the reference are
+    left out.
+    """
+    defined = draws[~np.isnan(draws)]
+    if not len(defined):
+        return float("nan"), float("nan")
+    low, high = np.percentile(defined, [2.5, 97.5])
+    return float(low), float(high)
+
+
+class _Sweep:
+    """One recording, cut into pieces at every border; in a piece the same people speak
+    throughout.
+    """
+
+    def __init__(
+        self, true: SpeakerTurns, claimed: SpeakerTurns, regions: np.ndarray | None, collar: float
+    ) -> None:
+        true_turns, true_speakers = _stacked(true)
+        claimed_turns, claimed_speakers = _stacked(claimed)
+        borders = np.concatenate([true_turns.ravel(), claimed_turns.ravel()])
+        if regions is None:
+            regions = (
+                np.array([[borders.min(), borders.max()]]) if len(borders) else np.zeros((0, 2))
+            )
+        collars = np.stack([true_turns.ravel() - collar, true_turns.ravel() + collar], axis=1)
+        borders = np.unique(np.concatenate([borders, regions.ravel(), collars.ravel()]))
+        self.seconds = np.diff(borders)
+        """Length of each piece, (pieces,)."""
+        self.true = _speaking(borders, true_turns, true_speakers, len(true))
+        self.claimed = _speaking(borders, claimed_turns, claimed_speakers, len(claimed))
+        """Who speaks in each piece, (pieces, speakers)."""
+        self.is_in_region = _covered(borders, regions) > 0
+        self.is_near_border = _covered(borders, collars) > 0
+        self._map()
+
+    def _map(self) -> None:
+        """Pair speakers so that the time that pairs share in the scored regions is as long as
+        possible.
+        """
+        seconds = self.seconds * self.is_in_region
+        self.true_seconds, self.claimed_seconds = self.true.T @ seconds, self.claimed.T @ seconds
+        shared = (self.true.T @ (self.claimed * seconds[:, None])).toarray()
+        rows, columns = linear_sum_assignment(-shared)
+        are_pairs = shared[rows, columns] > 0
+        self.rows = rows[are_pairs]
+        self.columns = columns[are_pairs]
+        self.shared_seconds = shared[self.rows, self.columns]
+
+    def parts(self, *, skips_overlap: bool) -> np.ndarray:
+        """The six parts of `DiarizationErrors` of this recording."""
+        num_true = self.true.sum(axis=1)
+        num_claimed = self.claimed.sum(axis=1)
+        num_right = (self.true[:, self.rows] * self.claimed[:, self.columns]).sum(axis=1)
+        is_scored = self.is_in_region & ~self.is_near_border
+        if skips_overlap:
+            is_scored &= num_true < 2
+        seconds = self.seconds * is_scored
+        missed = np.maximum(num_true - num_claimed, 0) @ seconds
+        false_alarm = np.maximum(num_claimed - num_true, 0) @ seconds
+        confusion = (np.minimum(num_true, num_claimed) - num_right) @ seconds
+        # JER has neither collars nor excluded overlaps.
+        speaks = self.true_seconds > 0
+        jaccard = speaks.astype(np.float64)
+        either = (
+            self.true_seconds[self.rows] + self.claimed_seconds[self.columns] - self.shared_seconds
+        )
+        jaccard[self.rows] -= self.shared_seconds / either
+        return np.array(
+            [missed, false_alarm, confusion, num_true @ seconds, jaccard.sum(), speaks.sum()]
+        )
+
+    @property
+    def has_right_number(self) -> bool:
+        """Whether as many people speak in the scored regions as the system claims."""
+        return bool(np.count_nonzero(self.true_seconds) == np.count_nonzero(self.claimed_seconds))
+
+
+def _stacked(turns: SpeakerTurns) -> tuple[np.ndarray, np.ndarray]:
+    """The turns of all speakers, (turns, 2), and the number of each one's speaker, (turns,)."""
+    if not turns:
+        return np.zeros((0, 2)), np.zeros(0, dtype=np.int64)
+    counts = [len(stretches) for stretches in turns.values()]
+    return np.concatenate(list(turns.values())), np.repeat(np.arange(len(turns)), counts)
+
+
+def _covered(borders: np.ndarray, stretches: np.ndarray) -> np.ndarray:
+    """How many of the stretches, (stretches, 2), cover each piece between borders, (pieces,)."""
+    if not len(borders):
+        return np.zeros(0, dtype=np.int64)
+    changes = np.zeros(len(borders), dtype=np.int64)
+    np.add.at(changes, np.searchsorted(borders, stretches[:, 0]), 1)
+    np.add.at(changes, np.searchsorted(borders, stretches[:, 1]), -1)
+    return np.cumsum(changes)[:-1]
+
+
+def _speaking(
+    borders: np.ndarray, turns: np.ndarray, speakers: np.ndarray, num_speakers: int
+) -> csr_array:
+    """Whether each speaker talks in each piece, (pieces, speakers) of 0 and 1; sparse, as most
+    people are silent.
+    """
+    first, last = np.searchsorted(borders, turns).T
+    counts = last - first
+    # The pieces of all turns, one after the other: first, first + 1, …, last - 1 of each turn.
+    pieces = np.arange(counts.sum()) + np.repeat(first - np.cumsum(counts) + counts, counts)
+    shape = max(len(borders) - 1, 0), num_speakers
+    return csr_array((np.ones(len(pieces)), (pieces, np.repeat(speakers, counts))), shape=shape)

@@ -5,6 +5,7 @@ Speech is detected twice a second in the audio that belongs to no turn yet. When
 closest speaker so far, or to a new one. Lines are never revised.
 """
 
+import logging
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
@@ -14,11 +15,12 @@ from speakernet.data.audio import audio_of_array
 from speakernet.evaluation.scoring import mean_embeddings
 from speakernet.inference.people import PeopleStore
 from speakernet.inference.recordings import chunks_of, open_piped, open_recording
-from speakernet.inference.who.clustering import MAX_SPEAKERS, centres, cluster
+from speakernet.inference.who.clustering import centres, cluster
 from speakernet.inference.who.conversation import (
-    STRANGERS_NAMED,
     Turn,
+    bound_of,
     embed_stretches,
+    limits_of_strangers,
     sections,
     speaker_of,
     windows_of,
@@ -32,6 +34,8 @@ LONGEST_SECONDS = 20.0
 SAME_SPEAKER = 0.45
 """A cluster with at least this cosine to an earlier speaker belongs to that speaker."""
 
+logger = logging.getLogger(__name__)
+
 
 class LiveSpeakers:
     """The turns of a stream, as they end; not thread-safe.
@@ -41,7 +45,8 @@ class LiveSpeakers:
         sample_rate: sample rate of the chunks in Hz.
         store: a store of people; None names nobody.
         max_speakers: upper bound of the number of speakers.
-        limits: `threshold` or `false_accept_rate`, as for `who_speaks`.
+        false_accept_rate: as for `who_speaks`.
+        threshold: as for `who_speaks`.
     """
 
     def __init__(
@@ -50,14 +55,16 @@ class LiveSpeakers:
         sample_rate: int,
         store: PeopleStore | None = None,
         *,
-        max_speakers: int = MAX_SPEAKERS,
-        **limits: Any,
+        max_speakers: int | None = None,
+        false_accept_rate: float | None = None,
+        threshold: float | str | None = None,
     ) -> None:
         self.verifier = verifier
         self.sample_rate = sample_rate
         self.store = store
-        self.limits = limits or {"false_accept_rate": STRANGERS_NAMED}
-        self.max_speakers = max_speakers
+        self.limits = limits_of_strangers(false_accept_rate, threshold)
+        self.max_speakers = bound_of(max_speakers)
+        self._has_warned = False
         self.begin_seconds = 0.0
         """Start of the audio that is kept; earlier audio is finished."""
         self._chunks: list[np.ndarray] = []
@@ -135,7 +142,14 @@ class LiveSpeakers:
             if len(self._sums)
             else []
         )
-        if len(scores) and (max(scores) >= SAME_SPEAKER or len(scores) >= self.max_speakers):
+        is_known = len(scores) > 0 and max(scores) >= SAME_SPEAKER
+        if is_known or len(scores) >= self.max_speakers:
+            if not is_known and not self._has_warned:
+                self._has_warned = True
+                logger.warning(
+                    "more than %d people seem to speak, so some share a name; raise --max-speakers",
+                    self.max_speakers,
+                )
             return int(np.argmax(scores))
         self._sums = np.concatenate([self._sums, np.zeros((1, self._sums.shape[1]))])
         self._seconds.append(0.0)

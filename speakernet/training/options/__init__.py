@@ -147,9 +147,7 @@ class TrainingOptions(Options):
     root."""
     log_interval: Count = 20
     """Optimizer steps between two records in metrics.jsonl and the trackers."""
-    trackers: list[Literal["tensorboard", "wandb", "mlflow", "csv"]] = Field(
-        default=["tensorboard"]
-    )
+    trackers: list[Literal["tensorboard", "wandb", "mlflow"]] = Field(default=["tensorboard"])
     """Where to send curves, configuration, figures and model file; wandb and mlflow: pip install
     '.[trackers]'."""
     patience: CountOrZero = 0

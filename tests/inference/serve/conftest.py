@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from speakernet.checkpoint import write_checkpoint
-from speakernet.evaluation.scoring import WHOLE, verifying_backend
+from speakernet.evaluation.scoring import VERIFYING, verifying_backend
 from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
 
@@ -38,7 +38,7 @@ def models(tmp_path_factory, voices):
     ).eval()
     flat = [clip for clips in voices for clip in clips]
     rows = torch.cat([net.embed(torch.from_numpy(clip)[None], sample_rate=RATE) for clip in flat])
-    backend = {**verifying_backend({}).describe(WHOLE), "subtract_mean": True}
+    backend = {**verifying_backend({}).describe(VERIFYING), "subtract_mean": True}
     # The result of a calibration on all pairs of these clips.
     fit = {
         "inputs": ["score"],

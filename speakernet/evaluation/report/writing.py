@@ -1,0 +1,266 @@
+"""`report.html`: the results of one run, or of several side by side, in a single self-contained
+file.
+
+It is written at the end of an evaluation from the arrays in memory, or later by `speakernet report`
+from the files alone. No figure is recomputed: figures come from `results.json`, curves from
+`scores.txt` and `metrics.jsonl`.
+"""
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from speakernet.data.audio import SAMPLE_RATE
+from speakernet.data.opening import open_source
+from speakernet.evaluation.figures import short_names
+from speakernet.evaluation.files import (
+    ARRAYS_NAME,
+    Evaluation,
+    RunData,
+    read_run,
+    write_scores,
+)
+from speakernet.evaluation.report.page import write_page
+from speakernet.evaluation.report.sections import (
+    USUAL_RATE,
+    data_section,
+    differences_section,
+    embeddings_section,
+    errors_section,
+    facts_section,
+    figures_side_by_side,
+    group_sections,
+    hardest_section,
+    kept_threshold,
+    result_section,
+    settings_section,
+    training_section,
+    trials_section,
+)
+from speakernet.evaluation.results import (
+    Results,
+    threshold_text,
+)
+from speakernet.files import atomic_write
+from speakernet.run_folder import (
+    DECISIONS,
+    EVALUATION_FILES,
+    METRICS,
+    PLOTS,
+    REPORT,
+    RESULTS,
+    SCORES,
+)
+from speakernet.terminal import counted, duration
+
+logger = logging.getLogger(__name__)
+
+LARGEST_USABLE_PERCENT = 20.0
+"""Of errors of either kind."""
+
+
+def write_evaluation(folder: str | Path, evaluation: Evaluation) -> list[str]:
+    """Write results.json, scores.txt, report.html and, if there are no error rates, decisions.csv;
+    return the names.
+    """
+    folder = Path(folder)
+    decisions = evaluation.decisions
+    # Left by an earlier evaluation.
+    for name in (DECISIONS, ARRAYS_NAME):
+        (folder / name).unlink(missing_ok=True)
+    has_decisions = decisions is not None and decisions.says_more_than_scores
+    if decisions is not None and has_decisions:
+        decisions.write(folder / DECISIONS)
+    write_scores(folder / SCORES, evaluation.trials, evaluation.scores)
+    with atomic_write(folder / RESULTS) as file:
+        json.dump(evaluation.results.to_dict(), file, indent=2)
+    write_report(folder, evaluation)
+    return [*EVALUATION_FILES, *[DECISIONS] * has_decisions]
+
+
+def write_report(
+    folder: str | Path,
+    evaluation: Evaluation | None = None,
+    *,
+    audio: str | Path | None = None,
+    export: Path | None = None,
+) -> Path:
+    """Write `report.html` for a run or evaluation folder, and its plots as PNGs under `plots/`.
+
+    Args:
+        folder: a run folder or an evaluation folder.
+        evaluation: the evaluation just made, with arrays that the files lack; None reads everything
+            from the files.
+        audio: folder or packed corpus from which the audio of the hardest trials is embedded in the
+            page.
+        export: folder for each table as CSV and LaTeX and each plot as SVG and PDF.
+
+    Returns:
+        The path of the page.
+    """
+    run = read_run(folder, evaluation=evaluation)
+    source = None
+    if audio is not None:
+        if run.labels is None:
+            raise ValueError(
+                f"{run.folder}: without labelled scores there are no trials to play; leave out "
+                "--audio"
+            )
+        source = open_source(
+            audio, (run.configuration.get("data") or {}).get("sample_rate", SAMPLE_RATE)
+        )
+    # Arrays that `read_run` finds in no other file. Written before drawing, so that a plot that
+    # fails does not lose them. Without labels, decisions.csv holds the ratios and speakers are
+    # unknown.
+    if "labels" in run.arrays:
+        # Single precision is enough for drawing and halves the file.
+        halved = {
+            name: one.astype(np.float32) if one.dtype.kind == "f" else one
+            for name, one in run.arrays.items()
+        }
+        with atomic_write(run.folder / ARRAYS_NAME, "wb") as file:
+            np.savez_compressed(file, **halved)  # type: ignore[arg-type]
+    pictures = run.folder / PLOTS
+    results = run.results or Results()
+    amount = _amount_of_training(results)
+    # A page about unlabelled pairs leaves the training curves to the page of the run.
+    trained = [run]
+    if run.decisions is not None and not (run.folder / METRICS).is_file():
+        trained = []
+    sections = {
+        "result": result_section(run),
+        "trials": {} if run.decisions is None else trials_section(run.decisions, pictures),
+        "errors": errors_section([run], pictures),
+        "data": data_section(run, amount),
+        "training": training_section(trained, pictures),
+        **group_sections([run], pictures),
+        "hardest": hardest_section(run, source),
+        "embeddings": embeddings_section([run], pictures),
+        "facts": facts_section(run),
+    }
+    # The result in plain words, for readers new to the field.
+    lead = run.decisions.sentences() if run.decisions is not None else []
+    if results.eer_percent is not None and results.eer_threshold is not None:
+        lead = _verdict(run, results, bool(sections["result"]["warnings"]))
+    subtitle = _subtitle(run, results, amount)
+    return write_page(run.folder / REPORT, run.name, subtitle, lead, sections, export)
+
+
+def _amount_of_training(results: Results) -> str:
+    """How much speech the network was trained on, in words; empty if unknown."""
+    training = results.training or {}
+    amounts = []
+    for name, digits in (("speakers", 0), ("utterances", 0), ("hours", 1)):
+        if value := training.get(name):
+            amounts.append(f"{value:,.{digits}f} {name}")
+    return ", ".join(amounts)
+
+
+def _subtitle(run: RunData, results: Results, amount: str) -> str:
+    """What the run is, in one line."""
+    parts = [str((results.model or {}).get("name") or "")]
+    if results.num_parameters:
+        parts.append(f"{results.num_parameters / 1e6:.2f} million parameters")
+    if results.training:
+        parts.append(f"trained on {amount}")
+    epochs, seconds = _time_of_training(run)
+    if epochs:
+        parts.append(f"{counted(epochs, 'epoch')} in {duration(seconds)}")
+    if run.results:
+        verb = "tested on" if run.decisions is None else "scored:"
+        parts.append(f"{verb} {run.list_name}")
+    parts.append(results.date)
+    return " · ".join(filter(None, parts))
+
+
+def _time_of_training(run: RunData) -> tuple[int, float]:
+    """Epochs, and the seconds spent on steps and evaluations, without interruptions."""
+    epochs = 0
+    steps_before = 0
+    seconds = 0.0
+    for record in run.metrics:
+        if record.get("kind") == "epoch":
+            epochs = max(epochs, record.get("epoch", 0))
+            # A mean over the steps of the epoch.
+            step = record.get("step", 0)
+            seconds += max(0, step - steps_before) * record.get("step_seconds", 0.0)
+            steps_before = step
+        elif record.get("kind") == "evaluation":
+            seconds += record.get("evaluation_seconds", 0.0)
+    return epochs, seconds
+
+
+def _verdict(run: RunData, results: Results, has_warnings: bool) -> list[str]:
+    """Whether the model can be used, and its errors at the threshold that `verify` would use."""
+    assert results.eer_percent is not None and results.eer_threshold is not None
+    kept = kept_threshold(run)
+    if kept is None:
+        scores = np.empty(0) if run.scores is None else run.scores
+        place = f"threshold {threshold_text(results.eer_threshold, scores)}"
+        false_accepts = misses = results.eer_percent / 100
+    else:
+        name, _, point = kept
+        place = f"the {name} ({point.threshold:.4f})"
+        false_accepts = point.false_accept
+        misses = point.miss
+    cost = (results.act_dcf or {}).get(f"{USUAL_RATE:g}", 0.0)
+    if results.eer_percent > LARGEST_USABLE_PERCENT:
+        verdict = (
+            f"not usable yet: an error rate of {results.eer_percent:.1f} % is too close to chance"
+        )
+    elif not results.thresholds:
+        verdict = (
+            "not ready for decisions: the model has no thresholds; fit them with speakernet "
+            "calibrate"
+        )
+    elif cost >= 1:
+        verdict = (
+            f"not usable as calibrated: the actual DCF({USUAL_RATE:g}) is {cost:.2f}, and always "
+            "giving the same answer would cost only 1; calibrate on recordings like these"
+        )
+    elif 100 * max(false_accepts, misses) > LARGEST_USABLE_PERCENT:
+        verdict = (
+            f"of limited use: more than {LARGEST_USABLE_PERCENT:g} % of same- or different-speaker "
+            "pairs get the wrong decision"
+        )
+    elif has_warnings:
+        verdict = "usable, but its figures are optimistic or uncertain; see the box below"
+    else:
+        verdict = "usable: the model is calibrated"
+    errors = (
+        f"at {place}, {100 * false_accepts:.1f} % of different-speaker pairs are accepted and "
+        f"{100 * misses:.1f} % of same-speaker pairs rejected"
+    )
+    return [verdict, errors]
+
+
+def write_side_by_side(
+    folders: Sequence[str | Path], path: str | Path, export: Path | None = None
+) -> Path:
+    """Write one page for several run or evaluation folders, and its plots as PNGs in a folder
+    beside it.
+    """
+    resolved = [Path(folder).resolve() for folder in folders]
+    path = Path(path)
+    if len(set(resolved)) < len(resolved):
+        raise ValueError(
+            f"a folder was given twice: {', '.join(map(str, folders))}; name each run once"
+        )
+    names = short_names([str(one) for one in resolved])
+    runs = [read_run(folder, name) for folder, name in zip(folders, names, strict=True)]
+    pictures = path.with_name(f"{path.stem}_plots")
+    sections = {
+        "settings": settings_section(runs),
+        "result": {"cards": [figures_side_by_side(runs)]},
+        "difference": differences_section(runs),
+        "errors": errors_section(runs, pictures),
+        "training": training_section(runs, pictures),
+        **group_sections(runs, pictures),
+        "embeddings": embeddings_section(runs, pictures),
+    }
+    return write_page(
+        path, " · ".join(names), f"{len(runs)} runs side by side", [], sections, export
+    )

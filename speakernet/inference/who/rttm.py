@@ -1,0 +1,330 @@
+"""Read who speaks when from RTTM, CTM and UEM files, and write RTTM.
+
+Columns are separated by spaces or by tabs. Names with spaces are read where the line shows
+unambiguously where they end; otherwise the line is refused, because a column that moves by one
+gives two people one name. Recordings, channels and speakers are only names here; `errors.py`
+compares them.
+"""
+
+import string
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
+from urllib.parse import quote
+
+import numpy as np
+
+from speakernet.files import FileError, open_text, reading
+
+if TYPE_CHECKING:
+    from speakernet.inference.who.conversation import Turn
+
+Channel: TypeAlias = tuple[str, str]
+"""A recording and one of its channels."""
+SpeakerTurns: TypeAlias = dict[str, np.ndarray]
+"""Speaker -> (turns, 2), start and stop in seconds, sorted; turns of a speaker never overlap."""
+Content = TypeVar("Content")
+
+EXCLUSIVE = ".exclusive"
+"""`who` writes `X.exclusive.rttm`, with one speaker at a time, beside `X.rttm`."""
+ONLY_CHANNEL = "1"
+UNSET = "<NA>"
+OTHER_TYPES = (
+    "SEGMENT",
+    "NOSCORE",
+    "NO_RT_METADATA",
+    "LEXEME",
+    "NON-LEX",
+    "NON-SPEECH",
+    "FILLER",
+    "EDIT",
+    "IP",
+    "SU",
+    "CB",
+    "A/P",
+    "SPKR-INFO",
+)
+"""Types of RTTM lines other than SPEAKER, which are skipped."""
+WORD_TYPES = (
+    "lex",
+    "frag",
+    "fp",
+    "un-lex",
+    "for-lex",
+    "non-lex",
+    "misc",
+    "noscore",
+    "<na>",
+    "na",
+    "-",
+)
+UNKNOWN_CONFIDENCES = (UNSET, "NA", "-")
+TURNS_EXPECTED = (
+    "RTTM (`SPEAKER file channel start seconds <NA> <NA> name <NA> <NA>`), CTM with a speaker in "
+    "column 8, or a folder of these"
+)
+REGIONS_EXPECTED = "UEM (`file channel start end` on each line), or a folder of these"
+NO_SPACES = "write names of recordings without spaces, or separate the columns by tabs"
+
+
+class _Row(NamedTuple):
+    """One line of a file; `speaker` is None in UEM and for an empty RTTM file."""
+
+    file: Path
+    channel: Channel
+    start: float
+    stop: float
+    speaker: str | None
+
+
+def read_turns(path: Path) -> dict[Channel, SpeakerTurns]:
+    """Read the turns in each channel of each recording from a file, or from all files below a
+    folder.
+
+    The unpacked folders of VoxConverse (`dev/*.rttm`), AMI (`rttms/*/*.rttm`) and DIHARD
+    (`data/rttm/*.rttm`) work. An empty RTTM file means that nobody speaks in the recording it is
+    named after.
+
+    Raises:
+        FileError: there is no such file, a line is malformed (the message names it), or two files
+            of the folder hold turns of one recording.
+    """
+    read: dict[Channel, dict[str, list[tuple[float, float]]]] = {}
+    file_of: dict[Channel, Path] = {}
+    for row in _rows(path, {".rttm": _rttm_row, ".ctm": _ctm_row}, TURNS_EXPECTED):
+        if (first := file_of.setdefault(row.channel, row.file)) != row.file:
+            raise FileError(
+                f"{first} and {row.file} both hold turns of {row.channel[0]!r}; give one of the "
+                "two files, or a folder with one file for each recording"
+            )
+        speakers = read.setdefault(row.channel, {})
+        if row.speaker is not None and row.stop > row.start:
+            speakers.setdefault(row.speaker, []).append((row.start, row.stop))
+    return {
+        channel: {speaker: merged(np.array(turns)) for speaker, turns in speakers.items()}
+        for channel, speakers in read.items()
+    }
+
+
+def read_regions(path: Path) -> dict[Channel, np.ndarray]:
+    """Read the scored regions of each channel, (regions, 2) in seconds, from UEM files.
+
+    Raises:
+        FileError: as for `read_turns`.
+    """
+    read: dict[Channel, list[tuple[float, float]]] = {}
+    for row in _rows(path, {".uem": _uem_row}, REGIONS_EXPECTED):
+        read.setdefault(row.channel, []).append((row.start, row.stop))
+    return {channel: merged(np.array(regions)) for channel, regions in read.items()}
+
+
+def merged(turns: np.ndarray) -> np.ndarray:
+    """Sort turns, (turns, 2), and merge those that overlap; turns that only touch stay apart.
+
+    >>> merged(np.array([[4.0, 6.0], [0.0, 3.0], [1.0, 2.0], [3.0, 4.0], [5.0, 7.0]])).tolist()
+    [[0.0, 3.0], [3.0, 4.0], [4.0, 7.0]]
+    """
+    turns = turns[np.argsort(turns[:, 0], kind="stable")]
+    latest = np.maximum.accumulate(turns[:, 1])
+    begins = np.append(True, turns[1:, 0] >= latest[:-1])
+    ends = np.append(begins[1:], True)
+    return np.stack([turns[begins, 0], latest[ends]], axis=1)
+
+
+def with_channels_of(
+    reference: Iterable[Channel], content: Mapping[Channel, Content]
+) -> dict[Channel, Content]:
+    """Rename the channels of recordings that have a single channel both in `content` and in the
+    reference.
+
+    Programs number a single channel 0 or 1 or call it A; only several channels have to be told
+    apart.
+
+    >>> with_channels_of([("a", "1"), ("b", "1"), ("b", "2")], {("a", "0"): "x", ("b", "2"): "y"})
+    {('a', '1'): 'x', ('b', '2'): 'y'}
+    """
+    true = _channels(reference)
+    theirs = _channels(content)
+    renamed = {}
+    for (recording, channel), value in content.items():
+        is_single = len(theirs[recording]) == len(true.get(recording, ())) == 1
+        renamed[recording, true[recording][0] if is_single else channel] = value
+    return renamed
+
+
+def shown(channels: Iterable[Channel]) -> list[str]:
+    """Names for messages: the recording, and the channel where there are several of a recording.
+
+    >>> shown([("a", "1"), ("b", "1"), ("b", "2")])
+    ['a', 'b (channel 1)', 'b (channel 2)']
+    """
+    channels = list(channels)
+    several = {recording for recording, numbers in _channels(channels).items() if len(numbers) > 1}
+    return [
+        f"{name} (channel {channel})" if name in several else name for name, channel in channels
+    ]
+
+
+def _channels(channels: Iterable[Channel]) -> dict[str, list[str]]:
+    """Recording -> its channels."""
+    found: dict[str, list[str]] = {}
+    for recording, channel in channels:
+        found.setdefault(recording, []).append(channel)
+    return found
+
+
+def rttm_lines(recording: str, turns: Iterable["Turn"]) -> list[str]:
+    """Format turns as `SPEAKER recording 1 start duration <NA> <NA> name <NA> <NA>`; `rttm_name`
+    writes the name.
+    """
+    lines = []
+    for turn in turns:
+        times = f"{turn.start:.3f} {turn.stop - turn.start:.3f}"
+        name = rttm_name(turn.speaker)
+        lines.append(
+            f"SPEAKER {recording} {ONLY_CHANNEL} {times} {UNSET} {UNSET} {name} {UNSET} {UNSET}"
+        )
+    return lines
+
+
+def rttm_name(name: str) -> str:
+    """A person's name as one word, different for different names: a space becomes `_`, and `_`
+    becomes `%5F`.
+
+    `urllib.parse.unquote(word.replace("_", " "))` gives the name back.
+
+    >>> rttm_name("Zoë Lee"), rttm_name("Zoë_Lee"), rttm_name("100 %")
+    ('Zoë_Lee', 'Zoë%5FLee', '100_%25')
+    """
+    letters = []
+    for letter in name:
+        if letter == " ":
+            letters.append("_")
+        elif letter == "_":
+            # `quote` leaves it as it is.
+            letters.append("%5F")
+        elif letter == "%" or letter.isspace():
+            letters.append(quote(letter))
+        else:
+            letters.append(letter)
+    return "".join(letters)
+
+
+def _rows(
+    path: Path, forms: Mapping[str, Callable[[list[str]], tuple]], expected: str
+) -> Iterator[_Row]:
+    """Read the lines of a file, or of all files with these suffixes below a folder."""
+    files = _files_below(path, forms) if path.is_dir() else [path]
+    if not files:
+        raise FileError(f"{path}: no {' or '.join(forms)} file in this folder; expected {expected}")
+    for file in files:
+        with reading(file, expected), open_text(file) as text:
+            lines = text.read().splitlines()
+        # The first form is that of files with other suffixes.
+        form = forms.get(file.suffix, next(iter(forms.values())))
+        if form is _rttm_row and not any(line.strip() for line in lines):
+            yield _Row(file, (file.stem.removesuffix(EXCLUSIVE), ONLY_CHANNEL), 0.0, 0.0, None)
+        for number, line in enumerate(lines, start=1):
+            columns = _columns(line)
+            if (
+                not columns
+                or columns[0].startswith(";;")
+                or (form is _rttm_row and columns[0] in OTHER_TYPES)
+            ):
+                continue
+            try:
+                channel, start, stop, speaker = form(columns)
+                _check_times(start, stop, may_be_empty=speaker is not None)
+            except ValueError as error:
+                raise FileError(
+                    f"{file}, line {number}: {line[:100]!r}: {error}; expected {expected}"
+                ) from None
+            yield _Row(file, channel, start, stop, speaker)
+
+
+def _files_below(folder: Path, suffixes: Iterable[str]) -> list[Path]:
+    """The files of a folder, without the exclusive turns that `who` writes beside all turns."""
+    files = sorted(file for file in folder.rglob("*") if file.suffix in suffixes)
+    everything = {file.with_suffix("") for file in files if not file.stem.endswith(EXCLUSIVE)}
+    return [
+        file
+        for file in files
+        if not file.stem.endswith(EXCLUSIVE)
+        or file.with_name(file.stem.removesuffix(EXCLUSIVE)) not in everything
+    ]
+
+
+def _columns(line: str) -> list[str]:
+    """The columns of a line: between tabs if there are at least three tabs, otherwise words."""
+    by_tabs = [column.strip() for column in line.strip().split("\t")]
+    return by_tabs if len(by_tabs) > 3 else line.split()
+
+
+def _rttm_row(columns: list[str]) -> tuple[Channel, float, float, str]:
+    if columns[0] != "SPEAKER":
+        raise ValueError(f"a line begins with {columns[0]!r}, not with SPEAKER")
+    if len(columns) < 8:
+        raise ValueError(f"{len(columns)} columns instead of 8 to 10")
+    start, seconds = _numbers(columns[3:5])
+    if _is_number(columns[5]):
+        raise ValueError(
+            f"three numbers follow each other, as if the recording's name had spaces ({NO_SPACES})"
+        )
+    # Two columns follow the name, or one in older files, so a name with spaces ends before them.
+    name = columns[7:]
+    for _ in range(2):
+        if len(name) > 1 and (name[-1] == UNSET or _is_number(name[-1])):
+            name.pop()
+    return (columns[1], columns[2]), start, start + seconds, _speaker(name)
+
+
+def _ctm_row(columns: list[str]) -> tuple[Channel, float, float, str]:
+    if len(columns) < 8:
+        raise ValueError(f"{len(columns)} columns instead of 8")
+    start, seconds = _numbers(columns[2:4])
+    is_moved = len(columns) > 8 and columns[6].lower() not in WORD_TYPES
+    if is_moved or not (_is_number(columns[5]) or columns[5].upper() in UNKNOWN_CONFIDENCES):
+        raise ValueError(
+            "columns 6 and 7 are no confidence and type of word, so a column has moved "
+            f"({NO_SPACES})"
+        )
+    return (columns[0], columns[1]), start, start + seconds, _speaker(columns[7:])
+
+
+def _uem_row(columns: list[str]) -> tuple[Channel, float, float, None]:
+    if len(columns) != 4:
+        raise ValueError(f"{len(columns)} columns instead of 4 ({NO_SPACES})")
+    start, stop = _numbers(columns[2:4])
+    return (columns[0], columns[1]), start, stop, None
+
+
+def _speaker(words: Sequence[str]) -> str:
+    name = " ".join(words)
+    if not name:
+        raise ValueError("the column of the speaker is empty")
+    return name
+
+
+def _numbers(columns: Sequence[str]) -> list[float]:
+    if wrong := [column for column in columns if not _is_number(column)]:
+        raise ValueError(f"{wrong[0]!r} is where a time in seconds should be ({NO_SPACES})")
+    return [float(column) for column in columns]
+
+
+def _is_number(text: str) -> bool:
+    # Python's float would also read `nan`, `1_000` and digits of other scripts.
+    if not text or not set(text) <= set(string.digits + "+-.eE"):
+        return False
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _check_times(start: float, stop: float, *, may_be_empty: bool) -> None:
+    is_long_enough = stop >= start if may_be_empty else stop > start
+    if not (start >= 0 and np.isfinite(stop) and is_long_enough):
+        raise ValueError(
+            f"from {start:g} to {stop:g} s is no stretch of time that begins at 0 or later"
+        )
