@@ -175,19 +175,23 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
             evaluation = dataclasses.replace(evaluation, results=results)
             if distributed.is_main():
                 _write_evaluations(evaluation, run_folder, run_folder)
-                plots = [
-                    path
-                    for name in PLOTS_OF_ERRORS
-                    if (path := run_folder / PLOTS / f"{name}.png").is_file()
-                ]
-                figures = {
-                    name: one for name, one in results.to_dict().items() if name in TEST_FIGURES
-                }
-                steps = int(summary["steps"])
-                trackers = Trackers([*training.trackers], run_folder, {}, steps)
-                trackers.each("results", steps, figures, plots, Path(summary["best_path"]))
-                trackers.each("close")
+                _send_results(config, results, summary)
         return TrainingOutcome(summary, evaluation, run_folder)
+
+
+def _send_results(config: Config, results: Results, summary: Mapping[str, Any]) -> None:
+    """Send the figures of the test, its plots and the model to the trackers."""
+    run_folder = Path(config.training.save_path)
+    plots = []
+    for name in PLOTS_OF_ERRORS:
+        path = run_folder / PLOTS / f"{name}.png"
+        if path.is_file():
+            plots.append(path)
+    figures = {name: value for name, value in results.to_dict().items() if name in TEST_FIGURES}
+    steps = int(summary["steps"])
+    trackers = Trackers([*config.training.trackers], run_folder, {}, steps)
+    trackers.each("results", steps, figures, plots, Path(summary["best_path"]))
+    trackers.each("close")
 
 
 def _merge_summaries(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

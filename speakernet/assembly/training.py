@@ -412,7 +412,6 @@ def build_trainer(
     # Deterministic runs keep their number of threads, because it changes the bits of results.
     adapts = runtime.threads == "auto" and not runtime.deterministic
     values = config.model_dump()
-    first_stage = {} if stage.steps_before is None else {"first_stage_steps": stage.steps_before}
     learning_rate, margin = build_schedules(
         config, loss, -(-len(loader) // training.accumulation_steps)
     )
@@ -436,23 +435,29 @@ def build_trainer(
         model_contents=functools.partial(
             model_file_contents, net, loss_normalizes=config.loss.normalize_embeddings
         ),
-        # A resumed run is compared with these.
-        origin={
-            "config": {
-                **values,
-                "components": {name: digest for name, (_, digest) in OUTSIDE.items()},
-            },
-            "versions": {"torch": str(torch.__version__)},
-            # Relative paths start here.
-            "working_folder": str(Path.cwd()),
-            **getattr(loader, "identity", {}),
-            **first_stage,
-        },
+        origin=_origin_of_run(values, loader, stage),
         net_state=net_state,
         stage=stage,
         stop=stop,
         advise=advise,
     )
+
+
+def _origin_of_run(
+    values: Mapping[str, Any], loader: "trainer.Loader", stage: progress.Stage
+) -> dict[str, Any]:
+    """What a resumed run is compared with, so that changes since its start are said."""
+    components = {name: digest for name, (_, digest) in OUTSIDE.items()}
+    origin: dict[str, Any] = {
+        "config": {**values, "components": components},
+        "versions": {"torch": str(torch.__version__)},
+        # Relative paths start here.
+        "working_folder": str(Path.cwd()),
+        **getattr(loader, "identity", {}),
+    }
+    if stage.steps_before is not None:
+        origin["first_stage_steps"] = stage.steps_before
+    return origin
 
 
 def batch_factor(config: Config) -> Choice[float]:

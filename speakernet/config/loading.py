@@ -176,36 +176,19 @@ def load_config(
                     settings.append(_resolve_input(translated, file))
     for setting in options:
         settings += _translated(setting._replace(layer=len(files)))
-    last = {one.key: one for one in settings}
-    scores = str(last["eval"].value).casefold() if "eval" in last else "false"
-    if scores not in ("true", "false"):
-        raise ConfigError(
-            f"{last['eval'].where}: eval is {last['eval'].value!r}; expected true or false"
-        )
-    limit = last.get("evaluation.max_trials")
-    # A file may be that of the training, whose validation it limits.
-    if scores == "true" and limit is not None and limit.layer == len(files):
-        raise ConfigError(
-            f"{limit.where}: {limit.value} would limit the validation trials of a training, but "
-            "--eval scores every trial of the list; leave it out, or give a shorter list with "
-            "--test_list"
-        )
+    last = {setting.key: setting for setting in settings}
+    is_scoring = _is_scoring(last, command_line=len(files))
     model = str(last["training.initial_model"].value) if "training.initial_model" in last else ""
     forgiven = flat | ({len(files)} if is_classic else set())
-    if (
-        scores == "true"
-        and model
-        and not files
-        and not asked
-        and is_classic_checkpoint(Path(model))
-    ):
+    is_model_alone = is_scoring and model and not files and not asked
+    if is_model_alone and is_classic_checkpoint(Path(model)):
         is_classic = True
         why = CHECKPOINT.format(model)
         forgiven = {0}
     settings = _drop_folders_of_other_lists([one for one in settings if one.key != "eval"], copies)
     given = {setting.key: setting.value for setting in settings}
     implied = convert(given) if is_classic else {}
-    if model and scores == "false":
+    if model and not is_scoring:
         implied |= _implied_by_model(settings_of_model(Path(model)), given)
     # The program's own default is off, but its published models have it on. `import-weights`
     # assumes the same.
@@ -233,9 +216,32 @@ def load_config(
             f"; these differ from {OURS}'s (in brackets): {differing}; --defaults {OURS} "
             "selects those"
         )
-    is_scoring = scores == "true"
     keys = frozenset(given)
     return LoadedConfig(config, files, is_classic, is_scoring, keys, described, assumed)
+
+
+def _is_scoring(last: Mapping[str, Setting], *, command_line: int) -> bool:
+    """Whether `eval` was given; options that scoring would ignore are refused.
+
+    Args:
+        last: key -> the setting that holds.
+        command_line: number of the layer of the command line.
+    """
+    if "eval" not in last:
+        return False
+    wanted = last["eval"]
+    value = str(wanted.value).casefold()
+    if value not in ("true", "false"):
+        raise ConfigError(f"{wanted.where}: eval is {wanted.value!r}; expected true or false")
+    limit = last.get("evaluation.max_trials")
+    # A file may be that of the training, whose validation it limits.
+    if value == "true" and limit is not None and limit.layer == command_line:
+        raise ConfigError(
+            f"{limit.where}: {limit.value} would limit the validation trials of a training, but "
+            "--eval scores every trial of the list; leave it out, or give a shorter list with "
+            "--test_list"
+        )
+    return value == "true"
 
 
 def _implied_by_model(

@@ -41,20 +41,10 @@ from speakernet.evaluation.metrics import (
 )
 from speakernet.evaluation.options import UNIT_COST
 from speakernet.evaluation.report.page import MISSING, Card, Section, drawn
-from speakernet.evaluation.results import (
-    FEW_TARGETS,
-    GroupResult,
-    Results,
-    SweepResult,
-    headline,
-)
+from speakernet.evaluation.results import FEW_TARGETS, GroupResult, Results, SweepResult, headline
 from speakernet.evaluation.speakers import speakers_of
 from speakernet.files import human_bytes
-from speakernet.run_folder import (
-    DECISIONS,
-    EVALUATIONS,
-    SCORES,
-)
+from speakernet.run_folder import DECISIONS, EVALUATIONS, SCORES
 from speakernet.terminal import counted
 
 CURVES = (
