@@ -22,8 +22,6 @@ from speakernet.inference.verifier import enroll, identify
 from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
 
-pytestmark = pytest.mark.slow
-
 RATE = 16000
 NUM_SPEAKERS = 12
 NUM_SENTENCES = 5
