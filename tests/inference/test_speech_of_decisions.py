@@ -153,7 +153,7 @@ def test_no_speech(verifier, model, tmp_path, capsys, sound):
         assert status == (2 if command[0] == "verify" else 1) and out == "", command
         assert "sound.wav: no speech" in err or "sound.wav: silent" in err, err
     assert store.read_bytes() == before
-    with pytest.raises(AudioError, match="no speech|silent"):
+    with pytest.raises(AudioError, match=r"no speech|silent"):
         verifier.embed(sound, sample_rate=RATE, speech=True)
     stream = verifier.stream(RATE, verifier.embed(clip(0, 0), sample_rate=RATE, speech=True))
     assert [state.decision for state in stream.add(sound)] == [None, None, None]

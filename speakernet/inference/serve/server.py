@@ -77,7 +77,9 @@ DETECTOR = "speech.onnx"
 """Graphs that the page runs: the network, and silero-vad."""
 RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
 """Files of onnxruntime-web."""
-PAGE_PATHS = frozenset({"/", "/page.css", "/page.js", "/recorder.js", "/in_browser.js", "/speech.js"})
+PAGE_PATHS = frozenset(
+    {"/", "/page.css", "/page.js", "/recorder.js", "/in_browser.js", "/speech.js"}
+)
 OPEN_PATHS = PAGE_PATHS | {"/health", *(f"/{name}" for name in RUNTIME)}
 """Served without a token, since they contain no personal data."""
 DEADLINE: ContextVar[float] = ContextVar("DEADLINE")

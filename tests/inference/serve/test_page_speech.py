@@ -95,14 +95,19 @@ def test_silero(node, runtime, shared_data):
     """The probabilities of real speech with an offset are those of Python."""
     path = sorted((shared_data / "speechocean_mini" / "dev").glob("*/*.flac"))[0]
     samples = read_audio(path)
-    script = f"""
-        const ort = await import({json.dumps(str(runtime / "ort.wasm.min.mjs"))});
+    script = """
+        const ort = await import(given.runtime);
         ort.env.wasm.numThreads = 1;
-        const graph = new Uint8Array(readFileSync({json.dumps(str(silero_file("silero_vad.onnx")))}));
-        const session = await ort.InferenceSession.create(graph, {{ executionProviders: ["wasm"] }});
-        return probabilities(ort, session, Float32Array.from(given));
+        const graph = new Uint8Array(readFileSync(given.graph)), executionProviders = ["wasm"];
+        const session = await ort.InferenceSession.create(graph, { executionProviders });
+        return probabilities(ort, session, Float32Array.from(given.samples));
     """
-    found = node(script, (samples + 0.1).tolist())
+    given = {
+        "runtime": str(runtime / "ort.wasm.min.mjs"),
+        "graph": str(silero_file("silero_vad.onnx")),
+        "samples": (samples + 0.1).tolist(),
+    }
+    found = node(script, given)
     expected = speech_probabilities((samples - samples.mean()).astype(np.float32))
     assert expected.max() > MIN_SURE and found == pytest.approx(expected, abs=2e-3)
 
