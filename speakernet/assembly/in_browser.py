@@ -1,5 +1,5 @@
-"""The files with which the page of `speakernet serve --in-browser` runs a model: its graph and
-onnxruntime-web.
+"""The files with which the page of `speakernet serve --in-browser` runs a model: its graph, that of
+silero-vad, and onnxruntime-web.
 """
 
 import logging
@@ -8,25 +8,32 @@ from pathlib import Path
 
 from speakernet.assembly.exchange import NUM_COMPARED, synthetic_speech
 from speakernet.corpora.synthetic.speech import SAMPLE_RATE
+from speakernet.data.speech import silero_file
 from speakernet.evaluation.embedding import preparation_in_words
 from speakernet.evaluation.scoring import plda_of
 from speakernet.files import FileError
 from speakernet.inference.export import export_model
-from speakernet.inference.serve.server import GRAPH, RUNTIME
+from speakernet.inference.serve.server import DETECTOR, GRAPH, RUNTIME
 from speakernet.models.model_file import load_model_file
 
 logger = logging.getLogger(__name__)
 
 
 def page_files(model_path: Path, folder: Path) -> dict[str, bytes]:
-    """URL -> contents: the graph, checked as in `export`, and the runtime from the folder `dist` of
-    onnxruntime-web.
+    """URL -> contents: the graph, checked as in `export`, that of silero-vad, and the runtime from
+    the folder `dist` of onnxruntime-web.
     """
     if missing := [name for name in RUNTIME if not (folder / name).is_file()]:
         raise FileError(
             f"{folder} has no {missing[0]}; expected the folder `dist` of onnxruntime-web: run "
             "`npm pack onnxruntime-web` and `tar xf onnxruntime-web-*.tgz package/dist`, then give "
             "--in-browser package/dist"
+        )
+    detector = silero_file("silero_vad.onnx")
+    if detector is None:
+        raise FileError(
+            "the page finds speech with silero-vad, which is not installed; run `pip install "
+            "'silero-vad>=6.2,<7'`, or serve without --in-browser"
         )
     model = load_model_file(model_path)
     if model.net.preparation:
@@ -44,6 +51,5 @@ def page_files(model_path: Path, folder: Path) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory(prefix="speakernet-serve-") as made:
         graph = Path(made) / GRAPH
         export_model(model_path, graph, speech=synthetic_speech(NUM_COMPARED, SAMPLE_RATE))
-        return {
-            path.name: path.read_bytes() for path in (graph, *(folder / name for name in RUNTIME))
-        }
+        files = {path.name: path.read_bytes() for path in (graph, *map(folder.joinpath, RUNTIME))}
+    return {**files, DETECTOR: detector.read_bytes()}

@@ -205,7 +205,7 @@ def _log(found: "Conversation", seconds: float) -> None:
     if found.detector == "energy":
         logger.warning(
             "speech is detected by energy alone, which takes music and doors for speech; pip "
-            "install 'speakernet[who]'"
+            "install 'silero-vad>=6.2,<7'"
         )
     if not found.turns:
         logger.warning("%s: no speech found", found.recording)

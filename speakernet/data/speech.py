@@ -115,13 +115,20 @@ def speech_probabilities(waveform: np.ndarray) -> np.ndarray:
     return network(torch.from_numpy(waveform)).numpy()
 
 
-@functools.cache
-def _network() -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """silero-vad for 16 kHz, from the weights in its wheel; None if it is not installed."""
+def silero_file(name: str) -> Path | None:
+    """A file of the network in silero-vad's wheel; None if it is not installed."""
     package = importlib.util.find_spec("silero_vad")
     if package is None or package.origin is None:
         return None
-    path = Path(package.origin).with_name("data") / "silero_vad.jit"
+    return Path(package.origin).with_name("data") / name
+
+
+@functools.cache
+def _network() -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """silero-vad for 16 kHz, from the weights in its wheel; None if it is not installed."""
+    path = silero_file("silero_vad.jit")
+    if path is None:
+        return None
     with warnings.catch_warnings():
         # Only its tensors are used.
         warnings.filterwarnings("ignore", "`torch.jit.load` is deprecated", FutureWarning)

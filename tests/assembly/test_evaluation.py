@@ -75,6 +75,49 @@ def test_result_after_training(tiny_corpus, tmp_path, model):
     assert evaluated(configure(tiny_corpus, tmp_path), model).results.training is None
 
 
+def test_lists_are_whole_unless_speech_is_asked_for(tiny_corpus, tmp_path, model, monkeypatch):
+    """`detected` scores the list as if its recordings had been cut before."""
+    cut = tmp_path / "cut"
+    edges = np.array([[0.2, 0.9]])
+    monkeypatch.setattr("speakernet.data.spoken.find_speech", lambda *_: edges)
+    for path in tiny_corpus.glob("*/*.wav"):
+        name = cut / path.relative_to(tiny_corpus)
+        name.parent.mkdir(parents=True, exist_ok=True)
+        write_audio(name, read_audio(path)[3200:14400], 16000)
+    for name in ("trials.txt", "train_list.txt"):
+        shutil.copy(tiny_corpus / name, cut)
+    of_whole = "--evaluation.embedding=whole"
+    whole = evaluated(configure(tiny_corpus, tmp_path, of_whole), model).results
+    assert whole.backend.get("speech", "whole") == "whole"
+    asked = configure(tiny_corpus, tmp_path, of_whole, "--evaluation.speech=detected")
+    detected = evaluated(asked, model).results
+    assert detected.backend["speech"] == "detected"
+    of_cut = evaluated(configure(cut, tmp_path, of_whole), model).results
+    assert detected.eer_percent == pytest.approx(of_cut.eer_percent)
+    assert detected.eer_percent != whole.eer_percent
+
+
+def test_training_calibrates_for_detected_speech(tiny_corpus, tmp_path, model, monkeypatch):
+    """Whatever is reported, decisions get thresholds of their own, fitted on detected speech."""
+    searched = []
+
+    def first_half(pieces, sample_rate):
+        searched.append(sum(len(piece) for piece in pieces) / sample_rate)
+        return np.array([[0.0, searched[-1] / 2]])
+
+    monkeypatch.setattr("speakernet.data.spoken.find_speech", first_half)
+    trials = tiny_corpus / "trials.txt"
+    fitting = ["--evaluation.calibration_list", str(trials)]
+    config = configure(tiny_corpus, tmp_path, *fitting)
+    results = evaluated(config, model, after_training=True).results
+    assert results.backend.get("speech", "whole") == "whole"
+    thresholds = read_checkpoint(model)["thresholds"]
+    kinds = {one["backend"].get("speech", "whole") for one in thresholds}
+    assert kinds == {"whole", "detected"}
+    assert len(searched) == len(read_trials(str(trials)).names)
+    assert speakernet.load(model, "cpu").cuts_speech
+
+
 def test_a_finished_run_keeps_a_later_calibration(tiny_corpus, tmp_path, model):
     options = [
         "--validation_list",

@@ -46,6 +46,12 @@ def speak():
 
 
 @pytest.fixture(scope="session")
+def set_discriminant():
+    """Makes a network distinguish the twelve speakers of a folder."""
+    return make_discriminant
+
+
+@pytest.fixture(scope="session")
 def voices(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Twelve synthetic speakers with five recordings each; `trials.txt` has all pairs."""
     root = tmp_path_factory.mktemp("voices")

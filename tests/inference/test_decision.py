@@ -1,6 +1,8 @@
 """Decisions and identification: the threshold used, the number of people, refusals."""
 
+import copy
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ import torch
 from speakernet.data.lists import StringTable, TrialList
 from speakernet.evaluation.calibration import quality_columns, quality_inputs
 from speakernet.evaluation.fitting import fit_scores
-from speakernet.evaluation.scoring import WHOLE, verifying_backend
+from speakernet.evaluation.scoring import VERIFYING, WHOLE, verifying_backend
 from speakernet.inference.decision import DecisionRule, NotCalibratedError
 from speakernet.inference.verifier import SpeakerVerifier, enroll, identify
 from speakernet.models.model_file import ModelFile
@@ -83,6 +85,51 @@ def test_odds_below_a_strict_threshold():
     below, above = (rule(*LONG_LIST)[1].decide(score) for score in (0.3, 0.5))
     assert below.log_likelihood_ratio > 0 and not below.same_speaker
     assert below.sentence.endswith("1 %") and above.sentence.endswith("from two")
+
+
+def test_odds_end_where_the_pairs_do():
+    """900 pairs of one speaker support odds of 100 for two, 6,000 pairs of two support 1,000 for
+    one.
+    """
+    contents = rule(*LONG_LIST)[0]
+    contents["calibration"]["fits"][0] |= {"num_targets": 900, "num_nontargets": 6000}
+    bounded = DecisionRule.of_model_file(contents, subtracts_mean=False, name="m.pt")
+    # 8 x 1.0 - 2 = 6 is below ln(1000), 6.91; 8 x 1.2 - 2 = 7.6 is above it.
+    assert bounded.decide(1.0).log_likelihood_ratio == pytest.approx(6.0)
+    assert not bounded.decide(1.0).is_at_bound
+    above = bounded.decide(1.2)
+    assert above.log_likelihood_ratio == pytest.approx(math.log(1000)) and above.is_at_bound
+    assert "more than 1,000 times as likely from one speaker" in above.sentence
+    below = bounded.decide(-0.5)
+    assert below.log_likelihood_ratio == pytest.approx(-math.log(100))
+    assert "more than 100 times as likely from two speakers" in below.sentence
+
+
+@pytest.mark.parametrize(("seconds", "is_made"), [(0.99, False), (1.0, True), (None, True)])
+def test_too_little_speech(seconds, is_made):
+    decision = rule(*LONG_LIST)[1].decide(0.9, speech_seconds=seconds)
+    assert decision.is_made == decision.same_speaker == is_made
+    assert (decision.log_likelihood_ratio is not None) == is_made
+    assert ("times as likely" in decision.sentence) == is_made
+    assert ("0.99 s of speech" in decision.sentence) != is_made
+
+
+def test_files_of_both_kinds():
+    """A file calibrated for speech decides about speech; one of 0.3.0 about whole recordings."""
+    old = rule(*LONG_LIST)[0]
+    new = copy.deepcopy(old)
+    for one in (*new["calibration"]["fits"], *new["thresholds"]):
+        one["backend"] = verifying_backend({}).describe(VERIFYING)
+    for contents, kind in ((old, "whole"), (new, "detected"), ({}, "detected")):
+        found = DecisionRule.of_model_file(contents, subtracts_mean=False, name="m.pt")
+        assert found.speech == kind
+        assert ("speakernet calibrate" in found.caution) == (kind == "whole")
+    both = {
+        "calibration": {"fits": old["calibration"]["fits"] + new["calibration"]["fits"]},
+        "thresholds": old["thresholds"] + new["thresholds"],
+    }
+    found = DecisionRule.of_model_file(both, subtracts_mean=False, name="m.pt")
+    assert found.speech == "detected" and list(found.thresholds) == new["thresholds"]
 
 
 def test_decision_with_quality_measures(random_trials):

@@ -73,9 +73,13 @@ MAX_WITHOUT_HEADERS = min(512, DESCRIPTORS // 2)
 """Maximum number of connections that wait for headers; beyond it, the one that has waited longest
 is closed."""
 GRAPH = "model.onnx"
+DETECTOR = "speech.onnx"
+"""Graphs that the page runs: the network, and silero-vad."""
 RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
 """Files of onnxruntime-web."""
-PAGE_PATHS = frozenset({"/", "/page.css", "/page.js", "/recorder.js", "/in_browser.js"})
+PAGE_PATHS = frozenset(
+    {"/", "/page.css", "/page.js", "/recorder.js", "/in_browser.js", "/speech.js"}
+)
 OPEN_PATHS = PAGE_PATHS | {"/health", *(f"/{name}" for name in RUNTIME)}
 """Served without a token, since they contain no personal data."""
 DEADLINE: ContextVar[float] = ContextVar("DEADLINE")
@@ -452,10 +456,28 @@ class Service:
             "advice": verifier.caution or self._decide(0.0)["advice"] or rule.caution or None,
             "keeps_people": self.store is not None,
             "min_samples": verifier.net.min_samples,
-            "in_browser": [self._decide(0.0), self._decide(1.0)] if self.files else None,
+            "in_browser": self._rule_for_page() if self.files else None,
             "waiting": self.batcher.waiting.qsize(),
             "clips": self.batcher.num_clips,
             "batches": self.batcher.num_batches,
+        }
+
+    def _rule_for_page(self) -> Answer:
+        """What the page needs to decide as `DecisionRule` does; `decision` is that at score 0."""
+        rule = self.verifier.rule
+        calibration = None
+        if rule.calibration is not None:
+            least, most = rule.bounds
+            calibration = {
+                "weight": float(rule.calibration.weights[0]),
+                "offset": float(rule.calibration.offset),
+                "least": least,
+                "most": most,
+            }
+        return {
+            "decision": self._decide(0.0),
+            "calibration": calibration,
+            "speech": rule.speech,
         }
 
     async def file(self, request: Request) -> Response:

@@ -218,16 +218,48 @@ def test_bad_requests(server, voices):
     assert "POST" in refused(server.get("/verify"), 405, "wrong_method")
     assert "GET, POST" in refused(server.put("/people"), 405, "wrong_method")
     assert "/etc/passwd" in refused(server.get("/../../etc/passwd"), 404, "no_such_address")
-    noise = np.random.default_rng(0).normal(0, 0.1, 32000).astype(np.float32)
-    assert "no speech" in refused(
-        server.post("/people", data={"name": "a"}, files=files(audio=noise)), 422, "bad_audio"
-    )
     for name in ("  ", "x" * 300, "two\nlines", "Unknown"):
         refused(
             server.post("/people", data={"name": name}, files=files(audio=voices[0][0])),
             422,
             "refused",
         )
+
+
+def test_no_speech(server, voices):
+    """No request that decides accepts it, also with a threshold given."""
+    noise = np.random.default_rng(0).normal(0, 0.1, 2 * RATE).astype(np.float32)
+    voice = voices[0][0]
+    rate = {"sample_rate": str(RATE)}
+    for path, clips, data in (
+        ("/verify", {"first": voice, "second": noise}, {}),
+        ("/verify", {"first": noise, "second": noise}, {"threshold": "-1"}),
+        ("/identify", {"audio": noise}, {}),
+        ("/embed", {"audio": noise}, {}),
+        ("/people", {"audio": noise}, {"name": "Bo"}),
+        ("/streams", {"reference": noise}, rate),
+    ):
+        answer = server.post(path, files=files(**clips), data=data)
+        assert "no speech" in refused(answer, 422, "bad_audio"), path
+    assert server.get("/people").json() == {"people": []}
+    identity = server.post("/streams", files=files(reference=voice), data=rate).json()["id"]
+    samples = (32768 * noise[:RATE]).astype("<i2").tobytes()
+    progress = server.post(f"/streams/{identity}", content=samples).json()
+    assert progress == {"seconds": 1.0, "state": None}
+    server.delete(f"/streams/{identity}")
+
+
+def test_too_little_speech(server, voices):
+    """Less than a second of speech gives no odds and no name."""
+    short = voices[0][1][: RATE // 2]
+    answer = server.post("/verify", files=files(first=voices[0][0], second=short)).json()
+    assert answer["log_likelihood_ratio"] is None and answer["same_speaker"] is False
+    assert 0 < answer["speech_seconds"] <= 0.5
+    assert "too short" in " ".join(answer["clips"][1]["warnings"])
+    server.post("/people", data={"name": ANNA}, files=files(audio=voices[0][0]))
+    found = server.post("/identify", files=files(audio=short)).json()
+    assert found["name"] is None and found["candidates"][0]["name"] == ANNA
+    server.delete(f"/people/{ANNA}")
 
 
 def test_a_model_of_synthetic_voices_says_so(models, tmp_path, caplog):

@@ -56,7 +56,7 @@ def test_foreign_pages_and_hosts(server, voices):
 
 
 def test_page_loads_nothing_from_elsewhere(server):
-    for path in ("/", "/page.css", "/page.js", "/recorder.js", "/in_browser.js"):
+    for path in ("/", "/page.css", "/page.js", "/recorder.js", "/in_browser.js", "/speech.js"):
         answer = server.get(path)
         assert answer.status_code == 200 and not re.search(
             r"(https?:)?//[\w.-]+\.\w", answer.text

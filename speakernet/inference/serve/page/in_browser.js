@@ -1,6 +1,9 @@
-// Runs the model in the browser: clips are decoded, embedded and compared here, and are never sent.
+// Runs the model in the browser: clips are decoded, cut to their speech, embedded and compared here, and are never sent.
+
+import { RATE, cut, probabilities, stretches } from "./speech.js";
 
 export const MOST_SECONDS = 60;
+const LEAST_SPEECH_SECONDS = 1; // for a decision, as in Python
 
 // `health` is the answer of /health; `headers` authorise the request for the graph.
 export async function open(health, headers) {
@@ -8,35 +11,56 @@ export async function open(health, headers) {
   // More threads need shared memory, which only cross-origin isolated pages have.
   ort.env.wasm.numThreads = 1;
   ort.env.wasm.wasmPaths = new URL("./", location.href).href;
-  const answer = await fetch("model.onnx", { headers });
-  if (!answer.ok) throw new Error(`The model could not be loaded: the server answered ${answer.status}.`);
-  const graph = new Uint8Array(await answer.arrayBuffer());
-  const session = await ort.InferenceSession.create(graph, { executionProviders: ["wasm"] });
+  const { decision, calibration, speech } = health.in_browser;
 
-  // The graph's outputs for a clip ({blob, name}): `embedding`, and `direction`, whose dot products are scores.
+  async function load(name) {
+    const answer = await fetch(name, { headers });
+    if (!answer.ok) throw new Error(`${name} could not be loaded: the server answered ${answer.status}.`);
+    return ort.InferenceSession.create(new Uint8Array(await answer.arrayBuffer()), { executionProviders: ["wasm"] });
+  }
+
+  const session = await load("model.onnx"), detector = await load("speech.onnx");
+
+  // The samples that are embedded for a decision, and the seconds of speech in a clip ({blob, name}).
+  async function hear(clip) {
+    const samples = await decode(clip, health.sample_rate);
+    const seconds = samples.length / health.sample_rate;
+    const searched = health.sample_rate === RATE ? samples : await decode(clip, RATE);
+    const found = stretches(await probabilities(ort, detector, searched), seconds);
+    if (!found.length) throw new Error(`${clip.name}: no speech was found in ${seconds.toFixed(1)} s; record somebody who speaks.`);
+    const speechSeconds = found.reduce((sum, [begin, end]) => sum + end - begin, 0);
+    return { samples: speech === "detected" ? cut(samples, health.sample_rate, found) : samples, speechSeconds };
+  }
+
+  // The graph's outputs for a clip: `embedding`, and `direction`, whose dot products are scores.
   async function embed(clip) {
-    const samples = await decode(clip, health.sample_rate, health.min_samples);
+    const { samples, speechSeconds } = await hear(clip);
+    if (samples.length < health.min_samples) throw new Error(`${clip.name}: ${speechSeconds.toFixed(2)} s of speech is too short for this model.`);
     const input = new ort.Tensor("float32", samples, [1, samples.length]);
     const { embedding, direction } = await session.run({ waveforms: input });
-    return { embedding: [...embedding.data], direction: [...direction.data] };
+    return { embedding: [...embedding.data], direction: [...direction.data], speechSeconds };
   }
 
   // The same answer as the server's /verify, without `clips`.
   async function verify(first, second) {
-    const one = (await embed(first)).direction, other = (await embed(second)).direction;
-    const score = one.reduce((sum, value, at) => sum + value * other[at], 0);
-    // The server's answers at scores 0 and 1 give the threshold and the calibration, which is linear.
-    const [zero, unit] = health.in_browser;
-    const slope = unit.log_likelihood_ratio - zero.log_likelihood_ratio;
-    const ratio = zero.log_likelihood_ratio === null ? null : zero.log_likelihood_ratio + slope * score;
-    return { ...zero, score, log_likelihood_ratio: ratio, same_speaker: zero.threshold === null ? null : score >= zero.threshold };
+    const one = await embed(first), other = await embed(second);
+    const score = one.direction.reduce((sum, value, at) => sum + value * other.direction[at], 0);
+    const heard = Math.min(one.speechSeconds, other.speechSeconds);
+    const isMade = heard >= LEAST_SPEECH_SECONDS;
+    let ratio = null;
+    if (calibration && isMade) ratio = Math.max(calibration.least, Math.min(calibration.most, calibration.offset + calibration.weight * score));
+    return {
+      ...decision, score, log_likelihood_ratio: ratio, speech_seconds: heard,
+      same_speaker: decision.threshold === null ? null : isMade && score >= decision.threshold,
+      is_at_bound: ratio !== null && (ratio === calibration.least || ratio === calibration.most),
+    };
   }
 
   return { embed, verify };
 }
 
 // The samples of a clip at the model's rate, mixed down to mono.
-async function decode(clip, rate, fewest) {
+async function decode(clip, rate) {
   let audio;
   try {
     // A context at this rate resamples what it decodes.
@@ -48,7 +72,6 @@ async function decode(clip, rate, fewest) {
   for (let channel = 0; channel < audio.numberOfChannels; channel++) {
     audio.getChannelData(channel).forEach((value, at) => { samples[at] += value / audio.numberOfChannels; });
   }
-  if (samples.length < fewest) throw new Error(`${clip.name}: ${audio.duration.toFixed(2)} s is too short for this model.`);
   if (audio.duration > MOST_SECONDS) throw new Error(`${clip.name}: ${audio.duration.toFixed(0)} s; expected at most ${MOST_SECONDS} s.`);
   if (samples.every(value => Math.abs(value) < 1e-4)) throw new Error(`${clip.name}: silent; is the microphone on?`);
   return samples;

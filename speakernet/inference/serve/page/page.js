@@ -203,7 +203,8 @@ function rate(share) {
 }
 
 function isShort(found) {
-  return Boolean(found.clips?.some(clip => clip.speech_seconds < LEAST_SPEECH_SECONDS));
+  const heard = [found, ...(found.clips ?? [])].map(one => one.speech_seconds ?? LEAST_SPEECH_SECONDS);
+  return Math.min(...heard) < LEAST_SPEECH_SECONDS;
 }
 
 // The probability of the same person if both answers were equally likely before.
@@ -247,6 +248,10 @@ function showDecision(box, found, prefix = "") {
     show(box, "unsure", "No decision: not calibrated", sentence(`${prefix}score ${score}; a higher score means more alike`));
     return;
   }
+  if (isShort(found)) {
+    show(box, "unsure", "Undecided: too little speech", sentence(`${prefix}less than a second of speech was heard; record a few seconds`));
+    return;
+  }
   const words = found.same_speaker ? "The same person" : "Different people";
   const kind = found.same_speaker ? "same" : "other";
   const ratio = found.log_likelihood_ratio;
@@ -259,12 +264,10 @@ function showDecision(box, found, prefix = "") {
   const sides = ratio >= 0 ? "one person as from two" : "two people as from one";
   // The threshold and the odds may disagree.
   const agrees = ratio >= 0 === found.same_speaker, share = certainty(ratio);
-  const isSure = agrees && !isShort(found);
-  const why = isSure ? "The percentage assumes that both answers were equally likely beforehand."
-    : isShort(found) ? "A clip has too little speech to be sure; record a few seconds." : "Not sure, because the odds and the threshold disagree.";
-  show(box, isSure && Math.max(share, 1 - share) >= LEAST_SURE ? kind : "unsure",
-    isSure ? `${words}, ${percent(share)} sure` : `${words}, but not sure`, scale(ratio),
-    `${sentence(`${prefix}the score ${score} is ${times(ratio)} as likely from ${sides}`)} ${limit}`, why);
+  const why = agrees ? "The percentage assumes that both answers were equally likely beforehand." : "Not sure, because the odds and the threshold disagree.";
+  show(box, agrees && Math.max(share, 1 - share) >= LEAST_SURE ? kind : "unsure",
+    agrees ? `${words}, ${percent(share)} sure` : `${words}, but not sure`, scale(ratio),
+    `${sentence(`${prefix}the score ${score} is ${found.is_at_bound ? "more than " : ""}${times(ratio)} as likely from ${sides}`)} ${limit}`, why);
 }
 
 function showPerson(box, found) {
@@ -281,7 +284,7 @@ function showPerson(box, found) {
   const rest = [`Highest scores: ${scores}. ${limit}`];
   if (ratio !== null) rest.unshift(scale(ratio, "somebody else", best.name), `The highest score is ${times(ratio)} as likely from ${sides}.`);
   if (isShort(found)) {
-    show(box, "unsure", `Not sure: perhaps ${found.name ?? (isNear ? best.name : "a stranger")}`, ...rest, "The clip has too little speech to be sure; record a few seconds.");
+    show(box, "unsure", "No name: too little speech", ...rest, "The clip has less than a second of speech; record a few seconds.");
   } else if (found.name === null && isNear) {
     show(box, "unsure", `Not sure: perhaps ${best.name}`, ...rest, "The voice fits, but not well enough to rule out a stranger. A longer clip may help.");
   } else {

@@ -1,0 +1,174 @@
+"""The page finds speech as Python does; needs Node.js, and onnxruntime-web for silero-vad."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from importlib import resources
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+import speakernet
+from speakernet.assembly.in_browser import page_files
+from speakernet.data import speech
+from speakernet.data.audio import read_audio
+from speakernet.data.speech import (
+    FRAME_SECONDS,
+    MIN_SURE,
+    sample_edges,
+    silero_file,
+    speech_probabilities,
+    stretches,
+)
+
+sys.path.insert(0, str(Path(__file__).parent))
+from serve_helpers import RATE, serving
+
+
+@pytest.fixture()
+def runtime():
+    """onnxruntime-web, from ONNXRUNTIME_WEB."""
+    folder = Path(os.environ.get("ONNXRUNTIME_WEB", "")).resolve()
+    if not (folder / "ort.wasm.min.mjs").is_file():
+        pytest.skip("ONNXRUNTIME_WEB is not the folder `dist` of onnxruntime-web")
+    return folder
+
+
+@pytest.fixture()
+def node(tmp_path):
+    """Run a script with the page's functions in scope: the value that it returns."""
+    program = shutil.which("node")
+    if program is None:
+        pytest.skip("Node.js is not installed")
+    page = resources.files("speakernet.inference.serve") / "page"
+    (tmp_path / "speech.mjs").write_bytes((page / "speech.js").read_bytes())
+
+    def run(script: str, given: object) -> object:
+        (tmp_path / "given.json").write_text(json.dumps(given))
+        (tmp_path / "run.mjs").write_text(
+            'import { readFileSync } from "fs";\n'
+            'import { cut, probabilities, stretches } from "./speech.mjs";\n'
+            'const given = JSON.parse(readFileSync("given.json"));\n'
+            f"const found = await (async () => {{ {script} }})();\n"
+            "console.log(JSON.stringify(found));\n"
+        )
+        done = subprocess.run(
+            [program, "run.mjs"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return run
+
+
+def test_stretches(node, random):
+    """Random probabilities of many lengths, silence, and a recording that is never sure."""
+    cases = [np.zeros(0), np.zeros(40), np.full(40, MIN_SURE - 0.01), np.full(40, MIN_SURE)]
+    for length in random.integers(1, 300, 60):
+        smooth = np.convolve(random.normal(size=length), np.ones(5) / 2, "same")
+        cases.append(1 / (1 + np.exp(-3 * smooth)))
+    seconds = [max(0.0, (len(scores) - 0.5) * FRAME_SECONDS) for scores in cases]
+    given = [[scores.tolist(), end] for scores, end in zip(cases, seconds, strict=True)]
+    found = node("return given.map(([scores, end]) => stretches(scores, end));", given)
+    num_stretches = 0
+    for scores, end, ours in zip(cases, seconds, found, strict=True):
+        is_spoken = scores.max(initial=0.0) >= MIN_SURE
+        expected = stretches(scores * is_spoken, end)
+        assert np.reshape(ours, (-1, 2)) == pytest.approx(expected, abs=1e-9)
+        num_stretches += len(expected)
+    assert num_stretches > 60
+
+
+def test_cut(node):
+    given = [[0.0, 0.25], [0.5, 0.75]]
+    samples = "Float32Array.from({ length: 16000 }, (_, at) => at)"
+    found = node(f"return [...cut({samples}, 16000, given)];", given)
+    edges = sample_edges(np.array(given), RATE)
+    assert found == [one for start, stop in edges for one in range(start, stop)]
+
+
+def test_silero(node, runtime, shared_data):
+    """The probabilities of real speech with an offset are those of Python."""
+    path = sorted((shared_data / "speechocean_mini" / "dev").glob("*/*.flac"))[0]
+    samples = read_audio(path)
+    script = """
+        const ort = await import(given.runtime);
+        ort.env.wasm.numThreads = 1;
+        const graph = new Uint8Array(readFileSync(given.graph)), executionProviders = ["wasm"];
+        const session = await ort.InferenceSession.create(graph, { executionProviders });
+        return probabilities(ort, session, Float32Array.from(given.samples));
+    """
+    given = {
+        "runtime": str(runtime / "ort.wasm.min.mjs"),
+        "graph": str(silero_file("silero_vad.onnx")),
+        "samples": (samples + 0.1).tolist(),
+    }
+    found = node(script, given)
+    expected = speech_probabilities((samples - samples.mean()).astype(np.float32))
+    assert expected.max() > MIN_SURE and found == pytest.approx(expected, abs=2e-3)
+
+
+# What a browser offers and Node.js does not: decoding, and files of the server.
+AS_IN_A_BROWSER = """
+    globalThis.location = { href: new URL("./", import.meta.url).href };
+    globalThis.fetch = async name => ({ ok: true, arrayBuffer: async () => readFileSync(name) });
+    globalThis.OfflineAudioContext = class {
+        constructor(channels, length, rate) { this.rate = rate; }
+        async decodeAudioData(samples) {
+            const audio = { length: samples.length, duration: samples.length / this.rate };
+            return { ...audio, numberOfChannels: 1, getChannelData: () => samples };
+        }
+    };
+    const { open } = await import("./in_browser.mjs");
+    const page = await open(given.health, {});
+    const clip = (name, samples) => ({ name, blob: { arrayBuffer: async () => samples } });
+    const answers = [];
+    for (const [first, second] of given.pairs) {
+        try { answers.push(await page.verify(clip("first", first), clip("second", second))); }
+        catch (error) { answers.push(error.message); }
+    }
+    return answers;
+"""
+
+
+def test_decisions(node, runtime, models, voices, tmp_path, monkeypatch):
+    """The page decides as Python does, on speech alone."""
+    pytest.importorskip("onnxscript")
+    monkeypatch.setattr(speech, "default_detector", lambda: speech.SILERO)
+    verifier = speakernet.load(models[0], "cpu")
+    files = page_files(models[0], runtime)
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    page = resources.files("speakernet.inference.serve") / "page"
+    source = (page / "in_browser.js").read_text().replace("./speech.js", "./speech.mjs")
+    (tmp_path / "in_browser.mjs").write_text(source)
+    with serving(models[0], files=files) as (address, _):
+        health = httpx.get(f"{address}/health").json()
+    hiss = [0.001 * np.random.default_rng(seed).standard_normal(5 * RATE) for seed in (1, 2)]
+    first, same, other = voices[0][0], voices[0][1], voices[3][0]
+    pairs = [
+        (first, same),
+        (first, other),
+        (np.append(first, hiss[0]), np.append(other, hiss[1])),
+        (first, np.append(same[: RATE // 2], np.zeros(RATE))),
+        (first, 100 * hiss[0]),
+    ]
+    pairs = [[np.asarray(clip, np.float32) for clip in pair] for pair in pairs]
+    given = {"health": health, "pairs": [[clip.tolist() for clip in pair] for pair in pairs]}
+    answers = node(AS_IN_A_BROWSER, given)
+    for pair, answer in zip(pairs[:4], answers, strict=False):
+        expected = verifier.verify(*pair, sample_rate=RATE)
+        assert answer["score"] == pytest.approx(expected.score, abs=1e-3)
+        assert answer["speech_seconds"] == pytest.approx(expected.speech_seconds, abs=0.01)
+        assert answer["same_speaker"] == expected.same_speaker
+        assert answer["is_at_bound"] == expected.is_at_bound
+        if expected.is_made:
+            ratio = expected.log_likelihood_ratio
+            assert answer["log_likelihood_ratio"] == pytest.approx(ratio, abs=0.02)
+        else:
+            assert answer["log_likelihood_ratio"] is None
+    assert answers[3]["speech_seconds"] < 1 and answers[4].startswith("second: no speech")
