@@ -92,6 +92,12 @@ def test_a_run_starts_without_compiler_and_plots():
     assert json.loads(finished.stdout) == ["torch"]
 
 
+def test_decisions_need_no_scipy():
+    """Each import counts for a command that answers in two seconds; scipy takes a tenth of it."""
+    code = "import sys; import speakernet.inference.verifier; sys.exit('scipy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
 @pytest.mark.parametrize("call", CALLS, ids=" ".join)
 def test_no_slow_imports(call, answers):
     status, imported = answers[" ".join(call)]

@@ -36,6 +36,7 @@ from speakernet.config import Config, ConfigError, LoadedConfig
 from speakernet.config.schema import stages_of
 from speakernet.evaluation.evaluate import Evaluation
 from speakernet.evaluation.fitting import known_by
+from speakernet.evaluation.results import Results
 from speakernet.files import human_bytes, sha256_of
 from speakernet.machine.device import choose_device, find_device
 from speakernet.machine.facts import system_info, usable_cores

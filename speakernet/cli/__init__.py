@@ -83,7 +83,7 @@ PLUGIN: dict[str, Any] = {
     "help": "Python file with your own components (docs/components.md)",
 }
 
-YOUNG_OBJECTS = 10_000
+YOUNG_OBJECTS = 50_000
 """New objects between two runs of the garbage collector. With Python's 700, a command searches
 all that torch and matplotlib define again and again while it imports them: 0.3 s."""
 INTERRUPTED = 130
@@ -169,10 +169,10 @@ def run_command(module_name: str, program: str, arguments: Sequence[str]) -> int
         # error.
         os.environ.setdefault(HUGE_PAGES, "1")
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    module = importlib.import_module(module_name)
-    failed = getattr(module, "ERROR_STATUS", None)
     generations = gc.get_threshold()
     gc.set_threshold(YOUNG_OBJECTS, *generations[1:])
+    module = importlib.import_module(module_name)
+    failed = getattr(module, "ERROR_STATUS", None)
     try:
         done = (
             module.main(arguments)

@@ -12,7 +12,7 @@ from typing import IO
 import numpy as np
 
 from speakernet.data.audio import AudioError, AudioInfo, crop_of_file
-from speakernet.evaluation.slices import frame_powers
+from speakernet.data.levels import frame_powers
 
 MIX = "mix"
 CHECKED_WINDOWS = 20
