@@ -25,7 +25,8 @@ import torch
 from benchmarks.timing import Way, run_in_turn, timings
 from speakernet.assembly.exchange import synthetic_speech
 from speakernet.inference.export import INPUT, onnx_bytes
-from speakernet.inference.serve.server import Address, Limits, Service, make_server
+from speakernet.inference.serve.limits import Limits
+from speakernet.inference.serve.server import Address, Service, make_server
 from speakernet.inference.verifier import load
 from speakernet.models.model_file import ModelFile
 from speakernet.models.options import MODELS

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -401,6 +401,13 @@ class Quality:
     is different."""
     speech: np.ndarray = field(default_factory=lambda: np.zeros((0, 2)), compare=False)
     """Stretches of speech, (stretches, 2) in seconds."""
+
+
+class Heard(NamedTuple):
+    """A recording as it is embedded for a decision, and its quality."""
+
+    recording: Recording
+    quality: Quality
 
 
 def inspect_recording(

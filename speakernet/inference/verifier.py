@@ -12,17 +12,16 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from speakernet.data.audio import AudioError, audio_of_array
-from speakernet.data.speech import find_speech
+from speakernet.data.audio import AudioError
 from speakernet.evaluation.embedding import Stretch, batches_of, padded, prepared, weights_digest
 from speakernet.evaluation.results import html_table
 from speakernet.evaluation.scoring import (
@@ -34,30 +33,31 @@ from speakernet.evaluation.scoring import (
 )
 from speakernet.inference.decision import (
     MIN_TEST_SECONDS,
-    UNCALIBRATED_THRESHOLD,
     Decision,
     DecisionRule,
+)
+from speakernet.inference.enrolment import (
+    Enrolment,
+    differing_channels,
+    doubts_about_voice,
+    enroll,
 )
 from speakernet.inference.identification import (
     Identification,
     identify_embedding,
     open_set_threshold,
 )
-from speakernet.inference.people import TOP, PeopleStore, StoredRecording, checked_name
+from speakernet.inference.people import TOP, PeopleStore
 from speakernet.inference.recordings import (
-    BAND_LIMITED,
-    MAX_SPEECH_SECONDS,
-    MIN_ENROL_SECONDS,
-    MIN_WEIGHT_SECONDS,
     Array,
     Audio,
-    Quality,
+    Heard,
     Recording,
     array_of,
     inspect_recording,
     open_recording,
-    warnings_by_cause,
 )
+from speakernet.inference.streams import SpeakerStream, StreamState
 from speakernet.machine.device import find_device
 from speakernet.machine.memory import bound_compiled_shapes
 from speakernet.machine.options import MachineOptions
@@ -68,19 +68,28 @@ from speakernet.models.speaker_net import folded
 if TYPE_CHECKING:
     from speakernet.inference.who.conversation import Conversation
 
+__all__ = [
+    "Enrolment",
+    "Heard",
+    "Identification",
+    "SpeakerStream",
+    "SpeakerVerifier",
+    "StreamState",
+    "Track",
+    "differing_channels",
+    "doubts_about_voice",
+    "enroll",
+    "identify",
+    "load",
+]
+
 logger = logging.getLogger(__name__)
 
 BATCH_SIZE = 16
 """Recordings embedded at once; a long one is a batch by itself."""
 TRACK_WINDOW_SECONDS = 3.0
 TRACK_HOP_SECONDS = 1.0
-STEP_SECONDS = 1.0
-"""Time between two states of a stream."""
-WINDOW_SECONDS = 10.0
-"""A stream embeds this much audio at a time; earlier audio is represented by its embedding."""
 SPEECH_WORDS = {"detected": "detected speech", "whole": "whole recordings"}
-SAME_COSINE = 0.99999
-"""Embeddings of the same recording in different batches are at least this close."""
 
 
 @dataclass(frozen=True)
@@ -96,44 +105,6 @@ class Track:
     start_seconds: np.ndarray
     stop_seconds: np.ndarray
     embeddings: np.ndarray
-
-
-@dataclass(frozen=True)
-class StreamState:
-    """The state of a stream after some seconds.
-
-    Attributes:
-        seconds: audio received so far.
-        embedding: (1, dim) of its speech, unnormalised; None as long as nobody has spoken.
-        score: score against the enrolled embedding; None if nobody is enrolled or has spoken.
-        decision: the decision on this score; None without a score, or without a calibration or
-            threshold.
-        speech_seconds: speech received so far.
-    """
-
-    seconds: float
-    embedding: np.ndarray | None
-    score: float | None = None
-    decision: Decision | None = None
-    speech_seconds: float = 0.0
-
-
-class Heard(NamedTuple):
-    """A recording as it is embedded for a decision, and its quality."""
-
-    recording: Recording
-    quality: Quality
-
-
-@dataclass(frozen=True)
-class Enrolment:
-    """The result of an enrolment."""
-
-    name: str
-    added: int
-    total: int
-    qualities: tuple[Quality, ...]
-    warnings: tuple[str, ...]
 
 
 def load(
@@ -495,7 +466,7 @@ class SpeakerVerifier:
         *,
         false_accept_rate: float | None = None,
         threshold: float | str | None = None,
-    ) -> "SpeakerStream":
+    ) -> SpeakerStream:
         """Process speech in chunks: after each second, its embedding and whether it is the enrolled
         speaker.
 
@@ -610,254 +581,6 @@ class SpeakerVerifier:
                 f"{self.name}: the embedding has NaN or infinite values; expected finite ones"
             )
         return values
-
-
-class SpeakerStream:
-    """A stream of audio, created by `SpeakerVerifier.stream`; not thread-safe.
-
-    During the first ten seconds, the speech so far is embedded as one recording. After that, the
-    embedding of each full ten-second window is kept, and embeddings are averaged by seconds of
-    speech. Memory does not grow with the stream.
-    """
-
-    def __init__(
-        self,
-        verifier: SpeakerVerifier,
-        sample_rate: int,
-        enrolled: Array | None,
-        limits: dict[str, Any],
-    ) -> None:
-        # Check the arguments now rather than after the first second.
-        audio_of_array(np.zeros(1, dtype=np.float32), sample_rate, sample_rate)
-        self.verifier = verifier
-        self.sample_rate = int(sample_rate)
-        self.enrolled = enrolled
-        self.limits = limits
-        self.decides = verifier.is_calibrated or any(value is not None for value in limits.values())
-        if enrolled is not None:
-            verifier.compare(enrolled, enrolled)
-        if self.decides:
-            verifier.decide(0.0, **limits)
-        self._chunks: list[np.ndarray] = []
-        """Samples of the current window."""
-        self._num_samples = 0
-        self._closed_seconds = 0.0
-        self._closed: tuple[float, np.ndarray] = (
-            0.0,
-            np.zeros((1, verifier.embedding_dim), dtype=np.float32),
-        )
-        """Of the full windows: seconds of speech, and the sum of embedding times these seconds."""
-
-    @property
-    def seconds(self) -> float:
-        """Seconds received so far."""
-        return self._closed_seconds + self._num_samples / self.sample_rate
-
-    def add(self, chunk: Any) -> list[StreamState]:
-        """Add samples; returns a state for each full second.
-
-        Args:
-            chunk: (samples,) or (samples, channels) of any length, floating point in -1..1 or
-                int16.
-
-        Raises:
-            AudioError: a wrong type or shape, NaN, or samples far beyond -1..1; the chunk is then
-                ignored.
-        """
-        chunk = array_of(chunk)
-        if chunk.size == 0:
-            return []
-        # Kept at its own rate: resampling chunk by chunk would click at every seam.
-        samples = audio_of_array(chunk, self.sample_rate, self.sample_rate)
-        states = []
-        step = round(STEP_SECONDS * self.sample_rate)
-        for part in np.split(samples, range(step - self._num_samples % step, len(samples), step)):
-            self._chunks.append(part)
-            self._num_samples += len(part)
-            if self._num_samples % step == 0:
-                heard = self._heard()
-                states.append(self._state(*heard))
-                if self._num_samples >= round(WINDOW_SECONDS * self.sample_rate):
-                    # Keep the embedding of a full window instead of its samples.
-                    self._closed_seconds = self.seconds
-                    self._closed = heard
-                    self._chunks = []
-                    self._num_samples = 0
-        return states
-
-    def finish(self) -> StreamState:
-        """The state after everything received, including the last part of a second; AudioError
-        without speech.
-        """
-        if not self.seconds:
-            raise AudioError("the stream had no samples; is the microphone on, or the file empty?")
-        state = self._state(*self._heard())
-        if not state.speech_seconds:
-            raise AudioError(
-                f"the stream: no speech was found in {self.seconds:.2f} s of audio; is the "
-                "microphone on?"
-            )
-        return state
-
-    def _heard(self) -> tuple[float, np.ndarray]:
-        """Seconds of speech so far, and the sum of embedding times these seconds."""
-        seconds, total = self._closed
-        if self._num_samples:
-            window = open_recording(
-                np.concatenate(self._chunks), self.sample_rate, self.verifier.sample_rate
-            )
-            speech = find_speech(window.read(), window.sample_rate)
-            heard = window.cut_to(speech) if self.verifier.cuts_speech and len(speech) else window
-            # A word that has only begun may still be too short for the network.
-            if len(speech) and heard.num_samples >= self.verifier.net.min_samples:
-                spoken = float(np.diff(speech).sum())
-                return seconds + spoken, total + spoken * self.verifier.embed(heard)
-        return seconds, total
-
-    def _state(self, speech_seconds: float, total: np.ndarray) -> StreamState:
-        if not speech_seconds:
-            return StreamState(self.seconds, None)
-        embedding = total / speech_seconds
-        decision = None
-        score = None if self.enrolled is None else self.verifier.compare(embedding, self.enrolled)
-        if score is not None and self.decides:
-            decision = self.verifier.decide(score, **self.limits, speech_seconds=speech_seconds)
-        return StreamState(self.seconds, embedding, score, decision, speech_seconds)
-
-
-def enroll(
-    verifier: SpeakerVerifier,
-    store: PeopleStore | Callable[[], PeopleStore],
-    name: str,
-    recordings: Sequence[Audio | Heard],
-    *,
-    sample_rate: int | None = None,
-    is_strict: bool = False,
-) -> Enrolment:
-    """Add recordings of a person to a store, all of them or none.
-
-    `store` may be a callable that creates one. It is called only when there is something to write,
-    so that refused recordings leave no empty store.
-    """
-    existing = store if isinstance(store, PeopleStore) else None
-    name = checked_name(name)
-    if not len(recordings):
-        raise AudioError(f"no recording of {name!r} was given; expected at least one")
-    heard = [
-        verifier.hear(one, sample_rate, min_speech_seconds=MIN_ENROL_SECONDS) for one in recordings
-    ]
-    opened = [one.recording for one in heard]
-    qualities = [one.quality for one in heard]
-    warnings = warnings_by_cause(qualities)
-    embeddings = np.asarray(verifier.embed(opened))
-    there = existing.recordings(name) if existing else []
-    warnings += differing_channels(qualities, there)
-    kept = np.array([one.embedding for one in there], dtype=np.float32).reshape(
-        -1, verifier.embedding_dim
-    )
-    known = {one.digest for one in there}
-    # Stores of version 0.2.0 have no digests, so recordings are recognised by their embeddings.
-    old = mean_embeddings(kept[np.array([not one.digest for one in there], dtype=bool)])
-    rows = []
-    for row, (quality, unit) in enumerate(zip(qualities, mean_embeddings(embeddings), strict=True)):
-        if quality.digest in known or (old @ unit > SAME_COSINE).any():
-            warnings.append(f"{quality.name} is already enrolled as {name!r} and was skipped")
-        else:
-            rows.append(row)
-        known.add(quality.digest)
-    if rows:
-        sources = [quality.name for quality in qualities]
-        warnings += doubts_about_voice(verifier, existing, name, sources, embeddings, kept)
-    if warnings and is_strict:
-        raise AudioError(f"nothing was enrolled: {'; '.join(warnings)}")
-    weights = [
-        min(max(qualities[row].speech_seconds, MIN_WEIGHT_SECONDS), MAX_SPEECH_SECONDS)
-        for row in rows
-    ]
-    details = [
-        {
-            # Of a file that holds other voices too, `reembed` must not read all channels.
-            "source": str(file.absolute())
-            if (file := opened[row].file) and not opened[row].is_of_one_channel
-            else "",
-            "seconds": qualities[row].seconds,
-            "speech_seconds": qualities[row].speech_seconds,
-            "warnings": "; ".join(
-                [*qualities[row].warnings, *[BAND_LIMITED][: qualities[row].is_band_limited]]
-            ),
-            "digest": qualities[row].digest,
-        }
-        for row in rows
-    ]
-    written = store if isinstance(store, PeopleStore) else store()
-    total = written.enroll(name, embeddings[rows], weights, details) if rows else len(kept)
-    return Enrolment(name, len(rows), total, tuple(qualities), tuple(warnings))
-
-
-def differing_channels(
-    qualities: Sequence[Quality], enrolled: Sequence[StoredRecording]
-) -> list[str]:
-    """A warning if recordings are from a telephone and all those of an enrolled person are not, or
-    the reverse.
-    """
-    new = {one.is_band_limited for one in qualities}
-    old = {BAND_LIMITED in one.warnings for one in enrolled}
-    if len(new) != 1 or len(old) != 1 or new == old:
-        return []
-    now, before = (
-        ("is", "the enrolled recordings are not")
-        if new.pop()
-        else ("is not", "the enrolled recordings are")
-    )
-    return [
-        f"{qualities[0].name} {now} {BAND_LIMITED}, as over a telephone, and {before}; use one "
-        "kind of microphone"
-    ]
-
-
-def doubts_about_voice(
-    verifier: SpeakerVerifier,
-    store: PeopleStore | None,
-    name: str,
-    sources: Sequence[str],
-    embeddings: np.ndarray,
-    kept: np.ndarray,
-) -> list[str]:
-    """Warnings about the voices that are to be enrolled under a name.
-
-    Args:
-        verifier: scores embeddings.
-        store: a store that may hold the same voice under another name; None if there is none yet.
-        name: the person.
-        sources: where each embedding comes from, for the warnings.
-        embeddings: (recordings, dim) of the new recordings.
-        kept: (recordings, dim) of the person's earlier recordings.
-    """
-    # An uncalibrated PLDA score is still a log-likelihood ratio.
-    uncalibrated = UNCALIBRATED_THRESHOLD if verifier.plda is None else 0.0
-    limit = verifier.decide(
-        0.0, threshold="eer" if verifier.is_calibrated else uncalibrated
-    ).threshold
-    doubts = []
-    everything = np.concatenate([embeddings, kept])
-    for row, source in enumerate(sources):
-        scores = [
-            verifier.compare(everything[row], other) for other in np.delete(everything, row, axis=0)
-        ]
-        # The median, so that one wrong recording does not cast doubt on all others.
-        if scores and (score := float(np.median(scores))) < limit:
-            doubts.append(
-                f"{source}: does not sound like the person's other recordings (score {score:.4f}; "
-                f"expected at least {limit:.4f})"
-            )
-    nearest = store.identify(embeddings.mean(axis=0), top=2) if store else []
-    others = [(other, score) for other, score in nearest if other != name]
-    if others and others[0][1] >= limit:
-        doubts.append(
-            f"{name}: sounds like {others[0][0]!r}, who is already enrolled (score "
-            f"{others[0][1]:.2f})"
-        )
-    return doubts
 
 
 def identify(

@@ -17,7 +17,7 @@ import speakernet
 from speakernet.checkpoint import read_checkpoint, write_checkpoint
 from speakernet.data.audio import AudioError, write_audio
 from speakernet.evaluation.scoring import WHOLE, verifying_backend
-from speakernet.inference.verifier import WINDOW_SECONDS
+from speakernet.inference.streams import WINDOW_SECONDS
 from speakernet.models.model_file import load_model_file, model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
 

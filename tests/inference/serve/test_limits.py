@@ -19,16 +19,10 @@ import numpy as np
 import pytest
 
 import speakernet
-from speakernet.inference.serve import server as module
-from speakernet.inference.serve.server import (
-    MAX_TOGETHER,
-    TOKEN_VARIABLE,
-    Address,
-    Batcher,
-    Limits,
-    TimedProtocol,
-    read_token,
-)
+from speakernet.inference.serve import limits as module
+from speakernet.inference.serve.batching import MAX_TOGETHER, Batcher
+from speakernet.inference.serve.limits import Limits, TimedProtocol
+from speakernet.inference.serve.server import TOKEN_VARIABLE, Address, read_token
 
 sys.path.insert(0, str(Path(__file__).parent))
 from serve_helpers import RATE, refused, serving, wav
