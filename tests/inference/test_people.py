@@ -406,6 +406,7 @@ def test_stores_of_0_2(path, key):
 def test_secrets(tmp_path, monkeypatch):
     file = tmp_path / "key"
     file.write_bytes(b" two words \r\n")
+    monkeypatch.delenv("S", raising=False)
     assert read_secret(file, "S") == b" two words " and read_secret(None, "S") is None
     monkeypatch.setenv("S", "x")
     assert (read_secret(None, "S"), read_secret(file, "S")) == (b"x", b" two words ")

@@ -1,6 +1,7 @@
 """What a request must pass before it is computed: sender, token, size, time, and room for it."""
 
 import asyncio
+import collections
 import contextlib
 import hmac
 import logging
@@ -65,6 +66,11 @@ class Limits:
     """Length of the audio that one request may add to a stream."""
     receive_seconds: float = 30.0
     """Time for a request to arrive."""
+    idle_seconds: float = 5.0
+    """Time between two pieces of a request."""
+    arriving: int = 512
+    """Requests whose body is still arriving; beyond it, the one that has waited longest is
+    refused."""
     answer_seconds: float = 60.0
     """Time for a request to be answered before it times out."""
     streams: int = 64
@@ -95,23 +101,75 @@ class Budget:
         self.left = total
         self._lock = threading.Lock()
 
-    @contextlib.contextmanager
-    def hold(self, size: int) -> Iterator[None]:
-        """Reserve this many bytes during the block, or refuse the request."""
+    def take(self, size: int) -> None:
+        """Reserve this many bytes, or refuse the request."""
         with self._lock:
             if size > self.left:
                 raise busy("too much audio at once")
             self.left -= size
+
+    def give_back(self, size: int) -> None:
+        """Release this many bytes."""
+        with self._lock:
+            self.left += size
+
+    @contextlib.contextmanager
+    def hold(self, size: int) -> Iterator[None]:
+        """Reserve this many bytes during the block, or refuse the request."""
+        self.take(size)
         try:
             yield
         finally:
-            with self._lock:
-                self.left += size
+            self.give_back(size)
+
+
+class _Body:
+    """The body of a request: collected from the network, then handed to the application."""
+
+    def __init__(self, receive: Receive, limits: Limits, budget: Budget) -> None:
+        self._receive_from_network = receive
+        self._limits = limits
+        self._budget = budget
+        self._messages: collections.deque[Message] = collections.deque()
+        self.num_bytes = 0
+        """Bytes that have arrived and are reserved in the budget."""
+
+    async def collect(self) -> None:
+        """Receive the whole body, or refuse it if it is too slow, too large or does not fit."""
+        limits = self._limits
+        deadline = time.monotonic() + limits.receive_seconds
+        is_complete = False
+        while not is_complete:
+            seconds = min(limits.idle_seconds, deadline - time.monotonic())
+            try:
+                message = await asyncio.wait_for(self._receive_from_network(), max(0.0, seconds))
+            except asyncio.TimeoutError:
+                raise not_received(limits) from None
+            size = len(message.get("body", b""))
+            if self.num_bytes + size > limits.body_bytes:
+                raise too_large(limits)
+            self._budget.take(size)
+            self.num_bytes += size
+            self._messages.append(message)
+            # A client that disconnects sends no more either.
+            is_complete = not message.get("more_body", False)
+
+    async def receive(self) -> Message:
+        """The next piece, as an ASGI application expects it."""
+        if self._messages:
+            # Not kept: the application makes its own copy.
+            return self._messages.popleft()
+        return await self._receive_from_network()
 
 
 class Guard:
     """Middleware that checks sender, token, size and time; an empty token means that none is
     required.
+
+    A request passes in two steps. First its body arrives, piece by piece. Meanwhile it occupies
+    only the memory of the pieces that are there, so that clients who send nothing, whatever size
+    they announce, keep nobody out. Only then does it take one of the slots for requests that are
+    computed.
     """
 
     def __init__(self, app: ASGIApp, limits: Limits, budget: Budget, token: bytes = b"") -> None:
@@ -120,37 +178,15 @@ class Guard:
         self.budget = budget
         self.token = token
         self.slots = asyncio.Semaphore(limits.requests)
+        self._arriving: dict[asyncio.Task[None], None] = {}
+        """Bodies that are still arriving; the one that began first comes first."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
         limits = self.limits
-        begun = time.monotonic()
-        size = 0
-        too_large = ApiError(
-            413,
-            "too_large",
-            f"the request exceeds {limits.body_bytes:,} bytes; send fewer or shorter clips, or "
-            "FLAC",
-        )
-
-        async def take() -> Message:
-            nonlocal size
-            left = begun + limits.receive_seconds - time.monotonic()
-            try:
-                message = await asyncio.wait_for(receive(), max(0.0, left))
-            except asyncio.TimeoutError:
-                raise ApiError(
-                    408,
-                    "too_slow",
-                    f"the request did not arrive within {limits.receive_seconds:g} s",
-                ) from None
-            size += len(message.get("body", b""))
-            if size > limits.body_bytes:
-                raise too_large
-            return message
+        body = _Body(receive, limits, self.budget)
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -158,24 +194,37 @@ class Guard:
             await send(message)
 
         try:
+            headers = Headers(scope=scope)
             self._check_sender(scope, headers)
-            length = (
-                limits.body_bytes
-                if "transfer-encoding" in headers
-                else int(headers.get("content-length", 0))
-            )
-            if length > limits.body_bytes:
-                raise too_large
+            if int(headers.get("content-length", 0)) > limits.body_bytes:
+                raise too_large(limits)
+            await self._await_body(body)
             if self.slots.locked():
                 raise busy(f"{limits.requests} requests are running")
-            seconds = limits.receive_seconds + limits.answer_seconds
-            DEADLINE.set(begun + seconds)
-            with self.budget.hold(length):
-                async with self.slots:
-                    await asyncio.wait_for(self.app(scope, take, answer), seconds)
+            DEADLINE.set(time.monotonic() + limits.answer_seconds)
+            async with self.slots:
+                await asyncio.wait_for(self.app(scope, body.receive, answer), limits.answer_seconds)
         except (ApiError, asyncio.TimeoutError) as error:
             refusal = error if isinstance(error, ApiError) else too_slow(limits)
             await refusal.response()(scope, receive, answer)
+        finally:
+            self.budget.give_back(body.num_bytes)
+
+    async def _await_body(self, body: "_Body") -> None:
+        """Wait until the body is complete; it is refused if too many others wait for theirs."""
+        arrival = asyncio.ensure_future(body.collect())
+        self._arriving[arrival] = None
+        if len(self._arriving) > self.limits.arriving:
+            next(iter(self._arriving)).cancel()
+        try:
+            # Returns on a cancelled arrival too, unlike awaiting it.
+            await asyncio.wait({arrival})
+            if arrival.cancelled():
+                raise not_received(self.limits)
+            arrival.result()
+        finally:
+            arrival.cancel()
+            del self._arriving[arrival]
 
     def _check_sender(self, scope: Scope, headers: Headers) -> None:
         origin = headers.get("origin")
@@ -246,6 +295,25 @@ def is_new(record: logging.LogRecord) -> bool:
 def busy(reason: str) -> ApiError:
     """The refusal of a request for lack of capacity."""
     return ApiError(503, "busy", f"{reason}; try again in a moment", {"Retry-After": "1"})
+
+
+def too_large(limits: Limits) -> ApiError:
+    """The refusal of a body that is too large."""
+    return ApiError(
+        413,
+        "too_large",
+        f"the request exceeds {limits.body_bytes:,} bytes; send fewer or shorter clips, or FLAC",
+    )
+
+
+def not_received(limits: Limits) -> ApiError:
+    """The refusal of a request whose body does not arrive."""
+    return ApiError(
+        408,
+        "too_slow",
+        f"the request did not arrive within {limits.receive_seconds:g} s, or paused for "
+        f"{limits.idle_seconds:g} s; send it again",
+    )
 
 
 def too_slow(limits: Limits) -> ApiError:

@@ -488,14 +488,16 @@ def read_token(address: Address, file: Path | None) -> str:
     """The token that requests need, from a file or the environment; if not given, a new one, or
     empty on loopback.
     """
-    given = read_secret(file, TOKEN_VARIABLE)
-    if not given:
+    secret = read_secret(file, TOKEN_VARIABLE)
+    if secret is None:
         return "" if address.is_loopback else secrets.token_urlsafe(24)
-    token = given.decode("latin-1").strip()
+    token = secret.decode("latin-1").strip()
+    # An empty variable is a mistake, such as a secret that was not mounted: it must not open the
+    # server to everybody.
     if not (token.isascii() and token.isprintable()) or len(token) < MIN_TOKEN_CHARACTERS:
         raise ValueError(
-            f"the token has {len(given)} bytes; expected at least {MIN_TOKEN_CHARACTERS} printable "
-            "ASCII characters"
+            f"the token ({file or TOKEN_VARIABLE}) has {len(secret)} bytes; expected at least "
+            f"{MIN_TOKEN_CHARACTERS} printable ASCII characters"
         )
     return token
 
@@ -640,8 +642,8 @@ def start(
     """Load the model, open the store, and serve."""
     if files and arguments.store is not None:
         raise ValueError(
-            "--store keeps people on the server, but --in-browser keeps voices off it; leave out "
-            "one"
+            "--store and --in-browser cannot be combined: one keeps voices on the server, the "
+            "other keeps them off it"
         )
     address = Address(arguments.host, arguments.port)
     token = read_token(address, arguments.token_file)
