@@ -263,7 +263,7 @@ def test_a_repository_that_has_changed_is_named(server, tmp_path, monkeypatch, c
         assert published.fetch("us/voices").read_bytes() == first + b"changed"
         assert f"{now} instead of {before}" in caplog.text
     # Accepted by removing the note that the warning names.
-    (note,) = (tmp_path / "hub").rglob("first-fetched-main.json")
+    note, = (tmp_path / "hub" / "models--us--voices").rglob("first-fetched-main.json")
     assert str(note) in caplog.text
     note.unlink()
     caplog.clear()
