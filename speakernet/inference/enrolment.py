@@ -55,20 +55,21 @@ def enroll(
     if not len(recordings):
         raise AudioError(f"no recording of {name!r} was given; expected at least one")
     heard = [
-        verifier.hear(one, sample_rate, min_speech_seconds=MIN_ENROL_SECONDS) for one in recordings
+        verifier.hear(recording, sample_rate, min_speech_seconds=MIN_ENROL_SECONDS)
+        for recording in recordings
     ]
-    opened = [one.recording for one in heard]
-    qualities = [one.quality for one in heard]
+    opened = [recording.recording for recording in heard]
+    qualities = [recording.quality for recording in heard]
     warnings = warnings_by_cause(qualities)
     embeddings = np.asarray(verifier.embed(opened))
     there = existing.recordings(name) if existing else []
     warnings += differing_channels(qualities, there)
-    kept = np.array([one.embedding for one in there], dtype=np.float32).reshape(
+    kept = np.array([recording.embedding for recording in there], dtype=np.float32).reshape(
         -1, verifier.embedding_dim
     )
-    known = {one.digest for one in there}
+    known = {recording.digest for recording in there}
     # Stores of version 0.2.0 have no digests, so recordings are recognised by their embeddings.
-    old = mean_embeddings(kept[np.array([not one.digest for one in there], dtype=bool)])
+    old = mean_embeddings(kept[np.array([not recording.digest for recording in there], dtype=bool)])
     rows = []
     for row, (quality, unit) in enumerate(zip(qualities, mean_embeddings(embeddings), strict=True)):
         if quality.digest in known or (old @ unit > SAME_COSINE).any():
@@ -111,8 +112,8 @@ def differing_channels(
     """A warning if recordings are from a telephone and all those of an enrolled person are not, or
     the reverse.
     """
-    new = {one.is_band_limited for one in qualities}
-    old = {BAND_LIMITED in one.warnings for one in enrolled}
+    new = {quality.is_band_limited for quality in qualities}
+    old = {BAND_LIMITED in recording.warnings for recording in enrolled}
     if len(new) != 1 or len(old) != 1 or new == old:
         return []
     now, before = (

@@ -237,7 +237,10 @@ class PeopleStore(contextlib.AbstractContextManager):
         with self._session(writes=True) as connection:
             self._insert(
                 connection,
-                [StoredRecording(name, one, float(weight), **how) for one, weight, how in given],
+                [
+                    StoredRecording(name, embedding, float(weight), **how)
+                    for embedding, weight, how in given
+                ],
             )
             return _count(connection, name)
 
@@ -269,7 +272,8 @@ class PeopleStore(contextlib.AbstractContextManager):
             else []
         )
         return sorted(
-            ((names[row], float(scores[row])) for row in nearest), key=lambda one: (-one[1], one[0])
+            ((names[row], float(scores[row])) for row in nearest),
+            key=lambda scored: (-scored[1], scored[0]),
         )
 
     def people(self) -> list[Person]:
@@ -344,7 +348,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         is_json = path.suffix == ".json"
         if name is not None and not recordings:
             raise self._nobody(name)
-        rows = [dataclasses.asdict(one) for one in recordings]
+        rows = [dataclasses.asdict(recording) for recording in recordings]
         with atomic_write(path, "w" if is_json else "wb") as file:
             if is_json:
                 json.dump(
@@ -356,8 +360,8 @@ class PeopleStore(contextlib.AbstractContextManager):
                 )
             else:
                 columns: dict[str, Any] = {
-                    one.name: [row[one.name] for row in rows]
-                    for one in dataclasses.fields(StoredRecording)
+                    field.name: [row[field.name] for row in rows]
+                    for field in dataclasses.fields(StoredRecording)
                 }
                 np.savez(
                     file,
@@ -406,15 +410,16 @@ class PeopleStore(contextlib.AbstractContextManager):
         problems = []
         state = self._state()
         kept = self.recordings()
-        for one in kept:
+        for recording in kept:
             try:
                 made.append(
                     dataclasses.replace(
-                        one, embedding=np.asarray(embed(one), dtype=np.float32).reshape(-1)
+                        recording,
+                        embedding=np.asarray(embed(recording), dtype=np.float32).reshape(-1),
                     )
                 )
             except ValueError as error:
-                problems.append(f"{one.name}: {error}")
+                problems.append(f"{recording.name}: {error}")
         if problems and not drops_missing:
             raise StoreError(
                 f"{self.path}: {len(problems)} of {len(kept)} recordings cannot be embedded again; "
@@ -530,7 +535,7 @@ class PeopleStore(contextlib.AbstractContextManager):
             for statement in ADD_DIGESTS.split(";") if version == 1 else ():
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            sealed = [(*self._sealed(person, one), row) for row, person, one in kept]
+            sealed = [(*self._sealed(person, recording), row) for row, person, recording in kept]
             connection.executemany(
                 "UPDATE recordings SET embedding = ?, checksum = ? WHERE id = ?", sealed
             )
@@ -542,29 +547,29 @@ class PeopleStore(contextlib.AbstractContextManager):
                 [name, now, now],
             )
             person = value_of(connection, "SELECT id FROM people WHERE name = ?", name)
-            for one in several:
+            for recording in several:
                 row = (
                     person,
-                    one.source,
-                    one.seconds,
-                    one.speech_seconds,
-                    one.weight,
-                    one.warnings,
-                    one.added or now,
+                    recording.source,
+                    recording.seconds,
+                    recording.speech_seconds,
+                    recording.weight,
+                    recording.warnings,
+                    recording.added or now,
                 )
                 connection.execute(
                     "INSERT INTO recordings (person, source, seconds, speech_seconds, weight, "
                     "warnings, added, digest, embedding, checksum) VALUES (?, ?, ?, ?, ?, ?, ?, ?, "
                     "?, ?) ON CONFLICT (person, digest) WHERE digest != '' DO NOTHING",
-                    (*row, one.digest, *self._sealed(person, one)),
+                    (*row, recording.digest, *self._sealed(person, recording)),
                 )
 
-    def _sealed(self, person: int, one: StoredRecording) -> tuple[bytes, int]:
+    def _sealed(self, person: int, recording: StoredRecording) -> tuple[bytes, int]:
         """An embedding as stored, and its checksum."""
-        content = np.ascontiguousarray(one.embedding, dtype="<f4").tobytes()
+        content = np.ascontiguousarray(recording.embedding, dtype="<f4").tobytes()
         if self._aead is not None:
-            content = seal(self._aead, content, _place(person, one))
-        return content, zlib.crc32(content, zlib.crc32(_place(person, one)))
+            content = seal(self._aead, content, _place(person, recording))
+        return content, zlib.crc32(content, zlib.crc32(_place(person, recording)))
 
     def _select(
         self, connection: sqlite3.Connection, name: str | None = None
@@ -582,21 +587,24 @@ class PeopleStore(contextlib.AbstractContextManager):
         )
         found = []
         for row, person, content, checksum, *kept in rows:
-            one = StoredRecording(kept[0], np.empty(0), *kept[1:])
-            covered = one.name.encode() if version < SCHEMA_VERSION else _place(person, one)
+            recording = StoredRecording(kept[0], np.empty(0), *kept[1:])
+            covered = (
+                recording.name.encode() if version < SCHEMA_VERSION else _place(person, recording)
+            )
             is_whole = (
-                zlib.crc32(content, zlib.crc32(covered)) == checksum and 0 < one.weight < math.inf
+                zlib.crc32(content, zlib.crc32(covered)) == checksum
+                and 0 < recording.weight < math.inf
             )
             if is_whole and self._aead is not None:
-                place = b"person %d" % person if version == 1 else _place(person, one)
+                place = b"person %d" % person if version == 1 else _place(person, recording)
                 content = unseal(self.path, self._aead, content, place)
             if not is_whole or len(content) != 4 * (self._dim or 0):
                 raise StoreError(
-                    f"{self.path}: a recording of {one.name!r} is damaged; use a backup, or remove "
+                    f"{self.path}: a recording of {recording.name!r} is damaged; use a backup, or remove "
                     "this person and enrol them again"
                 )
             embedding = np.frombuffer(content, dtype="<f4").astype(np.float32)
-            found.append((row, person, dataclasses.replace(one, embedding=embedding)))
+            found.append((row, person, dataclasses.replace(recording, embedding=embedding)))
         return found
 
     def _read_voices(self) -> tuple[list[str], np.ndarray]:
@@ -606,9 +614,15 @@ class PeopleStore(contextlib.AbstractContextManager):
         kept = self.recordings()
         if not kept:
             return [], np.empty((0, self._dim or 0), dtype=np.float32)
-        units = mean_embeddings(np.stack([one.embedding for one in kept]), self._mean)
-        weighted = units * np.array([one.weight for one in kept], dtype=np.float32)[:, None]
-        starts = [row for row, one in enumerate(kept) if not row or one.name != kept[row - 1].name]
+        units = mean_embeddings(np.stack([recording.embedding for recording in kept]), self._mean)
+        weighted = (
+            units * np.array([recording.weight for recording in kept], dtype=np.float32)[:, None]
+        )
+        starts = [
+            row
+            for row, recording in enumerate(kept)
+            if not row or recording.name != kept[row - 1].name
+        ]
         return [kept[start].name for start in starts], mean_embeddings(
             np.add.reduceat(weighted, starts, axis=0)
         )
@@ -667,10 +681,10 @@ def checked_name(name: str) -> str:
     found = normal_name(name)
     letters = unicodedata.normalize("NFKD", found).casefold().translate(LOOKALIKES)
     is_hidden = any(
-        ord(one) in INVISIBLE_LETTERS or unicodedata.category(one) in INVISIBLE_CATEGORIES
-        for one in found
+        ord(letter) in INVISIBLE_LETTERS or unicodedata.category(letter) in INVISIBLE_CATEGORIES
+        for letter in found
     )
-    shown = "".join(one for one in letters if not unicodedata.combining(one))
+    shown = "".join(letter for letter in letters if not unicodedata.combining(letter))
     is_taken = shown in ("", ".", "..", UNKNOWN) or re.fullmatch(r"speaker\s+\d+", found.casefold())
     if is_hidden or len(found) > LONGEST_NAME or is_taken:
         raise StoreError(
@@ -688,11 +702,11 @@ def _count(connection: sqlite3.Connection, name: str) -> int:
     return int(value_of(connection, counted, name))
 
 
-def _place(person: int, one: StoredRecording) -> bytes:
+def _place(person: int, recording: StoredRecording) -> bytes:
     """What checksum and encryption bind an embedding to: its person's number and name, its weight
     and its digest.
     """
-    return f"person {person} {one.weight!r} {one.digest} {one.name}".encode()
+    return f"person {person} {recording.weight!r} {recording.digest} {recording.name}".encode()
 
 
 def _now() -> str:

@@ -262,7 +262,11 @@ def audio_inputs(
     Returns:
         The source that reads them by name, and the names, each once and in order.
     """
-    corpora = [one for one in given if Path(one).is_dir() and (is_packed(one) or is_kaldi(one))]
+    corpora = [
+        argument
+        for argument in given
+        if Path(argument).is_dir() and (is_packed(argument) or is_kaldi(argument))
+    ]
     if corpora and channel is not None:
         raise AudioError(
             f"{corpora[0]} is a corpus, of which no channel can be chosen; leave out --channel"
@@ -273,7 +277,7 @@ def audio_inputs(
         source = open_source(corpora[0], sample_rate)
         assert isinstance(source, PackedSource | KaldiSource), "only these two are corpora"
         return source, source.index.names if isinstance(source, PackedSource) else source.names
-    names = dict.fromkeys(name for one in given for name in _files_of(one, lines))
+    names = dict.fromkeys(name for argument in given for name in _files_of(argument, lines))
     if not names:
         raise AudioError(
             "no audio was given; expected files, folders, lists, or - for names on standard input"
@@ -331,8 +335,8 @@ def _listed(lines: Iterable[str], where: str, folder: Path) -> list[str]:
         # Try the whole line first, since a path may contain spaces.
         candidates = [line.strip(), *line.split(maxsplit=1)[1:]] if line.strip() else []
         paths = [
-            root / names_below.on_disk(one.strip())
-            for one in candidates
+            root / names_below.on_disk(candidate.strip())
+            for candidate in candidates
             for root, names_below in places
         ]
         found = [str(path) for path in paths if path.is_file()]
@@ -341,7 +345,7 @@ def _listed(lines: Iterable[str], where: str, folder: Path) -> list[str]:
             advice = advice_on_name(candidates[-1].strip()) or f"expected {LIST_FORM}"
             raise ListError(
                 f"{where}, line {number}: found no file "
-                f"{' nor '.join(repr(one[:200]) for one in candidates[::-1])} in {searched}; "
+                f"{' nor '.join(repr(candidate[:200]) for candidate in candidates[::-1])} in {searched}; "
                 f"{advice}"
             )
         names += found[:1]

@@ -62,13 +62,13 @@ class StoreError(FileError):
 def backups_of(path: Path) -> list[Path]:
     """The backups of a store."""
     found = path.parent.glob(f"{glob.escape(path.name)}.{BACKUP_WORD}-*")
-    return sorted(one for one in found if not one.name.endswith("-journal"))
+    return sorted(backup for backup in found if not backup.name.endswith("-journal"))
 
 
 def remove_half_backups(path: Path) -> None:
     """Remove incomplete backups left by killed processes."""
-    for one in path.parent.glob(f"{glob.escape(path.name)}.{HALF_WORD}-*"):
-        one.unlink(missing_ok=True)
+    for leftover in path.parent.glob(f"{glob.escape(path.name)}.{HALF_WORD}-*"):
+        leftover.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

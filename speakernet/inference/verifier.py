@@ -186,7 +186,8 @@ class SpeakerVerifier:
     def _repr_html_(self) -> str:
         """A summary table, for notebooks."""
         thresholds = [
-            (f"threshold {one['name']}", f"{one['threshold']:.4f}") for one in self.rule.thresholds
+            (f"threshold {threshold['name']}", f"{threshold['threshold']:.4f}")
+            for threshold in self.rule.thresholds
         ]
         rows = [
             ("file", self.name),
@@ -235,8 +236,10 @@ class SpeakerVerifier:
         """
         several: list[Any] = list(audio) if isinstance(audio, list | tuple) else [audio]
         opened = (
-            self.hear(one, sample_rate).recording if speech else self.open(one, sample_rate)
-            for one in several
+            self.hear(recording, sample_rate).recording
+            if speech
+            else self.open(recording, sample_rate)
+            for recording in several
         )
         recordings = list(opened)
         return _like(several[0] if several else None, self._embed_recordings(recordings))
@@ -387,16 +390,16 @@ class SpeakerVerifier:
         shorter one.
         """
         # One at a time: padding to the longer one would cost more than a batch saves.
-        embeddings = np.concatenate([self.embed(one.recording) for one in pair])
+        embeddings = np.concatenate([self.embed(heard.recording) for heard in pair])
         rule = self.rule
         if rule.quality is not None:
             values = {
-                "duration": np.array([one.recording.seconds for one in pair]),
+                "duration": np.array([heard.recording.seconds for heard in pair]),
                 "magnitude": np.linalg.norm(embeddings, axis=1),
-                "snr": np.array([one.quality.snr_db for one in pair]),
+                "snr": np.array([heard.quality.snr_db for heard in pair]),
             }
             rule = rule.for_pair(values)
-        return self.compare(*embeddings), rule, min(one.quality.speech_seconds for one in pair)
+        return self.compare(*embeddings), rule, min(heard.quality.speech_seconds for heard in pair)
 
     def compare(self, first: Array, second: Array) -> float:
         """Score two embeddings, (dim,) or (1, dim): their cosine after subtracting the model file's
@@ -413,11 +416,11 @@ class SpeakerVerifier:
         # At least float32, since squares of float16 overflow; float64 is kept, since float32 cannot
         # hold 1e300.
         wide = [row.astype(np.result_type(row, np.float32)) for row in rows]
-        one, other = mean_embeddings(np.stack(wide), self.mean)
+        first_unit, second_unit = mean_embeddings(np.stack(wide), self.mean)
         if self.plda is not None:
-            return float(pair_scores(one[None], other[None], self.plda)[0, 0])
+            return float(pair_scores(first_unit[None], second_unit[None], self.plda)[0, 0])
         # Rounding may give 1.0000001.
-        return float(np.clip(np.dot(one, other), -1.0, 1.0))
+        return float(np.clip(np.dot(first_unit, second_unit), -1.0, 1.0))
 
     def decide(self, score: float, **limits: Any) -> Decision:
         """Decide on a score; see `DecisionRule.decide`. Embed with `speech=True` for this."""
@@ -558,7 +561,7 @@ class SpeakerVerifier:
 
     def _embed_recordings(self, recordings: Sequence[Recording]) -> Tensor:
         """Embeddings (recordings, dim) on the CPU; recordings of similar length share a batch."""
-        order = np.argsort([one.num_samples for one in recordings], kind="stable")
+        order = np.argsort([recording.num_samples for recording in recordings], kind="stable")
         pieces = (
             (stretch, prepared(waveform, self.sample_rate, self.net.preparation))
             for row in order.tolist()

@@ -46,8 +46,8 @@ class Batcher:
         self.waiting.put(None)
         self._thread.join(CLOSE_SECONDS)
         while not self.waiting.empty():
-            if (one := self.waiting.get()) is not None:
-                one[1].cancel()
+            if (request := self.waiting.get()) is not None:
+                request[1].cancel()
 
     def _work(self) -> None:
         while not self._is_closed:
@@ -55,7 +55,9 @@ class Batcher:
             while len(batch) < MAX_TOGETHER and not self.waiting.empty():
                 batch.append(self.waiting.get())
             running = [
-                one for one in batch if one is not None and one[1].set_running_or_notify_cancel()
+                request
+                for request in batch
+                if request is not None and request[1].set_running_or_notify_cancel()
             ]
             if running:
                 self.num_batches += 1
@@ -70,8 +72,8 @@ class Batcher:
                 batch[0][1].set_exception(error)
                 return
             # One request must not fail because of a clip in another.
-            for one in batch:
-                self._answer([one])
+            for request in batch:
+                self._answer([request])
             return
         for (_, future), embedding in zip(batch, embeddings, strict=True):
             future.set_result(embedding)

@@ -202,7 +202,8 @@ class Service:
         """List the enrolled people."""
         return {
             "people": [
-                {"name": one.name, "recordings": one.recordings} for one in self._store().people()
+                {"name": person.name, "recordings": person.recordings}
+                for person in self._store().people()
             ]
         }
 
@@ -264,13 +265,13 @@ class Service:
             "advice": advice,
             "candidates": [
                 {
-                    "name": one,
+                    "name": name,
                     "score": score,
                     "log_likelihood_ratio": self.verifier.rule.log_likelihood_ratio(score)
                     if has_odds
                     else None,
                 }
-                for one, score in found.candidates
+                for name, score in found.candidates
             ],
             "clips": clips,
         }
@@ -358,7 +359,7 @@ class Service:
         """Embeddings (recordings, dim), batched with those of other requests; stops at the
         request's deadline.
         """
-        futures = [self.batcher.submit(one) for one in recordings]
+        futures = [self.batcher.submit(recording) for recording in recordings]
         try:
             found = [
                 future.result(max(0.0, DEADLINE.get() - time.monotonic())) for future in futures
@@ -380,15 +381,16 @@ class Service:
         with contextlib.ExitStack() as held:
             decoded = [self._decoded(upload, held) for upload in uploads]
             heard = [
-                self.verifier.hear(one, min_speech_seconds=min_speech_seconds) for one in decoded
+                self.verifier.hear(recording, min_speech_seconds=min_speech_seconds)
+                for recording in decoded
             ]
             clips = [
                 {
-                    "seconds": round(one.seconds, 3),
-                    "speech_seconds": round(one.speech_seconds, 3),
-                    "warnings": one.warnings,
+                    "seconds": round(quality.seconds, 3),
+                    "speech_seconds": round(quality.speech_seconds, 3),
+                    "warnings": quality.warnings,
                 }
-                for _, one in heard
+                for _, quality in heard
             ]
             yield heard, clips
 
@@ -557,10 +559,10 @@ async def _refuse(request: Request, error: Exception) -> Response:
         code = {404: "no_such_address", 405: "wrong_method"}.get(error.status_code, "bad_request")
         path = request.url.path[:100]
         methods = {
-            one
+            method
             for route in request.app.routes
             if route.path_regex.match(path)
-            for one in route.methods or ()
+            for method in route.methods or ()
         }
         message = {
             404: f"there is no address {path}",
