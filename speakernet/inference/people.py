@@ -229,17 +229,18 @@ class PeopleStore(contextlib.AbstractContextManager):
                 be written.
         """
         name = checked_name(name)
-        found = self._checked(embeddings)
-        weighted = np.ones(len(found)) if weights is None else np.asarray(weights, dtype=np.float64)
-        if weighted.shape != (len(found),) or not (np.isfinite(weighted) & (weighted > 0)).all():
-            raise StoreError(f"weights {weighted}; expected {len(found)} numbers above 0")
-        given = zip(found, weighted, details or [{}] * len(found), strict=True)
+        embeddings = self._checked(embeddings)
+        count = len(embeddings)
+        weighted = np.ones(count) if weights is None else np.asarray(weights, dtype=np.float64)
+        if weighted.shape != (count,) or not (np.isfinite(weighted) & (weighted > 0)).all():
+            raise StoreError(f"weights {weighted}; expected {count} numbers above 0")
+        rows = zip(embeddings, weighted, details or [{}] * count, strict=True)
         with self._session(writes=True) as connection:
             self._insert(
                 connection,
                 [
                     StoredRecording(name, embedding, float(weight), **how)
-                    for embedding, weight, how in given
+                    for embedding, weight, how in rows
                 ],
             )
             return _count(connection, name)
@@ -254,23 +255,24 @@ class PeopleStore(contextlib.AbstractContextManager):
         Raises:
             StoreError: an embedding of the wrong size or with NaN, or the file is damaged.
         """
+        # Reading everybody from the file takes much longer than scoring them. So the matrix is kept,
+        # together with the state of the file at the time of reading. The state is
+        # taken before reading: if another process writes in between, the next call reads again.
         unit = mean_embeddings(self._checked(np.asarray(embedding).reshape(1, -1)), self._mean)[0]
         state = self._state()
         if self._voices[0] != state:
             self._voices = (state, *self._read_voices())
         _, names, rows = self._voices
-        scores = (
-            pair_scores(unit[None], rows, self._plda)[0]
-            if self._plda
-            else np.clip(rows @ unit, -1.0, 1.0)
-        )
         count = min(max(0, top), len(names))
+        if not count:
+            return []
+        if self._plda:
+            scores = pair_scores(unit[None], rows, self._plda)[0]
+        else:
+            scores = np.clip(rows @ unit, -1.0, 1.0)
         # Sorting everybody would take longer than scoring everybody.
-        nearest = (
-            np.argpartition(scores, len(names) - count)[len(names) - count :].tolist()
-            if count
-            else []
-        )
+        first = len(names) - count
+        nearest = np.argpartition(scores, first)[first:].tolist()
         return sorted(
             ((names[row], float(scores[row])) for row in nearest),
             key=lambda scored: (-scored[1], scored[0]),

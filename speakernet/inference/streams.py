@@ -93,6 +93,12 @@ class SpeakerStream:
             return []
         # Kept at its own rate: resampling chunk by chunk would click at every seam.
         samples = audio_of_array(chunk, self.sample_rate, self.sample_rate)
+        # Chunks come in any size, from a word to minutes, but states come once a second. So the
+        # chunk is split at full seconds. After each, all of the current window is embedded again:
+        # up to ten seconds of audio for each new one, which is wasteful but needs no network that
+        # can be continued. When the window is full, its embedding replaces its samples, weighted
+        # by seconds of speech. The border of a window may cut a word in two; what that
+        # costs has not been measured.
         states = []
         step = round(STEP_SECONDS * self.sample_rate)
         for part in np.split(samples, range(step - self._num_samples % step, len(samples), step)):

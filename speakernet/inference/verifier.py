@@ -123,8 +123,8 @@ def load(
         ValueError: the file is not a model file, is damaged or newer, or the device does not exist.
     """
     bound_compiled_shapes()
-    found = _device(device, local_rank)
-    return SpeakerVerifier(load_model_file(path, found), found, str(path))
+    chosen_device = _device(device, local_rank)
+    return SpeakerVerifier(load_model_file(path, chosen_device), chosen_device, str(path))
 
 
 class SpeakerVerifier:
@@ -192,7 +192,7 @@ class SpeakerVerifier:
         rows = [
             ("file", self.name),
             ("network", self.net.model_name),
-            ("embedding", f"{self.embedding_dim} numbers"),
+            ("embedding", f"{self.embedding_dim}-dimensional"),
         ]
         return html_table(
             [*rows, ("sample rate", f"{self.sample_rate} Hz"), ("device", self.device), *thresholds]
@@ -322,8 +322,9 @@ class SpeakerVerifier:
                 f"{self.num_features}) finite floating-point values"
             )
         with torch.inference_mode():
-            given = tensor.to(self.device, torch.float32).transpose(1, 2)
-            return _like(features, self.embedding_net.from_features(given))
+            # (batch, mels, frames)
+            by_band = tensor.to(self.device, torch.float32).transpose(1, 2)
+            return _like(features, self.embedding_net.from_features(by_band))
 
     def verify(
         self,
@@ -373,6 +374,10 @@ class SpeakerVerifier:
         Raises:
             ValueError: as for `embed`; a recording without speech or shorter than a syllable.
         """
+        # Everything that decides passes here: verify, identify, enrolment and the server. Detected
+        # speech is cut out of the recording before it is embedded, as the calibration did, because
+        # pauses and noise move an embedding and its score. What the quality measures warn of is
+        # about the same speech. The detector is simple, so a loud noise may count as speech.
         if isinstance(audio, Heard):
             return audio
         recording = self.open(audio, sample_rate)
@@ -381,9 +386,10 @@ class SpeakerVerifier:
             raise AudioError(
                 f"{quality.name}: {quality.warnings[0]}; give a recording in which somebody speaks"
             )
-        return Heard(
-            self.open(recording.cut_to(quality.speech)) if self.cuts_speech else recording, quality
-        )
+        if self.cuts_speech:
+            # Opened again, since the speech alone may be too short for the network.
+            recording = self.open(recording.cut_to(quality.speech))
+        return Heard(recording, quality)
 
     def compared(self, pair: Sequence[Heard]) -> tuple[float, DecisionRule, float]:
         """The score of two recordings, the rule for their quality, and the seconds of speech in the
@@ -408,8 +414,7 @@ class SpeakerVerifier:
         rows = [array_of(embedding).reshape(-1) for embedding in (first, second)]
         if lengths := [len(row) for row in rows if len(row) != self.embedding_dim]:
             raise ValueError(
-                f"an embedding of {lengths[0]} numbers; those of this model have "
-                f"{self.embedding_dim}"
+                f"expected a {self.embedding_dim}-dimensional embedding, got {lengths[0]}"
             )
         if not all(np.isfinite(row).all() for row in rows):
             raise ValueError("an embedding has NaN or infinite values; expected finite numbers")
@@ -451,12 +456,13 @@ class SpeakerVerifier:
             speech=self.rule.speech,
             must_exist=must_exist,
         )
-        if (found := store.facts["speech"]) != self.rule.speech:
+        stored_speech = store.facts["speech"]
+        if stored_speech != self.rule.speech:
             logger.warning(
                 "%s has embeddings of %s, but %s decides by %s; `speakernet people reembed` embeds "
                 "them again",
                 path,
-                SPEECH_WORDS[found],
+                SPEECH_WORDS[stored_speech],
                 self.name,
                 SPEECH_WORDS[self.rule.speech],
             )
@@ -575,8 +581,11 @@ class SpeakerVerifier:
         items = ((piece, len(piece[1]), piece[0].num_windows > 1) for piece in pieces)
         for batch, _ in batches_of(items, BATCH_SIZE, self.sample_rate):
             waveforms, lengths = padded([waveform for _, waveform in batch])
-            given = waveforms.to(self.device), lengths
-            embedded = self.embedding_net.embed(*given, sample_rate=self.sample_rate).float().cpu()
+            # (batch, samples) -> (batch, dim)
+            embedded = self.embedding_net.embed(
+                waveforms.to(self.device), lengths, sample_rate=self.sample_rate
+            )
+            embedded = embedded.float().cpu()
             for (stretch, _), embedding in zip(batch, embedded, strict=True):
                 values[stretch.row] += embedding / stretch.num_windows
         if not bool(torch.isfinite(values).all()):
@@ -617,31 +626,28 @@ def identify(
     )
 
 
-def _like(given: Any, embeddings: Tensor) -> Any:
-    """The embeddings as a tensor if one was given, otherwise as a numpy array."""
+def _like(audio: Any, embeddings: Tensor) -> Any:
+    """The embeddings as a tensor if the input was one, otherwise as a numpy array."""
     # Copied outside inference mode, so that callers may train on it.
     with torch.inference_mode(False):
-        found = embeddings.float().cpu().clone()
-    return found if isinstance(given, Tensor) else found.numpy()
+        copied = embeddings.float().cpu().clone()
+    return copied if isinstance(audio, Tensor) else copied.numpy()
 
 
-def _device(wanted: torch.device | str, local_rank: int | None) -> torch.device:
+def _device(device: torch.device | str, local_rank: int | None) -> torch.device:
     """The device of this name; ValueError if it does not exist."""
-    if wanted == "auto":
+    if device == "auto":
         return find_device(MachineOptions(), local_rank)
-    count = torch.cuda.device_count()
     # Compared as text: torch keeps the number in one byte, so cuda:257 would be the second GPU.
-    if str(wanted) not in (
-        "cpu",
-        *["cuda"][:count],
-        *(f"cuda:{number}" for number in range(count)),
-    ):
+    name = str(device)
+    num_gpus = torch.cuda.device_count()
+    known = {"cpu", *(f"cuda:{number}" for number in range(num_gpus))}
+    if num_gpus:
+        known.add("cuda")
+    if name.startswith("cuda") and not num_gpus:
+        raise ValueError(f"the device {name!r} needs a GPU, but torch finds none; use cpu")
+    if name not in known:
         raise ValueError(
-            f"the device {str(wanted)!r} needs a GPU, but torch finds none; use the device cpu"
-            if str(wanted).startswith("cuda") and not count
-            else (
-                f"device {str(wanted)!r}; expected auto, cpu, cuda or cuda:1 (torch finds "
-                f"{count} GPUs)"
-            )
+            f"device {name!r}; expected auto, cpu, cuda or cuda:1 (torch finds {num_gpus} GPUs)"
         )
-    return torch.device(str(wanted))
+    return torch.device(name)

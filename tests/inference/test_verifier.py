@@ -323,7 +323,7 @@ def test_mean(model_path, tmp_path):
     )
     with pytest.raises(ValueError, match="mean embedding"):
         speakernet.load(path, "cpu").verify(voice(16000, 1), voice(16000, 2), sample_rate=16000)
-    with pytest.raises(ValueError, match=r"3 .* 8"):
+    with pytest.raises(ValueError, match=r"8.* 3"):
         plain["whole"].compare(one, np.zeros(3))
 
 
