@@ -94,10 +94,10 @@ def embed_files(
     keys = [
         store_key(verifier.fingerprint, block, source.lookup_table(block), way) for block in blocks
     ]
-    own = share(range(len(blocks)), part.number, part.count)
+    own_blocks = share(range(len(blocks)), part.number, part.count)
     num_kept = 0
-    with Bar("embedding", sum(len(blocks[number]) for number in own), "utterance") as bar:
-        for number in own:
+    with Bar("embedding", sum(len(blocks[number]) for number in own_blocks), "utterance") as bar:
+        for number in own_blocks:
             if load_embeddings(paths[number], keys[number]) is not None:
                 num_kept += len(blocks[number])
             else:

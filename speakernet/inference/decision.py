@@ -304,14 +304,14 @@ class DecisionRule:
         This is the lowest one whose false-accept rate times `num_people` is within the share, else
         the strictest one.
         """
-        wanted = _checked_rate(false_accept_rate)
+        allowed_rate = _checked_rate(false_accept_rate)
         if not self.thresholds:
             raise NotCalibratedError(self.advice)
         value = itemgetter("threshold")
         keeping = [
             threshold
             for threshold in self.thresholds
-            if (_rate(threshold) or 1.0) * max(1, num_people) <= wanted
+            if (_rate(threshold) or 1.0) * max(1, num_people) <= allowed_rate
         ]
         return str(min(keeping, key=value, default=max(self.thresholds, key=value))["name"])
 
@@ -330,13 +330,13 @@ def largest_ratio(num_pairs: int) -> float:
 
 
 def _checked_rate(rate: float | None) -> float:
-    wanted = DEFAULT_FALSE_ACCEPT_RATE if rate is None else rate
-    if not 0 < wanted < 1:
+    target_rate = DEFAULT_FALSE_ACCEPT_RATE if rate is None else rate
+    if not 0 < target_rate < 1:
         raise ValueError(
-            f"the false-accept rate (--far) is {wanted:g}; expected a share between 0 and 1, such "
+            f"the false-accept rate (--far) is {target_rate:g}; expected a share between 0 and 1, such "
             "as 0.01"
         )
-    return wanted
+    return target_rate
 
 
 def _rate(threshold: Mapping[str, Any]) -> float | None:

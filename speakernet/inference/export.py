@@ -242,8 +242,13 @@ def sherpa_bytes(model: ModelFile) -> bytes:
     Source: sherpa-onnx, `csrc/speaker-embedding-extractor-model.cc` (the metadata that it reads).
     """
     net = model.net
-    found = model.net.spec()["front_end"]
-    options = {"name": found["name"], "style": "kaldi", "energy_floor_db": 0.0, **found["options"]}
+    front_end_spec = model.net.spec()["front_end"]
+    options = {
+        "name": front_end_spec["name"],
+        "style": "kaldi",
+        "energy_floor_db": 0.0,
+        **front_end_spec["options"],
+    }
     options["plda"] = plda_of(model.contents) is not None
     if others := [
         name for name, allowed in SHERPA_FRONT_END.items() if options.get(name) not in allowed

@@ -318,20 +318,20 @@ class PeopleStore(contextlib.AbstractContextManager):
             StoreError: nobody has that name in any of the files, or one of them cannot be written.
         """
         name = normal_name(name)
-        found = []
+        purged = []
         remove_half_backups(self.path)
         for path in [*backups_of(self.path), self.path]:
             with open_database(path) as connection:
                 # Another program may have enabled a write-ahead log, which keeps earlier pages.
                 connection.execute("PRAGMA journal_mode = DELETE")
                 if connection.execute("DELETE FROM people WHERE name = ?", [name]).rowcount:
-                    found.append(path)
+                    purged.append(path)
                 # Moved pages leave copies of their rows, perhaps since an earlier purge that was
                 # killed before this.
                 connection.execute("VACUUM")
-        if not found:
+        if not purged:
             raise self._nobody(name, "in the store or in a backup")
-        return found
+        return purged
 
     def export(self, path: str | os.PathLike, name: str | None = None) -> int:
         """Write everybody, or one person, to a `.json` or `.npz` file; returns the number of
@@ -587,7 +587,7 @@ class PeopleStore(contextlib.AbstractContextManager):
             f"{'' if name is None else 'WHERE people.name = ?'} ORDER BY person, recordings.id",
             [] if name is None else [normal_name(name)],
         )
-        found = []
+        selected = []
         for row, person, content, checksum, *kept in rows:
             recording = StoredRecording(kept[0], np.empty(0), *kept[1:])
             covered = (
@@ -606,8 +606,8 @@ class PeopleStore(contextlib.AbstractContextManager):
                     "this person and enrol them again"
                 )
             embedding = np.frombuffer(content, dtype="<f4").astype(np.float32)
-            found.append((row, person, dataclasses.replace(recording, embedding=embedding)))
-        return found
+            selected.append((row, person, dataclasses.replace(recording, embedding=embedding)))
+        return selected
 
     def _read_voices(self) -> tuple[list[str], np.ndarray]:
         """All names, and the unit-length weighted mean of each person's recordings, (people,
@@ -644,18 +644,18 @@ class PeopleStore(contextlib.AbstractContextManager):
 
     def _checked(self, embeddings: np.ndarray) -> np.ndarray:
         """The embeddings as float32, or StoreError."""
-        found = np.asarray(embeddings, dtype=np.float32)
+        rows = np.asarray(embeddings, dtype=np.float32)
         if (
-            found.ndim != 2
-            or found.shape[1] != self._dim
-            or not len(found)
-            or not np.isfinite(found).all()
+            rows.ndim != 2
+            or rows.shape[1] != self._dim
+            or not len(rows)
+            or not np.isfinite(rows).all()
         ):
             raise StoreError(
-                f"embeddings of shape {found.shape}; expected (recordings, {self._dim}) finite "
+                f"embeddings of shape {rows.shape}; expected (recordings, {self._dim}) finite "
                 "numbers"
             )
-        return found
+        return rows
 
     def _nobody(self, name: str, where: str = "in the store") -> StoreError:
         return StoreError(
@@ -680,21 +680,23 @@ def checked_name(name: str) -> str:
         >>> checked_name(" Zoe\u0308 "), checked_name("O'Brien; DROP TABLE")
         ('Zo\xeb', "O'Brien; DROP TABLE")
     """
-    found = normal_name(name)
-    letters = unicodedata.normalize("NFKD", found).casefold().translate(LOOKALIKES)
+    normalised = normal_name(name)
+    letters = unicodedata.normalize("NFKD", normalised).casefold().translate(LOOKALIKES)
     is_hidden = any(
         ord(letter) in INVISIBLE_LETTERS or unicodedata.category(letter) in INVISIBLE_CATEGORIES
-        for letter in found
+        for letter in normalised
     )
     shown = "".join(letter for letter in letters if not unicodedata.combining(letter))
-    is_taken = shown in ("", ".", "..", UNKNOWN) or re.fullmatch(r"speaker\s+\d+", found.casefold())
-    if is_hidden or len(found) > LONGEST_NAME or is_taken:
+    is_taken = shown in ("", ".", "..", UNKNOWN) or re.fullmatch(
+        r"speaker\s+\d+", normalised.casefold()
+    )
+    if is_hidden or len(normalised) > LONGEST_NAME or is_taken:
         raise StoreError(
-            f"the name {found[:20]!a} ({len(found)} characters) is not allowed; expected 1 to "
+            f"the name {normalised[:20]!a} ({len(normalised)} characters) is not allowed; expected 1 to "
             f"{LONGEST_NAME} visible characters in one line, but not '.', '..', {UNKNOWN!r} or "
             "'speaker N' (the last two denote strangers)"
         )
-    return found
+    return normalised
 
 
 def _count(connection: sqlite3.Connection, name: str) -> int:

@@ -339,8 +339,8 @@ def _listed(lines: Iterable[str], where: str, folder: Path) -> list[str]:
             for candidate in candidates
             for root, names_below in places
         ]
-        found = [str(path) for path in paths if path.is_file()]
-        if candidates and not found:
+        existing = [str(path) for path in paths if path.is_file()]
+        if candidates and not existing:
             searched = "the working directory" + ("" if folder.samefile(".") else f" or {folder}")
             advice = advice_on_name(candidates[-1].strip()) or f"expected {LIST_FORM}"
             raise ListError(
@@ -348,7 +348,7 @@ def _listed(lines: Iterable[str], where: str, folder: Path) -> list[str]:
                 f"{' nor '.join(repr(candidate[:200]) for candidate in candidates[::-1])} in {searched}; "
                 f"{advice}"
             )
-        names += found[:1]
+        names += existing[:1]
     return names
 
 
@@ -373,7 +373,7 @@ def open_piped(file: BinaryIO) -> tuple[AudioInfo, bytes]:
 def chunks_of(file: BinaryIO, info: AudioInfo, begun: bytes) -> Iterator[np.ndarray]:
     """The samples as they arrive, (samples, channels) float32, until they or the pipe end."""
     frame_bytes = SAMPLE_BYTES[info.format] * info.num_channels
-    wanted = max(1, round(CHUNK_SECONDS * info.sample_rate)) * frame_bytes
+    chunk_bytes = max(1, round(CHUNK_SECONDS * info.sample_rate)) * frame_bytes
     # What follows the samples, if the header says how many there are, is not sound.
     left = info.num_samples * frame_bytes
     block = kept = begun
@@ -382,7 +382,7 @@ def chunks_of(file: BinaryIO, info: AudioInfo, begun: bytes) -> Iterator[np.ndar
         if whole:
             yield decode_pcm(kept[:whole], info.format).reshape(-1, info.num_channels)
         left -= whole
-        block = file.read(wanted)
+        block = file.read(chunk_bytes)
         kept = kept[whole:] + block
 
 

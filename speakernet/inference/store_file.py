@@ -61,8 +61,8 @@ class StoreError(FileError):
 
 def backups_of(path: Path) -> list[Path]:
     """The backups of a store."""
-    found = path.parent.glob(f"{glob.escape(path.name)}.{BACKUP_WORD}-*")
-    return sorted(backup for backup in found if not backup.name.endswith("-journal"))
+    backups = path.parent.glob(f"{glob.escape(path.name)}.{BACKUP_WORD}-*")
+    return sorted(backup for backup in backups if not backup.name.endswith("-journal"))
 
 
 def remove_half_backups(path: Path) -> None:

@@ -234,8 +234,8 @@ class Guard:
         if is_foreign and (scope["method"], scope["path"], origin) != ("GET", "/", None):
             raise ApiError(403, "foreign_page", "pages from other sites may not use this server")
         if self.token and scope["path"] not in OPEN_PATHS:
-            given = headers.get("authorization", "").removeprefix("Bearer ").strip()
-            if not hmac.compare_digest(given.encode("latin-1"), self.token):
+            sent_token = headers.get("authorization", "").removeprefix("Bearer ").strip()
+            if not hmac.compare_digest(sent_token.encode("latin-1"), self.token):
                 raise ApiError(
                     401,
                     "token_needed",

@@ -242,7 +242,7 @@ class Service:
         advice = None
         with self._opened([audio]) as (heard, clips):
             try:
-                found = identify(
+                answer = identify(
                     self.verifier,
                     store,
                     heard[0],
@@ -255,12 +255,12 @@ class Service:
                     raise
                 advice = str(error)
                 nearest = tuple(store.identify(self.verifier.embed(heard[0].recording), top))
-                found = Identification(None, None, nearest, len(store), None)
-        has_odds = found.decision is not None and found.decision.is_made
+                answer = Identification(None, None, nearest, len(store), None)
+        has_odds = answer.decision is not None and answer.decision.is_made
         return {
-            "name": found.name,
-            "threshold": found.decision and found.decision.threshold,
-            "stranger_rate": found.stranger_rate,
+            "name": answer.name,
+            "threshold": answer.decision and answer.decision.threshold,
+            "stranger_rate": answer.stranger_rate,
             "is_calibrated": self.verifier.is_calibrated,
             "advice": advice,
             "candidates": [
@@ -271,7 +271,7 @@ class Service:
                     if has_odds
                     else None,
                 }
-                for name, score in found.candidates
+                for name, score in answer.candidates
             ],
             "clips": clips,
         }
@@ -361,7 +361,7 @@ class Service:
         """
         futures = [self.batcher.submit(recording) for recording in recordings]
         try:
-            found = [
+            embeddings = [
                 future.result(max(0.0, DEADLINE.get() - time.monotonic())) for future in futures
             ]
         except FutureTimeout:
@@ -369,7 +369,7 @@ class Service:
         finally:
             for future in futures:
                 future.cancel()
-        return torch.from_numpy(np.stack(found))
+        return torch.from_numpy(np.stack(embeddings))
 
     @contextlib.contextmanager
     def _opened(
