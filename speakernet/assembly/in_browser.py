@@ -13,7 +13,7 @@ from speakernet.evaluation.embedding import preparation_in_words
 from speakernet.evaluation.scoring import plda_of
 from speakernet.files import FileError
 from speakernet.inference.export import export_model
-from speakernet.inference.serve.server import DETECTOR, GRAPH, RUNTIME
+from speakernet.inference.serve.limits import DETECTOR, GRAPH, RUNTIME
 from speakernet.models.model_file import load_model_file
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from speakernet.cli import train
+from speakernet.cli import output_path, train
 from speakernet.data.lists import read_trials
 from speakernet.evaluation.calibration import AffineCalibration
 from speakernet.evaluation.figures import MIN_DRAWS, cautions, figures
@@ -28,9 +28,17 @@ from speakernet.evaluation.fitting import fit_calibration
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import Results, headline
 from speakernet.evaluation.speakers import speakers_of
-from speakernet.files import refuse_overwriting, sha256_of
+from speakernet.files import is_own, refuse_overwriting, sha256_of
 from speakernet.options import DEFAULT_SEED, default_of
-from speakernet.run_folder import BEST, EVALUATION_FILES, LAST, METRICS
+from speakernet.run_folder import (
+    BEST,
+    DECISIONS,
+    EVALUATION_FILES,
+    LAST,
+    METRICS,
+    REPORT,
+    SCORES,
+)
 from speakernet.terminal import counted
 
 logger = logging.getLogger(__name__)
@@ -85,9 +93,26 @@ ARGUMENTS = {
         "type": Path,
         "help": "CSV with path and speaker, if file names do not show the speaker",
     },
-    "--out --save_path": {"dest": "save_path", "type": Path, "help": "folder for the results"},
+    "--out --save_path": {
+        "dest": "save_path",
+        "type": output_path,
+        "help": "folder for the results",
+    },
 }
 """Options for score files; all others are configuration options."""
+
+
+def outputs(arguments: argparse.Namespace) -> dict[Path, bool]:
+    """The files of an evaluation of score files; those of a folder with our report are ours."""
+    folder = arguments.save_path
+    if folder is None or not arguments.scores:
+        return {}
+    is_ours = is_own(folder / REPORT)
+    paths = [folder / name for name in (*EVALUATION_FILES, DECISIONS)]
+    # The scores of one system may be evaluated again in place.
+    if is_ours and arguments.scores == [folder / SCORES]:
+        paths.remove(folder / SCORES)
+    return dict.fromkeys(paths, is_ours)
 
 
 def run(arguments: argparse.Namespace) -> list[str] | int:

@@ -15,11 +15,15 @@ quarter of the shards.
 """
 
 import argparse
+import contextlib
 import logging
+from pathlib import Path
 
+from speakernet.cli import output_path
 from speakernet.corpora.listing import positive_int
 from speakernet.corpora.pack_inputs import open_inputs
 from speakernet.data.lists import (
+    ListError,
     NameIndex,
     StringTable,
     read_training_list,
@@ -31,12 +35,14 @@ from speakernet.data.packing import SKIPPED, join_parts, pack, pack_part
 from speakernet.files import (
     PART_HELP,
     WHOLE,
+    FileError,
     WorkPart,
     human_bytes,
     is_address,
     list_parts,
     parse_part,
-    refuse_overwriting,
+    sha256_of,
+    temporary_beside,
 )
 from speakernet.machine.facts import usable_cores
 from speakernet.terminal import counted
@@ -75,10 +81,11 @@ ARGUMENTS = {
         ),
     },
     "--write-list": {
+        "type": output_path,
         "help": (
             "write a training list of what was packed (raw.list, shards, Kaldi folders with "
             "utt2spk)"
-        )
+        ),
     },
     "--sample-rate": {
         "type": positive_int,
@@ -111,6 +118,13 @@ ARGUMENTS = {
 }
 
 
+def outputs(arguments: argparse.Namespace) -> dict[Path, bool]:
+    """The training list. It has no mark, so only its content shows whether it is ours: see
+    `_write_list`.
+    """
+    return {arguments.write_list: True} if arguments.write_list else {}
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Pack, verify, or both."""
     if not arguments.source and not arguments.verify and not arguments.merge:
@@ -128,10 +142,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.shards and not is_address(arguments.corpus):
         raise ValueError(
             "--shards applies to a corpus at an address (s3://…); use --part for a corpus on disk"
-        )
-    if arguments.write_list:
-        refuse_overwriting(
-            [arguments.write_list], [*arguments.list, *arguments.trials, *(arguments.source or ())]
         )
     if arguments.source:
         _pack(arguments)
@@ -152,6 +162,8 @@ def _pack(arguments: argparse.Namespace) -> None:
             "or a Kaldi folder with utt2spk. For a plain folder, make lists with `speakernet "
             "prepare folder`"
         )
+    if arguments.write_list and not arguments.force:
+        _check_list(arguments.write_list, source.names)
     part = parse_part(arguments.part) if arguments.part else None
     options = {
         "sample_rate": arguments.sample_rate,
@@ -200,14 +212,49 @@ def _pack(arguments: argparse.Namespace) -> None:
             source.names,
             source.speakers,
             _names_of(arguments.corpus, arguments.sample_rate),
+            is_forced=arguments.force,
         )
 
 
-def _write_list(path: str, names: StringTable, speakers: StringTable, packed: StringTable) -> None:
-    """Write a training list of the packed utterances with a known speaker."""
+def _check_list(path: Path, names: StringTable) -> None:
+    """Refuse before packing to replace a file that is no list of these utterances."""
+    if not path.is_file() or not path.stat().st_size:
+        return
+    with contextlib.suppress(ListError):
+        if (NameIndex(names).find(read_training_list(path).paths) >= 0).all():
+            return
+    raise _foreign_list(path)
+
+
+def _foreign_list(path: Path) -> FileError:
+    return FileError(
+        f"{path} exists, and is not the list of what was packed; choose another name, or replace "
+        "it with --force"
+    )
+
+
+def _write_list(
+    path: Path,
+    names: StringTable,
+    speakers: StringTable,
+    packed: StringTable,
+    *,
+    is_forced: bool = False,
+) -> None:
+    """Write a training list of the packed utterances with a known speaker; an existing file must be
+    the same list.
+    """
     is_packed = (NameIndex(packed).find(names) >= 0).tolist()
     rows = [row for row, speaker in enumerate(speakers) if speaker and is_packed[row]]
-    write_training_list(path, ((speakers[row], names[row]) for row in rows))
+    temporary = temporary_beside(path)
+    try:
+        write_training_list(temporary, ((speakers[row], names[row]) for row in rows))
+        has_other = path.is_file() and path.stat().st_size and not is_forced
+        if has_other and sha256_of(path) != sha256_of(temporary):
+            raise _foreign_list(path)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
     logger.info("%s: %s", path, counted(len(rows), "utterance"))
     if len(rows) < sum(is_packed):
         logger.warning(

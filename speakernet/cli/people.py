@@ -39,7 +39,8 @@ logger = logging.getLogger(__name__)
 def run(arguments: argparse.Namespace) -> int:
     """Perform the action; the exit status is 1 if recordings were left out."""
     # Late: --help and a mistyped option need no torch.
-    from speakernet.inference.people import PeopleStore, backups_of
+    from speakernet.inference.people import PeopleStore
+    from speakernet.inference.store_file import backups_of
 
     action = arguments.action
     name = arguments.name

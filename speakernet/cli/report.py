@@ -9,12 +9,18 @@ A run that is still training or was never evaluated shows its curves so far.
 """
 
 import argparse
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from speakernet.cli import output_path
-from speakernet.files import is_own
+from speakernet.files import FileError, atomic_write, is_own, open_text, reading, sha256_of
 
 PAGE = "comparison.html"
+EXPORTED = ".speakernet-export.json"
+"""File in the folder of --export: SHA-256 of what was exported there."""
 
 ARGUMENTS = {
     "runs": {
@@ -31,7 +37,7 @@ ARGUMENTS = {
         ),
     },
     "--export": {
-        "type": Path,
+        "type": output_path,
         "metavar": "FOLDER",
         "help": (
             "also write each table as CSV and LaTeX, and each plot as SVG and PDF, into this folder"
@@ -61,10 +67,43 @@ def run(arguments: argparse.Namespace) -> list[str]:
         )
     if arguments.audio is not None and not is_one:
         raise ValueError("--audio needs a single run; a page of several runs does not list trials")
-    if is_one:
-        return [
-            str(write_report(arguments.runs[0], audio=arguments.audio, export=arguments.export))
-        ]
-    return [
-        str(write_side_by_side(arguments.runs, arguments.output or Path(PAGE), arguments.export))
-    ]
+    with _exporting(arguments.export, is_forced=arguments.force) as export:
+        if is_one:
+            page = write_report(arguments.runs[0], audio=arguments.audio, export=export)
+        else:
+            page = write_side_by_side(arguments.runs, arguments.output or Path(PAGE), export)
+    return [str(page)]
+
+
+@contextlib.contextmanager
+def _exporting(folder: Path | None, *, is_forced: bool) -> Iterator[Path | None]:
+    """A temporary folder, whose files replace those of `folder` when the block ends.
+
+    Only then the names of the files are known. A file that was not exported here before, or was
+    changed since, is not replaced without `is_forced`.
+    """
+    if folder is None:
+        yield None
+        return
+    description = folder / EXPORTED
+    known = dict[str, str]()
+    if description.is_file():
+        with reading(description, "the SHA-256 of exported files"), open_text(description) as file:
+            known = dict(json.load(file))
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as temporary:
+        yield Path(temporary)
+        exported = sorted(Path(temporary).iterdir())
+        for path in exported:
+            target = folder / path.name
+            is_ours = not target.exists() or known.get(path.name) == sha256_of(target)
+            if not is_ours and not is_forced:
+                raise FileError(
+                    f"{target} exists, and was not exported here or has been changed since; choose "
+                    "another folder, or replace it with --force"
+                )
+        for path in exported:
+            known[path.name] = sha256_of(path)
+            path.replace(folder / path.name)
+    with atomic_write(description) as file:
+        json.dump(known, file, indent=1)

@@ -307,10 +307,10 @@ def length_problem(found_seconds: float, decoded: Decoded) -> str | None:
     """What is wrong with a decoded length, or None. Too short means truncated audio, too long a
     damaged header.
     """
-    expected, is_guess, _ = decoded
     if found_seconds <= 0:
         return "decoded no audio"
-    share = ESTIMATE_SHARE if is_guess else TOLERANCE_SHARE
+    expected = decoded.seconds
+    share = ESTIMATE_SHARE if decoded.is_guess else TOLERANCE_SHARE
     if expected is not None and abs(found_seconds - expected) > max(
         TOLERANCE_SECONDS, share * expected
     ):

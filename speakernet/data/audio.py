@@ -79,7 +79,7 @@ CUT_SHORT_SECONDS, CUT_SHORT_SHARE = (
 KEPT_DECODED = 8  # files decoded by ffmpeg, on disk: a long recording is read window by window
 KEPT_FACTS = 10_000  # headers of compressed files, so that a length is learned once in a process
 FFMPEG = "ffmpeg"
-"""Format of files that are decoded whole: 16-bit mono at `SAMPLE_RATE`, in a temporary file."""
+"""Format of files that are decoded whole: 16 bits at `SAMPLE_RATE`, in a temporary file."""
 HOPS_A_SECOND = 100  # frames of 10 ms
 WINDOW_EXTRA_SECONDS = 0.015  # a window of 25 ms reaches 15 ms beyond its hop
 MAX_SAMPLES_PER_BYTE = 8192
@@ -691,17 +691,25 @@ def _decode_with_ffmpeg(source: Path | bytes, name: str, max_seconds: float) -> 
     except FfmpegError:
         target.close()
         raise
-    num_samples = target.tell() // 2
+    num_bytes = target.tell()
+    num_samples = num_bytes // (2 * decoded.num_channels)
     seconds = num_samples / SAMPLE_RATE
     promised = 0.0 if decoded.is_guess else min(decoded.seconds or 0.0, max_seconds)
     if seconds < promised - max(CUT_SHORT_SECONDS, CUT_SHORT_SHARE * promised):
         raise AudioError(
             f"{name}: decodes to {seconds:.2f} of {promised:.2f} seconds; the file is truncated"
         )
-    num_bytes = 2 * num_samples
-    return _Decoded(
-        target, AudioInfo(num_samples, SAMPLE_RATE, 1, FFMPEG, -1, decoded.is_damaged, num_bytes, 0)
+    info = AudioInfo(
+        num_samples,
+        SAMPLE_RATE,
+        decoded.num_channels,
+        FFMPEG,
+        data_offset=-1,
+        is_truncated=decoded.is_damaged,
+        file_bytes=num_bytes,
+        modified_ns=0,
     )
+    return _Decoded(target, info)
 
 
 @contextlib.contextmanager

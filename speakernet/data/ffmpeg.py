@@ -45,6 +45,7 @@ _DAMAGED = re.compile(
 )
 #: Silence before a sound track that begins after the picture, so that times are those of the video.
 _FROM_START = "aresample=async=1:min_hard_comp=1000000:first_pts=0"
+_OUTPUT_KILOBITS = re.compile(r"^  Stream #0:0.*: Audio: pcm_s16le.*, (\d+) kb/s", re.MULTILINE)
 _DURATION = re.compile(r"^\s*Duration: (\d+):(\d\d):(\d\d(?:\.\d+)?)", re.MULTILINE)
 ENCODINGS = {
     "wav": ("-c:a", "pcm_s16le", "-f", "wav"),
@@ -69,6 +70,8 @@ class Decoded(NamedTuple):
     """Whether it is an estimate, or that of a picture, whose sound may be shorter."""
     is_damaged: bool = False
     """Whether the end is missing or something could not be decoded."""
+    num_channels: int = 1
+    """Channels of the decoded samples."""
 
 
 def find_ffmpeg(given: str | None = None) -> str:
@@ -133,25 +136,36 @@ def decode_batch(
             "1",
         ]
         command.append(_as_url(target))
-    return _run(ffmpeg, command, len(sources))
+    return _run(ffmpeg, command, len(sources))[0]
 
 
 def decode_to_file(
     ffmpeg: str, source: Path | bytes, sample_rate: int, max_seconds: float, target: IO[bytes]
 ) -> Decoded:
-    """Decode a file, or the content of a file, to raw 16-bit mono samples (little-endian) in an
-    open file.
+    """Decode a file, or the content of a file, to raw 16-bit samples (little-endian) of all its
+    channels, interleaved, in an open file.
 
     Stops after `max_seconds`. What a file is, ffmpeg decides by its content.
     """
     with _as_input(source) as (name, descriptors):
         command = [*_SAFELY, "-threads", "1", "-i", name]
-        command += ["-map", "0:a:0", "-t", f"{max_seconds:.3f}", "-af", _FROM_START, "-ac", "1"]
+        command += ["-map", "0:a:0", "-t", f"{max_seconds:.3f}", "-af", _FROM_START]
         command += ["-ar", str(sample_rate), "-f", "s16le", "-c:a", "pcm_s16le", "pipe:1"]
-        (decoded,) = _run(ffmpeg, command, 1, target, descriptors)
+        (decoded,), log = _run(ffmpeg, command, 1, target, descriptors)
     if not target.seek(0, os.SEEK_END):
         raise FfmpegError("ffmpeg decoded no samples")
-    return decoded
+    return decoded._replace(num_channels=_num_channels(log, sample_rate))
+
+
+def _num_channels(log: str, sample_rate: int) -> int:
+    """Channels of raw 16-bit samples that ffmpeg has written; its log gives their bit rate."""
+    # Names of layouts ("stereo", "5.1(side)", "2 channels") are many, but bits are counted. The
+    # last stream in the log is the output; an input may be of the same kind.
+    kilobits = _OUTPUT_KILOBITS.findall(log)
+    num_channels = int(kilobits[-1]) * 1000 // (16 * sample_rate) if kilobits else 0
+    if not num_channels:
+        raise FfmpegError("ffmpeg does not say how many channels it decoded; use a newer version")
+    return num_channels
 
 
 @contextlib.contextmanager
@@ -191,8 +205,10 @@ def _run(
     num_inputs: int,
     target: IO[bytes] | None = None,
     descriptors: tuple[int, ...] = (),
-) -> list[Decoded]:
-    """Run ffmpeg with its standard output in `target`; returns what its log says of each input."""
+) -> tuple[list[Decoded], str]:
+    """Run ffmpeg with its standard output in `target`; returns what its log says of each input, and
+    the log.
+    """
     command = [ffmpeg, "-hide_banner", "-nostats", "-loglevel", "info", *arguments]
     try:
         outcome = subprocess.run(
@@ -228,4 +244,5 @@ def _run(
         # In a batch, the log does not say whose it is.
         is_damaged = num_inputs == 1 and _DAMAGED.search(log) is not None
         reports.append(Decoded(seconds, is_guess, is_damaged))
-    return reports + [Decoded(None, is_guess=True)] * (num_inputs - len(reports))
+    reports += [Decoded(None, is_guess=True)] * (num_inputs - len(reports))
+    return reports, log

@@ -241,7 +241,8 @@ def read_speech(
     start: int = 0,
     num_samples: int | None = None,
 ) -> np.ndarray:
-    """Read from a recording as if only the stretches between `edges` existed, one after the other.
+    """Read from a recording as if only the stretches between `edges` existed, one after the other,
+    and without an offset (DC): not every front end removes it.
 
     Args:
         read: first sample and number of samples of the recording -> (samples,).
@@ -251,7 +252,7 @@ def read_speech(
 
     >>> edges = np.array([[10, 13], [50, 60]])
     >>> read_speech(lambda start, count: np.arange(start, start + count), edges, 2, 4).tolist()
-    [12, 50, 51, 52]
+    [-29.25, 8.75, 9.75, 10.75]
     """
     lasts = np.cumsum(edges[:, 1] - edges[:, 0])
     stop = int(lasts[-1]) if num_samples is None else start + num_samples
@@ -266,10 +267,12 @@ def read_speech(
     origin = wanted[0][0]
     span = wanted[-1][1] - wanted[0][0]
     if span > MAX_SPAN_SAMPLES:
-        return np.concatenate([read(begin, end - begin) for begin, end in wanted])
-    # One read is faster than many from files that must be decoded.
-    whole = read(origin, span)
-    return np.concatenate([whole[begin - origin : end - origin] for begin, end in wanted])
+        speech = np.concatenate([read(begin, end - begin) for begin, end in wanted])
+    else:
+        # One read is faster than many from files that must be decoded.
+        whole = read(origin, span)
+        speech = np.concatenate([whole[begin - origin : end - origin] for begin, end in wanted])
+    return speech - speech.mean(dtype=np.float64).astype(np.float32)
 
 
 def speech_of(

@@ -180,7 +180,12 @@ def adapt(
         raise ValueError(reason)
     notes: list[str] = []
     domain = embedded(
-        verifier, [str(one) for one in recordings], labels, notes, foreign is None, target
+        verifier,
+        [str(recording) for recording in recordings],
+        labels,
+        notes,
+        foreign is None,
+        target,
     )
     if foreign is None:
         name, found, tried, scored = _chosen(verifier, domain, method, out_of_domain)
@@ -255,7 +260,7 @@ def _chosen(
 def in_words(tried: Mapping[str, float]) -> list[str]:
     """Error rates by method, lowest first."""
     return [
-        f"{name}: {value:.2f} %" for name, value in sorted(tried.items(), key=lambda one: one[1])
+        f"{name}: {value:.2f} %" for name, value in sorted(tried.items(), key=lambda pair: pair[1])
     ]
 
 
@@ -304,20 +309,20 @@ def cross_validated(
             shuffled = random.permutation(np.flatnonzero(fold == part))
             order = number[shuffled]
             rank = np.array(
-                [np.count_nonzero(order[:place] == one) for place, one in enumerate(order)]
+                [np.count_nonzero(order[:place] == label) for place, label in enumerate(order)]
             )
             chosen = np.sort(shuffled[rank < MAX_EACH])
             enrol, test = np.triu_indices(len(chosen), 1)
             pairs = chosen[np.stack([enrol, test])]
             is_target, is_same_session = (
-                one[pairs[0]] == one[pairs[1]] for one in (number, sessions)
+                labels[pairs[0]] == labels[pairs[1]] for labels in (number, sessions)
             )
             is_kept = ~(is_target & is_same_session & (sessions[pairs[0]] >= 0))
             scores = scores_of(
                 transform, transform.apply(rows[chosen]), enrol[is_kept], test[is_kept]
             )
             parts.append((scores, is_target[is_kept], *pairs[:, is_kept].astype(np.int32)))
-        kept.append([np.concatenate(one) for one in zip(*parts, strict=True)])
+        kept.append([np.concatenate(columns) for columns in zip(*parts, strict=True)])
         errors.append(eer(kept[-1][0], kept[-1][1]))
     found, truth, enrol, test = kept[0]
     names = StringTable.from_strings([f"recording {row}" for row in range(len(rows))])
@@ -384,12 +389,12 @@ def _fitters(
                 "shrinkage": share,
             }
             found |= {
-                f"plda {share} interpolated {one}": functools.partial(
-                    adaptation.adapted_plda, **theirs, share=one
+                f"plda {share} interpolated {share}": functools.partial(
+                    adaptation.adapted_plda, **theirs, share=share
                 )
-                for one in INTERPOLATIONS
+                for share in INTERPOLATIONS
             }
-    return {name: one for name, one in found.items() if method in ("auto", name.split()[0])}
+    return {name: system for name, system in found.items() if method in ("auto", name.split()[0])}
 
 
 def embedded(
@@ -542,7 +547,11 @@ def _without_adaptation(
     spec["front_end"]["options"] |= front_end_options or {}
     twin = SpeakerNet.from_spec(spec)
     twin.load_state_dict(
-        {name: one for name, one in net.weights().items() if not name.startswith("adaptation.")}
+        {
+            name: weights
+            for name, weights in net.weights().items()
+            if not name.startswith("adaptation.")
+        }
     )
     return twin.eval().to(next(net.parameters()).device)
 
@@ -569,14 +578,14 @@ def _labels_of(
     if missing := len(names) - len(found):
         notes.append(f"left out {counted(missing, 'recording')} without a label")
     sessions = sorted(set(found.values()))
-    speakers = sorted({one for one, _ in sessions})
+    speakers = sorted({speaker for speaker, _ in sessions})
     if len(speakers) < 2:
         raise ValueError(
             f"{labels}: all recordings are of one speaker, {speakers[0]}; expected several speakers"
         )
     who = np.full((2, len(names)), -1)
-    for row, one in found.items():
-        who[:, row] = speakers.index(one[0]), sessions.index(one)
+    for row, speaker_rows in found.items():
+        who[:, row] = speakers.index(speaker_rows[0]), sessions.index(speaker_rows)
     num_sessions = collections.Counter(speaker for speaker, _ in sessions)
     num_several = sum(count > 1 for count in num_sessions.values())
     if num_several < MIN_SPEAKERS:
@@ -598,19 +607,21 @@ def _rows_of(names: list[str], roots: list[str], labels: str | Path) -> list[tup
         below = (
             (
                 name,
-                next((one for one in roots if Path(name).is_relative_to(one)), Path(name).anchor),
+                next(
+                    (root for root in roots if Path(name).is_relative_to(root)), Path(name).anchor
+                ),
             )
             for name in names
         )
         parts = [(name, Path(name).relative_to(root).parts) for name, root in below]
         return [
-            (name, one[0], "/".join(one[:-1]) if len(one) > 2 else "")
-            for name, one in parts
-            if len(one) > 1
+            (name, folders[0], "/".join(folders[:-1]) if len(folders) > 2 else "")
+            for name, folders in parts
+            if len(folders) > 1
         ]
     if Path(labels).suffix.lower() == ".csv":
         columns, rows = read_csv(labels, ("path", "speaker"))
-        session = next((one for one in ("session", "call") if one in columns), "")
+        session = next((column for column in ("session", "call") if column in columns), "")
         return [(row["path"], row["speaker"], row.get(session, "")) for row in rows]
     given = read_training_list(labels)
     return [
@@ -679,7 +690,7 @@ def _compared(
         num_draws=default_of(EvaluationOptions, "bootstrap_samples"),
         seed=DEFAULT_SEED,
     )
-    before, after = (one.eer_percent for one in result.systems)
+    before, after = (system.eer_percent for system in result.systems)
     optimistic = (
         f" (optimistic: {shared} of its recordings were used for adaptation)" if shared else ""
     )

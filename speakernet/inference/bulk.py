@@ -94,10 +94,10 @@ def embed_files(
     keys = [
         store_key(verifier.fingerprint, block, source.lookup_table(block), way) for block in blocks
     ]
-    own = share(range(len(blocks)), part.number, part.count)
+    own_blocks = share(range(len(blocks)), part.number, part.count)
     num_kept = 0
-    with Bar("embedding", sum(len(blocks[number]) for number in own), "utterance") as bar:
-        for number in own:
+    with Bar("embedding", sum(len(blocks[number]) for number in own_blocks), "utterance") as bar:
+        for number in own_blocks:
             if load_embeddings(paths[number], keys[number]) is not None:
                 num_kept += len(blocks[number])
             else:
@@ -107,9 +107,11 @@ def embed_files(
                 save_embeddings(paths[number], keys[number], blocks[number], found)
             bar.update(len(blocks[number]))
     kept = [load_embeddings(path, key) for path, key in zip(paths, keys, strict=True)]
-    parts = [WorkPart(one, part.count) for one in range(1, part.count + 1)]
+    parts = [WorkPart(number, part.count) for number in range(1, part.count + 1)]
     missing = [
-        one for one in parts if any(block is None for block in share(kept, one.number, one.count))
+        other
+        for other in parts
+        if any(block is None for block in share(kept, other.number, other.count))
     ]
     if missing:
         return 0, num_kept, problems, missing
@@ -163,7 +165,10 @@ def _embed_block(
             problems.append(str(error))
             return np.full((1, verifier.embedding_dim), np.nan, dtype=np.float32)
     return np.concatenate(
-        [_embed_block(verifier, source, StringTable.from_strings([one]), problems) for one in names]
+        [
+            _embed_block(verifier, source, StringTable.from_strings([name]), problems)
+            for name in names
+        ]
     )
 
 
@@ -238,7 +243,7 @@ def _own_trials(
     person's mean.
     """
     kept = store.recordings()
-    people, owner = np.unique([one.name for one in kept], return_inverse=True)
+    people, owner = np.unique([recording.name for recording in kept], return_inverse=True)
     num_people = len(people)
     num_tests = len(kept) + len(strangers)
     if len(kept) == num_people:
@@ -256,8 +261,8 @@ def _own_trials(
             f"{store.path}: needs over {MAX_TRIALS:,} comparisons; calibrate on a list with "
             "--trials"
         )
-    units = mean_embeddings(np.stack([one.embedding for one in kept]), verifier.mean)
-    weighted = units * np.array([one.weight for one in kept], dtype=np.float32)[:, None]
+    units = mean_embeddings(np.stack([recording.embedding for recording in kept]), verifier.mean)
+    weighted = units * np.array([recording.weight for recording in kept], dtype=np.float32)[:, None]
     sums = np.zeros((num_people, units.shape[1]), dtype=np.float32)
     np.add.at(sums, owner, weighted)
     own = np.arange(len(kept)), owner
@@ -302,13 +307,15 @@ def _write(
     fit = fits[-1]
     changes = dict[str, Any]()
     old = fits[0].replaced(verifier.contents) if out is None else None
-    num_pairs, num_old = (one.get("num_targets", 0) if one else 0 for one in (fit.origin, old))
+    num_pairs, num_old = (
+        origin.get("num_targets", 0) if origin else 0 for origin in (fit.origin, old)
+    )
     if num_pairs < min(FEW_TARGETS, num_old):
         raise ValueError(
             f"{verifier.name} was calibrated on {num_old:,} same-speaker pairs, but the new "
             f"calibration has only {num_pairs}. Nothing was written; to keep both, write to a "
             "different file with --out"
         )
-    for one in fits:
-        changes |= one.changes({**verifier.contents, **changes})
+    for fit in fits:
+        changes |= fit.changes({**verifier.contents, **changes})
     return fit, results, update_model_file(verifier.name, changes, out=out)

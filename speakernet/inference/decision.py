@@ -160,15 +160,16 @@ class DecisionRule:
         limits = contents.get("thresholds") or ()
         backend = verifying_backend(contents)
         ways = [
-            backend.describe(one) | {"subtract_mean": subtracts_mean} for one in (VERIFYING, WHOLE)
+            backend.describe(options) | {"subtract_mean": subtracts_mean}
+            for options in (VERIFYING, WHOLE)
         ]
         # A file that was never calibrated has nothing that detected speech could contradict.
         way = next(
-            (one for one in ways if any(known["backend"] == one for known in (*fits, *limits))),
+            (way for way in ways if any(known["backend"] == way for known in (*fits, *limits))),
             ways[0],
         )
-        fitted = [one for one in fits if one["backend"] == way and list(one["inputs"]) == ["score"]]
-        thresholds = [one for one in limits if one["backend"] == way]
+        fitted = [fit for fit in fits if fit["backend"] == way and list(fit["inputs"]) == ["score"]]
+        thresholds = [limit for limit in limits if limit["backend"] == way]
         speech = way.get("speech", WHOLE.speech)
         mean = " with its mean embedding subtracted" if subtracts_mean else ""
         scores = "PLDA" if way["score"] == "plda" else "cosine"
@@ -189,11 +190,11 @@ class DecisionRule:
         cautions = [too_few_nontargets(counts[1]), RECALIBRATE if speech == WHOLE.speech else ""]
         caution = "; ".join(filter(None, cautions))
         quality = None
-        for one in fits:
-            of_pairs = threshold_way(way, one["inputs"])
+        for fit in fits:
+            of_pairs = threshold_way(way, fit["inputs"])
             own = [limit for limit in limits if limit["backend"] == of_pairs]
-            if one["backend"] == way and own:
-                quality = AffineCalibration.from_dict(one), own
+            if fit["backend"] == way and own:
+                quality = AffineCalibration.from_dict(fit), own
         calibration = AffineCalibration.from_dict(fitted[-1])
         bounds = (-largest_ratio(counts[0]), largest_ratio(counts[1]))
         return cls(calibration, thresholds, advice, caution, quality, scores, speech, bounds)
@@ -206,7 +207,9 @@ class DecisionRule:
         # Turn each threshold on the ratio into the score that reaches it with these measures.
         weight = float(calibration.weights[0])
         offset = float(calibration.apply(row)[0])
-        thresholds = [{**one, "threshold": (one["threshold"] - offset) / weight} for one in limits]
+        thresholds = [
+            {**limit, "threshold": (limit["threshold"] - offset) / weight} for limit in limits
+        ]
         of_score = AffineCalibration(np.array([weight]), offset, SCORE_ONLY, calibration.prior)
         return replace(self, calibration=of_score, thresholds=thresholds)
 
@@ -250,7 +253,7 @@ class DecisionRule:
             raise ValueError(
                 "false_accept_rate and threshold were both given; expected only one of them"
             )
-        known = {str(one["name"]): one for one in self.thresholds}
+        known = {str(threshold["name"]): threshold for threshold in self.thresholds}
         if threshold is None:
             usual = threshold_name(_checked_rate(false_accept_rate))
             threshold = usual if usual in known or false_accept_rate is not None else EER_NAME
@@ -264,7 +267,7 @@ class DecisionRule:
             limit = UNCALIBRATED_THRESHOLD
         elif isinstance(threshold, str):
             if threshold not in known:
-                rates = ", ".join(f"{100 * one:g}" for one in FALSE_ACCEPT_RATES)
+                rates = ", ".join(f"{100 * rate:g}" for rate in FALSE_ACCEPT_RATES)
                 wanted = (
                     repr(threshold)
                     if false_accept_rate is None
@@ -301,12 +304,14 @@ class DecisionRule:
         This is the lowest one whose false-accept rate times `num_people` is within the share, else
         the strictest one.
         """
-        wanted = _checked_rate(false_accept_rate)
+        allowed_rate = _checked_rate(false_accept_rate)
         if not self.thresholds:
             raise NotCalibratedError(self.advice)
         value = itemgetter("threshold")
         keeping = [
-            one for one in self.thresholds if (_rate(one) or 1.0) * max(1, num_people) <= wanted
+            threshold
+            for threshold in self.thresholds
+            if (_rate(threshold) or 1.0) * max(1, num_people) <= allowed_rate
         ]
         return str(min(keeping, key=value, default=max(self.thresholds, key=value))["name"])
 
@@ -325,31 +330,31 @@ def largest_ratio(num_pairs: int) -> float:
 
 
 def _checked_rate(rate: float | None) -> float:
-    wanted = DEFAULT_FALSE_ACCEPT_RATE if rate is None else rate
-    if not 0 < wanted < 1:
+    target_rate = DEFAULT_FALSE_ACCEPT_RATE if rate is None else rate
+    if not 0 < target_rate < 1:
         raise ValueError(
-            f"the false-accept rate (--far) is {wanted:g}; expected a share between 0 and 1, such "
+            f"the false-accept rate (--far) is {target_rate:g}; expected a share between 0 and 1, such "
             "as 0.01"
         )
-    return wanted
+    return target_rate
 
 
-def _rate(one: Mapping[str, Any]) -> float | None:
+def _rate(threshold: Mapping[str, Any]) -> float | None:
     """The false-accept rate in a threshold's name, otherwise the measured one."""
-    rate = false_accept_rate_of(str(one["name"]))
-    return one.get("false_accept_rate") if rate is None else rate
+    rate = false_accept_rate_of(str(threshold["name"]))
+    return threshold.get("false_accept_rate") if rate is None else rate
 
 
-def described_threshold(one: Mapping[str, Any]) -> str:
+def described_threshold(threshold: Mapping[str, Any]) -> str:
     """A threshold of a model file in words: its value, what it is for, and the list it was fitted
     on.
     """
-    fitted_on = f", fitted on {one['list']}" if one.get("list") else ""
+    fitted_on = f", fitted on {threshold['list']}" if threshold.get("list") else ""
     rates = ""
-    if one.get("miss_rate") is not None and one.get("false_accept_rate") is not None:
+    if threshold.get("miss_rate") is not None and threshold.get("false_accept_rate") is not None:
         rates = (
-            f": misses {100 * one['miss_rate']:.3g} %, false accepts "
-            f"{100 * one['false_accept_rate']:.3g} %"
+            f": misses {100 * threshold['miss_rate']:.3g} %, false accepts "
+            f"{100 * threshold['false_accept_rate']:.3g} %"
         )
-    of = " on the log-likelihood ratio" if one["backend"].get("inputs") else ""
-    return f"{one['threshold']:.4f}{of} ({threshold_label(str(one['name']))}{rates}{fitted_on})"
+    of = " on the log-likelihood ratio" if threshold["backend"].get("inputs") else ""
+    return f"{threshold['threshold']:.4f}{of} ({threshold_label(str(threshold['name']))}{rates}{fitted_on})"

@@ -100,7 +100,7 @@ def export_model(
         quantisation.
     """
     model = load_model_file(model_path)
-    if not (usable := [one for one in speech if len(one) >= model.net.min_samples]):
+    if not (usable := [waveform for waveform in speech if len(waveform) >= model.net.min_samples]):
         raise ValueError(
             f"none of the {len(speech)} recordings for the comparison has the "
             f"{model.net.min_samples} samples ({model.net.min_samples / model.net.sample_rate:.2f} "
@@ -153,22 +153,25 @@ def compare(model: ModelFile, run: Run, speech: Sequence[np.ndarray]) -> Parity:
     """Embed recordings with the network and with its export, one by one and as a batch of equal
     length.
     """
-    shortest = min(len(one) for one in speech)
+    shortest = min(len(waveform) for waveform in speech)
     centre = 0.0 if (mean := mean_of_whole_utterances(model.contents)) is None else mean
     cosines = []
     differences = []
     scale = 0.0
-    for batch in [*(one[None, :] for one in speech), np.stack([one[:shortest] for one in speech])]:
+    for batch in [
+        *(waveform[None, :] for waveform in speech),
+        np.stack([waveform[:shortest] for waveform in speech]),
+    ]:
         waveforms = np.ascontiguousarray(batch, dtype=np.float32)
         theirs = run(waveforms)
         ours = _embed(model.net, waveforms)[0]
         # In the second output of a graph, the mean is subtracted.
-        for one, other in [
+        for expected, computed in [
             (theirs[0], ours),
-            *((one, ours - centre) for one in (theirs[0] - centre, *theirs[1:])),
+            *((embeddings, ours - centre) for embeddings in (theirs[0] - centre, *theirs[1:])),
         ]:
-            lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
-            products = (one.astype(np.float64) * other).sum(axis=1)
+            lengths = np.linalg.norm(expected, axis=1) * np.linalg.norm(computed, axis=1)
+            products = (expected.astype(np.float64) * computed).sum(axis=1)
             cosines.append((products / np.maximum(lengths, EPSILON)).min())
         differences.append(np.abs(theirs[0] - ours).max())
         scale = max(scale, float(np.abs(ours).max()))
@@ -191,7 +194,7 @@ class ExportedNet(nn.Module):
         super().__init__()
         self.net = folded(model.net).requires_grad_(False)
         self.net.spec_augment = None
-        for front_end in (one for one in self.net.modules() if isinstance(one, FrontEnd)):
+        for front_end in (module for module in self.net.modules() if isinstance(module, FrontEnd)):
             use_convolution(front_end)
         mean = mean_of_whole_utterances(model.contents)
         self.register_buffer(
@@ -239,8 +242,13 @@ def sherpa_bytes(model: ModelFile) -> bytes:
     Source: sherpa-onnx, `csrc/speaker-embedding-extractor-model.cc` (the metadata that it reads).
     """
     net = model.net
-    found = model.net.spec()["front_end"]
-    options = {"name": found["name"], "style": "kaldi", "energy_floor_db": 0.0, **found["options"]}
+    front_end_spec = model.net.spec()["front_end"]
+    options = {
+        "name": front_end_spec["name"],
+        "style": "kaldi",
+        "energy_floor_db": 0.0,
+        **front_end_spec["options"],
+    }
     options["plda"] = plda_of(model.contents) is not None
     if others := [
         name for name, allowed in SHERPA_FRONT_END.items() if options.get(name) not in allowed
@@ -353,12 +361,16 @@ def facts(model: ModelFile) -> dict[str, Any]:
         **net.spec(),
         "min_samples": net.min_samples,
         "embedding_dim": net.embedding_dim,
-        **({"plda": {name: one.tolist() for name, one in vars(plda).items()}} if plda else {}),
+        **(
+            {"plda": {name: values.tolist() for name, values in vars(plda).items()}} if plda else {}
+        ),
         # The caller cuts recordings to their speech if the calibration is for `detected` speech.
         "speech": rule.speech,
         "calibration": fitted
         and {"weight": float(fitted.weights[0]), "offset": float(fitted.offset)},
-        "thresholds": {str(one["name"]): float(one["threshold"]) for one in rule.thresholds},
+        "thresholds": {
+            str(threshold["name"]): float(threshold["threshold"]) for threshold in rule.thresholds
+        },
     }
 
 

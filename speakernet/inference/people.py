@@ -5,15 +5,11 @@ The store holds raw embeddings, never audio; a person is represented by the weig
 embeddings. `identify` keeps everybody in one matrix in memory, which is reloaded when another
 process has changed the file.
 
-Every action opens the file, so that it may be replaced at any time. It uses a rollback journal
-rather than a write-ahead log: there is one extra file during a write and none afterwards, so
-network disks and read-only folders work too. SQLite overwrites deleted data (`secure_delete`).
+The file itself (tables, connections, backups) is in `speakernet.inference.store_file`.
 """
 
 import contextlib
 import dataclasses
-import functools
-import glob
 import itertools
 import json
 import math
@@ -32,16 +28,8 @@ from typing import Any
 
 import numpy as np
 
-try:
-    from cryptography.exceptions import InvalidTag
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-    from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
-except ImportError:  # Only encrypted stores need it.
-    AESGCM = None  # type: ignore[assignment,misc]
-
 from speakernet.evaluation.scoring import WHOLE, Plda, mean_embeddings, pair_scores
 from speakernet.files import (
-    FileError,
     atomic_write,
     check_writable,
     free_name,
@@ -49,60 +37,39 @@ from speakernet.files import (
     reading,
     writing,
 )
+from speakernet.inference.encryption import (
+    PROOF,
+    SALT_BYTES,
+    StoreKeyError,
+    derive_cipher,
+    seal,
+    unseal,
+)
+from speakernet.inference.store_file import (
+    ADD_DIGESTS,
+    BACKUP_WORD,
+    EXPECTED,
+    HALF_WORD,
+    NEW_STORE,
+    NUM_TABLES,
+    PRIVATE,
+    SCHEMA_VERSION,
+    StoreError,
+    backups_of,
+    facts_of,
+    open_database,
+    remove_half_backups,
+    value_of,
+)
 from speakernet.terminal import MAX_NAMED
 
 TOP = 5
-APPLICATION_ID = 0x53504B4E  # "SPKN", which `file` also shows
-SCHEMA_VERSION = 3
-"""Version 2, of speakernet 0.3.0, has checksums over embedding and name alone. Version 1, of 0.2.0,
-has no digests either, and its encryption binds embeddings only to a person's number."""
-BUSY_SECONDS = 30.0
-"""Time that a process waits while another one writes."""
-PRIVATE = 0o600
-"""Voices are personal data, so a new store is readable by its owner only."""
-SQLITE_MARK = b"SQLite format 3\0"
 CHANGES = slice(24, 28)
 """The change counter in the header of an SQLite file."""
-BACKUP_WORD = "backup"
-HALF_WORD = "half-backup"
-EXPECTED = "a store of people, created by `speakernet enroll NAME FILES --store FILE`"
 UNKNOWN = "unknown"
 """The answer for a stranger, and therefore not allowed as a name."""
 LONGEST_NAME = 200
-SALT_BYTES = 16
-NONCE_BYTES = 12
-KEY_BYTES = 32
-PROOF = b"speakernet people store"
-SCRYPT_COST = 1 << 15
-"""Recommended by OWASP for scrypt with r = 8: 32 MiB and about a tenth of a second."""
 FACTS = ("fingerprint", "embedding_dim", "model", "created", "speech")
-
-SCHEMA = """
-CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
-CREATE TABLE people (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, created TEXT NOT NULL, changed TEXT NOT NULL);
-CREATE TABLE recordings (
-    id INTEGER PRIMARY KEY, person INTEGER NOT NULL REFERENCES people (id) ON DELETE CASCADE, source TEXT NOT NULL,
-    seconds REAL NOT NULL, speech_seconds REAL NOT NULL, weight REAL NOT NULL, warnings TEXT NOT NULL,
-    added TEXT NOT NULL, embedding BLOB NOT NULL, checksum INTEGER NOT NULL);
-CREATE INDEX recordings_of_people ON recordings (person)
-"""
-ADD_DIGESTS = """
-ALTER TABLE recordings ADD COLUMN digest TEXT NOT NULL DEFAULT '';
-CREATE UNIQUE INDEX recordings_once ON recordings (person, digest) WHERE digest != ''
-"""
-NEW_STORE = (
-    f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = "
-    f"{SCHEMA_VERSION};{SCHEMA};{ADD_DIGESTS}"
-)
-# Word in SQLite's message -> what to do; the last one fits every message.
-SQLITE_ADVICE = {
-    "locked": "end the process that writes it",
-    "full": "free space on the disk",
-    "readonly": "allow writing to the file and its folder",
-    "malformed": f"the file is damaged, so use a backup (FILE.{BACKUP_WORD}-…)",
-    "": f"if the file is damaged, use a backup (FILE.{BACKUP_WORD}-…)",
-}
-NUM_TABLES = "SELECT COUNT(*) FROM sqlite_master"
 
 INVISIBLE_CATEGORIES = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 INVISIBLE_LETTERS = {
@@ -121,14 +88,6 @@ LOOKALIKES = str.maketrans(
     "uunnnnkkkoooowwwww",
 )
 """Greek, Cyrillic and Armenian letters that look like those of `UNKNOWN`."""
-
-
-class StoreError(FileError):
-    """A store of people cannot be used; the message names the file and what to do."""
-
-
-class StoreKeyError(FileError):
-    """The key of a store is missing, wrong or superfluous."""
 
 
 @dataclass(frozen=True)
@@ -229,7 +188,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         if fingerprint is not None and not must_exist:
             self._make()
         with self._session() as connection:
-            if (problem := _value(connection, "PRAGMA quick_check(1)")) != "ok":
+            if (problem := value_of(connection, "PRAGMA quick_check(1)")) != "ok":
                 raise sqlite3.DatabaseError(f"malformed: {problem}")
 
     def __exit__(self, *_: object) -> None:
@@ -245,7 +204,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         """
         with self._session() as connection:
             # Stores from before version 0.4.0 have embeddings of whole recordings.
-            kept = {"speech": "whole", **_facts(connection)}
+            kept = {"speech": "whole", **facts_of(connection)}
         return {name: kept.get(name) for name in FACTS} | {"is_encrypted": "salt" in kept}
 
     def enroll(
@@ -270,15 +229,19 @@ class PeopleStore(contextlib.AbstractContextManager):
                 be written.
         """
         name = checked_name(name)
-        found = self._checked(embeddings)
-        weighted = np.ones(len(found)) if weights is None else np.asarray(weights, dtype=np.float64)
-        if weighted.shape != (len(found),) or not (np.isfinite(weighted) & (weighted > 0)).all():
-            raise StoreError(f"weights {weighted}; expected {len(found)} numbers above 0")
-        given = zip(found, weighted, details or [{}] * len(found), strict=True)
+        embeddings = self._checked(embeddings)
+        count = len(embeddings)
+        weighted = np.ones(count) if weights is None else np.asarray(weights, dtype=np.float64)
+        if weighted.shape != (count,) or not (np.isfinite(weighted) & (weighted > 0)).all():
+            raise StoreError(f"weights {weighted}; expected {count} numbers above 0")
+        rows = zip(embeddings, weighted, details or [{}] * count, strict=True)
         with self._session(writes=True) as connection:
             self._insert(
                 connection,
-                [StoredRecording(name, one, float(weight), **how) for one, weight, how in given],
+                [
+                    StoredRecording(name, embedding, float(weight), **how)
+                    for embedding, weight, how in rows
+                ],
             )
             return _count(connection, name)
 
@@ -292,25 +255,27 @@ class PeopleStore(contextlib.AbstractContextManager):
         Raises:
             StoreError: an embedding of the wrong size or with NaN, or the file is damaged.
         """
+        # Reading everybody from the file takes much longer than scoring them. So the matrix is kept,
+        # together with the state of the file at the time of reading. The state is
+        # taken before reading: if another process writes in between, the next call reads again.
         unit = mean_embeddings(self._checked(np.asarray(embedding).reshape(1, -1)), self._mean)[0]
         state = self._state()
         if self._voices[0] != state:
             self._voices = (state, *self._read_voices())
         _, names, rows = self._voices
-        scores = (
-            pair_scores(unit[None], rows, self._plda)[0]
-            if self._plda
-            else np.clip(rows @ unit, -1.0, 1.0)
-        )
         count = min(max(0, top), len(names))
+        if not count:
+            return []
+        if self._plda:
+            scores = pair_scores(unit[None], rows, self._plda)[0]
+        else:
+            scores = np.clip(rows @ unit, -1.0, 1.0)
         # Sorting everybody would take longer than scoring everybody.
-        nearest = (
-            np.argpartition(scores, len(names) - count)[len(names) - count :].tolist()
-            if count
-            else []
-        )
+        first = len(names) - count
+        nearest = np.argpartition(scores, first)[first:].tolist()
         return sorted(
-            ((names[row], float(scores[row])) for row in nearest), key=lambda one: (-one[1], one[0])
+            ((names[row], float(scores[row])) for row in nearest),
+            key=lambda scored: (-scored[1], scored[0]),
         )
 
     def people(self) -> list[Person]:
@@ -353,20 +318,20 @@ class PeopleStore(contextlib.AbstractContextManager):
             StoreError: nobody has that name in any of the files, or one of them cannot be written.
         """
         name = normal_name(name)
-        found = []
+        purged = []
         remove_half_backups(self.path)
         for path in [*backups_of(self.path), self.path]:
-            with _connected(path) as connection:
+            with open_database(path) as connection:
                 # Another program may have enabled a write-ahead log, which keeps earlier pages.
                 connection.execute("PRAGMA journal_mode = DELETE")
                 if connection.execute("DELETE FROM people WHERE name = ?", [name]).rowcount:
-                    found.append(path)
+                    purged.append(path)
                 # Moved pages leave copies of their rows, perhaps since an earlier purge that was
                 # killed before this.
                 connection.execute("VACUUM")
-        if not found:
+        if not purged:
             raise self._nobody(name, "in the store or in a backup")
-        return found
+        return purged
 
     def export(self, path: str | os.PathLike, name: str | None = None) -> int:
         """Write everybody, or one person, to a `.json` or `.npz` file; returns the number of
@@ -385,7 +350,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         is_json = path.suffix == ".json"
         if name is not None and not recordings:
             raise self._nobody(name)
-        rows = [dataclasses.asdict(one) for one in recordings]
+        rows = [dataclasses.asdict(recording) for recording in recordings]
         with atomic_write(path, "w" if is_json else "wb") as file:
             if is_json:
                 json.dump(
@@ -397,8 +362,8 @@ class PeopleStore(contextlib.AbstractContextManager):
                 )
             else:
                 columns: dict[str, Any] = {
-                    one.name: [row[one.name] for row in rows]
-                    for one in dataclasses.fields(StoredRecording)
+                    field.name: [row[field.name] for row in rows]
+                    for field in dataclasses.fields(StoredRecording)
                 }
                 np.savez(
                     file,
@@ -447,15 +412,16 @@ class PeopleStore(contextlib.AbstractContextManager):
         problems = []
         state = self._state()
         kept = self.recordings()
-        for one in kept:
+        for recording in kept:
             try:
                 made.append(
                     dataclasses.replace(
-                        one, embedding=np.asarray(embed(one), dtype=np.float32).reshape(-1)
+                        recording,
+                        embedding=np.asarray(embed(recording), dtype=np.float32).reshape(-1),
                     )
                 )
             except ValueError as error:
-                problems.append(f"{one.name}: {error}")
+                problems.append(f"{recording.name}: {error}")
         if problems and not drops_missing:
             raise StoreError(
                 f"{self.path}: {len(problems)} of {len(kept)} recordings cannot be embedded again; "
@@ -487,11 +453,11 @@ class PeopleStore(contextlib.AbstractContextManager):
     @contextlib.contextmanager
     def _session(self, *, writes: bool = False) -> Iterator[sqlite3.Connection]:
         """A connection to the store, with `writes` in one transaction."""
-        with _connected(self.path) as connection, connection:
+        with open_database(self.path) as connection, connection:
             if writes:
                 # Lock now: before a later lock, another process could change what was read.
                 connection.execute("BEGIN IMMEDIATE")
-            self._check(_facts(connection))
+            self._check(facts_of(connection))
             yield connection
 
     def _make(self) -> None:
@@ -503,16 +469,16 @@ class PeopleStore(contextlib.AbstractContextManager):
         salt = os.urandom(SALT_BYTES)
         values = self._fingerprint, self._dim, self._model, _now(), self._speech
         facts: dict[str, Any] = dict(zip(FACTS, values, strict=True))
-        with _connected(self.path, is_empty=True) as connection:
+        with open_database(self.path, is_empty=True) as connection:
             # A process killed while creating a store leaves only an empty file.
-            if _value(connection, NUM_TABLES):
+            if value_of(connection, NUM_TABLES):
                 return
             if self._key is not None:
-                facts |= {"salt": salt, "proof": _seal(_aead(self._key, salt), PROOF, PROOF)}
+                facts |= {"salt": salt, "proof": seal(derive_cipher(self._key, salt), PROOF, PROOF)}
             with connection:
                 connection.execute("BEGIN IMMEDIATE")
                 # Another process may have created it first.
-                if not _value(connection, NUM_TABLES):
+                if not value_of(connection, NUM_TABLES):
                     for statement in NEW_STORE.split(";"):
                         connection.execute(statement)
                     connection.executemany("INSERT INTO facts VALUES (?, ?)", facts.items())
@@ -542,9 +508,9 @@ class PeopleStore(contextlib.AbstractContextManager):
         if "salt" in facts and self._key is None and self._fingerprint is not None:
             raise self._without_key()
         # A single assignment: everything that another thread writes meanwhile must be encrypted.
-        self._aead = None if self._key is None else _aead(self._key, facts["salt"])
+        self._aead = None if self._key is None else derive_cipher(self._key, facts["salt"])
         if self._aead is not None:
-            _unseal(self.path, self._aead, facts["proof"], PROOF)
+            unseal(self.path, self._aead, facts["proof"], PROOF)
 
     def _state(self) -> tuple[Any, ...]:
         """A value that changes whenever the file is changed or replaced."""
@@ -565,13 +531,13 @@ class PeopleStore(contextlib.AbstractContextManager):
         """Add recordings without duplicates inside a transaction; a store of an older version is
         upgraded.
         """
-        version = _value(connection, "PRAGMA user_version")
+        version = value_of(connection, "PRAGMA user_version")
         if version < SCHEMA_VERSION:
             kept = self._select(connection)
             for statement in ADD_DIGESTS.split(";") if version == 1 else ():
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            sealed = [(*self._sealed(person, one), row) for row, person, one in kept]
+            sealed = [(*self._sealed(person, recording), row) for row, person, recording in kept]
             connection.executemany(
                 "UPDATE recordings SET embedding = ?, checksum = ? WHERE id = ?", sealed
             )
@@ -582,38 +548,38 @@ class PeopleStore(contextlib.AbstractContextManager):
                 "ON CONFLICT (name) DO UPDATE SET changed = excluded.changed",
                 [name, now, now],
             )
-            person = _value(connection, "SELECT id FROM people WHERE name = ?", name)
-            for one in several:
+            person = value_of(connection, "SELECT id FROM people WHERE name = ?", name)
+            for recording in several:
                 row = (
                     person,
-                    one.source,
-                    one.seconds,
-                    one.speech_seconds,
-                    one.weight,
-                    one.warnings,
-                    one.added or now,
+                    recording.source,
+                    recording.seconds,
+                    recording.speech_seconds,
+                    recording.weight,
+                    recording.warnings,
+                    recording.added or now,
                 )
                 connection.execute(
                     "INSERT INTO recordings (person, source, seconds, speech_seconds, weight, "
                     "warnings, added, digest, embedding, checksum) VALUES (?, ?, ?, ?, ?, ?, ?, ?, "
                     "?, ?) ON CONFLICT (person, digest) WHERE digest != '' DO NOTHING",
-                    (*row, one.digest, *self._sealed(person, one)),
+                    (*row, recording.digest, *self._sealed(person, recording)),
                 )
 
-    def _sealed(self, person: int, one: StoredRecording) -> tuple[bytes, int]:
+    def _sealed(self, person: int, recording: StoredRecording) -> tuple[bytes, int]:
         """An embedding as stored, and its checksum."""
-        content = np.ascontiguousarray(one.embedding, dtype="<f4").tobytes()
+        content = np.ascontiguousarray(recording.embedding, dtype="<f4").tobytes()
         if self._aead is not None:
-            content = _seal(self._aead, content, _place(person, one))
-        return content, zlib.crc32(content, zlib.crc32(_place(person, one)))
+            content = seal(self._aead, content, _place(person, recording))
+        return content, zlib.crc32(content, zlib.crc32(_place(person, recording)))
 
     def _select(
         self, connection: sqlite3.Connection, name: str | None = None
     ) -> list[tuple[int, int, StoredRecording]]:
         """Row number, person number and recording, for one person or for everybody."""
-        if self._aead is None and "salt" in _facts(connection):
+        if self._aead is None and "salt" in facts_of(connection):
             raise self._without_key()
-        version = _value(connection, "PRAGMA user_version")
+        version = value_of(connection, "PRAGMA user_version")
         rows = connection.execute(
             "SELECT recordings.id, person, embedding, checksum, people.name, weight, source, "
             f"seconds, speech_seconds, warnings, added, {repr('') if version == 1 else 'digest'} "
@@ -621,24 +587,27 @@ class PeopleStore(contextlib.AbstractContextManager):
             f"{'' if name is None else 'WHERE people.name = ?'} ORDER BY person, recordings.id",
             [] if name is None else [normal_name(name)],
         )
-        found = []
+        selected = []
         for row, person, content, checksum, *kept in rows:
-            one = StoredRecording(kept[0], np.empty(0), *kept[1:])
-            covered = one.name.encode() if version < SCHEMA_VERSION else _place(person, one)
+            recording = StoredRecording(kept[0], np.empty(0), *kept[1:])
+            covered = (
+                recording.name.encode() if version < SCHEMA_VERSION else _place(person, recording)
+            )
             is_whole = (
-                zlib.crc32(content, zlib.crc32(covered)) == checksum and 0 < one.weight < math.inf
+                zlib.crc32(content, zlib.crc32(covered)) == checksum
+                and 0 < recording.weight < math.inf
             )
             if is_whole and self._aead is not None:
-                place = b"person %d" % person if version == 1 else _place(person, one)
-                content = _unseal(self.path, self._aead, content, place)
+                place = b"person %d" % person if version == 1 else _place(person, recording)
+                content = unseal(self.path, self._aead, content, place)
             if not is_whole or len(content) != 4 * (self._dim or 0):
                 raise StoreError(
-                    f"{self.path}: a recording of {one.name!r} is damaged; use a backup, or remove "
+                    f"{self.path}: a recording of {recording.name!r} is damaged; use a backup, or remove "
                     "this person and enrol them again"
                 )
             embedding = np.frombuffer(content, dtype="<f4").astype(np.float32)
-            found.append((row, person, dataclasses.replace(one, embedding=embedding)))
-        return found
+            selected.append((row, person, dataclasses.replace(recording, embedding=embedding)))
+        return selected
 
     def _read_voices(self) -> tuple[list[str], np.ndarray]:
         """All names, and the unit-length weighted mean of each person's recordings, (people,
@@ -647,9 +616,15 @@ class PeopleStore(contextlib.AbstractContextManager):
         kept = self.recordings()
         if not kept:
             return [], np.empty((0, self._dim or 0), dtype=np.float32)
-        units = mean_embeddings(np.stack([one.embedding for one in kept]), self._mean)
-        weighted = units * np.array([one.weight for one in kept], dtype=np.float32)[:, None]
-        starts = [row for row, one in enumerate(kept) if not row or one.name != kept[row - 1].name]
+        units = mean_embeddings(np.stack([recording.embedding for recording in kept]), self._mean)
+        weighted = (
+            units * np.array([recording.weight for recording in kept], dtype=np.float32)[:, None]
+        )
+        starts = [
+            row
+            for row, recording in enumerate(kept)
+            if not row or recording.name != kept[row - 1].name
+        ]
         return [kept[start].name for start in starts], mean_embeddings(
             np.add.reduceat(weighted, starts, axis=0)
         )
@@ -669,56 +644,24 @@ class PeopleStore(contextlib.AbstractContextManager):
 
     def _checked(self, embeddings: np.ndarray) -> np.ndarray:
         """The embeddings as float32, or StoreError."""
-        found = np.asarray(embeddings, dtype=np.float32)
+        rows = np.asarray(embeddings, dtype=np.float32)
         if (
-            found.ndim != 2
-            or found.shape[1] != self._dim
-            or not len(found)
-            or not np.isfinite(found).all()
+            rows.ndim != 2
+            or rows.shape[1] != self._dim
+            or not len(rows)
+            or not np.isfinite(rows).all()
         ):
             raise StoreError(
-                f"embeddings of shape {found.shape}; expected (recordings, {self._dim}) finite "
+                f"embeddings of shape {rows.shape}; expected (recordings, {self._dim}) finite "
                 "numbers"
             )
-        return found
+        return rows
 
     def _nobody(self, name: str, where: str = "in the store") -> StoreError:
         return StoreError(
             f"{self.path}: nobody is called {name!r} {where}; `speakernet people list` shows all "
             "names"
         )
-
-
-@functools.lru_cache(maxsize=4)
-def _aead(key: str | bytes, salt: bytes) -> Any:
-    """AES-GCM with a key derived by scrypt from the passphrase and the store's salt."""
-    if not key:
-        raise StoreKeyError(
-            "the key is empty; give a passphrase, or no key for an unencrypted store"
-        )
-    if AESGCM is None:
-        raise StoreKeyError(
-            "encryption needs an additional package: pip install 'speakernet[encryption]'"
-        )
-    secret = key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key
-    return AESGCM(Scrypt(salt=salt, length=KEY_BYTES, n=SCRYPT_COST, r=8, p=1).derive(secret))
-
-
-def _seal(aead: Any, content: bytes, place: bytes) -> bytes:
-    """Encrypt with a new nonce, bound to `place`: bytes that are moved to a different row cannot be
-    decrypted.
-    """
-    nonce = os.urandom(NONCE_BYTES)
-    return nonce + bytes(aead.encrypt(nonce, content, place))
-
-
-def _unseal(path: Path, aead: Any, sealed: bytes, place: bytes) -> bytes:
-    try:
-        return bytes(aead.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], place))
-    except (InvalidTag, ValueError) as error:
-        raise StoreKeyError(
-            f"{path}: decryption failed; the key is wrong, or the store was tampered with"
-        ) from error
 
 
 def normal_name(name: str) -> str:
@@ -737,96 +680,37 @@ def checked_name(name: str) -> str:
         >>> checked_name(" Zoe\u0308 "), checked_name("O'Brien; DROP TABLE")
         ('Zo\xeb', "O'Brien; DROP TABLE")
     """
-    found = normal_name(name)
-    letters = unicodedata.normalize("NFKD", found).casefold().translate(LOOKALIKES)
+    normalised = normal_name(name)
+    letters = unicodedata.normalize("NFKD", normalised).casefold().translate(LOOKALIKES)
     is_hidden = any(
-        ord(one) in INVISIBLE_LETTERS or unicodedata.category(one) in INVISIBLE_CATEGORIES
-        for one in found
+        ord(letter) in INVISIBLE_LETTERS or unicodedata.category(letter) in INVISIBLE_CATEGORIES
+        for letter in normalised
     )
-    shown = "".join(one for one in letters if not unicodedata.combining(one))
-    is_taken = shown in ("", ".", "..", UNKNOWN) or re.fullmatch(r"speaker\s+\d+", found.casefold())
-    if is_hidden or len(found) > LONGEST_NAME or is_taken:
+    shown = "".join(letter for letter in letters if not unicodedata.combining(letter))
+    is_taken = shown in ("", ".", "..", UNKNOWN) or re.fullmatch(
+        r"speaker\s+\d+", normalised.casefold()
+    )
+    if is_hidden or len(normalised) > LONGEST_NAME or is_taken:
         raise StoreError(
-            f"the name {found[:20]!a} ({len(found)} characters) is not allowed; expected 1 to "
+            f"the name {normalised[:20]!a} ({len(normalised)} characters) is not allowed; expected 1 to "
             f"{LONGEST_NAME} visible characters in one line, but not '.', '..', {UNKNOWN!r} or "
             "'speaker N' (the last two denote strangers)"
         )
-    return found
-
-
-def backups_of(path: Path) -> list[Path]:
-    """The backups of a store."""
-    found = path.parent.glob(f"{glob.escape(path.name)}.{BACKUP_WORD}-*")
-    return sorted(one for one in found if not one.name.endswith("-journal"))
-
-
-def remove_half_backups(path: Path) -> None:
-    """Remove incomplete backups left by killed processes."""
-    for one in path.parent.glob(f"{glob.escape(path.name)}.{HALF_WORD}-*"):
-        one.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _connected(path: Path, *, is_empty: bool = False) -> Iterator[sqlite3.Connection]:
-    """A connection to a store, or with `is_empty` to a file that may become one."""
-    with reading(path, EXPECTED, StoreError), open_regular(path) as file:
-        start = file.read(len(SQLITE_MARK))
-    if start not in (b"", SQLITE_MARK):
-        raise StoreError(f"{path}: not an SQLite file; expected {EXPECTED}")
-    uri = f"{path.absolute().as_uri()}?mode=rw"
-    try:
-        with contextlib.closing(
-            sqlite3.connect(uri, BUSY_SECONDS, isolation_level=None, uri=True)
-        ) as connection:
-            # Deleted data is overwritten; a kill or a power cut loses no commit.
-            for setting in (
-                "secure_delete = ON",
-                "synchronous = FULL",
-                "foreign_keys = ON",
-                "trusted_schema = OFF",
-            ):
-                connection.execute(f"PRAGMA {setting}")
-            program, version = (
-                _value(connection, f"PRAGMA {fact}") for fact in ("application_id", "user_version")
-            )
-            # Only this query rolls back the unfinished transaction of a killed process.
-            if not is_empty and not _value(connection, "PRAGMA page_count"):
-                raise StoreError(f"{path}: an empty file; expected {EXPECTED}")
-            if not is_empty and (program != APPLICATION_ID or not 1 <= version <= SCHEMA_VERSION):
-                raise StoreError(
-                    f"{path}: not a store of people that this speakernet can read (version "
-                    f"{version}; it reads up to {SCHEMA_VERSION}); expected {EXPECTED}"
-                )
-            yield connection
-    except sqlite3.Error as error:
-        reason = " ".join(str(error).split())
-        advice = next(text for word, text in SQLITE_ADVICE.items() if word in reason)
-        raise StoreError(
-            f"{path} cannot be used ({reason}), and nothing was changed; {advice}"
-        ) from error
-
-
-def _value(connection: sqlite3.Connection, query: str, *values: Any) -> Any:
-    """The first value of the first row."""
-    return connection.execute(query, values).fetchone()[0]
-
-
-def _facts(connection: sqlite3.Connection) -> dict[str, Any]:
-    return dict(connection.execute("SELECT name, value FROM facts"))
+    return normalised
 
 
 def _count(connection: sqlite3.Connection, name: str) -> int:
     counted = (
         "SELECT COUNT(*) FROM recordings JOIN people ON person = people.id WHERE people.name = ?"
     )
-    return int(_value(connection, counted, name))
+    return int(value_of(connection, counted, name))
 
 
-def _place(person: int, one: StoredRecording) -> bytes:
+def _place(person: int, recording: StoredRecording) -> bytes:
     """What checksum and encryption bind an embedding to: its person's number and name, its weight
     and its digest.
     """
-    return f"person {person} {one.weight!r} {one.digest} {one.name}".encode()
+    return f"person {person} {recording.weight!r} {recording.digest} {recording.name}".encode()
 
 
 def _now() -> str:

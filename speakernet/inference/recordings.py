@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -262,7 +262,11 @@ def audio_inputs(
     Returns:
         The source that reads them by name, and the names, each once and in order.
     """
-    corpora = [one for one in given if Path(one).is_dir() and (is_packed(one) or is_kaldi(one))]
+    corpora = [
+        argument
+        for argument in given
+        if Path(argument).is_dir() and (is_packed(argument) or is_kaldi(argument))
+    ]
     if corpora and channel is not None:
         raise AudioError(
             f"{corpora[0]} is a corpus, of which no channel can be chosen; leave out --channel"
@@ -273,7 +277,7 @@ def audio_inputs(
         source = open_source(corpora[0], sample_rate)
         assert isinstance(source, PackedSource | KaldiSource), "only these two are corpora"
         return source, source.index.names if isinstance(source, PackedSource) else source.names
-    names = dict.fromkeys(name for one in given for name in _files_of(one, lines))
+    names = dict.fromkeys(name for argument in given for name in _files_of(argument, lines))
     if not names:
         raise AudioError(
             "no audio was given; expected files, folders, lists, or - for names on standard input"
@@ -331,20 +335,20 @@ def _listed(lines: Iterable[str], where: str, folder: Path) -> list[str]:
         # Try the whole line first, since a path may contain spaces.
         candidates = [line.strip(), *line.split(maxsplit=1)[1:]] if line.strip() else []
         paths = [
-            root / names_below.on_disk(one.strip())
-            for one in candidates
+            root / names_below.on_disk(candidate.strip())
+            for candidate in candidates
             for root, names_below in places
         ]
-        found = [str(path) for path in paths if path.is_file()]
-        if candidates and not found:
+        existing = [str(path) for path in paths if path.is_file()]
+        if candidates and not existing:
             searched = "the working directory" + ("" if folder.samefile(".") else f" or {folder}")
             advice = advice_on_name(candidates[-1].strip()) or f"expected {LIST_FORM}"
             raise ListError(
                 f"{where}, line {number}: found no file "
-                f"{' nor '.join(repr(one[:200]) for one in candidates[::-1])} in {searched}; "
+                f"{' nor '.join(repr(candidate[:200]) for candidate in candidates[::-1])} in {searched}; "
                 f"{advice}"
             )
-        names += found[:1]
+        names += existing[:1]
     return names
 
 
@@ -369,7 +373,7 @@ def open_piped(file: BinaryIO) -> tuple[AudioInfo, bytes]:
 def chunks_of(file: BinaryIO, info: AudioInfo, begun: bytes) -> Iterator[np.ndarray]:
     """The samples as they arrive, (samples, channels) float32, until they or the pipe end."""
     frame_bytes = SAMPLE_BYTES[info.format] * info.num_channels
-    wanted = max(1, round(CHUNK_SECONDS * info.sample_rate)) * frame_bytes
+    chunk_bytes = max(1, round(CHUNK_SECONDS * info.sample_rate)) * frame_bytes
     # What follows the samples, if the header says how many there are, is not sound.
     left = info.num_samples * frame_bytes
     block = kept = begun
@@ -378,7 +382,7 @@ def chunks_of(file: BinaryIO, info: AudioInfo, begun: bytes) -> Iterator[np.ndar
         if whole:
             yield decode_pcm(kept[:whole], info.format).reshape(-1, info.num_channels)
         left -= whole
-        block = file.read(wanted)
+        block = file.read(chunk_bytes)
         kept = kept[whole:] + block
 
 
@@ -401,6 +405,13 @@ class Quality:
     is different."""
     speech: np.ndarray = field(default_factory=lambda: np.zeros((0, 2)), compare=False)
     """Stretches of speech, (stretches, 2) in seconds."""
+
+
+class Heard(NamedTuple):
+    """A recording as it is embedded for a decision, and its quality."""
+
+    recording: Recording
+    quality: Quality
 
 
 def inspect_recording(

@@ -12,17 +12,16 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from speakernet.data.audio import AudioError, audio_of_array
-from speakernet.data.speech import find_speech
+from speakernet.data.audio import AudioError
 from speakernet.evaluation.embedding import Stretch, batches_of, padded, prepared, weights_digest
 from speakernet.evaluation.results import html_table
 from speakernet.evaluation.scoring import (
@@ -34,30 +33,31 @@ from speakernet.evaluation.scoring import (
 )
 from speakernet.inference.decision import (
     MIN_TEST_SECONDS,
-    UNCALIBRATED_THRESHOLD,
     Decision,
     DecisionRule,
+)
+from speakernet.inference.enrolment import (
+    Enrolment,
+    differing_channels,
+    doubts_about_voice,
+    enroll,
 )
 from speakernet.inference.identification import (
     Identification,
     identify_embedding,
     open_set_threshold,
 )
-from speakernet.inference.people import TOP, PeopleStore, StoredRecording, checked_name
+from speakernet.inference.people import TOP, PeopleStore
 from speakernet.inference.recordings import (
-    BAND_LIMITED,
-    MAX_SPEECH_SECONDS,
-    MIN_ENROL_SECONDS,
-    MIN_WEIGHT_SECONDS,
     Array,
     Audio,
-    Quality,
+    Heard,
     Recording,
     array_of,
     inspect_recording,
     open_recording,
-    warnings_by_cause,
 )
+from speakernet.inference.streams import SpeakerStream, StreamState
 from speakernet.machine.device import find_device
 from speakernet.machine.memory import bound_compiled_shapes
 from speakernet.machine.options import MachineOptions
@@ -68,19 +68,28 @@ from speakernet.models.speaker_net import folded
 if TYPE_CHECKING:
     from speakernet.inference.who.conversation import Conversation
 
+__all__ = [
+    "Enrolment",
+    "Heard",
+    "Identification",
+    "SpeakerStream",
+    "SpeakerVerifier",
+    "StreamState",
+    "Track",
+    "differing_channels",
+    "doubts_about_voice",
+    "enroll",
+    "identify",
+    "load",
+]
+
 logger = logging.getLogger(__name__)
 
 BATCH_SIZE = 16
 """Recordings embedded at once; a long one is a batch by itself."""
 TRACK_WINDOW_SECONDS = 3.0
 TRACK_HOP_SECONDS = 1.0
-STEP_SECONDS = 1.0
-"""Time between two states of a stream."""
-WINDOW_SECONDS = 10.0
-"""A stream embeds this much audio at a time; earlier audio is represented by its embedding."""
 SPEECH_WORDS = {"detected": "detected speech", "whole": "whole recordings"}
-SAME_COSINE = 0.99999
-"""Embeddings of the same recording in different batches are at least this close."""
 
 
 @dataclass(frozen=True)
@@ -96,44 +105,6 @@ class Track:
     start_seconds: np.ndarray
     stop_seconds: np.ndarray
     embeddings: np.ndarray
-
-
-@dataclass(frozen=True)
-class StreamState:
-    """The state of a stream after some seconds.
-
-    Attributes:
-        seconds: audio received so far.
-        embedding: (1, dim) of its speech, unnormalised; None as long as nobody has spoken.
-        score: score against the enrolled embedding; None if nobody is enrolled or has spoken.
-        decision: the decision on this score; None without a score, or without a calibration or
-            threshold.
-        speech_seconds: speech received so far.
-    """
-
-    seconds: float
-    embedding: np.ndarray | None
-    score: float | None = None
-    decision: Decision | None = None
-    speech_seconds: float = 0.0
-
-
-class Heard(NamedTuple):
-    """A recording as it is embedded for a decision, and its quality."""
-
-    recording: Recording
-    quality: Quality
-
-
-@dataclass(frozen=True)
-class Enrolment:
-    """The result of an enrolment."""
-
-    name: str
-    added: int
-    total: int
-    qualities: tuple[Quality, ...]
-    warnings: tuple[str, ...]
 
 
 def load(
@@ -152,8 +123,8 @@ def load(
         ValueError: the file is not a model file, is damaged or newer, or the device does not exist.
     """
     bound_compiled_shapes()
-    found = _device(device, local_rank)
-    return SpeakerVerifier(load_model_file(path, found), found, str(path))
+    chosen_device = _device(device, local_rank)
+    return SpeakerVerifier(load_model_file(path, chosen_device), chosen_device, str(path))
 
 
 class SpeakerVerifier:
@@ -215,12 +186,13 @@ class SpeakerVerifier:
     def _repr_html_(self) -> str:
         """A summary table, for notebooks."""
         thresholds = [
-            (f"threshold {one['name']}", f"{one['threshold']:.4f}") for one in self.rule.thresholds
+            (f"threshold {threshold['name']}", f"{threshold['threshold']:.4f}")
+            for threshold in self.rule.thresholds
         ]
         rows = [
             ("file", self.name),
             ("network", self.net.model_name),
-            ("embedding", f"{self.embedding_dim} numbers"),
+            ("embedding", f"{self.embedding_dim}-dimensional"),
         ]
         return html_table(
             [*rows, ("sample rate", f"{self.sample_rate} Hz"), ("device", self.device), *thresholds]
@@ -264,8 +236,10 @@ class SpeakerVerifier:
         """
         several: list[Any] = list(audio) if isinstance(audio, list | tuple) else [audio]
         opened = (
-            self.hear(one, sample_rate).recording if speech else self.open(one, sample_rate)
-            for one in several
+            self.hear(recording, sample_rate).recording
+            if speech
+            else self.open(recording, sample_rate)
+            for recording in several
         )
         recordings = list(opened)
         return _like(several[0] if several else None, self._embed_recordings(recordings))
@@ -348,8 +322,9 @@ class SpeakerVerifier:
                 f"{self.num_features}) finite floating-point values"
             )
         with torch.inference_mode():
-            given = tensor.to(self.device, torch.float32).transpose(1, 2)
-            return _like(features, self.embedding_net.from_features(given))
+            # (batch, mels, frames)
+            by_band = tensor.to(self.device, torch.float32).transpose(1, 2)
+            return _like(features, self.embedding_net.from_features(by_band))
 
     def verify(
         self,
@@ -399,6 +374,10 @@ class SpeakerVerifier:
         Raises:
             ValueError: as for `embed`; a recording without speech or shorter than a syllable.
         """
+        # Everything that decides passes here: verify, identify, enrolment and the server. Detected
+        # speech is cut out of the recording before it is embedded, as the calibration did, because
+        # pauses and noise move an embedding and its score. What the quality measures warn of is
+        # about the same speech. The detector is simple, so a loud noise may count as speech.
         if isinstance(audio, Heard):
             return audio
         recording = self.open(audio, sample_rate)
@@ -407,25 +386,26 @@ class SpeakerVerifier:
             raise AudioError(
                 f"{quality.name}: {quality.warnings[0]}; give a recording in which somebody speaks"
             )
-        return Heard(
-            self.open(recording.cut_to(quality.speech)) if self.cuts_speech else recording, quality
-        )
+        if self.cuts_speech:
+            # Opened again, since the speech alone may be too short for the network.
+            recording = self.open(recording.cut_to(quality.speech))
+        return Heard(recording, quality)
 
     def compared(self, pair: Sequence[Heard]) -> tuple[float, DecisionRule, float]:
         """The score of two recordings, the rule for their quality, and the seconds of speech in the
         shorter one.
         """
         # One at a time: padding to the longer one would cost more than a batch saves.
-        embeddings = np.concatenate([self.embed(one.recording) for one in pair])
+        embeddings = np.concatenate([self.embed(heard.recording) for heard in pair])
         rule = self.rule
         if rule.quality is not None:
             values = {
-                "duration": np.array([one.recording.seconds for one in pair]),
+                "duration": np.array([heard.recording.seconds for heard in pair]),
                 "magnitude": np.linalg.norm(embeddings, axis=1),
-                "snr": np.array([one.quality.snr_db for one in pair]),
+                "snr": np.array([heard.quality.snr_db for heard in pair]),
             }
             rule = rule.for_pair(values)
-        return self.compare(*embeddings), rule, min(one.quality.speech_seconds for one in pair)
+        return self.compare(*embeddings), rule, min(heard.quality.speech_seconds for heard in pair)
 
     def compare(self, first: Array, second: Array) -> float:
         """Score two embeddings, (dim,) or (1, dim): their cosine after subtracting the model file's
@@ -434,19 +414,18 @@ class SpeakerVerifier:
         rows = [array_of(embedding).reshape(-1) for embedding in (first, second)]
         if lengths := [len(row) for row in rows if len(row) != self.embedding_dim]:
             raise ValueError(
-                f"an embedding of {lengths[0]} numbers; those of this model have "
-                f"{self.embedding_dim}"
+                f"expected a {self.embedding_dim}-dimensional embedding, got {lengths[0]}"
             )
         if not all(np.isfinite(row).all() for row in rows):
             raise ValueError("an embedding has NaN or infinite values; expected finite numbers")
         # At least float32, since squares of float16 overflow; float64 is kept, since float32 cannot
         # hold 1e300.
         wide = [row.astype(np.result_type(row, np.float32)) for row in rows]
-        one, other = mean_embeddings(np.stack(wide), self.mean)
+        first_unit, second_unit = mean_embeddings(np.stack(wide), self.mean)
         if self.plda is not None:
-            return float(pair_scores(one[None], other[None], self.plda)[0, 0])
+            return float(pair_scores(first_unit[None], second_unit[None], self.plda)[0, 0])
         # Rounding may give 1.0000001.
-        return float(np.clip(np.dot(one, other), -1.0, 1.0))
+        return float(np.clip(np.dot(first_unit, second_unit), -1.0, 1.0))
 
     def decide(self, score: float, **limits: Any) -> Decision:
         """Decide on a score; see `DecisionRule.decide`. Embed with `speech=True` for this."""
@@ -477,12 +456,13 @@ class SpeakerVerifier:
             speech=self.rule.speech,
             must_exist=must_exist,
         )
-        if (found := store.facts["speech"]) != self.rule.speech:
+        stored_speech = store.facts["speech"]
+        if stored_speech != self.rule.speech:
             logger.warning(
                 "%s has embeddings of %s, but %s decides by %s; `speakernet people reembed` embeds "
                 "them again",
                 path,
-                SPEECH_WORDS[found],
+                SPEECH_WORDS[stored_speech],
                 self.name,
                 SPEECH_WORDS[self.rule.speech],
             )
@@ -495,7 +475,7 @@ class SpeakerVerifier:
         *,
         false_accept_rate: float | None = None,
         threshold: float | str | None = None,
-    ) -> "SpeakerStream":
+    ) -> SpeakerStream:
         """Process speech in chunks: after each second, its embedding and whether it is the enrolled
         speaker.
 
@@ -587,7 +567,7 @@ class SpeakerVerifier:
 
     def _embed_recordings(self, recordings: Sequence[Recording]) -> Tensor:
         """Embeddings (recordings, dim) on the CPU; recordings of similar length share a batch."""
-        order = np.argsort([one.num_samples for one in recordings], kind="stable")
+        order = np.argsort([recording.num_samples for recording in recordings], kind="stable")
         pieces = (
             (stretch, prepared(waveform, self.sample_rate, self.net.preparation))
             for row in order.tolist()
@@ -601,8 +581,11 @@ class SpeakerVerifier:
         items = ((piece, len(piece[1]), piece[0].num_windows > 1) for piece in pieces)
         for batch, _ in batches_of(items, BATCH_SIZE, self.sample_rate):
             waveforms, lengths = padded([waveform for _, waveform in batch])
-            given = waveforms.to(self.device), lengths
-            embedded = self.embedding_net.embed(*given, sample_rate=self.sample_rate).float().cpu()
+            # (batch, samples) -> (batch, dim)
+            embedded = self.embedding_net.embed(
+                waveforms.to(self.device), lengths, sample_rate=self.sample_rate
+            )
+            embedded = embedded.float().cpu()
             for (stretch, _), embedding in zip(batch, embedded, strict=True):
                 values[stretch.row] += embedding / stretch.num_windows
         if not bool(torch.isfinite(values).all()):
@@ -610,254 +593,6 @@ class SpeakerVerifier:
                 f"{self.name}: the embedding has NaN or infinite values; expected finite ones"
             )
         return values
-
-
-class SpeakerStream:
-    """A stream of audio, created by `SpeakerVerifier.stream`; not thread-safe.
-
-    During the first ten seconds, the speech so far is embedded as one recording. After that, the
-    embedding of each full ten-second window is kept, and embeddings are averaged by seconds of
-    speech. Memory does not grow with the stream.
-    """
-
-    def __init__(
-        self,
-        verifier: SpeakerVerifier,
-        sample_rate: int,
-        enrolled: Array | None,
-        limits: dict[str, Any],
-    ) -> None:
-        # Check the arguments now rather than after the first second.
-        audio_of_array(np.zeros(1, dtype=np.float32), sample_rate, sample_rate)
-        self.verifier = verifier
-        self.sample_rate = int(sample_rate)
-        self.enrolled = enrolled
-        self.limits = limits
-        self.decides = verifier.is_calibrated or any(value is not None for value in limits.values())
-        if enrolled is not None:
-            verifier.compare(enrolled, enrolled)
-        if self.decides:
-            verifier.decide(0.0, **limits)
-        self._chunks: list[np.ndarray] = []
-        """Samples of the current window."""
-        self._num_samples = 0
-        self._closed_seconds = 0.0
-        self._closed: tuple[float, np.ndarray] = (
-            0.0,
-            np.zeros((1, verifier.embedding_dim), dtype=np.float32),
-        )
-        """Of the full windows: seconds of speech, and the sum of embedding times these seconds."""
-
-    @property
-    def seconds(self) -> float:
-        """Seconds received so far."""
-        return self._closed_seconds + self._num_samples / self.sample_rate
-
-    def add(self, chunk: Any) -> list[StreamState]:
-        """Add samples; returns a state for each full second.
-
-        Args:
-            chunk: (samples,) or (samples, channels) of any length, floating point in -1..1 or
-                int16.
-
-        Raises:
-            AudioError: a wrong type or shape, NaN, or samples far beyond -1..1; the chunk is then
-                ignored.
-        """
-        chunk = array_of(chunk)
-        if chunk.size == 0:
-            return []
-        # Kept at its own rate: resampling chunk by chunk would click at every seam.
-        samples = audio_of_array(chunk, self.sample_rate, self.sample_rate)
-        states = []
-        step = round(STEP_SECONDS * self.sample_rate)
-        for part in np.split(samples, range(step - self._num_samples % step, len(samples), step)):
-            self._chunks.append(part)
-            self._num_samples += len(part)
-            if self._num_samples % step == 0:
-                heard = self._heard()
-                states.append(self._state(*heard))
-                if self._num_samples >= round(WINDOW_SECONDS * self.sample_rate):
-                    # Keep the embedding of a full window instead of its samples.
-                    self._closed_seconds = self.seconds
-                    self._closed = heard
-                    self._chunks = []
-                    self._num_samples = 0
-        return states
-
-    def finish(self) -> StreamState:
-        """The state after everything received, including the last part of a second; AudioError
-        without speech.
-        """
-        if not self.seconds:
-            raise AudioError("the stream had no samples; is the microphone on, or the file empty?")
-        state = self._state(*self._heard())
-        if not state.speech_seconds:
-            raise AudioError(
-                f"the stream: no speech was found in {self.seconds:.2f} s of audio; is the "
-                "microphone on?"
-            )
-        return state
-
-    def _heard(self) -> tuple[float, np.ndarray]:
-        """Seconds of speech so far, and the sum of embedding times these seconds."""
-        seconds, total = self._closed
-        if self._num_samples:
-            window = open_recording(
-                np.concatenate(self._chunks), self.sample_rate, self.verifier.sample_rate
-            )
-            speech = find_speech(window.read(), window.sample_rate)
-            heard = window.cut_to(speech) if self.verifier.cuts_speech and len(speech) else window
-            # A word that has only begun may still be too short for the network.
-            if len(speech) and heard.num_samples >= self.verifier.net.min_samples:
-                spoken = float(np.diff(speech).sum())
-                return seconds + spoken, total + spoken * self.verifier.embed(heard)
-        return seconds, total
-
-    def _state(self, speech_seconds: float, total: np.ndarray) -> StreamState:
-        if not speech_seconds:
-            return StreamState(self.seconds, None)
-        embedding = total / speech_seconds
-        decision = None
-        score = None if self.enrolled is None else self.verifier.compare(embedding, self.enrolled)
-        if score is not None and self.decides:
-            decision = self.verifier.decide(score, **self.limits, speech_seconds=speech_seconds)
-        return StreamState(self.seconds, embedding, score, decision, speech_seconds)
-
-
-def enroll(
-    verifier: SpeakerVerifier,
-    store: PeopleStore | Callable[[], PeopleStore],
-    name: str,
-    recordings: Sequence[Audio | Heard],
-    *,
-    sample_rate: int | None = None,
-    is_strict: bool = False,
-) -> Enrolment:
-    """Add recordings of a person to a store, all of them or none.
-
-    `store` may be a callable that creates one. It is called only when there is something to write,
-    so that refused recordings leave no empty store.
-    """
-    existing = store if isinstance(store, PeopleStore) else None
-    name = checked_name(name)
-    if not len(recordings):
-        raise AudioError(f"no recording of {name!r} was given; expected at least one")
-    heard = [
-        verifier.hear(one, sample_rate, min_speech_seconds=MIN_ENROL_SECONDS) for one in recordings
-    ]
-    opened = [one.recording for one in heard]
-    qualities = [one.quality for one in heard]
-    warnings = warnings_by_cause(qualities)
-    embeddings = np.asarray(verifier.embed(opened))
-    there = existing.recordings(name) if existing else []
-    warnings += differing_channels(qualities, there)
-    kept = np.array([one.embedding for one in there], dtype=np.float32).reshape(
-        -1, verifier.embedding_dim
-    )
-    known = {one.digest for one in there}
-    # Stores of version 0.2.0 have no digests, so recordings are recognised by their embeddings.
-    old = mean_embeddings(kept[np.array([not one.digest for one in there], dtype=bool)])
-    rows = []
-    for row, (quality, unit) in enumerate(zip(qualities, mean_embeddings(embeddings), strict=True)):
-        if quality.digest in known or (old @ unit > SAME_COSINE).any():
-            warnings.append(f"{quality.name} is already enrolled as {name!r} and was skipped")
-        else:
-            rows.append(row)
-        known.add(quality.digest)
-    if rows:
-        sources = [quality.name for quality in qualities]
-        warnings += doubts_about_voice(verifier, existing, name, sources, embeddings, kept)
-    if warnings and is_strict:
-        raise AudioError(f"nothing was enrolled: {'; '.join(warnings)}")
-    weights = [
-        min(max(qualities[row].speech_seconds, MIN_WEIGHT_SECONDS), MAX_SPEECH_SECONDS)
-        for row in rows
-    ]
-    details = [
-        {
-            # Of a file that holds other voices too, `reembed` must not read all channels.
-            "source": str(file.absolute())
-            if (file := opened[row].file) and not opened[row].is_of_one_channel
-            else "",
-            "seconds": qualities[row].seconds,
-            "speech_seconds": qualities[row].speech_seconds,
-            "warnings": "; ".join(
-                [*qualities[row].warnings, *[BAND_LIMITED][: qualities[row].is_band_limited]]
-            ),
-            "digest": qualities[row].digest,
-        }
-        for row in rows
-    ]
-    written = store if isinstance(store, PeopleStore) else store()
-    total = written.enroll(name, embeddings[rows], weights, details) if rows else len(kept)
-    return Enrolment(name, len(rows), total, tuple(qualities), tuple(warnings))
-
-
-def differing_channels(
-    qualities: Sequence[Quality], enrolled: Sequence[StoredRecording]
-) -> list[str]:
-    """A warning if recordings are from a telephone and all those of an enrolled person are not, or
-    the reverse.
-    """
-    new = {one.is_band_limited for one in qualities}
-    old = {BAND_LIMITED in one.warnings for one in enrolled}
-    if len(new) != 1 or len(old) != 1 or new == old:
-        return []
-    now, before = (
-        ("is", "the enrolled recordings are not")
-        if new.pop()
-        else ("is not", "the enrolled recordings are")
-    )
-    return [
-        f"{qualities[0].name} {now} {BAND_LIMITED}, as over a telephone, and {before}; use one "
-        "kind of microphone"
-    ]
-
-
-def doubts_about_voice(
-    verifier: SpeakerVerifier,
-    store: PeopleStore | None,
-    name: str,
-    sources: Sequence[str],
-    embeddings: np.ndarray,
-    kept: np.ndarray,
-) -> list[str]:
-    """Warnings about the voices that are to be enrolled under a name.
-
-    Args:
-        verifier: scores embeddings.
-        store: a store that may hold the same voice under another name; None if there is none yet.
-        name: the person.
-        sources: where each embedding comes from, for the warnings.
-        embeddings: (recordings, dim) of the new recordings.
-        kept: (recordings, dim) of the person's earlier recordings.
-    """
-    # An uncalibrated PLDA score is still a log-likelihood ratio.
-    uncalibrated = UNCALIBRATED_THRESHOLD if verifier.plda is None else 0.0
-    limit = verifier.decide(
-        0.0, threshold="eer" if verifier.is_calibrated else uncalibrated
-    ).threshold
-    doubts = []
-    everything = np.concatenate([embeddings, kept])
-    for row, source in enumerate(sources):
-        scores = [
-            verifier.compare(everything[row], other) for other in np.delete(everything, row, axis=0)
-        ]
-        # The median, so that one wrong recording does not cast doubt on all others.
-        if scores and (score := float(np.median(scores))) < limit:
-            doubts.append(
-                f"{source}: does not sound like the person's other recordings (score {score:.4f}; "
-                f"expected at least {limit:.4f})"
-            )
-    nearest = store.identify(embeddings.mean(axis=0), top=2) if store else []
-    others = [(other, score) for other, score in nearest if other != name]
-    if others and others[0][1] >= limit:
-        doubts.append(
-            f"{name}: sounds like {others[0][0]!r}, who is already enrolled (score "
-            f"{others[0][1]:.2f})"
-        )
-    return doubts
 
 
 def identify(
@@ -891,31 +626,28 @@ def identify(
     )
 
 
-def _like(given: Any, embeddings: Tensor) -> Any:
-    """The embeddings as a tensor if one was given, otherwise as a numpy array."""
+def _like(audio: Any, embeddings: Tensor) -> Any:
+    """The embeddings as a tensor if the input was one, otherwise as a numpy array."""
     # Copied outside inference mode, so that callers may train on it.
     with torch.inference_mode(False):
-        found = embeddings.float().cpu().clone()
-    return found if isinstance(given, Tensor) else found.numpy()
+        copied = embeddings.float().cpu().clone()
+    return copied if isinstance(audio, Tensor) else copied.numpy()
 
 
-def _device(wanted: torch.device | str, local_rank: int | None) -> torch.device:
+def _device(device: torch.device | str, local_rank: int | None) -> torch.device:
     """The device of this name; ValueError if it does not exist."""
-    if wanted == "auto":
+    if device == "auto":
         return find_device(MachineOptions(), local_rank)
-    count = torch.cuda.device_count()
     # Compared as text: torch keeps the number in one byte, so cuda:257 would be the second GPU.
-    if str(wanted) not in (
-        "cpu",
-        *["cuda"][:count],
-        *(f"cuda:{number}" for number in range(count)),
-    ):
+    name = str(device)
+    num_gpus = torch.cuda.device_count()
+    known = {"cpu", *(f"cuda:{number}" for number in range(num_gpus))}
+    if num_gpus:
+        known.add("cuda")
+    if name.startswith("cuda") and not num_gpus:
+        raise ValueError(f"the device {name!r} needs a GPU, but torch finds none; use cpu")
+    if name not in known:
         raise ValueError(
-            f"the device {str(wanted)!r} needs a GPU, but torch finds none; use the device cpu"
-            if str(wanted).startswith("cuda") and not count
-            else (
-                f"device {str(wanted)!r}; expected auto, cpu, cuda or cuda:1 (torch finds "
-                f"{count} GPUs)"
-            )
+            f"device {name!r}; expected auto, cpu, cuda or cuda:1 (torch finds {num_gpus} GPUs)"
         )
-    return torch.device(str(wanted))
+    return torch.device(name)

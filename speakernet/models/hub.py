@@ -2,34 +2,54 @@
 tokens.
 """
 
+import contextlib
+import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import huggingface_hub
 from huggingface_hub import errors
+from huggingface_hub.utils import filter_repo_objects
 
 from speakernet.checkpoint import CheckpointError
-from speakernet.files import error_line
+from speakernet.files import atomic_write, error_line, reading, sha256_of
 
 logger = logging.getLogger(__name__)
 
 HUB_SECONDS = 20.0
+NOTE = "first-fetched"
+"""File beside a repository's snapshots in the hub's cache: SHA-256 of the files of the first
+fetch."""
+COMMIT = re.compile("[0-9a-f]{40}")
+SHA256 = re.compile("[0-9a-f]{64}")
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
-def snapshot(name: str, revision: str, wanted: Sequence[str], what: str) -> Path:
-    """The cached folder of a repository with the files that match `wanted`, downloaded if
+def snapshot(name: str, revision: str, patterns: Sequence[str], what: str) -> Path:
+    """The cached folder of a repository with the files that match `patterns`, downloaded if
     necessary.
+
+    A branch such as `main` moves: a file that is not the one of the first fetch causes a warning.
 
     Raises:
         CheckpointError: no such repository, a private one, or neither a network nor a cached copy;
             starts with `what`.
     """
+    folder = _download(name, revision, patterns, what)
+    if COMMIT.fullmatch(revision) is None:
+        _warn_of_changes(name, revision, folder, patterns)
+    return folder
+
+
+def _download(name: str, revision: str, patterns: Sequence[str], what: str) -> Path:
     try:
         huggingface_hub.HfApi().model_info(name, revision=revision, timeout=HUB_SECONDS)
         return Path(
-            huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=list(wanted))
+            huggingface_hub.snapshot_download(
+                name, revision=revision, allow_patterns=list(patterns)
+            )
         )
     except (
         errors.RepositoryNotFoundError,
@@ -45,7 +65,7 @@ def snapshot(name: str, revision: str, wanted: Sequence[str], what: str) -> Path
         try:
             cached = Path(
                 huggingface_hub.snapshot_download(
-                    name, revision=revision, allow_patterns=list(wanted), local_files_only=True
+                    name, revision=revision, allow_patterns=list(patterns), local_files_only=True
                 )
             )
         except Exception:
@@ -57,6 +77,48 @@ def snapshot(name: str, revision: str, wanted: Sequence[str], what: str) -> Path
             "the hub cannot be reached (%s); using the cached copy %s", error_line(error), cached
         )
         return cached
+
+
+def _warn_of_changes(name: str, revision: str, folder: Path, patterns: Sequence[str]) -> None:
+    """Warn of files that differ from those of the first fetch, whose SHA-256 are kept in the
+    cache.
+    """
+    # models--OWNER--NAME/snapshots/COMMIT
+    note = folder.parents[1] / f"{NOTE}-{revision.replace('/', '--')}.json"
+    first: dict[str, str] = {}
+    if note.is_file():
+        with reading(note, "the SHA-256 of fetched files", CheckpointError):
+            first = dict(json.loads(note.read_text("utf-8")))
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    names = [path.relative_to(folder).as_posix() for path in files]
+    digests = dict(zip(names, map(_digest_of, files), strict=True))
+    for file_name in filter_repo_objects(names, allow_patterns=list(patterns)):
+        digest = digests[file_name]
+        if first.setdefault(file_name, digest) != digest:
+            logger.warning(
+                "%s (%s): %s has changed since it was first fetched, and so may results; its "
+                "SHA-256 is %s instead of %s",
+                name,
+                revision,
+                file_name,
+                digest,
+                first[file_name],
+            )
+            logger.warning(
+                "%s: give a commit as the revision to keep one version, or remove %s to accept "
+                "the new one",
+                name,
+                note,
+            )
+    # A cache that cannot be written is no reason to refuse the model.
+    with contextlib.suppress(OSError), atomic_write(note) as file:
+        json.dump(first, file, indent=1)
+
+
+def _digest_of(path: Path) -> str:
+    """A file's SHA-256, which is the name of a large file in the hub's cache."""
+    blob = path.resolve().name
+    return blob if SHA256.fullmatch(blob) else sha256_of(path)
 
 
 def push(name: str, files: Mapping[str, bytes | Path], *, is_private: bool) -> str:

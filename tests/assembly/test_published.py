@@ -3,6 +3,7 @@ offline; pushed.
 """
 
 import functools
+import hashlib
 import http.server
 import re
 import threading
@@ -243,3 +244,28 @@ def test_push(server, tmp_path, monkeypatch, capsys):
     blob.write_bytes(b"x" + blob.read_bytes()[1:])
     assert "SHA-256" in refused(capsys, "info", "us/voices")
     assert speakernet.load("us/voices", "cpu").sample_rate == 16000
+
+
+def test_a_repository_that_has_changed_is_named(server, tmp_path, monkeypatch, caplog):
+    """Without a revision, a name follows `main`."""
+    folder = tmp_path / "us" / "voices"
+    folder.mkdir(parents=True)
+    server.folders["us/voices"] = folder
+    first = published.fetch("redimnet/tiny").read_bytes()
+    (folder / "model.pt").write_bytes(first)
+    for _ in range(2):
+        assert published.fetch("us/voices").read_bytes() == first
+    assert "has changed" not in caplog.text
+    (folder / "model.pt").write_bytes(first + b"changed")
+    before, now = (hashlib.sha256(content).hexdigest() for content in (first, first + b"changed"))
+    for _ in range(2):
+        caplog.clear()
+        assert published.fetch("us/voices").read_bytes() == first + b"changed"
+        assert f"{now} instead of {before}" in caplog.text
+    # Accepted by removing the note that the warning names.
+    (note,) = (tmp_path / "hub" / "models--us--voices").rglob("first-fetched-main.json")
+    assert str(note) in caplog.text
+    note.unlink()
+    caplog.clear()
+    published.fetch("us/voices")
+    assert "has changed" not in caplog.text

@@ -101,6 +101,17 @@ def test_packing(kind, audio, tmp_path):
         )
         == 0
     )
+    # The same list again, but nothing else without --force.
+    again = ["pack", str(corpus), "--source", str(source), "--write-list"]
+    written = listed.read_text()
+    assert main([*again, str(listed)]) == 0
+    for content in ("notes of mine\n", written.splitlines()[0] + "\n"):
+        listed.write_text(content)
+        assert main([*again, str(listed)]) == 1
+        assert listed.read_text() == content
+    assert main([*again, str(source), "--force"]) == 1, "an input"
+    assert main([*again, str(listed), "--force"]) == 0
+    assert listed.read_text() == written
     packed = PackedSource(corpus)
     assert list(packed.index.names) == KEYS
     for key, file in audio.items():

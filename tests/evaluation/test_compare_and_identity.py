@@ -143,6 +143,21 @@ def test_fusion(trials, run, random):
         )[0]
         == 0
     )
+    # A folder of ours is evaluated again; files of somebody else and inputs stay.
+    assert (
+        run("evaluate", "--scores", "again/scores.txt", "--scores_are_llrs", "--out", "again")[0]
+        == 0
+    )
+    Path("theirs").mkdir()
+    Path("theirs/results.json").write_text("{}")
+    assert run("evaluate", "--scores", "fused/scores.txt", "--out", "theirs")[0] == 1
+    assert Path("theirs/results.json").read_text() == "{}"
+    assert run("evaluate", "--scores", "fused/scores.txt", "--out", "theirs", "--force")[0] == 0
+    Path("given").mkdir()
+    Path("given/scores.txt").write_bytes(Path("fused/scores.txt").read_bytes())
+    before = Path("given/scores.txt").read_bytes()
+    assert run("evaluate", "--scores", "given/scores.txt", "--out", "given", "--force")[0] == 1
+    assert Path("given/scores.txt").read_bytes() == before
     assert results_in("again")["cllr"] == pytest.approx(results["cllr"], abs=1e-3)
 
 

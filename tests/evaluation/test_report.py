@@ -364,6 +364,17 @@ def test_two_runs(run, trials, tmp_path, monkeypatch, capsys):
 def test_export(run, tmp_path):
     assert main(["report", str(run), "--export", str(tmp_path / "paper")]) == 0
     names = {one.name for one in (tmp_path / "paper").iterdir()}
+    # Again, but nothing that somebody changed or wrote is replaced without --force.
+    command = ["report", str(run), "--export", str(tmp_path / "paper")]
+    assert main(command) == 0
+    changed = tmp_path / "paper" / "result_1_all_figures.csv"
+    before = changed.read_text()
+    changed.write_text("corrected\n")
+    assert main(command) == 1
+    assert changed.read_text() == "corrected\n"
+    assert main([*command, "--force"]) == 0
+    assert changed.read_text() == before
+    assert names == {one.name for one in (tmp_path / "paper").iterdir()}
     plotted = {one.removesuffix(".svg") for one in names if one.endswith(".svg")}
     assert (
         len(plotted) == len(list((run / "plots").glob("*.png")))

@@ -12,7 +12,8 @@ from runs import Starter, fault, printed
 from targets import tiny_net
 
 from speakernet.checkpoint import write_checkpoint
-from speakernet.inference.people import HALF_WORD, PeopleStore
+from speakernet.inference.people import PeopleStore
+from speakernet.inference.store_file import HALF_WORD
 from speakernet.models.model_file import model_file_contents
 
 KILL = -signal.SIGKILL

@@ -2,6 +2,7 @@
 channels.
 """
 
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,8 @@ import soundfile
 
 import speakernet
 from speakernet.cli import main
-from speakernet.data.audio import AudioError, read_audio
+from speakernet.data.audio import AudioError, audio_info, read_audio
+from speakernet.data.ffmpeg import FfmpegError, find_ffmpeg
 from speakernet.inference import channels
 from speakernet.inference.people import PeopleStore
 from speakernet.inference.recordings import Quality, inspect_recording
@@ -55,6 +57,41 @@ def verifier(calibrated: Path):
 
 def cosine(first: np.ndarray, second: np.ndarray) -> float:
     return float((first @ second.T).item() / np.linalg.norm(first) / np.linalg.norm(second))
+
+
+@pytest.fixture(scope="module")
+def decoded_calls(calls: dict[str, Path]) -> dict[str, Path]:
+    """The same files in a format that only ffmpeg reads."""
+    try:
+        ffmpeg = find_ffmpeg()
+    except FfmpegError:
+        pytest.skip("needs ffmpeg")
+    paths = {}
+    for name, path in calls.items():
+        paths[name] = path.with_suffix(".m4a")
+        command = [ffmpeg, "-y", "-loglevel", "error", "-i", path, "-b:a", "256k", paths[name]]
+        subprocess.run(command, check=True)
+    return paths
+
+
+def test_channels_of_files_that_ffmpeg_decodes(calls, decoded_calls, verifier):
+    for name, num_channels in (("call", 2), ("copies", 2), ("array", 4)):
+        assert audio_info(decoded_calls[name]).num_channels == num_channels
+    for name in ("call", "opposite", "nearly_opposite", "copies", "left_dead"):
+        expected = verifier.open(calls[name])
+        recording = verifier.open(decoded_calls[name])
+        # Of channels that are equally loud, either may be chosen.
+        assert (recording.channel is None) is (expected.channel is None), name
+        causes = [one.channel_warning.partition(":")[0] for one in (recording, expected)]
+        assert causes[0] == causes[1], name
+        first, second = verifier.embed([recording, expected])
+        assert cosine(first, second) > 0.98, name
+    for channel in (1, 2):
+        recordings = [
+            verifier.open(paths["call"], channel=channel) for paths in (calls, decoded_calls)
+        ]
+        first, second = verifier.embed(recordings)
+        assert cosine(first, second) > 0.98
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 from speakernet.files import read_secret
-from speakernet.inference import people
-from speakernet.inference.people import PROOF, PeopleStore, StoreError, StoreKeyError, backups_of
+from speakernet.inference import encryption, people, store_file
+from speakernet.inference.encryption import PROOF, StoreKeyError
+from speakernet.inference.people import PeopleStore, StoreError
+from speakernet.inference.store_file import backups_of
 
 DIM = 16
 NAMES = [
@@ -51,7 +53,7 @@ UNKNOWNS = [
 
 FORK = multiprocessing.get_context("fork") if hasattr(os, "fork") else None
 needs_fork = pytest.mark.skipif(FORK is None, reason="this system starts processes in another way")
-needs_keys = pytest.mark.skipif(people.AESGCM is None, reason="needs the library cryptography")
+needs_keys = pytest.mark.skipif(encryption.AESGCM is None, reason="needs the library cryptography")
 with_and_without_key = pytest.mark.parametrize(
     "key", [None, pytest.param("a passphrase", marks=needs_keys)]
 )
@@ -91,8 +93,8 @@ def old_store(path: Path, key: str | None = None) -> None:
     """A store of speakernet 0.2.0 with two recordings of Ada and one of Bo."""
     run_sql(
         path,
-        people.SCHEMA,
-        f"PRAGMA application_id = {people.APPLICATION_ID}",
+        store_file.SCHEMA,
+        f"PRAGMA application_id = {store_file.APPLICATION_ID}",
         "PRAGMA user_version = 1",
     )
     facts = {
@@ -101,16 +103,16 @@ def old_store(path: Path, key: str | None = None) -> None:
         "model": "best.pt",
         "created": "2026-01-01T00:00:00Z",
     }
-    aead = people._aead(key, b"0" * 16) if key else None
+    aead = encryption.derive_cipher(key, b"0" * 16) if key else None
     if aead:
-        facts |= {"salt": b"0" * 16, "proof": people._seal(aead, PROOF, PROOF)}
+        facts |= {"salt": b"0" * 16, "proof": encryption.seal(aead, PROOF, PROOF)}
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
         connection.executemany("INSERT INTO facts VALUES (?, ?)", facts.items())
         for person, (name, count) in enumerate((("Ada", 2), ("Bo", 1)), start=1):
             connection.execute("INSERT INTO people VALUES (?, ?, '2026', '2026')", [person, name])
             for row in voice(person, count):
                 content = (
-                    people._seal(aead, row.tobytes(), b"person %d" % person)
+                    encryption.seal(aead, row.tobytes(), b"person %d" % person)
                     if aead
                     else row.tobytes()
                 )
@@ -405,6 +407,7 @@ def test_stores_of_0_2(path, key):
 def test_secrets(tmp_path, monkeypatch):
     file = tmp_path / "key"
     file.write_bytes(b" two words \r\n")
+    monkeypatch.delenv("S", raising=False)
     assert read_secret(file, "S") == b" two words " and read_secret(None, "S") is None
     monkeypatch.setenv("S", "x")
     assert (read_secret(None, "S"), read_secret(file, "S")) == (b"x", b" two words ")
@@ -423,7 +426,7 @@ def test_other_files(tmp_path):
     (tmp_path / "text.db").write_text("people of mine\n" * 10)
     (tmp_path / "empty.db").touch()
     run_sql(tmp_path / "other.db", "CREATE TABLE people (name TEXT)")
-    settings = (f"PRAGMA application_id = {people.APPLICATION_ID}", "PRAGMA user_version = 9")
+    settings = (f"PRAGMA application_id = {store_file.APPLICATION_ID}", "PRAGMA user_version = 9")
     run_sql(tmp_path / "newer.db", *settings, "CREATE TABLE people (name TEXT)")
     with zipfile.ZipFile(tmp_path / "zip.db", "w") as archive:
         archive.writestr("a", "b")
@@ -474,7 +477,7 @@ def test_waiting_for_a_writer(path, monkeypatch):
         timer.start()
         store.enroll("Ada", voice(0))
         timer.join()
-        monkeypatch.setattr(people, "BUSY_SECONDS", 0.1)
+        monkeypatch.setattr(store_file, "BUSY_SECONDS", 0.1)
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreError, match=r"p.db cannot be used .*locked"):
             store.enroll("Bo", voice(1))

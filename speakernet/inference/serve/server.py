@@ -9,41 +9,33 @@ Origin and Sec-Fetch-Site, so these distinguish it from our own page.
 """
 
 import argparse
-import asyncio
 import contextlib
 import copy
-import hmac
 import ipaddress
 import logging
 import os
-import queue
 import secrets
 import signal
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 import uvicorn
 from fastapi import Body, Depends, FastAPI, File, Form, Request, UploadFile
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
-from starlette.datastructures import Headers
+from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartParser
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from torch import Tensor
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 import speakernet
 from speakernet.data.audio import EXPECTED, AudioError, crop_of_file, open_audio_bytes
@@ -53,6 +45,19 @@ from speakernet.inference.decision import MIN_TEST_SECONDS, DecisionRule, NotCal
 from speakernet.inference.identification import Identification
 from speakernet.inference.people import PeopleStore, checked_name, normal_name
 from speakernet.inference.recordings import MIN_ENROL_SECONDS, Recording
+from speakernet.inference.serve.batching import Batcher
+from speakernet.inference.serve.limits import (
+    DEADLINE,
+    PAGE_PATHS,
+    ApiError,
+    Budget,
+    Guard,
+    Limits,
+    TimedProtocol,
+    busy,
+    is_new,
+    too_slow,
+)
 from speakernet.inference.verifier import (
     Heard,
     SpeakerStream,
@@ -64,45 +69,10 @@ from speakernet.inference.verifier import (
 
 logger = logging.getLogger(__name__)
 
-MEBIBYTE = 1 << 20
-HEADER_SECONDS = 10.0
-"""Time limit for the headers of a request."""
-# Windows has no sysconf.
-DESCRIPTORS = os.sysconf("SC_OPEN_MAX") if hasattr(os, "sysconf") else 1024
-MAX_WITHOUT_HEADERS = min(512, DESCRIPTORS // 2)
-"""Maximum number of connections that wait for headers; beyond it, the one that has waited longest
-is closed."""
-GRAPH = "model.onnx"
-DETECTOR = "speech.onnx"
-"""Graphs that the page runs: the network, and silero-vad."""
-RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
-"""Files of onnxruntime-web."""
-PAGE_PATHS = frozenset(
-    {"/", "/page.css", "/page.js", "/recorder.js", "/in_browser.js", "/speech.js"}
-)
-OPEN_PATHS = PAGE_PATHS | {"/health", *(f"/{name}" for name in RUNTIME)}
-"""Served without a token, since they contain no personal data."""
-DEADLINE: ContextVar[float] = ContextVar("DEADLINE")
-"""When the current request times out, on the clock of `time.monotonic`."""
-SAFE_HEADERS = (
-    (
-        b"content-security-policy",
-        b"default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; connect-src "
-        b"'self'; "
-        b"media-src blob:; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors "
-        b"'none'",
-    ),
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-    (b"cache-control", b"no-store"),
-)
-MAX_TOGETHER = 16
 MAX_CLIPS = 10
 MAX_TOP = 100
 MAX_SAMPLES_PER_SECOND = 2 * 48_000
 """Maximum over all channels together; limits the size of a decoded clip."""
-CLOSE_SECONDS = 1.0
 RATE_HELP = "decide at the model's threshold for this false-accept rate, such as 0.01"
 
 Rate = Annotated[float | None, Form(gt=0, lt=1, allow_inf_nan=False, description=RATE_HELP)]
@@ -131,280 +101,9 @@ MEDIA_TYPES = {
 MultiPartParser.spool_max_size = 1 << 40
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Limits beyond which a request is refused."""
-
-    body_bytes: int = 32 * MEBIBYTE
-    """Body of one request; about three minutes of stereo at 48 kHz."""
-    memory_bytes: int = 1024 * MEBIBYTE
-    """Uploads and decoded audio of all requests together."""
-    requests: int = 512
-    """Simultaneous requests."""
-    clip_seconds: float = 600.0
-    """Length of one recording."""
-    chunk_seconds: float = 10.0
-    """Length of the audio that one request may add to a stream."""
-    receive_seconds: float = 30.0
-    """Time for a request to arrive."""
-    answer_seconds: float = 60.0
-    """Time for a request to be answered before it times out."""
-    streams: int = 64
-    """Simultaneous live streams."""
-    stream_idle_seconds: float = 60.0
-    """Time after which a stream without new samples is closed."""
-
-
-class ApiError(HTTPException):
-    """A refusal, with a status, a code for programs, and a message for people."""
-
-    def __init__(
-        self, status: int, code: str, message: str, headers: dict[str, str] | None = None
-    ) -> None:
-        super().__init__(status, message, headers)
-        self.code = code
-
-    def response(self) -> JSONResponse:
-        """The JSON response for it."""
-        error = {"code": self.code, "message": self.detail}
-        return JSONResponse({"error": error}, self.status_code, self.headers)
-
-
-class Budget:
-    """A number of bytes shared by all requests."""
-
-    def __init__(self, total: int) -> None:
-        self.left = total
-        self._lock = threading.Lock()
-
-    @contextlib.contextmanager
-    def hold(self, size: int) -> Iterator[None]:
-        """Reserve this many bytes during the block, or refuse the request."""
-        with self._lock:
-            if size > self.left:
-                raise busy("too much audio at once")
-            self.left -= size
-        try:
-            yield
-        finally:
-            with self._lock:
-                self.left += size
-
-
-class Guard:
-    """Middleware that checks sender, token, size and time; an empty token means that none is
-    required.
-    """
-
-    def __init__(self, app: ASGIApp, limits: Limits, budget: Budget, token: bytes = b"") -> None:
-        self.app = app
-        self.limits = limits
-        self.budget = budget
-        self.token = token
-        self.slots = asyncio.Semaphore(limits.requests)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        headers = Headers(scope=scope)
-        limits = self.limits
-        begun = time.monotonic()
-        size = 0
-        too_large = ApiError(
-            413,
-            "too_large",
-            f"the request exceeds {limits.body_bytes:,} bytes; send fewer or shorter clips, or "
-            "FLAC",
-        )
-
-        async def take() -> Message:
-            nonlocal size
-            left = begun + limits.receive_seconds - time.monotonic()
-            try:
-                message = await asyncio.wait_for(receive(), max(0.0, left))
-            except asyncio.TimeoutError:
-                raise ApiError(
-                    408,
-                    "too_slow",
-                    f"the request did not arrive within {limits.receive_seconds:g} s",
-                ) from None
-            size += len(message.get("body", b""))
-            if size > limits.body_bytes:
-                raise too_large
-            return message
-
-        async def answer(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), *SAFE_HEADERS]}
-            await send(message)
-
-        try:
-            self._check_sender(scope, headers)
-            length = (
-                limits.body_bytes
-                if "transfer-encoding" in headers
-                else int(headers.get("content-length", 0))
-            )
-            if length > limits.body_bytes:
-                raise too_large
-            if self.slots.locked():
-                raise busy(f"{limits.requests} requests are running")
-            seconds = limits.receive_seconds + limits.answer_seconds
-            DEADLINE.set(begun + seconds)
-            with self.budget.hold(length):
-                async with self.slots:
-                    await asyncio.wait_for(self.app(scope, take, answer), seconds)
-        except (ApiError, asyncio.TimeoutError) as error:
-            refusal = error if isinstance(error, ApiError) else too_slow(limits)
-            await refusal.response()(scope, receive, answer)
-
-    def _check_sender(self, scope: Scope, headers: Headers) -> None:
-        origin = headers.get("origin")
-        is_foreign = origin is not None and origin.partition("://")[2] != headers.get("host")
-        is_foreign |= headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
-        # Links from other sites to our page are harmless.
-        if is_foreign and (scope["method"], scope["path"], origin) != ("GET", "/", None):
-            raise ApiError(403, "foreign_page", "pages from other sites may not use this server")
-        if self.token and scope["path"] not in OPEN_PATHS:
-            given = headers.get("authorization", "").removeprefix("Bearer ").strip()
-            if not hmac.compare_digest(given.encode("latin-1"), self.token):
-                raise ApiError(
-                    401,
-                    "token_needed",
-                    "the header `Authorization: Bearer TOKEN` is missing or wrong; ask the "
-                    "server's owner for a token",
-                    {"WWW-Authenticate": "Bearer"},
-                )
-
-
-class TimedProtocol(H11Protocol):
-    """uvicorn's HTTP protocol with a time limit on the headers of each request."""
-
-    waiting: ClassVar[dict[H11Protocol, asyncio.TimerHandle]] = {}
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._await_headers()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._await_headers()
-
-    def handle_events(self) -> None:
-        super().handle_events()
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._stop_waiting()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
-        super().connection_lost(exc)
-
-    def _await_headers(self) -> None:
-        self._stop_waiting()
-        self.waiting[self] = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
-        if len(self.waiting) > MAX_WITHOUT_HEADERS:
-            oldest = next(iter(self.waiting))
-            self.waiting.pop(oldest).cancel()
-            oldest.transport.abort()
-
-    def _stop_waiting(self) -> None:
-        if timer := self.waiting.pop(self, None):
-            timer.cancel()
-
-
-_logged: set[str] = set()
-
-
-def is_new(record: logging.LogRecord) -> bool:
-    """Filter out messages logged before, since a client can trigger the same one any number of
-    times.
-    """
-    num_before = len(_logged)
-    _logged.add(record.msg)
-    return len(_logged) > num_before
-
-
-def busy(reason: str) -> ApiError:
-    """The refusal of a request for lack of capacity."""
-    return ApiError(503, "busy", f"{reason}; try again in a moment", {"Retry-After": "1"})
-
-
-def too_slow(limits: Limits) -> ApiError:
-    """The refusal of a request that takes too long."""
-    return ApiError(
-        504, "too_slow", f"no answer within {limits.answer_seconds:g} s; try again later"
-    )
-
-
 async def body_of(request: Request) -> bytes:
     """The raw body."""
     return await request.body()
-
-
-class Batcher:
-    """A thread that embeds clips from other threads; clips that arrive while a batch is computed
-    form the next one.
-
-    >>> batcher = Batcher(lambda clips: np.array([[len(clip)] for clip in clips]))
-    >>> batcher.submit(np.zeros(3)).result()
-    array([3])
-    >>> batcher.close()
-    """
-
-    def __init__(self, embed: Callable[[list[Any]], np.ndarray]) -> None:
-        self._embed = embed
-        self.waiting: queue.Queue[tuple[Any, Future[np.ndarray]] | None] = queue.Queue()
-        self.num_batches = self.num_clips = 0
-        self._is_closed = False
-        self._thread = threading.Thread(target=self._work, name="embedding", daemon=True)
-        self._thread.start()
-
-    def submit(self, clip: Any) -> "Future[np.ndarray]":
-        """Queue a clip; the future gives its embedding, (dim,). A cancelled future is not
-        computed.
-        """
-        future: Future[np.ndarray] = Future()
-        if self._is_closed:
-            future.cancel()
-        self.waiting.put((clip, future))
-        return future
-
-    def close(self) -> None:
-        """Finish the current batch and cancel everything that waits."""
-        self._is_closed = True
-        self.waiting.put(None)
-        self._thread.join(CLOSE_SECONDS)
-        while not self.waiting.empty():
-            if (one := self.waiting.get()) is not None:
-                one[1].cancel()
-
-    def _work(self) -> None:
-        while not self._is_closed:
-            batch = [self.waiting.get()]
-            while len(batch) < MAX_TOGETHER and not self.waiting.empty():
-                batch.append(self.waiting.get())
-            running = [
-                one for one in batch if one is not None and one[1].set_running_or_notify_cancel()
-            ]
-            if running:
-                self.num_batches += 1
-                self.num_clips += len(running)
-                self._answer(running)
-
-    def _answer(self, batch: Sequence[tuple[Any, "Future[np.ndarray]"]]) -> None:
-        try:
-            embeddings = self._embed([clip for clip, _ in batch])
-        except Exception as error:
-            if len(batch) == 1:
-                batch[0][1].set_exception(error)
-                return
-            # One request must not fail because of a clip in another.
-            for one in batch:
-                self._answer([one])
-            return
-        for (_, future), embedding in zip(batch, embeddings, strict=True):
-            future.set_result(embedding)
 
 
 @dataclass
@@ -521,7 +220,8 @@ class Service:
         """List the enrolled people."""
         return {
             "people": [
-                {"name": one.name, "recordings": one.recordings} for one in self._store().people()
+                {"name": person.name, "recordings": person.recordings}
+                for person in self._store().people()
             ]
         }
 
@@ -560,7 +260,7 @@ class Service:
         advice = None
         with self._opened([audio]) as (heard, clips):
             try:
-                found = identify(
+                answer = identify(
                     self.verifier,
                     store,
                     heard[0],
@@ -573,23 +273,23 @@ class Service:
                     raise
                 advice = str(error)
                 nearest = tuple(store.identify(self.verifier.embed(heard[0].recording), top))
-                found = Identification(None, None, nearest, len(store), None)
-        has_odds = found.decision is not None and found.decision.is_made
+                answer = Identification(None, None, nearest, len(store), None)
+        has_odds = answer.decision is not None and answer.decision.is_made
         return {
-            "name": found.name,
-            "threshold": found.decision and found.decision.threshold,
-            "stranger_rate": found.stranger_rate,
+            "name": answer.name,
+            "threshold": answer.decision and answer.decision.threshold,
+            "stranger_rate": answer.stranger_rate,
             "is_calibrated": self.verifier.is_calibrated,
             "advice": advice,
             "candidates": [
                 {
-                    "name": one,
+                    "name": name,
                     "score": score,
                     "log_likelihood_ratio": self.verifier.rule.log_likelihood_ratio(score)
                     if has_odds
                     else None,
                 }
-                for one, score in found.candidates
+                for name, score in answer.candidates
             ],
             "clips": clips,
         }
@@ -677,9 +377,9 @@ class Service:
         """Embeddings (recordings, dim), batched with those of other requests; stops at the
         request's deadline.
         """
-        futures = [self.batcher.submit(one) for one in recordings]
+        futures = [self.batcher.submit(recording) for recording in recordings]
         try:
-            found = [
+            embeddings = [
                 future.result(max(0.0, DEADLINE.get() - time.monotonic())) for future in futures
             ]
         except FutureTimeout:
@@ -687,7 +387,7 @@ class Service:
         finally:
             for future in futures:
                 future.cancel()
-        return torch.from_numpy(np.stack(found))
+        return torch.from_numpy(np.stack(embeddings))
 
     @contextlib.contextmanager
     def _opened(
@@ -699,15 +399,16 @@ class Service:
         with contextlib.ExitStack() as held:
             decoded = [self._decoded(upload, held) for upload in uploads]
             heard = [
-                self.verifier.hear(one, min_speech_seconds=min_speech_seconds) for one in decoded
+                self.verifier.hear(recording, min_speech_seconds=min_speech_seconds)
+                for recording in decoded
             ]
             clips = [
                 {
-                    "seconds": round(one.seconds, 3),
-                    "speech_seconds": round(one.speech_seconds, 3),
-                    "warnings": one.warnings,
+                    "seconds": round(quality.seconds, 3),
+                    "speech_seconds": round(quality.speech_seconds, 3),
+                    "warnings": quality.warnings,
                 }
-                for _, one in heard
+                for _, quality in heard
             ]
             yield heard, clips
 
@@ -807,14 +508,16 @@ def read_token(address: Address, file: Path | None) -> str:
     """The token that requests need, from a file or the environment; if not given, a new one, or
     empty on loopback.
     """
-    given = read_secret(file, TOKEN_VARIABLE)
-    if not given:
+    secret = read_secret(file, TOKEN_VARIABLE)
+    if secret is None:
         return "" if address.is_loopback else secrets.token_urlsafe(24)
-    token = given.decode("latin-1").strip()
+    token = secret.decode("latin-1").strip()
+    # An empty variable is a mistake, such as a secret that was not mounted: it must not open the
+    # server to everybody.
     if not (token.isascii() and token.isprintable()) or len(token) < MIN_TOKEN_CHARACTERS:
         raise ValueError(
-            f"the token has {len(given)} bytes; expected at least {MIN_TOKEN_CHARACTERS} printable "
-            "ASCII characters"
+            f"the token ({file or TOKEN_VARIABLE}) has {len(secret)} bytes; expected at least "
+            f"{MIN_TOKEN_CHARACTERS} printable ASCII characters"
         )
     return token
 
@@ -874,10 +577,10 @@ async def _refuse(request: Request, error: Exception) -> Response:
         code = {404: "no_such_address", 405: "wrong_method"}.get(error.status_code, "bad_request")
         path = request.url.path[:100]
         methods = {
-            one
+            method
             for route in request.app.routes
             if route.path_regex.match(path)
-            for one in route.methods or ()
+            for method in route.methods or ()
         }
         message = {
             404: f"there is no address {path}",
@@ -959,8 +662,8 @@ def start(
     """Load the model, open the store, and serve."""
     if files and arguments.store is not None:
         raise ValueError(
-            "--store keeps people on the server, but --in-browser keeps voices off it; leave out "
-            "one"
+            "--store and --in-browser cannot be combined: one keeps voices on the server, the "
+            "other keeps them off it"
         )
     address = Address(arguments.host, arguments.port)
     token = read_token(address, arguments.token_file)

@@ -160,14 +160,14 @@ def who_speaks(
     )
     middle = centres(units, labels, lengths)
     single = _refined(verifier, recording, middle, sections(speech, windows, labels))
-    names = [one.name for one in found]
+    names = [speaker.name for speaker in found]
     exclusive = joined([Turn(start, stop, names[row]) for start, stop, row in single])
     turns = _with_overlaps(recording, exclusive)
     seconds = [
         sum(turn.stop - turn.start for turn in turns if turn.speaker == name) for name in names
     ]
     speakers = tuple(
-        replace(one, seconds=spoken) for one, spoken in zip(found, seconds, strict=True)
+        replace(speaker, seconds=spoken) for speaker, spoken in zip(found, seconds, strict=True)
     )
     return Conversation(
         recording.name, recording.seconds, detector, speakers, tuple(turns), tuple(exclusive)
@@ -196,10 +196,15 @@ def _named_once(speakers: Sequence[Speaker]) -> list[Speaker]:
     """Keep each name only for its highest-scoring voice: a second one is more often a similar
     stranger.
     """
-    best = {one.name: one for one in sorted(speakers, key=lambda one: one.score or 0.0)}
+    best = {
+        speaker.name: speaker
+        for speaker in sorted(speakers, key=lambda speaker: speaker.score or 0.0)
+    }
     return [
-        one if best[one.name] is one else replace(one, name=one.label, posterior=None)
-        for one in speakers
+        speaker
+        if best[speaker.name] is speaker
+        else replace(speaker, name=speaker.label, posterior=None)
+        for speaker in speakers
     ]
 
 
@@ -272,7 +277,7 @@ def _refined(
     units = mean_embeddings(embed_stretches(verifier, recording, windows, "borders"), verifier.mean)
     cosines = (units @ middle.T).reshape(*times.shape, len(middle))
     for row, change in enumerate(changes.tolist()):
-        before, after = (cosines[row, :, single[one][2]] for one in (change, change + 1))
+        before, after = (cosines[row, :, single[number][2]] for number in (change, change + 1))
         # The place that best separates the first voice before it from the second after it.
         place = int(np.cumsum(before - after).argmax())
         border = times[row, place] + BORDER_STEP_SECONDS / 2
@@ -313,7 +318,7 @@ def joined(turns: Sequence[Turn]) -> list[Turn]:
     """
     found: list[Turn] = []
     latest: dict[str, int] = {}
-    for turn in sorted(turns, key=lambda one: (one.start, one.stop)):
+    for turn in sorted(turns, key=lambda turn: (turn.start, turn.stop)):
         row = latest.get(turn.speaker)
         if row is not None and turn.start - found[row].stop <= SAME_TURN_SECONDS:
             found[row] = replace(found[row], stop=max(found[row].stop, turn.stop))
@@ -344,9 +349,10 @@ def speaker_of(
         score = found.decision.score
         if found.name is not None:
             name = found.name
-            ratios = [rule.log_likelihood_ratio(one) for _, one in found.candidates]
+            ratios = [rule.log_likelihood_ratio(score) for _, score in found.candidates]
             if None not in ratios:
                 posterior = float(
-                    1.0 / np.exp(np.array([-ratios[0], *(one - ratios[0] for one in ratios)])).sum()
+                    1.0
+                    / np.exp(np.array([-ratios[0], *(ratio - ratios[0] for ratio in ratios)])).sum()
                 )
     return Speaker(name, label, float(seconds.sum()), posterior, score, mean, digest)

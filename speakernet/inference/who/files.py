@@ -37,13 +37,13 @@ def plain(found: Conversation) -> dict[str, Any]:
         "speakers": [
             {
                 name: value
-                for name, value in vars(one).items()
+                for name, value in vars(speaker).items()
                 if name not in ("embedding", "digest")
             }
-            for one in found.speakers
+            for speaker in found.speakers
         ],
-        "turns": [dataclasses.asdict(one) for one in found.turns],
-        "exclusive": [dataclasses.asdict(one) for one in found.exclusive],
+        "turns": [dataclasses.asdict(turn) for turn in found.turns],
+        "exclusive": [dataclasses.asdict(turn) for turn in found.exclusive],
     }
 
 

@@ -121,7 +121,7 @@ class LiveSpeakers:
         units = mean_embeddings(embeddings, self.verifier.mean)
         lengths = np.diff(windows)[:, 0]
         labels = cluster(units, max_speakers=self.max_speakers)
-        rows = [self._row(one) for one in centres(units, labels, lengths)]
+        rows = [self._row(centre) for centre in centres(units, labels, lengths)]
         for label, row in enumerate(rows):
             weighted = embeddings[labels == label] * lengths[labels == label, None]
             self._sums[row] += weighted.sum(axis=0)

@@ -167,10 +167,10 @@ def shown(channels: Iterable[Channel]) -> list[str]:
 
 def _channels(channels: Iterable[Channel]) -> dict[str, list[str]]:
     """Recording -> its channels."""
-    found: dict[str, list[str]] = {}
+    channels_by_recording: dict[str, list[str]] = {}
     for recording, channel in channels:
-        found.setdefault(recording, []).append(channel)
-    return found
+        channels_by_recording.setdefault(recording, []).append(channel)
+    return channels_by_recording
 
 
 def rttm_lines(recording: str, turns: Iterable["Turn"]) -> list[str]:

@@ -150,12 +150,12 @@ def _label(elements: list[dict[str, Any]], times: SpeakerTimes, default: str | N
 
 
 def _labelled_cue(block: str, times: SpeakerTimes) -> str:
-    found = CUE.search(block)
-    assert found is not None, "`read_transcript` checks it"
-    start = _seconds(found.groups()[:4])
-    stop = _seconds(found.groups()[4:])
-    head = block[: found.end()]
-    tail = block[found.end() :].lstrip()
+    cue_times = CUE.search(block)
+    assert cue_times is not None, "`read_transcript` checks it"
+    start = _seconds(cue_times.groups()[:4])
+    stop = _seconds(cue_times.groups()[4:])
+    head = block[: cue_times.end()]
+    tail = block[cue_times.end() :].lstrip()
     return f"{head}\n{times.between(start, stop) or 'nobody'}: {tail}"
 
 

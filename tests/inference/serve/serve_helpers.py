@@ -9,7 +9,8 @@ import soundfile
 
 import speakernet
 from speakernet.corpora.synthetic.speech import draw_phones, draw_voice, lay_out, synthesise
-from speakernet.inference.serve.server import Address, Limits, Service, make_server
+from speakernet.inference.serve.limits import Limits
+from speakernet.inference.serve.server import Address, Service, make_server
 
 RATE = 16000
 

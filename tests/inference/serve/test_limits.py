@@ -19,16 +19,10 @@ import numpy as np
 import pytest
 
 import speakernet
-from speakernet.inference.serve import server as module
-from speakernet.inference.serve.server import (
-    MAX_TOGETHER,
-    TOKEN_VARIABLE,
-    Address,
-    Batcher,
-    Limits,
-    TimedProtocol,
-    read_token,
-)
+from speakernet.inference.serve import limits as module
+from speakernet.inference.serve.batching import MAX_TOGETHER, Batcher
+from speakernet.inference.serve.limits import Limits, TimedProtocol
+from speakernet.inference.serve.server import TOKEN_VARIABLE, Address, read_token
 
 sys.path.insert(0, str(Path(__file__).parent))
 from serve_helpers import RATE, refused, serving, wav
@@ -105,6 +99,10 @@ def test_tokens(tmp_path, monkeypatch):
         file.write_bytes(content)
         with pytest.raises(ValueError, match="bytes"):
             read_token(everywhere, file)
+    monkeypatch.setenv(TOKEN_VARIABLE, "")
+    for address in (everywhere, Address("localhost", 0)):
+        with pytest.raises(ValueError, match=f"{TOKEN_VARIABLE}.*0 bytes"):
+            read_token(address, None)
     monkeypatch.setenv(TOKEN_VARIABLE, os.fsdecode(b"\xff" * 20))
     with pytest.raises(ValueError, match="20"):
         read_token(Address("localhost", 0), None)
@@ -172,6 +170,43 @@ def test_slow_upload(models):
         kind = {"content-type": "multipart/form-data; boundary=x"}
         with contextlib.suppress(httpx.TransportError):
             refused(httpx.post(f"{address}/embed", content=slowly(), headers=kind), 408, "too_slow")
+
+
+CHUNKED = (
+    b"POST /embed HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n"
+    b"Content-Type: multipart/form-data; boundary=x\r\n\r\n"
+)
+ANNOUNCED = CHUNKED.replace(b"Transfer-Encoding: chunked", b"Content-Length: 30000000")
+
+
+@pytest.mark.parametrize("head", [CHUNKED, ANNOUNCED])
+def test_bodies_that_do_not_arrive_keep_nobody_out(models, voices, head):
+    clip = {"audio": wav(voices[0][0])}
+    # Fewer slots and less memory than there are idle requests.
+    limits = Limits(requests=2, memory_bytes=64 << 20, arriving=30)
+    with serving(models[0], limits=limits) as (address, service):
+        port = int(address.rpartition(":")[2])
+        idle = [socket.create_connection(("127.0.0.1", port), 20) for _ in range(40)]
+        for connection in idle:
+            connection.sendall(head)
+        assert httpx.post(f"{address}/embed", files=clip, timeout=20).status_code == 200
+        # Those that have waited longest gave way.
+        assert b" 408 " in idle[0].recv(1000)
+        for connection in idle:
+            connection.close()
+        # A client that disconnects is forgotten, and its memory is free again.
+        deadline = time.monotonic() + 10
+        while service.budget.left != limits.memory_bytes:
+            assert time.monotonic() < deadline
+
+
+def test_a_pause_ends_a_request(models):
+    with serving(models[0], limits=Limits(idle_seconds=0.3)) as (address, service):
+        port = int(address.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), 20) as connection:
+            connection.sendall(CHUNKED + b"5\r\n--x\r\n\r\n")
+            assert b" 408 " in connection.recv(1000)
+        assert service.budget.left == service.limits.memory_bytes
 
 
 def test_unfinished_headers(models, monkeypatch):

@@ -1,0 +1,327 @@
+"""What a request must pass before it is computed: sender, token, size, time, and room for it."""
+
+import asyncio
+import collections
+import contextlib
+import hmac
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+MEBIBYTE = 1 << 20
+HEADER_SECONDS = 10.0
+"""Time limit for the headers of a request."""
+# Windows has no sysconf.
+DESCRIPTORS = os.sysconf("SC_OPEN_MAX") if hasattr(os, "sysconf") else 1024
+MAX_WITHOUT_HEADERS = min(512, DESCRIPTORS // 2)
+"""Maximum number of connections that wait for headers; beyond it, the one that has waited longest
+is closed."""
+GRAPH = "model.onnx"
+DETECTOR = "speech.onnx"
+"""Graphs that the page runs: the network, and silero-vad."""
+RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
+"""Files of onnxruntime-web."""
+PAGE_PATHS = frozenset(
+    {"/", "/page.css", "/page.js", "/recorder.js", "/in_browser.js", "/speech.js"}
+)
+OPEN_PATHS = PAGE_PATHS | {"/health", *(f"/{name}" for name in RUNTIME)}
+"""Served without a token, since they contain no personal data."""
+DEADLINE: ContextVar[float] = ContextVar("DEADLINE")
+"""When the current request times out, on the clock of `time.monotonic`."""
+SAFE_HEADERS = (
+    (
+        b"content-security-policy",
+        b"default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; connect-src "
+        b"'self'; "
+        b"media-src blob:; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors "
+        b"'none'",
+    ),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cache-control", b"no-store"),
+)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits beyond which a request is refused."""
+
+    body_bytes: int = 32 * MEBIBYTE
+    """Body of one request; about three minutes of stereo at 48 kHz."""
+    memory_bytes: int = 1024 * MEBIBYTE
+    """Uploads and decoded audio of all requests together."""
+    requests: int = 512
+    """Simultaneous requests."""
+    clip_seconds: float = 600.0
+    """Length of one recording."""
+    chunk_seconds: float = 10.0
+    """Length of the audio that one request may add to a stream."""
+    receive_seconds: float = 30.0
+    """Time for a request to arrive."""
+    idle_seconds: float = 5.0
+    """Time between two pieces of a request."""
+    arriving: int = 512
+    """Requests whose body is still arriving; beyond it, the one that has waited longest is
+    refused."""
+    answer_seconds: float = 60.0
+    """Time for a request to be answered before it times out."""
+    streams: int = 64
+    """Simultaneous live streams."""
+    stream_idle_seconds: float = 60.0
+    """Time after which a stream without new samples is closed."""
+
+
+class ApiError(HTTPException):
+    """A refusal, with a status, a code for programs, and a message for people."""
+
+    def __init__(
+        self, status: int, code: str, message: str, headers: dict[str, str] | None = None
+    ) -> None:
+        super().__init__(status, message, headers)
+        self.code = code
+
+    def response(self) -> JSONResponse:
+        """The JSON response for it."""
+        error = {"code": self.code, "message": self.detail}
+        return JSONResponse({"error": error}, self.status_code, self.headers)
+
+
+class Budget:
+    """A number of bytes shared by all requests."""
+
+    def __init__(self, total: int) -> None:
+        self.left = total
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> None:
+        """Reserve this many bytes, or refuse the request."""
+        with self._lock:
+            if size > self.left:
+                raise busy("too much audio at once")
+            self.left -= size
+
+    def give_back(self, size: int) -> None:
+        """Release this many bytes."""
+        with self._lock:
+            self.left += size
+
+    @contextlib.contextmanager
+    def hold(self, size: int) -> Iterator[None]:
+        """Reserve this many bytes during the block, or refuse the request."""
+        self.take(size)
+        try:
+            yield
+        finally:
+            self.give_back(size)
+
+
+class _Body:
+    """The body of a request: collected from the network, then handed to the application."""
+
+    def __init__(self, receive: Receive, limits: Limits, budget: Budget) -> None:
+        self._receive_from_network = receive
+        self._limits = limits
+        self._budget = budget
+        self._messages: collections.deque[Message] = collections.deque()
+        self.num_bytes = 0
+        """Bytes that have arrived and are reserved in the budget."""
+
+    async def collect(self) -> None:
+        """Receive the whole body, or refuse it if it is too slow, too large or does not fit."""
+        limits = self._limits
+        deadline = time.monotonic() + limits.receive_seconds
+        is_complete = False
+        while not is_complete:
+            seconds = min(limits.idle_seconds, deadline - time.monotonic())
+            try:
+                message = await asyncio.wait_for(self._receive_from_network(), max(0.0, seconds))
+            except asyncio.TimeoutError:
+                raise not_received(limits) from None
+            size = len(message.get("body", b""))
+            if self.num_bytes + size > limits.body_bytes:
+                raise too_large(limits)
+            self._budget.take(size)
+            self.num_bytes += size
+            self._messages.append(message)
+            # A client that disconnects sends no more either.
+            is_complete = not message.get("more_body", False)
+
+    async def receive(self) -> Message:
+        """The next piece, as an ASGI application expects it."""
+        if self._messages:
+            # Not kept: the application makes its own copy.
+            return self._messages.popleft()
+        return await self._receive_from_network()
+
+
+class Guard:
+    """Middleware that checks sender, token, size and time; an empty token means that none is
+    required.
+
+    A request passes in two steps. First its body arrives, piece by piece. Meanwhile it occupies
+    only the memory of the pieces that are there, so that clients who send nothing, whatever size
+    they announce, keep nobody out. Only then does it take one of the slots for requests that are
+    computed.
+    """
+
+    def __init__(self, app: ASGIApp, limits: Limits, budget: Budget, token: bytes = b"") -> None:
+        self.app = app
+        self.limits = limits
+        self.budget = budget
+        self.token = token
+        self.slots = asyncio.Semaphore(limits.requests)
+        self._arriving: dict[asyncio.Task[None], None] = {}
+        """Bodies that are still arriving; the one that began first comes first."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        limits = self.limits
+        body = _Body(receive, limits, self.budget)
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), *SAFE_HEADERS]}
+            await send(message)
+
+        try:
+            headers = Headers(scope=scope)
+            self._check_sender(scope, headers)
+            if int(headers.get("content-length", 0)) > limits.body_bytes:
+                raise too_large(limits)
+            await self._await_body(body)
+            if self.slots.locked():
+                raise busy(f"{limits.requests} requests are running")
+            DEADLINE.set(time.monotonic() + limits.answer_seconds)
+            async with self.slots:
+                await asyncio.wait_for(self.app(scope, body.receive, answer), limits.answer_seconds)
+        except (ApiError, asyncio.TimeoutError) as error:
+            refusal = error if isinstance(error, ApiError) else too_slow(limits)
+            await refusal.response()(scope, receive, answer)
+        finally:
+            self.budget.give_back(body.num_bytes)
+
+    async def _await_body(self, body: "_Body") -> None:
+        """Wait until the body is complete; it is refused if too many others wait for theirs."""
+        arrival = asyncio.ensure_future(body.collect())
+        self._arriving[arrival] = None
+        if len(self._arriving) > self.limits.arriving:
+            next(iter(self._arriving)).cancel()
+        try:
+            # Returns on a cancelled arrival too, unlike awaiting it.
+            await asyncio.wait({arrival})
+            if arrival.cancelled():
+                raise not_received(self.limits)
+            arrival.result()
+        finally:
+            arrival.cancel()
+            del self._arriving[arrival]
+
+    def _check_sender(self, scope: Scope, headers: Headers) -> None:
+        origin = headers.get("origin")
+        is_foreign = origin is not None and origin.partition("://")[2] != headers.get("host")
+        is_foreign |= headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+        # Links from other sites to our page are harmless.
+        if is_foreign and (scope["method"], scope["path"], origin) != ("GET", "/", None):
+            raise ApiError(403, "foreign_page", "pages from other sites may not use this server")
+        if self.token and scope["path"] not in OPEN_PATHS:
+            sent_token = headers.get("authorization", "").removeprefix("Bearer ").strip()
+            if not hmac.compare_digest(sent_token.encode("latin-1"), self.token):
+                raise ApiError(
+                    401,
+                    "token_needed",
+                    "the header `Authorization: Bearer TOKEN` is missing or wrong; ask the "
+                    "server's owner for a token",
+                    {"WWW-Authenticate": "Bearer"},
+                )
+
+
+class TimedProtocol(H11Protocol):
+    """uvicorn's HTTP protocol with a time limit on the headers of each request."""
+
+    waiting: ClassVar[dict[H11Protocol, asyncio.TimerHandle]] = {}
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._await_headers()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._await_headers()
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_waiting()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _await_headers(self) -> None:
+        self._stop_waiting()
+        self.waiting[self] = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
+        if len(self.waiting) > MAX_WITHOUT_HEADERS:
+            oldest = next(iter(self.waiting))
+            self.waiting.pop(oldest).cancel()
+            oldest.transport.abort()
+
+    def _stop_waiting(self) -> None:
+        if timer := self.waiting.pop(self, None):
+            timer.cancel()
+
+
+_logged: set[str] = set()
+
+
+def is_new(record: logging.LogRecord) -> bool:
+    """Filter out messages logged before, since a client can trigger the same one any number of
+    times.
+    """
+    num_before = len(_logged)
+    _logged.add(record.msg)
+    return len(_logged) > num_before
+
+
+def busy(reason: str) -> ApiError:
+    """The refusal of a request for lack of capacity."""
+    return ApiError(503, "busy", f"{reason}; try again in a moment", {"Retry-After": "1"})
+
+
+def too_large(limits: Limits) -> ApiError:
+    """The refusal of a body that is too large."""
+    return ApiError(
+        413,
+        "too_large",
+        f"the request exceeds {limits.body_bytes:,} bytes; send fewer or shorter clips, or FLAC",
+    )
+
+
+def not_received(limits: Limits) -> ApiError:
+    """The refusal of a request whose body does not arrive."""
+    return ApiError(
+        408,
+        "too_slow",
+        f"the request did not arrive within {limits.receive_seconds:g} s, or paused for "
+        f"{limits.idle_seconds:g} s; send it again",
+    )
+
+
+def too_slow(limits: Limits) -> ApiError:
+    """The refusal of a request that takes too long."""
+    return ApiError(
+        504, "too_slow", f"no answer within {limits.answer_seconds:g} s; try again later"
+    )
