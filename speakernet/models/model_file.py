@@ -26,11 +26,11 @@ from speakernet.checkpoint import CheckpointError, read_checkpoint, write_checkp
 from speakernet.files import place, reading
 from speakernet.models.options import MODELS
 from speakernet.models.speaker_net import (
-    SPEC_AUGMENT_PREFIX,
     SpeakerNet,
     check_finite,
     check_fits,
     strip_wrappers,
+    without_spec_augment,
 )
 from speakernet.options import OUTSIDE, lookup
 
@@ -110,26 +110,30 @@ def model_file_contents(
         is_last: whether this is for last.pt, which omits the frozen weights of a pretrained
             backbone.
     """
-    is_named = is_last or getattr(getattr(net.trunk, "options", None), "reference", False)
-    fixed = getattr(net.trunk, "fixed", {}) if is_named else {}
-    trained: dict[str, int] = {}
-    for parameter in net.parameters() if hasattr(net.trunk, "fixed") else ():
-        kind = "parameters_trained" if parameter.requires_grad else "parameters_frozen"
-        trained[kind] = trained.get(kind, 0) + parameter.numel()
-    return {
+    trunk = net.trunk
+    fixed = trunk.fixed if is_last or trunk.refers_to_files else {}
+    summary = None if training_summary is None else dict(training_summary)
+    if summary is not None and trunk.is_pretrained:
+        sizes = {"parameters_trained": 0, "parameters_frozen": 0}
+        for parameter in net.parameters():
+            kind = "parameters_trained" if parameter.requires_grad else "parameters_frozen"
+            sizes[kind] += parameter.numel()
+        summary |= {kind: size for kind, size in sizes.items() if size}
+    weights = net.weights(without_fixed=bool(fixed))
+    contents = {
         "format_version": FORMAT_VERSION,
         **net.spec(),
-        "weights": {
-            name: value.detach() for name, value in net.weights(without_fixed=bool(fixed)).items()
-        },
-        **({"reference": dict(fixed)} if fixed else {}),
-        "loss_normalizes": loss_normalizes,
-        "embedding_mean": embedding_mean,
-        "embedding_mean_of": None if embedding_mean_of is None else dict(embedding_mean_of),
-        "calibration": None if calibration is None else dict(calibration),
-        "thresholds": [dict(threshold) for threshold in thresholds],
-        "training_summary": None if training_summary is None else {**training_summary, **trained},
+        "weights": {name: value.detach() for name, value in weights.items()},
     }
+    if fixed:
+        contents["reference"] = dict(fixed)
+    contents["loss_normalizes"] = loss_normalizes
+    contents["embedding_mean"] = embedding_mean
+    contents["embedding_mean_of"] = embedding_mean_of and dict(embedding_mean_of)
+    contents["calibration"] = calibration and dict(calibration)
+    contents["thresholds"] = [dict(threshold) for threshold in thresholds]
+    contents["training_summary"] = summary
+    return contents
 
 
 def load_model_file(path: str | Path, device: torch.device | str = "cpu") -> ModelFile:
@@ -169,14 +173,14 @@ def model_of(
         check_finite(weights, path)
         # Before building: whatever the file claims, memory is only allocated for a network that
         # fits its weights.
-        with laid_out(weights, path):
+        with lay_out(weights, path):
             expected = SpeakerNet.from_spec(contents).state_dict()
         check_fits(weights, expected, path)
         net = SpeakerNet.from_spec(contents)
         mean = contents.get("embedding_mean")
-        if mean is not None and (
-            mean.shape != (net.embedding_dim,) or not mean.float().isfinite().all()
-        ):
+        if mean is None:
+            mean = torch.zeros(net.embedding_dim)
+        if mean.shape != (net.embedding_dim,) or not mean.float().isfinite().all():
             raise CheckpointError(
                 f"{path}: embedding_mean is not {net.embedding_dim} finite numbers; {ADVICE}"
             )
@@ -248,8 +252,7 @@ def network_weights(contents: Mapping[str, Any], path: str | Path) -> dict[str, 
     weights = contents["weights"]
     if contents.get("reference"):
         weights = lookup(MODELS, contents["model"]["name"], "model").load().complete(contents, path)
-    named = ((strip_wrappers(name), value) for name, value in weights.items())
-    return {name: value for name, value in named if not name.startswith(SPEC_AUGMENT_PREFIX)}
+    return without_spec_augment({strip_wrappers(name): value for name, value in weights.items()})
 
 
 def load_initial_weights(
@@ -272,11 +275,12 @@ def load_initial_weights(
             weights = network_weights(contents, path)
             head = _saved_head(contents, speakers)
             # An adaptation only fits the embeddings of the old weights.
-            left = [name for name in weights if name.startswith("adaptation.")]
-            report.not_loaded = [
-                f"{name} (run `speakernet adapt` again after training)" for name in left
-            ]
-            weights = {name: value for name, value in weights.items() if name not in left}
+            for name in list(weights):
+                if name.startswith("adaptation."):
+                    del weights[name]
+                    report.not_loaded.append(
+                        f"{name} (run `speakernet adapt` again after training)"
+                    )
         else:
             # Imported late: only files of other toolkits need it.
             from speakernet.models.importers import translate
@@ -306,47 +310,45 @@ def load_initial_weights(
 
 def _saved_head(contents: Mapping[str, Any], speakers: int | None) -> dict[str, Tensor]:
     """The loss's weights: last.pt has them in its training state, best.pt has none."""
-    saved = contents.get("training") or {}
-    if None not in (speakers, saved.get("speakers")) and saved["speakers"] != speakers:
+    training = contents.get("training") or {}
+    saved_speakers = training.get("speakers")
+    # Without a checksum on either side the shapes have to decide.
+    if None not in (speakers, saved_speakers) and saved_speakers != speakers:
         return {}
-    return {strip_wrappers(name): value for name, value in (saved.get("loss") or {}).items()}
+    return {strip_wrappers(name): value for name, value in (training.get("loss") or {}).items()}
 
 
 def _check_same_architecture(
     net: SpeakerNet, contents: Mapping[str, Any], path: str | Path
 ) -> None:
-    ours = net.spec()
     name = contents["model"]["name"]
-    if name != ours["model"]["name"]:
+    if name != net.model_name:
         raise CheckpointError(
-            f"{path} is a {name}, but the configuration has {ours['model']['name']}; set "
+            f"{path} is a {name}, but the configuration has {net.model_name}; set "
             f"model.name: {name}"
         )
+    spec = net.spec()
     for component in ("model", "front_end"):
-        if contents[component] != ours[component]:
-            logger.warning(
-                "%s has %s %s, this run has %s",
-                path,
-                component,
-                contents[component],
-                ours[component],
-            )
+        theirs = contents[component]
+        ours = spec[component]
+        if theirs != ours:
+            logger.warning("%s has %s %s, this run has %s", path, component, theirs, ours)
 
 
 def _load_head(loss: nn.Module | None, head: Mapping[str, Tensor], report: LoadReport) -> None:
     if loss is None or not head:
         report.not_loaded += [f"{name} (weights of the loss, not needed)" for name in head]
-        report.head = "none" if loss is None or not any(True for _ in loss.parameters()) else "new"
+        if loss is not None and list(loss.parameters()):
+            report.head = "new"
         return
-    own = loss.state_dict()
-    if {name: value.shape for name, value in own.items()} != {
-        name: value.shape for name, value in head.items()
-    }:
+    shapes = {name: tuple(value.shape) for name, value in head.items()}
+    ours = {name: tuple(value.shape) for name, value in loss.state_dict().items()}
+    if shapes != ours:
         # Different speakers or a different loss; the network is still useful.
         report.head = "new"
-        for name, value in head.items():
-            here = tuple(own[name].shape) if name in own else "not in this loss"
-            report.not_loaded.append(f"loss {name} {tuple(value.shape)} (in this run: {here})")
+        for name, shape in shapes.items():
+            here = ours.get(name, "not in this loss")
+            report.not_loaded.append(f"loss {name} {shape} (in this run: {here})")
         return
     check_finite(head, "the head of the loss")
     loss.load_state_dict(dict(head))
@@ -355,7 +357,7 @@ def _load_head(loss: nn.Module | None, head: Mapping[str, Tensor], report: LoadR
 
 
 @contextlib.contextmanager
-def laid_out(weights: Mapping[str, Tensor], path: str | Path) -> Iterator[None]:
+def lay_out(weights: Mapping[str, Tensor], path: str | Path) -> Iterator[None]:
     """Inside the block, networks are built without memory; CheckpointError if one is larger than
     the file's weights.
     """
@@ -363,7 +365,8 @@ def laid_out(weights: Mapping[str, Tensor], path: str | Path) -> Iterator[None]:
 
     def count(_module: nn.Module, _name: str, parameter: nn.Parameter | None) -> None:
         nonlocal left
-        left -= 0 if parameter is None else parameter.numel()
+        if parameter is not None:
+            left -= parameter.numel()
         if left < 0:
             raise CheckpointError(
                 f"{path} describes a network larger than its {len(weights):,} tensors; {ADVICE}"
@@ -396,18 +399,16 @@ def check_entries(contents: Mapping[str, Any], path: str | Path) -> None:
             f"{path} has format version {version!r:.60}; this speakernet reads up to "
             f"{FORMAT_VERSION}; upgrade it"
         )
-    broken = [
-        name
-        for name in Entries.model_fields
-        if name not in TENSORS and not _is_plain(contents.get(name))
-    ]
+    # Walked through before pydantic sees them, which would follow a structure that contains itself
+    # without end.
+    for name in Entries.model_fields:
+        if name not in TENSORS and not _is_plain(contents.get(name)):
+            raise CheckpointError(f"{path}: {name} is missing or malformed; {ADVICE}")
     try:
-        if not broken:
-            Entries.model_validate(contents, strict=True)
+        Entries.model_validate(contents, strict=True)
     except ValidationError as error:
-        broken = [str(error.errors(include_input=False)[0]["loc"][0])]
-    if broken:
-        raise CheckpointError(f"{path}: {broken[0]} is missing or malformed; {ADVICE}")
+        name = error.errors(include_input=False)[0]["loc"][0]
+        raise CheckpointError(f"{path}: {name} is missing or malformed; {ADVICE}") from None
 
 
 def _is_plain(value: Any) -> bool:
@@ -417,13 +418,13 @@ def _is_plain(value: Any) -> bool:
     waiting = [value]
     left = MAX_VALUES
     while waiting and left:
-        one = waiting.pop()
-        left = left - 1
-        if isinstance(one, dict):
-            waiting += [*one.keys(), *one.values()]
-        elif isinstance(one, list | tuple):
-            waiting += one
-        elif one is not None and not isinstance(one, bool | int | float | str):
+        value = waiting.pop()
+        left -= 1
+        if isinstance(value, dict):
+            waiting += [*value.keys(), *value.values()]
+        elif isinstance(value, list | tuple):
+            waiting += value
+        elif value is not None and not isinstance(value, bool | int | float | str):
             return False
     return not waiting
 

@@ -46,7 +46,7 @@ class MaxPooling(Pooling):
     def forward(self, frames: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Maxima, (batch, channels)."""
         if lengths is not None:
-            hidden = ~valid_frames(lengths, frames.shape[-1]).unsqueeze(1)
+            hidden = ~valid_frames(lengths, frames.shape[-1]).unsqueeze(1)  # (batch, 1, frames)
             # Not zero, which would exceed all values of a negative channel.
             frames = frames.masked_fill(hidden, -torch.inf)
         return frames.amax(dim=2)
@@ -80,8 +80,7 @@ def mean_and_variance(
     frames = mask_frames(frames, lengths)
     mean = mean_over_frames(frames, lengths)
     centred = mask_frames(frames - mean.unsqueeze(2), lengths)
+    squares = centred.square().sum(dim=2)  # (batch, channels)
     if lengths is None:
-        return mean, centred.square().sum(dim=2) / max(frames.shape[2] - int(is_unbiased), 1)
-    return mean, centred.square().sum(dim=2) / (lengths - int(is_unbiased)).clamp(min=1).unsqueeze(
-        1
-    )
+        return mean, squares / max(frames.shape[2] - int(is_unbiased), 1)
+    return mean, squares / (lengths - int(is_unbiased)).clamp(min=1).unsqueeze(1)

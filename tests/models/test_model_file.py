@@ -20,7 +20,7 @@ from speakernet.losses.classification import AAMSoftmax
 from speakernet.losses.options import AAMSoftmaxOptions
 from speakernet.models.model_file import (
     SYNTHETIC_ONLY,
-    laid_out,
+    lay_out,
     load_initial_weights,
     load_model_file,
     model_file_contents,
@@ -267,7 +267,7 @@ def test_hostile_content(place, value, message, tmp_path):
 def test_every_network_loads_its_weights(name):
     with torch.device("meta"):
         expected = SpeakerNet.named(name).state_dict()
-    with laid_out(expected, "my.pt"):
+    with lay_out(expected, "my.pt"):
         found = SpeakerNet.named(name).state_dict()
     assert {key: value.shape for key, value in found.items()} == {
         key: value.shape for key, value in expected.items()

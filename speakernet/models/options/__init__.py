@@ -71,10 +71,14 @@ def pooling_of(model: str, pooling: str) -> str:
     name = str(trunk.pooling_names.get(name, name))
     takes_layers = lookup(POOLINGS, name, "pooling").options.takes_layers
     if takes_layers != trunk.gives_layers:
-        fitting = ", ".join(
-            one for one in POOLINGS if POOLINGS[one].options.takes_layers == trunk.gives_layers
+        fitting = [
+            pooling
+            for pooling, component in POOLINGS.items()
+            if component.options.takes_layers == trunk.gives_layers
+        ]
+        raise ValueError(
+            f"pooling {name} does not work with {model}; expected {', '.join(fitting)}"
         )
-        raise ValueError(f"pooling {name} does not work with {model}; expected {fitting}")
     return name
 
 
@@ -104,11 +108,11 @@ class ModelOptions(Options):
             ("pooling_options", POOLINGS[pooling], pooling),
         )
         for field, component, name in named:
-            given = getattr(self, field)
-            if type(given) in (TrunkOptions, PoolingOptions):
+            options = getattr(self, field)
+            if type(options) in (TrunkOptions, PoolingOptions):
                 setattr(self, field, component.options())
-            elif type(given) is not component.options:
-                raise ValueError(f"{field}: {type(given).__name__} does not belong to {name}")
+            elif type(options) is not component.options:
+                raise ValueError(f"{field}: {type(options).__name__} does not belong to {name}")
         return self
 
 
