@@ -29,6 +29,9 @@ except (ImportError, OSError, RuntimeError) as error:
         f"(the loader's error: {error})"
     ) from error
 
+Lengths = Tensor | None
+"""Valid samples or frames of each utterance in a batch, (batch,); None if all rows are full."""
+
 WINDOW_SECONDS = 0.025
 HOP_SECONDS = 0.010
 # Added before the logarithm (as in voxceleb_trainer), so that digital silence stays finite.
@@ -57,7 +60,7 @@ class FrontEnd(nn.Module):
         """Number of frames of `num_samples` samples; accepts integers too."""
         raise NotImplementedError
 
-    def frame_lengths(self, lengths: Tensor | None) -> Tensor | None:
+    def frame_lengths(self, lengths: Lengths) -> Lengths:
         """Frames of utterances of `lengths` samples; None if all rows are full."""
         return None if lengths is None else self.num_frames(lengths)
 
@@ -69,7 +72,7 @@ class FrontEnd(nn.Module):
             "augment.speed_factors"
         )
 
-    def extract(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
+    def extract(self, waveforms: Tensor, lengths: Lengths) -> Tensor:
         """The features of float32 `waveforms`."""
         raise NotImplementedError
 
@@ -85,7 +88,7 @@ class FrontEnd(nn.Module):
         # re² + im² instead of abs()² avoids a square root, which costs as much as the FFT.
         return spectrum.real.square() + spectrum.imag.square()
 
-    def forward(self, waveforms: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, waveforms: Tensor, lengths: Lengths = None) -> Tensor:
         """Features of a batch.
 
         Returns:
@@ -123,7 +126,7 @@ class RawWaveform(FrontEnd):
         """Every sample is a frame."""
         return num_samples
 
-    def extract(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
+    def extract(self, waveforms: Tensor, lengths: Lengths) -> Tensor:
         """(batch, 1, samples)."""
         if lengths is not None:
             waveforms = waveforms * valid_frames(lengths, waveforms.shape[1])
@@ -208,7 +211,7 @@ class LogMel(MelFrontEnd):
             )
         return bank.to(torch.get_default_device())
 
-    def extract(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
+    def extract(self, waveforms: Tensor, lengths: Lengths) -> Tensor:
         """Pre-emphasis, reflected ends, power spectrum, mel bands, logarithm, normalisation."""
         # What the ear does, roughly: bands that widen towards high frequencies, and loudness on a
         # logarithmic scale. Removing the mean of each band over the utterance removes what the
@@ -289,7 +292,7 @@ def preemphasize(waveforms: Tensor, coefficient: float) -> Tensor:
 
 
 def normalize_waveforms(
-    waveforms: Tensor, lengths: Tensor | None = None, epsilon: float = WAVEFORM_EPSILON
+    waveforms: Tensor, lengths: Lengths = None, epsilon: float = WAVEFORM_EPSILON
 ) -> Tensor:
     """Normalise (batch, samples) to mean 0 and deviation 1 over each utterance's own samples; zero
     past its end.
@@ -319,7 +322,7 @@ def normalize_waveforms(
     return normalized if inside is None else normalized * inside
 
 
-def reflect_ends(waveforms: Tensor, pad: int, lengths: Tensor | None = None) -> Tensor:
+def reflect_ends(waveforms: Tensor, pad: int, lengths: Lengths = None) -> Tensor:
     """Mirror both ends of every utterance by `pad` samples, at its own length.
 
     Returns:
@@ -337,7 +340,7 @@ def reflect_ends(waveforms: Tensor, pad: int, lengths: Tensor | None = None) -> 
     return waveforms.gather(1, source.clamp(min=0)) * inside
 
 
-def normalize_features(features: Tensor, kind: str, lengths: Tensor | None = None) -> Tensor:
+def normalize_features(features: Tensor, kind: str, lengths: Lengths = None) -> Tensor:
     """Remove each band's mean over the utterance; with "instance", also divide by its standard
     deviation.
     """

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 from torchaudio.compliance.kaldi import get_mel_banks
 
-from speakernet.frontend.features import MelFrontEnd, normalize_features, valid_frames
+from speakernet.frontend.features import Lengths, MelFrontEnd, normalize_features, valid_frames
 from speakernet.frontend.options import KaldiFbankOptions, KaldiMfccOptions
 from speakernet.frontend.perturbation import KeyedDraws
 from speakernet.options import SAMPLE_RATE
@@ -63,7 +63,7 @@ class KaldiFbank(MelFrontEnd):
             return (num_samples + self.hop_samples // 2) // self.hop_samples
         return (num_samples - self.window_samples) // self.hop_samples + 1
 
-    def extract(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
+    def extract(self, waveforms: Tensor, lengths: Lengths) -> Tensor:
         """Scale and dither; per frame: mean removed, pre-emphasis 0.97, window, power spectrum,
         mel, logarithm.
         """
@@ -95,7 +95,7 @@ class KaldiFbank(MelFrontEnd):
         frames = (frames - 0.97 * previous) * cast(Tensor, self.window)
         return torch.fft.rfft(frames, n=self.fft_samples).transpose(1, 2)  # (batch, bins, frames)
 
-    def floor(self, energies: Tensor, lengths: Tensor | None) -> Tensor:
+    def floor(self, energies: Tensor, lengths: Lengths) -> Tensor:
         """Each utterance's mean energy, reduced by `energy_floor_db`: (batch, frames, mels) to
         (batch, 1, 1).
         """
@@ -139,7 +139,7 @@ class KaldiMfcc(KaldiFbank):
         return torch.matmul(energies, cast(Tensor, self.transform))
 
 
-def mirror_ends(waveforms: Tensor, left: int, right: int, lengths: Tensor | None = None) -> Tensor:
+def mirror_ends(waveforms: Tensor, left: int, right: int, lengths: Lengths = None) -> Tensor:
     """Mirror both ends of every utterance at its own length, including the last sample, as in
     Kaldi.
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from speakernet.frontend.features import MelFrontEnd, normalize_features, valid_frames
+from speakernet.frontend.features import Lengths, MelFrontEnd, normalize_features, valid_frames
 from speakernet.frontend.options import SpeechBrainFbankOptions
 from speakernet.options import SAMPLE_RATE
 
@@ -38,7 +38,7 @@ class SpeechBrainFbank(MelFrontEnd):
             self.options.num_mels, self.window_samples // 2 * finer + 1, self.sample_rate
         )
 
-    def extract(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
+    def extract(self, waveforms: Tensor, lengths: Lengths) -> Tensor:
         """Zeros at the ends, power spectrum, mel bands, decibels with a floor, mean removed."""
         frame_lengths = self.frame_lengths(lengths)
         if lengths is not None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from speakernet.frontend.features import (
+    Lengths,
     MelFrontEnd,
     band_edges,
     normalize_features,
@@ -57,7 +58,7 @@ class TfMel(MelFrontEnd):
         padded = num_samples + 2 * (self.hop_samples // 2)
         return (padded - self.window_samples) // self.hop_samples + 1
 
-    def extract(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
+    def extract(self, waveforms: Tensor, lengths: Lengths) -> Tensor:
         """Normalisation, pre-emphasis, zeros at the ends, power spectrum, mel bands, logarithm,
         mean removed.
         """

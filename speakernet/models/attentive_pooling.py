@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from speakernet.frontend.features import valid_frames
+from speakernet.frontend.features import Lengths, valid_frames
 from speakernet.models.options.poolings import MultiQueryPoolingOptions
 from speakernet.models.pooling import Pooling, mean_and_variance
 
@@ -27,13 +27,13 @@ class SelfAttentivePooling(Pooling):
         self.attention = nn.Parameter(torch.empty(channels, 1))
         nn.init.xavier_normal_(self.attention)
 
-    def weights(self, frames: Tensor, lengths: Tensor | None) -> Tensor:
+    def weights(self, frames: Tensor, lengths: Lengths) -> Tensor:
         """Attention weights, (batch, 1, frames), which sum to one over the valid frames."""
         hidden = self.hidden(frames.transpose(1, 2)).tanh()  # (batch, frames, channels)
         logits = hidden @ self.attention  # (batch, frames, 1)
         return softmax_over_frames(logits.transpose(1, 2), lengths)
 
-    def forward(self, frames: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, frames: Tensor, lengths: Lengths = None) -> Tensor:
         """Weighted means, (batch, channels)."""
         return (frames * self.weights(frames, lengths)).sum(dim=2)
 
@@ -51,7 +51,7 @@ class AttentiveStatisticsPooling(SelfAttentivePooling):
         super().__init__(channels)
         self.dim = 2 * channels
 
-    def forward(self, frames: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, frames: Tensor, lengths: Lengths = None) -> Tensor:
         """Weighted means, then weighted standard deviations, (batch, 2 channels)."""
         return weighted_statistics(frames, self.weights(frames, lengths), floor=1e-5)
 
@@ -99,7 +99,7 @@ class ChannelAttentivePooling(Pooling):
         self.tanh = tanh
         self.expand = nn.Conv1d(bottleneck, 1 if one_weight else channels, 1)
 
-    def forward(self, frames: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, frames: Tensor, lengths: Lengths = None) -> Tensor:
         """Weighted means, then standard deviations if enabled, (batch, dim)."""
         # Frames differ in what they tell about a speaker: a vowel says more than a pause, and
         # different channels listen for different sounds. So each channel weighs the frames by
@@ -117,7 +117,7 @@ class ChannelAttentivePooling(Pooling):
             frames, weights, self.floor, self.ceiling, self.speechbrain_variances
         )
 
-    def _add_context(self, frames: Tensor, lengths: Tensor | None) -> Tensor:
+    def _add_context(self, frames: Tensor, lengths: Lengths) -> Tensor:
         """Input of the attention, (batch, channels or 3 channels, frames)."""
         if not self.with_context:
             return frames
@@ -174,7 +174,7 @@ class MultiQueryPooling(Pooling):
                 query.append(_HeadAttention(channels // heads, options.bottleneck))
             self.queries.append(query)
 
-    def forward(self, frames: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, frames: Tensor, lengths: Lengths = None) -> Tensor:
         """For each query and head: weighted means, then standard deviations; (batch, 2 channels x
         queries).
         """
@@ -200,7 +200,7 @@ class _HeadAttention(nn.Module):
         return self.expand(self.squeeze(frames).tanh())
 
 
-def softmax_over_frames(logits: Tensor, lengths: Tensor | None) -> Tensor:
+def softmax_over_frames(logits: Tensor, lengths: Lengths) -> Tensor:
     """Softmax over the last axis of (batch, channels, frames), zero past an utterance's end."""
     if lengths is not None:
         hidden = ~valid_frames(lengths, logits.shape[-1]).unsqueeze(1)  # (batch, 1, frames)

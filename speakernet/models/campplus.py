@@ -7,6 +7,7 @@ import types
 import torch
 from torch import Tensor, nn
 
+from speakernet.frontend.features import Lengths
 from speakernet.models.layers import (
     Foldable,
     Trunk,
@@ -72,9 +73,7 @@ class CAMPPlus(Trunk):
                 if part.bias is not None:
                     nn.init.zeros_(part.bias)
 
-    def forward(
-        self, features: Tensor, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> tuple[Tensor, Lengths]:
         """(batch, mels, frames) to (batch, 512, frames / 2), and the valid frames of each."""
         # A small image network first, so that a voice a few mel bands higher or lower looks alike
         # to the time-delay layers, which do most of the work on half the frames. Within a block
@@ -114,7 +113,7 @@ class DenseBlock(nn.Module):
             DenseLayer(channels_in + index * GROWTH, dilation) for index in range(num_layers)
         )
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> Tensor:
         """(batch, channels, frames) in and out; each layer adds 32 channels."""
         for layer in self.layers:
             features = torch.cat((features, layer(features, lengths)), dim=1)
@@ -136,7 +135,7 @@ class DenseLayer(Foldable):
         self.squeeze = nn.Conv1d(BOTTLENECK, BOTTLENECK // 2, 1)
         self.excite = nn.Conv1d(BOTTLENECK // 2, GROWTH, 1)
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> Tensor:
         """(batch, channels, frames) to (batch, 32, frames)."""
         # Context-aware masking: what was said around a frame, and in the whole utterance, decides
         # which channels of the local convolution count.
@@ -153,7 +152,7 @@ class DenseLayer(Foldable):
         return self.local(hidden, lengths) * gate
 
 
-def mean_contexts(features: Tensor, lengths: Tensor | None) -> Tensor:
+def mean_contexts(features: Tensor, lengths: Lengths) -> Tensor:
     """Mean over the utterance plus mean over each segment of 100 frames.
 
     Returns:

@@ -5,6 +5,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
+from speakernet.frontend.features import Lengths
 from speakernet.models.layers import (
     Foldable,
     SqueezeExcitation,
@@ -95,9 +96,7 @@ class VGGVox(Trunk):
             ]
         )
 
-    def forward(
-        self, features: Tensor, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> tuple[Tensor, Lengths]:
         """(batch, 40, frames) to (batch, 512, about frames / 16), and the valid frames of each."""
         # An image network whose poolings shrink mels from 40 to 4 rows; its last convolution spans
         # all four, so that one row is left and no average over mels is needed.
@@ -132,7 +131,7 @@ class _Convolution(Foldable):
         self.grid = (kernel[1], stride[1], padding[1])
         self.pool_grid = (pool[1], pool_stride[1]) if pool else (1, 1)
 
-    def forward(self, features: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def forward(self, features: Tensor, lengths: Lengths) -> tuple[Tensor, Lengths]:
         """(batch, channels, mels, frames) and valid frames, in and out."""
         lengths = valid_length(lengths, *self.grid)
         hidden = relu(self.norm(self.conv(features)))

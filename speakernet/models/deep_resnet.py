@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from speakernet.frontend.features import Lengths
 from speakernet.models.layers import (
     Foldable,
     Trunk,
@@ -66,9 +67,7 @@ class Bottleneck(Foldable):
         self.norm3 = nn.BatchNorm2d(out)
         self.shortcut = make_shortcut(channels_in, out, stride)
 
-    def forward(
-        self, features: Tensor, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> tuple[Tensor, Lengths]:
         """(batch, channels, mels, frames) and valid frames, in and out."""
         # The expensive 3 x 3 convolution runs on few channels (or, inverted, on each channel
         # alone); the 1 x 1 convolutions change the width before and after it.
@@ -120,7 +119,7 @@ class SimilarityAttention(nn.Module):
     def __init__(self, channels: int = 0) -> None:
         super().__init__()
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> Tensor:
         """(batch, channels, mels, frames) in and out; frames past an utterance's end must be
         zero.
         """
@@ -163,9 +162,7 @@ class GeminiDFResNet(Trunk):
         # Four strides of 2, each rounding up.
         self.out_channels = CHANNELS[-1] * -(-num_features // MEL_STRIDE ** len(self.stages))
 
-    def forward(
-        self, features: Tensor, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> tuple[Tensor, Lengths]:
         """(batch, mels, frames) to (batch, 256 mels / 16, frames / 2), and the valid frames of
         each.
         """

@@ -5,7 +5,7 @@
 import torch
 from torch import Tensor, nn
 
-from speakernet.frontend.features import valid_frames
+from speakernet.frontend.features import Lengths, valid_frames
 from speakernet.models.attentive_pooling import ChannelAttentivePooling, softmax_over_frames
 from speakernet.models.options.poolings import (
     POOLINGS,
@@ -56,7 +56,7 @@ class LayerSum(Pooling):
         self.weights = LayerWeights(layers)
         self.over_frames = inner
 
-    def forward(self, states: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, states: Tensor, lengths: Lengths = None) -> Tensor:
         """(batch, layers, channels, frames) to the output of the pooling over frames, (batch,
         dim).
         """
@@ -89,7 +89,7 @@ class MHFA(Pooling):
             options.compression, options.heads, 2 * context + 1, padding=context, bias=context == 0
         )
 
-    def forward(self, states: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, states: Tensor, lengths: Lengths = None) -> Tensor:
         """(batch, layers, channels, frames) to the weighted means of each head, (batch, heads x
         compression).
         """
@@ -130,7 +130,7 @@ class AdapterMFA(Pooling):
             )
         self.attentive = ChannelAttentivePooling(dim * layers, bottleneck=dim)
 
-    def forward(self, states: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, states: Tensor, lengths: Lengths = None) -> Tensor:
         """(batch, layers, channels, frames) to means and deviations, (batch, 2 x layers x dim)."""
         adapted = []
         for adapter, state in zip(self.adapters, states.unbind(1), strict=True):

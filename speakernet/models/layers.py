@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from speakernet.frontend.features import valid_frames
+from speakernet.frontend.features import Lengths, valid_frames
 from speakernet.models.options.trunks import TrunkOptions
 
 # Channels that oneDNN's kernels process at once.
@@ -34,7 +34,7 @@ class Foldable(nn.Module):
     """Layer -> the ReLU and the norm that follow it, and the only layer that reads the norm."""
 
 
-def mask_frames(features: Tensor, lengths: Tensor | None) -> Tensor:
+def mask_frames(features: Tensor, lengths: Lengths) -> Tensor:
     """Zero the frames (last axis) past each utterance's end."""
     if lengths is None:
         return features
@@ -44,7 +44,7 @@ def mask_frames(features: Tensor, lengths: Tensor | None) -> Tensor:
     return features.masked_fill(past, 0.0)
 
 
-def mean_over_frames(features: Tensor, lengths: Tensor | None) -> Tensor:
+def mean_over_frames(features: Tensor, lengths: Lengths) -> Tensor:
     """Mean over the valid frames of (batch, channels, frames), (batch, channels); invalid frames
     must be zero.
     """
@@ -56,14 +56,12 @@ def mean_over_frames(features: Tensor, lengths: Tensor | None) -> Tensor:
     return (sums / lengths.unsqueeze(1)).to(features.dtype)
 
 
-def strided_length(lengths: Tensor | None, stride: int) -> Tensor | None:
+def strided_length(lengths: Lengths, stride: int) -> Lengths:
     """Valid frames after a strided convolution padded by half its kernel."""
     return valid_length(lengths, 1, stride)
 
 
-def valid_length(
-    lengths: Tensor | None, kernel: int, stride: int, padding: int = 0
-) -> Tensor | None:
+def valid_length(lengths: Lengths, kernel: int, stride: int, padding: int = 0) -> Lengths:
     """Valid frames after a convolution or pooling."""
     if lengths is None:
         return None
@@ -84,13 +82,13 @@ class MaskedConvolution(nn.Conv2d):
         padding = (kernel[0] // 2, kernel[1] // 2)
         super().__init__(channels_in, channels, kernel, padding=padding, groups=groups, bias=bias)
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:  # type: ignore[override]
+    def forward(self, features: Tensor, lengths: Lengths = None) -> Tensor:  # type: ignore[override]
         """(batch, channels, mels, frames) in and out; `lengths` is (batch,) valid frames."""
         return super().forward(mask_frames(features, lengths))
 
 
 def check_frames(
-    features: Tensor, lengths: Tensor | None, fewest: int, name: str, unit: str = "frames"
+    features: Tensor, lengths: Lengths, fewest: int, name: str, unit: str = "frames"
 ) -> None:
     """Refuse utterances that are too short for a model."""
     shortest = features.shape[2] if lengths is None else int(lengths.min())
@@ -190,7 +188,7 @@ class SqueezeExcitation(nn.Module):
         """(batch, channels) means to factors in 0..1."""
         return self.excite(self.squeeze(means).relu()).sigmoid()
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> Tensor:
         """(batch, channels, mels, frames) in and out, in place without gradients; invalid frames
         must be zero.
         """
@@ -344,7 +342,7 @@ CEILING = 20.0
 
 def multi_scale(
     features: Tensor,
-    lengths: Tensor | None,
+    lengths: Lengths,
     convs: Sequence[nn.Module] | nn.ModuleList,
     norms: Sequence[nn.Module] | nn.ModuleList,
     finish: Callable[[Tensor, nn.Module], Tensor],

@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from speakernet.checkpoint import CheckpointError
 from speakernet.files import reading
+from speakernet.frontend.features import Lengths
 from speakernet.frontend.kaldi import KaldiFbank
 from speakernet.frontend.options import KaldiFbankOptions
 from speakernet.models.backbones import (
@@ -124,9 +125,7 @@ class Pretrained(Trunk):
         self.backbone.requires_grad_(False)
         self.fixed: dict[str, int] = {}
 
-    def forward(
-        self, features: Tensor, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> tuple[Tensor, Lengths]:
         """(batch, 1, samples) to (batch, layers, channels, frames), and the valid frames of
         each.
         """

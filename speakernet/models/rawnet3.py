@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from speakernet.frontend.features import preemphasize
+from speakernet.frontend.features import Lengths, preemphasize
 from speakernet.models.layers import (
     Trunk,
     check_frames,
@@ -63,9 +63,7 @@ class RawNet3(Trunk):
         )
         self.idle_norms.requires_grad_(False)
 
-    def forward(
-        self, features: Tensor, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> tuple[Tensor, Lengths]:
         """(batch, 1, samples) to (batch, 1536, samples / stride / 15), and the valid frames of
         each.
         """
@@ -84,7 +82,7 @@ class RawNet3(Trunk):
         frames = self.aggregate(hidden).relu_()
         return mask_frames(frames, pooled_lengths), pooled_lengths
 
-    def _filter(self, waveforms: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def _filter(self, waveforms: Tensor, lengths: Lengths) -> tuple[Tensor, Lengths]:
         """Pre-emphasis, normalisation of the utterance, then log filter magnitudes with their mean
         removed.
         """
@@ -95,7 +93,7 @@ class RawNet3(Trunk):
         bands = bands - mean_over_frames(bands, frame_lengths).unsqueeze(2)
         return mask_frames(bands, frame_lengths), frame_lengths
 
-    def _normalize(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
+    def _normalize(self, waveforms: Tensor, lengths: Lengths) -> Tensor:
         """Instance norm of (batch, samples) over the valid samples, with a learned weight and
         bias.
         """
@@ -197,9 +195,7 @@ class MultiScaleBlock(nn.Module):
         self.pool = pool
         self.scaling = FeatureMapScaling(channels)
 
-    def forward(
-        self, features: Tensor, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> tuple[Tensor, Lengths]:
         """(batch, channels, frames) and valid frames, in and out; `pool` times fewer frames."""
         # ReLU before the norm throughout, as in the original.
         hidden = self.norm_in(self.conv_in(features).relu_())
@@ -231,7 +227,7 @@ class FeatureMapScaling(nn.Module):
         self.shift = nn.Parameter(torch.ones(channels, 1))
         self.gate = nn.Linear(channels, channels)
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> Tensor:
         """(batch, channels, frames) in and out."""
         means = mean_over_frames(features, lengths)  # (batch, channels)
         gate = self.gate(means).sigmoid().unsqueeze(2)  # (batch, channels, 1)

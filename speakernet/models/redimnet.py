@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from speakernet.frontend.features import valid_frames
+from speakernet.frontend.features import Lengths, valid_frames
 from speakernet.models.layers import (
     Foldable,
     MaskedConvolution,
@@ -53,7 +53,7 @@ class ChannelNorm(nn.Module):
 class FrameGroupNorm(nn.GroupNorm):
     """Group norm of (batch, channels, frames) with statistics of the valid frames only."""
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:  # type: ignore[override]
+    def forward(self, features: Tensor, lengths: Lengths = None) -> Tensor:  # type: ignore[override]
         """(batch, channels, frames) in and out."""
         if lengths is None:
             return super().forward(features)
@@ -95,7 +95,7 @@ class MelExcitation(SqueezeExcitation):
     frequency positional information in 2D ResNets", section 3.2.
     """
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> Tensor:
         """(batch, channels, mels, frames) in and out; frames past an utterance's end must be
         zero.
         """
@@ -123,7 +123,7 @@ class GroupedResidualBlock(Foldable):
         # `se_channels=min(64, max(c, 32))` in the authors' model.py.
         self.gate = MelExcitation(num_mels, min(64, max(channels, 32))) if gated else None
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> Tensor:
         """(batch, channels, mels, frames) in and out."""
         hidden = self.norm1(relu(self.point1(self.conv1(features, lengths))))
         hidden = self.norm2(self.point2(self.conv2(hidden, lengths)))
@@ -155,7 +155,7 @@ class ConvNeXtBlock(Foldable):
         self.activation = activation()
         self.point = nn.Conv2d(channels, channels, 1)
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> Tensor:
         """(batch, channels, mels, frames) in and out."""
         hidden = self.norm(self.convs[0](features, lengths))
         return features + self.point(self.activation(hidden))  # type: ignore[no-any-return]
@@ -174,7 +174,7 @@ class FrameConvNeXtBlock(nn.Module):
         self.norm = nn.BatchNorm1d(channels * len(kernels))
         self.point = nn.Conv1d(channels * len(kernels), channels, 1)
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> Tensor:
         """(batch, channels, frames) in and out."""
         # (batch, kernels x channels, frames)
         hidden = torch.cat([conv(features, lengths) for conv in self.convs], dim=1)
@@ -191,7 +191,7 @@ class PositionConvolution(nn.Module):
         self.conv = FrameConvolution(channels, channels, POSITION_KERNEL, groups=channels)
         self.norm = ChannelNorm(channels)
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> Tensor:
         """(batch, channels, frames) in and out."""
         return features + self.norm(self.conv(features, lengths))  # type: ignore[no-any-return]
 
@@ -219,7 +219,7 @@ class TransformerLayer(nn.Module):
         self.narrow = nn.Linear(hidden, channels)
         self.norm2 = nn.LayerNorm(channels, eps=EPSILON)
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> Tensor:
         """(batch, channels, frames) in and out."""
         frames = features.transpose(1, 2)  # (batch, frames, channels)
         query = split_heads(self.query(frames))
@@ -261,7 +261,7 @@ class TimeContext(nn.Module):
             self.layers.append(TransformerLayer(hidden, hidden))
         self.conv_out = nn.Conv1d(hidden, channels, 1)
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> Tensor:
         """(batch, channels, frames) in and out."""
         hidden = self.norm_in(self.conv_in(features))  # (batch, hidden channels, frames)
         for layer in self.layers:
@@ -350,7 +350,7 @@ class Stage(nn.Module):
         if later and later.map_norm:
             self.norms.extend(FrameGroupNorm(options.channels, size) for _ in range(self.num_maps))
 
-    def forward(self, maps: Sequence[Tensor], lengths: Tensor | None = None) -> list[Tensor]:
+    def forward(self, maps: Sequence[Tensor], lengths: Lengths = None) -> list[Tensor]:
         """From maps of (batch, channels, frames) to a new map, or two: before and after the
         context.
         """
@@ -431,9 +431,7 @@ class ReDimNet(Trunk):
             if not later:
                 self.head = nn.Sequential(self.head, nn.BatchNorm1d(self.out_channels))
 
-    def forward(
-        self, features: Tensor, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> tuple[Tensor, Lengths]:
         """(batch, mels, frames) to (batch, channels, frames), and the valid frames of each.
 
         Frames at the end that do not fill a stride are dropped.

@@ -5,6 +5,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from speakernet.frontend.features import Lengths
 from speakernet.models.layers import (
     Foldable,
     MaskedConvolution,
@@ -61,9 +62,7 @@ class Res2Block(Foldable):
             pairs[f"convs.{index}"] = f"norms.{index}"
         self.norm_behind = pairs
 
-    def forward(
-        self, features: Tensor, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> tuple[Tensor, Lengths]:
         """(batch, channels, mels, frames) and valid frames, in and out."""
         # A bottleneck whose middle convolution is a chain of narrow ones (see `multi_scale`).
         lengths = strided_length(lengths, self.frame_stride)
@@ -152,9 +151,7 @@ class ERes2Net(ResidualTrunk):
         )
         self.fusions = nn.ModuleList(AttentiveFusion(width) for width in widths[1:])
 
-    def forward(
-        self, features: Tensor, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> tuple[Tensor, Lengths]:
         """(batch, mels, frames) to (batch, channels x mels / 8, frames / 8), and the valid frames
         of each.
         """

@@ -11,6 +11,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
+from speakernet.frontend.features import Lengths
 from speakernet.models.layers import (
     Foldable,
     Rectifier,
@@ -72,9 +73,7 @@ class ResidualBlock(Foldable):
         else:
             self.norm_behind = {"conv1": "norm1", "conv2": "norm2"}
 
-    def forward(
-        self, features: Tensor, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> tuple[Tensor, Lengths]:
         """(batch, channels, mels, frames) and valid frames, in and out."""
         # What the block computes is added to its input, so it only has to learn a correction, and
         # gradients reach the first layers undiminished. The gate comes last, as in SE-ResNet.
@@ -111,9 +110,7 @@ class ResidualStage(nn.Module):
             make_block(self.out_channels, channels, (1, 1)) for _ in range(num_blocks - 1)
         )
 
-    def forward(
-        self, features: Tensor, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> tuple[Tensor, Lengths]:
         """(batch, channels, mels, frames) and valid frames, in and out."""
         for block in self.blocks:
             features, lengths = block(features, lengths)
@@ -158,9 +155,7 @@ class ResidualTrunk(Trunk):
         if not self.averages_mels:
             self.out_channels *= num_mels
 
-    def forward(
-        self, features: Tensor, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> tuple[Tensor, Lengths]:
         """(batch, mels, frames) to (batch, channels x remaining mels, fewer frames), and the valid
         frames of each.
         """

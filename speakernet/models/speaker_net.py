@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from speakernet.checkpoint import CheckpointError
+from speakernet.frontend.features import Lengths
 from speakernet.frontend.options import FEATURES, FrontendOptions, SpecAugmentOptions
 from speakernet.frontend.perturbation import SpecAugment
 from speakernet.models.layers import (
@@ -156,7 +157,7 @@ class SpeakerNet(nn.Module):
         """The name in MODELS."""
         return self._model.name
 
-    def forward(self, waveforms: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, waveforms: Tensor, lengths: Lengths = None) -> Tensor:
         """Embeddings of a batch, in float32.
 
         Args:
@@ -182,7 +183,7 @@ class SpeakerNet(nn.Module):
             features = self.spec_augment(features)
         return self.from_features(features, frame_lengths)
 
-    def from_features(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def from_features(self, features: Tensor, lengths: Lengths = None) -> Tensor:
         """Embeddings of features (batch, mels, frames), (batch, dim) float32, not normalised."""
         features = mask_frames(features, lengths)
         hidden, lengths = self.trunk(features, lengths)  # (batch, channels, frames)
@@ -201,9 +202,7 @@ class SpeakerNet(nn.Module):
         frames = front_end.num_frames(torch.arange(enough + 1))
         return max(front_end.min_samples, int((frames >= min_frames).nonzero()[0]))
 
-    def embed(
-        self, waveforms: Tensor, lengths: Tensor | None = None, *, sample_rate: int
-    ) -> Tensor:
+    def embed(self, waveforms: Tensor, lengths: Lengths = None, *, sample_rate: int) -> Tensor:
         """`forward` in evaluation mode and without gradients; the training mode is restored
         afterwards.
 

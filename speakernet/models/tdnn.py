@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from speakernet.frontend.features import Lengths
 from speakernet.models.layers import (
     Passed,
     SqueezeExcitation,
@@ -52,7 +53,7 @@ class FrameConvolution(nn.Conv1d):
             "reflect" if reflects else "zeros",
         )
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:  # type: ignore[override]
+    def forward(self, features: Tensor, lengths: Lengths = None) -> Tensor:  # type: ignore[override]
         """(batch, channels, frames) in and out; `lengths` is (batch,) valid frames of the input."""
         padding = int(self.padding[0])
         if lengths is None or padding == 0:
@@ -83,7 +84,7 @@ def reflect_frames(features: Tensor, lengths: Tensor, count: int) -> Tensor:
 class FrameExcitation(SqueezeExcitation):
     """Squeeze-and-excitation over a sequence of frames."""
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> Tensor:
         """(batch, channels, frames) in and out."""
         means = mean_over_frames(mask_frames(features, lengths), lengths)  # (batch, channels)
         return features * self.gate(means).unsqueeze(2)
@@ -112,9 +113,7 @@ class ECAPA(Trunk):
         # SpeechBrain's `mfa` includes a norm; wespeaker's `conv` is followed only by a ReLU.
         self.aggregate_norm = nn.BatchNorm1d(self.out_channels) if speechbrain else nn.Identity()
 
-    def forward(
-        self, features: Tensor, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> tuple[Tensor, Lengths]:
         """(batch, mels, frames) to (batch, aggregate channels, frames), and the valid frames of
         each.
         """
@@ -152,7 +151,7 @@ class ECAPABlock(nn.Module):
         self.norm_out = nn.BatchNorm1d(channels)
         self.gate = FrameExcitation(channels, GATE_CHANNELS)
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> Tensor:
         """(batch, channels, frames) in and out."""
         # 1 x 1 convolutions mix channels, the split between them looks left and right.
         hidden = relu_then_norm(self.conv_in(features), self.norm_in)
@@ -188,9 +187,7 @@ class XVector(Trunk):
             self.norms.append(nn.BatchNorm1d(width, affine=False))
             channels_in = width
 
-    def forward(
-        self, features: Tensor, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> tuple[Tensor, Lengths]:
         """(batch, mels, frames) to (batch, 1500, frames - 14), and the valid frames of each."""
         # Three convolutions widen the context of a frame to 15, two more only mix channels. Nothing
         # is padded, so no frame at the edges sees anything but speech, and no mask is needed before

@@ -50,8 +50,10 @@ def ecapa(weights: Weights) -> Described:
     channels, num_mels, _ = first_shape(weights, "blocks.0.conv.conv.weight")
     aggregate = first_shape(weights, "mfa.conv.conv.weight")[0]
     options = {"channels": channels, "aggregate_channels": aggregate, "speechbrain": True}
-    widths = (default_of(size, "channels") for size in ECAPAS.values())
-    model = dict(zip(widths, ECAPAS, strict=True)).get(channels, "ECAPA_TDNN")
+    model = "ECAPA_TDNN"
+    for name, size in ECAPAS.items():
+        if default_of(size, "channels") == channels:
+            model = name
     return Described(model, _RULES, last_dim(weights, "fc.conv"), num_mels, "NormASTP", options)
 
 

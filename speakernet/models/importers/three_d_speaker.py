@@ -65,12 +65,12 @@ def _fused(model: str, weights: Weights) -> Described:
         "expansion": first_shape(weights, "layer1.0.conv3.weight")[0] // channels,
     }
     num_mels = 8 * pooled_width(weights) // first_shape(weights, "layer4.0.shortcut.0.weight")[0]
-    (ends, layers), pooling = ends_of(weights), pooling_of(weights)
+    ends, layers = ends_of(weights)
+    pooling = pooling_of(weights)
     floor = {"variance_floor": VARIANCE_FLOOR} if pooling == "TSTP" else {}
     dim = last_dim(weights, "seg_1")
-    return Described(
-        model, _RULES + ends, dim, num_mels, pooling, options | layers, pooling_options=floor
-    )
+    options |= layers
+    return Described(model, _RULES + ends, dim, num_mels, pooling, options, floor)
 
 
 MODELS: dict[str, Describe] = {

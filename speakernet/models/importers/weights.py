@@ -57,12 +57,12 @@ def rename(name: str, rules: Iterable[Rule]) -> str | None:
         if count:
             # Many toolkits count layers from one, or count additional ones; our lists start at
             # zero.
-            return re.sub(
-                r"<(\d+)-(\d+)>",
-                lambda match: str(int(match.group(1)) - int(match.group(2))),
-                renamed,
-            )
+            return re.sub(r"<(\d+)([+-]\d+)>", _add, renamed)
     return None
+
+
+def _add(match: re.Match[str]) -> str:
+    return str(int(match[1]) + int(match[2]))
 
 
 def rename_all(
@@ -85,9 +85,10 @@ def rename_all(
         ours = rename(name, rules) or name
         if ours in renamed:
             raise ValueError(f"{name} and another tensor both become {ours}")
-        own = tuple(shapes[ours].shape) if ours in shapes else None
-        if own is not None and ((*own, 1) == tuple(value.shape) or own == (*value.shape, 1)):
-            value = value.view(own)
+        if ours in shapes:
+            shape = tuple(shapes[ours].shape)
+            if (*shape, 1) == tuple(value.shape) or shape == (*value.shape, 1):
+                value = value.view(shape)  # (outputs, inputs) or (outputs, inputs, 1)
         renamed[ours] = value
     return renamed, left
 
@@ -110,11 +111,10 @@ def bare(contents: Mapping[str, Any], path: str | Path) -> dict[str, Tensor]:
     for key in ("state_dict", "model_state_dict", "model", "embedding_model"):
         if isinstance(contents.get(key), Mapping):
             contents = contents[key]
-    found = {
-        strip_wrappers(str(name)): value
-        for name, value in contents.items()
-        if isinstance(value, Tensor)
-    }
-    if not found:
+    weights = {}
+    for name, value in contents.items():
+        if isinstance(value, Tensor):
+            weights[strip_wrappers(str(name))] = value
+    if not weights:
         raise CheckpointError(f"{path} has no named tensors; expected a state dictionary")
-    return found
+    return weights

@@ -74,8 +74,15 @@ RESIDUAL: tuple[Rule, ...] = (
     (r"^layer(\d)\.(\d+)\.bn(\d)\.", r"trunk.stages.<\1-1>.blocks.\2.norm\3."),
     (r"^layer(\d)\.(\d+)\.(?:shortcut|downsample)\.", r"trunk.stages.<\1-1>.blocks.\2.shortcut."),
 )
+
+
+def prefix_rules(prefix: str, rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+    """The same rules for names that start with a prefix."""
+    return tuple((pattern.replace("^", prefix), ours) for pattern, ours in rules)
+
+
 SIMAM: tuple[Rule, ...] = (
-    *((pattern.replace("^", r"^front\."), ours) for pattern, ours in RESIDUAL),
+    *prefix_rules(r"^front\.", RESIDUAL),
     (r"^pooling\.attention\.0\.", "pooling.squeeze."),
     (r"^pooling\.attention\.2\.", "pooling.norm."),
     (r"^pooling\.attention\.3\.", "pooling.expand."),
@@ -113,21 +120,15 @@ FUSIONS: tuple[Rule, ...] = (
 _ERES2: tuple[Rule, ...] = (
     (r"^layer(\d)\.(\d+)\.conv2_1\.", r"trunk.stages.<\1-1>.blocks.\2.convs.0."),
     (r"^layer(\d)\.(\d+)\.bn2_1\.", r"trunk.stages.<\1-1>.blocks.\2.norms.0."),
-    *(
-        (
-            rf"^layer([34])\.(\d+)\.{theirs}\.{place}\.",
-            rf"trunk.stages.<\1-1>.blocks.\2.{ours}.{place + 1}.",
-        )
-        for theirs, ours in (("convs", "convs"), ("bns", "norms"))
-        for place in range(7)
-    ),
+    (r"^layer([34])\.(\d+)\.convs\.(\d)\.", r"trunk.stages.<\1-1>.blocks.\2.convs.<\3+1>."),
+    (r"^layer([34])\.(\d+)\.bns\.(\d)\.", r"trunk.stages.<\1-1>.blocks.\2.norms.<\3+1>."),
     *FUSIONS,
     *RES2,
 )
 _DENSE = r"^xvector\.block(\d)\.tdnnd(\d+)\."
 _OURS = r"trunk.dense.<\1-1>.layers.<\2-1>."
 CAMPPLUS: tuple[Rule, ...] = (
-    *((pattern.replace("^", r"^head\."), ours) for pattern, ours in RESIDUAL),
+    *prefix_rules(r"^head\.", RESIDUAL),
     (r"^xvector\.tdnn\.linear\.", "trunk.conv_in."),
     (r"^xvector\.tdnn\.nonlinear\.batchnorm\.", "trunk.norm_in."),
     (_DENSE + r"nonlinear1\.batchnorm\.", _OURS + "bottleneck.norm."),
@@ -170,15 +171,13 @@ def ends_of(weights: Weights) -> tuple[tuple[Rule, ...], dict[str, Any]]:
     """Rules for pooling and embedding layer, and the option for two embedding layers or a norm
     after one.
     """
+    if "seg_2.weight" in weights:
+        return POOLING + TWO_LAYERS, {"two_layers": True}
     if "linear.weight" not in weights:
-        is_double = "seg_2.weight" in weights
-        return POOLING + (TWO_LAYERS if is_double else ONE_LAYER), {
-            "two_layers": True
-        } if is_double else {}
-    is_normed = "bn2.weight" in weights
-    return POOLING + (NORMED_TWICE if is_normed else NORMED), {
-        "embedding_norm": True
-    } if is_normed else {}
+        return POOLING + ONE_LAYER, {}
+    if "bn2.weight" in weights:
+        return POOLING + NORMED_TWICE, {"embedding_norm": True}
+    return POOLING + NORMED, {}
 
 
 def pooled_width(weights: Weights) -> int:
@@ -200,14 +199,17 @@ def _xvector(weights: Weights) -> Described:
 
 
 def _ecapa(model: str, pooling: str, weights: Weights) -> Described:
-    found = pooling_of(weights)
+    file_pooling = pooling_of(weights)
     # The two names differ in the attention's context; both may be configured with a different
     # pooling.
-    if found != pooling and found in ("ASTP", "GlobalASTP"):
-        raise ValueError(f"its pooling is {found}; expected {pooling} in a model of this name")
+    if file_pooling != pooling and file_pooling in ("ASTP", "GlobalASTP"):
+        raise ValueError(
+            f"its pooling is {file_pooling}; expected {pooling} in a model of this name"
+        )
     ends, options = ends_of(weights)
+    dim = last_dim(weights, "linear")
     num_mels = first_shape(weights, "layer1.conv.weight")[1]
-    return Described(model, _ECAPA + ends, last_dim(weights, "linear"), num_mels, found, options)
+    return Described(model, _ECAPA + ends, dim, num_mels, file_pooling, options)
 
 
 def _residual(
@@ -222,16 +224,14 @@ def _residual(
     """
     ends, options = ends_of(weights)
     num_mels = mels_to_one * pooled_width(weights) // first_shape(weights, last)[0]
-    return Described(
-        model, rules + ends, last_dim(weights, "seg_1"), num_mels, pooling_of(weights), options
-    )
+    dim = last_dim(weights, "seg_1")
+    return Described(model, rules + ends, dim, num_mels, pooling_of(weights), options)
 
 
 def _simam(model: str, weights: Weights) -> Described:
     options = {"channels": first_shape(weights, "front.conv1.weight")[0]}
-    num_mels = (
-        8 * pooled_width(weights) // first_shape(weights, "front.layer4.0.downsample.0.weight")[0]
-    )
+    last = first_shape(weights, "front.layer4.0.downsample.0.weight")[0]
+    num_mels = 8 * pooled_width(weights) // last
     return Described(model, SIMAM, last_dim(weights, "bottleneck"), num_mels, "ASP", options)
 
 
@@ -245,33 +245,27 @@ def campplus(weights: Weights) -> Described:
 
 def _redimnet(model: str, weights: Weights) -> Described:
     ends, options = ends_of(weights)
-    last = max(
-        int(name.rpartition(".")[2])
-        for name in weights
-        if name.startswith("backbone.inputs_weights.")
-    )
+    # One sum of maps for each stage, and a last one for the head.
+    last = 0
+    while f"backbone.inputs_weights.{last + 1}" in weights:
+        last += 1
     rules = (
         (rf"^backbone\.inputs_weights\.{last}$", "trunk.aggregate.weight"),
         (r"^backbone\.inputs_weights\.(\d+)$", r"trunk.stages.\1.aggregate.weight"),
         *stage_rules(parts_before_blocks=1),
         *ends,
     )
-    num_mels = (
-        first_shape(weights, "backbone.inputs_weights.1")[2]
-        // first_shape(weights, "backbone.stem.0.weight")[0]
-    )
+    channels = first_shape(weights, "backbone.stem.0.weight")[0]
+    num_mels = first_shape(weights, "backbone.inputs_weights.1")[2] // channels
     options["pooled_norm"] = False
-    return Described(
-        model, rules, last_dim(weights, "seg_1"), num_mels, pooling_of(weights), options
-    )
+    dim = last_dim(weights, "seg_1")
+    return Described(model, rules, dim, num_mels, pooling_of(weights), options)
 
 
 def _redimnet2(model: str, weights: Weights) -> Described:
     ends, options = ends_of(weights)
-    num_mels = (
-        first_shape(weights, "backbone.stage0.0.w")[2]
-        // first_shape(weights, "backbone.stem.0.weight")[0]
-    )
+    channels = first_shape(weights, "backbone.stem.0.weight")[0]
+    num_mels = first_shape(weights, "backbone.stage0.0.w")[2] // channels
     dim = last_dim(weights, "linear")
     pooling = pooling_of(weights)
     return Described(
