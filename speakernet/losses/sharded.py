@@ -39,6 +39,9 @@ def shard_head(options: LossOptions, loss: SpeakerLoss) -> None:
     Raises:
         ValueError: `sharded: on` for a loss that computes with whole heads only.
     """
+    # With a million speakers the head is larger than the network, and each rank would hold, update
+    # and exchange all of it. Instead every rank keeps some of the speakers: embeddings are gathered
+    # on all ranks, each scores them against its own speakers, and only sums are exchanged.
     if sharded_names(loss):
         return
     choice = choose_sharding(options, loss.num_classes, distributed.world_size())
@@ -79,6 +82,7 @@ def shard(loss: SpeakerLoss, rank: int, world_size: int) -> None:
     The state dictionary of a sharded head is the whole head, gathered on rank 0, so all ranks must
     call `state_dict` together; a whole head can be loaded into any number of shards.
     """
+    # The loss is written in terms of `classes`, so it needs no other change.
     head = loss.head
     head.classes = ClassShard(head.num_classes, rank, world_size)
     head.sees_all_ranks = True

@@ -128,6 +128,8 @@ def complete(contents: Mapping[str, Any], path: str | Path) -> dict[str, Tensor]
     These come from the backbone's own files, a folder of that name beside the checkpoint, or
     best.pt there, and must match by SHA-256 and CRC-32.
     """
+    # Looked for where it was, then beside the checkpoint (a run folder copied with its backbone),
+    # then in best.pt of the same run, which contains it unless a stage refers to files.
     source: dict[str, Any] = contents["model"]["options"]["source"]
     name = source["name"]
     beside = Path(path).parent / Path(name).name

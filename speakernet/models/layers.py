@@ -223,6 +223,7 @@ class TrainingGate(torch.autograd.Function):
     ) -> Tensor:
         """The scaled features, in their precision."""
         with torch.autocast(features.device.type, enabled=False):
+            # (batch, channels), then (batch, hidden channels), then (batch, channels)
             means = _sum_channels(features, squeeze.dtype) / features[0, 0].numel()
             hidden = torch.addmm(squeeze_bias, means, squeeze.t()).relu()
             gate = torch.addmm(excite_bias, hidden, excite.t()).sigmoid()
@@ -324,6 +325,7 @@ def make_embedding(kind: str, dim_in: int, dim: int) -> nn.Module:
     `two_linear`, two layers with ReLU and a batch norm without weights in between (x-vector,
     `two_emb_layer` in wespeaker).
     """
+    # A bias before a norm without weights would be subtracted again.
     layer = nn.Linear(dim_in, dim, bias=kind != "plain_normed_linear")
     if kind == "linear":
         return layer

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Ge, Le, MaxLen, MinLen
-from pydantic import ConfigDict, FiniteFloat, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
@@ -110,6 +110,8 @@ def model_file_contents(
         is_last: whether this is for last.pt, which omits the frozen weights of a pretrained
             backbone.
     """
+    # The frozen weights of a backbone of several GB are in files that do not change, so last.pt,
+    # which is written every epoch, only refers to them.
     trunk = net.trunk
     fixed = trunk.fixed if is_last or trunk.refers_to_files else {}
     summary = None if training_summary is None else dict(training_summary)
@@ -160,6 +162,9 @@ def model_of(
     contents: dict[str, Any], path: str | Path, device: torch.device | str = "cpu"
 ) -> ModelFile:
     """The network of a model file's contents, in evaluation mode, on `device`."""
+    # A model file may come from anywhere, so nothing in it is trusted: its entries are checked, the
+    # network that it describes is laid out without memory and compared with its weights, and only
+    # if all names and shapes agree is the network built and filled.
     with reading(path, "a model file of this program", CheckpointError):
         check_entries(contents, path)
         for module, digest in contents.get("components", {}).items():
@@ -264,6 +269,9 @@ def load_initial_weights(
     same loss with the same speakers (`speakers` is their checksum), otherwise the head starts from
     scratch.
     """
+    # Where fine-tuning starts. The network must fit completely, because a layer left at its random
+    # values would ruin the others in the first steps; the head of the loss need not fit, because
+    # other speakers need another head anyway.
     contents = read_checkpoint(path)
     report = LoadReport("speakernet", 0)
     with reading(
@@ -429,71 +437,91 @@ def _is_plain(value: Any) -> bool:
     return not waiting
 
 
-CHECKS = ConfigDict(arbitrary_types_allowed=True, defer_build=True)
-# A threshold that nothing reaches is infinite; the bound refuses NaN.
-Limit = Annotated[float, Ge(-math.inf)]
 Count = Annotated[int, Ge(0)]
-Named: Any = create_model(
-    "Named", __config__=CHECKS, name=(str, ...), options=(dict[str, Any], ...)
-)
-Threshold: Any = create_model(
-    "Threshold",
-    __config__=CHECKS,
-    name=(str, ...),
-    threshold=(Limit, ...),
-    backend=(dict[str, Any], ...),
-)
-Fit: Any = create_model(
-    "Fit",
-    __config__=CHECKS,
-    inputs=(Annotated[list[str], MinLen(1)], ...),
-    weights=(list[FiniteFloat], ...),
-    offset=(FiniteFloat, ...),
-    prior=(FiniteFloat, ...),
-    backend=(dict[str, Any], ...),
-    # Files of version 0.2.0 lack the counts.
-    num_targets=(Count, 0),
-    num_nontargets=(Count, 0),
-)
-Calibration: Any = create_model("Calibration", __config__=CHECKS, fits=(list[Fit], []))
 Size = Annotated[int, Ge(1), Le(MAX_VALUES)]
-Score: Any = Literal["cosine", "plda"]
-Speech: Any = Literal["whole", "detected"]
-AdaptationEntry: Any = create_model(
-    "AdaptationEntry",
-    __config__=CHECKS,
-    name=(str, ...),
-    maps=(
-        Annotated[list[Annotated[list[Size], MinLen(2), MaxLen(2)]], MinLen(1), MaxLen(MAX_MAPS)],
-        ...,
-    ),
-    score=(Score, ...),
-    speech=(Speech, "whole"),
-    repeat_seconds=(Annotated[float, Ge(0.0), Le(MAX_REPEAT_SECONDS)], 0.0),
-)
-Corpus: Any = create_model("Corpus", __config__=CHECKS, is_synthetic=(bool, False))
-Summary: Any = create_model(
-    "Summary",
-    __config__=CHECKS,
-    chosen_by=(dict[str, Any] | None, None),
-    corpus=(Corpus | None, None),
-)
-Entries = create_model(
-    "Entries",
-    __config__=CHECKS,
-    model=(Named, ...),
-    front_end=(Named, ...),
-    sample_rate=(Annotated[int, Ge(LOWEST_RATE), Le(HIGHEST_RATE)], ...),
-    weights=(dict[str, Tensor], ...),
-    loss_normalizes=(bool, ...),
-    embedding_mean=(Tensor | None, None),
-    embedding_mean_of=(dict[str, Any] | None, None),
-    calibration=(Calibration | None, None),
-    thresholds=(list[Threshold] | None, None),
-    training_summary=(Summary | None, None),
-    adaptation=(AdaptationEntry | None, None),
-    components=(dict[str, str], {}),
+# Numbers of inputs and outputs.
+Map = Annotated[list[Size], MinLen(2), MaxLen(2)]
+
+
+class Checked(BaseModel):
+    """A part of a model file: values of the right kinds, whatever else there is."""
+
+    # Built at the first model file that is read, not at every start.
+    model_config = ConfigDict(arbitrary_types_allowed=True, defer_build=True)
+
+
+class Named(Checked):
+    """A component: its name and plain options."""
+
+    name: str
+    options: dict[str, Any]
+
+
+class Threshold(Checked):
+    """A decision threshold with the scoring that it belongs to."""
+
+    name: str
+    # A threshold that nothing reaches is infinite; the bound refuses NaN.
+    threshold: Annotated[float, Ge(-math.inf)]
+    backend: dict[str, Any]
+
+
+class Fit(Checked):
+    """The calibration of one scoring."""
+
+    inputs: Annotated[list[str], MinLen(1)]
+    weights: list[FiniteFloat]
+    offset: FiniteFloat
+    prior: FiniteFloat
+    backend: dict[str, Any]
+    # Files of version 0.2.0 lack the counts.
+    num_targets: Count = 0
+    num_nontargets: Count = 0
+
+
+class Calibration(Checked):
+    """The calibrations of all scorings."""
+
+    fits: list[Fit] = []
+
+
+class AdaptationEntry(Checked):
+    """The adaptation appended to the embedding layer."""
+
+    name: str
+    maps: Annotated[list[Map], MinLen(1), MaxLen(MAX_MAPS)]
+    score: Literal["cosine", "plda"]
+    speech: Literal["whole", "detected"] = "whole"
+    repeat_seconds: Annotated[float, Ge(0.0), Le(MAX_REPEAT_SECONDS)] = 0.0
+
+
+class Corpus(Checked):
+    """What a network was trained on."""
+
+    is_synthetic: bool = False
+
+
+class Summary(Checked):
+    """The facts about the training that other modules read."""
+
+    chosen_by: dict[str, Any] | None = None
+    corpus: Corpus | None = None
+
+
+class Entries(Checked):
+    """The entries of a model file; files of version 0.2.0 may lack those with a default."""
+
+    model: Named
+    front_end: Named
+    sample_rate: Annotated[int, Ge(LOWEST_RATE), Le(HIGHEST_RATE)]
+    weights: dict[str, Tensor]
+    loss_normalizes: bool
+    embedding_mean: Tensor | None = None
+    embedding_mean_of: dict[str, Any] | None = None
+    calibration: Calibration | None = None
+    thresholds: list[Threshold] | None = None
+    training_summary: Summary | None = None
+    adaptation: AdaptationEntry | None = None
+    components: dict[str, str] = {}
     # Weights that are only in the files of a pretrained backbone, with their CRC-32.
-    reference=(dict[str, int] | None, None),
-)
-"""The entries of a model file; files of version 0.2.0 may lack those with a default."""
+    reference: dict[str, int] | None = None

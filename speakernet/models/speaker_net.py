@@ -137,6 +137,8 @@ class SpeakerNet(nn.Module):
         """A network from the names of its components; the rest follows the model's published
         definition.
         """
+        # Whatever is not given stays at the defaults of the model's options, which are published
+        # values.
         trunk = options_of(MODELS, model, model_options or {}, "model")
         section: dict[str, Any] = {"name": model, "options": trunk}
         kind = pooling_of(model, pooling or "auto")
@@ -254,6 +256,8 @@ class SpeakerNet(nn.Module):
 
         If present, also `adaptation` and `components`, the external modules that it needs.
         """
+        # What is needed to build the network again, and no more: options of training would make two
+        # files of the same network differ.
         model = self._model
         options = model.options.model_dump(exclude=set(model.options.training_only))
         options["pooling"] = model.pooling
@@ -339,6 +343,9 @@ def fold_batch_norms(net: nn.Module) -> int:
     >>> fold_batch_norms(net), torch.allclose(net(torch.ones(1, 2)), before)
     (1, True)
     """
+    # A norm after training is y = a x + b for each channel. The layer before it is linear as well,
+    # so a goes into its weights and b into its bias, and one pass over memory is saved for each
+    # norm, which on a CPU counts more than the arithmetic.
     merged = 0
     for module in list(net.modules()):
         pairs: Mapping[str, str] = {}

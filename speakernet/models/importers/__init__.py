@@ -89,6 +89,10 @@ def import_network(
 
     The file determines the network; `name`, the toolkit's or ours, must match it.
     """
+    # A foreign file says nothing about its network, but the shapes of its tensors do: `_describe`
+    # reads sizes from them, `_fit` renames all tensors and compares them with a network of these
+    # sizes that takes no memory, and only then the network is built. So a wrong guess is noticed
+    # before anything is loaded, and no part of a file is dropped in silence.
     weights = bare(contents, path)
     check_finite(weights, path)
     try:
@@ -116,6 +120,7 @@ def _describe(
         raise CheckpointError(
             f"unknown {format.SOURCE} model {name!r}; {suggestion(name, {**models, **MODELS})}"
         )
+    # One of our names: several of the toolkit's models may become it, so the shapes decide.
     for describe in models.values():
         try:
             described = describe(weights)
@@ -170,6 +175,7 @@ def _find_fitting(contents: Mapping[str, Any], path: str | Path) -> Iterator[str
             models = format.models(contents)
         except MISFITS:
             continue
+        # Trying is cheap: nothing is allocated, and most models are refused at their first shape.
         for name, describe in models.items():
             try:
                 _fit(format, describe(weights), weights, path)

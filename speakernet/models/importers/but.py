@@ -13,7 +13,7 @@ from typing import Any
 from speakernet.models.importers.weights import (
     Describe,
     Described,
-    Rule,
+    Rules,
     Weights,
     first_shape,
     last_dim,
@@ -33,7 +33,8 @@ _CONVOLUTION = _OURS + r"feature_extractor.conv_layers.\1."
 _POSITIONS = _OURS + "encoder.pos_conv_embed.conv."
 _LAYER = _MODEL + r"encoder\.layers\.(\d+)\."
 _LAYERS = _OURS + r"encoder.layers.\1."
-RULES: tuple[Rule, ...] = (
+# Microsoft's names of WavLM -> those of transformers, then the pooling.
+RULES: Rules = (
     (_MODEL + r"feature_extractor\.conv_layers\.(\d+)\.0\.", _CONVOLUTION + "conv."),
     (
         _MODEL + r"feature_extractor\.conv_layers\.(\d+)\.2\.(?:1\.)?",
@@ -77,6 +78,7 @@ def _wavlm_mhfa(weights: Weights) -> Described:
         shape = first_shape(weights, f"{extractor}{len(kernels)}.0.weight")
         channels_out.append(shape[0])
         kernels.append(shape[2])
+    # (buckets, heads): the bias of the attention depends on the bucket of the distance.
     buckets, heads = first_shape(
         weights, "model.encoder.layers.0.self_attn.relative_attention_bias.weight"
     )

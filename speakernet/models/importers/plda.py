@@ -61,6 +61,7 @@ def read_plda(path: str | Path) -> ForeignPlda:
                     f"{path}: the PLDA has {len(arrays)} arrays; expected mean, transform, "
                     "variances"
                 )
+            # (dim,), (dim, dim), (dim,)
             mean, transform, between = arrays
             offset = -transform @ mean
         _check(path, transform, offset, between)
@@ -107,6 +108,8 @@ def _arrays(content: bytes, path: str | Path) -> list[np.ndarray]:
     """All vectors and matrices, in order, in float64."""
     if not content.startswith(BINARY):
         return _parse_arrays(content.decode("ascii"))
+    # Binary: the tokens <Plda> and </Plda> around arrays. An array starts with its kind, F or D for
+    # 32 or 64 bits and V or M for vector or matrix, then has its sizes and its values by rows.
     arrays = []
     place = len(BINARY)
     while place < len(content):
@@ -127,6 +130,7 @@ def _arrays(content: bytes, path: str | Path) -> list[np.ndarray]:
             place += 5
         # In Python's integers: damaged sizes could overflow those of numpy.
         count = math.prod(sizes)
+        # A damaged size must not allocate more than the file can hold.
         if min(sizes) < 0 or count * TYPES[kind].itemsize > len(content) - place:
             raise CheckpointError(
                 f"{path} is truncated: it has fewer than the declared {count} numbers; copy it "

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from speakernet.models.importers.weights import Describe, Described, Rule, Weights, last_dim
+from speakernet.models.importers.weights import Describe, Described, Rules, Weights, last_dim
 from speakernet.models.options.redimnet import REDIMNET2S, REDIMNETS
 from speakernet.options import default_of, suggestion
 
@@ -99,8 +99,10 @@ _SECOND = {
 }
 
 
-def stage_rules(parts_before_blocks: int) -> tuple[Rule, ...]:
+def stage_rules(parts_before_blocks: int) -> Rules:
     """Renaming rules for stem, stages and head."""
+    # A stage is a numbered sequence of parts: sum and strided convolution, the blocks over mels and
+    # frames, the narrowing, folding, and the time context (`tcm`).
     stage = r"^backbone\.stage(\d+)(?:_pre)?\."
     block = stage + r"(\d+)\.conv_block\."
     ours = rf"trunk.stages.\1.blocks.<\2-{parts_before_blocks}>."
@@ -144,14 +146,14 @@ def stage_rules(parts_before_blocks: int) -> tuple[Rule, ...]:
     )
 
 
-RULES: tuple[Rule, ...] = (
+RULES: Rules = (
     *stage_rules(PARTS_BEFORE_BLOCKS),
     (r"^pool\.linear1\.", "pooling.squeeze."),
     (r"^pool\.linear2\.", "pooling.expand."),
     (r"^bn\.", "norm."),
 )
-ONE_LAYER: tuple[Rule, ...] = ((r"^linear\.", "embedding."),)
-NORMED_LAYER: tuple[Rule, ...] = ((r"^linear\.", "embedding.0."), (r"^bn2\.", "embedding.1."))
+ONE_LAYER: Rules = ((r"^linear\.", "embedding."),)
+NORMED_LAYER: Rules = ((r"^linear\.", "embedding.0."), (r"^bn2\.", "embedding.1."))
 
 
 def models(contents: Mapping[str, Any]) -> dict[str, Describe]:
@@ -174,6 +176,7 @@ def _describe(name: str, config: Mapping[str, Any], weights: Weights) -> Describ
     if is_second != name.startswith("ReDimNet2"):
         raise ValueError(f"its model_config describes a ReDimNet{2 if is_second else ''}")
     defaults = _SECOND if is_second else _FIRST
+    # Options missing in a file have the defaults of the authors' code, not ours.
     _check_known(config, {*KNOWN_VALUES, *FOR_TRAINING, *defaults, "spec_params"})
     values = {**defaults, **config}
     if is_second:
@@ -233,6 +236,7 @@ def _front_end(config: Mapping[str, Any]) -> dict[str, Any]:
 def _read_first(values: Mapping[str, Any]) -> dict[str, Any]:
     options = _read_common(values)
     options["stages"] = []
+    # The fourth is the kernels, which the blocks of these networks do not use.
     for stride, blocks, width, _, divisor in values["stages_setup"]:
         options["stages"].append([stride, blocks, width, divisor or 0])
     return options

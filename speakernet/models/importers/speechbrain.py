@@ -8,7 +8,7 @@ from typing import Any
 from speakernet.models.importers.weights import (
     Describe,
     Described,
-    Rule,
+    Rules,
     Weights,
     first_shape,
     last_dim,
@@ -22,7 +22,7 @@ FRONT_END = {"name": "speechbrain", "normalize": "mean"}
 UNUSED: dict[str, str] = {}
 
 _BLOCK = r"^blocks\.([123])\."
-_RULES: tuple[Rule, ...] = (
+_RULES: Rules = (
     (r"^blocks\.0\.conv\.conv\.", "trunk.conv."),
     (r"^blocks\.0\.norm\.norm\.", "trunk.norm."),
     (_BLOCK + r"tdnn1\.conv\.conv\.", r"trunk.blocks.<\1-1>.conv_in."),

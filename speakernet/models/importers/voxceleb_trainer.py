@@ -16,7 +16,7 @@ from torch import Tensor
 from speakernet.checkpoint import CheckpointError
 from speakernet.models.importers.weights import (
     Described,
-    Rule,
+    Rules,
     Translated,
     first_shape,
     rename,
@@ -30,7 +30,7 @@ SOURCE = "voxceleb_trainer"
 # differ far more.
 CONSTANT_TOLERANCE = 1e-4
 
-_RESIDUAL: tuple[Rule, ...] = (
+_RESIDUAL: Rules = (
     (r"^conv1\.", "trunk.conv1."),
     (r"^bn1\.", "trunk.norm1."),
     (r"^layer(\d+)\.(\d+)\.bn(\d)\.", r"trunk.stages.<\1-1>.blocks.\2.norm\3."),
@@ -40,17 +40,17 @@ _RESIDUAL: tuple[Rule, ...] = (
     (r"^layer(\d+)\.(\d+)\.downsample\.", r"trunk.stages.<\1-1>.blocks.\2.shortcut."),
     (r"^fc\.", "embedding."),
 )
-_SELF_ATTENTION: tuple[Rule, ...] = (
+_SELF_ATTENTION: Rules = (
     (r"^sap_linear\.", "pooling.hidden."),
     (r"^attention$", "pooling.attention"),
 )
-_CHANNEL_ATTENTION: tuple[Rule, ...] = (
+_CHANNEL_ATTENTION: Rules = (
     (r"^attention\.0\.", "pooling.squeeze."),
     (r"^attention\.2\.", "pooling.norm."),
     (r"^attention\.3\.", "pooling.expand."),
 )
 # Its layers are a single sequence: convolution, norm, ReLU and, in the first two, a pooling.
-_VGG: tuple[Rule, ...] = (
+_VGG: Rules = (
     (r"^netcnn\.0\.", "trunk.layers.0.conv."),
     (r"^netcnn\.1\.", "trunk.layers.0.norm."),
     (r"^netcnn\.4\.", "trunk.layers.1.conv."),
@@ -65,7 +65,7 @@ _VGG: tuple[Rule, ...] = (
     (r"^netcnn\.19\.", "trunk.layers.5.norm."),
     (r"^fc\.", "embedding."),
 )
-_RAW: tuple[Rule, ...] = (
+_RAW: Rules = (
     (r"^preprocess\.1\.weight$", "trunk.input_weight"),
     (r"^preprocess\.1\.bias$", "trunk.input_bias"),
     (r"^conv1\.filterbank\.low_hz_$", "trunk.filterbank.low_hz"),
@@ -85,7 +85,7 @@ _RAW: tuple[Rule, ...] = (
     (r"^layer(\d)\.afms\.alpha$", r"trunk.block\1.scaling.shift"),
     (r"^layer(\d)\.afms\.fc\.", r"trunk.block\1.scaling.gate."),
 )
-RULES: dict[str, tuple[Rule, ...]] = {
+RULES: dict[str, Rules] = {
     "ResNetSE34L": _RESIDUAL + _SELF_ATTENTION,
     "ResNetSE34V2": _RESIDUAL + _CHANNEL_ATTENTION,
     "VGGVox": _VGG + _SELF_ATTENTION,
@@ -182,6 +182,7 @@ def describe(contents: Mapping[str, Any]) -> Described:
     elif model == "RawNet3":
         pooling = "ASP" if first_shape(network, "attention.3.weight")[0] == 1 else "ECA"
     else:
+        # ASP doubles the channels with deviations.
         channels = first_shape(network, "sap_linear.weight", "attention.3.weight")[0]
         pooling = "ASP" if pooled == 2 * channels else "SAP"
     return Described(model, RULES[model], embedding_dim, num_mels, pooling)
@@ -196,6 +197,8 @@ def translate(contents: Mapping[str, Any], net: SpeakerNet, path: str | Path) ->
             f"{path} is a {model} of {SOURCE}, but the configuration has {net.model_name}; set "
             f"model.name: {model}"
         )
+    # Constants are compared instead of loaded: a filterbank that differs from ours means that the
+    # features differ, which would spoil all scores without an error.
     weights: dict[str, Tensor] = {}
     for name, value in network.items():
         constant = next((make for end, make in CONSTANTS.items() if name.endswith(end)), None)

@@ -14,7 +14,7 @@ from speakernet.models.importers.redimnet import stage_rules
 from speakernet.models.importers.weights import (
     Describe,
     Described,
-    Rule,
+    Rules,
     Weights,
     first_shape,
     last_dim,
@@ -30,31 +30,35 @@ UNUSED = {
     r"^xvector\.stats\.": "a second name of the pooling",
 }
 
-POOLING: tuple[Rule, ...] = (
+# wespeaker's `seg_1` is the embedding layer, `seg_2` an optional second one. The recipes of ECAPA
+# and ReDimNet2 call it `linear`, between the norms `bn` and `bn2`.
+POOLING: Rules = (
     (r"^pool\.linear1\.", "pooling.squeeze."),
     (r"^pool\.linear2\.", "pooling.expand."),
     (r"^pool\.n_query\.(\d+)\.heads_att_trans\.(\d+)\.att_0\.", r"pooling.queries.\1.\2.squeeze."),
     (r"^pool\.n_query\.(\d+)\.heads_att_trans\.(\d+)\.att_1\.", r"pooling.queries.\1.\2.expand."),
 )
-ONE_LAYER: tuple[Rule, ...] = ((r"^seg_1\.", "embedding."),)
-TWO_LAYERS: tuple[Rule, ...] = (
+ONE_LAYER: Rules = ((r"^seg_1\.", "embedding."),)
+TWO_LAYERS: Rules = (
     (r"^seg_1\.", "embedding.0."),
     (r"^seg_bn_1\.", "embedding.2."),
     (r"^seg_2\.", "embedding.3."),
 )
-NORMED: tuple[Rule, ...] = ((r"^bn\.", "norm."), (r"^linear\.", "embedding."))
-NORMED_TWICE: tuple[Rule, ...] = (
+NORMED: Rules = ((r"^bn\.", "norm."), (r"^linear\.", "embedding."))
+NORMED_TWICE: Rules = (
     (r"^bn\.", "norm."),
     (r"^linear\.", "embedding.0."),
     (r"^bn2\.", "embedding.1."),
 )
 
-_XVECTOR: tuple[Rule, ...] = (
+# models/tdnn.py
+_XVECTOR: Rules = (
     (r"^frame_(\d)\.conv_1d\.", r"trunk.convs.<\1-1>."),
     (r"^frame_(\d)\.bn\.", r"trunk.norms.<\1-1>."),
 )
+# models/ecapa_tdnn.py: layer1 is the first convolution, layers 2 to 4 are the blocks.
 _BLOCK = r"^layer(\d)\.se_res2block\."
-_ECAPA: tuple[Rule, ...] = (
+_ECAPA: Rules = (
     (r"^layer1\.conv\.", "trunk.conv."),
     (r"^layer1\.bn\.", "trunk.norm."),
     (_BLOCK + r"0\.conv\.", r"trunk.blocks.<\1-2>.conv_in."),
@@ -67,7 +71,8 @@ _ECAPA: tuple[Rule, ...] = (
     (_BLOCK + r"3\.linear2\.", r"trunk.blocks.<\1-2>.gate.excite."),
     (r"^conv\.", "trunk.aggregate."),
 )
-RESIDUAL: tuple[Rule, ...] = (
+# models/resnet.py; the other networks over mels and frames share most of its names.
+RESIDUAL: Rules = (
     (r"^conv(\d)\.", r"trunk.conv\1."),
     (r"^bn(\d)\.", r"trunk.norm\1."),
     (r"^layer(\d)\.(\d+)\.conv(\d)\.", r"trunk.stages.<\1-1>.blocks.\2.conv\3."),
@@ -76,26 +81,29 @@ RESIDUAL: tuple[Rule, ...] = (
 )
 
 
-def prefix_rules(prefix: str, rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+def prefix_rules(prefix: str, rules: Rules) -> Rules:
     """The same rules for names that start with a prefix."""
     return tuple((pattern.replace("^", prefix), ours) for pattern, ours in rules)
 
 
-SIMAM: tuple[Rule, ...] = (
+# models/samresnet.py, whose pooling is a sequence of layers.
+SIMAM: Rules = (
     *prefix_rules(r"^front\.", RESIDUAL),
     (r"^pooling\.attention\.0\.", "pooling.squeeze."),
     (r"^pooling\.attention\.2\.", "pooling.norm."),
     (r"^pooling\.attention\.3\.", "pooling.expand."),
     (r"^bottleneck\.", "embedding."),
 )
-_GEMINI: tuple[Rule, ...] = (
+# models/gemini_dfresnet.py, whose first "downsampling" is the stem.
+_GEMINI: Rules = (
     (r"^downsample_layers\.0\.0\.", "trunk.conv1."),
     (r"^downsample_layers\.0\.1\.", "trunk.norm1."),
     (r"^downsample_layers\.(\d)\.", r"trunk.downsamples.<\1-1>."),
     (r"^stages\.(\d)\.(\d+)\.conv(\d)\.", r"trunk.stages.\1.blocks.\2.conv\3."),
     (r"^stages\.(\d)\.(\d+)\.bn(\d)\.", r"trunk.stages.\1.blocks.\2.norm\3."),
 )
-RES2: tuple[Rule, ...] = (
+# models/res2net.py; the 1 x 1 convolutions around a split are conv1 and conv3 there.
+RES2: Rules = (
     (r"^conv1\.", "trunk.conv1."),
     (r"^bn1\.", "trunk.norm1."),
     (r"^layer(\d)\.(\d+)\.conv1\.", r"trunk.stages.<\1-1>.blocks.\2.conv_in."),
@@ -106,7 +114,8 @@ RES2: tuple[Rule, ...] = (
     (r"^layer(\d)\.(\d+)\.bn3\.", r"trunk.stages.<\1-1>.blocks.\2.norm_out."),
     (r"^layer(\d)\.(\d+)\.shortcut\.", r"trunk.stages.<\1-1>.blocks.\2.shortcut."),
 )
-FUSIONS: tuple[Rule, ...] = (
+# models/eres2net.py: fusions within blocks, then between stages.
+FUSIONS: Rules = (
     (
         r"^layer(\d)\.(\d+)\.fuse_models\.(\d+)\.local_att\.",
         r"trunk.stages.<\1-1>.blocks.\2.fusions.\3.attention.",
@@ -117,7 +126,7 @@ FUSIONS: tuple[Rule, ...] = (
     (r"^fuse_mode1234\.local_att\.", "trunk.fusions.2.attention."),
 )
 # wespeaker names the first convolution of its fusing blocks differently from the others.
-_ERES2: tuple[Rule, ...] = (
+_ERES2: Rules = (
     (r"^layer(\d)\.(\d+)\.conv2_1\.", r"trunk.stages.<\1-1>.blocks.\2.convs.0."),
     (r"^layer(\d)\.(\d+)\.bn2_1\.", r"trunk.stages.<\1-1>.blocks.\2.norms.0."),
     (r"^layer([34])\.(\d+)\.convs\.(\d)\.", r"trunk.stages.<\1-1>.blocks.\2.convs.<\3+1>."),
@@ -125,9 +134,10 @@ _ERES2: tuple[Rule, ...] = (
     *FUSIONS,
     *RES2,
 )
+# models/campplus.py: a residual head, then dense blocks with transitions.
 _DENSE = r"^xvector\.block(\d)\.tdnnd(\d+)\."
 _OURS = r"trunk.dense.<\1-1>.layers.<\2-1>."
-CAMPPLUS: tuple[Rule, ...] = (
+CAMPPLUS: Rules = (
     *prefix_rules(r"^head\.", RESIDUAL),
     (r"^xvector\.tdnn\.linear\.", "trunk.conv_in."),
     (r"^xvector\.tdnn\.nonlinear\.batchnorm\.", "trunk.norm_in."),
@@ -144,7 +154,7 @@ CAMPPLUS: tuple[Rule, ...] = (
     (r"^xvector\.dense\.nonlinear\.batchnorm\.", "embedding.1."),
 )
 _W2VBERT = "frontend.encoder."
-_W2VBERT_ADAPTER_MFA: tuple[Rule, ...] = (
+_W2VBERT_ADAPTER_MFA: Rules = (
     (r"^frontend\.encoder\.", "trunk.backbone."),
     (r"^adapter_layers\.", "pooling.adapters."),
     (r"^pooling\.attention\.0\.", "pooling.attentive.squeeze."),
@@ -167,7 +177,7 @@ def pooling_of(weights: Weights) -> str:
     return "GlobalASTP" if seen == 3 * channels else "ASTP"
 
 
-def ends_of(weights: Weights) -> tuple[tuple[Rule, ...], dict[str, Any]]:
+def ends_of(weights: Weights) -> tuple[Rules, dict[str, Any]]:
     """Rules for pooling and embedding layer, and the option for two embedding layers or a norm
     after one.
     """
@@ -182,6 +192,7 @@ def ends_of(weights: Weights) -> tuple[tuple[Rule, ...], dict[str, Any]]:
 
 def pooled_width(weights: Weights) -> int:
     """Input channels of the pooling."""
+    # Mean and deviation, of two queries in wespeaker's multi-query pooling.
     per_channel = 4 if pooling_of(weights) == "MQMHASTP" else 2
     return first_shape(weights, "seg_1.weight", "bottleneck.weight")[1] // per_channel
 
@@ -214,7 +225,7 @@ def _ecapa(model: str, pooling: str, weights: Weights) -> Described:
 
 def _residual(
     model: str,
-    rules: tuple[Rule, ...],
+    rules: Rules,
     weights: Weights,
     last: str = "layer4.0.shortcut.0.weight",
     mels_to_one: int = 8,
@@ -223,6 +234,7 @@ def _residual(
     `mels_to_one` mel bands.
     """
     ends, options = ends_of(weights)
+    # The pooling sees channels x rows; the channels are those of the last stage.
     num_mels = mels_to_one * pooled_width(weights) // first_shape(weights, last)[0]
     dim = last_dim(weights, "seg_1")
     return Described(model, rules + ends, dim, num_mels, pooling_of(weights), options)
@@ -255,6 +267,7 @@ def _redimnet(model: str, weights: Weights) -> Described:
         *stage_rules(parts_before_blocks=1),
         *ends,
     )
+    # A weight for each of channels x mels values of a folded map: (1, maps, channels x mels, 1).
     channels = first_shape(weights, "backbone.stem.0.weight")[0]
     num_mels = first_shape(weights, "backbone.inputs_weights.1")[2] // channels
     options["pooled_norm"] = False
