@@ -311,7 +311,7 @@ class Combined(MetricLoss):
         return self.head.margin  # type: ignore[no-any-return]
 
     @margin.setter
-    def margin(self, margin: float) -> None:
+    def margin(self, margin: float | None) -> None:
         self.head.margin = margin
 
     def compare(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

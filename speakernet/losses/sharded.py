@@ -9,10 +9,10 @@ Source: An et al. 2021, "Partial FC: training 10 million identities on a single 
 
 import inspect
 import logging
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch import distributed as torch_distributed
 from torch.nn import functional
 
@@ -29,7 +29,7 @@ MIN_SHARDED_CLASSES = 20_000
 and little traffic."""
 
 
-def shard_head(options: LossOptions, loss: SpeakerLoss) -> None:
+def shard_head(options: LossOptions, module: nn.Module) -> None:
     """Shard the head in place, so that each rank keeps a share of the speakers, if configured or
     worthwhile.
 
@@ -42,6 +42,7 @@ def shard_head(options: LossOptions, loss: SpeakerLoss) -> None:
     # With a million speakers the head is larger than the network, and each rank would hold, update
     # and exchange all of it. Instead every rank keeps some of the speakers: embeddings are gathered
     # on all ranks, each scores them against its own speakers, and only sums are exchanged.
+    loss = cast(SpeakerLoss, module)
     if sharded_names(loss):
         return
     choice = choose_sharding(options, loss.num_classes, distributed.world_size())

@@ -415,8 +415,8 @@ def check_entries(contents: Mapping[str, Any], path: str | Path) -> None:
     try:
         Entries.model_validate(contents, strict=True)
     except ValidationError as error:
-        name = error.errors(include_input=False)[0]["loc"][0]
-        raise CheckpointError(f"{path}: {name} is missing or malformed; {ADVICE}") from None
+        entry = error.errors(include_input=False)[0]["loc"][0]
+        raise CheckpointError(f"{path}: {entry} is missing or malformed; {ADVICE}") from None
 
 
 def _is_plain(value: Any) -> bool:

@@ -71,8 +71,8 @@ RULES: Rules = (
 def _wavlm_mhfa(weights: Weights) -> Described:
     weights = {name.removeprefix("speaker_extractor."): value for name, value in weights.items()}
     extractor = "model.feature_extractor.conv_layers."
-    channels_out = []
-    kernels = []
+    channels_out: list[int] = []
+    kernels: list[int] = []
     while f"{extractor}{len(kernels)}.0.weight" in weights:
         # (channels, channels of the layer before, kernel)
         shape = first_shape(weights, f"{extractor}{len(kernels)}.0.weight")
