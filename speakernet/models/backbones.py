@@ -174,7 +174,9 @@ def merge_adapters(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def checksum(tensor: Tensor) -> int:
     """The CRC-32 of a tensor's values; 0 on the meta device."""
-    return 0 if tensor.is_meta else zlib.crc32(tensor.detach().cpu().contiguous().numpy())  # type: ignore[arg-type]
+    if tensor.is_meta:
+        return 0
+    return zlib.crc32(tensor.detach().cpu().contiguous().numpy())  # type: ignore[arg-type]
 
 
 def refuse_other_weights(

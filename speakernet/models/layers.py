@@ -7,7 +7,7 @@ nothing is masked.
 """
 
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -309,6 +309,13 @@ class Trunk(Foldable):
         the network itself.
         """
         return None
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Set what is trained in this epoch (from 0), for gradual unfreezing."""
+
+    def learning_rate_factors(self) -> Iterable[tuple[nn.Parameter, float]]:
+        """Parameters that learn more slowly than the rest, each with its factor."""
+        return ()
 
     def plain_weights(
         self, weights: Mapping[str, Tensor], *, without_fixed: bool

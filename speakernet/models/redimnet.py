@@ -178,7 +178,8 @@ class FrameConvNeXtBlock(nn.Module):
         """(batch, channels, frames) in and out."""
         # (batch, kernels x channels, frames)
         hidden = torch.cat([conv(features, lengths) for conv in self.convs], dim=1)
-        return features + self.point(functional.gelu(self.norm(hidden)))  # type: ignore[no-any-return]
+        hidden = functional.gelu(self.norm(hidden))
+        return features + self.point(hidden)  # type: ignore[no-any-return]
 
 
 class PositionConvolution(nn.Module):
@@ -321,7 +322,9 @@ class Stage(nn.Module):
         size = channels * num_mels
         wide = int(inner * width)
         self.aggregate = aggregate
-        groups = math.gcd(channels, wide) if later and later.grouped_strides else 1
+        groups = 1
+        if later and later.grouped_strides:
+            groups = math.gcd(channels, wide)
         self.conv = nn.Conv2d(channels, wide, strides, stride=strides, groups=groups)
         kernel = (int(kernel_mels), int(kernel_frames))
         self.blocks = nn.ModuleList(

@@ -64,19 +64,10 @@ class SpeakerNet(nn.Module):
     ) -> None:
         super().__init__()
         trunk = model.options
-        published = dict(trunk.front_end_defaults)
-        name = published["name"] if frontend.name == "auto" else frontend.name
-        if (name == "raw") != (published["name"] == "raw"):
-            needed = "raw" if published["name"] == "raw" else "log_mel or fbank"
-            raise ValueError(
-                f"model {model.name} needs the front end {needed}, but the configuration has {name}"
-            )
+        frontend = _resolve_front_end(model, frontend)
         for kind, options in ((model.name, trunk), (model.pooling, model.pooling_options)):
             for option, problem in options.problems():
                 raise ValueError(f"{kind}: {option} is {problem}")
-        # The published values only apply to the published front end.
-        defaults = published if name == published["name"] else {}
-        frontend = frontend.resolved(defaults).model_copy(update={"name": name})
         pooling = trunk.poolings[0] if model.pooling == "auto" else model.pooling
         self._frontend = frontend
         self.sample_rate = sample_rate
@@ -85,7 +76,7 @@ class SpeakerNet(nn.Module):
         # seconds.
         with torch.device("cpu"):
             self.front_end = create(
-                lookup(FEATURES, name, "front end"),
+                lookup(FEATURES, frontend.name, "front end"),
                 frontend,
                 sample_rate=sample_rate,
                 seed=derive_seed(seed, DITHER_STREAM),
@@ -282,7 +273,8 @@ class SpeakerNet(nn.Module):
         if OUTSIDE:
             pooling = POOLINGS[pooling_of(model.name, model.pooling)]
             parts = (MODELS[model.name], pooling, FEATURES[self._frontend.name])
-            if components := needs_outside(parts):
+            components = needs_outside(parts)
+            if components:
                 spec["components"] = components
         return spec
 
@@ -322,6 +314,20 @@ class SpeakerNet(nn.Module):
         return without_spec_augment(
             self.trunk.plain_weights(self.state_dict(), without_fixed=without_fixed)
         )
+
+
+def _resolve_front_end(model: ModelOptions, frontend: FrontendOptions) -> FrontendOptions:
+    """The front end's options without `auto`; ValueError if the model needs a different kind."""
+    published = dict(model.options.front_end_defaults)
+    name = published["name"] if frontend.name == "auto" else frontend.name
+    if (name == "raw") != (published["name"] == "raw"):
+        needed = "raw" if published["name"] == "raw" else "log_mel or fbank"
+        raise ValueError(
+            f"model {model.name} needs the front end {needed}, but the configuration has {name}"
+        )
+    # The published values only apply to the published front end.
+    defaults = published if name == published["name"] else {}
+    return frontend.resolved(defaults).model_copy(update={"name": name})  # type: ignore[no-any-return]
 
 
 def fold_batch_norms(net: nn.Module) -> int:

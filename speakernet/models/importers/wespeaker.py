@@ -19,6 +19,8 @@ from speakernet.models.importers.weights import (
     first_shape,
     last_dim,
 )
+from speakernet.models.options.redimnet import REDIMNET2S, REDIMNETS
+from speakernet.models.options.trunks import RESNETS
 
 SOURCE = "wespeaker"
 FRONT_END = {"name": "fbank", "scale": 32768.0, "window": "hamming", "normalize": "mean"}
@@ -240,6 +242,10 @@ def _residual(
     return Described(model, rules + ends, dim, num_mels, pooling_of(weights), options)
 
 
+def _gemini(model: str, weights: Weights) -> Described:
+    return _residual(model, _GEMINI, weights, "downsample_layers.4.0.weight", mels_to_one=16)
+
+
 def _simam(model: str, weights: Weights) -> Described:
     options = {"channels": first_shape(weights, "front.conv1.weight")[0]}
     last = first_shape(weights, "front.layer4.0.downsample.0.weight")[0]
@@ -327,30 +333,23 @@ MODELS: dict[str, Describe] = {
     "ECAPA_TDNN_c1024": partial(_ecapa, "ECAPA_TDNN_1024", "ASTP"),
     "ECAPA_TDNN_GLOB_c512": partial(_ecapa, "ECAPA_TDNN", "GlobalASTP"),
     "ECAPA_TDNN_GLOB_c1024": partial(_ecapa, "ECAPA_TDNN_1024", "GlobalASTP"),
-    **{
-        f"ResNet{depth}": partial(_residual, f"ResNet{depth}", RESIDUAL)
-        for depth in (18, 34, 50, 101, 152, 221, 293)
-    },
     "SimAM_ResNet34_ASP": partial(_simam, "SimAM_ResNet34"),
     "SimAM_ResNet100_ASP": partial(_simam, "SimAM_ResNet100"),
-    **{
-        f"Gemini_DF_ResNet{depth}": partial(
-            _residual,
-            f"Gemini_DF_ResNet{depth}",
-            _GEMINI,
-            last="downsample_layers.4.0.weight",
-            mels_to_one=16,
-        )
-        for depth in (60, 114)
-    },
+    "Gemini_DF_ResNet60": partial(_gemini, "Gemini_DF_ResNet60"),
+    "Gemini_DF_ResNet114": partial(_gemini, "Gemini_DF_ResNet114"),
     "Res2Net34_Base": partial(_residual, "Res2Net34", RES2),
     "CAMPPlus": campplus,
     "W2VBert_Adapter_MFA": _w2vbert_adapter_mfa,
     "ERes2Net34_Base": partial(_residual, "ERes2NetBase", _ERES2),
     "ERes2Net34_Large": partial(_residual, "ERes2NetLarge", _ERES2),
-    **{f"ReDimNetB{size}": partial(_redimnet, f"ReDimNetB{size}") for size in range(7)},
-    **{f"ReDimNet2B{size}": partial(_redimnet2, f"ReDimNet2B{size}") for size in range(7)},
 }
+# The names of these are also ours.
+for _name in RESNETS:
+    MODELS[_name] = partial(_residual, _name, RESIDUAL)
+for _name in REDIMNETS:
+    MODELS[_name] = partial(_redimnet, _name)
+for _name in REDIMNET2S:
+    MODELS[_name] = partial(_redimnet2, _name)
 
 
 def models(contents: Mapping[str, Any]) -> dict[str, Describe]:

@@ -29,35 +29,32 @@ from speakernet.models.options.trunks import (
 )
 from speakernet.options import Component, Options, lookup
 
-FAMILIES: dict[str, dict[str, Component]] = {
-    family: {
-        name: Component(options, f"speakernet.models.{trunk}") for name, options in sizes.items()
-    }
-    for family, trunk, sizes in (
-        ("ResNetSE34L", "classic:ResNetSE34L", {"ResNetSE34L": ResNetSE34LOptions}),
-        ("ResNetSE34V2", "classic:ResNetSE34V2", {"ResNetSE34V2": ResNetSE34V2Options}),
-        ("ResNet", "resnet:ResNet", {"ResNet": ResNetOptions}),
-        ("VGGVox", "classic:VGGVox", {"VGGVox": VGGVoxOptions}),
-        ("RawNet3", "rawnet3:RawNet3", {"RawNet3": RawNet3Options}),
-        ("x-vector", "tdnn:XVector", {"XVector": XVectorOptions}),
-        ("ECAPA-TDNN", "tdnn:ECAPA", ECAPAS),
-        ("ResNet of published depth", "deep_resnet:DeepResNet", RESNETS),
-        ("SimAM-ResNet", "deep_resnet:SimAMResNet", SIMAM_RESNETS),
-        ("Gemini DF-ResNet", "deep_resnet:GeminiDFResNet", GEMINIS),
-        ("Res2Net", "res2net:Res2Net", {"Res2Net34": Res2NetOptions}),
-        ("CAM++", "campplus:CAMPPlus", {"CAMPPlus": CAMPPlusOptions}),
-        ("ERes2Net", "res2net:ERes2Net", ERES2NETS),
-        ("ERes2NetV2", "res2net:ERes2Net", ERES2NETV2S),
-        ("ReDimNet", "redimnet:ReDimNet", REDIMNETS),
-        ("ReDimNet2", "redimnet:ReDimNet", REDIMNET2S),
-        ("Pretrained", "pretrained:Pretrained", {"Pretrained": PretrainedOptions}),
-    )
-}
+FAMILIES: dict[str, dict[str, Component]] = {}
 """Sizes of each family by name, smallest first."""
-
-MODELS: dict[str, Component] = {
-    name: part for sizes in FAMILIES.values() for name, part in sizes.items()
-}
+MODELS: dict[str, Component] = {}
+for _family, _trunk, _sizes in (
+    ("ResNetSE34L", "classic:ResNetSE34L", {"ResNetSE34L": ResNetSE34LOptions}),
+    ("ResNetSE34V2", "classic:ResNetSE34V2", {"ResNetSE34V2": ResNetSE34V2Options}),
+    ("ResNet", "resnet:ResNet", {"ResNet": ResNetOptions}),
+    ("VGGVox", "classic:VGGVox", {"VGGVox": VGGVoxOptions}),
+    ("RawNet3", "rawnet3:RawNet3", {"RawNet3": RawNet3Options}),
+    ("x-vector", "tdnn:XVector", {"XVector": XVectorOptions}),
+    ("ECAPA-TDNN", "tdnn:ECAPA", ECAPAS),
+    ("ResNet of published depth", "deep_resnet:DeepResNet", RESNETS),
+    ("SimAM-ResNet", "deep_resnet:SimAMResNet", SIMAM_RESNETS),
+    ("Gemini DF-ResNet", "deep_resnet:GeminiDFResNet", GEMINIS),
+    ("Res2Net", "res2net:Res2Net", {"Res2Net34": Res2NetOptions}),
+    ("CAM++", "campplus:CAMPPlus", {"CAMPPlus": CAMPPlusOptions}),
+    ("ERes2Net", "res2net:ERes2Net", ERES2NETS),
+    ("ERes2NetV2", "res2net:ERes2Net", ERES2NETV2S),
+    ("ReDimNet", "redimnet:ReDimNet", REDIMNETS),
+    ("ReDimNet2", "redimnet:ReDimNet", REDIMNET2S),
+    ("Pretrained", "pretrained:Pretrained", {"Pretrained": PretrainedOptions}),
+):
+    FAMILIES[_family] = {
+        name: Component(options, f"speakernet.models.{_trunk}") for name, options in _sizes.items()
+    }
+    MODELS |= FAMILIES[_family]
 
 
 def pooling_of(model: str, pooling: str) -> str:
