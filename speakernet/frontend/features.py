@@ -28,6 +28,9 @@ except (ImportError, OSError, RuntimeError) as error:
         f"(the loader's error: {error})"
     ) from error
 
+Lengths = Tensor | None
+"""Valid samples or frames of each utterance in a batch, (batch,); None if all rows are full."""
+
 WINDOW_SECONDS = 0.025
 HOP_SECONDS = 0.010
 # Added before the logarithm (as in voxceleb_trainer), so that digital silence stays finite.
@@ -56,7 +59,11 @@ class FrontEnd(nn.Module):
         """Number of frames of `num_samples` samples; accepts integers too."""
         raise NotImplementedError
 
-    def extract(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
+    def frame_lengths(self, lengths: Lengths) -> Lengths:
+        """Frames of utterances of `lengths` samples; None if all rows are full."""
+        return None if lengths is None else self.num_frames(lengths)
+
+    def extract(self, waveforms: Tensor, lengths: Lengths) -> Tensor:
         """The features of float32 `waveforms`."""
         raise NotImplementedError
 
@@ -72,7 +79,7 @@ class FrontEnd(nn.Module):
         # re² + im² instead of abs()² avoids a square root, which costs as much as the FFT.
         return spectrum.real.square() + spectrum.imag.square()
 
-    def forward(self, waveforms: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, waveforms: Tensor, lengths: Lengths = None) -> Tensor:
         """Features of a batch.
 
         Returns:
@@ -110,14 +117,11 @@ class RawWaveform(FrontEnd):
         """Every sample is a frame."""
         return num_samples
 
-    def extract(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
+    def extract(self, waveforms: Tensor, lengths: Lengths) -> Tensor:
         """(batch, 1, samples)."""
-        features = waveforms.unsqueeze(1)
-        return (
-            features
-            if lengths is None
-            else features * valid_frames(lengths, waveforms.shape[1]).unsqueeze(1)
-        )
+        if lengths is not None:
+            waveforms = waveforms * valid_frames(lengths, waveforms.shape[1])
+        return waveforms.unsqueeze(1)
 
 
 class MelFrontEnd(FrontEnd):
@@ -128,9 +132,9 @@ class MelFrontEnd(FrontEnd):
         self.options = options.resolved({})
         self.sample_rate = sample_rate
         self.num_features = options.num_mels
-        self.window_samples = self.span_samples = self.min_samples = round(
-            WINDOW_SECONDS * sample_rate
-        )
+        self.window_samples = round(WINDOW_SECONDS * sample_rate)
+        self.span_samples = self.window_samples
+        self.min_samples = self.window_samples
         self.hop_samples = round(HOP_SECONDS * sample_rate)
         # The smallest power of two that fits a window.
         self.fft_samples = 1 << (self.window_samples - 1).bit_length()
@@ -161,9 +165,8 @@ class LogMel(MelFrontEnd):
         self.span_samples = self.fft_samples
         # Mirroring n samples needs n + 1.
         self.min_samples = self.fft_samples // 2 + 1
-        make_window = {"hamming": torch.hamming_window, "hann": torch.hann_window}[
-            self.options.window
-        ]
+        is_hann = self.options.window == "hann"
+        make_window = torch.hann_window if is_hann else torch.hamming_window
         self.register_buffer("window", make_window(self.window_samples), persistent=False)
 
     def make_bank(self) -> Tensor:
@@ -177,22 +180,23 @@ class LogMel(MelFrontEnd):
             )
         return bank.to(torch.get_default_device())
 
-    def extract(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
+    def extract(self, waveforms: Tensor, lengths: Lengths) -> Tensor:
         """Pre-emphasis, reflected ends, power spectrum, mel bands, logarithm, normalisation."""
+        # What the ear does, roughly: bands that widen towards high frequencies, and loudness on a
+        # logarithmic scale. Removing the mean of each band over the utterance removes what the
+        # microphone and the line add to all frames alike.
         options = self.options
         if options.normalize_waveform:
             waveforms = normalize_waveforms(waveforms, lengths)
         if options.preemphasis:
             waveforms = preemphasize(waveforms, float(options.preemphasis))
-        power = self.power(reflect_ends(waveforms, self.fft_samples // 2, lengths))
-        features = (
-            torch.matmul(cast(Tensor, self.mel_bank).mT, power) + LOG_OFFSET
-        )  # (batch, mels, frames)
+        waveforms = reflect_ends(waveforms, self.fft_samples // 2, lengths)
+        power = self.power(waveforms)  # (batch, bins, frames)
+        bank = cast(Tensor, self.mel_bank)
+        features = torch.matmul(bank.mT, power) + LOG_OFFSET  # (batch, mels, frames)
         if options.log_input:
             features = features.log()
-        return normalize_features(
-            features, self.options.normalize, None if lengths is None else self.num_frames(lengths)
-        )
+        return normalize_features(features, options.normalize, self.frame_lengths(lengths))
 
     def spectrum(self, waveforms: Tensor) -> Tensor:
         """Spectra of windows as long as the FFT."""
@@ -218,19 +222,19 @@ def use_convolution(front_end: FrontEnd) -> None:
     # window. In float64: the rounding errors of 512 sines would add up to as much as the quietest
     # bands.
     precise = copy.deepcopy(front_end).double()
-    spectra = precise.spectrum(torch.eye(front_end.span_samples, dtype=torch.float64))[
-        :, :, 0
-    ]  # (samples, bins)
-    kernels = torch.cat((spectra.real, spectra.imag), dim=1).T.unsqueeze(1).float().contiguous()
-    front_end.register_buffer("kernels", kernels, persistent=False)  # (2 bins, 1, samples)
-    front_end.power = types.MethodType(_convolved_power, front_end)  # type: ignore[method-assign]
+    impulses = torch.eye(front_end.span_samples, dtype=torch.float64)
+    spectra = precise.spectrum(impulses)[:, :, 0]  # (samples, bins)
+    kernels = torch.cat((spectra.real, spectra.imag), dim=1).T  # (2 bins, samples)
+    kernels = kernels.unsqueeze(1).float().contiguous()  # (2 bins, 1, samples)
+    front_end.register_buffer("kernels", kernels, persistent=False)
+    front_end.power = types.MethodType(_convolve_power, front_end)  # type: ignore[method-assign]
 
 
-def _convolved_power(front_end: FrontEnd, waveforms: Tensor) -> Tensor:
+def _convolve_power(front_end: FrontEnd, waveforms: Tensor) -> Tensor:
     """Squared magnitudes, (batch, bins, frames)."""
     kernels = cast(Tensor, front_end.kernels)
     spectra = functional.conv1d(waveforms.unsqueeze(1), kernels, stride=front_end.hop_samples)
-    real, imaginary = spectra.chunk(2, dim=1)
+    real, imaginary = spectra.chunk(2, dim=1)  # (batch, bins, frames) each
     return real.square() + imaginary.square()
 
 
@@ -258,7 +262,7 @@ def preemphasize(waveforms: Tensor, coefficient: float) -> Tensor:
 
 
 def normalize_waveforms(
-    waveforms: Tensor, lengths: Tensor | None = None, epsilon: float = WAVEFORM_EPSILON
+    waveforms: Tensor, lengths: Lengths = None, epsilon: float = WAVEFORM_EPSILON
 ) -> Tensor:
     """Normalise (batch, samples) to mean 0 and deviation 1 over each utterance's own samples; zero
     past its end.
@@ -266,24 +270,29 @@ def normalize_waveforms(
     >>> normalize_waveforms(torch.tensor([[1.0, 3.0]])).round(decimals=3)
     tensor([[-1.,  1.]])
     """
-    count = waveforms.shape[1] if lengths is None else lengths.unsqueeze(1).to(waveforms.device)
-    inside = (
-        None if lengths is None else valid_frames(lengths.to(waveforms.device), waveforms.shape[1])
-    )
+    count: int | Tensor = waveforms.shape[1]
+    inside = None
+    if lengths is not None:
+        lengths = lengths.to(waveforms.device)
+        count = lengths.unsqueeze(1)  # (batch, 1)
+        inside = valid_frames(lengths, waveforms.shape[1])  # (batch, samples)
 
     # Sums in float64, so that an utterance in a longer batch has the same mean to the last bit.
     def mean(values: Tensor) -> Tensor:
-        masked = values if inside is None else values * inside
-        return (masked.sum(dim=1, keepdim=True, dtype=torch.float64) / count).float()
+        if inside is not None:
+            values = values * inside
+        total = values.sum(dim=1, keepdim=True, dtype=torch.float64)
+        return (total / count).float()  # (batch, 1)
 
     centred = waveforms - mean(waveforms)
     # The clamp changes no value, but the ONNX exporter drops an added 1e-8, and silence would
     # become NaN.
-    normalized = centred / (mean(centred.square()).sqrt() + epsilon).clamp(min=epsilon)
+    deviation = (mean(centred.square()).sqrt() + epsilon).clamp(min=epsilon)
+    normalized = centred / deviation
     return normalized if inside is None else normalized * inside
 
 
-def reflect_ends(waveforms: Tensor, pad: int, lengths: Tensor | None = None) -> Tensor:
+def reflect_ends(waveforms: Tensor, pad: int, lengths: Lengths = None) -> Tensor:
     """Mirror both ends of every utterance by `pad` samples, at its own length.
 
     Returns:
@@ -294,13 +303,14 @@ def reflect_ends(waveforms: Tensor, pad: int, lengths: Tensor | None = None) -> 
         return functional.pad(waveforms, (pad, pad), "reflect")
     last = lengths.to(waveforms.device).unsqueeze(1) - 1  # (batch, 1)
     position = torch.arange(-pad, num_samples + pad, device=waveforms.device).unsqueeze(0)
-    source = position.abs()
-    source = torch.where(source > last, 2 * last - source, source)
+    # Each sample's place in the utterance: mirrored at 0, then at the last sample of each row.
+    source = position.abs()  # (1, samples + 2 pad)
+    source = torch.where(source > last, 2 * last - source, source)  # (batch, samples + 2 pad)
     inside = source >= 0
     return waveforms.gather(1, source.clamp(min=0)) * inside
 
 
-def normalize_features(features: Tensor, kind: str, lengths: Tensor | None = None) -> Tensor:
+def normalize_features(features: Tensor, kind: str, lengths: Lengths = None) -> Tensor:
     """Remove each band's mean over the utterance; with "instance", also divide by its standard
     deviation.
     """
@@ -308,10 +318,11 @@ def normalize_features(features: Tensor, kind: str, lengths: Tensor | None = Non
         if kind == "instance":
             return functional.instance_norm(features, eps=NORM_EPSILON)
         return features - features.mean(dim=2, keepdim=True) if kind == "mean" else features
+    # (batch, 1, frames)
     valid = valid_frames(lengths.to(features.device), features.shape[2]).unsqueeze(1)
     if kind == "none":
         return features.masked_fill(~valid, 0.0)
-    count = valid.sum(dim=2, keepdim=True)
+    count = valid.sum(dim=2, keepdim=True)  # (batch, 1, 1)
     mean = features.masked_fill(~valid, 0.0).sum(dim=2, keepdim=True) / count
     centred = (features - mean).masked_fill(~valid, 0.0)
     if kind == "mean":

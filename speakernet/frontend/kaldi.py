@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 from torchaudio.compliance.kaldi import get_mel_banks
 
-from speakernet.frontend.features import MelFrontEnd, normalize_features, valid_frames
+from speakernet.frontend.features import Lengths, MelFrontEnd, normalize_features, valid_frames
 from speakernet.frontend.options import KaldiFbankOptions, KaldiMfccOptions
 from speakernet.frontend.perturbation import KeyedDraws
 from speakernet.options import SAMPLE_RATE
@@ -36,12 +36,11 @@ class KaldiFbank(MelFrontEnd):
         self.noise = KeyedDraws(seed, int(options.dither > 0))
         self.is_centred = options.style == "lhotse"
         # A Hann window to the power of 0.85 is Kaldi's `povey` window.
-        is_povey = self.options.window == "povey"
-        shape = (torch.hann_window if is_povey else torch.hamming_window)(
-            self.window_samples, periodic=False
-        )
-        shape = shape**0.85 if is_povey else shape
-        self.register_buffer("window", shape, persistent=False)
+        if self.options.window == "povey":
+            window = torch.hann_window(self.window_samples, periodic=False) ** 0.85
+        else:
+            window = torch.hamming_window(self.window_samples, periodic=False)
+        self.register_buffer("window", window, persistent=False)
 
     def make_bank(self) -> Tensor:
         """Kaldi's triangles, from 20 Hz to half the sample rate or slightly below."""
@@ -64,42 +63,40 @@ class KaldiFbank(MelFrontEnd):
             return (num_samples + self.hop_samples // 2) // self.hop_samples
         return (num_samples - self.window_samples) // self.hop_samples + 1
 
-    def extract(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
+    def extract(self, waveforms: Tensor, lengths: Lengths) -> Tensor:
         """Scale and dither; per frame: mean removed, pre-emphasis 0.97, window, power spectrum,
         mel, logarithm.
         """
         waveforms = waveforms * self.options.scale
         if self.is_centred:
+            # Half a window before the first centre, which is half a hop after the start.
             half = self.window_samples // 2
-            hop = self.hop_samples
-            waveforms = mirror_ends(
-                waveforms, half - hop // 2, self.window_samples - half - hop % 2, lengths
-            )
+            left = half - self.hop_samples // 2
+            right = self.window_samples - half - self.hop_samples % 2
+            waveforms = mirror_ends(waveforms, left, right, lengths)
         if self.training and self.options.dither:
             waveforms = waveforms + self.options.dither * self.noise.normal_like(waveforms)
-        energies = torch.matmul(self.power(waveforms).transpose(1, 2), cast(Tensor, self.mel_bank))
+        power = self.power(waveforms).transpose(1, 2)  # (batch, frames, bins)
+        # (batch, frames, mels)
+        energies = torch.matmul(power, cast(Tensor, self.mel_bank))
         if self.options.energy_floor_db:
             energies = energies + self.floor(energies, lengths)
         # Kaldi's floor, which keeps digital silence finite.
-        features = self.from_log_energies(
-            energies.clamp(min=torch.finfo(torch.float32).eps).log()
-        ).transpose(1, 2)
-        return normalize_features(
-            features, self.options.normalize, None if lengths is None else self.num_frames(lengths)
-        )
+        logarithms = energies.clamp(min=torch.finfo(torch.float32).eps).log()
+        features = self.from_log_energies(logarithms).transpose(1, 2)  # (batch, features, frames)
+        return normalize_features(features, self.options.normalize, self.frame_lengths(lengths))
 
     def spectrum(self, waveforms: Tensor) -> Tensor:
         """Per window: mean removed, pre-emphasis 0.97, window function, transform."""
-        frames = waveforms.unfold(
-            1, self.window_samples, self.hop_samples
-        )  # (batch, frames, samples)
+        # (batch, frames, samples)
+        frames = waveforms.unfold(1, self.window_samples, self.hop_samples)
         frames = frames - frames.mean(dim=2, keepdim=True)
         # In Kaldi, the sample before the first of a frame equals the first.
         previous = torch.cat((frames[..., :1], frames[..., :-1]), dim=2)
         frames = (frames - 0.97 * previous) * cast(Tensor, self.window)
-        return torch.fft.rfft(frames, n=self.fft_samples).transpose(1, 2)
+        return torch.fft.rfft(frames, n=self.fft_samples).transpose(1, 2)  # (batch, bins, frames)
 
-    def floor(self, energies: Tensor, lengths: Tensor | None) -> Tensor:
+    def floor(self, energies: Tensor, lengths: Lengths) -> Tensor:
         """Each utterance's mean energy, reduced by `energy_floor_db`: (batch, frames, mels) to
         (batch, 1, 1).
         """
@@ -109,7 +106,8 @@ class KaldiFbank(MelFrontEnd):
             energies = energies * valid_frames(frames, energies.shape[1]).unsqueeze(2)
         # In float64, so that an utterance in a longer batch has the same sum.
         mean = energies.sum(dim=(1, 2), dtype=torch.float64) / (count * energies.shape[2])
-        return (10 ** (-self.options.energy_floor_db / 10) * mean).float().reshape(-1, 1, 1)
+        floor = 10 ** (-self.options.energy_floor_db / 10) * mean
+        return floor.float().reshape(-1, 1, 1)  # (batch, 1, 1)
 
     def from_log_energies(self, energies: Tensor) -> Tensor:
         """(batch, frames, mels) to (batch, frames, features); here unchanged."""
@@ -142,7 +140,7 @@ class KaldiMfcc(KaldiFbank):
         return torch.matmul(energies, cast(Tensor, self.transform))
 
 
-def mirror_ends(waveforms: Tensor, left: int, right: int, lengths: Tensor | None = None) -> Tensor:
+def mirror_ends(waveforms: Tensor, left: int, right: int, lengths: Lengths = None) -> Tensor:
     """Mirror both ends of every utterance at its own length, including the last sample, as in
     Kaldi.
 
@@ -150,10 +148,10 @@ def mirror_ends(waveforms: Tensor, left: int, right: int, lengths: Tensor | None
     tensor([[1, 1, 2, 3, 3, 2]])
     """
     if lengths is None:
-        return torch.cat(
-            (waveforms[:, :left].flip(1), waveforms, waveforms[:, -right:].flip(1)), dim=1
-        )
+        start = waveforms[:, :left].flip(1)
+        return torch.cat((start, waveforms, waveforms[:, -right:].flip(1)), dim=1)
     end = lengths.to(waveforms.device).unsqueeze(1)  # (batch, 1)
     position = torch.arange(-left, waveforms.shape[1] + right, device=waveforms.device)
     source = torch.where(position < 0, -1 - position, position)
-    return waveforms.gather(1, torch.where(source < end, source, 2 * end - 1 - source).clamp(min=0))
+    source = torch.where(source < end, source, 2 * end - 1 - source)  # (batch, left + samples + …)
+    return waveforms.gather(1, source.clamp(min=0))

@@ -41,14 +41,13 @@ class FrontendOptions(Options):
     auto_values: ClassVar[Mapping[str, Any]] = {}
     """Meaning of `auto` unless the model defines it."""
 
-    def resolved(self, own: Mapping[str, Any]) -> Any:
-        """A copy without `auto`: the model's own values, else those of the front end."""
-        chosen = {
-            name: own.get(name, value)
-            for name, value in self.auto_values.items()
-            if getattr(self, name) == "auto"
-        }
-        return self.model_copy(update=chosen)
+    def resolved(self, published: Mapping[str, Any]) -> Any:
+        """A copy without `auto`: the values of the model's definition, else of the front end."""
+        values = {}
+        for name, value in self.auto_values.items():
+            if getattr(self, name) == "auto":
+                values[name] = published.get(name, value)
+        return self.model_copy(update=values)
 
 
 class MelOptions(SpecAugmentOptions, FrontendOptions):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from speakernet.frontend.features import MelFrontEnd, normalize_features, valid_frames
+from speakernet.frontend.features import Lengths, MelFrontEnd, normalize_features, valid_frames
 from speakernet.frontend.options import SpeechBrainFbankOptions
 from speakernet.options import SAMPLE_RATE
 
@@ -36,25 +36,23 @@ class SpeechBrainFbank(MelFrontEnd):
         """SpeechBrain's triangles."""
         return triangles(self.options.num_mels, self.window_samples // 2 + 1, self.sample_rate)
 
-    def extract(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
+    def extract(self, waveforms: Tensor, lengths: Lengths) -> Tensor:
         """Zeros at the ends, power spectrum, mel bands, decibels with a floor, mean removed."""
-        frame_lengths = None
+        frame_lengths = self.frame_lengths(lengths)
         if lengths is not None:
             # The ends are padded with zeros, so zeros after a shorter utterance are its padding.
             waveforms = waveforms * valid_frames(lengths.to(waveforms.device), waveforms.shape[1])
-            frame_lengths = self.num_frames(lengths)
         half = self.window_samples // 2
-        power = self.power(functional.pad(waveforms, (half, half)))
+        power = self.power(functional.pad(waveforms, (half, half)))  # (batch, bins, frames)
         energies = torch.matmul(cast(Tensor, self.mel_bank).mT, power)  # (batch, mels, frames)
         decibels = 10.0 * energies.clamp(min=MIN_ENERGY).log10()
         if frame_lengths is not None:
             # A frame past the last one may still overlap the utterance; its energy must not raise
             # the floor.
-            inside = valid_frames(frame_lengths.to(waveforms.device), decibels.shape[2]).unsqueeze(
-                1
-            )
-            decibels = decibels.masked_fill(~inside, 10.0 * torch.tensor(MIN_ENERGY).log10().item())
-        loudest = decibels.amax(dim=(1, 2), keepdim=True)
+            inside = valid_frames(frame_lengths.to(waveforms.device), decibels.shape[2])
+            silence = 10.0 * torch.tensor(MIN_ENERGY).log10().item()
+            decibels = decibels.masked_fill(~inside.unsqueeze(1), silence)
+        loudest = decibels.amax(dim=(1, 2), keepdim=True)  # (batch, 1, 1)
         features = torch.maximum(decibels, loudest - self.options.top_db)
         return normalize_features(features, self.options.normalize, frame_lengths)
 
@@ -84,5 +82,5 @@ def triangles(num_mels: int, num_bins: int, sample_rate: int) -> Tensor:
     hertz = 700.0 * (10.0 ** (torch.linspace(0.0, float(top), num_mels + 2) / 2595.0) - 1.0)
     widths = (hertz[1:] - hertz[:-1])[:-1]
     bins = torch.linspace(0, sample_rate // 2, num_bins).unsqueeze(1)
-    slope = (bins - hertz[1:-1]) / widths
+    slope = (bins - hertz[1:-1]) / widths  # (bins, mels)
     return torch.minimum(slope + 1.0, 1.0 - slope).clamp(min=0.0)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from speakernet.frontend.features import (
+    Lengths,
     MelFrontEnd,
     band_edges,
     normalize_features,
@@ -54,11 +55,10 @@ class TfMel(MelFrontEnd):
 
     def num_frames(self, num_samples: Tensor) -> Tensor:
         """Whole windows of the utterance, padded with half a hop of zeros at both ends."""
-        return (
-            num_samples + 2 * (self.hop_samples // 2) - self.window_samples
-        ) // self.hop_samples + 1
+        padded = num_samples + 2 * (self.hop_samples // 2)
+        return (padded - self.window_samples) // self.hop_samples + 1
 
-    def extract(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
+    def extract(self, waveforms: Tensor, lengths: Lengths) -> Tensor:
         """Normalisation, pre-emphasis, zeros at the ends, power spectrum, mel bands, logarithm,
         mean removed.
         """
@@ -68,26 +68,23 @@ class TfMel(MelFrontEnd):
             waveforms = normalize_waveforms(waveforms, lengths, EPSILON)
         if options.preemphasis:
             waveforms = preemphasize(waveforms, float(options.preemphasis))
-        frame_lengths = None
         if lengths is not None:
             # After the pre-emphasis, whose first sample past the end contains the last one.
             waveforms = waveforms * valid_frames(lengths.to(waveforms.device), waveforms.shape[1])
-            frame_lengths = self.num_frames(lengths)
-        power = (
-            self.power(functional.pad(waveforms, (pad, pad)))
-            .clamp(EPSILON, 1 / EPSILON)
-            .transpose(1, 2)
-        )
+        power = self.power(functional.pad(waveforms, (pad, pad)))
+        power = power.clamp(EPSILON, 1 / EPSILON).transpose(1, 2)  # (batch, frames, bins)
+        # (batch, frames, mels)
         energies = torch.matmul(power, cast(Tensor, self.mel_bank)).clamp(EPSILON, 1 / EPSILON)
         # Equals log(energies + EPSILON), in which the ONNX exporter would drop the 1e-8.
         logarithms = torch.log1p(energies / EPSILON) + math.log(EPSILON)
-        return normalize_features(logarithms.transpose(1, 2), options.normalize, frame_lengths)
+        features = logarithms.transpose(1, 2)  # (batch, mels, frames)
+        return normalize_features(features, options.normalize, self.frame_lengths(lengths))
 
     def spectrum(self, waveforms: Tensor) -> Tensor:
         """Spectra of windowed frames, without the bin at half the sample rate."""
-        frames = waveforms.unfold(1, self.window_samples, self.hop_samples) * cast(
-            Tensor, self.window
-        )
+        # (batch, frames, samples)
+        frames = waveforms.unfold(1, self.window_samples, self.hop_samples)
+        frames = frames * cast(Tensor, self.window)
         return torch.fft.rfft(frames, n=self.fft_samples)[..., :-1].transpose(1, 2)
 
 
@@ -105,7 +102,7 @@ def triangles_over_mels(
     edges = torch.linspace(_mels(low_hz), _mels(high_hz), num_mels + 2, dtype=torch.float64)
     hertz = torch.linspace(0, sample_rate // 2, num_bins, dtype=torch.float64).unsqueeze(1)
     bins = 2595.0 * torch.log10(1.0 + hertz / 700.0)
-    rising = (bins - edges[:-2]) / (edges[1:-1] - edges[:-2])
+    rising = (bins - edges[:-2]) / (edges[1:-1] - edges[:-2])  # (bins, mels)
     falling = (edges[2:] - bins) / (edges[2:] - edges[1:-1])
     bank = torch.minimum(rising, falling).clamp(min=0.0)
     # The constant component of a frame is not speech.

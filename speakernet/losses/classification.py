@@ -30,7 +30,12 @@ margin."""
 
 
 class SpeakerLoss(nn.Module):
-    """The abstract base of all losses."""
+    """The abstract base of all losses, with all that training asks a loss for."""
+
+    num_classes = 0
+    """Classes of the head; 0 without one."""
+    margin: float | None = None
+    """The margin, which a schedule may change; None if the loss has none."""
 
     def __init__(self, options: LossOptions) -> None:
         super().__init__()
@@ -39,6 +44,15 @@ class SpeakerLoss(nn.Module):
         """Whether its input is (speakers, utterances, dim)."""
         self.sees_all_ranks = options.is_metric
         """Whether each rank computes the same loss from the embeddings of all ranks."""
+
+    @property
+    def head(self) -> Any:
+        """The loss with one weight vector per speaker: this one, or a part of it."""
+        return self
+
+    def set_margin(self, margin: float) -> None:
+        """Change the margin, as a schedule does before every step."""
+        self.margin = margin
 
 
 class ClassificationLoss(SpeakerLoss):
@@ -63,11 +77,13 @@ class ClassificationLoss(SpeakerLoss):
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Mean cross entropy and accuracy in percent, both 0-d."""
+        # In float32: bfloat16 rounds logits of 16 to 32 to eighths. A rank with a shard of the head
+        # sees the rows of all ranks, but only its columns; `classes` combines them, so that no loss
+        # has to know about ranks.
         with torch.autocast(embeddings.device.type, enabled=False):
             logits = self.logits(self.classes.shared(embeddings.float()), labels)
-            return self.classes.cross_entropy(logits, labels), self.classes.accuracy_percent(
-                logits, labels
-            )
+            loss = self.classes.cross_entropy(logits, labels)
+            return loss, self.classes.accuracy_percent(logits, labels)
 
 
 class Softmax(ClassificationLoss):
@@ -82,6 +98,7 @@ class Softmax(ClassificationLoss):
     def __init__(self, options: SoftmaxOptions, embedding_dim: int, num_classes: int) -> None:
         super().__init__(options, embedding_dim, num_classes)
         self.bias = nn.Parameter(torch.empty(num_classes))
+        # As torch's linear layers start.
         bound = 1 / math.sqrt(embedding_dim)
         nn.init.uniform_(self.weight, -bound, bound)
         nn.init.uniform_(self.bias, -bound, bound)
@@ -106,16 +123,21 @@ class AMSoftmax(ClassificationLoss):
         self, options: AMSoftmaxOptions, embedding_dim: int, num_classes: int, centers: int = 1
     ) -> None:
         super().__init__(options, embedding_dim, num_classes, centers)
-        self.margin, self.scale = options.margin, options.scale  # a schedule changes the margin
+        self.margin: float = options.margin
+        self.scale = options.scale
         nn.init.xavier_normal_(self.weight)
 
     def logits(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Scaled cosines, with the margin subtracted at the label."""
-        cosine = functional.linear(
+        cosine = self.cosines(embeddings)
+        label_column = self.classes.own(labels)
+        return label_column.replaced(cosine, label_column.of(cosine) - self.margin) * self.scale
+
+    def cosines(self, embeddings: Tensor) -> Tensor:
+        """Cosines to all vectors of the head, (batch, vectors of this rank)."""
+        return functional.linear(
             functional.normalize(embeddings), functional.normalize(self.weight)
         )
-        own = self.classes.own(labels)
-        return own.replaced(cosine, own.of(cosine) - self.margin) * self.scale
 
 
 class AAMSoftmax(AMSoftmax):
@@ -133,7 +155,8 @@ class AAMSoftmax(AMSoftmax):
 
     >>> loss = AAMSoftmax(AAMSoftmaxOptions(margin=math.pi / 3, scale=1.0), 2, 2)
     >>> _ = loss.weight.data.copy_(torch.eye(2))
-    >>> loss.logits(torch.tensor([[1.0, 0.0]]), torch.tensor([0])).round(decimals=3).tolist()  # cos 60 degrees
+    >>> logits = loss.logits(torch.tensor([[1.0, 0.0]]), torch.tensor([0]))
+    >>> logits.round(decimals=3).tolist()  # cos 60 degrees
     [[0.5, 0.0]]
     """
 
@@ -143,30 +166,32 @@ class AAMSoftmax(AMSoftmax):
 
     def logits(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Scaled cosines, with the angle widened at the label."""
+        # Equation 3 of ArcFace replaces cos(theta) of the utterance's own speaker by cos(theta +
+        # margin), so that it must be nearer than the others by the margin. The addition theorem
+        # gives it without an arccos.
         options: Any = self.options
-        cosine = functional.linear(
-            functional.normalize(embeddings), functional.normalize(self.weight)
-        )
+        cosine = self.cosines(embeddings)  # (batch, classes x centres)
         if options.sub_centers > 1:
             cosine = cosine.unflatten(1, (-1, options.sub_centers)).amax(dim=2)  # (batch, classes)
-        own = self.classes.own(labels)
+        label_column = self.classes.own(labels)
         # Only the label's column needs the angle: (batch, 1) instead of (batch, classes).
-        own_cosine = own.of(cosine)
+        own_cosine = label_column.of(cosine)
+        # theta + margin must not pass pi, where the cosine would rise again and reward mistakes.
         if options.easy_margin:
             least = 0.0
             beyond = own_cosine
         else:
             least = cosine_of(math.pi - self.margin)
             beyond = own_cosine - sine_of(math.pi - self.margin) * self.margin
-        widened = torch.where(own_cosine > least, turned(own_cosine, self.margin), beyond)
+        widened = torch.where(own_cosine > least, rotate(own_cosine, self.margin), beyond)
         if self.inter_top_k:
             # Cosines are never below -1, so -2 keeps the utterance's own speaker out of the
             # nearest.
-            others = own.replaced(cosine.detach(), torch.full_like(own_cosine, -2))
+            others = label_column.replaced(cosine.detach(), torch.full_like(own_cosine, -2))
             nearest = self.classes.nearest(others, min(self.inter_top_k, self.num_classes - 1))
             penalty = options.inter_top_k_penalty * self.margin / PENALTY_MARGIN
-            cosine = nearest.replaced(cosine, turned(nearest.of(cosine), -penalty))
-        return own.replaced(cosine, widened) * self.scale
+            cosine = nearest.replaced(cosine, rotate(nearest.of(cosine), -penalty))
+        return label_column.replaced(cosine, widened) * self.scale
 
 
 def cosine_of(angle: float | Tensor) -> Any:
@@ -179,10 +204,10 @@ def sine_of(angle: float | Tensor) -> Any:
     return angle.sin() if isinstance(angle, Tensor) else math.sin(angle)
 
 
-def turned(cosine: Tensor, angle: float | Tensor) -> Tensor:
+def rotate(cosine: Tensor, angle: float | Tensor) -> Tensor:
     """cos(theta + angle) from cos(theta).
 
-    >>> turned(torch.tensor([1.0]), math.pi / 3).round(decimals=3)
+    >>> rotate(torch.tensor([1.0]), math.pi / 3).round(decimals=3)
     tensor([0.5000])
     """
     sine = (1.0 - cosine.square()).clamp(SINE_FLOOR, 1.0).sqrt()

@@ -52,7 +52,8 @@ class Prototypical(MetricLoss):
 
     >>> apart = torch.tensor([[[0.0], [0.0]], [[1.0], [1.0]]])
     >>> from speakernet.losses.options import PrototypicalOptions
-    >>> round(Prototypical(PrototypicalOptions())(apart, torch.arange(2))[0].item(), 4)  # log(1 + 1 / e)
+    >>> value, _ = Prototypical(PrototypicalOptions())(apart, torch.arange(2))
+    >>> round(value.item(), 4)  # log(1 + 1 / e)
     0.3133
     """
 
@@ -87,9 +88,9 @@ class AngularPrototypical(LearnedScale):
     def compare(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Cross entropy over scale x cosine + bias."""
         queries, prototypes = query_and_prototype(embeddings)
-        cosine = (
-            functional.normalize(queries, eps=1e-8) @ functional.normalize(prototypes, eps=1e-8).T
-        )
+        queries = functional.normalize(queries, eps=1e-8)
+        prototypes = functional.normalize(prototypes, eps=1e-8)
+        cosine = queries @ prototypes.T  # (speakers, speakers)
         return _cross_entropy_of_diagonal(cosine * self.scale + self.bias)
 
 
@@ -104,25 +105,30 @@ class GE2E(LearnedScale):
 
     >>> from speakernet.losses.options import GE2EOptions
     >>> same = torch.ones(2, 3, 4)
-    >>> round(GE2E(GE2EOptions())(same, torch.arange(2))[0].item(), 4)  # log 2: all cosines are equal
+    >>> value, _ = GE2E(GE2EOptions())(same, torch.arange(2))
+    >>> round(value.item(), 4)  # log 2: all cosines are equal
     0.6931
     """
 
     def compare(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Cross entropy of every utterance over all centroids."""
         speakers, utterances, _ = embeddings.shape
-        total = embeddings.sum(dim=1, keepdim=True)
+        # A centroid that contains the utterance would be too easy a target, so its own speaker's is
+        # computed from the sum without it (equation 8); those of the others need no such care.
+        total = embeddings.sum(dim=1, keepdim=True)  # (speakers, 1, dim)
         own_centroids = functional.normalize(
             (total - embeddings) / (utterances - 1), dim=2, eps=1e-8
         )
         centroids = functional.normalize(total.squeeze(1) / utterances, eps=1e-8)
         unit = functional.normalize(embeddings, dim=2, eps=1e-8)
         cosine = unit @ centroids.T  # (speakers, utterances, speakers)
-        own_cosine = (unit * own_centroids).sum(dim=2, keepdim=True)
-        own = torch.arange(speakers, device=embeddings.device)
-        cosine = cosine.scatter(2, own.view(-1, 1, 1).expand(-1, utterances, 1), own_cosine)
+        own_cosine = (unit * own_centroids).sum(dim=2, keepdim=True)  # (speakers, utterances, 1)
+        rows = torch.arange(speakers, device=embeddings.device)
+        own_column = rows.view(-1, 1, 1).expand(-1, utterances, 1)  # (speakers, utterances, 1)
+        cosine = cosine.scatter(2, own_column, own_cosine)
+        # (speakers x utterances, speakers)
         logits = (cosine.clamp(min=1e-6) * self.scale + self.bias).flatten(0, 1)
-        targets = own.repeat_interleave(utterances)
+        targets = rows.repeat_interleave(utterances)
         return functional.cross_entropy(logits, targets), accuracy_percent(logits, targets)
 
 
@@ -146,17 +152,17 @@ class SupervisedContrastive(MetricLoss):
     def compare(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Cross entropy of every utterance over all others, averaged over those of its speaker."""
         speakers, utterances, _ = embeddings.shape
-        unit = functional.normalize(embeddings.flatten(0, 1), eps=1e-8)
+        # Not one positive against the rest, but the mean over all positives, each against the whole
+        # batch including the other positives (the paper's `L_out`, its better variant).
+        unit = functional.normalize(embeddings.flatten(0, 1), eps=1e-8)  # (utterances of all, dim)
         itself = torch.eye(len(unit), dtype=torch.bool, device=unit.device)
         logits = (unit @ unit.T / self.options.temperature).masked_fill(itself, -torch.inf)
         speaker_of = torch.arange(speakers, device=unit.device).repeat_interleave(utterances)
         positive = (speaker_of.unsqueeze(1) == speaker_of) & ~itself
-        value = -logits.log_softmax(dim=1).masked_fill(~positive, 0.0).sum(dim=1).mean() / (
-            utterances - 1
-        )
-        return value, (
-            speaker_of[logits.detach().argmax(dim=1)] == speaker_of
-        ).float().mean() * 100.0
+        likelihoods = logits.log_softmax(dim=1).masked_fill(~positive, 0.0).sum(dim=1)
+        nearest = speaker_of[logits.detach().argmax(dim=1)]
+        accuracy = (nearest == speaker_of).float().mean() * 100.0
+        return -likelihoods.mean() / (utterances - 1), accuracy
 
 
 class Triplet(MetricLoss):
@@ -180,7 +186,7 @@ class Triplet(MetricLoss):
 
     def __init__(self, options: TripletOptions, seed: int = 0) -> None:
         super().__init__(options)
-        self.margin = options.margin
+        self.margin: float = options.margin
         self.hard_probability = options.hard_probability
         self.hard_rank = options.hard_rank
         # Always on the host, so that its state can be resumed on any machine.
@@ -194,12 +200,13 @@ class Triplet(MetricLoss):
                 f"Triplet needs exactly 2 utterances of at least 2 speakers, found {utterances} of "
                 f"{speakers}; set data.utterances_per_speaker (nPerSpeaker) to 2"
             )
-        anchors, positives = functional.normalize(embeddings, dim=2).unbind(dim=1)
+        anchors, positives = functional.normalize(embeddings, dim=2).unbind(dim=1)  # (batch, dim)
+        # Most random triplets are already right and teach nothing, and the hardest ones are often
+        # wrong labels. `mine` draws in between.
         with torch.no_grad():
             negatives = self.mine(squared_distances(anchors, positives))
-        to_positive, to_negative = (
-            (anchors - others).square().sum(dim=1) for others in (positives, positives[negatives])
-        )
+        to_positive = (anchors - positives).square().sum(dim=1)
+        to_negative = (anchors - positives[negatives]).square().sum(dim=1)
         nearer = (to_positive.detach() < to_negative.detach()).float().mean() * 100.0
         return (to_positive - to_negative + self.margin).relu().mean(), nearer
 
@@ -207,22 +214,21 @@ class Triplet(MetricLoss):
         """A negative for every anchor: (speakers,) indices of other speakers."""
         count = distances.shape[0]
         # One uniform number picks the candidate, the other decides whether it is a hard one.
-        pick, is_hard = torch.rand((2, count), generator=self.generator).to(
-            distances.device, non_blocking=True
-        )
-        own = torch.eye(count, dtype=torch.bool, device=distances.device)
-        order = distances.masked_fill(own, torch.inf).argsort(
-            dim=1
-        )  # nearest first, the own speaker last
+        draws = torch.rand((2, count), generator=self.generator)
+        pick, is_hard = draws.to(distances.device, non_blocking=True)
+        is_own = torch.eye(count, dtype=torch.bool, device=distances.device)
+        # Nearest first, the own speaker last.
+        order = distances.masked_fill(is_own, torch.inf).argsort(dim=1)
         anyone = torch.full_like(pick, count - 1)
         if self.hard_rank < 0:
             own_distance = distances.diagonal().unsqueeze(1)
-            is_semi = (distances > own_distance) & (distances < own_distance + self.margin) & ~own
-            first = ((distances <= own_distance) & ~own).sum(dim=1)
+            is_farther = (distances > own_distance) & ~is_own
+            is_semi = is_farther & (distances < own_distance + self.margin)
+            # In `order` the semi-hard negatives follow each other, after those that are too hard.
+            num_harder = ((distances <= own_distance) & ~is_own).sum(dim=1)
             candidates = is_semi.sum(dim=1)
-            place = torch.where(
-                candidates > 0, first + (pick * candidates).long(), (pick * anyone).long()
-            )
+            semi_hard = num_harder + (pick * candidates).long()
+            place = torch.where(candidates > 0, semi_hard, (pick * anyone).long())
         else:
             hardest = anyone.clamp(max=self.hard_rank + 1)
             place = (pick * torch.where(is_hard < self.hard_probability, hardest, anyone)).long()
@@ -256,8 +262,9 @@ def squared_distances(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _cross_entropy_of_diagonal(logits: Tensor) -> tuple[Tensor, Tensor]:
-    own = torch.arange(logits.shape[0], device=logits.device)
-    return functional.cross_entropy(logits, own), accuracy_percent(logits, own)
+    """Row i should score column i highest."""
+    targets = torch.arange(logits.shape[0], device=logits.device)
+    return functional.cross_entropy(logits, targets), accuracy_percent(logits, targets)
 
 
 class Combined(MetricLoss):
@@ -285,13 +292,13 @@ class Combined(MetricLoss):
         super().__init__(options)
         self.weights = (options.classification_weight, options.metric_weight)
         self.num_classes = num_classes
-        for name, chosen in zip(self.NAMES, (options.classification, options.metric), strict=True):
-            facts: dict[str, Any] = {
-                "embedding_dim": embedding_dim,
-                "num_classes": num_classes,
-                "seed": seed,
-            }
-            self.add_module(name, create(LOSSES[chosen.name], chosen, **facts))
+        facts: dict[str, Any] = {
+            "embedding_dim": embedding_dim,
+            "num_classes": num_classes,
+            "seed": seed,
+        }
+        for name, part in zip(self.NAMES, (options.classification, options.metric), strict=True):
+            self.add_module(name, create(LOSSES[part.name], part, **facts))
 
     @property
     def head(self) -> Any:
@@ -299,21 +306,22 @@ class Combined(MetricLoss):
         return self.get_submodule(self.NAMES[0])
 
     @property
-    def margin(self) -> float:
+    def margin(self) -> float | None:  # type: ignore[override]
         """The margin of the classification loss."""
         return self.head.margin  # type: ignore[no-any-return]
 
     @margin.setter
-    def margin(self, margin: float) -> None:
+    def margin(self, margin: float | None) -> None:
         self.head.margin = margin
 
     def compare(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The weighted sum of both losses."""
-        first, accuracy = self.head(
-            embeddings.flatten(0, 1), labels.repeat_interleave(embeddings.shape[1])
-        )
-        second, _ = self.get_submodule(self.NAMES[1])(embeddings, labels)
-        return self.weights[0] * first + self.weights[1] * second, accuracy
+        # The head does not care who is next to whom: (speakers x utterances, dim) and as many
+        # labels.
+        rows = embeddings.flatten(0, 1)
+        classification, accuracy = self.head(rows, labels.repeat_interleave(embeddings.shape[1]))
+        metric, _ = self.get_submodule(self.NAMES[1])(embeddings, labels)
+        return self.weights[0] * classification + self.weights[1] * metric, accuracy
 
 
 class SoftmaxPrototypical(Combined):

@@ -30,6 +30,11 @@ class LossOptions(Options):
     """Whether voxceleb_trainer normalises embeddings of this loss before scoring (its
     `test_normalize`)."""
 
+    @property
+    def has_margin(self) -> bool:
+        """Whether the loss has a margin, which a schedule can change."""
+        return "margin" in type(self).model_fields
+
     def problems(self) -> Iterator[tuple[str, str]]:
         """Sharding a loss that has no head."""
         yield from super().problems()
@@ -209,6 +214,11 @@ class CombinedOptions(MetricOptions):
                     f"{kind}: {type(options).__name__} does not belong to {options.name}"
                 )
         return self
+
+    @property
+    def has_margin(self) -> bool:
+        """As the classification loss."""
+        return self.classification.has_margin
 
     @property
     def margin(self) -> float:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from speakernet.losses.classification import ClassificationLoss, cosine_of, turned
+from speakernet.losses.classification import ClassificationLoss, cosine_of, rotate
 from speakernet.losses.options import HAMSoftmaxOptions, SphereFace2Options
 
 # Keeps points away from the edge of the ball, denominators from 0, and the argument of arcosh from
@@ -26,13 +26,14 @@ class SphereFace2(ClassificationLoss):
 
     >>> loss = SphereFace2(SphereFace2Options(margin=0.0, scale=1.0, positive_weight=0.5), 2, 2)
     >>> _ = loss.weight.data.copy_(torch.eye(2))
-    >>> round(loss(torch.tensor([[1.0, 0.0]]), torch.tensor([0]))[0].item(), 4)  # g(1) = 1, g(0) = -3/4
+    >>> value, _ = loss(torch.tensor([[1.0, 0.0]]), torch.tensor([0]))
+    >>> round(value.item(), 4)  # g(1) = 1, g(0) = -3/4
     0.3501
     """
 
     def __init__(self, options: SphereFace2Options, embedding_dim: int, num_classes: int) -> None:
         super().__init__(options, embedding_dim, num_classes)
-        self.margin = options.margin  # a schedule changes it
+        self.margin: float = options.margin
         self.scale = options.scale
         self.exponent = options.exponent
         self.positive_weight = options.positive_weight
@@ -42,23 +43,23 @@ class SphereFace2(ClassificationLoss):
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Mean loss and accuracy in percent, both 0-d."""
+        # Equation 8: every speaker answers "is it me?" with a logistic loss, one yes and many noes
+        # for each utterance. `positive_weight` keeps the one yes from drowning among thousands of
+        # noes. There is no softmax, so speakers do not compete, and a shard only needs the sum.
         with torch.autocast(embeddings.device.type, enabled=False):
             rows = functional.normalize(self.classes.shared(embeddings.float()))
-            cosine = functional.linear(rows, functional.normalize(self.weight))
-            own = self.classes.own(labels)
+            cosine = functional.linear(rows, functional.normalize(self.weight))  # (batch, classes)
+            label_column = self.classes.own(labels)
             bias = self.classes.shared(self.bias)
-            own_cosine = own.of(cosine)
-            positive = functional.softplus(
-                -self._answer(own_cosine, bias, is_own=True)
-            )  # (batch, 1)
+            own_cosine = label_column.of(cosine)  # (batch, 1)
+            positive = functional.softplus(-self._answer(own_cosine, bias, is_own=True))
             others = functional.softplus(self._answer(cosine, bias, is_own=False))
-            weighted = own.replaced(
+            weighted = label_column.replaced(
                 (1 - self.positive_weight) * others, self.positive_weight * positive
             )
-            loss = self.classes.total(weighted.sum(dim=1))
-            return loss.mean(), self.classes.accuracy_percent(
-                own.replaced(cosine, own_cosine - self.margin), labels
-            )
+            loss = self.classes.total(weighted.sum(dim=1)).mean()
+            lowered = label_column.replaced(cosine, own_cosine - self.margin)
+            return loss, self.classes.accuracy_percent(lowered, labels)
 
     def _answer(self, cosine: Tensor, bias: Tensor, *, is_own: bool) -> Tensor:
         """The logit of "yes"; the margin makes a "yes" harder for the own speaker, and a "no"
@@ -67,13 +68,13 @@ class SphereFace2(ClassificationLoss):
         margin = self.margin if is_own else -self.margin
         if not self.widens_angle:
             return self.scale * (self._spread(cosine) - margin) + bias
-        moved = turned(cosine, margin)
+        rotated = rotate(cosine, margin)
         if is_own:
             # Past pi - margin the angle would wrap around; the result then falls linearly in the
             # cosine.
             lowest = cosine_of(margin)
-            moved = torch.where(cosine > -lowest, moved, cosine - 1.0 + lowest)
-        return self.scale * self._spread(moved) + bias
+            rotated = torch.where(cosine > -lowest, rotated, cosine - 1.0 + lowest)
+        return self.scale * self._spread(rotated) + bias
 
     def _spread(self, cosine: Tensor) -> Tensor:
         # Rounding may leave a cosine just below -1, where a fractional power is NaN.
@@ -93,31 +94,40 @@ class HAMSoftmax(ClassificationLoss):
 
     >>> loss = HAMSoftmax(HAMSoftmaxOptions(margin=0.5, scale=1.0), 2, 2)
     >>> _ = loss.weight.data.copy_(torch.tensor([[0.0, 0.0], [0.5, 0.0]]))
-    >>> round(loss.logits(torch.tensor([[0.0, 0.0]]), torch.tensor([1]))[0, 1].item(), 4)  # -(arcosh(5 / 3) + 0.5)
+    >>> logits = loss.logits(torch.tensor([[0.0, 0.0]]), torch.tensor([1]))
+    >>> round(logits[0, 1].item(), 4)  # -(arcosh(5 / 3) + 0.5)
     -1.5986
     """
 
     def __init__(self, options: HAMSoftmaxOptions, embedding_dim: int, num_classes: int) -> None:
         super().__init__(options, embedding_dim, num_classes)
-        self.margin, self.scale = options.margin, options.scale  # a schedule changes the margin
+        self.margin: float = options.margin
+        self.scale = options.scale
         self.radius = (1.0 - EPSILON) / options.curvature**0.5
-        nn.init.normal_(self.weight, std=1e-3)  # near the origin
+        # Near the origin, where the ball is almost flat.
+        nn.init.normal_(self.weight, std=1e-3)
 
     def logits(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Negative scaled distances, with the margin added to the distance at the label."""
-        (left, left_edge), (right, right_edge) = self._inside(embeddings), self._inside(self.weight)
+        # In the ball distances grow towards the edge: there is space for many speakers far from
+        # each other, with what they have in common near the origin.
+        points, points_edge = self._project(embeddings)
+        centers, centers_edge = self._project(self.weight)
+        # |x|² + |y|² - 2 x y instead of all differences: (batch, classes), not (batch, classes,
+        # dim).
         squares = (
-            left.square().sum(dim=1, keepdim=True)
-            + right.square().sum(dim=1)
-            - 2.0 * left @ right.T
+            points.square().sum(dim=1, keepdim=True)
+            + centers.square().sum(dim=1)
+            - 2.0 * points @ centers.T
         )
-        from_edge = (left_edge * right_edge.T).clamp(min=EPSILON)
+        from_edge = (points_edge * centers_edge.T).clamp(min=EPSILON)
         # The clamp keeps distances above a few thousandths.
         distances = (1.0 + 2.0 * squares / from_edge).clamp(min=1.0 + EPSILON).acosh()
-        own = self.classes.own(labels)
-        return -self.scale * own.replaced(distances, own.of(distances) + self.margin)
+        label_column = self.classes.own(labels)
+        widened = label_column.of(distances) + self.margin
+        return -self.scale * label_column.replaced(distances, widened)
 
-    def _inside(self, points: Tensor) -> tuple[Tensor, Tensor]:
+    def _project(self, points: Tensor) -> tuple[Tensor, Tensor]:
         """(points, dim), projected onto the radius if beyond it, and 1 - |x|² for each, (points,
         1).
         """

@@ -9,14 +9,14 @@ Source: An et al. 2021, "Partial FC: training 10 million identities on a single 
 
 import inspect
 import logging
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as torch_distributed
 from torch.nn import functional
 
-from speakernet.losses.classification import AllClasses, ClassificationLoss, Columns
+from speakernet.losses.classification import AllClasses, ClassificationLoss, Columns, SpeakerLoss
 from speakernet.losses.options import LossOptions
 from speakernet.options import Choice
 from speakernet.parallel import distributed
@@ -29,7 +29,7 @@ MIN_SHARDED_CLASSES = 20_000
 and little traffic."""
 
 
-def shard_head(options: LossOptions, loss: nn.Module) -> None:
+def shard_head(options: LossOptions, module: nn.Module) -> None:
     """Shard the head in place, so that each rank keeps a share of the speakers, if configured or
     worthwhile.
 
@@ -39,9 +39,13 @@ def shard_head(options: LossOptions, loss: nn.Module) -> None:
     Raises:
         ValueError: `sharded: on` for a loss that computes with whole heads only.
     """
+    # With a million speakers the head is larger than the network, and each rank would hold, update
+    # and exchange all of it. Instead every rank keeps some of the speakers: embeddings are gathered
+    # on all ranks, each scores them against its own speakers, and only sums are exchanged.
+    loss = cast(SpeakerLoss, module)
     if sharded_names(loss):
         return
-    choice = choose_sharding(options, getattr(loss, "num_classes", 0), distributed.world_size())
+    choice = choose_sharding(options, loss.num_classes, distributed.world_size())
     if choice.value and not can_be_sharded(loss):
         if options.sharded == "on":
             raise ValueError(
@@ -61,26 +65,26 @@ def shard_head(options: LossOptions, loss: nn.Module) -> None:
 
 def choose_sharding(options: LossOptions, num_classes: int, num_processes: int) -> Choice[bool]:
     """Whether each rank keeps only a share of the head, and why."""
-    if options.sharded == "off" or not options.has_head:
-        return Choice(False, "switched off" if options.has_head else "the loss has no head")
-    several = f"{num_classes:,} classes on {num_processes} processes"
-    is_asked = options.sharded == "on"
-    reason = (
-        f"{several}, as configured"
-        if is_asked
-        else f"{several}; worthwhile from {MIN_SHARDED_CLASSES:,}"
-    )
-    return Choice(is_asked or num_classes >= MIN_SHARDED_CLASSES, reason)
+    if not options.has_head:
+        return Choice(False, "the loss has no head")
+    if options.sharded == "off":
+        return Choice(False, "switched off")
+    size = f"{num_classes:,} classes on {num_processes} processes"
+    if options.sharded == "on":
+        return Choice(True, f"{size}, as configured")
+    reason = f"{size}; worthwhile from {MIN_SHARDED_CLASSES:,}"
+    return Choice(num_classes >= MIN_SHARDED_CLASSES, reason)
 
 
-def shard(loss: nn.Module, rank: int, world_size: int) -> None:
+def shard(loss: SpeakerLoss, rank: int, world_size: int) -> None:
     """Keep only this rank's shard of the classes, in place; call it on every rank before building
     the optimizer.
 
     The state dictionary of a sharded head is the whole head, gathered on rank 0, so all ranks must
     call `state_dict` together; a whole head can be loaded into any number of shards.
     """
-    head: Any = getattr(loss, "head", loss)
+    # The loss is written in terms of `classes`, so it needs no other change.
+    head = loss.head
     head.classes = ClassShard(head.num_classes, rank, world_size)
     head.sees_all_ranks = True
     join_in_state(head)
@@ -91,14 +95,14 @@ def shard(loss: nn.Module, rank: int, world_size: int) -> None:
             keep_share(parameter, RowShare(head.num_classes, rank, world_size, rows_per_class))
 
 
-def can_be_sharded(loss: nn.Module) -> bool:
+def can_be_sharded(loss: SpeakerLoss) -> bool:
     """Whether the loss computes with the columns of one rank: ours do, and others whose own code
     uses `self.classes`.
 
     Without it, code would take a label for a column, although a rank has only a share of the
     columns.
     """
-    for kind in type(getattr(loss, "head", loss)).__mro__:
+    for kind in type(loss.head).__mro__:
         if kind.__module__.startswith(__package__ + "."):
             return issubclass(kind, ClassificationLoss)
         functions = [value for value in vars(kind).values() if inspect.isfunction(value)]
@@ -129,18 +133,14 @@ class ClassShard(AllClasses):
         )
 
     def nearest(self, scores: Tensor, count: int) -> Columns:
-        ranks = self.row_share.world_size
-        rank = self.row_share.rank
+        # Every rank proposes its own best; only `count` of all proposals win.
         best, indices = scores.topk(min(count, scores.shape[1]), dim=1)
-        candidates = functional.pad(best, (0, count - best.shape[1]), value=-torch.inf)
-        chosen = (
-            torch.cat(self._gathered(candidates), dim=1).topk(count, dim=1).indices
-        )  # into ranks x count
-        is_chosen = torch.zeros(
-            (len(scores), ranks * count), dtype=torch.bool, device=scores.device
-        )
-        is_chosen.scatter_(1, chosen, True)
-        return Columns(indices, is_chosen[:, rank * count :][:, : best.shape[1]])
+        proposals = functional.pad(best, (0, count - best.shape[1]), value=-torch.inf)
+        proposals = torch.cat(self._gather(proposals), dim=1)  # (batch, ranks x count)
+        is_chosen = torch.zeros(proposals.shape, dtype=torch.bool, device=scores.device)
+        is_chosen.scatter_(1, proposals.topk(count, dim=1).indices, True)
+        first = self.row_share.rank * count
+        return Columns(indices, is_chosen[:, first : first + best.shape[1]])
 
     def total(self, values: Tensor) -> Tensor:
         return _Sum.apply(values, False)  # type: ignore[no-any-return, no-untyped-call]
@@ -151,13 +151,13 @@ class ClassShard(AllClasses):
     def accuracy_percent(self, scores: Tensor, labels: Tensor) -> Tensor:
         best, place = scores.detach().max(dim=1)
         # float64 represents every class index exactly.
-        own = torch.stack([best.double(), (place + self.row_share.rows.start).double()])
-        bests, classes = torch.stack(self._gathered(own), dim=1)  # (ranks, batch) each
+        winner = torch.stack([best.double(), (place + self.row_share.rows.start).double()])
+        bests, classes = torch.stack(self._gather(winner), dim=1)  # (ranks, batch) each
         # Among equal scores the first wins, as in argmax.
         winners = classes.gather(0, bests.argmax(dim=0, keepdim=True)).squeeze(0)
         return (winners == labels).float().mean() * 100.0
 
-    def _gathered(self, values: Tensor) -> list[Tensor]:
+    def _gather(self, values: Tensor) -> list[Tensor]:
         gathered = [torch.empty_like(values) for _ in range(self.row_share.world_size)]
         torch_distributed.all_gather(gathered, values.contiguous())
         return gathered
@@ -171,16 +171,17 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, sums_gradients: bool) -> Tensor:
         ctx.sums_gradients = sums_gradients
-        return values.view_as(values) if sums_gradients else _summed(values)
+        return values.view_as(values) if sums_gradients else _sum_over_ranks(values)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         # For summed values, every rank already has the gradient of the total, which is also that of
         # its own summand.
-        return _summed(gradients[0]) if ctx.sums_gradients else gradients[0], None
+        gradient = gradients[0]
+        return _sum_over_ranks(gradient) if ctx.sums_gradients else gradient, None
 
 
-def _summed(values: Tensor) -> Tensor:
+def _sum_over_ranks(values: Tensor) -> Tensor:
     total = values.clone(memory_format=torch.contiguous_format)
     torch_distributed.all_reduce(total)
     return total
@@ -193,10 +194,14 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, indices: Tensor, is_local: Tensor) -> Tensor:
-        highest = logits.amax(dim=1)
+        # The softmax needs a maximum and a sum over all classes. Each rank has both for its
+        # columns; the logit of the label is on one rank only and 0 on the others, so it can be
+        # summed along.
+        highest = logits.amax(dim=1)  # (batch,)
         torch_distributed.all_reduce(highest, torch_distributed.ReduceOp.MAX)
-        own = torch.where(is_local, logits.gather(1, indices), 0.0).squeeze(1)
-        sums = torch.stack([(logits - highest.unsqueeze(1)).exp().sum(dim=1), own])  # (2, batch)
+        label_logit = torch.where(is_local, logits.gather(1, indices), 0.0).squeeze(1)
+        exponentials = (logits - highest.unsqueeze(1)).exp().sum(dim=1)
+        sums = torch.stack([exponentials, label_logit])  # (2, batch)
         torch_distributed.all_reduce(sums)
         normalizer = highest + sums[0].log()
         ctx.save_for_backward(logits, normalizer, indices, is_local)
@@ -204,6 +209,7 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
+        # Probabilities minus one at the label: known on each rank from what it has saved.
         logits, normalizer, indices, is_local = ctx.saved_tensors
         shares = (logits - normalizer.unsqueeze(1)).exp_()
         shares.scatter_add_(1, indices, -is_local.to(shares.dtype))

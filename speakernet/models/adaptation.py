@@ -30,11 +30,12 @@ class Adaptation(nn.Module):
     def __init__(self, spec: Mapping[str, Any]) -> None:
         super().__init__()
         sizes = spec["maps"]
-        if any(first[1] != second[0] for first, second in itertools.pairwise(sizes)):
-            raise ValueError(
-                f"adaptation maps have sizes {sizes}; expected each input to match the previous "
-                "output"
-            )
+        for (_, outputs), (next_inputs, _) in itertools.pairwise(sizes):
+            if outputs != next_inputs:
+                raise ValueError(
+                    f"adaptation maps have sizes {sizes}; expected each input to match the "
+                    "previous output"
+                )
         self.maps = nn.ModuleList(nn.Linear(inputs, outputs) for inputs, outputs in sizes)
         if spec["score"] == "plda":
             # Between-speaker variances (within-speaker ones are 1), and the weights of the length
@@ -44,8 +45,8 @@ class Adaptation(nn.Module):
 
     def forward(self, embeddings: Tensor) -> Tensor:
         """(batch, dim) from the network to (batch, dim) adapted, not normalised."""
-        for number, one in enumerate(self.maps):
-            if number:
+        for index, affine_map in enumerate(self.maps):
+            if index > 0:
                 embeddings = embeddings / embeddings.norm(dim=1, keepdim=True).clamp(min=EPSILON)
-            embeddings = one(embeddings)
+            embeddings = affine_map(embeddings)
         return embeddings

@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from speakernet.frontend.features import valid_frames
+from speakernet.frontend.features import Lengths, valid_frames
 from speakernet.models.options.poolings import MultiQueryPoolingOptions
 from speakernet.models.pooling import Pooling, mean_and_variance
 
@@ -27,12 +27,13 @@ class SelfAttentivePooling(Pooling):
         self.attention = nn.Parameter(torch.empty(channels, 1))
         nn.init.xavier_normal_(self.attention)
 
-    def weights(self, frames: Tensor, lengths: Tensor | None) -> Tensor:
+    def weights(self, frames: Tensor, lengths: Lengths) -> Tensor:
         """Attention weights, (batch, 1, frames), which sum to one over the valid frames."""
-        logits = self.hidden(frames.transpose(1, 2)).tanh() @ self.attention  # (batch, frames, 1)
+        hidden = self.hidden(frames.transpose(1, 2)).tanh()  # (batch, frames, channels)
+        logits = hidden @ self.attention  # (batch, frames, 1)
         return softmax_over_frames(logits.transpose(1, 2), lengths)
 
-    def forward(self, frames: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, frames: Tensor, lengths: Lengths = None) -> Tensor:
         """Weighted means, (batch, channels)."""
         return (frames * self.weights(frames, lengths)).sum(dim=2)
 
@@ -50,7 +51,7 @@ class AttentiveStatisticsPooling(SelfAttentivePooling):
         super().__init__(channels)
         self.dim = 2 * channels
 
-    def forward(self, frames: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, frames: Tensor, lengths: Lengths = None) -> Tensor:
         """Weighted means, then weighted standard deviations, (batch, 2 channels)."""
         return weighted_statistics(frames, self.weights(frames, lengths), floor=1e-5)
 
@@ -98,13 +99,17 @@ class ChannelAttentivePooling(Pooling):
         self.tanh = tanh
         self.expand = nn.Conv1d(bottleneck, 1 if one_weight else channels, 1)
 
-    def forward(self, frames: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, frames: Tensor, lengths: Lengths = None) -> Tensor:
         """Weighted means, then standard deviations if enabled, (batch, dim)."""
-        hidden = self.squeeze(self._attended(frames, lengths))
+        # Frames differ in what they tell about a speaker: a vowel says more than a pause, and
+        # different channels listen for different sounds. So each channel weighs the frames by
+        # itself.
+        hidden = self.squeeze(self._add_context(frames, lengths))  # (batch, bottleneck, frames)
         if self.norm is not None:
             hidden = self.norm(hidden.relu())
         if self.tanh:
             hidden = hidden.tanh()
+        # (batch, channels or 1, frames)
         weights = softmax_over_frames(self.expand(hidden), lengths)
         if not self.with_deviation:
             return (frames * weights).sum(dim=2)
@@ -112,12 +117,13 @@ class ChannelAttentivePooling(Pooling):
             frames, weights, self.floor, self.ceiling, self.speechbrain_variances
         )
 
-    def _attended(self, frames: Tensor, lengths: Tensor | None) -> Tensor:
+    def _add_context(self, frames: Tensor, lengths: Lengths) -> Tensor:
         """Input of the attention, (batch, channels or 3 channels, frames)."""
         if not self.with_context:
             return frames
         mean, variance = mean_and_variance(frames, lengths, not self.speechbrain_variances)
         deviation = variance.clamp(self.floor, self.ceiling).sqrt()
+        # The same at every frame: is this frame unusual for this utterance?
         context = torch.cat((mean, deviation), dim=1).unsqueeze(2)  # (batch, 2 channels, 1)
         return torch.cat((frames, context.expand(-1, -1, frames.shape[2])), dim=1)
 
@@ -153,31 +159,31 @@ class MultiQueryPooling(Pooling):
     """
 
     def __init__(self, options: MultiQueryPoolingOptions, channels: int) -> None:
-        queries = options.queries
         heads = options.heads
-        bottleneck = options.bottleneck
         if channels % heads:
             raise ValueError(
                 f"MQMHASTP: {heads} heads cannot split {channels} channels; use a divisor of "
                 f"{channels}"
             )
-        super().__init__(2 * channels * queries)
+        super().__init__(2 * channels * options.queries)
         self.heads = heads
-        self.queries = nn.ModuleList(
-            nn.ModuleList(_HeadAttention(channels // heads, bottleneck) for _ in range(heads))
-            for _ in range(queries)
-        )
+        self.queries = nn.ModuleList()
+        for _ in range(options.queries):
+            query = nn.ModuleList()
+            for _ in range(heads):
+                query.append(_HeadAttention(channels // heads, options.bottleneck))
+            self.queries.append(query)
 
-    def forward(self, frames: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, frames: Tensor, lengths: Lengths = None) -> Tensor:
         """For each query and head: weighted means, then standard deviations; (batch, 2 channels x
         queries).
         """
-        groups = frames.chunk(self.heads, dim=1)
-        statistics = [
-            weighted_statistics(group, softmax_over_frames(head(group), lengths), floor=1e-7)
-            for query in self.queries
-            for group, head in zip(groups, query, strict=True)  # type: ignore[call-overload]
-        ]
+        groups = frames.chunk(self.heads, dim=1)  # (batch, channels / heads, frames) each
+        statistics = []
+        for query in self.queries:
+            for group, head in zip(groups, query, strict=True):  # type: ignore[call-overload]
+                weights = softmax_over_frames(head(group), lengths)
+                statistics.append(weighted_statistics(group, weights, floor=1e-7))
         return torch.cat(statistics, dim=1)
 
 
@@ -194,10 +200,10 @@ class _HeadAttention(nn.Module):
         return self.expand(self.squeeze(frames).tanh())
 
 
-def softmax_over_frames(logits: Tensor, lengths: Tensor | None) -> Tensor:
+def softmax_over_frames(logits: Tensor, lengths: Lengths) -> Tensor:
     """Softmax over the last axis of (batch, channels, frames), zero past an utterance's end."""
     if lengths is not None:
-        hidden = ~valid_frames(lengths, logits.shape[-1]).unsqueeze(1)
+        hidden = ~valid_frames(lengths, logits.shape[-1]).unsqueeze(1)  # (batch, 1, frames)
         logits = logits.masked_fill(hidden, -torch.inf)
     return logits.softmax(dim=-1)
 
@@ -212,7 +218,7 @@ def weighted_statistics(
     """Means and standard deviations under weights that sum to one over frames, (batch, 2
     channels).
     """
-    mean = (frames * weights).sum(dim=2)
+    mean = (frames * weights).sum(dim=2)  # (batch, channels)
     if is_centred:
         variance = ((frames - mean.unsqueeze(2)).square() * weights).sum(dim=2)
     else:

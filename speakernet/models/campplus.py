@@ -7,7 +7,15 @@ import types
 import torch
 from torch import Tensor, nn
 
-from speakernet.models.layers import Trunk, mask_frames, mean_over_frames, relu, strided_length
+from speakernet.frontend.features import Lengths
+from speakernet.models.layers import (
+    Foldable,
+    Trunk,
+    mask_frames,
+    mean_over_frames,
+    relu,
+    strided_length,
+)
 from speakernet.models.options.trunks import CAMPPlusOptions
 from speakernet.models.resnet import ResidualBlock, ResidualStage
 from speakernet.models.tdnn import FrameConvolution
@@ -23,7 +31,7 @@ SEGMENT_FRAMES = 100
 
 
 class CAMPPlus(Trunk):
-    """CAM++; 7.18 million parameters with TSTP, 80 mels and 512 dimensions.
+    """CAM++; 7.18 million parameters (TSTP, 80 mels, 512-dimensional).
 
     Source: Wang et al. 2023, "CAM++: a fast and efficient network for speaker verification using
     context-aware masking".
@@ -42,9 +50,10 @@ class CAMPPlus(Trunk):
             HEAD_CHANNELS, HEAD_CHANNELS, 3, stride=(2, 1), padding=1, bias=False
         )
         self.norm2 = nn.BatchNorm2d(HEAD_CHANNELS)
-        # Three strides of 2, each rounding up.
+        # Three strides of 2 along mels, each rounding up.
+        num_rows = -(-num_features // 8)
         self.conv_in = FrameConvolution(
-            HEAD_CHANNELS * -(-num_features // 8), INITIAL_CHANNELS, 5, 2, bias=False
+            HEAD_CHANNELS * num_rows, INITIAL_CHANNELS, 5, 2, bias=False
         )
         self.norm_in = nn.BatchNorm1d(INITIAL_CHANNELS)
         channels = INITIAL_CHANNELS
@@ -64,17 +73,18 @@ class CAMPPlus(Trunk):
                 if part.bias is not None:
                     nn.init.zeros_(part.bias)
 
-    def forward(
-        self, features: Tensor, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> tuple[Tensor, Lengths]:
         """(batch, mels, frames) to (batch, 512, frames / 2), and the valid frames of each."""
-        hidden = mask_frames(relu(self.norm1(self.conv1(features.unsqueeze(1)))), lengths)
+        # A small image network first, so that a voice a few mel bands higher or lower looks alike
+        # to the time-delay layers, which do most of the work on half the frames. Within a block
+        # the channels only grow; each transition halves them.
+        hidden = self.conv1(features.unsqueeze(1))  # (batch, 32, mels, frames)
+        hidden = mask_frames(relu(self.norm1(hidden)), lengths)
         for stage in self.stages:
             hidden, lengths = stage(hidden, lengths)
-        hidden = relu(self.norm2(self.conv2(hidden))).flatten(
-            1, 2
-        )  # (batch, 32 x mels / 8, frames)
-        hidden = relu(self.norm_in(self.conv_in(hidden, lengths)))
+        hidden = relu(self.norm2(self.conv2(hidden)))  # (batch, 32, mels / 8, frames)
+        hidden = hidden.flatten(1, 2)  # (batch, 32 x mels / 8, frames)
+        hidden = relu(self.norm_in(self.conv_in(hidden, lengths)))  # (batch, 128, frames / 2)
         lengths = strided_length(lengths, 2)
         for block, transition in zip(self.dense, self.transitions, strict=True):
             hidden = transition(block(hidden, lengths))
@@ -103,14 +113,14 @@ class DenseBlock(nn.Module):
             DenseLayer(channels_in + index * GROWTH, dilation) for index in range(num_layers)
         )
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> Tensor:
         """(batch, channels, frames) in and out; each layer adds 32 channels."""
         for layer in self.layers:
             features = torch.cat((features, layer(features, lengths)), dim=1)
         return features
 
 
-class DenseLayer(nn.Module):
+class DenseLayer(Foldable):
     """A bottleneck, then a convolution whose output is gated by the context of utterance and
     segment.
     """
@@ -125,12 +135,13 @@ class DenseLayer(nn.Module):
         self.squeeze = nn.Conv1d(BOTTLENECK, BOTTLENECK // 2, 1)
         self.excite = nn.Conv1d(BOTTLENECK // 2, GROWTH, 1)
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> Tensor:
         """(batch, channels, frames) to (batch, 32, frames)."""
+        # Context-aware masking: what was said around a frame, and in the whole utterance, decides
+        # which channels of the local convolution count.
         hidden = mask_frames(relu(self.norm(self.bottleneck(features))), lengths)
-        gate = self.excite(
-            self.squeeze(context(hidden, lengths)).relu()
-        ).sigmoid()  # (batch, 32, segments)
+        means = mean_contexts(hidden, lengths)  # (batch, 128, segments)
+        gate = self.excite(self.squeeze(means).relu()).sigmoid()  # (batch, 32, segments)
         # Constant over each segment, as in the original; the last segment is cut to the available
         # frames.
         if torch.compiler.is_exporting():
@@ -141,7 +152,7 @@ class DenseLayer(nn.Module):
         return self.local(hidden, lengths) * gate
 
 
-def context(features: Tensor, lengths: Tensor | None) -> Tensor:
+def mean_contexts(features: Tensor, lengths: Lengths) -> Tensor:
     """Mean over the utterance plus mean over each segment of 100 frames.
 
     Returns:
@@ -151,17 +162,17 @@ def context(features: Tensor, lengths: Tensor | None) -> Tensor:
     # Not a negated floor division: exported graphs divide towards zero.
     # torch's exporter would fix the number of segments to its example's. One more, pooled without
     # reshaping, avoids it.
-    num_segments = (
-        num_frames + SEGMENT_FRAMES - 1
-    ) // SEGMENT_FRAMES + torch.compiler.is_exporting()
+    is_exporting = torch.compiler.is_exporting()
+    num_segments = (num_frames + SEGMENT_FRAMES - 1) // SEGMENT_FRAMES + is_exporting
     padded = nn.functional.pad(features, (0, num_segments * SEGMENT_FRAMES - num_frames))
-    if torch.compiler.is_exporting():
+    if is_exporting:
         sums = SEGMENT_FRAMES * nn.functional.avg_pool1d(padded, SEGMENT_FRAMES)
     else:
+        # (batch, channels, segments, 100)
         segments = padded.unflatten(2, (num_segments, SEGMENT_FRAMES))
         sums = segments.sum(dim=3, dtype=torch.promote_types(features.dtype, torch.float32))
     starts = SEGMENT_FRAMES * torch.arange(num_segments, device=features.device)
-    # The last segment ends with the utterance.
-    left = (num_frames - starts).unsqueeze(0) if lengths is None else lengths.unsqueeze(1) - starts
-    means = (sums / left.clamp(1, SEGMENT_FRAMES).unsqueeze(1)).to(features.dtype)
+    # The last segment ends with the utterance: (segments,) or (batch, segments) frames are left.
+    left = (num_frames if lengths is None else lengths.unsqueeze(1)) - starts
+    means = (sums / left.clamp(1, SEGMENT_FRAMES).unsqueeze(-2)).to(features.dtype)
     return means + mean_over_frames(features, lengths).unsqueeze(2)

@@ -5,7 +5,9 @@ from functools import partial
 
 from torch import Tensor, nn
 
+from speakernet.frontend.features import Lengths
 from speakernet.models.layers import (
+    Foldable,
     SqueezeExcitation,
     Trunk,
     check_frames,
@@ -23,12 +25,13 @@ from speakernet.models.options.trunks import (
 from speakernet.models.resnet import ResidualBlock, ResidualTrunk
 
 NUM_MELS = 40
-_gated = partial(ResidualBlock, gate=SqueezeExcitation, relu_first=True)
+# voxceleb_trainer's block has its first ReLU before the norm, unlike He et al.
+make_gated_block = partial(ResidualBlock, gate=SqueezeExcitation, relu_first=True)
 
 
 class ResNetSE34L(ResidualTrunk):
-    """Light ResNet-34 with squeeze-and-excitation, 16 to 128 channels; 1,437,078 parameters with
-    SAP at 512 dimensions.
+    """Light ResNet-34 with squeeze-and-excitation, 16 to 128 channels; 1,437,078 parameters (SAP,
+    512-dimensional).
 
     Source: Chung et al. 2020, "In defence of metric learning for speaker recognition".
     """
@@ -37,16 +40,15 @@ class ResNetSE34L(ResidualTrunk):
 
     def __init__(self, options: ResNetSE34LOptions, num_features: int) -> None:
         conv1 = nn.Conv2d(1, 16, 7, stride=(2, 1), padding=3, bias=False)
-        super().__init__(
-            num_features, 16, RESNET34, _gated, [(1, 1), (2, 2), (2, 2), (1, 1)], conv1
-        )
+        strides = [(1, 1), (2, 2), (2, 2), (1, 1)]
+        super().__init__(num_features, 16, RESNET34, make_gated_block, strides, conv1)
         initialize_convolutions(self)
 
 
 class ResNetSE34V2(ResidualTrunk):
     """ResNet-34 with squeeze-and-excitation, 32 to 256 channels.
 
-    8,028,492 parameters with ASP, 64 mels and 512 dimensions.
+    8,028,492 parameters (ASP, 64 mels, 512-dimensional).
 
     Source: Heo et al. 2020, "Clova baseline system for the VoxCeleb Speaker Recognition Challenge
     2020".
@@ -56,12 +58,13 @@ class ResNetSE34V2(ResidualTrunk):
     norm_first = False
 
     def __init__(self, options: ResNetSE34V2Options, num_features: int) -> None:
-        super().__init__(num_features, 32, RESNET34, _gated, conv1=nn.Conv2d(1, 32, 3, padding=1))
+        conv1 = nn.Conv2d(1, 32, 3, padding=1)
+        super().__init__(num_features, 32, RESNET34, make_gated_block, conv1=conv1)
         initialize_convolutions(self)
 
 
 class VGGVox(Trunk):
-    """VGG-M on 40 log-mel bands; 4,032,448 parameters with SAP at 512 dimensions.
+    """VGG-M on 40 log-mel bands; 4,032,448 parameters (SAP, 512-dimensional).
 
     Source: Nagrani et al. 2017, "VoxCeleb".
     """
@@ -93,18 +96,18 @@ class VGGVox(Trunk):
             ]
         )
 
-    def forward(
-        self, features: Tensor, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> tuple[Tensor, Lengths]:
         """(batch, 40, frames) to (batch, 512, about frames / 16), and the valid frames of each."""
+        # An image network whose poolings shrink mels from 40 to 4 rows; its last convolution spans
+        # all four, so that one row is left and no average over mels is needed.
         check_frames(features, lengths, self.min_frames, "VGGVox")
-        hidden = features.unsqueeze(1)
+        hidden = features.unsqueeze(1)  # (batch, 1, 40, frames)
         for layer in self.layers:
             hidden, lengths = layer(hidden, lengths)
-        return hidden.squeeze(2), lengths
+        return hidden.squeeze(2), lengths  # (batch, 512, about frames / 16)
 
 
-class _Convolution(nn.Module):
+class _Convolution(Foldable):
     """Convolution, batch norm, ReLU, and max pooling if `pool` is given; sizes are (mels,
     frames).
     """
@@ -128,7 +131,7 @@ class _Convolution(nn.Module):
         self.grid = (kernel[1], stride[1], padding[1])
         self.pool_grid = (pool[1], pool_stride[1]) if pool else (1, 1)
 
-    def forward(self, features: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def forward(self, features: Tensor, lengths: Lengths) -> tuple[Tensor, Lengths]:
         """(batch, channels, mels, frames) and valid frames, in and out."""
         lengths = valid_length(lengths, *self.grid)
         hidden = relu(self.norm(self.conv(features)))

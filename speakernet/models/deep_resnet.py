@@ -8,7 +8,15 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from speakernet.models.layers import Trunk, mask_frames, mean_over_frames, relu, strided_length
+from speakernet.frontend.features import Lengths
+from speakernet.models.layers import (
+    Foldable,
+    Trunk,
+    mask_frames,
+    mean_over_frames,
+    relu,
+    strided_length,
+)
 from speakernet.models.options.trunks import DeepResNetOptions, GeminiOptions, SimAMResNetOptions
 from speakernet.models.resnet import (
     ResidualBlock,
@@ -27,7 +35,7 @@ MEL_STRIDE = 2
 FRAME_STRIDES = (1, 2, 1, 1)
 
 
-class Bottleneck(nn.Module):
+class Bottleneck(Foldable):
     """A 1 x 1, a 3 x 3 and a 1 x 1 convolution with batch norms, and a shortcut.
 
     Its output is four times as wide as its inside. If inverted, its inside is four times as wide as
@@ -40,29 +48,33 @@ class Bottleneck(nn.Module):
         self, channels_in: int, channels: int, stride: Stride = (1, 1), inverted: bool = False
     ) -> None:
         super().__init__()
-        inner, out = (
-            (EXPANSION * channels, channels) if inverted else (channels, EXPANSION * channels)
-        )
+        if inverted:
+            inner = groups = EXPANSION * channels
+            out = channels
+        else:
+            inner = channels
+            groups = 1
+            out = EXPANSION * channels
         self.out_channels = out
         self.frame_stride = stride[1]
         self.conv1 = nn.Conv2d(channels_in, inner, 1, bias=False)
         self.norm1 = nn.BatchNorm2d(inner)
         # The stride is on the 3 x 3 convolution, as in wespeaker; He et al. have it on the first 1
         # x 1.
-        groups = inner if inverted else 1
         self.conv2 = nn.Conv2d(inner, inner, 3, stride=stride, padding=1, groups=groups, bias=False)
         self.norm2 = nn.BatchNorm2d(inner)
         self.conv3 = nn.Conv2d(inner, out, 1, bias=False)
         self.norm3 = nn.BatchNorm2d(out)
         self.shortcut = make_shortcut(channels_in, out, stride)
 
-    def forward(
-        self, features: Tensor, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> tuple[Tensor, Lengths]:
         """(batch, channels, mels, frames) and valid frames, in and out."""
+        # The expensive 3 x 3 convolution runs on few channels (or, inverted, on each channel
+        # alone); the 1 x 1 convolutions change the width before and after it.
         hidden = mask_frames(relu(self.norm1(self.conv1(features))), lengths)
         lengths = strided_length(lengths, self.frame_stride)
-        hidden = self.norm3(self.conv3(relu(self.norm2(self.conv2(hidden)))))
+        hidden = relu(self.norm2(self.conv2(hidden)))  # (batch, inner channels, ...)
+        hidden = self.norm3(self.conv3(hidden))  # (batch, out channels, ...)
         return mask_frames(relu(hidden + self.shortcut(features)), lengths), lengths
 
 
@@ -107,19 +119,21 @@ class SimilarityAttention(nn.Module):
     def __init__(self, channels: int = 0) -> None:
         super().__init__()
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> Tensor:
         """(batch, channels, mels, frames) in and out; frames past an utterance's end must be
         zero.
         """
+        # A value far from its channel's mean stands out from its neighbours, so it is taken to be
+        # informative: the gate is 0.62 at the mean and rises to 1 with the squared distance in
+        # units of the variance.
         mean = mean_over_frames(features.mean(dim=2), lengths)[:, :, None, None]
         # In float16 squares overflow above 255.
         wide = torch.promote_types(features.dtype, torch.float32)
         distance = mask_frames((features - mean).to(wide).square(), lengths)
-        count = features.shape[2] * (
-            features.shape[3] if lengths is None else lengths.view(-1, 1, 1, 1)
-        )
+        num_frames = features.shape[3] if lengths is None else lengths.view(-1, 1, 1, 1)
+        count = features.shape[2] * num_frames
         # Divided by n - 1, as in the original code.
-        variance = distance.sum(dim=(2, 3), keepdim=True) / (count - 1)
+        variance = distance.sum(dim=(2, 3), keepdim=True) / (count - 1)  # (batch, channels, 1, 1)
         gate = (distance / (4 * (variance + self.REGULARIZER)) + 0.5).sigmoid()
         return features * gate.to(features.dtype)
 
@@ -138,27 +152,27 @@ class GeminiDFResNet(Trunk):
         self.norm1 = nn.BatchNorm2d(CHANNELS[0])
         self.downsamples = nn.ModuleList()
         self.stages = nn.ModuleList()
+        make_block = partial(Bottleneck, inverted=True)
         for index, num_blocks in enumerate(options.blocks):
             width = CHANNELS[index + 1]
             stride = (MEL_STRIDE, FRAME_STRIDES[index])
             conv = nn.Conv2d(CHANNELS[index], width, 3, stride=stride, padding=1, bias=False)
             self.downsamples.append(nn.Sequential(conv, nn.BatchNorm2d(width)))
-            self.stages.append(
-                ResidualStage(partial(Bottleneck, inverted=True), width, width, num_blocks)
-            )
+            self.stages.append(ResidualStage(make_block, width, width, num_blocks))
         # Four strides of 2, each rounding up.
         self.out_channels = CHANNELS[-1] * -(-num_features // MEL_STRIDE ** len(self.stages))
 
-    def forward(
-        self, features: Tensor, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> tuple[Tensor, Lengths]:
         """(batch, mels, frames) to (batch, 256 mels / 16, frames / 2), and the valid frames of
         each.
         """
-        hidden = mask_frames(relu(self.norm1(self.conv1(features.unsqueeze(1)))), lengths)
-        for downsample, stage, stride in zip(
-            self.downsamples, self.stages, FRAME_STRIDES, strict=True
-        ):
-            lengths = strided_length(lengths, stride)
-            hidden, lengths = stage(mask_frames(downsample(hidden), lengths), lengths)
-        return hidden.flatten(1, 2), lengths
+        # Mels are halved before every stage, frames only once: the paper's search found that detail
+        # in time is worth more than detail in frequency.
+        hidden = self.conv1(features.unsqueeze(1))  # (batch, 32, mels, frames)
+        hidden = mask_frames(relu(self.norm1(hidden)), lengths)
+        parts = zip(self.downsamples, self.stages, FRAME_STRIDES, strict=True)
+        for downsample, stage, frame_stride in parts:
+            lengths = strided_length(lengths, frame_stride)
+            hidden = mask_frames(downsample(hidden), lengths)
+            hidden, lengths = stage(hidden, lengths)
+        return hidden.flatten(1, 2), lengths  # (batch, 256 x mels / 16, frames / 2)

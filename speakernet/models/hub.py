@@ -7,6 +7,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import huggingface_hub
@@ -44,13 +45,12 @@ def snapshot(name: str, revision: str, patterns: Sequence[str], what: str) -> Pa
 
 
 def _download(name: str, revision: str, patterns: Sequence[str], what: str) -> Path:
+    download = partial(
+        huggingface_hub.snapshot_download, name, revision=revision, allow_patterns=list(patterns)
+    )
     try:
         huggingface_hub.HfApi().model_info(name, revision=revision, timeout=HUB_SECONDS)
-        return Path(
-            huggingface_hub.snapshot_download(
-                name, revision=revision, allow_patterns=list(patterns)
-            )
-        )
+        return Path(download())
     except (
         errors.RepositoryNotFoundError,
         errors.RevisionNotFoundError,
@@ -63,11 +63,7 @@ def _download(name: str, revision: str, patterns: Sequence[str], what: str) -> P
     except Exception as error:
         # httpx, the hub and the system each raise their own errors without a network.
         try:
-            cached = Path(
-                huggingface_hub.snapshot_download(
-                    name, revision=revision, allow_patterns=list(patterns), local_files_only=True
-                )
-            )
+            cached = Path(download(local_files_only=True))
         except Exception:
             raise CheckpointError(
                 f"{what} is neither a local folder nor in the cache, and the hub cannot be reached "
@@ -124,16 +120,17 @@ def _digest_of(path: Path) -> str:
 def push(name: str, files: Mapping[str, bytes | Path], *, is_private: bool) -> str:
     """Upload files to a repository, created if missing; returns the address of the commit."""
     api = huggingface_hub.HfApi()
-    added = [
-        huggingface_hub.CommitOperationAdd(path_in_repo=target, path_or_fileobj=content)
-        for target, content in files.items()
-    ]
+    operations = []
+    for target, content in files.items():
+        operations.append(
+            huggingface_hub.CommitOperationAdd(path_in_repo=target, path_or_fileobj=content)
+        )
     try:
         api.create_repo(name, private=is_private or None, exist_ok=True)
-        done = api.create_commit(name, added, commit_message=f"Add {', '.join(files)}")
+        commit = api.create_commit(name, operations, commit_message=f"Add {', '.join(files)}")
     except Exception as error:
         raise CheckpointError(
             f"{name}: the upload to the hub failed ({error_line(error)}); {LOG_IN} to a token with "
             "write access"
         ) from error
-    return str(done.commit_url)
+    return str(commit.commit_url)

@@ -5,6 +5,7 @@
 import torch
 from torch import Tensor, nn
 
+from speakernet.frontend.features import Lengths, valid_frames
 from speakernet.models.attentive_pooling import ChannelAttentivePooling, softmax_over_frames
 from speakernet.models.options.poolings import (
     POOLINGS,
@@ -29,7 +30,8 @@ class LayerWeights(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         """(batch, layers, channels, frames) to (batch, channels, frames)."""
-        return (states * self.logits.softmax(0)[:, None, None]).sum(dim=1)
+        weights = self.logits.softmax(0)[:, None, None]  # (layers, 1, 1)
+        return (states * weights).sum(dim=1)
 
 
 class LayerSum(Pooling):
@@ -54,7 +56,7 @@ class LayerSum(Pooling):
         self.weights = LayerWeights(layers)
         self.over_frames = inner
 
-    def forward(self, states: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, states: Tensor, lengths: Lengths = None) -> Tensor:
         """(batch, layers, channels, frames) to the output of the pooling over frames, (batch,
         dim).
         """
@@ -87,23 +89,22 @@ class MHFA(Pooling):
             options.compression, options.heads, 2 * context + 1, padding=context, bias=context == 0
         )
 
-    def forward(self, states: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, states: Tensor, lengths: Lengths = None) -> Tensor:
         """(batch, layers, channels, frames) to the weighted means of each head, (batch, heads x
         compression).
         """
+        # The layers of a speech model specialise, and those that tell one sound from another (keys:
+        # where to look) are not those that tell one voice from another (values: what to take). So
+        # the two have separate sums over layers.
         keys = self.keys(self.key_weights(states).transpose(1, 2))  # (batch, frames, compression)
         values = self.values(self.value_weights(states).transpose(1, 2))
         if lengths is not None:
             # Zeros past an utterance's end, like the convolution's padding past the end of the
             # batch.
-            keys = (
-                keys
-                * (torch.arange(keys.shape[1], device=keys.device) < lengths[:, None])[..., None]
-            )
-        weights = softmax_over_frames(
-            self.attention(keys.transpose(1, 2)), lengths
-        )  # (batch, heads, frames)
-        return (weights @ values).flatten(1)
+            keys = keys * valid_frames(lengths, keys.shape[1]).unsqueeze(2)
+        logits = self.attention(keys.transpose(1, 2))  # (batch, heads, frames)
+        weights = softmax_over_frames(logits, lengths)
+        return (weights @ values).flatten(1)  # (batch, heads x compression)
 
 
 class AdapterMFA(Pooling):
@@ -121,18 +122,18 @@ class AdapterMFA(Pooling):
     def __init__(self, options: AdapterMFAOptions, channels: int, layers: int) -> None:
         dim = options.dim
         super().__init__(2 * dim * layers)
-        self.adapters = nn.ModuleList(
-            nn.Sequential(
-                nn.Linear(channels, dim), nn.LayerNorm(dim), nn.ReLU(), nn.Linear(dim, dim)
+        self.adapters = nn.ModuleList()
+        for _ in range(layers):
+            first = nn.Linear(channels, dim)
+            self.adapters.append(
+                nn.Sequential(first, nn.LayerNorm(dim), nn.ReLU(), nn.Linear(dim, dim))
             )
-            for _ in range(layers)
-        )
         self.attentive = ChannelAttentivePooling(dim * layers, bottleneck=dim)
 
-    def forward(self, states: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, states: Tensor, lengths: Lengths = None) -> Tensor:
         """(batch, layers, channels, frames) to means and deviations, (batch, 2 x layers x dim)."""
-        adapted = [
-            adapter(one.transpose(1, 2))
-            for adapter, one in zip(self.adapters, states.unbind(1), strict=True)
-        ]
-        return self.attentive(torch.cat(adapted, dim=2).transpose(1, 2), lengths)  # type: ignore[no-any-return]
+        adapted = []
+        for adapter, state in zip(self.adapters, states.unbind(1), strict=True):
+            adapted.append(adapter(state.transpose(1, 2)))  # (batch, frames, dim)
+        frames = torch.cat(adapted, dim=2).transpose(1, 2)  # (batch, layers x dim, frames)
+        return self.attentive(frames, lengths)  # type: ignore[no-any-return]

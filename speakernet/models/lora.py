@@ -21,10 +21,11 @@ WAVLM_ATTENTION = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 def add_adapters(backbone: nn.Module, options: PretrainedOptions) -> None:
     """Add adapters to the requested linear layers, in place."""
+    names = "|".join(layers_to_adapt(backbone, options))
     config = peft.LoraConfig(
         r=options.lora_rank,
         lora_alpha=options.lora_alpha,
-        target_modules=rf"encoder\..*\.({'|'.join(layers_to_adapt(backbone, options))})",
+        target_modules=rf"encoder\..*\.({names})",
         lora_dropout=options.lora_dropout,
     )
     peft.inject_adapter_in_model(config, backbone)
@@ -38,12 +39,11 @@ def layers_to_adapt(backbone: nn.Module, options: PretrainedOptions) -> list[str
     targets = options.lora_targets
     if targets == ["auto"]:
         targets = TARGETS.get(kind, DEFAULT_TARGETS)
-    linear = {
-        name.rpartition(".")[2]
-        for name, module in backbone.encoder.named_modules()  # type: ignore[union-attr]
-        if isinstance(module, nn.Linear)
-        and not (kind == "wavlm" and name.endswith(WAVLM_ATTENTION))
-    }
+    linear = set()
+    for name, module in backbone.encoder.named_modules():  # type: ignore[union-attr]
+        is_bypassed = kind == "wavlm" and name.endswith(WAVLM_ATTENTION)
+        if isinstance(module, nn.Linear) and not is_bypassed:
+            linear.add(name.rpartition(".")[2])
     if unknown := [name for name in targets if name not in linear]:
         raise ValueError(
             f"model.options.lora_targets: {unknown[0]} matches no linear layer of this {kind} that "

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Ge, Le, MaxLen, MinLen
-from pydantic import ConfigDict, FiniteFloat, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -26,11 +26,11 @@ from speakernet.checkpoint import CheckpointError, read_checkpoint, write_checkp
 from speakernet.files import place, reading
 from speakernet.models.options import MODELS
 from speakernet.models.speaker_net import (
-    SPEC_AUGMENT_PREFIX,
     SpeakerNet,
     check_finite,
     check_fits,
     strip_wrappers,
+    without_spec_augment,
 )
 from speakernet.options import OUTSIDE, lookup
 
@@ -113,26 +113,32 @@ def model_file_contents(
         is_last: whether this is for last.pt, which omits the frozen weights of a pretrained
             backbone.
     """
-    is_named = is_last or getattr(getattr(net.trunk, "options", None), "reference", False)
-    fixed = getattr(net.trunk, "fixed", {}) if is_named else {}
-    trained: dict[str, int] = {}
-    for parameter in net.parameters() if hasattr(net.trunk, "fixed") else ():
-        kind = "parameters_trained" if parameter.requires_grad else "parameters_frozen"
-        trained[kind] = trained.get(kind, 0) + parameter.numel()
-    return {
+    # The frozen weights of a backbone of several GB are in files that do not change, so last.pt,
+    # which is written every epoch, only refers to them.
+    trunk = net.trunk
+    fixed = trunk.fixed if is_last or trunk.refers_to_files else {}
+    summary = None if training_summary is None else dict(training_summary)
+    if summary is not None and trunk.is_pretrained:
+        sizes = {"parameters_trained": 0, "parameters_frozen": 0}
+        for parameter in net.parameters():
+            kind = "parameters_trained" if parameter.requires_grad else "parameters_frozen"
+            sizes[kind] += parameter.numel()
+        summary |= {kind: size for kind, size in sizes.items() if size}
+    weights = net.weights(without_fixed=bool(fixed))
+    contents = {
         "format_version": FORMAT_VERSION,
         **net.spec(),
-        "weights": {
-            name: value.detach() for name, value in net.weights(without_fixed=bool(fixed)).items()
-        },
-        **({"reference": dict(fixed)} if fixed else {}),
-        "loss_normalizes": loss_normalizes,
-        "embedding_mean": embedding_mean,
-        "embedding_mean_of": None if embedding_mean_of is None else dict(embedding_mean_of),
-        "calibration": None if calibration is None else dict(calibration),
-        "thresholds": [dict(threshold) for threshold in thresholds],
-        "training_summary": None if training_summary is None else {**training_summary, **trained},
+        "weights": {name: value.detach() for name, value in weights.items()},
     }
+    if fixed:
+        contents["reference"] = dict(fixed)
+    contents["loss_normalizes"] = loss_normalizes
+    contents["embedding_mean"] = embedding_mean
+    contents["embedding_mean_of"] = embedding_mean_of and dict(embedding_mean_of)
+    contents["calibration"] = calibration and dict(calibration)
+    contents["thresholds"] = [dict(threshold) for threshold in thresholds]
+    contents["training_summary"] = summary
+    return contents
 
 
 def load_model_file(path: str | Path, device: torch.device | str = "cpu") -> ModelFile:
@@ -159,6 +165,9 @@ def model_of(
     contents: dict[str, Any], path: str | Path, device: torch.device | str = "cpu"
 ) -> ModelFile:
     """The network of a model file's contents, in evaluation mode, on `device`."""
+    # A model file may come from anywhere, so nothing in it is trusted: its entries are checked,
+    # the network is built without drawing weights and within the memory that they justify, and
+    # all names and shapes are compared before they are loaded.
     with reading(path, "a model file of this program", CheckpointError), _in_float32():
         check_entries(contents, path)
         for module, digest in contents.get("components", {}).items():
@@ -174,9 +183,9 @@ def model_of(
             net = SpeakerNet.from_spec(contents)
         check_fits(weights, net.state_dict(), path)
         mean = contents.get("embedding_mean")
-        if mean is not None and (
-            mean.shape != (net.embedding_dim,) or not mean.float().isfinite().all()
-        ):
+        if mean is None:
+            mean = torch.zeros(net.embedding_dim)
+        if mean.shape != (net.embedding_dim,) or not mean.float().isfinite().all():
             raise CheckpointError(
                 f"{path}: embedding_mean is not {net.embedding_dim} finite numbers; {ADVICE}"
             )
@@ -256,8 +265,7 @@ def network_weights(contents: Mapping[str, Any], path: str | Path) -> dict[str, 
     weights = contents["weights"]
     if contents.get("reference"):
         weights = lookup(MODELS, contents["model"]["name"], "model").load().complete(contents, path)
-    named = ((strip_wrappers(name), value) for name, value in weights.items())
-    return {name: value for name, value in named if not name.startswith(SPEC_AUGMENT_PREFIX)}
+    return without_spec_augment({strip_wrappers(name): value for name, value in weights.items()})
 
 
 def load_initial_weights(
@@ -269,6 +277,9 @@ def load_initial_weights(
     same loss with the same speakers (`speakers` is their checksum), otherwise the head starts from
     scratch.
     """
+    # Where fine-tuning starts. The network must fit completely, because a layer left at its random
+    # values would ruin the others in the first steps; the head of the loss need not fit, because
+    # other speakers need another head anyway.
     contents = read_checkpoint(path)
     report = LoadReport("speakernet", 0)
     with reading(
@@ -280,11 +291,12 @@ def load_initial_weights(
             weights = network_weights(contents, path)
             head = _saved_head(contents, speakers)
             # An adaptation only fits the embeddings of the old weights.
-            left = [name for name in weights if name.startswith("adaptation.")]
-            report.not_loaded = [
-                f"{name} (run `speakernet adapt` again after training)" for name in left
-            ]
-            weights = {name: value for name, value in weights.items() if name not in left}
+            for name in list(weights):
+                if name.startswith("adaptation."):
+                    del weights[name]
+                    report.not_loaded.append(
+                        f"{name} (run `speakernet adapt` again after training)"
+                    )
         else:
             # Imported late: only files of other toolkits need it.
             from speakernet.models.importers import translate
@@ -314,47 +326,45 @@ def load_initial_weights(
 
 def _saved_head(contents: Mapping[str, Any], speakers: int | None) -> dict[str, Tensor]:
     """The loss's weights: last.pt has them in its training state, best.pt has none."""
-    saved = contents.get("training") or {}
-    if None not in (speakers, saved.get("speakers")) and saved["speakers"] != speakers:
+    training = contents.get("training") or {}
+    saved_speakers = training.get("speakers")
+    # Without a checksum on either side the shapes have to decide.
+    if None not in (speakers, saved_speakers) and saved_speakers != speakers:
         return {}
-    return {strip_wrappers(name): value for name, value in (saved.get("loss") or {}).items()}
+    return {strip_wrappers(name): value for name, value in (training.get("loss") or {}).items()}
 
 
 def _check_same_architecture(
     net: SpeakerNet, contents: Mapping[str, Any], path: str | Path
 ) -> None:
-    ours = net.spec()
     name = contents["model"]["name"]
-    if name != ours["model"]["name"]:
+    if name != net.model_name:
         raise CheckpointError(
-            f"{path} is a {name}, but the configuration has {ours['model']['name']}; set "
+            f"{path} is a {name}, but the configuration has {net.model_name}; set "
             f"model.name: {name}"
         )
+    spec = net.spec()
     for component in ("model", "front_end"):
-        if contents[component] != ours[component]:
-            logger.warning(
-                "%s has %s %s, this run has %s",
-                path,
-                component,
-                contents[component],
-                ours[component],
-            )
+        theirs = contents[component]
+        ours = spec[component]
+        if theirs != ours:
+            logger.warning("%s has %s %s, this run has %s", path, component, theirs, ours)
 
 
 def _load_head(loss: nn.Module | None, head: Mapping[str, Tensor], report: LoadReport) -> None:
     if loss is None or not head:
         report.not_loaded += [f"{name} (weights of the loss, not needed)" for name in head]
-        report.head = "none" if loss is None or not any(True for _ in loss.parameters()) else "new"
+        if loss is not None and list(loss.parameters()):
+            report.head = "new"
         return
-    own = loss.state_dict()
-    if {name: value.shape for name, value in own.items()} != {
-        name: value.shape for name, value in head.items()
-    }:
+    shapes = {name: tuple(value.shape) for name, value in head.items()}
+    ours = {name: tuple(value.shape) for name, value in loss.state_dict().items()}
+    if shapes != ours:
         # Different speakers or a different loss; the network is still useful.
         report.head = "new"
-        for name, value in head.items():
-            here = tuple(own[name].shape) if name in own else "not in this loss"
-            report.not_loaded.append(f"loss {name} {tuple(value.shape)} (in this run: {here})")
+        for name, shape in shapes.items():
+            here = ours.get(name, "not in this loss")
+            report.not_loaded.append(f"loss {name} {shape} (in this run: {here})")
         return
     check_finite(head, "the head of the loss")
     loss.load_state_dict(dict(head))
@@ -413,27 +423,25 @@ def check_entries(contents: Mapping[str, Any], path: str | Path) -> None:
             f"{path} has format version {version!r:.60}; this speakernet reads up to "
             f"{FORMAT_VERSION}; upgrade it"
         )
-    broken = [
-        name
-        for name in Entries.model_fields
-        if name not in TENSORS and not _is_plain(contents.get(name))
-    ]
+    # Walked through before pydantic sees them, which would follow a structure that contains itself
+    # without end.
+    for name in Entries.model_fields:
+        if name not in TENSORS and not _is_plain(contents.get(name)):
+            raise CheckpointError(f"{path}: {name} is missing or malformed; {ADVICE}")
     try:
-        if not broken:
-            Entries.model_validate(contents, strict=True)
+        Entries.model_validate(contents, strict=True)
     except ValidationError as error:
-        broken = [str(error.errors(include_input=False)[0]["loc"][0])]
-    if broken:
-        raise CheckpointError(f"{path}: {broken[0]} is missing or malformed; {ADVICE}")
+        entry = error.errors(include_input=False)[0]["loc"][0]
+        raise CheckpointError(f"{path}: {entry} is missing or malformed; {ADVICE}") from None
     names = set()
     for threshold in contents.get("thresholds") or ():
-        name = threshold["name"], json.dumps(threshold["backend"], sort_keys=True)
-        if name in names:
+        key = threshold["name"], json.dumps(threshold["backend"], sort_keys=True)
+        if key in names:
             raise CheckpointError(
                 f"{path} has two thresholds {threshold['name']!r} for one kind of score, so it is "
                 "unclear which one applies; calibrate it again"
             )
-        names.add(name)
+        names.add(key)
 
 
 def _is_plain(value: Any) -> bool:
@@ -443,82 +451,102 @@ def _is_plain(value: Any) -> bool:
     waiting = [value]
     left = MAX_VALUES
     while waiting and left:
-        one = waiting.pop()
-        left = left - 1
-        if isinstance(one, dict):
-            waiting += [*one.keys(), *one.values()]
-        elif isinstance(one, list | tuple):
-            waiting += one
-        elif one is not None and not isinstance(one, bool | int | float | str):
+        value = waiting.pop()
+        left -= 1
+        if isinstance(value, dict):
+            waiting += [*value.keys(), *value.values()]
+        elif isinstance(value, list | tuple):
+            waiting += value
+        elif value is not None and not isinstance(value, bool | int | float | str):
             return False
     return not waiting
 
 
-CHECKS = ConfigDict(arbitrary_types_allowed=True, defer_build=True)
-# A threshold that nothing reaches is infinite; the bound refuses NaN.
-Limit = Annotated[float, Ge(-math.inf)]
 Count = Annotated[int, Ge(0)]
-Named: Any = create_model(
-    "Named", __config__=CHECKS, name=(str, ...), options=(dict[str, Any], ...)
-)
-Threshold: Any = create_model(
-    "Threshold",
-    __config__=CHECKS,
-    name=(str, ...),
-    threshold=(Limit, ...),
-    backend=(dict[str, Any], ...),
-)
-Fit: Any = create_model(
-    "Fit",
-    __config__=CHECKS,
-    inputs=(Annotated[list[str], MinLen(1)], ...),
-    weights=(list[FiniteFloat], ...),
-    offset=(FiniteFloat, ...),
-    prior=(FiniteFloat, ...),
-    backend=(dict[str, Any], ...),
-    # Files of version 0.2.0 lack the counts.
-    num_targets=(Count, 0),
-    num_nontargets=(Count, 0),
-)
-Calibration: Any = create_model("Calibration", __config__=CHECKS, fits=(list[Fit], []))
 Size = Annotated[int, Ge(1), Le(MAX_VALUES)]
-Score: Any = Literal["cosine", "plda"]
-Speech: Any = Literal["whole", "detected"]
-AdaptationEntry: Any = create_model(
-    "AdaptationEntry",
-    __config__=CHECKS,
-    name=(str, ...),
-    maps=(
-        Annotated[list[Annotated[list[Size], MinLen(2), MaxLen(2)]], MinLen(1), MaxLen(MAX_MAPS)],
-        ...,
-    ),
-    score=(Score, ...),
-    speech=(Speech, "whole"),
-    repeat_seconds=(Annotated[float, Ge(0.0), Le(MAX_REPEAT_SECONDS)], 0.0),
-)
-Corpus: Any = create_model("Corpus", __config__=CHECKS, is_synthetic=(bool, False))
-Summary: Any = create_model(
-    "Summary",
-    __config__=CHECKS,
-    chosen_by=(dict[str, Any] | None, None),
-    corpus=(Corpus | None, None),
-)
-Entries = create_model(
-    "Entries",
-    __config__=CHECKS,
-    model=(Named, ...),
-    front_end=(Named, ...),
-    sample_rate=(Annotated[int, Ge(LOWEST_RATE), Le(HIGHEST_RATE)], ...),
-    weights=(dict[str, Tensor], ...),
-    loss_normalizes=(bool, ...),
-    embedding_mean=(Tensor | None, None),
-    embedding_mean_of=(dict[str, Any] | None, None),
-    calibration=(Calibration | None, None),
-    thresholds=(list[Threshold] | None, None),
-    training_summary=(Summary | None, None),
-    adaptation=(AdaptationEntry | None, None),
-    components=(dict[str, str], {}),
+# Numbers of inputs and outputs.
+Map = Annotated[list[Size], MinLen(2), MaxLen(2)]
+
+
+class Checked(BaseModel):
+    """A part of a model file: values of the right kinds, whatever else there is."""
+
+    # Built at the first model file that is read, not at every start.
+    model_config = ConfigDict(arbitrary_types_allowed=True, defer_build=True)
+
+
+class Named(Checked):
+    """A component: its name and plain options."""
+
+    name: str
+    options: dict[str, Any]
+
+
+class Threshold(Checked):
+    """A decision threshold with the scoring that it belongs to."""
+
+    name: str
+    # A threshold that nothing reaches is infinite; the bound refuses NaN.
+    threshold: Annotated[float, Ge(-math.inf)]
+    backend: dict[str, Any]
+
+
+class Fit(Checked):
+    """The calibration of one scoring."""
+
+    inputs: Annotated[list[str], MinLen(1)]
+    weights: list[FiniteFloat]
+    offset: FiniteFloat
+    prior: FiniteFloat
+    backend: dict[str, Any]
+    # Files of version 0.2.0 lack the counts.
+    num_targets: Count = 0
+    num_nontargets: Count = 0
+
+
+class Calibration(Checked):
+    """The calibrations of all scorings."""
+
+    fits: list[Fit] = []
+
+
+class AdaptationEntry(Checked):
+    """The adaptation appended to the embedding layer."""
+
+    name: str
+    maps: Annotated[list[Map], MinLen(1), MaxLen(MAX_MAPS)]
+    score: Literal["cosine", "plda"]
+    speech: Literal["whole", "detected"] = "whole"
+    repeat_seconds: Annotated[float, Ge(0.0), Le(MAX_REPEAT_SECONDS)] = 0.0
+
+
+class Corpus(Checked):
+    """What a network was trained on."""
+
+    is_synthetic: bool = False
+
+
+class Summary(Checked):
+    """The facts about the training that other modules read."""
+
+    chosen_by: dict[str, Any] | None = None
+    corpus: Corpus | None = None
+
+
+class Entries(Checked):
+    """The entries of a model file; files of version 0.2.0 may lack those with a default."""
+
+    model: Named
+    front_end: Named
+    sample_rate: Annotated[int, Ge(LOWEST_RATE), Le(HIGHEST_RATE)]
+    weights: dict[str, Tensor]
+    loss_normalizes: bool
+    embedding_mean: Tensor | None = None
+    embedding_mean_of: dict[str, Any] | None = None
+    calibration: Calibration | None = None
+    thresholds: list[Threshold] | None = None
+    training_summary: Summary | None = None
+    adaptation: AdaptationEntry | None = None
+    components: dict[str, str] = {}
     # Weights that are only in the files of a pretrained backbone, with their CRC-32.
-    reference=(dict[str, int] | None, None),
-)
-"""The entries of a model file; files of version 0.2.0 may lack those with a default."""
+    reference: dict[str, int] | None = None

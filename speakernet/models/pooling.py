@@ -7,7 +7,7 @@ In a batch of different lengths, every utterance is pooled as if it were alone.
 import torch
 from torch import Tensor, nn
 
-from speakernet.frontend.features import valid_frames
+from speakernet.frontend.features import Lengths, valid_frames
 from speakernet.models.layers import mask_frames, mean_over_frames
 from speakernet.models.options.poolings import StatisticsPoolingOptions
 
@@ -19,7 +19,7 @@ class Pooling(nn.Module):
         super().__init__()
         self.dim = channels
 
-    def forward(self, frames: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, frames: Tensor, lengths: Lengths = None) -> Tensor:
         """(batch, channels, frames), and (batch,) valid frames or None, to (batch, dim)."""
         raise NotImplementedError
 
@@ -31,7 +31,7 @@ class MeanPooling(Pooling):
     tensor([[3.]])
     """
 
-    def forward(self, frames: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, frames: Tensor, lengths: Lengths = None) -> Tensor:
         """Means, (batch, channels)."""
         return mean_over_frames(mask_frames(frames, lengths), lengths)
 
@@ -43,10 +43,10 @@ class MaxPooling(Pooling):
     tensor([[2.]])
     """
 
-    def forward(self, frames: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, frames: Tensor, lengths: Lengths = None) -> Tensor:
         """Maxima, (batch, channels)."""
         if lengths is not None:
-            hidden = ~valid_frames(lengths, frames.shape[-1]).unsqueeze(1)
+            hidden = ~valid_frames(lengths, frames.shape[-1]).unsqueeze(1)  # (batch, 1, frames)
             # Not zero, which would exceed all values of a negative channel.
             frames = frames.masked_fill(hidden, -torch.inf)
         return frames.amax(dim=2)
@@ -63,7 +63,7 @@ class StatisticsPooling(Pooling):
         super().__init__(2 * channels)
         self.variance_floor = options.variance_floor
 
-    def forward(self, frames: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, frames: Tensor, lengths: Lengths = None) -> Tensor:
         """Means, then standard deviations with divisor n - 1, (batch, 2 channels)."""
         mean, variance = mean_and_variance(frames, lengths)
         # As in wespeaker; needed because a single frame has variance 0, where the root's gradient
@@ -72,7 +72,7 @@ class StatisticsPooling(Pooling):
 
 
 def mean_and_variance(
-    frames: Tensor, lengths: Tensor | None, is_unbiased: bool = True
+    frames: Tensor, lengths: Lengths, is_unbiased: bool = True
 ) -> tuple[Tensor, Tensor]:
     """Mean and variance over the valid frames, each (batch, channels); a single frame has variance
     0.
@@ -80,8 +80,7 @@ def mean_and_variance(
     frames = mask_frames(frames, lengths)
     mean = mean_over_frames(frames, lengths)
     centred = mask_frames(frames - mean.unsqueeze(2), lengths)
+    squares = centred.square().sum(dim=2)  # (batch, channels)
     if lengths is None:
-        return mean, centred.square().sum(dim=2) / max(frames.shape[2] - int(is_unbiased), 1)
-    return mean, centred.square().sum(dim=2) / (lengths - int(is_unbiased)).clamp(min=1).unsqueeze(
-        1
-    )
+        return mean, squares / max(frames.shape[2] - int(is_unbiased), 1)
+    return mean, squares / (lengths - int(is_unbiased)).clamp(min=1).unsqueeze(1)

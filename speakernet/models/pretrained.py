@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from speakernet.checkpoint import CheckpointError
 from speakernet.files import reading
+from speakernet.frontend.features import Lengths
 from speakernet.frontend.kaldi import KaldiFbank
 from speakernet.frontend.options import KaldiFbankOptions
 from speakernet.models.backbones import (
@@ -29,10 +30,11 @@ from speakernet.models.backbones import (
     OPTION,
     PLAIN,
     SAMPLE_RATE_KEY,
+    Backbone,
     checksum,
     complete,
     find_backbone,
-    merged,
+    merge_adapters,
     refuse_other_files,
     refuse_other_weights,
 )
@@ -47,14 +49,15 @@ FAMILIES = ("wav2vec2", "hubert", "wavlm", "data2vec-audio", "wav2vec2-bert")
 # Always off: features are masked by our front end, a dropped layer has no state, and adapters
 # change the frames.
 FIXED = {
-    **{
-        "apply_spec_augment": False,
-        "mask_time_prob": 0.0,
-        "mask_feature_prob": 0.0,
-        "layerdrop": 0.0,
-    },
-    **{"add_adapter": False, "num_labels": 2},
+    "apply_spec_augment": False,
+    "mask_time_prob": 0.0,
+    "mask_feature_prob": 0.0,
+    "layerdrop": 0.0,
+    "add_adapter": False,
+    "num_labels": 2,
 }
+# What reading the backbone adds to the options.
+READ_OPTIONS = ("config", "source", "normalize")
 BERT = "wav2vec2-bert"
 # peft is needed only while adapters are trained.
 LORA = Component(PretrainedOptions, "speakernet.models.lora:add_adapters")
@@ -74,27 +77,19 @@ class Pretrained(Trunk):
     """
 
     complete = staticmethod(complete)
+    is_pretrained = True
+    options: PretrainedOptions
 
     def __init__(self, options: PretrainedOptions, sample_rate: int) -> None:
         super().__init__()
         for option, problem in options.problems():
             raise ValueError(f"model.options.{option}: {problem}")
-        found = None if options.config else find_backbone(options)
-        if found is not None:
-            rate = found.preprocessor.get(SAMPLE_RATE_KEY, RATE)
-            if rate != sample_rate:
-                raise ValueError(
-                    f"{OPTION}: {options.backbone} was trained at {rate} Hz, but data.sample_rate "
-                    f"is {sample_rate}; set data.sample_rate: {rate}"
-                )
-            normalizes = "on" if found.preprocessor.get("do_normalize", True) else "off"
-            options = options.model_copy(
-                update={
-                    "config": found.config,
-                    "source": found.source,
-                    "normalize": normalizes if options.normalize == "auto" else options.normalize,
-                }
-            )
+        # A network built from a model file has the configuration in its options, and gets its
+        # weights from that file.
+        backbone = None
+        if not options.config:
+            backbone = find_backbone(options)
+            options = _complete_options(options, backbone, sample_rate)
         self.options = options
         kind = options.config.get("model_type")
         if kind not in FAMILIES:
@@ -125,42 +120,44 @@ class Pretrained(Trunk):
             layer.register_forward_hook(_note_output)
         # CRC-32 of each tensor as loaded: last.pt omits tensors that still match.
         self.checksums: dict[str, int] = {}
-        if found is not None:
-            self._take(found.weights, found.source)
+        if backbone is not None:
+            self._load(backbone.weights, backbone.source)
         self.backbone.requires_grad_(False)
         self.fixed: dict[str, int] = {}
 
-    def forward(
-        self, features: Tensor, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> tuple[Tensor, Lengths]:
         """(batch, 1, samples) to (batch, layers, channels, frames), and the valid frames of
         each.
         """
+        # The last layer of such a model is about words; what it knows about the speaker is spread
+        # over the layers below. So all of them are handed to the pooling, which learns which ones
+        # to listen to.
         check_frames(features, lengths, self.min_frames, "Pretrained", "samples")
-        waveforms = features.squeeze(1)
+        waveforms = features.squeeze(1)  # (batch, samples)
         if lengths is None:
             return self._run(waveforms), None
-        rows = [
-            self._run(waveforms[row : row + 1, :length])[0]
-            for row, length in enumerate(lengths.tolist())
-        ]
-        frames = [row.shape[-1] for row in rows]
-        padded = torch.stack(
-            [functional.pad(row, (0, max(frames) - row.shape[-1])) for row in rows]
-        )
-        return padded, torch.tensor(frames, device=padded.device)
+        rows = []
+        for waveform, length in zip(waveforms, lengths.tolist(), strict=True):
+            states = self._run(waveform[None, :length])
+            rows.append(states[0])  # (layers, channels, frames)
+        num_frames = [row.shape[-1] for row in rows]
+        longest = max(num_frames)
+        padded = [functional.pad(row, (0, longest - row.shape[-1])) for row in rows]
+        return torch.stack(padded), torch.tensor(num_frames, device=features.device)
 
     def _run(self, waveforms: Tensor) -> Tensor:
         """(batch, samples) to (batch, layers, channels, frames)."""
         with torch.autocast(waveforms.device.type, enabled=False):
             inputs = self._features(waveforms.float())
-        states: list[Tensor] = []
+        # Hooks on the layers append their states, because transformers' own list contains the norm
+        # after the last layer.
+        states: list[Tensor] = []  # (batch, frames, channels) each
         token = _states.set(states)
         try:
             self.backbone(inputs)
         finally:
             _states.reset(token)
-        stacked = torch.stack(states, dim=1).transpose(2, 3)
+        stacked = torch.stack(states, dim=1).transpose(2, 3)  # (batch, layers, channels, frames)
         factor = self.options.gradient_factor
         if factor != 1.0 and stacked.requires_grad:
             stacked.register_hook(functools.partial(torch.mul, other=torch.tensor(factor)))
@@ -179,42 +176,40 @@ class Pretrained(Trunk):
         variance, mean = torch.var_mean(bands, dim=1, keepdim=True)
         bands = (bands - mean) / (variance + VARIANCE_FLOOR).sqrt()
         # Drop an odd last frame.
-        return bands[:, : bands.shape[1] // 2 * 2].reshape(bands.shape[0], -1, 2 * bands.shape[2])
+        bands = bands[:, : bands.shape[1] // 2 * 2]
+        return bands.reshape(bands.shape[0], -1, 2 * bands.shape[2])  # (batch, pairs, 2 bands)
 
     def _fewest_samples(self, config: Any) -> int:
         """The minimum number of samples that gives one frame of the backbone."""
         if self.is_bert:
             return self.fbank.window_samples + self.fbank.hop_samples
+        # From one frame of the last convolution back to the samples that it sees.
         samples = 1
-        for kernel, stride in zip(
-            reversed(config.conv_kernel), reversed(config.conv_stride), strict=True
-        ):
+        layers = zip(config.conv_kernel, config.conv_stride, strict=True)
+        for kernel, stride in reversed(list(layers)):
             samples = (samples - 1) * stride + kernel
         return int(samples)
 
-    def _take(self, weights: Mapping[str, Tensor], source: Mapping[str, Any]) -> None:
+    def _load(self, weights: Mapping[str, Tensor], source: Mapping[str, Any]) -> None:
         """Load the weights, all or none."""
         expected = self.backbone.state_dict()
         problems = [f"missing {name}" for name in expected if name not in weights]
-        problems += [
-            f"{name} of shape {tuple(one.shape)}, expected {tuple(expected[name].shape)}"
-            for name, one in weights.items()
-            if name in expected and one.shape != expected[name].shape
-        ]
+        for name, value in weights.items():
+            if name in expected and value.shape != expected[name].shape:
+                shape = tuple(expected[name].shape)
+                problems.append(f"{name} of shape {tuple(value.shape)}, expected {shape}")
         if problems:
             raise CheckpointError(
                 f"{OPTION}: {source['name']} does not fit its configuration: {problems[0]}"
             )
         if unused := sorted(weights.keys() - expected.keys()):
+            tensors = counted(len(unused), "tensor")
             logger.warning(
-                "%s: %s of %s not used, first: %s",
-                OPTION,
-                counted(len(unused), "tensor"),
-                source["name"],
-                unused[0],
+                "%s: %s of %s not used, first: %s", OPTION, tensors, source["name"], unused[0]
             )
         self.backbone.load_state_dict({name: weights[name].float() for name in expected})
-        self.checksums = {name: checksum(one) for name, one in self.backbone.state_dict().items()}
+        for name, value in self.backbone.state_dict().items():
+            self.checksums[name] = checksum(value)
 
     def refuse_impossible(self, options: PretrainedOptions) -> None:
         """ValueError if a stage's options name layers that the backbone lacks or that cannot have
@@ -234,38 +229,43 @@ class Pretrained(Trunk):
         Returns the object with the network's state for last.pt.
         """
         self.merge()
-        self.options = options.model_copy(
-            update={name: getattr(self.options, name) for name in ("config", "source", "normalize")}
-        )
+        read = {name: getattr(self.options, name) for name in READ_OPTIONS}
+        self.options = options.model_copy(update=read)
         self.backbone.requires_grad_(False)
         if options.trained == "lora":
             LORA.load()(self.backbone, options)
+        # As in the last epoch: what is frozen then is frozen throughout.
         self.begin_epoch(10**9)
-        sizes = {True: 0, False: 0}
-        for parameter in self.backbone.parameters():
-            sizes[parameter.requires_grad] += parameter.numel()
+        num_trained = 0
+        num_frozen = 0
+        self.fixed = {}
+        for name, parameter in self.backbone.named_parameters():
+            if parameter.requires_grad:
+                num_trained += parameter.numel()
+                continue
+            num_frozen += parameter.numel()
+            digest = checksum(parameter)
+            if digest == self.checksums.get(name.replace(*PLAIN)):
+                self.fixed[name] = digest
         logger.info(
             "backbone, model.options.trained: %s: %s parameters trained, %s frozen",
             options.trained,
-            f"{sizes[True]:,}",
-            f"{sizes[False]:,}",
+            f"{num_trained:,}",
+            f"{num_frozen:,}",
         )
-        self.fixed = {
-            name: digest
-            for name, parameter in self.backbone.named_parameters()
-            if not parameter.requires_grad
-            and (digest := checksum(parameter)) == self.checksums.get(name.replace(*PLAIN))
-        }
         return FixedOutside(net, self)
+
+    @property
+    def refers_to_files(self) -> bool:  # type: ignore[override]
+        """As set by `reference`."""
+        return self.options.reference
 
     @property
     def scale(self) -> float:
         """Factor on the product of the adapters' matrices; 1 without adapters."""
-        return (
-            self.options.lora_alpha / self.options.lora_rank
-            if self.options.trained == "lora"
-            else 1.0
-        )
+        if not self.options.has_adapters:
+            return 1.0
+        return self.options.lora_alpha / self.options.lora_rank
 
     def begin_epoch(self, epoch: int) -> None:
         """Set what is trained in this epoch (from 0), for gradual unfreezing."""
@@ -290,11 +290,10 @@ class Pretrained(Trunk):
         """
         layers = self.backbone.encoder.layers
         decay = self.options.layer_decay
-        depth = {
-            id(one): len(layers) - number
-            for number, layer in enumerate(layers)
-            for one in layer.parameters()
-        }
+        depth = {}
+        for number, layer in enumerate(layers):
+            for parameter in layer.parameters():
+                depth[id(parameter)] = len(layers) - number
         for parameter in self.backbone.parameters():
             yield parameter, decay ** depth.get(id(parameter), len(layers) + 1)
 
@@ -308,19 +307,13 @@ class Pretrained(Trunk):
                     module.train(mode)
         return self
 
-    def _adapted(self) -> dict[str, Any]:
-        """The layers with adapters, by name."""
-        return {
-            name: module
-            for name, module in self.backbone.named_modules()
-            if hasattr(module, "lora_A")
-        }
-
     def merge(self) -> None:
         """Merge adapters into their base weights."""
-        for name, module in self._adapted().items():
-            module.merge()
-            self.backbone.set_submodule(name, module.get_base_layer())
+        for name, module in list(self.backbone.named_modules()):
+            # peft's layers have no base class that could be named without loading peft.
+            if hasattr(module, "lora_A"):
+                module.merge()
+                self.backbone.set_submodule(name, module.get_base_layer())
 
     def plain_weights(
         self, weights: Mapping[str, Tensor], *, without_fixed: bool
@@ -328,13 +321,29 @@ class Pretrained(Trunk):
         """A state dictionary of the network with adapters merged; if weights are left out,
         `complete` merges them.
         """
-        left = self.fixed if without_fixed else {}
-        plain = {
-            name.replace(*PLAIN): value * self.scale if ".lora_B." in name else value
-            for name, value in weights.items()
-            if name.removeprefix(BACKBONE_PREFIX) not in left
-        }
-        return plain if left else merged(plain)
+        omitted = self.fixed if without_fixed else {}
+        plain = {}
+        for name, value in weights.items():
+            if name.removeprefix(BACKBONE_PREFIX) not in omitted:
+                plain[name.replace(*PLAIN)] = value * self.scale if ".lora_B." in name else value
+        return plain if omitted else merge_adapters(plain)
+
+
+def _complete_options(
+    options: PretrainedOptions, backbone: Backbone, sample_rate: int
+) -> PretrainedOptions:
+    """The options with what the backbone's files say; ValueError for a different sample rate."""
+    rate = backbone.preprocessor.get(SAMPLE_RATE_KEY, RATE)
+    if rate != sample_rate:
+        raise ValueError(
+            f"{OPTION}: {options.backbone} was trained at {rate} Hz, but data.sample_rate "
+            f"is {sample_rate}; set data.sample_rate: {rate}"
+        )
+    normalize = options.normalize
+    if normalize == "auto":
+        normalize = "on" if backbone.preprocessor.get("do_normalize", True) else "off"
+    values = (backbone.config, backbone.source, normalize)
+    return options.model_copy(update=dict(zip(READ_OPTIONS, values, strict=True)))
 
 
 class FixedOutside:
@@ -350,13 +359,13 @@ class FixedOutside:
         """The other tensors, facts about the backbone's files, and checksums of the omitted
         weights.
         """
-        fixed = dict(self.trunk.fixed)
-        left = {BACKBONE_PREFIX + name for name in fixed}
-        own = {name: value for name, value in self.net.state_dict().items() if name not in left}
+        state = self.net.state_dict()
+        for name in self.trunk.fixed:
+            state.pop(BACKBONE_PREFIX + name, None)
         return {
-            **own,
+            **state,
             "source": dict(self.trunk.options.source),
-            "fixed": fixed,
+            "fixed": dict(self.trunk.fixed),
             "scale": self.trunk.scale,
         }
 
@@ -373,9 +382,9 @@ class FixedOutside:
             # network's spec shares it.
             self.trunk.options.source.clear()
             self.trunk.options.source.update(source)
-        weights = {
-            name: value for name, value in state.items() if name not in ("source", "fixed", "scale")
-        }
+        weights = dict(state)
+        for entry in ("source", "fixed", "scale"):
+            weights.pop(entry, None)
         missing, unknown = self.net.load_state_dict(weights, strict=False)
         if unknown or {name.removeprefix(BACKBONE_PREFIX) for name in missing} - fixed.keys():
             raise ValueError(
@@ -388,12 +397,12 @@ class FixedOutside:
                 "back, or choose a different --save_path"
             )
         # A tensor in the checkpoint no longer equals the one that was read from the files.
-        self.trunk.fixed = {
-            name: digest for name, digest in self.trunk.fixed.items() if name in fixed
-        }
+        for name in self.trunk.fixed.keys() - fixed.keys():
+            del self.trunk.fixed[name]
 
 
 def _note_input(_layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+    # Nobody collects states if the backbone is called from elsewhere.
     with contextlib.suppress(LookupError):
         _states.get().append(inputs[0])
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from speakernet.frontend.features import preemphasize, valid_frames
+from speakernet.frontend.features import Lengths, preemphasize
 from speakernet.models.layers import (
     Trunk,
     check_frames,
@@ -28,13 +28,14 @@ PREEMPHASIS = 0.97
 INPUT_NORM_EPSILON = 1e-4
 LOG_OFFSET = 1e-6
 KERNEL_SAMPLES = 251
+LOWEST_EDGE_HZ = 30.0
 MIN_HZ = 50.0
 """Minimum of a filter's lower edge and of its width."""
 
 
 class RawNet3(Trunk):
-    """Raw-waveform network with analytic sinc filters; 16,280,322 parameters with ECA at 256
-    dimensions.
+    """Raw-waveform network with analytic sinc filters; 16,280,322 parameters (ECA,
+    256-dimensional).
 
     Source: Jung et al. 2022, "Pushing the limits of raw waveform speaker recognition", in
     voxceleb_trainer's form.
@@ -62,47 +63,47 @@ class RawNet3(Trunk):
         )
         self.idle_norms.requires_grad_(False)
 
-    def forward(
-        self, features: Tensor, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> tuple[Tensor, Lengths]:
         """(batch, 1, samples) to (batch, 1536, samples / stride / 15), and the valid frames of
         each.
         """
+        # The filterbank takes the place of a spectrogram, at a hop of 10 samples instead of 160;
+        # two poolings then leave one frame in 150 samples. As in ECAPA-TDNN, the outputs of all
+        # blocks are aggregated.
         check_frames(features, lengths, self.min_frames, "RawNet3", "samples")
         with torch.autocast(features.device.type, enabled=False):
             hidden, lengths = self._filter(features.float().squeeze(1), lengths)
-        first, lengths = self.block1(hidden, lengths)
-        second, pooled_lengths = self.block2(first, lengths)
+        first, lengths = self.block1(hidden, lengths)  # (batch, channels, frames / 5)
+        second, pooled_lengths = self.block2(first, lengths)  # (batch, channels, frames / 15)
         # Pooled three to one like the second block's output, so that the two can be added.
-        pooled = largest_of(first, 3)
+        pooled = pool_max(first, 3)
         third, _ = self.block3(pooled + second, pooled_lengths)
-        frames = self.aggregate(torch.cat((pooled, second, third), dim=1)).relu_()
+        hidden = torch.cat((pooled, second, third), dim=1)  # (batch, 3 x channels, frames / 15)
+        frames = self.aggregate(hidden).relu_()
         return mask_frames(frames, pooled_lengths), pooled_lengths
 
-    def _filter(self, waveforms: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def _filter(self, waveforms: Tensor, lengths: Lengths) -> tuple[Tensor, Lengths]:
         """Pre-emphasis, normalisation of the utterance, then log filter magnitudes with their mean
         removed.
         """
         waveforms = self._normalize(preemphasize(waveforms, PREEMPHASIS), lengths)
-        magnitudes = self.filterbank(waveforms.unsqueeze(1)).abs()
+        magnitudes = self.filterbank(waveforms.unsqueeze(1)).abs()  # (batch, filters, frames)
         frame_lengths = valid_length(lengths, KERNEL_SAMPLES, self.filterbank.stride)
         bands = mask_frames((magnitudes + LOG_OFFSET).log(), frame_lengths)
         bands = bands - mean_over_frames(bands, frame_lengths).unsqueeze(2)
         return mask_frames(bands, frame_lengths), frame_lengths
 
-    def _normalize(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
+    def _normalize(self, waveforms: Tensor, lengths: Lengths) -> Tensor:
         """Instance norm of (batch, samples) over the valid samples, with a learned weight and
         bias.
         """
         if lengths is None:
             variance, mean = torch.var_mean(waveforms, dim=1, keepdim=True, correction=0)
         else:
-            valid = valid_frames(lengths, waveforms.shape[1])
-            count = lengths.unsqueeze(1)
-            mean = waveforms.masked_fill(~valid, 0.0).sum(dim=1, keepdim=True) / count
-            variance = (waveforms - mean).masked_fill(~valid, 0.0).square().sum(
-                dim=1, keepdim=True
-            ) / count
+            count = lengths.unsqueeze(1)  # (batch, 1)
+            mean = mask_frames(waveforms, lengths).sum(dim=1, keepdim=True) / count
+            centred = mask_frames(waveforms - mean, lengths)
+            variance = centred.square().sum(dim=1, keepdim=True) / count
         scale = torch.rsqrt(variance + INPUT_NORM_EPSILON) * self.input_weight
         return mask_frames((waveforms - mean) * scale + self.input_bias, lengths)
 
@@ -123,25 +124,18 @@ class SincFilterbank(nn.Module):
         # On the meta device this arithmetic would load torch's compiler.
         with torch.device("cpu"):
             # Initial edges as in asteroid's ParamSincFB, which the original uses.
-            low, high = (
-                2595 * math.log10(1 + hz / 700) for hz in (30.0, sample_rate / 2 - 2 * MIN_HZ)
-            )
-            edges = 700 * (
-                10 ** (torch.linspace(low, high, num_filters // 2 + 1, dtype=torch.float64) / 2595)
-                - 1
-            )
+            low = hz_to_mel(LOWEST_EDGE_HZ)
+            high = hz_to_mel(sample_rate / 2 - 2 * MIN_HZ)
+            mels = torch.linspace(low, high, num_filters // 2 + 1, dtype=torch.float64)
+            edges = 700 * (10 ** (mels / 2595) - 1)
             half = KERNEL_SAMPLES // 2
             # The left half of a symmetric Hamming window, and the times left of the centre in
             # radians per hertz.
-            window = torch.hamming_window(KERNEL_SAMPLES, periodic=False, dtype=torch.float64)[
-                :half
-            ]
+            window = torch.hamming_window(KERNEL_SAMPLES, periodic=False, dtype=torch.float64)
+            window = window[:half]
             # Divide before multiplying: at phases of 400 radians the last bit of the axis matters.
-            axis = (
-                2
-                * math.pi
-                * (torch.arange(-half, 0, dtype=torch.float32).unsqueeze(0) / sample_rate)
-            )
+            seconds = torch.arange(-half, 0, dtype=torch.float32).unsqueeze(0) / sample_rate
+            axis = 2 * math.pi * seconds  # (1, half kernel)
         device = torch.get_default_device()
         self.low_hz = nn.Parameter(edges[:-1].unsqueeze(1).float().to(device))
         self.band_hz = nn.Parameter(edges.diff().unsqueeze(1).float().to(device))
@@ -159,14 +153,20 @@ class SincFilterbank(nn.Module):
         low = MIN_HZ + self.low_hz.abs()
         high = (low + MIN_HZ + self.band_hz.abs()).clamp(MIN_HZ, self.sample_rate / 2)
         band = high - low  # (filters / 2, 1)
-        low_phase, high_phase = low @ axis, high @ axis  # (filters / 2, half kernel)
+        low_phase = low @ axis  # (filters / 2, half kernel)
+        high_phase = high @ axis
         cosine = (high_phase.sin() - low_phase.sin()) / (axis / 2) * window
         sine = (low_phase.cos() - high_phase.cos()) / (axis / 2) * window
         # At time zero the limit of the quotient is twice the band for the cosine and zero for the
         # sine.
-        even = torch.cat((cosine, 2 * band, cosine.flip(1)), dim=1)
+        even = torch.cat((cosine, 2 * band, cosine.flip(1)), dim=1)  # (filters / 2, kernel)
         odd = torch.cat((sine, torch.zeros_like(band), -sine.flip(1)), dim=1)
         return torch.cat((even / (2 * band), odd / (2 * band))).unsqueeze(1)
+
+
+def hz_to_mel(hz: float) -> float:
+    """A frequency on HTK's mel scale."""
+    return 2595 * math.log10(1 + hz / 700)
 
 
 class MultiScaleBlock(nn.Module):
@@ -195,28 +195,26 @@ class MultiScaleBlock(nn.Module):
         self.pool = pool
         self.scaling = FeatureMapScaling(channels)
 
-    def forward(
-        self, features: Tensor, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> tuple[Tensor, Lengths]:
         """(batch, channels, frames) and valid frames, in and out; `pool` times fewer frames."""
+        # ReLU before the norm throughout, as in the original.
         hidden = self.norm_in(self.conv_in(features).relu_())
         hidden = multi_scale(hidden, lengths, self.convs, self.norms, relu_then_norm, passed="last")
         hidden = self.norm_out(self.conv_out(hidden).relu_())
-        hidden = largest_of(hidden + self.shortcut(features), self.pool)
+        hidden = pool_max(hidden + self.shortcut(features), self.pool)
         lengths = valid_length(lengths, self.pool, self.pool)
         return self.scaling(mask_frames(hidden, lengths), lengths), lengths
 
 
-def largest_of(features: Tensor, frames: int) -> Tensor:
-    """Max pooling over groups of `frames` of (batch, channels, frames); an incomplete last group is
-    dropped.
+def pool_max(features: Tensor, num_frames: int) -> Tensor:
+    """Max pooling over groups of `num_frames` of (batch, channels, frames); an incomplete last
+    group is dropped.
     """
+    if num_frames == 1:
+        return features
     # In two dimensions, because torch exports one-dimensional pooling with the traced length.
-    return (
-        functional.max_pool2d(features.unsqueeze(2), (1, frames)).squeeze(2)
-        if frames > 1
-        else features
-    )
+    rows = features.unsqueeze(2)  # (batch, channels, 1, frames)
+    return functional.max_pool2d(rows, (1, num_frames)).squeeze(2)
 
 
 class FeatureMapScaling(nn.Module):
@@ -229,7 +227,8 @@ class FeatureMapScaling(nn.Module):
         self.shift = nn.Parameter(torch.ones(channels, 1))
         self.gate = nn.Linear(channels, channels)
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> Tensor:
         """(batch, channels, frames) in and out."""
-        gate = self.gate(mean_over_frames(features, lengths)).sigmoid().unsqueeze(2)
+        means = mean_over_frames(features, lengths)  # (batch, channels)
+        gate = self.gate(means).sigmoid().unsqueeze(2)  # (batch, channels, 1)
         return mask_frames((features + self.shift) * gate, lengths)

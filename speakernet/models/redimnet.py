@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from speakernet.frontend.features import valid_frames
+from speakernet.frontend.features import Lengths, valid_frames
 from speakernet.models.layers import (
+    Foldable,
     MaskedConvolution,
     SqueezeExcitation,
     Trunk,
@@ -22,6 +23,7 @@ from speakernet.models.layers import (
     mask_frames,
     mean_over_frames,
     relu,
+    valid_length,
 )
 from speakernet.models.options.redimnet import ReDimNet2Options, ReDimNetOptions
 from speakernet.models.tdnn import FrameConvolution
@@ -43,16 +45,15 @@ class ChannelNorm(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """(batch, channels, …) in and out."""
-        last = features.movedim(1, -1)
-        return functional.layer_norm(
-            last, last.shape[-1:], self.weight, self.bias, EPSILON
-        ).movedim(-1, 1)
+        last = features.movedim(1, -1)  # (batch, …, channels)
+        normed = functional.layer_norm(last, last.shape[-1:], self.weight, self.bias, EPSILON)
+        return normed.movedim(-1, 1)
 
 
 class FrameGroupNorm(nn.GroupNorm):
     """Group norm of (batch, channels, frames) with statistics of the valid frames only."""
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:  # type: ignore[override]
+    def forward(self, features: Tensor, lengths: Lengths = None) -> Tensor:  # type: ignore[override]
         """(batch, channels, frames) in and out."""
         if lengths is None:
             return super().forward(features)
@@ -61,6 +62,7 @@ class FrameGroupNorm(nn.GroupNorm):
         mean = mean_over_frames(grouped.mean(dim=2), lengths)[:, :, None, None]
         centred = mask_frames(grouped - mean, lengths)
         variance = mean_over_frames(centred.square().mean(dim=2), lengths)[:, :, None, None]
+        # (batch, groups x channels, frames)
         normed = (centred * torch.rsqrt(variance + self.eps)).flatten(1, 2)
         return normed * self.weight.unsqueeze(1) + self.bias.unsqueeze(1)
 
@@ -79,7 +81,7 @@ class WeightedSum(nn.Module):
         """Maps of (batch, channels, frames) to one."""
         if len(maps) == 1:
             return maps[0]
-        weights = self.weight.softmax(dim=1)
+        weights = self.weight.softmax(dim=1)  # (1, maps, channels, 1)
         total = maps[0] * weights[:, 0]
         for index, features in enumerate(maps[1:], start=1):
             total = total + features * weights[:, index]
@@ -93,7 +95,7 @@ class MelExcitation(SqueezeExcitation):
     frequency positional information in 2D ResNets", section 3.2.
     """
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> Tensor:
         """(batch, channels, mels, frames) in and out; frames past an utterance's end must be
         zero.
         """
@@ -101,7 +103,7 @@ class MelExcitation(SqueezeExcitation):
         return features * self.gate(means)[:, None, :, None]
 
 
-class GroupedResidualBlock(nn.Module):
+class GroupedResidualBlock(Foldable):
     """Two grouped 3 x 3 convolutions, each followed by a 1 x 1, an optional gate over mels, and a
     shortcut.
     """
@@ -121,7 +123,7 @@ class GroupedResidualBlock(nn.Module):
         # `se_channels=min(64, max(c, 32))` in the authors' model.py.
         self.gate = MelExcitation(num_mels, min(64, max(channels, 32))) if gated else None
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> Tensor:
         """(batch, channels, mels, frames) in and out."""
         hidden = self.norm1(relu(self.point1(self.conv1(features, lengths))))
         hidden = self.norm2(self.point2(self.conv2(hidden, lengths)))
@@ -130,7 +132,7 @@ class GroupedResidualBlock(nn.Module):
         return relu(hidden + features)
 
 
-class ConvNeXtBlock(nn.Module):
+class ConvNeXtBlock(Foldable):
     """A grouped convolution, batch norm, an activation, a 1 x 1 convolution, and a shortcut, over
     mels and frames.
     """
@@ -153,9 +155,10 @@ class ConvNeXtBlock(nn.Module):
         self.activation = activation()
         self.point = nn.Conv2d(channels, channels, 1)
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> Tensor:
         """(batch, channels, mels, frames) in and out."""
-        return features + self.point(self.activation(self.norm(self.convs[0](features, lengths))))  # type: ignore[no-any-return]
+        hidden = self.norm(self.convs[0](features, lengths))
+        return features + self.point(self.activation(hidden))  # type: ignore[no-any-return]
 
 
 class FrameConvNeXtBlock(nn.Module):
@@ -171,10 +174,12 @@ class FrameConvNeXtBlock(nn.Module):
         self.norm = nn.BatchNorm1d(channels * len(kernels))
         self.point = nn.Conv1d(channels * len(kernels), channels, 1)
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> Tensor:
         """(batch, channels, frames) in and out."""
+        # (batch, kernels x channels, frames)
         hidden = torch.cat([conv(features, lengths) for conv in self.convs], dim=1)
-        return features + self.point(functional.gelu(self.norm(hidden)))  # type: ignore[no-any-return]
+        hidden = functional.gelu(self.norm(hidden))
+        return features + self.point(hidden)  # type: ignore[no-any-return]
 
 
 class PositionConvolution(nn.Module):
@@ -187,7 +192,7 @@ class PositionConvolution(nn.Module):
         self.conv = FrameConvolution(channels, channels, POSITION_KERNEL, groups=channels)
         self.norm = ChannelNorm(channels)
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> Tensor:
         """(batch, channels, frames) in and out."""
         return features + self.norm(self.conv(features, lengths))  # type: ignore[no-any-return]
 
@@ -206,29 +211,36 @@ class TransformerLayer(nn.Module):
                 f"attention with {HEADS} heads cannot split {channels} channels (channels x mel "
                 "bands / divisor); choose a different number of mel bands or channels"
             )
-        self.query, self.key, self.value, self.out = (
-            nn.Linear(channels, channels) for _ in range(4)
-        )
+        self.query = nn.Linear(channels, channels)
+        self.key = nn.Linear(channels, channels)
+        self.value = nn.Linear(channels, channels)
+        self.out = nn.Linear(channels, channels)
         self.norm1 = nn.LayerNorm(channels, eps=EPSILON)
         self.widen = nn.Linear(channels, hidden)
         self.narrow = nn.Linear(hidden, channels)
         self.norm2 = nn.LayerNorm(channels, eps=EPSILON)
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> Tensor:
         """(batch, channels, frames) in and out."""
-        frames = features.transpose(1, 2)
-        query, key, value = (
-            layer(frames).unflatten(2, (HEADS, -1)).transpose(1, 2)
-            for layer in (self.query, self.key, self.value)
-        )  # (batch, heads, frames, channels / heads)
-        # Keys past the end are masked; the output of queries past the end is never read.
-        valid = (
-            None if lengths is None else valid_frames(lengths, frames.shape[1])[:, None, None, :]
-        )
+        frames = features.transpose(1, 2)  # (batch, frames, channels)
+        query = split_heads(self.query(frames))
+        key = split_heads(self.key(frames))
+        value = split_heads(self.value(frames))
+        valid = None
+        if lengths is not None:
+            # Keys past the end are masked; the output of queries past the end is never read.
+            valid = valid_frames(lengths, frames.shape[1])[:, None, None, :]
         attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=valid)
-        frames = self.norm1(frames + self.out(attended.transpose(1, 2).flatten(2)))
+        attended = attended.transpose(1, 2).flatten(2)  # (batch, frames, channels)
+        frames = self.norm1(frames + self.out(attended))
         hidden = functional.gelu(self.widen(frames), approximate="tanh")
-        return self.norm2(frames + self.narrow(hidden)).transpose(1, 2)  # type: ignore[no-any-return]
+        frames = self.norm2(frames + self.narrow(hidden))
+        return frames.transpose(1, 2)  # type: ignore[no-any-return]
+
+
+def split_heads(frames: Tensor) -> Tensor:
+    """(batch, frames, channels) to (batch, heads, frames, channels / heads)."""
+    return frames.unflatten(2, (HEADS, -1)).transpose(1, 2)
 
 
 class TimeContext(nn.Module):
@@ -250,9 +262,9 @@ class TimeContext(nn.Module):
             self.layers.append(TransformerLayer(hidden, hidden))
         self.conv_out = nn.Conv1d(hidden, channels, 1)
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> Tensor:
         """(batch, channels, frames) in and out."""
-        hidden = self.norm_in(self.conv_in(features))
+        hidden = self.norm_in(self.conv_in(features))  # (batch, hidden channels, frames)
         for layer in self.layers:
             hidden = layer(hidden, lengths)
         return features + self.conv_out(hidden)  # type: ignore[no-any-return]
@@ -310,7 +322,9 @@ class Stage(nn.Module):
         size = channels * num_mels
         wide = int(inner * width)
         self.aggregate = aggregate
-        groups = math.gcd(channels, wide) if later and later.grouped_strides else 1
+        groups = 1
+        if later and later.grouped_strides:
+            groups = math.gcd(channels, wide)
         self.conv = nn.Conv2d(channels, wide, strides, stride=strides, groups=groups)
         kernel = (int(kernel_mels), int(kernel_frames))
         self.blocks = nn.ModuleList(
@@ -329,29 +343,41 @@ class Stage(nn.Module):
                 nn.GELU(),
                 nn.Conv2d(inner, inner, 1),
             )
-        self.context = TimeContext(size, size // int(divisor), options.context) if divisor else None
-        self.num_maps = 2 if later and later.joins_both and divisor else 1
-        num_norms = self.num_maps if later and later.map_norm else 0
-        self.norms = nn.ModuleList(FrameGroupNorm(options.channels, size) for _ in range(num_norms))
+        self.context: TimeContext | None = None
+        if divisor:
+            self.context = TimeContext(size, size // int(divisor), options.context)
+        self.num_maps = 1
+        if later and later.joins_both and divisor:
+            self.num_maps = 2
+        self.norms = nn.ModuleList()
+        if later and later.map_norm:
+            self.norms.extend(FrameGroupNorm(options.channels, size) for _ in range(self.num_maps))
 
-    def forward(self, maps: Sequence[Tensor], lengths: Tensor | None = None) -> list[Tensor]:
+    def forward(self, maps: Sequence[Tensor], lengths: Lengths = None) -> list[Tensor]:
         """From maps of (batch, channels, frames) to a new map, or two: before and after the
         context.
         """
+        # Two views of the same values: as an image, in which convolutions see neighbouring mels,
+        # and as a sequence of long vectors, in which the context sees neighbouring frames. Folding
+        # costs nothing, so a stage can do both.
         stride = self.conv.stride[1]
-        fewer = None if lengths is None else lengths // stride
-        hidden = self.conv(unfold(self.aggregate(maps), self.channels))
+        strided = valid_length(lengths, stride, stride)
+        image = unfold(self.aggregate(maps), self.channels)  # (batch, channels, mels, frames)
+        hidden = self.conv(image)  # (batch, wide, mels / stride, frames / stride)
         for block in self.blocks:
-            hidden = block(hidden, fewer)
+            hidden = block(hidden, strided)
         if self.narrow is not None:
-            hidden = self.narrow(mask_frames(hidden, fewer))
-        results = [fold(hidden)]
+            hidden = self.narrow(mask_frames(hidden, strided))
+        new_maps = [fold(hidden)]  # (batch, channels x mels, frames / stride)
         if self.context is not None:
-            results = [*results, self.context(results[0], fewer)][-self.num_maps :]
-        results = [one.repeat_interleave(stride, dim=2) if stride > 1 else one for one in results]
-        if not self.norms:
-            return results
-        return [norm(one, lengths) for norm, one in zip(self.norms, results, strict=True)]
+            new_maps.append(self.context(new_maps[0], strided))
+        new_maps = new_maps[-self.num_maps :]
+        if stride > 1:
+            # Back to the full number of frames, so that all maps can be added.
+            new_maps = [new_map.repeat_interleave(stride, dim=2) for new_map in new_maps]
+        for index, norm in enumerate(self.norms):
+            new_maps[index] = norm(new_maps[index], lengths)
+        return new_maps
 
 
 class ReDimNet(Trunk):
@@ -370,30 +396,32 @@ class ReDimNet(Trunk):
         self.stem = nn.Sequential(
             MaskedConvolution(1, options.channels, bias=True), ChannelNorm(options.channels)
         )
-        self.stem_norm = (
-            FrameGroupNorm(options.channels, size) if later and later.map_norm else None
-        )
+        self.stem_norm: FrameGroupNorm | None = None
+        if later and later.map_norm:
+            self.stem_norm = FrameGroupNorm(options.channels, size)
         channels = options.channels
         num_mels = num_features
         num_maps = 1
         self.stages = nn.ModuleList()
         for numbers in options.stages:
-            stride, frame_stride, *sizes = (
-                numbers if later else (numbers[0], 1, *numbers[1:3], 3, 3, numbers[3])
-            )
+            if later:
+                stride, frame_stride, *sizes = numbers
+            else:
+                stride, num_blocks, width, divisor = numbers
+                frame_stride = 1
+                sizes = [num_blocks, width, 3, 3, divisor]
             # Every stage returns maps at the full number of frames, so the next one strides by all
             # strides so far.
             self.min_frames *= int(frame_stride)
             # The first stage of ReDimNet has one weight without effect, as in the authors'
             # `weigth1d(C=1)`.
             aggregate = WeightedSum(num_maps, size if later or self.stages else 1)
-            stage = Stage(
-                options, aggregate, channels, num_mels, (int(stride), self.min_frames), tuple(sizes)
-            )
+            strides = (int(stride), self.min_frames)
+            stage = Stage(options, aggregate, channels, num_mels, strides, tuple(sizes))
             self.stages.append(stage)
             channels = stage.out_channels
             num_mels = stage.num_mels
-            num_maps = num_maps + stage.num_maps
+            num_maps += stage.num_maps
         self.aggregate = WeightedSum(num_maps, size)
         self.unfolded_channels = channels if later and later.keeps_mels else 0
         self.head: nn.Module = nn.Identity()
@@ -406,25 +434,31 @@ class ReDimNet(Trunk):
             if not later:
                 self.head = nn.Sequential(self.head, nn.BatchNorm1d(self.out_channels))
 
-    def forward(
-        self, features: Tensor, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> tuple[Tensor, Lengths]:
         """(batch, mels, frames) to (batch, channels, frames), and the valid frames of each.
 
         Frames at the end that do not fill a stride are dropped.
         """
+        # All maps have the same number of values, whatever their channels and mels: a stage that
+        # halves the mels doubles the channels. So every stage can read a learned sum of the stem
+        # and of all stages before it, and so does the head.
         stride = self.min_frames
         if stride > 1:
             check_frames(features, lengths, stride, "ReDimNet2")
             features = features[:, :, : features.shape[2] // stride * stride]
-            lengths = None if lengths is None else lengths // stride * stride
-        hidden = fold(self.stem(mask_frames(features, lengths).unsqueeze(1)))
-        maps = [hidden if self.stem_norm is None else self.stem_norm(hidden, lengths)]
+            if lengths is not None:
+                lengths = lengths // stride * stride
+        image = mask_frames(features, lengths).unsqueeze(1)  # (batch, 1, mels, frames)
+        hidden = fold(self.stem(image))  # (batch, channels x mels, frames)
+        if self.stem_norm is not None:
+            hidden = self.stem_norm(hidden, lengths)
+        maps = [hidden]
         for stage in self.stages:
             maps.extend(stage(tuple(maps), lengths))
         hidden = self.aggregate(maps)
         if self.unfolded_channels:
-            return mask_frames(
-                self.head(unfold(hidden, self.unfolded_channels)).flatten(1, 2), lengths
-            ), lengths
-        return mask_frames(self.head(hidden), lengths), lengths
+            image = unfold(hidden, self.unfolded_channels)  # (batch, channels, mels, frames)
+            hidden = self.head(image).flatten(1, 2)  # (batch, channels x mels, frames)
+        else:
+            hidden = self.head(hidden)
+        return mask_frames(hidden, lengths), lengths

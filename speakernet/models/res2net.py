@@ -5,7 +5,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from speakernet.frontend.features import Lengths
 from speakernet.models.layers import (
+    Foldable,
     MaskedConvolution,
     Passed,
     clipped_relu,
@@ -22,7 +24,7 @@ from speakernet.models.resnet import ResidualTrunk, Stride, make_shortcut
 WIDTH_UNIT = 64
 
 
-class Res2Block(nn.Module):
+class Res2Block(Foldable):
     """A 1 x 1 convolution, Res2Net's split, a 1 x 1 convolution, and a shortcut; ReLUs are clipped
     at 20.
     """
@@ -49,20 +51,22 @@ class Res2Block(nn.Module):
         self.norm_in = nn.BatchNorm2d(width * scale)
         self.convs = nn.ModuleList(MaskedConvolution(width, width) for _ in range(num_convs))
         self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in range(num_convs))
-        self.fusions = nn.ModuleList(
-            fusion(width) for _ in range(num_convs - 1) if fusion is not None
-        )
+        self.fusions = nn.ModuleList()
+        if fusion is not None:
+            self.fusions.extend(fusion(width) for _ in range(num_convs - 1))
         self.conv_out = nn.Conv2d(width * scale, self.out_channels, 1, bias=False)
         self.norm_out = nn.BatchNorm2d(self.out_channels)
         self.shortcut = make_shortcut(channels_in, self.out_channels, stride)
-        pairs = {f"convs.{index}": f"norms.{index}" for index in range(num_convs)}
-        self.norm_behind = {"conv_in": "norm_in", "conv_out": "norm_out", **pairs}
+        pairs = {"conv_in": "norm_in", "conv_out": "norm_out"}
+        for index in range(num_convs):
+            pairs[f"convs.{index}"] = f"norms.{index}"
+        self.norm_behind = pairs
 
-    def forward(
-        self, features: Tensor, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> tuple[Tensor, Lengths]:
         """(batch, channels, mels, frames) and valid frames, in and out."""
+        # A bottleneck whose middle convolution is a chain of narrow ones (see `multi_scale`).
         lengths = strided_length(lengths, self.frame_stride)
+        # (batch, scale x width, mels / stride, frames / stride)
         hidden = norm_then_clipped_relu(self.conv_in(features), self.norm_in)
         hidden = multi_scale(
             hidden,
@@ -73,7 +77,7 @@ class Res2Block(nn.Module):
             self.passed,
             self.fusions,
         )
-        hidden = self.norm_out(self.conv_out(hidden))
+        hidden = self.norm_out(self.conv_out(hidden))  # (batch, channels x expansion, ...)
         return mask_frames(clipped_relu(hidden + self.shortcut(features)), lengths), lengths
 
 
@@ -90,8 +94,6 @@ class Res2Net(ResidualTrunk):
 
 
 REDUCTION = 4
-# From this stage on groups are fused by attention; earlier stages add them.
-FIRST_FUSED_STAGE = 2
 
 
 class AttentiveFusion(nn.Module):
@@ -120,8 +122,8 @@ class AttentiveFusion(nn.Module):
 
 
 class ERes2Net(ResidualTrunk):
-    """Enhanced Res2Net: groups fused within blocks of the later stages, and stages fused from the
-    bottom up.
+    """Enhanced Res2Net: groups fused by attention within blocks of the last two stages, and stages
+    fused from the bottom up.
 
     Source: Chen et al. 2023, "An enhanced Res2Net with local and global feature fusion for speaker
     verification"; V2: Chen et al. 2024, "ERes2NetV2: boosting short-duration speaker verification
@@ -129,42 +131,41 @@ class ERes2Net(ResidualTrunk):
     """
 
     def __init__(self, options: ERes2NetOptions, num_features: int) -> None:
-        scale = options.scale
-        expansion = options.expansion
-        plain = partial(
+        added = partial(
             Res2Block,
             base_width=options.base_width,
-            scale=scale,
-            expansion=expansion,
+            scale=options.scale,
+            expansion=options.expansion,
             passed="none",
         )
-        kinds = [plain] * FIRST_FUSED_STAGE + [partial(plain, fusion=AttentiveFusion)] * (
-            4 - FIRST_FUSED_STAGE
-        )
-        super().__init__(num_features, options.channels, RESNET34, kinds)
+        fused = partial(added, fusion=AttentiveFusion)
+        super().__init__(num_features, options.channels, RESNET34, [added, added, fused, fused])
         # Keeps torch's default initial weights: Kaiming's make this network so ill-conditioned that
         # float32 and float64 embeddings differ by 4e-5 of their length.
         self.first_joined_stage = options.first_joined_stage
-        wide = options.channels * expansion
-        widths = [wide * 2**index for index in range(self.first_joined_stage, len(RESNET34))]
+        first_width = options.channels * options.expansion
+        stages = range(self.first_joined_stage, len(RESNET34))
+        widths = [first_width * 2**stage for stage in stages]
         self.downsamples = nn.ModuleList(
             nn.Conv2d(width, 2 * width, 3, stride=2, padding=1, bias=False) for width in widths[:-1]
         )
         self.fusions = nn.ModuleList(AttentiveFusion(width) for width in widths[1:])
 
-    def forward(
-        self, features: Tensor, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> tuple[Tensor, Lengths]:
         """(batch, mels, frames) to (batch, channels x mels / 8, frames / 8), and the valid frames
         of each.
         """
-        hidden = mask_frames(relu(self.norm1(self.conv1(features.unsqueeze(1)))), lengths)
+        # The output is not that of the last stage alone: what earlier stages have found is strided
+        # to the size of the next one and fused into it, stage by stage from the bottom up, so that
+        # fine detail survives.
+        hidden = self.conv1(features.unsqueeze(1))  # (batch, channels, mels, frames)
+        hidden = mask_frames(relu(self.norm1(hidden)), lengths)
         for index, stage in enumerate(self.stages):
             hidden, lengths = stage(hidden, lengths)
-            place = index - self.first_joined_stage
-            if place <= 0:
+            joint = index - self.first_joined_stage - 1
+            if joint < 0:
                 joined = hidden
             else:
-                fused = self.fusions[place - 1](hidden, self.downsamples[place - 1](joined))
-                joined = mask_frames(fused, lengths)
-        return joined.flatten(1, 2), lengths
+                joined = self.fusions[joint](hidden, self.downsamples[joint](joined))
+                joined = mask_frames(joined, lengths)
+        return joined.flatten(1, 2), lengths  # (batch, channels x mels / 8, frames / 8)

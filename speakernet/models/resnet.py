@@ -11,7 +11,9 @@ from functools import partial
 
 from torch import Tensor, nn
 
+from speakernet.frontend.features import Lengths
 from speakernet.models.layers import (
+    Foldable,
     Rectifier,
     SqueezeExcitation,
     Trunk,
@@ -40,7 +42,7 @@ def make_shortcut(channels_in: int, channels: int, stride: Stride = (1, 1)) -> n
     )
 
 
-class ResidualBlock(nn.Module):
+class ResidualBlock(Foldable):
     """Two 3 x 3 convolutions with batch norm, an optional gate, and a shortcut around them."""
 
     def __init__(
@@ -53,8 +55,8 @@ class ResidualBlock(nn.Module):
     ) -> None:
         super().__init__()
         # Created before the convolutions, because initial weights are drawn in the order of
-        # creation.
-        made = None if gate is None else gate(channels)
+        # creation, but registered after them, in the order of the forward pass.
+        gate_module = gate(channels) if gate else None
         self.out_channels = channels
         self.frame_stride = stride[1]
         self.relu_first = relu_first
@@ -62,21 +64,21 @@ class ResidualBlock(nn.Module):
         self.norm1 = nn.BatchNorm2d(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(channels)
-        self.gate = made
+        self.gate = gate_module
         self.shortcut = make_shortcut(channels_in, channels, stride)
-        self.norm_behind = (
-            {"conv2": "norm2"} if relu_first else {"conv1": "norm1", "conv2": "norm2"}
-        )
         if relu_first:
             self.rectify = Rectifier()
+            self.norm_behind = {"conv2": "norm2"}
             self.norm_behind_relu = {"conv1": ("rectify", "norm1", "conv2")}
+        else:
+            self.norm_behind = {"conv1": "norm1", "conv2": "norm2"}
 
-    def forward(
-        self, features: Tensor, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> tuple[Tensor, Lengths]:
         """(batch, channels, mels, frames) and valid frames, in and out."""
+        # What the block computes is added to its input, so it only has to learn a correction, and
+        # gradients reach the first layers undiminished. The gate comes last, as in SE-ResNet.
         lengths = strided_length(lengths, self.frame_stride)
-        hidden = self.conv1(features)
+        hidden = self.conv1(features)  # (batch, channels, mels / stride, frames / stride)
         hidden = self.norm1(self.rectify(hidden)) if self.relu_first else relu(self.norm1(hidden))
         # A norm turns the zeros past an utterance's end into its bias, which later layers would
         # read.
@@ -108,9 +110,7 @@ class ResidualStage(nn.Module):
             make_block(self.out_channels, channels, (1, 1)) for _ in range(num_blocks - 1)
         )
 
-    def forward(
-        self, features: Tensor, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> tuple[Tensor, Lengths]:
         """(batch, channels, mels, frames) and valid frames, in and out."""
         for block in self.blocks:
             features, lengths = block(features, lengths)
@@ -143,29 +143,34 @@ class ResidualTrunk(Trunk):
         self.conv1 = conv1 or nn.Conv2d(1, channels, 3, padding=1, bias=False)
         self.norm1 = nn.BatchNorm2d(channels)
         self.stages = nn.ModuleList()
-        self.out_channels, num_mels = channels, -(-num_features // self.conv1.stride[0])
-        for index, (kind, num_blocks, stride) in enumerate(
-            zip(kinds, blocks, strides, strict=True)
-        ):
-            stage = ResidualStage(kind, self.out_channels, channels * 2**index, num_blocks, stride)
+        # Strides round up.
+        num_mels = -(-num_features // self.conv1.stride[0])
+        self.out_channels = channels
+        for kind, num_blocks, stride in zip(kinds, blocks, strides, strict=True):
+            stage = ResidualStage(kind, self.out_channels, channels, num_blocks, stride)
             self.stages.append(stage)
             self.out_channels = stage.out_channels
             num_mels = -(-num_mels // stride[0])
-        self.out_channels *= 1 if self.averages_mels else num_mels
+            channels *= 2
+        if not self.averages_mels:
+            self.out_channels *= num_mels
 
-    def forward(
-        self, features: Tensor, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> tuple[Tensor, Lengths]:
         """(batch, mels, frames) to (batch, channels x remaining mels, fewer frames), and the valid
         frames of each.
         """
-        hidden = self.conv1(features.unsqueeze(1))
-        hidden = mask_frames(
-            relu(self.norm1(hidden)) if self.norm_first else self.norm1(relu(hidden)), lengths
-        )
+        # The features are treated as an image of one channel. Each stage halves it and doubles the
+        # channels. In the end every mel row that is left becomes a set of channels of its own: a
+        # voice differs from another by where its energy is, and an average over mels (as in
+        # ResNetSE34L) would lose that.
+        hidden = self.conv1(features.unsqueeze(1))  # (batch, channels, mels, frames)
+        hidden = relu(self.norm1(hidden)) if self.norm_first else self.norm1(relu(hidden))
+        hidden = mask_frames(hidden, lengths)
         for stage in self.stages:
             hidden, lengths = stage(hidden, lengths)
-        return hidden.mean(dim=2) if self.averages_mels else hidden.flatten(1, 2), lengths
+        if self.averages_mels:
+            return hidden.mean(dim=2), lengths  # (batch, channels, frames)
+        return hidden.flatten(1, 2), lengths  # (batch, channels x mels, frames)
 
 
 class ResNet(ResidualTrunk):
@@ -177,15 +182,12 @@ class ResNet(ResidualTrunk):
     """
 
     def __init__(self, options: ResNetOptions, num_features: int) -> None:
+        channels = options.channels
         usual = [1, *[2] * (len(options.blocks) - 1)]
-        strides = list(
-            zip(options.mel_strides or usual, options.frame_strides or usual, strict=True)
-        )
-        conv1 = nn.Conv2d(
-            1, options.channels, 3, stride=(options.stem_stride, 1), padding=1, bias=False
-        )
-        make_block = (
-            partial(ResidualBlock, gate=SqueezeExcitation) if options.gated else ResidualBlock
-        )
-        super().__init__(num_features, options.channels, options.blocks, make_block, strides, conv1)
+        mel_strides = options.mel_strides or usual
+        strides = list(zip(mel_strides, options.frame_strides or usual, strict=True))
+        conv1 = nn.Conv2d(1, channels, 3, stride=(options.stem_stride, 1), padding=1, bias=False)
+        gate = SqueezeExcitation if options.gated else None
+        make_block = partial(ResidualBlock, gate=gate)
+        super().__init__(num_features, channels, options.blocks, make_block, strides, conv1)
         initialize_convolutions(self)

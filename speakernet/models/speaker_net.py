@@ -18,10 +18,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from speakernet.checkpoint import CheckpointError
+from speakernet.frontend.features import Lengths
 from speakernet.frontend.options import FEATURES, FrontendOptions, SpecAugmentOptions
 from speakernet.frontend.perturbation import SpecAugment
 from speakernet.models.layers import (
     ChannelFloor,
+    Foldable,
     is_safe_in_channels_last,
     make_embedding,
     mask_frames,
@@ -38,6 +40,9 @@ MAX_NAMES_SHOWN = 10
 # Keys, in addition to the run's seed, of the random streams of the network's components.
 SPEC_AUGMENT_STREAM = 101
 DITHER_STREAM = 102
+# Options of front ends added after the first release. A spec omits them at these defaults, so that
+# fingerprints in existing stores stay valid.
+LATER_OPTIONS = {"energy_floor_db": 0.0, "style": "kaldi"}
 PREPARATIONS = ("speech", "repeat_seconds")
 """The entries of an adaptation that say what is done to a recording before it is embedded."""
 
@@ -59,20 +64,10 @@ class SpeakerNet(nn.Module):
     ) -> None:
         super().__init__()
         trunk = model.options
-        own = dict(trunk.front_end_defaults)
-        name = own["name"] if frontend.name == "auto" else frontend.name
-        if (name == "raw") != (own["name"] == "raw"):
-            needed = "raw" if own["name"] == "raw" else "log_mel or fbank"
-            raise ValueError(
-                f"model {model.name} needs the front end {needed}, but the configuration has {name}"
-            )
+        frontend = _resolve_front_end(model, frontend)
         for kind, options in ((model.name, trunk), (model.pooling, model.pooling_options)):
-            if problem := next(iter(options.problems()), None):
-                raise ValueError(f"{kind}: {problem[0]} is {problem[1]}")
-        # The published values only apply to the published front end.
-        frontend = frontend.resolved(own if name == own["name"] else {}).model_copy(
-            update={"name": name}
-        )
+            for option, problem in options.problems():
+                raise ValueError(f"{kind}: {option} is {problem}")
         pooling = trunk.poolings[0] if model.pooling == "auto" else model.pooling
         self._frontend = frontend
         self.sample_rate = sample_rate
@@ -81,16 +76,14 @@ class SpeakerNet(nn.Module):
         # seconds.
         with torch.device("cpu"):
             self.front_end = create(
-                lookup(FEATURES, name, "front end"),
+                lookup(FEATURES, frontend.name, "front end"),
                 frontend,
                 sample_rate=sample_rate,
                 seed=derive_seed(seed, DITHER_STREAM),
             )
-        self.spec_augment = (
-            SpecAugment(frontend, derive_seed(seed, SPEC_AUGMENT_STREAM))
-            if isinstance(frontend, SpecAugmentOptions) and frontend.spec_augment
-            else None
-        )
+        self.spec_augment: SpecAugment | None = None
+        if isinstance(frontend, SpecAugmentOptions) and frontend.spec_augment:
+            self.spec_augment = SpecAugment(frontend, derive_seed(seed, SPEC_AUGMENT_STREAM))
         self.trunk = create(
             lookup(MODELS, model.name, "model"),
             trunk,
@@ -98,10 +91,8 @@ class SpeakerNet(nn.Module):
             embedding_dim=model.embedding_dim,
             sample_rate=sample_rate,
         )
-        # The trunk may have completed its options, such as the configuration of a pretrained
-        # backbone.
-        found = getattr(self.trunk, "options", trunk)
-        self._model = model.model_copy(update={"pooling": pooling, "options": found})
+        completed = self.trunk.options or trunk
+        self._model = model.model_copy(update={"pooling": pooling, "options": completed})
         # With channels innermost 2-D convolutions run up to a quarter faster on CPUs, and even
         # faster on tensor cores.
         if is_safe_in_channels_last(self.trunk):
@@ -109,9 +100,9 @@ class SpeakerNet(nn.Module):
         component = POOLINGS[pooling_of(model.name, pooling)]
         sizes = {"channels": self.trunk.out_channels, "layers": self.trunk.num_states}
         self.pooling = create(component, model.pooling_options, **sizes)
-        self.norm: nn.Module = (
-            nn.BatchNorm1d(self.pooling.dim) if trunk.has_norm_after_pooling else nn.Identity()
-        )
+        self.norm: nn.Module = nn.Identity()
+        if trunk.has_norm_after_pooling:
+            self.norm = nn.BatchNorm1d(self.pooling.dim)
         self.embedding = make_embedding(
             trunk.embedding_layer, self.pooling.dim, model.embedding_dim
         )
@@ -137,29 +128,29 @@ class SpeakerNet(nn.Module):
         """A network from the names of its components; the rest follows the model's published
         definition.
         """
+        # Whatever is not given stays at the defaults of the model's options, which are published
+        # values.
         trunk = options_of(MODELS, model, model_options or {}, "model")
+        section: dict[str, Any] = {"name": model, "options": trunk}
         kind = pooling_of(model, pooling or "auto")
-        section = {"pooling": pooling, "embedding_dim": embedding_dim}
-        given = {"name": front_end or "auto", **(front_end_options or {})}
-        if given["name"] in ("auto", trunk.front_end_defaults["name"]):
-            given = {**trunk.front_end_defaults, **given, "name": trunk.front_end_defaults["name"]}
-        return cls(
-            ModelOptions(
-                name=model,
-                options=trunk,
-                pooling_options=options_of(POOLINGS, kind, pooling_options or {}, "pooling"),
-                **{field: value for field, value in section.items() if value is not None},  # type: ignore[arg-type]
-            ),
-            options_of(FEATURES, given["name"], given, "front end"),
-            sample_rate or SAMPLE_RATE,
-        )
+        section["pooling_options"] = options_of(POOLINGS, kind, pooling_options or {}, "pooling")
+        if pooling is not None:
+            section["pooling"] = pooling
+        if embedding_dim is not None:
+            section["embedding_dim"] = embedding_dim
+        features = {"name": front_end or "auto", **(front_end_options or {})}
+        published = trunk.front_end_defaults
+        if features["name"] in ("auto", published["name"]):
+            features = {**published, **features, "name": published["name"]}
+        frontend = options_of(FEATURES, features["name"], features, "front end")
+        return cls(ModelOptions(**section), frontend, sample_rate or SAMPLE_RATE)
 
     @property
     def model_name(self) -> str:
         """The name in MODELS."""
         return self._model.name
 
-    def forward(self, waveforms: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, waveforms: Tensor, lengths: Lengths = None) -> Tensor:
         """Embeddings of a batch, in float32.
 
         Args:
@@ -170,37 +161,41 @@ class SpeakerNet(nn.Module):
         Returns:
             (batch, dim), not normalised.
         """
+        # The whole way of a voice: samples become frames of a few dozen mel bands, the trunk turns
+        # them into frames that know their surroundings, the pooling reduces all frames to one
+        # vector, and a linear layer makes the embedding. Everything up to the pooling keeps time,
+        # so rows of different lengths carry their number of valid frames along.
         frame_lengths = None
         if lengths is not None:
             # The front end gets the host's lengths: reading the shortest from a device would
             # synchronise with it.
-            frame_lengths = self.front_end.num_frames(
-                lengths.to(waveforms.device, non_blocking=True)
-            )
+            on_device = lengths.to(waveforms.device, non_blocking=True)
+            frame_lengths = self.front_end.num_frames(on_device)
         features = self.front_end(waveforms, lengths)  # (batch, mels, frames)
         if self.spec_augment is not None:
             features = self.spec_augment(features)
         return self.from_features(features, frame_lengths)
 
-    def from_features(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def from_features(self, features: Tensor, lengths: Lengths = None) -> Tensor:
         """Embeddings of features (batch, mels, frames), (batch, dim) float32, not normalised."""
-        hidden, lengths = self.trunk(
-            mask_frames(features, lengths), lengths
-        )  # (batch, channels, frames)
+        features = mask_frames(features, lengths)
+        hidden, lengths = self.trunk(features, lengths)  # (batch, channels, frames)
         # Sums over hundreds of frames and the last projection lose too much precision in 16 bits.
         with torch.autocast(features.device.type, enabled=False):
-            return self.adaptation(self.embedding(self.norm(self.pooling(hidden.float(), lengths))))  # type: ignore[no-any-return]
+            pooled = self.norm(self.pooling(hidden.float(), lengths))  # (batch, pooled dim)
+            return self.adaptation(self.embedding(pooled))  # type: ignore[no-any-return]
 
     @property
     def min_samples(self) -> int:
         """Samples of the shortest waveform that can be embedded."""
-        enough = self.trunk.min_frames * self.front_end.hop_samples + self.front_end.window_samples
-        frames = self.front_end.num_frames(torch.arange(enough + 1))
-        return max(self.front_end.min_samples, int((frames >= self.trunk.min_frames).nonzero()[0]))
+        front_end = self.front_end
+        min_frames = self.trunk.min_frames
+        # Front ends count frames in different ways, so the shortest length is searched for.
+        enough = min_frames * front_end.hop_samples + front_end.window_samples
+        frames = front_end.num_frames(torch.arange(enough + 1))
+        return max(front_end.min_samples, int((frames >= min_frames).nonzero()[0]))
 
-    def embed(
-        self, waveforms: Tensor, lengths: Tensor | None = None, *, sample_rate: int
-    ) -> Tensor:
+    def embed(self, waveforms: Tensor, lengths: Lengths = None, *, sample_rate: int) -> Tensor:
         """`forward` in evaluation mode and without gradients; the training mode is restored
         afterwards.
 
@@ -230,15 +225,15 @@ class SpeakerNet(nn.Module):
                 "recording down (waveforms.mean(0, keepdim=True)), or give the length of each "
                 "utterance"
             )
-        if lengths is not None and (
-            lengths.shape != shape[:1] or ((lengths < 1) | (lengths > shape[1])).any()
-        ):
-            raise ValueError(
-                f"lengths are {lengths.tolist()}; expected {shape[0]} values from 1 to {shape[1]}"
-            )
-        if lengths is not None and bool((lengths == waveforms.shape[1]).all()):
-            # Without padding no mask is needed.
-            lengths = None
+        if lengths is not None:
+            if lengths.shape != shape[:1] or ((lengths < 1) | (lengths > shape[1])).any():
+                raise ValueError(
+                    f"lengths are {lengths.tolist()}; expected {shape[0]} values from 1 to "
+                    f"{shape[1]}"
+                )
+            if bool((lengths == shape[1]).all()):
+                # Without padding no mask is needed.
+                lengths = None
         was_training = self.training
         self.eval()
         try:
@@ -252,38 +247,36 @@ class SpeakerNet(nn.Module):
 
         If present, also `adaptation` and `components`, the external modules that it needs.
         """
+        # What is needed to build the network again, and no more: options of training would make two
+        # files of the same network differ.
         model = self._model
-        sizes = {"pooling": model.pooling, "embedding_dim": model.embedding_dim}
+        options = model.options.model_dump(exclude=set(model.options.training_only))
+        options["pooling"] = model.pooling
+        options["embedding_dim"] = model.embedding_dim
         pooling_options = model.pooling_options.model_dump()
-        sizes |= {"pooling_options": pooling_options} if pooling_options else {}
+        if pooling_options:
+            options["pooling_options"] = pooling_options
         # Without SpecAugment, which is only active in training.
         features = self._frontend.model_dump(
             exclude={*FrontendOptions.model_fields, *SpecAugmentOptions.model_fields}
         )
-        # Omit defaults of options added later, so that fingerprints in existing stores stay valid.
-        later = {"energy_floor_db": 0.0, "style": "kaldi"}
-        features = {
-            name: value
-            for name, value in features.items()
-            if name not in later or value != later[name]
-        }
-        outside = {}
-        if OUTSIDE:
-            pooling = POOLINGS[pooling_of(model.name, model.pooling)]
-            outside = needs_outside((MODELS[model.name], pooling, FEATURES[self._frontend.name]))
-        return {
-            "model": {
-                "name": model.name,
-                "options": {
-                    **model.options.model_dump(exclude=set(model.options.training_only)),
-                    **sizes,
-                },
-            },
+        for name, default in LATER_OPTIONS.items():
+            if features.get(name) == default:
+                del features[name]
+        spec = {
+            "model": {"name": model.name, "options": options},
             "front_end": {"name": self._frontend.name, "options": features},
             "sample_rate": self.sample_rate,
-            **({"adaptation": self.adaptation_spec} if self.adaptation_spec else {}),
-            **({"components": outside} if outside else {}),
         }
+        if self.adaptation_spec:
+            spec["adaptation"] = self.adaptation_spec
+        if OUTSIDE:
+            pooling = POOLINGS[pooling_of(model.name, model.pooling)]
+            parts = (MODELS[model.name], pooling, FEATURES[self._frontend.name])
+            components = needs_outside(parts)
+            if components:
+                spec["components"] = components
+        return spec
 
     def adapt(self, spec: Mapping[str, Any]) -> None:
         """Append an adaptation, with fresh weights, to the embedding layer."""
@@ -318,12 +311,23 @@ class SpeakerNet(nn.Module):
 
         `without_fixed` omits weights that are in the files of a pretrained backbone.
         """
-        named = self.state_dict()
-        if hasattr(self.trunk, "plain_weights"):
-            named = self.trunk.plain_weights(named, without_fixed=without_fixed)
-        return {
-            name: value for name, value in named.items() if not name.startswith(SPEC_AUGMENT_PREFIX)
-        }
+        return without_spec_augment(
+            self.trunk.plain_weights(self.state_dict(), without_fixed=without_fixed)
+        )
+
+
+def _resolve_front_end(model: ModelOptions, frontend: FrontendOptions) -> FrontendOptions:
+    """The front end's options without `auto`; ValueError if the model needs a different kind."""
+    published = dict(model.options.front_end_defaults)
+    name = published["name"] if frontend.name == "auto" else frontend.name
+    if (name == "raw") != (published["name"] == "raw"):
+        needed = "raw" if published["name"] == "raw" else "log_mel or fbank"
+        raise ValueError(
+            f"model {model.name} needs the front end {needed}, but the configuration has {name}"
+        )
+    # The published values only apply to the published front end.
+    defaults = published if name == published["name"] else {}
+    return frontend.resolved(defaults).model_copy(update={"name": name})  # type: ignore[no-any-return]
 
 
 def fold_batch_norms(net: nn.Module) -> int:
@@ -331,10 +335,9 @@ def fold_batch_norms(net: nn.Module) -> int:
     longer be trained.
 
     In evaluation mode a norm scales and shifts each channel, which the layer's weights can do as
-    well. A module lists such pairs in `norm_behind` (layer -> norm, possibly of submodules); in an
-    nn.Sequential they are detected. `norm_behind_relu` lists pairs with a ReLU in between (layer ->
-    ReLU, norm, and the only layer that reads the norm): the layer absorbs the norm, and a floor for
-    each channel replaces the ReLU.
+    well. A `Foldable` module lists such pairs; in an nn.Sequential they are detected. With a ReLU
+    in between (`norm_behind_relu`) the layer absorbs the norm, and a floor for each channel
+    replaces the ReLU.
 
     Returns:
         The number of merged norms.
@@ -346,16 +349,23 @@ def fold_batch_norms(net: nn.Module) -> int:
     >>> fold_batch_norms(net), torch.allclose(net(torch.ones(1, 2)), before)
     (1, True)
     """
+    # A norm after training is y = a x + b for each channel. The layer before it is linear as well,
+    # so a goes into its weights and b into its bias, and one pass over memory is saved for each
+    # norm, which on a CPU counts more than the arithmetic.
     merged = 0
     for module in list(net.modules()):
-        for layer, (relu, norm, reader) in getattr(module, "norm_behind_relu", {}).items():
-            floors = _with_positive_scale(module.get_submodule(norm), module.get_submodule(reader))
-            module.set_submodule(relu, ChannelFloor(floors))
-            merged += _merge(module, layer, norm)
-        in_sequence = (
-            dict(itertools.pairwise(module._modules)) if isinstance(module, nn.Sequential) else {}
-        )
-        for layer, norm in getattr(module, "norm_behind", in_sequence).items():
+        pairs: Mapping[str, str] = {}
+        if isinstance(module, nn.Sequential):
+            pairs = dict(itertools.pairwise(module._modules))
+        elif isinstance(module, Foldable):
+            pairs = module.norm_behind
+            for layer, (relu, norm, reader) in module.norm_behind_relu.items():
+                floors = _make_scale_positive(
+                    module.get_submodule(norm), module.get_submodule(reader)
+                )
+                module.set_submodule(relu, ChannelFloor(floors))
+                merged += _merge(module, layer, norm)
+        for layer, norm in pairs.items():
             merged += _merge(module, layer, norm)
     return merged
 
@@ -378,7 +388,7 @@ def _merge(module: nn.Module, layer_name: str, norm_name: str) -> bool:
     # In float64, so that the weights are rounded only once; elementwise, which preserves their
     # memory layout.
     bias = None if layer.bias is None else layer.bias.double()
-    fused = fuse_conv_bn_weights(
+    weight, bias = fuse_conv_bn_weights(
         layer.weight.double(),
         bias,
         norm.running_mean,
@@ -387,12 +397,13 @@ def _merge(module: nn.Module, layer_name: str, norm_name: str) -> bool:
         norm.weight,
         norm.bias,
     )
-    layer.weight, layer.bias = (nn.Parameter(one.float(), requires_grad=False) for one in fused)
+    layer.weight = nn.Parameter(weight.float(), requires_grad=False)
+    layer.bias = nn.Parameter(bias.float(), requires_grad=False)
     module.set_submodule(norm_name, nn.Identity())
     return True
 
 
-def _with_positive_scale(norm: nn.Module, reader: nn.Module) -> Tensor:
+def _make_scale_positive(norm: nn.Module, reader: nn.Module) -> Tensor:
     """A norm's output for zeros, (channels,), after flipping the sign of channels with a negative
     scale.
 
@@ -401,10 +412,12 @@ def _with_positive_scale(norm: nn.Module, reader: nn.Module) -> Tensor:
     """
     assert isinstance(norm, _BatchNorm) and isinstance(reader, Layer) and not norm.training
     signs = torch.where(norm.weight < 0, -1.0, 1.0)
-    for values, shape in ((norm.weight, (-1,)), (norm.bias, (-1,)), (reader.weight, (1, -1, 1, 1))):
-        values.data.mul_(signs.view(shape))
+    norm.weight.data.mul_(signs)
+    norm.bias.data.mul_(signs)
+    reader.weight.data.mul_(signs.view(1, -1, 1, 1))  # (channels, input channels, mels, frames)
     norm.double()
-    return norm(torch.zeros_like(norm.weight)[None, :, None, None]).detach().flatten().float()
+    zeros = torch.zeros_like(norm.weight)[None, :, None, None]  # (1, channels, 1, 1)
+    return norm(zeros).detach().flatten().float()
 
 
 def strip_wrappers(name: str) -> str:
@@ -420,44 +433,55 @@ def strip_wrappers(name: str) -> str:
 
 def check_finite(weights: Mapping[str, Any], path: str | Path) -> None:
     """Refuse weights with NaN or infinity."""
-    tensors = [(name, value) for name, value in weights.items() if isinstance(value, Tensor)]
-    broken = [
-        name
-        for name, value in tensors
-        if value.is_floating_point() and not bool(torch.isfinite(value).all())
-    ]
+    broken = []
+    for name, value in weights.items():
+        is_number = isinstance(value, Tensor) and value.is_floating_point()
+        if is_number and not bool(torch.isfinite(value).all()):
+            broken.append(name)
     if broken:
         raise CheckpointError(
             f"{path} has NaN or infinite values in {len(broken)} of {len(weights)} tensors: "
-            f"{_shortened(broken)}. Its training diverged; use an earlier checkpoint"
+            f"{_shorten(broken)}. Its training diverged; use an earlier checkpoint"
         )
 
 
-def check_fits(found: Mapping[str, Tensor], expected: Mapping[str, Any], path: str | Path) -> None:
+def check_fits(
+    weights: Mapping[str, Tensor], expected: Mapping[str, Any], path: str | Path
+) -> None:
     """Refuse weights whose names, shapes or kinds of number differ from the network's."""
-    expected = {
-        name: value for name, value in expected.items() if not name.startswith(SPEC_AUGMENT_PREFIX)
-    }
+    expected = without_spec_augment(expected)
     # Old versions of torch and some conversions keep no counters of batches; torch's loader fills
     # them in, and without `momentum=None` they do not change any output.
-    missing = [name for name in expected if name not in found and not name.endswith(COUNTER_SUFFIX)]
-    problems = [f"missing {name}" for name in missing]
-    problems += [f"unknown {name}" for name in found if name not in expected]
-    problems += [
-        f"{name} is {tuple(found[name].shape)} in the file, {tuple(value.shape)} in the network"
-        for name, value in expected.items()
-        if name in found and found[name].shape != value.shape
+    problems = [
+        f"missing {name}"
+        for name in expected
+        if name not in weights and not name.endswith(COUNTER_SUFFIX)
     ]
-    # Loading would round or cast them without a word: whole numbers are not trained weights.
-    problems += [
-        f"{name} is {str(found[name].dtype).removeprefix('torch.')} in the file"
-        for name, value in expected.items()
-        if name in found and found[name].dtype.is_floating_point != value.dtype.is_floating_point
-    ]
+    problems += [f"unknown {name}" for name in weights if name not in expected]
+    for name, value in expected.items():
+        if name in weights and weights[name].shape != value.shape:
+            problems.append(
+                f"{name} is {tuple(weights[name].shape)} in the file, {tuple(value.shape)} in the "
+                "network"
+            )
+        # Loading would round or cast them without a word: whole numbers are not trained weights.
+        if name in weights and weights[name].is_floating_point() != value.is_floating_point():
+            problems.append(
+                f"{name} is {str(weights[name].dtype).removeprefix('torch.')} in the file"
+            )
     if problems:
-        raise CheckpointError(f"{path} does not fit the network: {_shortened(problems)}")
+        raise CheckpointError(f"{path} does not fit the network: {_shorten(problems)}")
 
 
-def _shortened(names: Sequence[str]) -> str:
-    more = len(names) - MAX_NAMES_SHOWN
-    return "; ".join(names[:MAX_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+def without_spec_augment(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Weights without the state of SpecAugment, which only training needs."""
+    return {
+        name: value for name, value in weights.items() if not name.startswith(SPEC_AUGMENT_PREFIX)
+    }
+
+
+def _shorten(names: Sequence[str]) -> str:
+    shown = "; ".join(names[:MAX_NAMES_SHOWN])
+    if len(names) > MAX_NAMES_SHOWN:
+        shown += f" and {len(names) - MAX_NAMES_SHOWN} more"
+    return shown

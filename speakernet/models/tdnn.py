@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from speakernet.frontend.features import Lengths
 from speakernet.models.layers import (
     Passed,
     SqueezeExcitation,
@@ -15,6 +16,7 @@ from speakernet.models.layers import (
     mean_over_frames,
     multi_scale,
     relu_then_norm,
+    valid_length,
 )
 from speakernet.models.options.trunks import ECAPA_GROUPS, ECAPAOptions, XVectorOptions
 
@@ -51,7 +53,7 @@ class FrameConvolution(nn.Conv1d):
             "reflect" if reflects else "zeros",
         )
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:  # type: ignore[override]
+    def forward(self, features: Tensor, lengths: Lengths = None) -> Tensor:  # type: ignore[override]
         """(batch, channels, frames) in and out; `lengths` is (batch,) valid frames of the input."""
         padding = int(self.padding[0])
         if lengths is None or padding == 0:
@@ -72,7 +74,7 @@ def reflect_frames(features: Tensor, lengths: Tensor, count: int) -> Tensor:
         (batch, channels, frames + 2 count), undefined past an utterance's mirrored end.
     """
     places = torch.arange(-count, features.shape[-1] + count, device=features.device).abs()
-    last = (lengths - 1).unsqueeze(1)
+    last = (lengths - 1).unsqueeze(1)  # (batch, 1)
     # `abs` above mirrors the start, this each utterance's end; beyond the mirrored end, places are
     # negative.
     places = (last - (last - places).abs()).clamp(min=0)  # (batch, frames)
@@ -82,9 +84,9 @@ def reflect_frames(features: Tensor, lengths: Tensor, count: int) -> Tensor:
 class FrameExcitation(SqueezeExcitation):
     """Squeeze-and-excitation over a sequence of frames."""
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> Tensor:
         """(batch, channels, frames) in and out."""
-        means = mean_over_frames(mask_frames(features, lengths), lengths)
+        means = mean_over_frames(mask_frames(features, lengths), lengths)  # (batch, channels)
         return features * self.gate(means).unsqueeze(2)
 
 
@@ -111,18 +113,23 @@ class ECAPA(Trunk):
         # SpeechBrain's `mfa` includes a norm; wespeaker's `conv` is followed only by a ReLU.
         self.aggregate_norm = nn.BatchNorm1d(self.out_channels) if speechbrain else nn.Identity()
 
-    def forward(
-        self, features: Tensor, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> tuple[Tensor, Lengths]:
         """(batch, mels, frames) to (batch, aggregate channels, frames), and the valid frames of
         each.
         """
         if self.min_frames > 1:
             check_frames(features, lengths, self.min_frames, "ECAPA-TDNN with mirrored edges")
-        outputs = [relu_then_norm(self.conv(features, lengths), self.norm)]
+        # Every frame keeps its place: no strides, only wider dilations from block to block. All
+        # blocks are aggregated, because shallow ones also know about the speaker.
+        hidden = relu_then_norm(
+            self.conv(features, lengths), self.norm
+        )  # (batch, channels, frames)
+        outputs = []
         for block in self.blocks:
-            outputs.append(block(outputs[-1], lengths))
-        frames = relu_then_norm(self.aggregate(torch.cat(outputs[1:], dim=1)), self.aggregate_norm)
+            hidden = block(hidden, lengths)
+            outputs.append(hidden)
+        hidden = self.aggregate(torch.cat(outputs, dim=1))  # (batch, aggregate channels, frames)
+        frames = relu_then_norm(hidden, self.aggregate_norm)
         return mask_frames(frames, lengths), lengths
 
 
@@ -133,20 +140,20 @@ class ECAPABlock(nn.Module):
         super().__init__()
         self.passed: Passed = "first" if speechbrain else "last"
         width = channels // ECAPA_GROUPS
-        places = range(ECAPA_GROUPS - 1)
         self.conv_in = nn.Conv1d(channels, channels, 1)
         self.norm_in = nn.BatchNorm1d(channels)
-        self.convs = nn.ModuleList(
-            FrameConvolution(width, width, 3, dilation=dilation, reflects=speechbrain)
-            for _ in places
-        )
-        self.norms = nn.ModuleList(nn.BatchNorm1d(width) for _ in places)
+        self.convs = nn.ModuleList()
+        for _ in range(ECAPA_GROUPS - 1):
+            conv = FrameConvolution(width, width, 3, dilation=dilation, reflects=speechbrain)
+            self.convs.append(conv)
+        self.norms = nn.ModuleList(nn.BatchNorm1d(width) for _ in self.convs)
         self.conv_out = nn.Conv1d(channels, channels, 1)
         self.norm_out = nn.BatchNorm1d(channels)
         self.gate = FrameExcitation(channels, GATE_CHANNELS)
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> Tensor:
         """(batch, channels, frames) in and out."""
+        # 1 x 1 convolutions mix channels, the split between them looks left and right.
         hidden = relu_then_norm(self.conv_in(features), self.norm_in)
         hidden = multi_scale(hidden, lengths, self.convs, self.norms, relu_then_norm, self.passed)
         hidden = relu_then_norm(self.conv_out(hidden), self.norm_out)
@@ -158,8 +165,8 @@ LAYERS = ((5, 1), (3, 2), (3, 3), (1, 1), (1, 1))
 
 
 class XVector(Trunk):
-    """Time-delay network of the x-vector; 4.61 million parameters with TSTP, 80 mels and 512
-    dimensions.
+    """Time-delay network of the x-vector; 4.61 million parameters (TSTP, 80 mels,
+    512-dimensional).
 
     Source: Snyder et al. 2018, "X-vectors: robust DNN embeddings for speaker recognition", table 1;
     norms and the second embedding layer as in wespeaker.
@@ -170,20 +177,23 @@ class XVector(Trunk):
 
     def __init__(self, options: XVectorOptions, num_features: int) -> None:
         super().__init__()
-        widths = (num_features, *(options.channels,) * 4, options.statistics_channels)
-        self.out_channels = widths[-1]
-        self.convs = nn.ModuleList(
-            nn.Conv1d(widths[index], widths[index + 1], kernel, dilation=dilation)
-            for index, (kernel, dilation) in enumerate(LAYERS)
-        )
-        self.norms = nn.ModuleList(nn.BatchNorm1d(width, affine=False) for width in widths[1:])
+        self.out_channels = options.statistics_channels
+        widths = [options.channels] * 4 + [options.statistics_channels]
+        self.convs = nn.ModuleList()
+        self.norms = nn.ModuleList()
+        channels_in = num_features
+        for width, (kernel, dilation) in zip(widths, LAYERS, strict=True):
+            self.convs.append(nn.Conv1d(channels_in, width, kernel, dilation=dilation))
+            self.norms.append(nn.BatchNorm1d(width, affine=False))
+            channels_in = width
 
-    def forward(
-        self, features: Tensor, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, features: Tensor, lengths: Lengths = None) -> tuple[Tensor, Lengths]:
         """(batch, mels, frames) to (batch, 1500, frames - 14), and the valid frames of each."""
+        # Three convolutions widen the context of a frame to 15, two more only mix channels. Nothing
+        # is padded, so no frame at the edges sees anything but speech, and no mask is needed before
+        # the end.
         check_frames(features, lengths, self.min_frames, "XVector")
         for conv, norm in zip(self.convs, self.norms, strict=True):
             features = relu_then_norm(conv(features), norm)
-        lengths = None if lengths is None else lengths - (self.min_frames - 1)
-        return mask_frames(features, lengths), lengths
+        lengths = valid_length(lengths, self.min_frames, 1)
+        return mask_frames(features, lengths), lengths  # (batch, 1500, frames - 14)

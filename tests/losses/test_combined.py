@@ -52,11 +52,11 @@ def test_any_two_losses(classification, metric):
 def test_margin():
     loss = Combined(CombinedOptions(classification=AAMSoftmaxOptions(margin=0.0)), DIM, CLASSES)
     before = loss(embeddings(), LABELS)[0]
-    loss.margin = 0.4
+    loss.set_margin(0.4)
     assert loss.margin == loss.classification.margin == 0.4
     assert loss(embeddings(), LABELS)[0] > before
     without = CombinedOptions(classification=SoftmaxOptions(), metric=TripletOptions(margin=0.1))
-    assert not hasattr(without, "margin") and not hasattr(Combined(without, DIM, CLASSES), "margin")
+    assert not without.has_margin and Combined(without, DIM, CLASSES).margin is None
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from speakernet.models.speaker_net import SpeakerNet, check_finite, check_fits
 from speakernet.options import suggestion
 
 PUBLISHED: dict[str, ModuleType] = {
-    one.SOURCE: one for one in (wespeaker, three_d_speaker, speechbrain, redimnet, but)
+    format.SOURCE: format for format in (wespeaker, three_d_speaker, speechbrain, redimnet, but)
 }
 """The modules of the toolkits by `SOURCE`.
 
@@ -63,22 +63,22 @@ def unknown_file(contents: Any, path: str | Path) -> CheckpointError:
     message = (
         f"{path} is neither a speakernet model file nor a checkpoint of {voxceleb_trainer.SOURCE}"
     )
-    found = list(_fitting(contents, path)) if isinstance(contents, Mapping) else []
-    if not found:
+    commands = []
+    if isinstance(contents, Mapping):
+        file = shlex.quote(str(path))
+        for options in _find_fitting(contents, path):
+            commands.append(f"`speakernet import-weights {file} {options} --out model.pt`")
+    if not commands:
         return CheckpointError(
             f"{message}; import files of {', '.join(PUBLISHED)} with `speakernet import-weights`"
         )
-    file = shlex.quote(str(path))
-    commands = " or ".join(
-        f"`speakernet import-weights {file} {one} --out model.pt`" for one in found
-    )
-    differ = (
-        ". Give the toolkit that trained it: their front ends differ, and the wrong one "
-        "silently spoils all scores"
-    )
-    return CheckpointError(
-        f"{message}; convert it with {commands}{differ if len(found) > 1 else ''}"
-    )
+    message += f"; convert it with {' or '.join(commands)}"
+    if len(commands) > 1:
+        message += (
+            ". Give the toolkit that trained it: their front ends differ, and the wrong one "
+            "silently spoils all scores"
+        )
+    return CheckpointError(message)
 
 
 def import_network(
@@ -89,27 +89,29 @@ def import_network(
 
     The file determines the network; `name`, the toolkit's or ours, must match it.
     """
+    # A foreign file says nothing about its network, but the shapes of its tensors do: `_describe`
+    # reads sizes from them, `_fit` renames all tensors and compares them with a network of these
+    # sizes that takes no memory, and only then the network is built. So a wrong guess is noticed
+    # before anything is loaded, and no part of a file is dropped in silence.
     weights = bare(contents, path)
     check_finite(weights, path)
     try:
-        described = _described(format, format.models(contents), name, weights)
-        renamed, left = _fitted(format, described, weights, path)
-        net = _network(format, described)
+        described = _describe(format, format.models(contents), name, weights)
+        renamed, unused = _fit(format, described, weights, path)
+        net = _build(format, described)
     except CheckpointError:
         raise
     except MISFITS as error:
-        reason = (
-            str(error)
-            if isinstance(error, ValueError)
-            else "its tensors do not have the sizes of this model"
-        )
+        reason = "its tensors do not have the sizes of this model"
+        if isinstance(error, ValueError):
+            reason = str(error)
         raise CheckpointError(f"{path} is not a {name} of {format.SOURCE}: {reason}") from error
     # Foreign files do not contain our front end's state.
     net.load_state_dict(net.state_dict() | renamed)
-    return net.eval(), left
+    return net.eval(), unused
 
 
-def _described(
+def _describe(
     format: ModuleType, models: Mapping[str, Describe], name: str, weights: Weights
 ) -> Described:
     if name in models:
@@ -118,6 +120,7 @@ def _described(
         raise CheckpointError(
             f"unknown {format.SOURCE} model {name!r}; {suggestion(name, {**models, **MODELS})}"
         )
+    # One of our names: several of the toolkit's models may become it, so the shapes decide.
     for describe in models.values():
         try:
             described = describe(weights)
@@ -128,46 +131,43 @@ def _described(
     raise ValueError(f"no model of {format.SOURCE} with these tensors is a {name}")
 
 
-def _network(format: ModuleType, described: Described) -> SpeakerNet:
+def _build(format: ModuleType, described: Described) -> SpeakerNet:
     options = dict(format.FRONT_END if described.front_end is None else described.front_end)
     front_end = options.pop("name")
+    if described.num_mels:
+        options["num_mels"] = described.num_mels
     return SpeakerNet.named(
         described.model,
         described.pooling,
         described.embedding_dim,
         described.options,
         front_end,
-        {**options, **({"num_mels": described.num_mels} if described.num_mels else {})},
+        options,
         pooling_options=described.pooling_options,
     )
 
 
-def _fitted(
+def _fit(
     format: ModuleType, described: Described, weights: Weights, path: str | Path
 ) -> tuple[dict[str, Any], list[str]]:
     """The weights under our names, and the unused ones; the comparison allocates no memory for a
     network.
     """
     # Any front end works for comparing tensors; this one can be built without memory.
+    front_end = {"name": "fbank" if described.num_mels else "raw"}
     with torch.device("meta"):
-        net = _network(
-            format,
-            dataclasses.replace(
-                described, front_end={"name": "fbank" if described.num_mels else "raw"}
-            ),
-        )
-    # Foreign files contain no state of the front end, nor of a backbone's filterbank.
-    ours = {
-        name: value
-        for name, value in net.state_dict().items()
-        if not name.startswith(("front_end.", "trunk.fbank."))
-    }
-    renamed, left = rename_all(weights, described.rules, format.UNUSED, ours)
+        net = _build(format, dataclasses.replace(described, front_end=front_end))
+    ours = net.state_dict()
+    for name in list(ours):
+        # Foreign files contain no state of the front end, nor of a backbone's filterbank.
+        if name.startswith(("front_end.", "trunk.fbank.")):
+            del ours[name]
+    renamed, unused = rename_all(weights, described.rules, format.UNUSED, ours)
     check_fits(renamed, ours, path)
-    return renamed, left
+    return renamed, unused
 
 
-def _fitting(contents: Mapping[str, Any], path: str | Path) -> Iterator[str]:
+def _find_fitting(contents: Mapping[str, Any], path: str | Path) -> Iterator[str]:
     """Options of `import-weights` for each toolkit's first model whose tensors match the file."""
     for source, format in PUBLISHED.items():
         try:
@@ -175,9 +175,10 @@ def _fitting(contents: Mapping[str, Any], path: str | Path) -> Iterator[str]:
             models = format.models(contents)
         except MISFITS:
             continue
+        # Trying is cheap: nothing is allocated, and most models are refused at their first shape.
         for name, describe in models.items():
             try:
-                _fitted(format, describe(weights), weights, path)
+                _fit(format, describe(weights), weights, path)
             except MISFITS:
                 continue
             yield f"--from {source} --model {name}"

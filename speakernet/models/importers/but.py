@@ -13,7 +13,7 @@ from typing import Any
 from speakernet.models.importers.weights import (
     Describe,
     Described,
-    Rule,
+    Rules,
     Weights,
     first_shape,
     last_dim,
@@ -33,7 +33,8 @@ _CONVOLUTION = _OURS + r"feature_extractor.conv_layers.\1."
 _POSITIONS = _OURS + "encoder.pos_conv_embed.conv."
 _LAYER = _MODEL + r"encoder\.layers\.(\d+)\."
 _LAYERS = _OURS + r"encoder.layers.\1."
-RULES: tuple[Rule, ...] = (
+# Microsoft's names of WavLM -> those of transformers, then the pooling.
+RULES: Rules = (
     (_MODEL + r"feature_extractor\.conv_layers\.(\d+)\.0\.", _CONVOLUTION + "conv."),
     (
         _MODEL + r"feature_extractor\.conv_layers\.(\d+)\.2\.(?:1\.)?",
@@ -69,29 +70,32 @@ RULES: tuple[Rule, ...] = (
 
 def _wavlm_mhfa(weights: Weights) -> Described:
     weights = {name.removeprefix("speaker_extractor."): value for name, value in weights.items()}
-    convolutions = [
-        first_shape(weights, f"model.feature_extractor.conv_layers.{number}.0.weight")
-        for number in range(
-            sum(name.endswith(".0.weight") and ".conv_layers." in name for name in weights)
-        )
-    ]
+    extractor = "model.feature_extractor.conv_layers."
+    channels_out: list[int] = []
+    kernels: list[int] = []
+    while f"{extractor}{len(kernels)}.0.weight" in weights:
+        # (channels, channels of the layer before, kernel)
+        shape = first_shape(weights, f"{extractor}{len(kernels)}.0.weight")
+        channels_out.append(shape[0])
+        kernels.append(shape[2])
+    # (buckets, heads): the bias of the attention depends on the bucket of the distance.
     buckets, heads = first_shape(
         weights, "model.encoder.layers.0.self_attn.relative_attention_bias.weight"
     )
     channels, of_group, positions = first_shape(weights, "model.encoder.pos_conv.0.weight_v")
     # WavLM Large has a norm after each convolution, and norms before its layers.
-    is_large = "model.feature_extractor.conv_layers.1.2.1.weight" in weights
+    is_large = f"{extractor}1.2.1.weight" in weights
     config = {
         "model_type": "wavlm",
         "hidden_size": channels,
         "num_hidden_layers": sum(name.endswith(".fc1.weight") for name in weights),
         "num_attention_heads": heads,
         "intermediate_size": first_shape(weights, "model.encoder.layers.0.fc1.weight")[0],
-        "conv_dim": [one[0] for one in convolutions],
-        "conv_kernel": [one[2] for one in convolutions],
-        "conv_stride": [FIRST_STRIDE, *[OTHER_STRIDES] * (len(convolutions) - 1)],
-        "conv_bias": "model.feature_extractor.conv_layers.0.0.bias" in weights,
-        "num_feat_extract_layers": len(convolutions),
+        "conv_dim": channels_out,
+        "conv_kernel": kernels,
+        "conv_stride": [FIRST_STRIDE] + [OTHER_STRIDES] * (len(kernels) - 1),
+        "conv_bias": f"{extractor}0.0.bias" in weights,
+        "num_feat_extract_layers": len(kernels),
         "num_conv_pos_embeddings": positions,
         "num_conv_pos_embedding_groups": channels // of_group,
         "num_buckets": buckets,

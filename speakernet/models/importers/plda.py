@@ -7,6 +7,7 @@ Source: Kaldi's `ivector/plda.cc` and `matrix/kaldi-matrix.cc`; wespeaker's
 `utils/plda/two_cov_plda.py`.
 """
 
+import math
 import re
 import struct
 from dataclasses import dataclass
@@ -60,6 +61,7 @@ def read_plda(path: str | Path) -> ForeignPlda:
                     f"{path}: the PLDA has {len(arrays)} arrays; expected mean, transform, "
                     "variances"
                 )
+            # (dim,), (dim, dim), (dim,)
             mean, transform, between = arrays
             offset = -transform @ mean
         _check(path, transform, offset, between)
@@ -90,14 +92,11 @@ def _content(path: str | Path) -> bytes:
 
 
 def _check(path: str | Path, transform: np.ndarray, *vectors: np.ndarray) -> None:
-    shapes = {transform.shape, *((one.shape[0], one.shape[0]) for one in vectors if one.ndim == 1)}
-    is_finite = all(np.isfinite(one).all() for one in (transform, *vectors))
-    if (
-        len(shapes) != 1
-        or not transform.size
-        or any(one.ndim != 1 for one in vectors)
-        or not is_finite
-    ):
+    is_plda = transform.size > 0 and np.isfinite(transform).all()
+    for vector in vectors:
+        is_plda &= vector.ndim == 1 and transform.shape == (vector.size, vector.size)
+        is_plda &= np.isfinite(vector).all()
+    if not is_plda:
         raise CheckpointError(
             f"{path}: expected the arrays of a PLDA, with consistent sizes and finite numbers"
         )
@@ -108,18 +107,9 @@ def _check(path: str | Path, transform: np.ndarray, *vectors: np.ndarray) -> Non
 def _arrays(content: bytes, path: str | Path) -> list[np.ndarray]:
     """All vectors and matrices, in order, in float64."""
     if not content.startswith(BINARY):
-        text = content.decode("ascii").replace(START.decode(), "").replace(END.decode(), "")
-        blocks = [
-            [row.split() for row in one.splitlines() if row.strip()]
-            for one in re.findall(r"\[([^\]]*)\]", text)
-        ]
-        found = [np.array(rows, dtype=np.float64) for rows in blocks if rows]
-        # A matrix starts on the line after its bracket, a vector on the same line.
-        starts = [one.start() for one in re.finditer(r"\[", text)]
-        return [
-            one if text[start + 1 :].lstrip(" ").startswith("\n") else one.reshape(-1)
-            for one, start in zip(found, starts, strict=True)
-        ]
+        return _parse_arrays(content.decode("ascii"))
+    # Binary: the tokens <Plda> and </Plda> around arrays. An array starts with its kind, F or D for
+    # 32 or 64 bits and V or M for vector or matrix, then has its sizes and its values by rows.
     arrays = []
     place = len(BINARY)
     while place < len(content):
@@ -133,21 +123,34 @@ def _arrays(content: bytes, path: str | Path) -> list[np.ndarray]:
                 f"{path}: found {content[place : place + 3]!r} at byte {place}; expected {EXPECTED}"
             )
         place += 3
-        sizes = [
-            struct.unpack_from("<bi", content, place + 5 * number)[1]
-            for number in range(1 + (form == b"M "))
-        ]
-        place += 5 * len(sizes)
-        count = int(np.prod(sizes, dtype=object))
+        # A matrix has two sizes, each an int32 behind a byte with its width.
+        sizes = []
+        for _ in range(2 if form == b"M " else 1):
+            sizes.append(struct.unpack_from("<bi", content, place)[1])
+            place += 5
+        # In Python's integers: damaged sizes could overflow those of numpy.
+        count = math.prod(sizes)
+        # A damaged size must not allocate more than the file can hold.
         if min(sizes) < 0 or count * TYPES[kind].itemsize > len(content) - place:
             raise CheckpointError(
                 f"{path} is truncated: it has fewer than the declared {count} numbers; copy it "
                 "again"
             )
-        arrays.append(
-            np.frombuffer(content, TYPES[kind], count, place).astype(np.float64).reshape(sizes)
-        )
+        values = np.frombuffer(content, TYPES[kind], count, place)
+        arrays.append(values.astype(np.float64).reshape(sizes))
         place += count * TYPES[kind].itemsize
+    return arrays
+
+
+def _parse_arrays(text: str) -> list[np.ndarray]:
+    """All vectors and matrices of a text file."""
+    arrays = []
+    for block in re.findall(r"\[([^\]]*)\]", text):
+        rows = [row.split() for row in block.splitlines() if row.strip()]
+        array = np.array(rows, dtype=np.float64)
+        # A matrix starts on the line after its bracket, a vector on the same line.
+        is_matrix = block.lstrip(" ").startswith("\n")
+        arrays.append(array if is_matrix else array.reshape(-1))
     return arrays
 
 
@@ -158,10 +161,9 @@ def _read_hdf5(path: str | Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     except ModuleNotFoundError as error:
         raise CheckpointError(f"{path} is HDF5, which needs h5py: pip install h5py") from error
     with h5py.File(path, "r") as file:
-        sizes = [file[name].size for name in ("transform", "offset", "psi")]
+        entries = [file["transform"], file["offset"], file["psi"]]
+        sizes = [entry.size for entry in entries]
         if max(sizes) * 8 > MAX_BYTES:
             raise CheckpointError(f"{path} has arrays of {sizes} numbers, too large for a PLDA")
-        found = [
-            np.asarray(file[name][()], dtype=np.float64) for name in ("transform", "offset", "psi")
-        ]
-    return found[0], found[1], found[2]
+        transform, offset, between = (np.asarray(entry[()], dtype=np.float64) for entry in entries)
+    return transform, offset, between

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from speakernet.models.importers.weights import Describe, Described, Rule, Weights, last_dim
+from speakernet.models.importers.weights import Describe, Described, Rules, Weights, last_dim
 from speakernet.models.options.redimnet import REDIMNET2S, REDIMNETS
 from speakernet.options import default_of, suggestion
 
@@ -67,28 +67,31 @@ _SIGNAL: dict[str, tuple[str, Callable[[Any], Any]]] = {
 }
 # Defaults in the authors' code.
 _FIRST = {
-    **{
-        "F": 72,
-        "C": 16,
-        "block_1d_type": "att",
-        "block_2d_type": "convnext_like",
-        "group_divisor": 4,
-    },
-    **{"out_channels": None, "global_context_att": False, "emb_bn": False},
+    "F": 72,
+    "C": 16,
+    "block_1d_type": "att",
+    "block_2d_type": "convnext_like",
+    "group_divisor": 4,
+    "out_channels": None,
+    "global_context_att": False,
+    "emb_bn": False,
     "stages_setup": [
         (*sizes[:3], None, sizes[3]) for sizes in default_of(REDIMNETS["ReDimNetB2"], "stages")
     ],
 }
 _SECOND = {
-    **{
-        "F": 72,
-        "C": 24,
-        "block_1d_type": "conv+att",
-        "block_2d_type": "basic_resnet",
-        "group_divisor": 1,
-    },
-    **{"out_channels": None, "global_context_att": True, "emb_bn": False, "compress_tconvs": True},
-    **{"return_2d_output": False, "dual_agg": False, "agg_gnorm": False},
+    "F": 72,
+    "C": 24,
+    "block_1d_type": "conv+att",
+    "block_2d_type": "basic_resnet",
+    "group_divisor": 1,
+    "out_channels": None,
+    "global_context_att": True,
+    "emb_bn": False,
+    "compress_tconvs": True,
+    "return_2d_output": False,
+    "dual_agg": False,
+    "agg_gnorm": False,
     "stages_setup": [
         ((sizes[0], sizes[1]), sizes[2], sizes[3], [(sizes[4], sizes[5])], sizes[6])
         for sizes in default_of(REDIMNET2S["ReDimNet2B4"], "stages")
@@ -96,8 +99,10 @@ _SECOND = {
 }
 
 
-def stage_rules(parts_before_blocks: int) -> tuple[Rule, ...]:
+def stage_rules(parts_before_blocks: int) -> Rules:
     """Renaming rules for stem, stages and head."""
+    # A stage is a numbered sequence of parts: sum and strided convolution, the blocks over mels and
+    # frames, the narrowing, folding, and the time context (`tcm`).
     stage = r"^backbone\.stage(\d+)(?:_pre)?\."
     block = stage + r"(\d+)\.conv_block\."
     ours = rf"trunk.stages.\1.blocks.<\2-{parts_before_blocks}>."
@@ -110,9 +115,9 @@ def stage_rules(parts_before_blocks: int) -> tuple[Rule, ...]:
         (r"^backbone\.(?:mfa|head)\.", "trunk.head."),
         (r"^backbone\.fin_wght1d\.w$", "trunk.aggregate.weight"),
         (stage + r"0\.w$", r"trunk.stages.\1.aggregate.weight"),
-        *((block + rf"conv{place}\.", ours + f"conv{place}.") for place in (1, 2)),
-        *((block + rf"conv{place}pw\.", ours + f"point{place}.") for place in (1, 2)),
-        *((block + rf"bn{place}\.", ours + f"norm{place}.") for place in (1, 2)),
+        (block + r"conv(\d)\.", ours + r"conv\3."),
+        (block + r"conv(\d)pw\.", ours + r"point\3."),
+        (block + r"bn(\d)\.", ours + r"norm\3."),
         (block + r"se\.squeeze\.", ours + "gate.squeeze."),
         (block + r"se\.exitation\.", ours + "gate.excite."),
         (block + r"dwconvs\.", ours + "convs."),
@@ -125,10 +130,9 @@ def stage_rules(parts_before_blocks: int) -> tuple[Rule, ...]:
         (layer + r"pwconv1\.", layers + "point."),
         (layer + r"conv\.", layers + "conv."),
         (layer + r"norm\.", layers + "norm."),
-        *(
-            (layer + rf"attention\.{name[0]}_proj\.", layers + f"{name}.")
-            for name in ("query", "key", "value")
-        ),
+        (layer + r"attention\.q_proj\.", layers + "query."),
+        (layer + r"attention\.k_proj\.", layers + "key."),
+        (layer + r"attention\.v_proj\.", layers + "value."),
         (layer + r"attention\.out_proj\.", layers + "out."),
         (layer + r"layer_norm\.", layers + "norm1."),
         (layer + r"feed_forward\.intermediate_dense\.", layers + "widen."),
@@ -142,14 +146,14 @@ def stage_rules(parts_before_blocks: int) -> tuple[Rule, ...]:
     )
 
 
-RULES: tuple[Rule, ...] = (
+RULES: Rules = (
     *stage_rules(PARTS_BEFORE_BLOCKS),
     (r"^pool\.linear1\.", "pooling.squeeze."),
     (r"^pool\.linear2\.", "pooling.expand."),
     (r"^bn\.", "norm."),
 )
-ONE_LAYER: Rule = (r"^linear\.", "embedding.")
-NORMED_LAYER: tuple[Rule, ...] = ((r"^linear\.", "embedding.0."), (r"^bn2\.", "embedding.1."))
+ONE_LAYER: Rules = ((r"^linear\.", "embedding."),)
+NORMED_LAYER: Rules = ((r"^linear\.", "embedding.0."), (r"^bn2\.", "embedding.1."))
 
 
 def models(contents: Mapping[str, Any]) -> dict[str, Describe]:
@@ -166,20 +170,24 @@ def models(contents: Mapping[str, Any]) -> dict[str, Describe]:
 
 
 def _describe(name: str, config: Mapping[str, Any], weights: Weights) -> Described:
-    is_second = "compress_tconvs" in config or isinstance(
-        (config.get("stages_setup") or [[1]])[0][0], list | tuple
-    )
+    # The first number of a stage is a stride along mels, or a pair of strides in ReDimNet2.
+    first_stage = (config.get("stages_setup") or [[1]])[0]
+    is_second = "compress_tconvs" in config or isinstance(first_stage[0], list | tuple)
     if is_second != name.startswith("ReDimNet2"):
         raise ValueError(f"its model_config describes a ReDimNet{2 if is_second else ''}")
-    defaults, sizes, read = (
-        (_SECOND, REDIMNET2S, _second) if is_second else (_FIRST, REDIMNETS, _first)
-    )
+    defaults = _SECOND if is_second else _FIRST
+    # Options missing in a file have the defaults of the authors' code, not ours.
     _check_known(config, {*KNOWN_VALUES, *FOR_TRAINING, *defaults, "spec_params"})
     values = {**defaults, **config}
-    options = read(values)
+    if is_second:
+        options = _read_second(values)
+        size = _find_size(name, REDIMNET2S, options)
+    else:
+        options = _read_first(values)
+        size = _find_size(name, REDIMNETS, options)
     return Described(
-        _size_of(name, sizes, options),
-        RULES + (NORMED_LAYER if values["emb_bn"] else (ONE_LAYER,)),
+        size,
+        RULES + (NORMED_LAYER if values["emb_bn"] else ONE_LAYER),
         last_dim(weights, "linear"),
         values["F"],
         "GlobalASTP" if values["global_context_att"] else "ASTP",
@@ -196,59 +204,58 @@ def _check_known(config: Mapping[str, Any], options: set[str]) -> None:
             f"its model_config has spec_params: {features!r}; expected a mapping of options"
         )
     feature_options = {*KNOWN_FEATURES, *FEATURES_FOR_TRAINING, *_SIGNAL}
-    for given, known, values in (
-        (config, options, KNOWN_VALUES),
-        (features, feature_options, KNOWN_FEATURES),
-    ):
-        for option, value in given.items():
-            if option not in known:
-                raise ValueError(
-                    f"its model_config has the unknown option {option}; {suggestion(option, known)}"
-                )
-            if option in values and value not in values[option]:
-                expected = " or ".join(map(str, values[option]))
-                raise ValueError(
-                    f"its model_config has {option}: {value}; only {expected} is supported"
-                )
+    _check_section(config, options, KNOWN_VALUES)
+    _check_section(features, feature_options, KNOWN_FEATURES)
+
+
+def _check_section(
+    section: Mapping[str, Any], options: set[str], known_values: Mapping[str, tuple[Any, ...]]
+) -> None:
+    for option, value in section.items():
+        if option not in options:
+            raise ValueError(
+                f"its model_config has the unknown option {option}; {suggestion(option, options)}"
+            )
+        if option in known_values and value not in known_values[option]:
+            expected = " or ".join(map(str, known_values[option]))
+            raise ValueError(
+                f"its model_config has {option}: {value}; only {expected} is supported"
+            )
 
 
 def _front_end(config: Mapping[str, Any]) -> dict[str, Any]:
     """The front end, without the number of bands, which follows from the network."""
-    given = config.get("spec_params") or {}
-    return {
-        **FRONT_END,
-        "name": FEATURES[config.get("feat_type", "pt")],
-        **{
-            ours: convert(given[theirs])
-            for theirs, (ours, convert) in _SIGNAL.items()
-            if theirs in given
-        },
-    }
+    features = config.get("spec_params") or {}
+    front_end = {**FRONT_END, "name": FEATURES[config.get("feat_type", "pt")]}
+    for theirs, (ours, convert) in _SIGNAL.items():
+        if theirs in features:
+            front_end[ours] = convert(features[theirs])
+    return front_end
 
 
-def _first(values: Mapping[str, Any]) -> dict[str, Any]:
-    return _common(values) | {
-        "stages": [
-            [stride, blocks, width, divisor or 0]
-            for stride, blocks, width, _, divisor in values["stages_setup"]
-        ]
-    }
+def _read_first(values: Mapping[str, Any]) -> dict[str, Any]:
+    options = _read_common(values)
+    options["stages"] = []
+    # The fourth is the kernels, which the blocks of these networks do not use.
+    for stride, blocks, width, _, divisor in values["stages_setup"]:
+        options["stages"].append([stride, blocks, width, divisor or 0])
+    return options
 
 
-def _second(values: Mapping[str, Any]) -> dict[str, Any]:
-    return _common(values) | {
-        "stages": [
-            [*strides, blocks, width, *(kernels or [(3, 3)])[0], divisor or 0]
-            for strides, blocks, width, kernels, divisor in values["stages_setup"]
-        ],
-        "grouped_strides": values["compress_tconvs"],
-        "keeps_mels": values["return_2d_output"],
-        "joins_both": values["dual_agg"],
-        "map_norm": values["agg_gnorm"],
-    }
+def _read_second(values: Mapping[str, Any]) -> dict[str, Any]:
+    options = _read_common(values)
+    options["stages"] = []
+    for strides, blocks, width, kernels, divisor in values["stages_setup"]:
+        kernel = kernels[0] if kernels else (3, 3)
+        options["stages"].append([*strides, blocks, width, *kernel, divisor or 0])
+    options["grouped_strides"] = values["compress_tconvs"]
+    options["keeps_mels"] = values["return_2d_output"]
+    options["joins_both"] = values["dual_agg"]
+    options["map_norm"] = values["agg_gnorm"]
+    return options
 
 
-def _common(values: Mapping[str, Any]) -> dict[str, Any]:
+def _read_common(values: Mapping[str, Any]) -> dict[str, Any]:
     if not values["group_divisor"]:
         raise ValueError("its model_config has no group_divisor; expected a number of channels")
     return {
@@ -261,13 +268,16 @@ def _common(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _size_of(name: str, sizes: Mapping[str, type], options: Mapping[str, Any]) -> str:
+def _find_size(name: str, sizes: Mapping[str, type], options: Mapping[str, Any]) -> str:
     """The name of the published size with these options, or the requested name if there is none."""
-    found = [
-        size
-        for size, kind in sizes.items()
-        if all(default_of(kind, option) == options[option] for option in ("stages", "channels"))
-    ]
-    if found and name in sizes and name not in found:
-        raise ValueError(f"its model_config describes {found[0]}")
-    return name if name in sizes else next(iter(found or sizes))
+    matches = []
+    for size, kind in sizes.items():
+        has_stages = default_of(kind, "stages") == options["stages"]
+        if has_stages and default_of(kind, "channels") == options["channels"]:
+            matches.append(size)
+    if name not in sizes:
+        # A bare "ReDimNet" or "ReDimNet2".
+        return next(iter(matches or sizes))
+    if matches and name not in matches:
+        raise ValueError(f"its model_config describes {matches[0]}")
+    return name

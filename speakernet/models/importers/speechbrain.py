@@ -8,7 +8,7 @@ from typing import Any
 from speakernet.models.importers.weights import (
     Describe,
     Described,
-    Rule,
+    Rules,
     Weights,
     first_shape,
     last_dim,
@@ -22,7 +22,7 @@ FRONT_END = {"name": "speechbrain", "normalize": "mean"}
 UNUSED: dict[str, str] = {}
 
 _BLOCK = r"^blocks\.([123])\."
-_RULES: tuple[Rule, ...] = (
+_RULES: Rules = (
     (r"^blocks\.0\.conv\.conv\.", "trunk.conv."),
     (r"^blocks\.0\.norm\.norm\.", "trunk.norm."),
     (_BLOCK + r"tdnn1\.conv\.conv\.", r"trunk.blocks.<\1-1>.conv_in."),
@@ -50,8 +50,10 @@ def ecapa(weights: Weights) -> Described:
     channels, num_mels, _ = first_shape(weights, "blocks.0.conv.conv.weight")
     aggregate = first_shape(weights, "mfa.conv.conv.weight")[0]
     options = {"channels": channels, "aggregate_channels": aggregate, "speechbrain": True}
-    widths = (default_of(size, "channels") for size in ECAPAS.values())
-    model = dict(zip(widths, ECAPAS, strict=True)).get(channels, "ECAPA_TDNN")
+    model = "ECAPA_TDNN"
+    for name, size in ECAPAS.items():
+        if default_of(size, "channels") == channels:
+            model = name
     return Described(model, _RULES, last_dim(weights, "fc.conv"), num_mels, "NormASTP", options)
 
 

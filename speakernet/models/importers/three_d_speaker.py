@@ -10,7 +10,7 @@ from speakernet.models.importers.speechbrain import ecapa
 from speakernet.models.importers.weights import (
     Describe,
     Described,
-    Rule,
+    Rules,
     Weights,
     first_shape,
     last_dim,
@@ -33,7 +33,7 @@ MIN_FLOOR = 1e-12
 # The width of a group is channels x base width / 64.
 WIDTH_UNIT = 64
 
-_RULES: tuple[Rule, ...] = (
+_RULES: Rules = (
     (r"^layer3_ds\.", "trunk.downsamples.0."),
     (r"^fuse34\.local_att\.", "trunk.fusions.0.attention."),
     *FUSIONS,
@@ -51,6 +51,7 @@ def _eres2net(weights: Weights) -> Described:
 
 
 def _eres2net_v2(weights: Weights) -> Described:
+    # Only V2 fuses the last two stages alone; any other file is refused here.
     first_shape(weights, "layer3_ds.weight")
     return _fused("ERes2NetV2", weights)
 
@@ -64,13 +65,14 @@ def _fused(model: str, weights: Weights) -> Described:
         "scale": first_shape(weights, "layer1.0.conv1.weight")[0] // width,
         "expansion": first_shape(weights, "layer1.0.conv3.weight")[0] // channels,
     }
+    # The last stage has one row per 8 mel bands.
     num_mels = 8 * pooled_width(weights) // first_shape(weights, "layer4.0.shortcut.0.weight")[0]
-    (ends, layers), pooling = ends_of(weights), pooling_of(weights)
+    ends, layers = ends_of(weights)
+    pooling = pooling_of(weights)
     floor = {"variance_floor": VARIANCE_FLOOR} if pooling == "TSTP" else {}
     dim = last_dim(weights, "seg_1")
-    return Described(
-        model, _RULES + ends, dim, num_mels, pooling, options | layers, pooling_options=floor
-    )
+    options |= layers
+    return Described(model, _RULES + ends, dim, num_mels, pooling, options, floor)
 
 
 MODELS: dict[str, Describe] = {

@@ -16,7 +16,7 @@ from torch import Tensor
 from speakernet.checkpoint import CheckpointError
 from speakernet.models.importers.weights import (
     Described,
-    Rule,
+    Rules,
     Translated,
     first_shape,
     rename,
@@ -30,7 +30,7 @@ SOURCE = "voxceleb_trainer"
 # differ far more.
 CONSTANT_TOLERANCE = 1e-4
 
-_RESIDUAL: tuple[Rule, ...] = (
+_RESIDUAL: Rules = (
     (r"^conv1\.", "trunk.conv1."),
     (r"^bn1\.", "trunk.norm1."),
     (r"^layer(\d+)\.(\d+)\.bn(\d)\.", r"trunk.stages.<\1-1>.blocks.\2.norm\3."),
@@ -40,27 +40,32 @@ _RESIDUAL: tuple[Rule, ...] = (
     (r"^layer(\d+)\.(\d+)\.downsample\.", r"trunk.stages.<\1-1>.blocks.\2.shortcut."),
     (r"^fc\.", "embedding."),
 )
-_SELF_ATTENTION: tuple[Rule, ...] = (
+_SELF_ATTENTION: Rules = (
     (r"^sap_linear\.", "pooling.hidden."),
     (r"^attention$", "pooling.attention"),
 )
-_CHANNEL_ATTENTION: tuple[Rule, ...] = (
+_CHANNEL_ATTENTION: Rules = (
     (r"^attention\.0\.", "pooling.squeeze."),
     (r"^attention\.2\.", "pooling.norm."),
     (r"^attention\.3\.", "pooling.expand."),
 )
-_VGG: tuple[Rule, ...] = (
-    *(
-        (rf"^netcnn\.{place}\.", f"trunk.layers.{layer}.conv.")
-        for layer, place in enumerate((0, 4, 8, 11, 14, 18))
-    ),
-    *(
-        (rf"^netcnn\.{place}\.", f"trunk.layers.{layer}.norm.")
-        for layer, place in enumerate((1, 5, 9, 12, 15, 19))
-    ),
+# Its layers are a single sequence: convolution, norm, ReLU and, in the first two, a pooling.
+_VGG: Rules = (
+    (r"^netcnn\.0\.", "trunk.layers.0.conv."),
+    (r"^netcnn\.1\.", "trunk.layers.0.norm."),
+    (r"^netcnn\.4\.", "trunk.layers.1.conv."),
+    (r"^netcnn\.5\.", "trunk.layers.1.norm."),
+    (r"^netcnn\.8\.", "trunk.layers.2.conv."),
+    (r"^netcnn\.9\.", "trunk.layers.2.norm."),
+    (r"^netcnn\.11\.", "trunk.layers.3.conv."),
+    (r"^netcnn\.12\.", "trunk.layers.3.norm."),
+    (r"^netcnn\.14\.", "trunk.layers.4.conv."),
+    (r"^netcnn\.15\.", "trunk.layers.4.norm."),
+    (r"^netcnn\.18\.", "trunk.layers.5.conv."),
+    (r"^netcnn\.19\.", "trunk.layers.5.norm."),
     (r"^fc\.", "embedding."),
 )
-_RAW: tuple[Rule, ...] = (
+_RAW: Rules = (
     (r"^preprocess\.1\.weight$", "trunk.input_weight"),
     (r"^preprocess\.1\.bias$", "trunk.input_bias"),
     (r"^conv1\.filterbank\.low_hz_$", "trunk.filterbank.low_hz"),
@@ -80,7 +85,7 @@ _RAW: tuple[Rule, ...] = (
     (r"^layer(\d)\.afms\.alpha$", r"trunk.block\1.scaling.shift"),
     (r"^layer(\d)\.afms\.fc\.", r"trunk.block\1.scaling.gate."),
 )
-RULES: dict[str, tuple[Rule, ...]] = {
+RULES: dict[str, Rules] = {
     "ResNetSE34L": _RESIDUAL + _SELF_ATTENTION,
     "ResNetSE34V2": _RESIDUAL + _CHANNEL_ATTENTION,
     "VGGVox": _VGG + _SELF_ATTENTION,
@@ -138,18 +143,15 @@ def split_parts(
     """Network and loss state dictionaries without their prefixes, and the other entries of the
     file.
     """
-    key = next(
-        (key for key in ("model_state_dict", "model") if isinstance(contents.get(key), Mapping)),
-        None,
-    )
-    others = (
-        []
-        if key is None
-        else [f"{name} (only weights are taken)" for name in contents if name != key]
-    )
+    others: list[str] = []
+    for key in ("model_state_dict", "model"):
+        if isinstance(contents.get(key), Mapping):
+            others = [f"{name} (only weights are taken)" for name in contents if name != key]
+            contents = contents[key]
+            break
     network: dict[str, Tensor] = {}
     head: dict[str, Tensor] = {}
-    for name, value in (contents if key is None else contents[key]).items():
+    for name, value in contents.items():
         plain = strip_wrappers(str(name))
         if not isinstance(value, Tensor):
             others.append(f"{name} (not a tensor)")
@@ -169,21 +171,19 @@ def describe(contents: Mapping[str, Any]) -> Described:
     network, _, _ = split_parts(contents)
     model = recognize(network)
     assert model is not None, "the checkpoint is from voxceleb_trainer"
-    embedding_dim, pooled = first_shape(
-        network, "fc6.weight" if model == "RawNet3" else "fc.weight"
-    )
-    num_mels = next(
-        (value.shape[1] for name, value in network.items() if name.endswith(".mel_scale.fb")), 0
-    )
+    embedding_dim, pooled = first_shape(network, "fc6.weight", "fc.weight")
+    num_mels = 0
+    for name, value in network.items():
+        if name.endswith(".mel_scale.fb"):
+            num_mels = value.shape[1]
     if model == "VGGVox":
         pooling = "SAP" if "sap_linear.weight" in network else ""
         num_mels = 40
     elif model == "RawNet3":
         pooling = "ASP" if first_shape(network, "attention.3.weight")[0] == 1 else "ECA"
     else:
-        channels = first_shape(
-            network, "sap_linear.weight" if model == "ResNetSE34L" else "attention.3.weight"
-        )[0]
+        # ASP doubles the channels with deviations.
+        channels = first_shape(network, "sap_linear.weight", "attention.3.weight")[0]
         pooling = "ASP" if pooled == 2 * channels else "SAP"
     return Described(model, RULES[model], embedding_dim, num_mels, pooling)
 
@@ -191,37 +191,38 @@ def describe(contents: Mapping[str, Any]) -> Described:
 def translate(contents: Mapping[str, Any], net: SpeakerNet, path: str | Path) -> Translated:
     """The checkpoint's weights in the names of `net`."""
     network, head, others = split_parts(contents)
-    found = recognize(network)
-    if found != net.model_name:
+    model = recognize(network)
+    if model != net.model_name:
         raise CheckpointError(
-            f"{path} is a {found} of {SOURCE}, but the configuration has {net.model_name}; set "
-            f"model.name: {found}"
+            f"{path} is a {model} of {SOURCE}, but the configuration has {net.model_name}; set "
+            f"model.name: {model}"
         )
+    # Constants are compared instead of loaded: a filterbank that differs from ours means that the
+    # features differ, which would spoil all scores without an error.
     weights: dict[str, Tensor] = {}
     for name, value in network.items():
         constant = next((make for end, make in CONSTANTS.items() if name.endswith(end)), None)
-        renamed = rename(name, RULES[found])
+        renamed = rename(name, RULES[model])
         if constant is not None:
             _check_constant(name, value, constant(net), path)
         elif renamed is None:
-            others.append(f"{name} {tuple(value.shape)} (no such parameter in {found})")
+            others.append(f"{name} {tuple(value.shape)} (no such parameter in {model})")
         else:
             weights[renamed] = value
-    # Their AM-softmax stores its head as (dim, classes).
-    renamed_head = {
-        HEAD_NAMES.get(name, name): value.T.contiguous() if name == "W" else value
-        for name, value in head.items()
-    }
-    return Translated(SOURCE, weights, renamed_head, others)
+    if "W" in head:
+        # Their AM-softmax stores its head as (dim, classes).
+        head["W"] = head["W"].T.contiguous()
+    head = {HEAD_NAMES.get(name, name): value for name, value in head.items()}
+    return Translated(SOURCE, weights, head, others)
 
 
-def _check_constant(name: str, found: Tensor, ours: Tensor, path: str | Path) -> None:
+def _check_constant(name: str, theirs: Tensor, ours: Tensor, path: str | Path) -> None:
     if (
-        found.shape != ours.shape
-        or float((found.float() - ours.cpu().float()).abs().max()) > CONSTANT_TOLERANCE
+        theirs.shape != ours.shape
+        or float((theirs.float() - ours.cpu().float()).abs().max()) > CONSTANT_TOLERANCE
     ):
         raise ValueError(
-            f"{path}: the constant {name} of shape {tuple(found.shape)} differs from this front "
+            f"{path}: the constant {name} of shape {tuple(theirs.shape)} differs from this front "
             f"end's of shape {tuple(ours.shape)}; set n_mels, window, pre-emphasis and sample rate "
             "as in its training"
         )

@@ -1,7 +1,7 @@
 """Renames state dictionaries of other toolkits and reads sizes from them."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,9 @@ from torch import Tensor
 from speakernet.checkpoint import CheckpointError
 from speakernet.models.speaker_net import strip_wrappers
 
-# Pattern of a foreign name and its replacement; rules are tried in order.
-Rule = tuple[str, str]
+# Patterns of foreign names and their replacements. The first rule that matches wins, so a special
+# case stands before the general one. `<\1-1>` in a replacement is computed.
+Rules = tuple[tuple[str, str], ...]
 Weights = Mapping[str, Tensor]
 
 
@@ -31,7 +32,7 @@ class Described:
     """Everything that the names and shapes of a checkpoint determine about our network."""
 
     model: str
-    rules: tuple[Rule, ...]
+    rules: Rules
     embedding_dim: int
     num_mels: int
     """0 if the input is samples."""
@@ -46,10 +47,10 @@ Describe = Callable[[Weights], Described]
 """Describes a state dictionary; raises an error if it has a different architecture."""
 
 
-def rename(name: str, rules: Iterable[Rule]) -> str | None:
+def rename(name: str, rules: Rules) -> str | None:
     r"""Our name of a foreign parameter; None if no rule matches.
 
-    >>> rename("layer2.bn.weight", [(r"^layer(\d)\.bn\.", r"trunk.stages.<\1-1>.norm.")])
+    >>> rename("layer2.bn.weight", ((r"^layer(\d)\.bn\.", r"trunk.stages.<\1-1>.norm."),))
     'trunk.stages.1.norm.weight'
     """
     for pattern, replacement in rules:
@@ -57,16 +58,16 @@ def rename(name: str, rules: Iterable[Rule]) -> str | None:
         if count:
             # Many toolkits count layers from one, or count additional ones; our lists start at
             # zero.
-            return re.sub(
-                r"<(\d+)-(\d+)>",
-                lambda match: str(int(match.group(1)) - int(match.group(2))),
-                renamed,
-            )
+            return re.sub(r"<(\d+)([+-]\d+)>", _add, renamed)
     return None
 
 
+def _add(match: re.Match[str]) -> str:
+    return str(int(match[1]) + int(match[2]))
+
+
 def rename_all(
-    weights: Weights, rules: Sequence[Rule], unused: Mapping[str, str], shapes: Mapping[str, Tensor]
+    weights: Weights, rules: Rules, unused: Mapping[str, str], shapes: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Weights under our names (under their own if no rule matches), and those matching `unused`,
     with the reason.
@@ -82,12 +83,15 @@ def rename_all(
         if reason is not None:
             left.append(f"{name} ({reason})")
             continue
+        # A tensor without a rule keeps its name, so that the comparison with the network can name
+        # it as unknown.
         ours = rename(name, rules) or name
         if ours in renamed:
             raise ValueError(f"{name} and another tensor both become {ours}")
-        own = tuple(shapes[ours].shape) if ours in shapes else None
-        if own is not None and ((*own, 1) == tuple(value.shape) or own == (*value.shape, 1)):
-            value = value.view(own)
+        if ours in shapes:
+            shape = tuple(shapes[ours].shape)
+            if (*shape, 1) == tuple(value.shape) or shape == (*value.shape, 1):
+                value = value.view(shape)  # (outputs, inputs) or (outputs, inputs, 1)
         renamed[ours] = value
     return renamed, left
 
@@ -107,14 +111,14 @@ def last_dim(weights: Weights, *names: str) -> int:
 
 def bare(contents: Mapping[str, Any], path: str | Path) -> dict[str, Tensor]:
     """The state dictionary of a checkpoint, without wrapper prefixes."""
+    # Trainers wrap the weights in entries of these names, next to optimizer and schedule.
     for key in ("state_dict", "model_state_dict", "model", "embedding_model"):
         if isinstance(contents.get(key), Mapping):
             contents = contents[key]
-    found = {
-        strip_wrappers(str(name)): value
-        for name, value in contents.items()
-        if isinstance(value, Tensor)
-    }
-    if not found:
+    weights = {}
+    for name, value in contents.items():
+        if isinstance(value, Tensor):
+            weights[strip_wrappers(str(name))] = value
+    if not weights:
         raise CheckpointError(f"{path} has no named tensors; expected a state dictionary")
-    return found
+    return weights

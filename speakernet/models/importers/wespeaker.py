@@ -14,11 +14,13 @@ from speakernet.models.importers.redimnet import stage_rules
 from speakernet.models.importers.weights import (
     Describe,
     Described,
-    Rule,
+    Rules,
     Weights,
     first_shape,
     last_dim,
 )
+from speakernet.models.options.redimnet import REDIMNET2S, REDIMNETS
+from speakernet.models.options.trunks import RESNETS
 
 SOURCE = "wespeaker"
 FRONT_END = {"name": "fbank", "scale": 32768.0, "window": "hamming", "normalize": "mean"}
@@ -30,31 +32,35 @@ UNUSED = {
     r"^xvector\.stats\.": "a second name of the pooling",
 }
 
-POOLING: tuple[Rule, ...] = (
+# wespeaker's `seg_1` is the embedding layer, `seg_2` an optional second one. The recipes of ECAPA
+# and ReDimNet2 call it `linear`, between the norms `bn` and `bn2`.
+POOLING: Rules = (
     (r"^pool\.linear1\.", "pooling.squeeze."),
     (r"^pool\.linear2\.", "pooling.expand."),
     (r"^pool\.n_query\.(\d+)\.heads_att_trans\.(\d+)\.att_0\.", r"pooling.queries.\1.\2.squeeze."),
     (r"^pool\.n_query\.(\d+)\.heads_att_trans\.(\d+)\.att_1\.", r"pooling.queries.\1.\2.expand."),
 )
-ONE_LAYER: tuple[Rule, ...] = ((r"^seg_1\.", "embedding."),)
-TWO_LAYERS: tuple[Rule, ...] = (
+ONE_LAYER: Rules = ((r"^seg_1\.", "embedding."),)
+TWO_LAYERS: Rules = (
     (r"^seg_1\.", "embedding.0."),
     (r"^seg_bn_1\.", "embedding.2."),
     (r"^seg_2\.", "embedding.3."),
 )
-NORMED: tuple[Rule, ...] = ((r"^bn\.", "norm."), (r"^linear\.", "embedding."))
-NORMED_TWICE: tuple[Rule, ...] = (
+NORMED: Rules = ((r"^bn\.", "norm."), (r"^linear\.", "embedding."))
+NORMED_TWICE: Rules = (
     (r"^bn\.", "norm."),
     (r"^linear\.", "embedding.0."),
     (r"^bn2\.", "embedding.1."),
 )
 
-_XVECTOR: tuple[Rule, ...] = (
+# models/tdnn.py
+_XVECTOR: Rules = (
     (r"^frame_(\d)\.conv_1d\.", r"trunk.convs.<\1-1>."),
     (r"^frame_(\d)\.bn\.", r"trunk.norms.<\1-1>."),
 )
+# models/ecapa_tdnn.py: layer1 is the first convolution, layers 2 to 4 are the blocks.
 _BLOCK = r"^layer(\d)\.se_res2block\."
-_ECAPA: tuple[Rule, ...] = (
+_ECAPA: Rules = (
     (r"^layer1\.conv\.", "trunk.conv."),
     (r"^layer1\.bn\.", "trunk.norm."),
     (_BLOCK + r"0\.conv\.", r"trunk.blocks.<\1-2>.conv_in."),
@@ -67,28 +73,39 @@ _ECAPA: tuple[Rule, ...] = (
     (_BLOCK + r"3\.linear2\.", r"trunk.blocks.<\1-2>.gate.excite."),
     (r"^conv\.", "trunk.aggregate."),
 )
-RESIDUAL: tuple[Rule, ...] = (
+# models/resnet.py; the other networks over mels and frames share most of its names.
+RESIDUAL: Rules = (
     (r"^conv(\d)\.", r"trunk.conv\1."),
     (r"^bn(\d)\.", r"trunk.norm\1."),
     (r"^layer(\d)\.(\d+)\.conv(\d)\.", r"trunk.stages.<\1-1>.blocks.\2.conv\3."),
     (r"^layer(\d)\.(\d+)\.bn(\d)\.", r"trunk.stages.<\1-1>.blocks.\2.norm\3."),
     (r"^layer(\d)\.(\d+)\.(?:shortcut|downsample)\.", r"trunk.stages.<\1-1>.blocks.\2.shortcut."),
 )
-SIMAM: tuple[Rule, ...] = (
-    *((pattern.replace("^", r"^front\."), ours) for pattern, ours in RESIDUAL),
+
+
+def prefix_rules(prefix: str, rules: Rules) -> Rules:
+    """The same rules for names that start with a prefix."""
+    return tuple((pattern.replace("^", prefix), ours) for pattern, ours in rules)
+
+
+# models/samresnet.py, whose pooling is a sequence of layers.
+SIMAM: Rules = (
+    *prefix_rules(r"^front\.", RESIDUAL),
     (r"^pooling\.attention\.0\.", "pooling.squeeze."),
     (r"^pooling\.attention\.2\.", "pooling.norm."),
     (r"^pooling\.attention\.3\.", "pooling.expand."),
     (r"^bottleneck\.", "embedding."),
 )
-_GEMINI: tuple[Rule, ...] = (
+# models/gemini_dfresnet.py, whose first "downsampling" is the stem.
+_GEMINI: Rules = (
     (r"^downsample_layers\.0\.0\.", "trunk.conv1."),
     (r"^downsample_layers\.0\.1\.", "trunk.norm1."),
     (r"^downsample_layers\.(\d)\.", r"trunk.downsamples.<\1-1>."),
     (r"^stages\.(\d)\.(\d+)\.conv(\d)\.", r"trunk.stages.\1.blocks.\2.conv\3."),
     (r"^stages\.(\d)\.(\d+)\.bn(\d)\.", r"trunk.stages.\1.blocks.\2.norm\3."),
 )
-RES2: tuple[Rule, ...] = (
+# models/res2net.py; the 1 x 1 convolutions around a split are conv1 and conv3 there.
+RES2: Rules = (
     (r"^conv1\.", "trunk.conv1."),
     (r"^bn1\.", "trunk.norm1."),
     (r"^layer(\d)\.(\d+)\.conv1\.", r"trunk.stages.<\1-1>.blocks.\2.conv_in."),
@@ -99,7 +116,8 @@ RES2: tuple[Rule, ...] = (
     (r"^layer(\d)\.(\d+)\.bn3\.", r"trunk.stages.<\1-1>.blocks.\2.norm_out."),
     (r"^layer(\d)\.(\d+)\.shortcut\.", r"trunk.stages.<\1-1>.blocks.\2.shortcut."),
 )
-FUSIONS: tuple[Rule, ...] = (
+# models/eres2net.py: fusions within blocks, then between stages.
+FUSIONS: Rules = (
     (
         r"^layer(\d)\.(\d+)\.fuse_models\.(\d+)\.local_att\.",
         r"trunk.stages.<\1-1>.blocks.\2.fusions.\3.attention.",
@@ -110,24 +128,19 @@ FUSIONS: tuple[Rule, ...] = (
     (r"^fuse_mode1234\.local_att\.", "trunk.fusions.2.attention."),
 )
 # wespeaker names the first convolution of its fusing blocks differently from the others.
-_ERES2: tuple[Rule, ...] = (
+_ERES2: Rules = (
     (r"^layer(\d)\.(\d+)\.conv2_1\.", r"trunk.stages.<\1-1>.blocks.\2.convs.0."),
     (r"^layer(\d)\.(\d+)\.bn2_1\.", r"trunk.stages.<\1-1>.blocks.\2.norms.0."),
-    *(
-        (
-            rf"^layer([34])\.(\d+)\.{theirs}\.{place}\.",
-            rf"trunk.stages.<\1-1>.blocks.\2.{ours}.{place + 1}.",
-        )
-        for theirs, ours in (("convs", "convs"), ("bns", "norms"))
-        for place in range(7)
-    ),
+    (r"^layer([34])\.(\d+)\.convs\.(\d)\.", r"trunk.stages.<\1-1>.blocks.\2.convs.<\3+1>."),
+    (r"^layer([34])\.(\d+)\.bns\.(\d)\.", r"trunk.stages.<\1-1>.blocks.\2.norms.<\3+1>."),
     *FUSIONS,
     *RES2,
 )
+# models/campplus.py: a residual head, then dense blocks with transitions.
 _DENSE = r"^xvector\.block(\d)\.tdnnd(\d+)\."
 _OURS = r"trunk.dense.<\1-1>.layers.<\2-1>."
-CAMPPLUS: tuple[Rule, ...] = (
-    *((pattern.replace("^", r"^head\."), ours) for pattern, ours in RESIDUAL),
+CAMPPLUS: Rules = (
+    *prefix_rules(r"^head\.", RESIDUAL),
     (r"^xvector\.tdnn\.linear\.", "trunk.conv_in."),
     (r"^xvector\.tdnn\.nonlinear\.batchnorm\.", "trunk.norm_in."),
     (_DENSE + r"nonlinear1\.batchnorm\.", _OURS + "bottleneck.norm."),
@@ -143,7 +156,7 @@ CAMPPLUS: tuple[Rule, ...] = (
     (r"^xvector\.dense\.nonlinear\.batchnorm\.", "embedding.1."),
 )
 _W2VBERT = "frontend.encoder."
-_W2VBERT_ADAPTER_MFA: tuple[Rule, ...] = (
+_W2VBERT_ADAPTER_MFA: Rules = (
     (r"^frontend\.encoder\.", "trunk.backbone."),
     (r"^adapter_layers\.", "pooling.adapters."),
     (r"^pooling\.attention\.0\.", "pooling.attentive.squeeze."),
@@ -166,23 +179,22 @@ def pooling_of(weights: Weights) -> str:
     return "GlobalASTP" if seen == 3 * channels else "ASTP"
 
 
-def ends_of(weights: Weights) -> tuple[tuple[Rule, ...], dict[str, Any]]:
+def ends_of(weights: Weights) -> tuple[Rules, dict[str, Any]]:
     """Rules for pooling and embedding layer, and the option for two embedding layers or a norm
     after one.
     """
+    if "seg_2.weight" in weights:
+        return POOLING + TWO_LAYERS, {"two_layers": True}
     if "linear.weight" not in weights:
-        is_double = "seg_2.weight" in weights
-        return POOLING + (TWO_LAYERS if is_double else ONE_LAYER), {
-            "two_layers": True
-        } if is_double else {}
-    is_normed = "bn2.weight" in weights
-    return POOLING + (NORMED_TWICE if is_normed else NORMED), {
-        "embedding_norm": True
-    } if is_normed else {}
+        return POOLING + ONE_LAYER, {}
+    if "bn2.weight" in weights:
+        return POOLING + NORMED_TWICE, {"embedding_norm": True}
+    return POOLING + NORMED, {}
 
 
 def pooled_width(weights: Weights) -> int:
     """Input channels of the pooling."""
+    # Mean and deviation, of two queries in wespeaker's multi-query pooling.
     per_channel = 4 if pooling_of(weights) == "MQMHASTP" else 2
     return first_shape(weights, "seg_1.weight", "bottleneck.weight")[1] // per_channel
 
@@ -200,19 +212,22 @@ def _xvector(weights: Weights) -> Described:
 
 
 def _ecapa(model: str, pooling: str, weights: Weights) -> Described:
-    found = pooling_of(weights)
+    file_pooling = pooling_of(weights)
     # The two names differ in the attention's context; both may be configured with a different
     # pooling.
-    if found != pooling and found in ("ASTP", "GlobalASTP"):
-        raise ValueError(f"its pooling is {found}; expected {pooling} in a model of this name")
+    if file_pooling != pooling and file_pooling in ("ASTP", "GlobalASTP"):
+        raise ValueError(
+            f"its pooling is {file_pooling}; expected {pooling} in a model of this name"
+        )
     ends, options = ends_of(weights)
+    dim = last_dim(weights, "linear")
     num_mels = first_shape(weights, "layer1.conv.weight")[1]
-    return Described(model, _ECAPA + ends, last_dim(weights, "linear"), num_mels, found, options)
+    return Described(model, _ECAPA + ends, dim, num_mels, file_pooling, options)
 
 
 def _residual(
     model: str,
-    rules: tuple[Rule, ...],
+    rules: Rules,
     weights: Weights,
     last: str = "layer4.0.shortcut.0.weight",
     mels_to_one: int = 8,
@@ -221,17 +236,20 @@ def _residual(
     `mels_to_one` mel bands.
     """
     ends, options = ends_of(weights)
+    # The pooling sees channels x rows; the channels are those of the last stage.
     num_mels = mels_to_one * pooled_width(weights) // first_shape(weights, last)[0]
-    return Described(
-        model, rules + ends, last_dim(weights, "seg_1"), num_mels, pooling_of(weights), options
-    )
+    dim = last_dim(weights, "seg_1")
+    return Described(model, rules + ends, dim, num_mels, pooling_of(weights), options)
+
+
+def _gemini(model: str, weights: Weights) -> Described:
+    return _residual(model, _GEMINI, weights, "downsample_layers.4.0.weight", mels_to_one=16)
 
 
 def _simam(model: str, weights: Weights) -> Described:
     options = {"channels": first_shape(weights, "front.conv1.weight")[0]}
-    num_mels = (
-        8 * pooled_width(weights) // first_shape(weights, "front.layer4.0.downsample.0.weight")[0]
-    )
+    last = first_shape(weights, "front.layer4.0.downsample.0.weight")[0]
+    num_mels = 8 * pooled_width(weights) // last
     return Described(model, SIMAM, last_dim(weights, "bottleneck"), num_mels, "ASP", options)
 
 
@@ -245,33 +263,28 @@ def campplus(weights: Weights) -> Described:
 
 def _redimnet(model: str, weights: Weights) -> Described:
     ends, options = ends_of(weights)
-    last = max(
-        int(name.rpartition(".")[2])
-        for name in weights
-        if name.startswith("backbone.inputs_weights.")
-    )
+    # One sum of maps for each stage, and a last one for the head.
+    last = 0
+    while f"backbone.inputs_weights.{last + 1}" in weights:
+        last += 1
     rules = (
         (rf"^backbone\.inputs_weights\.{last}$", "trunk.aggregate.weight"),
         (r"^backbone\.inputs_weights\.(\d+)$", r"trunk.stages.\1.aggregate.weight"),
         *stage_rules(parts_before_blocks=1),
         *ends,
     )
-    num_mels = (
-        first_shape(weights, "backbone.inputs_weights.1")[2]
-        // first_shape(weights, "backbone.stem.0.weight")[0]
-    )
+    # A weight for each of channels x mels values of a folded map: (1, maps, channels x mels, 1).
+    channels = first_shape(weights, "backbone.stem.0.weight")[0]
+    num_mels = first_shape(weights, "backbone.inputs_weights.1")[2] // channels
     options["pooled_norm"] = False
-    return Described(
-        model, rules, last_dim(weights, "seg_1"), num_mels, pooling_of(weights), options
-    )
+    dim = last_dim(weights, "seg_1")
+    return Described(model, rules, dim, num_mels, pooling_of(weights), options)
 
 
 def _redimnet2(model: str, weights: Weights) -> Described:
     ends, options = ends_of(weights)
-    num_mels = (
-        first_shape(weights, "backbone.stage0.0.w")[2]
-        // first_shape(weights, "backbone.stem.0.weight")[0]
-    )
+    channels = first_shape(weights, "backbone.stem.0.weight")[0]
+    num_mels = first_shape(weights, "backbone.stage0.0.w")[2] // channels
     dim = last_dim(weights, "linear")
     pooling = pooling_of(weights)
     return Described(
@@ -320,30 +333,23 @@ MODELS: dict[str, Describe] = {
     "ECAPA_TDNN_c1024": partial(_ecapa, "ECAPA_TDNN_1024", "ASTP"),
     "ECAPA_TDNN_GLOB_c512": partial(_ecapa, "ECAPA_TDNN", "GlobalASTP"),
     "ECAPA_TDNN_GLOB_c1024": partial(_ecapa, "ECAPA_TDNN_1024", "GlobalASTP"),
-    **{
-        f"ResNet{depth}": partial(_residual, f"ResNet{depth}", RESIDUAL)
-        for depth in (18, 34, 50, 101, 152, 221, 293)
-    },
     "SimAM_ResNet34_ASP": partial(_simam, "SimAM_ResNet34"),
     "SimAM_ResNet100_ASP": partial(_simam, "SimAM_ResNet100"),
-    **{
-        f"Gemini_DF_ResNet{depth}": partial(
-            _residual,
-            f"Gemini_DF_ResNet{depth}",
-            _GEMINI,
-            last="downsample_layers.4.0.weight",
-            mels_to_one=16,
-        )
-        for depth in (60, 114)
-    },
+    "Gemini_DF_ResNet60": partial(_gemini, "Gemini_DF_ResNet60"),
+    "Gemini_DF_ResNet114": partial(_gemini, "Gemini_DF_ResNet114"),
     "Res2Net34_Base": partial(_residual, "Res2Net34", RES2),
     "CAMPPlus": campplus,
     "W2VBert_Adapter_MFA": _w2vbert_adapter_mfa,
     "ERes2Net34_Base": partial(_residual, "ERes2NetBase", _ERES2),
     "ERes2Net34_Large": partial(_residual, "ERes2NetLarge", _ERES2),
-    **{f"ReDimNetB{size}": partial(_redimnet, f"ReDimNetB{size}") for size in range(7)},
-    **{f"ReDimNet2B{size}": partial(_redimnet2, f"ReDimNet2B{size}") for size in range(7)},
 }
+# The names of these are also ours.
+for _name in RESNETS:
+    MODELS[_name] = partial(_residual, _name, RESIDUAL)
+for _name in REDIMNETS:
+    MODELS[_name] = partial(_redimnet, _name)
+for _name in REDIMNET2S:
+    MODELS[_name] = partial(_redimnet2, _name)
 
 
 def models(contents: Mapping[str, Any]) -> dict[str, Describe]:

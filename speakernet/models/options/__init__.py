@@ -29,35 +29,32 @@ from speakernet.models.options.trunks import (
 )
 from speakernet.options import Component, Options, lookup
 
-FAMILIES: dict[str, dict[str, Component]] = {
-    family: {
-        name: Component(options, f"speakernet.models.{trunk}") for name, options in sizes.items()
-    }
-    for family, trunk, sizes in (
-        ("ResNetSE34L", "classic:ResNetSE34L", {"ResNetSE34L": ResNetSE34LOptions}),
-        ("ResNetSE34V2", "classic:ResNetSE34V2", {"ResNetSE34V2": ResNetSE34V2Options}),
-        ("ResNet", "resnet:ResNet", {"ResNet": ResNetOptions}),
-        ("VGGVox", "classic:VGGVox", {"VGGVox": VGGVoxOptions}),
-        ("RawNet3", "rawnet3:RawNet3", {"RawNet3": RawNet3Options}),
-        ("x-vector", "tdnn:XVector", {"XVector": XVectorOptions}),
-        ("ECAPA-TDNN", "tdnn:ECAPA", ECAPAS),
-        ("ResNet of published depth", "deep_resnet:DeepResNet", RESNETS),
-        ("SimAM-ResNet", "deep_resnet:SimAMResNet", SIMAM_RESNETS),
-        ("Gemini DF-ResNet", "deep_resnet:GeminiDFResNet", GEMINIS),
-        ("Res2Net", "res2net:Res2Net", {"Res2Net34": Res2NetOptions}),
-        ("CAM++", "campplus:CAMPPlus", {"CAMPPlus": CAMPPlusOptions}),
-        ("ERes2Net", "res2net:ERes2Net", ERES2NETS),
-        ("ERes2NetV2", "res2net:ERes2Net", ERES2NETV2S),
-        ("ReDimNet", "redimnet:ReDimNet", REDIMNETS),
-        ("ReDimNet2", "redimnet:ReDimNet", REDIMNET2S),
-        ("Pretrained", "pretrained:Pretrained", {"Pretrained": PretrainedOptions}),
-    )
-}
+FAMILIES: dict[str, dict[str, Component]] = {}
 """Sizes of each family by name, smallest first."""
-
-MODELS: dict[str, Component] = {
-    name: part for sizes in FAMILIES.values() for name, part in sizes.items()
-}
+MODELS: dict[str, Component] = {}
+for _family, _trunk, _sizes in (
+    ("ResNetSE34L", "classic:ResNetSE34L", {"ResNetSE34L": ResNetSE34LOptions}),
+    ("ResNetSE34V2", "classic:ResNetSE34V2", {"ResNetSE34V2": ResNetSE34V2Options}),
+    ("ResNet", "resnet:ResNet", {"ResNet": ResNetOptions}),
+    ("VGGVox", "classic:VGGVox", {"VGGVox": VGGVoxOptions}),
+    ("RawNet3", "rawnet3:RawNet3", {"RawNet3": RawNet3Options}),
+    ("x-vector", "tdnn:XVector", {"XVector": XVectorOptions}),
+    ("ECAPA-TDNN", "tdnn:ECAPA", ECAPAS),
+    ("ResNet of published depth", "deep_resnet:DeepResNet", RESNETS),
+    ("SimAM-ResNet", "deep_resnet:SimAMResNet", SIMAM_RESNETS),
+    ("Gemini DF-ResNet", "deep_resnet:GeminiDFResNet", GEMINIS),
+    ("Res2Net", "res2net:Res2Net", {"Res2Net34": Res2NetOptions}),
+    ("CAM++", "campplus:CAMPPlus", {"CAMPPlus": CAMPPlusOptions}),
+    ("ERes2Net", "res2net:ERes2Net", ERES2NETS),
+    ("ERes2NetV2", "res2net:ERes2Net", ERES2NETV2S),
+    ("ReDimNet", "redimnet:ReDimNet", REDIMNETS),
+    ("ReDimNet2", "redimnet:ReDimNet", REDIMNET2S),
+    ("Pretrained", "pretrained:Pretrained", {"Pretrained": PretrainedOptions}),
+):
+    FAMILIES[_family] = {
+        name: Component(options, f"speakernet.models.{_trunk}") for name, options in _sizes.items()
+    }
+    MODELS |= FAMILIES[_family]
 
 
 def pooling_of(model: str, pooling: str) -> str:
@@ -71,10 +68,14 @@ def pooling_of(model: str, pooling: str) -> str:
     name = str(trunk.pooling_names.get(name, name))
     takes_layers = lookup(POOLINGS, name, "pooling").options.takes_layers
     if takes_layers != trunk.gives_layers:
-        fitting = ", ".join(
-            one for one in POOLINGS if POOLINGS[one].options.takes_layers == trunk.gives_layers
+        fitting = [
+            pooling
+            for pooling, component in POOLINGS.items()
+            if component.options.takes_layers == trunk.gives_layers
+        ]
+        raise ValueError(
+            f"pooling {name} does not work with {model}; expected {', '.join(fitting)}"
         )
-        raise ValueError(f"pooling {name} does not work with {model}; expected {fitting}")
     return name
 
 
@@ -104,11 +105,11 @@ class ModelOptions(Options):
             ("pooling_options", POOLINGS[pooling], pooling),
         )
         for field, component, name in named:
-            given = getattr(self, field)
-            if type(given) in (TrunkOptions, PoolingOptions):
+            options = getattr(self, field)
+            if type(options) in (TrunkOptions, PoolingOptions):
                 setattr(self, field, component.options())
-            elif type(given) is not component.options:
-                raise ValueError(f"{field}: {type(given).__name__} does not belong to {name}")
+            elif type(options) is not component.options:
+                raise ValueError(f"{field}: {type(options).__name__} does not belong to {name}")
         return self
 
 

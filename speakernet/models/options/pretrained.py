@@ -83,6 +83,15 @@ class PretrainedOptions(TrunkOptions):
     """A model file with the same backbone, used if the backbone's folder is gone; a resumed run
     uses its best.pt."""
 
+    @property
+    def has_adapters(self) -> bool:
+        """As set by `trained`."""
+        return self.trained == "lora"
+
+    def with_spare(self, path: str) -> "PretrainedOptions":
+        """These options, with `path` as the model file with the same backbone unless one is set."""
+        return self.model_copy(update={"spare": self.spare or path})
+
     def problems(self) -> Iterator[tuple[str, str]]:
         """Neither a backbone nor a configuration, or an option without effect under this value of
         `trained`.
@@ -94,9 +103,9 @@ class PretrainedOptions(TrunkOptions):
                 "empty; expected a folder with config.json and safetensors, or a name on the hub",
             )
         for option in ("trained_layers", "unfreeze_epochs"):
-            if getattr(self, option) and self.trained != "all":
+            value = getattr(self, option)
+            if value and self.trained != "all":
                 yield (
                     option,
-                    f"{getattr(self, option)} has no effect with trained: {self.trained}; set "
-                    "trained: all",
+                    f"{value} has no effect with trained: {self.trained}; set trained: all",
                 )

@@ -31,8 +31,13 @@ class FoldedOptions(NormedEmbeddingOptions):
     """Channels per group in the blocks' convolutions."""
 
     front_end_defaults: ClassVar = {
-        **{"name": "log_mel", "num_mels": 72, "normalize": "mean"},
-        **{"preemphasis": 0.97, "low_hz": 20.0, "high_hz": 7600.0, "normalize_waveform": True},
+        "name": "log_mel",
+        "num_mels": 72,
+        "normalize": "mean",
+        "preemphasis": 0.97,
+        "low_hz": 20.0,
+        "high_hz": 7600.0,
+        "normalize_waveform": True,
     }
     numbers: ClassVar[str]
     """Meaning of a stage's numbers; all but the width are integers, and all but the divisor are
@@ -41,17 +46,16 @@ class FoldedOptions(NormedEmbeddingOptions):
     def problems(self) -> Iterator[tuple[str, str]]:
         """Malformed stages."""
         stages: Stages = self.stages  # type: ignore[attr-defined]
-        names = self.numbers.split(", ")
-        fits = (
-            len(stage) == len(names)
-            and min(stage[:-1]) > 0
-            and all(
-                value % 1 == 0 or name == "width" for value, name in zip(stage, names, strict=True)
-            )
-            for stage in stages
-        )
-        if not 1 <= len(stages) <= MAX_STAGES or not all(fits):
+        if not 1 <= len(stages) <= MAX_STAGES or not all(map(self._fits, stages)):
             yield "stages", f"{stages}; expected 1 to {MAX_STAGES} stages, each of {self.numbers}"
+
+    def _fits(self, stage: Sequence[float]) -> bool:
+        """Whether these are the numbers of a stage."""
+        names = self.numbers.split(", ")
+        if len(stage) != len(names) or min(stage[:-1]) <= 0:
+            return False
+        pairs = zip(stage, names, strict=True)
+        return all(value % 1 == 0 or name == "width" for value, name in pairs)
 
 
 class ReDimNetOptions(TwoLayerOptions, FoldedOptions):
@@ -107,7 +111,9 @@ REDIMNETS: dict[str, type[Any]] = {"ReDimNetB0": ReDimNetOptions} | {
             1_905_753,
             860_616_576,
             {
-                **{"channels": 12, "block": "convnext_like", "group_channels": 8},
+                "channels": 12,
+                "block": "convnext_like",
+                "group_channels": 8,
                 "stages": [[1, 2, 1, 0], [2, 3, 1, 0], [3, 4, 1, 12], [2, 5, 1, 12], [2, 3, 1, 8]],
             },
         ),
@@ -116,7 +122,9 @@ REDIMNETS: dict[str, type[Any]] = {"ReDimNetB0": ReDimNetOptions} | {
             4_597_937,
             1_368_096_768,
             {
-                **{"channels": 16, "block": "convnext_like", "group_channels": 4},
+                "channels": 16,
+                "block": "convnext_like",
+                "group_channels": 4,
                 "stages": [
                     [1, 2, 1, 12],
                     [2, 2, 1, 12],
@@ -132,7 +140,8 @@ REDIMNETS: dict[str, type[Any]] = {"ReDimNetB0": ReDimNetOptions} | {
             2_930_109,
             4_308_377_472,
             {
-                **{"channels": 16, "block": "basic_resnet_fwse"},
+                "channels": 16,
+                "block": "basic_resnet_fwse",
                 "stages": [
                     [1, 6, 4, 32],
                     [2, 6, 2, 32],
@@ -165,7 +174,8 @@ REDIMNETS: dict[str, type[Any]] = {"ReDimNetB0": ReDimNetOptions} | {
             14_425_649,
             29_937_102_336,
             {
-                **{"channels": 32, "group_channels": 32},
+                "channels": 32,
+                "group_channels": 32,
                 "stages": [
                     [1, 4, 4, 32],
                     [2, 6, 2, 32],
@@ -184,9 +194,10 @@ def _halving(divisors: Sequence[int], widths: Sequence[float]) -> list[list[floa
     """Six stages that alternately halve mels and frames."""
     strides = ((1, 1), (2, 1), (1, 2), (2, 1), (1, 2), (2, 1))
     rows = zip(strides, (2, 3, 4, 5, 4, 3), widths, divisors, strict=True)
-    return [
-        [*stride, num_blocks, width, 3, 3, divisor] for stride, num_blocks, width, divisor in rows
-    ]
+    stages = []
+    for stride, num_blocks, width, divisor in rows:
+        stages.append([*stride, num_blocks, width, 3, 3, divisor])
+    return stages
 
 
 NARROW = (2, 1, 1, 1, 1, 1)
@@ -274,7 +285,9 @@ REDIMNET2S: dict[str, type[Any]] = {"ReDimNet2B0": ReDimNet2Options} | {
             12_394_784,
             13_125_874_944,
             {
-                **{"channels": 64, "aggregate_channels": 224, "keeps_mels": True},
+                "channels": 64,
+                "aggregate_channels": 224,
+                "keeps_mels": True,
                 "stages": [
                     [1, 1, 3, 3, 3, 3, 64],
                     [2, 1, 4, 2, 3, 3, 64],

@@ -54,6 +54,17 @@ class TrunkOptions(Options):
     embedding_layer: ClassVar[str] = "linear"
     """The layer from pooled vector to embedding, see `speakernet.models.layers.make_embedding`."""
 
+    @property
+    def has_adapters(self) -> bool:
+        """Whether training adds low-rank adapters, which are merged at the end."""
+        return False
+
+    def with_spare(self, path: str) -> "TrunkOptions":
+        """These options, with a model file from which a pretrained backbone may be read; only such
+        trunks need it.
+        """
+        return self
+
 
 class TwoLayerOptions(TrunkOptions):
     """Base class for trunks that may be followed by two embedding layers."""
@@ -88,12 +99,16 @@ def sized(
     **facts: Any,
 ) -> type[Any]:
     """Another published size of a family: a subclass with its own defaults and facts."""
-    fields = {option: owner.model_fields[option] for option in defaults or {}}
+    annotations = {}
+    for option in defaults or {}:
+        annotations[option] = owner.model_fields[option].rebuild_annotation()
     namespace: dict[str, Any] = {
-        **{"__module__": owner.__module__, "__qualname__": name, "__doc__": owner.__doc__},
+        "__module__": owner.__module__,
+        "__qualname__": name,
+        "__doc__": owner.__doc__,
         # A class created at run time has no source from which to read docstrings.
         "model_config": ConfigDict(use_attribute_docstrings=False),
-        "__annotations__": {option: field.rebuild_annotation() for option, field in fields.items()},
+        "__annotations__": annotations,
         "published": owner.published._replace(parameters=parameters, macs=macs),
         **(defaults or {}),
         **facts,
@@ -155,7 +170,7 @@ class ResNetOptions(TrunkOptions):
 
 
 class VGGVoxOptions(TrunkOptions):
-    """VGG-M on 40 log-mel bands; 4,032,448 parameters with SAP at 512 dimensions."""
+    """VGG-M on 40 log-mel bands; 4,032,448 parameters (SAP, 512-dimensional)."""
 
     published = Published("Nagrani et al. 2017", 512, 40, 4_032_448, 531_239_168)
     front_end_defaults: ClassVar = {"name": "log_mel", "window": "hann", "num_mels": 40}
@@ -163,8 +178,8 @@ class VGGVoxOptions(TrunkOptions):
 
 
 class RawNet3Options(TrunkOptions):
-    """Raw-waveform network with analytic sinc filters; 16,280,322 parameters with ECA at 256
-    dimensions.
+    """Raw-waveform network with analytic sinc filters; 16,280,322 parameters (ECA,
+    256-dimensional).
     """
 
     sinc_stride: Annotated[int, Ge(1), Le(10_000)] = 10
@@ -182,8 +197,8 @@ class RawNet3Options(TrunkOptions):
 
 
 class XVectorOptions(TrunkOptions):
-    """Time-delay network of the x-vector; 4.61 million parameters with TSTP, 80 mels and 512
-    dimensions.
+    """Time-delay network of the x-vector; 4.61 million parameters (TSTP, 80 mels,
+    512-dimensional).
     """
 
     channels: Channels = 512
@@ -299,8 +314,8 @@ class Res2NetOptions(TwoLayerOptions):
 
 
 class CAMPPlusOptions(TrunkOptions):
-    """CAM++, time-delay layers with context masks; 7.18 million parameters with TSTP, 80 mels and
-    512 dimensions.
+    """CAM++, time-delay layers with context masks; 7.18 million parameters (TSTP, 80 mels,
+    512-dimensional).
     """
 
     published = Published("Wang et al. 2023", 512, 80, 7_176_224, 1_073_491_968)
