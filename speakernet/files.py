@@ -111,9 +111,9 @@ def reading(path: object, expected: str, kind: type[FileError] = FileError) -> I
         raise kind(str(error)) from error
     except OSError as error:
         found = f"cannot be read ({error.strerror or error_line(error)})"
+        is_missing = isinstance(error, FileNotFoundError)
         raise kind(
-            f"{path}: {'there is no such file' if isinstance(error, FileNotFoundError) else found}; "
-            f"expected {expected}"
+            f"{path}: {'there is no such file' if is_missing else found}; expected {expected}"
         ) from error
     except Exception as error:
         found = (

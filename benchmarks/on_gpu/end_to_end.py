@@ -98,7 +98,6 @@ def pipeline(setup: Setup) -> Iterator[Row]:
         config,
         loss={"name": "aamsoftmax"},
         optimizer={"name": "sgd", "learning_rate": 0.1},
-        # fmt: skip
         training={"log_interval": 1000},
         augment={"speed_factors": SPEEDS},
     )

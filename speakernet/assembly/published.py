@@ -35,7 +35,8 @@ license: {licence}
 ---
 # {title}
 
-A speaker-verification model: {model}, {parameters:,} parameters, {dim}-dimensional embeddings of speech at {rate} Hz.
+A speaker-verification model: {model}, {parameters:,} parameters, {dim}-dimensional embeddings of
+speech at {rate} Hz.
 It does not detect replayed or synthetic voices.
 
 {facts}

@@ -99,8 +99,7 @@ def refuse_impossible(config: Config, net: SpeakerNet, device: torch.device) -> 
     optimizers.should_fuse(config.optimizer, device)
     if runtime.gradient_checkpointing:
         compiling.blocks_to_checkpoint(net)
-    if hasattr(net.trunk, "refuse_impossible"):
-        net.trunk.refuse_impossible(config.model.options)
+    net.trunk.refuse_impossible(config.model.options)
     data = config.data
     training = config.training
     augment = config.augment
@@ -373,9 +372,7 @@ def build_trainer(
     precision = build_precision(config, device)
     if training.reference_batch:
         logger.info("learning rates are multiplied by: %s", batch_factor(config))
-    net_state = None
-    if hasattr(net.trunk, "tune"):
-        net_state = net.trunk.tune(config.model.options, net)
+    net_state = net.trunk.tune(config.model.options, net)
     # Moved before optimizer and average are built, because they allocate tensors on the device of
     # the weights.
     net.to(device)

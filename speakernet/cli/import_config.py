@@ -4,8 +4,8 @@
 
 Network, features, augmentation, loss, schedules, batch and epochs are converted, one file for each
 stage of training; learning rates are for all its GPUs together. Every option without a counterpart
-is printed; an unsupported network or front end is an error. Add the lists yourself with --train_list, --test_list, --musan_path and
---rir_path, or a second --config.
+is printed; an unsupported network or front end is an error. Add the lists yourself with
+--train_list, --test_list, --musan_path and --rir_path, or a second --config.
 """
 
 import argparse

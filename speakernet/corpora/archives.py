@@ -50,7 +50,8 @@ class ArchiveError(FileError):
 def group_pieces(paths: Sequence[Path]) -> list[list[Path]]:
     """Group paths into archives, in order of first mention; the pieces of one archive are sorted.
 
-    >>> [[path.name for path in group] for group in group_pieces([Path("a_partab"), Path("b.zip"), Path("a_partaa")])]
+    >>> pieces = [Path("a_partab"), Path("b.zip"), Path("a_partaa")]
+    >>> [[path.name for path in group] for group in group_pieces(pieces)]
     [['a_partaa', 'a_partab'], ['b.zip']]
     """
     groups: dict[tuple[Path, str], list[Path]] = {}

@@ -17,8 +17,14 @@ from speakernet.corpora.utterances import Row
 from speakernet.data.folders import walk_files
 
 PARTS = (
-    "train-clean-100", "train-clean-360", "train-other-500", "dev-clean", "dev-other", "test-clean", "test-other"
-)  # fmt: skip
+    "train-clean-100",
+    "train-clean-360",
+    "train-other-500",
+    "dev-clean",
+    "dev-other",
+    "test-clean",
+    "test-other",
+)
 
 
 ARGUMENTS = {

@@ -22,7 +22,8 @@ class Parts:
     """The ordered units of several parts, each (units, utterances per unit), and each part's share
     of a batch.
 
-    >>> parts = Parts([np.arange(6)[:, None], np.arange(10, 13)[:, None]], np.array([2 / 3, 1.0]), names=("a", "b"))
+    >>> units = [np.arange(6)[:, None], np.arange(10, 13)[:, None]]
+    >>> parts = Parts(units, np.array([2 / 3, 1.0]), names=("a", "b"))
     >>> sizes = np.array([3, 3, 3, 3])
     >>> parts.num_batches(sizes), parts.take(sizes[:3])[:, 0], parts.drawn(sizes[:3])
     (3, array([ 0, 10,  1,  2, 11,  3,  4, 12,  5]), {'a': 6, 'b': 3})

@@ -179,8 +179,8 @@ class RowReader(Shareable, ABC):
         return False
 
     def touch(self, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> None:
-        """Read the `counts` samples from `starts` on of some rows and discard them, so that they are
-        in the system's page cache; whoever needs them reports problems.
+        """Read the `counts` samples from `starts` on of some rows and discard them, so that they
+        are in the system's page cache; whoever needs them reports problems.
         """
 
     @abstractmethod

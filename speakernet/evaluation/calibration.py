@@ -102,7 +102,8 @@ def quality_columns(
         test: (trials,) rows of utterances.
 
     >>> one_and_four = {"duration": np.array([1.0, 4.0])}, np.array([0]), np.array([1])
-    >>> quality_columns(quality_inputs(["duration"]), np.array([0.5]), *one_and_four).round(2).tolist()
+    >>> inputs = quality_inputs(["duration"])
+    >>> quality_columns(inputs, np.array([0.5]), *one_and_four).round(2).tolist()
     [[0.5, 0.0, 1.39, 3.0, 0.25]]
     """
     columns = []

@@ -208,7 +208,8 @@ def voxceleb_trainer_eer_percent(rates: ErrorRates) -> float:
     It considers only the corners of the ROC (its scikit-learn call drops points between two equal
     steps), from the highest threshold down, and takes the first of equally close points.
 
-    >>> voxceleb_trainer_eer_percent(error_rates(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1])))
+    >>> rates = error_rates(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1]))
+    >>> voxceleb_trainer_eer_percent(rates)
     50.0
     """
     # Descending thresholds without the all-rejected point, as in that tool.

@@ -277,7 +277,8 @@ def headline(results: Results, digits: int = 2, *, further: bool = False) -> lis
 
     `further` adds the `FURTHER_FIGURES` that are known.
 
-    >>> [one.text for one in headline(Results(eer_percent=5.21, min_dcf={"0.01": 0.4}, min_cllr=0.2))]
+    >>> results = Results(eer_percent=5.21, min_dcf={"0.01": 0.4}, min_cllr=0.2)
+    >>> [figure.text for figure in headline(results)]
     ['5.21 %', '0.400', '0.200 bits']
     """
     if results.eer_percent is None:
@@ -356,8 +357,10 @@ def threshold_text(threshold: float, scores: np.ndarray) -> str:
     """A threshold with enough digits to separate it from other scores: early in training all lie
     between 0.99 and 1.
 
-    >>> threshold_text(0.5612, np.array([0.1, 0.4, 0.8])), threshold_text(0.99964, np.array([0.998, 0.999, 1.0]))
-    ('0.56', '0.99964')
+    >>> threshold_text(0.5612, np.array([0.1, 0.4, 0.8]))
+    '0.56'
+    >>> threshold_text(0.99964, np.array([0.998, 0.999, 1.0]))
+    '0.99964'
     """
     spread = float(np.std(scores)) if len(scores) else 0.0
     digits = max(2, 1 - math.floor(math.log10(spread))) if spread > 0 else 4

@@ -333,8 +333,8 @@ def _checked_rate(rate: float | None) -> float:
     target_rate = DEFAULT_FALSE_ACCEPT_RATE if rate is None else rate
     if not 0 < target_rate < 1:
         raise ValueError(
-            f"the false-accept rate (--far) is {target_rate:g}; expected a share between 0 and 1, such "
-            "as 0.01"
+            f"the false-accept rate (--far) is {target_rate:g}; expected a share between 0 and 1, "
+            "such as 0.01"
         )
     return target_rate
 
@@ -357,4 +357,7 @@ def described_threshold(threshold: Mapping[str, Any]) -> str:
             f"{100 * threshold['false_accept_rate']:.3g} %"
         )
     of = " on the log-likelihood ratio" if threshold["backend"].get("inputs") else ""
-    return f"{threshold['threshold']:.4f}{of} ({threshold_label(str(threshold['name']))}{rates}{fitted_on})"
+    return (
+        f"{threshold['threshold']:.4f}{of} "
+        f"({threshold_label(str(threshold['name']))}{rates}{fitted_on})"
+    )

@@ -133,8 +133,8 @@ class PeopleStore(contextlib.AbstractContextManager):
 
     Examples:
         >>> import tempfile
-        >>> folder = tempfile.mkdtemp()
-        >>> with PeopleStore(Path(folder, "people.db"), fingerprint="a model", embedding_dim=2) as store:
+        >>> path = Path(tempfile.mkdtemp(), "people.db")
+        >>> with PeopleStore(path, fingerprint="a model", embedding_dim=2) as store:
         ...     store.enroll("Ada", np.array([[1.0, 0.0], [0.8, 0.6]]), [3.0, 1.0])
         ...     store.enroll("Bo", np.array([[0.0, 2.0]]))
         ...     [name for name, score in store.identify(np.array([0.9, 0.1]))]
@@ -255,8 +255,8 @@ class PeopleStore(contextlib.AbstractContextManager):
         Raises:
             StoreError: an embedding of the wrong size or with NaN, or the file is damaged.
         """
-        # Reading everybody from the file takes much longer than scoring them. So the matrix is kept,
-        # together with the state of the file at the time of reading. The state is
+        # Reading everybody from the file takes much longer than scoring them. So the matrix is
+        # kept, together with the state of the file at the time of reading. The state is
         # taken before reading: if another process writes in between, the next call reads again.
         unit = mean_embeddings(self._checked(np.asarray(embedding).reshape(1, -1)), self._mean)[0]
         state = self._state()
@@ -602,8 +602,8 @@ class PeopleStore(contextlib.AbstractContextManager):
                 content = unseal(self.path, self._aead, content, place)
             if not is_whole or len(content) != 4 * (self._dim or 0):
                 raise StoreError(
-                    f"{self.path}: a recording of {recording.name!r} is damaged; use a backup, or remove "
-                    "this person and enrol them again"
+                    f"{self.path}: a recording of {recording.name!r} is damaged; use a backup, or "
+                    "remove this person and enrol them again"
                 )
             embedding = np.frombuffer(content, dtype="<f4").astype(np.float32)
             selected.append((row, person, dataclasses.replace(recording, embedding=embedding)))
@@ -692,9 +692,9 @@ def checked_name(name: str) -> str:
     )
     if is_hidden or len(normalised) > LONGEST_NAME or is_taken:
         raise StoreError(
-            f"the name {normalised[:20]!a} ({len(normalised)} characters) is not allowed; expected 1 to "
-            f"{LONGEST_NAME} visible characters in one line, but not '.', '..', {UNKNOWN!r} or "
-            "'speaker N' (the last two denote strangers)"
+            f"the name {normalised[:20]!a} ({len(normalised)} characters) is not allowed; expected "
+            f"1 to {LONGEST_NAME} visible characters in one line, but not '.', '..', {UNKNOWN!r} "
+            "or 'speaker N' (the last two denote strangers)"
         )
     return normalised
 

@@ -345,8 +345,8 @@ def _listed(lines: Iterable[str], where: str, folder: Path) -> list[str]:
             advice = advice_on_name(candidates[-1].strip()) or f"expected {LIST_FORM}"
             raise ListError(
                 f"{where}, line {number}: found no file "
-                f"{' nor '.join(repr(candidate[:200]) for candidate in candidates[::-1])} in {searched}; "
-                f"{advice}"
+                f"{' nor '.join(repr(candidate[:200]) for candidate in candidates[::-1])} in "
+                f"{searched}; {advice}"
             )
         names += existing[:1]
     return names

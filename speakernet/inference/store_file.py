@@ -29,10 +29,13 @@ EXPECTED = "a store of people, created by `speakernet enroll NAME FILES --store 
 
 SCHEMA = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
-CREATE TABLE people (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, created TEXT NOT NULL, changed TEXT NOT NULL);
+CREATE TABLE people (
+    id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, created TEXT NOT NULL,
+    changed TEXT NOT NULL);
 CREATE TABLE recordings (
-    id INTEGER PRIMARY KEY, person INTEGER NOT NULL REFERENCES people (id) ON DELETE CASCADE, source TEXT NOT NULL,
-    seconds REAL NOT NULL, speech_seconds REAL NOT NULL, weight REAL NOT NULL, warnings TEXT NOT NULL,
+    id INTEGER PRIMARY KEY, person INTEGER NOT NULL REFERENCES people (id) ON DELETE CASCADE,
+    source TEXT NOT NULL, seconds REAL NOT NULL, speech_seconds REAL NOT NULL,
+    weight REAL NOT NULL, warnings TEXT NOT NULL,
     added TEXT NOT NULL, embedding BLOB NOT NULL, checksum INTEGER NOT NULL);
 CREATE INDEX recordings_of_people ON recordings (person)
 """

@@ -140,17 +140,16 @@ class SpeakerVerifier:
 
     Examples:
         >>> from speakernet.models.speaker_net import SpeakerNet
-        >>> verifier = SpeakerVerifier(ModelFile(SpeakerNet.named("ResNet", embedding_dim=8).eval(), {}))
+        >>> net = SpeakerNet.named("ResNet", embedding_dim=8).eval()
+        >>> verifier = SpeakerVerifier(ModelFile(net, {}))
         >>> clip = np.sin(np.arange(16000) / 20).astype(np.float32)
-        >>> verifier.embed(clip, sample_rate=16000).shape, verifier.embed([clip, clip], sample_rate=16000).shape
-        ((1, 8), (2, 8))
+        >>> verifier.embed([clip, clip], sample_rate=16000).shape
+        (2, 8)
         >>> verifier.embed_features(torch.zeros(3, 200, verifier.num_features)).shape
         torch.Size([3, 8])
-        >>> verifier.embed_track(clip, sample_rate=16000, window_seconds=0.5, hop_seconds=0.25).start_seconds.tolist()
+        >>> windows = {"window_seconds": 0.5, "hop_seconds": 0.25}
+        >>> verifier.embed_track(clip, sample_rate=16000, **windows).start_seconds.tolist()
         [0.0, 0.25, 0.5]
-        >>> verifier.verify(clip, clip, sample_rate=16000, threshold=0.5)
-        Traceback (most recent call last):
-        speakernet.data.audio.AudioError: the array: no speech: none was found in 1.00 s of audio; …
     """
 
     def __init__(
@@ -490,7 +489,8 @@ class SpeakerVerifier:
 
         Examples:
             >>> from speakernet.models.speaker_net import SpeakerNet
-            >>> verifier = SpeakerVerifier(ModelFile(SpeakerNet.named("ResNet", embedding_dim=8).eval(), {}))
+            >>> net = SpeakerNet.named("ResNet", embedding_dim=8).eval()
+            >>> verifier = SpeakerVerifier(ModelFile(net, {}))
             >>> stream = verifier.stream(8000)
             >>> clip = np.sin(np.arange(10000) / 20).astype(np.float32)
             >>> [state.seconds for state in stream.add(clip) + stream.add(clip)]

@@ -305,7 +305,8 @@ class RecentSteps:
 def rates(window: Mapping[str, float]) -> dict[str, float]:
     """Rates and time shares from the sums over some steps; empty if no time has passed.
 
-    >>> window = {"steps": 1, "utterances": 64, "seconds": 0.5, "data": 0.1, "forward_backward": 0.3, "optimizer": 0.1}
+    >>> window = {"steps": 1, "utterances": 64, "seconds": 0.5}
+    >>> window |= {"data": 0.1, "forward_backward": 0.3, "optimizer": 0.1}
     >>> rates(window)["utterances_per_second"], rates(window)["data_wait_share"]
     (128.0, 0.2)
     """
@@ -376,7 +377,8 @@ class RunSpeed:
 def performance_sentence(performance: Mapping[str, Any]) -> str:
     """Speed, waiting time, memory and utilisation of a run in one line; empty if it took no step.
 
-    >>> performance_sentence({"utterances_per_second": 128.4, "data_wait_share": 0.2, "process_peak_bytes": 3 << 30})
+    >>> rates = {"utterances_per_second": 128.4, "data_wait_share": 0.2}
+    >>> performance_sentence({**rates, "process_peak_bytes": 3 << 30})
     'training: 128 utterances/s, waited for data 20 % of the time, peak memory 3.0 GiB'
     """
     if "utterances_per_second" not in performance:

@@ -222,7 +222,7 @@ class TrainingStep:
     @property
     def draws_on_host(self) -> bool:
         """Whether a module takes random decisions in Python (a pretrained backbone)."""
-        return any(hasattr(module, "begin_epoch") for module in self.net.modules())
+        return any(getattr(module, "is_pretrained", False) for module in self.net.modules())
 
     def trained_form(self) -> tuple[bool, ...]:
         """What freezing changes: which parameters learn and which modules are in training mode."""

@@ -70,7 +70,8 @@ class Trackers:
 def scalars(kind: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """The finite numbers of a record by tag, including those of nested mappings and intervals.
 
-    >>> dict(scalars("test", {"min_dcf": {"0.01": 0.5}, "interval": [3.0, 5.0], "note": "none", "is_best": True}))
+    >>> figures = {"min_dcf": {"0.01": 0.5}, "interval": [3.0, 5.0]}
+    >>> dict(scalars("test", {**figures, "note": "none", "is_best": True}))
     {'test/min_dcf/0.01': 0.5, 'test/interval/low': 3.0, 'test/interval/high': 5.0}
     """
     for name, value in values.items():

@@ -65,7 +65,7 @@ def _no_report(monkeypatch):
 
 def skip_report(patch):
     patch.setattr(runs, "run_evaluation", lambda *arguments, **options: Evaluated())
-    patch.setattr(runs, "write_evaluation", lambda *arguments: [])
+    patch.setattr("speakernet.evaluation.report.write_evaluation", lambda *arguments: [])
 
 
 @pytest.fixture(scope="module")

@@ -447,7 +447,16 @@ def test_json_by_its_content(tmp_path):
 
 
 def test_names_that_people_type():
-    words = "--learning_rate 0.5 --num_workers 3 --max_epochs 7 --output_dir exps/x".split()
+    words = [
+        "--learning_rate",
+        "0.5",
+        "--num_workers",
+        "3",
+        "--max_epochs",
+        "7",
+        "--output_dir",
+        "exps/x",
+    ]
     config = load_config([*words, "--torch_compile_mode", "reduce-overhead"]).config
     assert (config.optimizer.learning_rate, config.data.num_workers) == (0.5, 3)
     assert (config.training.max_epochs, config.training.save_path) == (7, "exps/x")

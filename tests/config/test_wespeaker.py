@@ -259,7 +259,7 @@ def rates(path, stage, epochs, steps_per_epoch=100):
 
 
 def test_stage_with_another_optimizer(tmp_path, capsys):
-    """wespeaker's Gemini pair: AdamW from a warm start, then SGD."""
+    """Wespeaker's Gemini pair: AdamW from a warm start, then SGD."""
     first = changed(
         {
             "model": "Gemini_DF_ResNet114",

@@ -7,6 +7,7 @@ import itertools
 import math
 import tracemalloc
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -193,7 +194,7 @@ class Counting:
 
     sample_rate = RATE
     min_samples = 400
-    preparation = {}
+    preparation: ClassVar = {}
 
     def embed(self, waveforms, lengths, *, sample_rate):
         return waveforms[:, :4].clone()

@@ -109,7 +109,7 @@ def test_verify(call, voices, calibrated):
             call("verify", one, second, "--model", calibrated, "--far", "0.01", "--json")[1]
         )
         assert found == vars(verifier.verify(one, second, false_accept_rate=0.01))
-        score = verifier.compare(verifier.embed(one), verifier.embed(second))
+        score = verifier.compare(*verifier.embed([one, second], speech=True))
         assert found["score"] == pytest.approx(score, abs=1e-6)
         # Odds do not exceed what the number of pairs supports.
         ratio = np.clip(fit["offset"] + fit["weights"][0] * score, *verifier.rule.bounds)
@@ -446,7 +446,9 @@ def test_people(call, calibrated, store, tmp_path):
     for action, needed in (("remove", "name"), ("reembed", "--model"), ("export", "--out")):
         assert needed in call("people", action, "--store", path)[2]
     first = verifier.people(path).recordings("Voice 2")[0]
-    np.testing.assert_allclose(first.embedding, verifier.embed(first.source)[0], atol=1e-5)
+    np.testing.assert_allclose(
+        first.embedding, verifier.embed(first.source, speech=True)[0], atol=1e-5
+    )
     assert call("people", "purge", "Voice 2", "--store", path)[1].count("p.db") == 2
     assert not any(b"Voice 2" in one.read_bytes() for one in tmp_path.glob("p.db*"))
     assert call("people", "burn", "--store", path)[0] == 2 and call("people")[0] == 2

@@ -385,7 +385,7 @@ def test_streams_of_other_rates(verifier):
     both = np.stack([samples, samples], axis=1)
     (_, second) = verifier.stream(44100).add(both)
     np.testing.assert_allclose(
-        second.embedding, verifier.embed(samples, sample_rate=44100), atol=1e-5
+        second.embedding, verifier.embed(samples, sample_rate=44100, speech=True), atol=1e-5
     )
     assert second.score is None and second.decision is None
 
@@ -398,7 +398,8 @@ def test_long_streams(verifier):
     assert len(states) == 25 and stream._num_samples <= window
     assert sum(map(len, stream._chunks)) == window // 2
     parts = [
-        verifier.embed(part, sample_rate=16000) for part in np.split(samples, [window, 2 * window])
+        verifier.embed(part, sample_rate=16000, speech=True)
+        for part in np.split(samples, [window, 2 * window])
     ]
     wanted = (2 * parts[0] + 2 * parts[1] + parts[2]) / 5
     np.testing.assert_allclose(states[-1].embedding, wanted, atol=1e-5)

@@ -42,14 +42,12 @@ V2 = {
         "cpu__max": "250000 100000",
         "memory__max": 8 * GIB,
         "memory__current": 3 * GIB,
-        # fmt: skip
         "memory__stat": f"anon {2 * GIB}\ninactive_file {GIB // 2}\nactive_file {GIB // 4}",
     }
 }
 TIGHTEST = {
     "jobs": {"cpu__max": "300000 100000", "memory__max": 4 * GIB, "memory__current": 3 * GIB},
     "jobs/mine": {"cpu__max": "max 100000", "memory__max": "max", "memory__current": GIB},
-    # fmt: skip
     "": {"cpu__max": "800000 100000", "memory__max": 64 * GIB, "memory__current": 10 * GIB},
 }
 V1 = {"cpu,cpuacct": {"cpu__cfs_quota_us": 200000, "cpu__cfs_period_us": 100000},
@@ -59,7 +57,6 @@ V1 = {"cpu,cpuacct": {"cpu__cfs_quota_us": 200000, "cpu__cfs_period_us": 100000}
       "cpu/job": {"cpu__cfs_quota_us": 150000, "cpu__cfs_period_us": 100000}}  # fmt: skip
 UNLIMITED = {
     "cpu": {"cpu__cfs_quota_us": -1, "cpu__cfs_period_us": 100000},
-    # fmt: skip
     "memory": {"memory__limit_in_bytes": 9223372036854771712, "memory__usage_in_bytes": 5},
 }
 

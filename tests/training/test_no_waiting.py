@@ -6,6 +6,7 @@ error.
 """
 
 import contextlib
+from typing import ClassVar
 
 import pytest
 import torch
@@ -163,7 +164,7 @@ def test_evaluation_pins_memory(tiny_corpus, monkeypatch):
     class Net:
         sample_rate = 16_000
         min_samples = 400
-        preparation = {}
+        preparation: ClassVar = {}
 
         def embed(self, waveforms, num_samples, *, sample_rate):
             assert waveforms.device == DEVICE

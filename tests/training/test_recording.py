@@ -330,9 +330,9 @@ def test_reasons(changes, reason):
 def test_reasons_of_options():
     step = step_of()
     step.precision.device = torch.device("cuda")
-    step.net.begin_epoch = lambda epoch: None
+    step.net.is_pretrained = True
     assert "host" in why_not_recorded(step, RuntimeOptions(), 1)
-    del step.net.begin_epoch
+    del step.net.is_pretrained
     assert "accumulates" in why_not_recorded(step, RuntimeOptions(), 2)
     assert "reduce-overhead" in why_not_recorded(
         step, RuntimeOptions(compile_mode="reduce-overhead"), 1

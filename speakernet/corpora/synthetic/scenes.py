@@ -438,7 +438,8 @@ def _make_speaker(
             {
                 "part": split, "path": path.relative_to(root).as_posix(), "speaker": name,
                 "session": f"session{session_number:02d}", "gender": voice.gender,
-                "seconds": round(audio_info(path).num_samples / SAMPLE_RATE, 3), "pitch_hz": round(voice.pitch_hz, 1),
+                "seconds": round(audio_info(path).num_samples / SAMPLE_RATE, 3),
+                "pitch_hz": round(voice.pitch_hz, 1),
                 "tract_centimetres": round(voice.tract_centimetres, 2),
             }
         )  # fmt: skip

@@ -107,10 +107,8 @@ def _export(folder: Path, sections: Mapping[str, Section]) -> None:
     """
     for name, section in sections.items():
         for number, card in enumerate(section.get("cards", ()), start=1):
-            path = (
-                folder
-                / f"{name}_{number}_{re.sub(r'[^a-z0-9]+', '_', card['heading'].lower()).strip('_')}"
-            )
+            heading = re.sub(r"[^a-z0-9]+", "_", card["heading"].lower()).strip("_")
+            path = folder / f"{name}_{number}_{heading}"
             if table := card.get("table"):
                 rows = [
                     [one["text"] if isinstance(one, Mapping) else one for one in row]

@@ -605,9 +605,10 @@ def hardest_section(run: RunData, audio: AudioSource | None) -> Section:
                 sound = ""
                 if speakers is not None:
                     number = speakers[one]
-                    facts.append(
-                        f"speaker {names[number] if names is not None and len(names) else number + 1}"
-                    )
+                    name = number + 1
+                    if names is not None and len(names):
+                        name = names[number]
+                    facts.append(f"speaker {name}")
                 if durations is not None:
                     facts.append(f"{durations[one]:.1f} s")
                 if audio is not None:
