@@ -166,7 +166,7 @@ Samples: TypeAlias = np.ndarray | JoinedSamples | FileSamples
 
 
 def is_packed(root: str | Path) -> bool:
-    """Whether `root` is a packed corpus, be it complete, damaged or half-written, rather than a
+    """Whether `root` is a packed corpus, whether complete, damaged or half-written, rather than a
     folder of audio.
     """
     root = Path(root)

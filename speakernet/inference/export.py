@@ -131,7 +131,7 @@ def check_target(out: str | Path, int8: bool, runtime: str = "") -> Path:
     path = Path(out)
     if path.suffix not in FORMATS or path.is_dir():
         raise ValueError(
-            f"{out}: expected a file name ending in {' or '.join(FORMATS)}; the ending selects the "
+            f"{out}: expected a file name ending in {' or '.join(FORMATS)}; the suffix selects the "
             "format"
         )
     if int8 and path.suffix != ".onnx":

@@ -61,7 +61,7 @@ class Trackers:
                 # Libraries raise anything: a full disk, no network, no account.
                 self.names.remove(name)
                 logger.warning(
-                    "training.trackers: %s failed and gets no more records (%s)",
+                    "training.trackers: %s failed and is disabled (%s)",
                     name,
                     error_line(error),
                 )

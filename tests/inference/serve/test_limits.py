@@ -206,6 +206,10 @@ def test_a_pause_ends_a_request(models):
         with socket.create_connection(("127.0.0.1", port), 20) as connection:
             connection.sendall(CHUNKED + b"5\r\n--x\r\n\r\n")
             assert b" 408 " in connection.recv(1000)
+        # The memory is given back after the answer has been sent.
+        deadline = time.monotonic() + 10
+        while service.budget.left < service.limits.memory_bytes and time.monotonic() < deadline:
+            time.sleep(0.01)
         assert service.budget.left == service.limits.memory_bytes
 
 
