@@ -118,6 +118,12 @@ class AudioError(FileError):
     """An audio file that cannot be read; the message names the file and what is wrong with it."""
 
 
+class NoSpeechError(AudioError):
+    """A recording in which nobody speaks, so there is nothing to decide about."""
+
+    exit_status = 2
+
+
 @dataclass(frozen=True)
 class AudioInfo:
     """The facts in a file's header."""

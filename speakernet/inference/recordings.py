@@ -24,6 +24,7 @@ from speakernet.data.audio import (
     UNKNOWN_BYTES,
     AudioError,
     AudioInfo,
+    NoSpeechError,
     audio_of_array,
     crop_of_file,
     decode_pcm,
@@ -459,7 +460,7 @@ def inspect_recording(
     ratio = power_ratio_db(power)
     loudest = 10 * np.log10(float(power.max()) + 1e-12)
     if not speech_seconds and loudest < SILENT_DB:
-        raise AudioError(
+        raise NoSpeechError(
             f"{name}: silent: nothing is louder than {SILENT_DB:g} dB relative to full scale; turn "
             "the microphone up and record again"
         )

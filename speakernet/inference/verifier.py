@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from speakernet.data.audio import AudioError
+from speakernet.data.audio import AudioError, NoSpeechError
 from speakernet.evaluation.embedding import Stretch, batches_of, padded, prepared, weights_digest
 from speakernet.evaluation.results import html_table
 from speakernet.evaluation.scoring import (
@@ -382,7 +382,7 @@ class SpeakerVerifier:
         recording = self.open(audio, sample_rate)
         quality = inspect_recording(recording, min_speech_seconds=min_speech_seconds)
         if not len(quality.speech):
-            raise AudioError(
+            raise NoSpeechError(
                 f"{quality.name}: {quality.warnings[0]}; give a recording in which somebody speaks"
             )
         if self.cuts_speech:

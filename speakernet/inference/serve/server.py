@@ -602,7 +602,11 @@ async def _refuse(request: Request, error: Exception) -> Response:
     if not isinstance(error, ValueError):
         # uvicorn logs the traceback.
         return ApiError(500, "failed", "internal server error; see the server's log").response()
-    code = {AudioError: "bad_audio", NotCalibratedError: "no_threshold"}.get(type(error), "refused")
+    code = "refused"
+    if isinstance(error, AudioError):
+        code = "bad_audio"
+    elif isinstance(error, NotCalibratedError):
+        code = "no_threshold"
     return ApiError(422, code, str(error)).response()
 
 
