@@ -16,6 +16,9 @@ from speakernet.terminal import MAX_NAMED
 
 logger = logging.getLogger(__name__)
 
+EXPECTED_SHARE = 0.02
+"""Share of recordings without speech from which on it is a warning."""
+
 _sources: "weakref.WeakKeyDictionary[AudioSource, SpokenSource]" = weakref.WeakKeyDictionary()
 
 
@@ -85,7 +88,12 @@ class SpokenSource(AudioSource):
                 without.append(names[row])
         if without:
             listed = ", ".join(without[:MAX_NAMED]) + (" …" if len(without) > MAX_NAMED else "")
-            logger.warning(
+            # A few recordings of a long list may well be empty.
+            level = logging.WARNING
+            if len(without) < EXPECTED_SHARE * len(names):
+                level = logging.INFO
+            logger.log(
+                level,
                 "no speech was found in %d of %d recordings, which are used whole: %s",
                 len(without),
                 len(names),

@@ -21,7 +21,7 @@ CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
 )
 WIDTH = 390
-LONGEST_PAGE = 2500
+LONGEST_PAGE = 2900
 pytestmark = pytest.mark.slow
 
 MEASURE = """<!DOCTYPE html><body><iframe id="frame" style="border:0;width:WIDTHpx;height:900px"></iframe>
