@@ -22,9 +22,6 @@ from speakernet.assembly import runs
 from speakernet.cli import enroll, main, people, train  # noqa: F401
 from speakernet.data import speech
 
-# silero-vad does not take the crude voices of the tests for speech: all of each recording is.
-speech.default_detector = lambda: speech.ENERGY
-speech.are_speech = lambda levels: levels > -1000
 
 DROPOUT = 0.2
 
@@ -45,6 +42,9 @@ def with_dropout(build: Callable[[Any], Any], config: Any) -> Any:
 def run(order: dict[str, Any]) -> None:
     """Run the command in the fork, with its own files and session."""
     os.setsid()
+    # silero-vad does not take the crude voices of the tests for speech: all of each recording is.
+    speech.default_detector = lambda: speech.ENERGY
+    speech.are_speech = lambda levels: levels > -1000
     output = os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(output, 1)
