@@ -22,7 +22,6 @@ from speakernet.assembly import runs
 from speakernet.cli import enroll, main, people, train  # noqa: F401
 from speakernet.data import speech
 
-
 DROPOUT = 0.2
 
 
