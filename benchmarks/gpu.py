@@ -76,7 +76,7 @@ def measure(record: Record, setup: Setup, parts: Sequence[str]) -> bool:
 
 @contextlib.contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raise PartOver inside the block, also in the middle of a row, after some seconds; 0: never."""
+    """Raise PartOver after some seconds, even in the middle of a row; 0 means never."""
 
     def end(*_: object) -> None:
         raise PartOver

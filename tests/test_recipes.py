@@ -270,7 +270,10 @@ def test_the_demo_of_the_readme(tmp_path):
     assert evaluations[-1] < evaluations[0]
     scored = subprocess.run(
         [*command, "--eval", "--initial_model", str(run / "best.pt")],
-        cwd=tmp_path, check=False, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=tmp_path,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
     assert scored.returncode == 0, scored.stderr[-3000:]
     assert list((run / "eval").glob("*/scores.txt"))

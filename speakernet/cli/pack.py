@@ -217,7 +217,7 @@ def _pack(arguments: argparse.Namespace) -> None:
 
 
 def _check_list(path: Path, names: StringTable) -> None:
-    """Refuse before packing to replace a file that is no list of these utterances."""
+    """Refuse before packing to replace a file that is not a list of these utterances."""
     if not path.is_file() or not path.stat().st_size:
         return
     with contextlib.suppress(ListError):

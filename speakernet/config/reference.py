@@ -16,17 +16,34 @@ from speakernet.options import Options, alternatives, default_of, description_of
 
 EVERYDAY = {
     "data": [
-        "data.train_list", "data.test_list", "data.validation_list", "data.train_path", "data.test_path",
-        "augment.noise_path", "augment.rir_path",
+        "data.train_list",
+        "data.test_list",
+        "data.validation_list",
+        "data.train_path",
+        "data.test_path",
+        "augment.noise_path",
+        "augment.rir_path",
     ],
-    "model and loss": ["model.name", "model.embedding_dim", "frontend.num_mels", "loss.name", "loss.margin"],
+    "model and loss": [
+        "model.name",
+        "model.embedding_dim",
+        "frontend.num_mels",
+        "loss.name",
+        "loss.margin",
+    ],
     "training": [
-        "training.max_epochs", "data.batch_size", "data.crop_frames", "optimizer.learning_rate", "augment.enabled",
-        "augment.speed_factors", "training.test_interval", "training.patience",
+        "training.max_epochs",
+        "data.batch_size",
+        "data.crop_frames",
+        "optimizer.learning_rate",
+        "augment.enabled",
+        "augment.speed_factors",
+        "training.test_interval",
+        "training.patience",
     ],
     "run folder and initial model": ["training.save_path", "training.initial_model"],
     "machine": ["runtime.device", "runtime.precision", "data.num_workers", "runtime.seed"],
-}  # fmt: skip
+}
 """The options that most users set, shown by a plain `--help`."""
 WIDTH = 100
 WIDEST_LIST = 8

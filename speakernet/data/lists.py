@@ -33,7 +33,7 @@ WAV_SCP = "wav.scp"
 SEGMENTS = "segments"
 RAW_LIST = "raw.list"  # wespeaker's
 PATH_HEADINGS = frozenset({b"path", b"wav", b"file", b"filename", b"audio"})
-"""Headings of a table's column of paths, by which a table is told from a list."""
+"""Headings of a table's column of paths, by which a table is distinguished from a list."""
 KALDI_ARCHIVE = re.compile(r"\.ark(?:\.gz)?:\d+$")
 
 

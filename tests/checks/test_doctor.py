@@ -164,11 +164,22 @@ def test_likeness():
 @pytest.mark.parametrize(
     ("text", "bad_lines"),
     [
-        (b"1 a b", []), (b"a b target", []), (b"a b nontarget\r\n", []), (b"a b", []), (b"", []), (b"1\ta b\tc d", []),
-        (b"2 a b", [1]), (b"a", [1]), (b"a b c d", [1]), (b"1 a", []), (b"a b\tc", []), (b"\tb", [1]),
-        (b"1 a \xff", [1]), (b"1 a b\na b target\n0 a c\na b\n", [2, 4]),
+        (b"1 a b", []),
+        (b"a b target", []),
+        (b"a b nontarget\r\n", []),
+        (b"a b", []),
+        (b"", []),
+        (b"1\ta b\tc d", []),
+        (b"2 a b", [1]),
+        (b"a", [1]),
+        (b"a b c d", [1]),
+        (b"1 a", []),
+        (b"a b\tc", []),
+        (b"\tb", [1]),
+        (b"1 a \xff", [1]),
+        (b"1 a b\na b target\n0 a c\na b\n", [2, 4]),
     ],
-)  # fmt: skip
+)
 def test_rows_of_trials(text, bad_lines, tmp_path):
     """The doctor and the reader used by training judge a row alike."""
     path = tmp_path / "trials.txt"
@@ -327,16 +338,43 @@ def check(corpus, train=None, trials=None, **others):
     ("train", "trials", "name", "level", "start", "examples"),
     [
         ("a a/1.wav\na a/2.wav\n", None, "speakers", "error", "2 utterances of 1 speaker (", ()),
-        ("a a/1.wav\nb b/1.wav\nb b/2.wav\n", None, "few utterances", "warning", "1 speaker ", ("a (1)",)),
-        ("a a/1.wav\na a/1.wav\nb b/1.wav\nb a/1.wav\n", None, "repeated rows", "warning", "2 ", ("a/1.wav",) * 2),
-        (None, "1 c/1.wav c/1.wav\n0 c/1.wav d/1.wav\n", "self trials", "warning", "1 ", ("c/1.wav c/1.wav",)),
+        (
+            "a a/1.wav\nb b/1.wav\nb b/2.wav\n",
+            None,
+            "few utterances",
+            "warning",
+            "1 speaker ",
+            ("a (1)",),
+        ),
+        (
+            "a a/1.wav\na a/1.wav\nb b/1.wav\nb a/1.wav\n",
+            None,
+            "repeated rows",
+            "warning",
+            "2 ",
+            ("a/1.wav",) * 2,
+        ),
+        (
+            None,
+            "1 c/1.wav c/1.wav\n0 c/1.wav d/1.wav\n",
+            "self trials",
+            "warning",
+            "1 ",
+            ("c/1.wav c/1.wav",),
+        ),
         (None, "0 c/1.wav d/1.wav\n0 c/2.wav d/1.wav\n", "trials", "error", "2 trials", ()),
         (None, "c/1.wav d/1.wav\nc/2.wav d/1.wav\n", "trials", "ok", "2 trials", ()),
         (None, "0 c/1.wav c/2.wav\n1 c/1.wav d/1.wav\n", "labels", "warning", "", ()),
-        (None, "1 c/1.wav c/2.wav\n0 c/1.wav d/1.wav\n0 c/1.wav c/2.wav\n", "labels", "error", "1 ",
-         ("c/1.wav c/2.wav",)),
+        (
+            None,
+            "1 c/1.wav c/2.wav\n0 c/1.wav d/1.wav\n0 c/1.wav c/2.wav\n",
+            "labels",
+            "error",
+            "1 ",
+            ("c/1.wav c/2.wav",),
+        ),
     ],
-)  # fmt: skip
+)
 def test_defects_of_lists(corpus, train, trials, name, level, start, examples):
     finding = check(corpus, train, trials, min_utterances=2)[name]
     assert (finding.level, finding.examples) == (level, examples) and finding.message.startswith(

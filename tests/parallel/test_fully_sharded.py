@@ -91,7 +91,8 @@ def test_shards_equal_one_process(tiny_corpus, tmp_path):
         ("all-2-1", "all-1"),
     ):
         found, wanted = (outcome_of(tmp_path / one) for one in (name, expected))
-        np.testing.assert_allclose(found["losses"], wanted["losses"], rtol=5e-5, err_msg=name)
+        # Shards sum in another order: differences up to 1.4e-5 were measured.
+        np.testing.assert_allclose(found["losses"], wanted["losses"], rtol=2e-5, err_msg=name)
         for section in ("net", "loss", "best"):
             assert found[section].keys() == wanted[section].keys(), name
             for key, value in wanted[section].items():

@@ -326,5 +326,5 @@ def _check_times(start: float, stop: float, *, may_be_empty: bool) -> None:
     is_long_enough = stop >= start if may_be_empty else stop > start
     if not (start >= 0 and np.isfinite(stop) and is_long_enough):
         raise ValueError(
-            f"from {start:g} to {stop:g} s is no stretch of time that begins at 0 or later"
+            f"from {start:g} to {stop:g} s is not a stretch of time that begins at 0 or later"
         )
