@@ -162,29 +162,34 @@ class StringTable(Shareable, Sequence[str]):
         """CRC-32 of the strings in their order."""
         return zlib.crc32(self.offsets.tobytes(), zlib.crc32(self.content.tobytes()))
 
+    @property
+    def is_ascii(self) -> bool:
+        """Whether all strings are ASCII, so that they have one Unicode form."""
+        return bool((self.content < 128).all())
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """The two arrays by name."""
+        return {"content": self.content, "offsets": self.offsets}
+
     def take(self, rows: np.ndarray) -> "StringTable":
         """The table of the strings at `rows` (an empty string for row -1)."""
         # Row -1 ends before it begins, which gives an empty string.
         return StringTable.from_bytes(self.raws(np.asarray(rows, dtype=np.int64)))
 
-    def raws(self, rows: np.ndarray | None = None) -> Iterator[bytes]:
+    def raws(self, rows: Sequence[int] | np.ndarray | None = None) -> Iterator[bytes]:
         """The UTF-8 bytes of the strings at `rows`, or of all, in the form the operating system
         uses for paths.
         """
         content = self.content.data
-        num_rows = len(self) if rows is None else len(rows)
+        if rows is None:
+            rows = range(len(self))
         # In blocks: a Python list of a hundred million numbers takes gigabytes.
-        for first in range(0, num_rows, ROWS_AT_ONCE):
-            some = (
-                np.arange(first, min(first + ROWS_AT_ONCE, num_rows))
-                if rows is None
-                else rows[first:][:ROWS_AT_ONCE]
-            )
-            begins = self.offsets[some].tolist()
-            ends = self.offsets[some + 1].tolist()
-            yield from (
-                content[begin:end].tobytes() for begin, end in zip(begins, ends, strict=True)
-            )
+        for first in range(0, len(rows), ROWS_AT_ONCE):
+            block = np.asarray(rows[first : first + ROWS_AT_ONCE])
+            begins = self.offsets[block].tolist()
+            ends = self.offsets[block + 1].tolist()
+            for begin, end in zip(begins, ends, strict=True):
+                yield content[begin:end].tobytes()
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
