@@ -248,7 +248,7 @@ class RemoteSource(PackedSource):
     def order(
         self, sampler: Sampler, training: TrainingList, table: LookupTable, num_streams: int
     ) -> None:
-        """Make the sampler read shard by shard, and refuse blocks of more shards than the cache can
+        """See `AudioSource.order`: shard by shard. Refuses blocks of more shards than the cache can
         hold.
         """
         shards = self.shards_of(table)
@@ -330,11 +330,7 @@ class RemoteRows(PackedRows):
     def ahead(
         self, maker: CropMaker, num_asked: int, own: Callable[[np.ndarray], np.ndarray] = np.asarray
     ) -> "ShardsAhead":
-        """Wrap `maker`, which prepares `num_asked` batches at once, so that shards are fetched in
-        time.
-
-        `own` finds the rows of this corpus among those of a request.
-        """
+        """See `RowReader.ahead`: threads fetch the shards."""
         return ShardsAhead(maker, self, num_asked, own)
 
     __getstate__ = RowReader.__getstate__
