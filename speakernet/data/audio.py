@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import soundfile
@@ -185,7 +185,8 @@ def open_audio(
             with _naming(path):
                 decoded = _decode_kept(*key)
             # A map has a position of its own, so that several threads may read the same file.
-            yield mmap.mmap(decoded.file.fileno(), 0, access=mmap.ACCESS_READ), info
+            content: Any = mmap.mmap(decoded.file.fileno(), 0, access=mmap.ACCESS_READ)
+            yield content, info
         else:
             yield file, info
 

@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import numpy as np
 from pydantic import BaseModel, Field
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 # 16 bits are what recordings of speech have; what was decoded from MP3 or resampled is rounded
 # once, 98 dB below full scale.
 
-FORMAT_NAME = "speakernet packed corpus"
+FORMAT_NAME: Final = "speakernet packed corpus"
 FORMAT_VERSION = 1
 PARTS_VERSION = 2
 """Version of a corpus of several shards, each of which has version 1."""

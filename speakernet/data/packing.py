@@ -338,7 +338,6 @@ def _finish(partial: Path, source: PackInput, sample_rate: int) -> Description:
             checksums=records["checksum"][kept],
         )
     num_skipped = len(records) - len(kept)
-    origin = {"part_of": source.part_of} if source.part_of else {}
     description = Description(
         version=FORMAT_VERSION,
         sample_rate=sample_rate,
@@ -346,7 +345,7 @@ def _finish(partial: Path, source: PackInput, sample_rate: int) -> Description:
         num_samples=num_samples,
         num_skipped=num_skipped,
         index_sha256=sha256_of(partial / INDEX),
-        **origin,
+        part_of=source.part_of,
     )
     _describe(partial, description)
     (partial / PLAN).unlink()
@@ -357,11 +356,10 @@ def _finish(partial: Path, source: PackInput, sample_rate: int) -> Description:
 
 
 def _describe(corpus: Path, description: Description) -> None:
-    fields = description.model_dump(exclude_unset=True)
-    head = {"format": description.format}
-    tail = {"written_by": f"speakernet {speakernet.__version__}"}
+    fields = description.model_dump() | {"written_by": f"speakernet {speakernet.__version__}"}
+    present = {name: value for name, value in fields.items() if value not in ("", [])}
     with atomic_write(corpus / DESCRIPTION) as file:
-        json.dump(head | fields | tail, file, indent=1)
+        json.dump(present, file, indent=1)
 
 
 def _already_there(source: PackInput, corpus: Path, sample_rate: int) -> PackSummary:
