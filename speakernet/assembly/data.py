@@ -142,8 +142,8 @@ def build_training_loader(
         rank=distributed.rank(),
         world_size=distributed.world_size(),
     )
-    if data.corpora:
-        logger.info("corpora:\n%s", given.source.summary(given.rows, loader.plan))  # type: ignore[attr-defined]
+    if summary := given.source.summary(given.rows, loader.plan):
+        logger.info("corpora:\n%s", summary)
     return loader
 
 
@@ -174,7 +174,7 @@ def _placed(
         running = workers.Workers(maker, options, start_method, pins=pins)
     in_flight = int(options.num_workers) * int(options.prefetch_factor)
     if maker.reader.is_remote and not placement.corpus:
-        running = maker.reader.ahead(running, in_flight)  # type: ignore[attr-defined]
+        running = maker.reader.ahead(running, in_flight)
     elif not placement.corpus and maker.reader.is_on_disk:
         logger.info(
             "the corpus is larger than the free memory (%s): %d threads read its crops ahead",
@@ -284,8 +284,7 @@ def _sampler(
         given.rows.labels, data, seed=config.runtime.seed, eligible=eligible, voices=voices
     )
     world_size = distributed.world_size()
-    if given.source.is_remote or data.corpora:
-        given.source.order(sampler, given.rows, given.table, world_size)  # type: ignore[attr-defined]
+    given.source.order(sampler, given.rows, given.table, world_size)
     smallest = sampler.smallest_batch
     usual = sampler.batch_size
     what = "speakers" if sampler.unit > 1 else "utterances"

@@ -50,7 +50,7 @@ def quick_check(
     """
     findings: list[Finding] = []
     lists = [] if train_list is None else [train_list]
-    if train_list is not None and train_source is not None and hasattr(train_source, "apart"):
+    if train_list is not None and train_source is not None:
         # Trial paths do not name a corpus, so they are compared with each corpus separately.
         lists = train_source.apart(train_list)
     for listed in lists:

@@ -10,11 +10,12 @@ files.
 """
 
 import base64
+import bisect
 import contextlib
 import dataclasses
 import functools
 import io
-import math
+import mmap
 import os
 import struct
 import tempfile
@@ -22,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import soundfile
@@ -30,7 +31,6 @@ import soundfile
 from speakernet.data import lengths
 from speakernet.data.ffmpeg import (
     FfmpegError,
-    NoSoundError,
     decode_to_file,
     find_ffmpeg,
     scratch_file,
@@ -38,17 +38,29 @@ from speakernet.data.ffmpeg import (
 from speakernet.files import FileError, atomic_write, in_place_of_a_file, open_regular, reading
 
 SAMPLE_RATE = 16_000  # Hz, by default
-# The NumPy type of each coding's samples and the factor that scales them to -1..1; 24 bits are
-# widened to 32.
-PCM_TYPES = {
-    "pcm_u8": ("u1", 2.0**-7),
-    "pcm_s16": ("<i2", 2.0**-15),
-    "pcm_s24": ("<i4", 2.0**-31),
-    "pcm_s32": ("<i4", 2.0**-31),
-    "float32": ("<f4", 1.0),
-    "float64": ("<f8", 1.0),
+
+
+class PcmCoding(NamedTuple):
+    """How samples are stored in a WAV file."""
+
+    code: int
+    """In the header, where 1 means integers and 3 floating point."""
+    bits: int
+    dtype: str
+    """24 bits are widened to 32."""
+    scale: float
+    """Brings samples to -1..1."""
+
+
+PCM_CODINGS = {
+    "pcm_u8": PcmCoding(1, 8, "u1", 2.0**-7),
+    "pcm_s16": PcmCoding(1, 16, "<i2", 2.0**-15),
+    "pcm_s24": PcmCoding(1, 24, "<i4", 2.0**-31),
+    "pcm_s32": PcmCoding(1, 32, "<i4", 2.0**-31),
+    "float32": PcmCoding(3, 32, "<f4", 1.0),
+    "float64": PcmCoding(3, 64, "<f8", 1.0),
 }
-SAMPLE_BYTES = {"pcm_u8": 1, "pcm_s16": 2, "pcm_s24": 3, "pcm_s32": 4, "float32": 4, "float64": 8}
+SAMPLE_BYTES = {name: coding.bits // 8 for name, coding in PCM_CODINGS.items()}
 # A header with a rate outside these bounds is broken; resampling from it would take filters of
 # gigabytes.
 LOWEST_RATE = 1_000
@@ -72,10 +84,9 @@ AUDIO_SUFFIXES = READABLE_SUFFIXES | CONVERTIBLE_SUFFIXES
 """Suffixes that count as audio when a folder is searched; a file that is named by itself may have
 any.
 """
-CUT_SHORT_SECONDS, CUT_SHORT_SHARE = (
-    0.15,
-    0.01,
-)  # by which a file may decode to less than its container claims
+# A file may decode to this much less than its container claims.
+CUT_SHORT_SECONDS = 0.15
+CUT_SHORT_SHARE = 0.01
 KEPT_DECODED = 8  # files decoded by ffmpeg, on disk: a long recording is read window by window
 KEPT_FACTS = 10_000  # headers of compressed files, so that a length is learned once in a process
 FFMPEG = "ffmpeg"
@@ -86,9 +97,8 @@ MAX_SAMPLES_PER_BYTE = 8192
 """For any coding: FLAC packs 65,535 samples of silence into 14 bytes. A header that claims more is
 broken.
 """
-LONGEST_SECONDS = (
-    100 * 3600
-)  # that ffmpeg decodes: a broken time stamp may ask for years of silence
+# That ffmpeg decodes: a broken time stamp may ask for years of silence.
+LONGEST_SECONDS = 100 * 3600
 UNKNOWN_FLAC = 1 << 62  # samples that libsndfile claims where FLAC says "unknown"
 MAX_FLAC = (1 << 36) - 1
 LAYER_2_SAMPLES = 1152  # of a frame
@@ -96,20 +106,13 @@ UNKNOWN_BYTES = 1 << 62
 """Size of a pipe."""
 DECODED_AT_ONCE = 1 << 22  # samples allocated at once, since a header may claim any number
 EXPECTED = "an audio file (WAV, FLAC, OGG, MP3 …); restore it, convert it again or leave it out"
-RESAMPLER_REACH = (
-    10  # scipy's default filter reaches this many samples of the slower rate to each side.
-)
-WAV_CODINGS = {
-    (1, 8): "pcm_u8",
-    (1, 16): "pcm_s16",
-    (1, 24): "pcm_s24",
-    (1, 32): "pcm_s32",
-    (3, 32): "float32",
-    (3, 64): "float64",
-}
+# scipy's default filter reaches this many samples of the slower rate to each side.
+RESAMPLER_REACH = 10
+RIFF_KINDS = (b"RIFF", b"RF64", b"BW64")
 EXTENSIBLE = 0xFFFE  # the code is in a GUID, which ends in these 14 bytes for plain codings
 GUID_TAIL = bytes.fromhex("000000001000800000aa00389b71")
 RIFF_HEADER_BYTES = 4096  # Read at once; nearly every header fits, so that a file costs one read.
+CHUNK_BYTES = 48  # the longest chunk before the samples that is looked into, with its own header
 MAX_CHUNKS = 1024
 MAX_CHANNELS = 1024  # soundfile's limit
 
@@ -172,38 +175,39 @@ def open_audio(
 
     A file that only ffmpeg can read is decoded first.
     """
-    with reading(path, EXPECTED, AudioError), open_regular(path, buffering=0) as file:
+    with reading(path, EXPECTED, AudioError), open_regular(path) as file:
         status = os.fstat(file.fileno())
         key = (str(path), status.st_size, status.st_mtime_ns)
-        if known is None or key[1:] != (known.file_bytes, known.modified_ns):
-            known = _learned.get(key)
-        if known is None or known.format == FFMPEG:
-            info, content = _open_unknown(file, key, known)
+        info = known
+        if info is None or key[1:] != (info.file_bytes, info.modified_ns):
+            info = _learned.get(key) or _learn(file, key)
+        if info.format == FFMPEG:
+            with _naming(path):
+                decoded = _decode_kept(*key)
+            # A map has a position of its own, so that several threads may read the same file.
+            content: Any = mmap.mmap(decoded.file.fileno(), 0, access=mmap.ACCESS_READ)
             yield content, info
         else:
-            yield file, known
+            yield file, info
 
 
-def _open_unknown(
-    file: IO[bytes], key: tuple[str, int, int], known: AudioInfo | None
-) -> tuple[AudioInfo, IO[bytes]]:
-    """Read the header of a file, or have it decoded; returns what `open_audio` yields for it."""
+_learned: dict[tuple[str, int, int], AudioInfo] = {}
+
+
+def _learn(file: IO[bytes], key: tuple[str, int, int]) -> AudioInfo:
+    """Read the header of an open file, and keep the facts if they were hard to find."""
     name, size, modified_ns = key
-    problem = ""
-    if known is None:
-        try:
-            info = _info_of_file(file, name, size, modified_ns)
-        except _NeedsFfmpegError as need:
-            problem = str(need)
-        else:
-            if info.data_offset < 0:
-                _learn(key, info)
-            return info, file
-    with _ffmpeg_after(problem, name):
-        decoded = _decode_kept(*key)
-    info = dataclasses.replace(decoded.info, file_bytes=size, modified_ns=modified_ns)
-    _learn(key, info)
-    return info, lengths.view(decoded.file)
+    try:
+        info = _info_of_file(file, name, size, modified_ns)
+    except _NeedsFfmpegError as need:
+        with _naming(name, need):
+            decoded = _decode_kept(*key)
+        info = dataclasses.replace(decoded.info, file_bytes=size, modified_ns=modified_ns)
+    if info.data_offset < 0:
+        if len(_learned) >= KEPT_FACTS:
+            _learned.clear()
+        _learned[key] = info
+    return info
 
 
 def open_audio_bytes(
@@ -219,7 +223,7 @@ def open_audio_bytes(
         try:
             return file, _info_of_file(file, name, len(content), 0)
         except _NeedsFfmpegError as need:
-            with _ffmpeg_after(str(need), name):
+            with _naming(name, need):
                 decoded = _decode_with_ffmpeg(content, name, max_seconds)
             return decoded.file, decoded.info
 
@@ -280,23 +284,33 @@ def crop_of_file(
     # the source at a multiple of `down`, far enough before the crop, gives the same samples as
     # resampling the whole file.
     up, down = Fraction(sample_rate, info.sample_rate).as_integer_ratio()
-    reach = 0 if up == down else RESAMPLER_REACH * max(up, down) // up + 1
-    blocks = start if up == down else max(0, start // up - (reach // down + 1))
-    first = blocks * down
+    if up == down:
+        return finish_frames(_read_frames(file, info, name, start, stop), name, channel)
+    # resample_poly maps sample k * down of the source to sample k * up of the result, so cutting
+    # the source at a multiple of `down`, far enough before the crop, gives the same samples as
+    # resampling the whole file.
+    reach = RESAMPLER_REACH * max(up, down) // up + 1
+    blocks = max(0, start // up - (reach // down + 1))
     last = min(info.num_samples, -(-stop * down // up) + reach)
-    is_decoded = info.format == FFMPEG
-    if info.data_offset >= 0 or is_decoded:
-        coding, offset = ("pcm_s16", 0) if is_decoded else (info.format, info.data_offset)
-        frame_bytes = SAMPLE_BYTES[coding] * info.num_channels
-        file.seek(offset + first * frame_bytes)
-        raw = file.read((last - first) * frame_bytes)
-        if len(raw) < (last - first) * frame_bytes:
-            raise AudioError(f"{name}: the file became shorter while it was being read")
-        frames = decode_pcm(raw, coding).reshape(last - first, info.num_channels)
-    else:
-        frames = _decode_frames(file, info, name, first, last - first)
-    mono = finish_frames(frames, name, channel)
-    return mono if up == down else resample(mono, up, down)[start - blocks * up :][: stop - start]
+    frames = _read_frames(file, info, name, blocks * down, last)
+    resampled = resample(finish_frames(frames, name, channel), up, down)
+    return resampled[start - blocks * up :][: stop - start]
+
+
+def _read_frames(
+    file: IO[bytes], info: AudioInfo, name: str | Path, first: int, last: int
+) -> np.ndarray:
+    """Samples `first` to `last` at the file's own rate, (samples, channels)."""
+    count = last - first
+    if info.data_offset < 0 and info.format != FFMPEG:
+        return _decode_frames(file, info, name, first, count)
+    coding = "pcm_s16" if info.format == FFMPEG else info.format
+    frame_bytes = SAMPLE_BYTES[coding] * info.num_channels
+    file.seek(max(0, info.data_offset) + first * frame_bytes)
+    raw = file.read(count * frame_bytes)
+    if len(raw) < count * frame_bytes:
+        raise AudioError(f"{name}: the file became shorter while it was being read")
+    return decode_pcm(raw, coding).reshape(count, info.num_channels)
 
 
 def resample(audio: np.ndarray, up: int, down: int) -> np.ndarray:
@@ -318,28 +332,26 @@ def audio_of_array(
         (samples,) float32.
     """
     samples = np.asarray(samples)
-    if samples.ndim == 1 or (samples.ndim == 2 and samples.shape[0] == 1):
+    if samples.ndim == 1 or samples.shape[:1] == (1,):
         samples = samples.reshape(-1, 1)
     if samples.ndim != 2 or samples.size == 0 or samples.shape[1] > samples.shape[0]:
         raise AudioError(
-            f"samples of shape {np.shape(samples)}; expected (samples,) or (samples, channels), "
+            f"samples of shape {samples.shape}; expected (samples,) or (samples, channels), "
             "one recording at a time"
         )
-    if samples.dtype != np.int16 and not np.issubdtype(samples.dtype, np.floating):
+    is_int16 = samples.dtype == np.int16
+    if not is_int16 and not np.issubdtype(samples.dtype, np.floating):
         raise AudioError(
             f"samples of type {samples.dtype}; expected floating point in -1..1 or int16"
         )
-    try:
-        # A rate may come from a header or a form as text.
-        rate = float(sample_rate)
-    except (TypeError, ValueError):
-        rate = math.nan
-    if not LOWEST_RATE <= rate <= HIGHEST_RATE or rate != int(rate):
+    # A rate may come from a header or a form as text.
+    text = str(sample_rate).removesuffix(".0")
+    if not text.isdecimal() or not LOWEST_RATE <= int(text) <= HIGHEST_RATE:
         expected = f"a whole number from {LOWEST_RATE} to {HIGHEST_RATE} Hz"
         raise AudioError(f"sample_rate {sample_rate!r}; expected {expected}")
-    scale = np.float32(1 / 32768 if samples.dtype == np.int16 else 1.0)
+    scale = np.float32(2.0**-15 if is_int16 else 1.0)
     mono = finish_frames(samples.astype(np.float32) * scale, "the array")
-    up, down = Fraction(wanted_rate, int(rate)).as_integer_ratio()
+    up, down = Fraction(wanted_rate, int(text)).as_integer_ratio()
     return mono if up == down else resample(mono, up, down)
 
 
@@ -370,8 +382,9 @@ def flac_address(waveform: np.ndarray, sample_rate: int) -> str:
 def encode_audio(waveform: np.ndarray, sample_rate: int, format_name: str) -> bytes:
     """Encode a mono waveform, (samples,), as a 16-bit file."""
     samples = np.asarray(waveform)
+    if samples.dtype != np.int16:
+        samples = to_int16(samples)
     buffer = io.BytesIO()
-    samples = samples if samples.dtype == np.int16 else to_int16(samples)
     soundfile.write(buffer, samples, sample_rate, subtype="PCM_16", format=format_name)
     return buffer.getvalue()
 
@@ -398,17 +411,17 @@ def wrap_to_length(waveform: np.ndarray, num_samples: int) -> np.ndarray:
 
 def decode_pcm(raw: bytes | np.ndarray, format_name: str) -> np.ndarray:
     """Decode a WAV file's little-endian samples to float32 in -1..1; channels stay interleaved."""
-    dtype, scale = PCM_TYPES[format_name]
-    if format_name == "pcm_s24":
+    coding = PCM_CODINGS[format_name]
+    if coding.bits == 24:
         # Placed in the upper three bytes of an int32, so that the sign comes out right.
         wide = np.zeros((len(raw) // 3, 4), dtype=np.uint8)
         wide[:, 1:] = np.frombuffer(raw, dtype=np.uint8).reshape(-1, 3)
         raw = wide.reshape(-1)
     # Cast first: int32 times float32 gives float64, twice the size.
-    samples = np.frombuffer(raw, dtype=dtype).astype(np.float32)
-    if format_name == "pcm_u8":
+    samples = np.frombuffer(raw, dtype=coding.dtype).astype(np.float32)
+    if coding.bits == 8:
         samples -= 128
-    return samples * np.float32(scale)
+    return samples * np.float32(coding.scale)
 
 
 def finish_frames(frames: np.ndarray, name: str | Path, channel: int | None = None) -> np.ndarray:
@@ -417,18 +430,16 @@ def finish_frames(frames: np.ndarray, name: str | Path, channel: int | None = No
     """
     # Comparisons with NaN are false.
     if not (frames.max() <= LOUDEST_SAMPLE and frames.min() >= -LOUDEST_SAMPLE):
-        loudest = float(np.abs(frames).max())
-        if not math.isfinite(loudest):
-            raise AudioError(
-                f"{name}: holds NaN or infinite samples; convert it again from its source"
-            )
         raise AudioError(
-            f"{name}: samples up to {loudest:.6g}; expected floating point in -1..1 (divide int16 "
-            "values by 32768)"
+            f"{name}: samples up to {np.abs(frames).max():.6g}; expected floating point in -1..1 "
+            "(divide int16 values by 32768, or convert it again from its source)"
         )
     if channel is None and frames.shape[1] > 1:
         return np.ascontiguousarray(frames.mean(axis=1, dtype=np.float32))
     return np.ascontiguousarray(frames[:, channel or 0])
+
+
+DECODING_ERRORS = (soundfile.LibsndfileError, RuntimeError)
 
 
 class _NeedsFfmpegError(ValueError):
@@ -440,9 +451,9 @@ def _info_of_file(file: IO[bytes], name: str | Path, size: int, modified_ns: int
     if size == 0:
         raise AudioError(f"{name}: the file is empty (0 bytes); replace it or leave it out")
     file.seek(0)
-    info = parse_riff(file, name, size, modified_ns) or _info_of_coded(
-        file, name, size, modified_ns
-    )
+    info = parse_riff(file, name, size, modified_ns)
+    if info is None:
+        info = _info_of_coded(file, name, size, modified_ns)
     if not LOWEST_RATE <= info.sample_rate <= HIGHEST_RATE:
         raise AudioError(
             f"{name}: broken header: {info.sample_rate} Hz; expected {LOWEST_RATE} to "
@@ -453,7 +464,7 @@ def _info_of_file(file: IO[bytes], name: str | Path, size: int, modified_ns: int
 
 def _info_of_coded(file: IO[bytes], name: str | Path, size: int, modified_ns: int) -> AudioInfo:
     """Read the header of a file that must be decoded, and learn its length if the header does not
-    say it.
+    say it (see `lengths.py`).
     """
     file.seek(0)
     pages = lengths.ogg_pages(file) if file.read(4) == b"OggS" else None
@@ -467,7 +478,7 @@ def _info_of_coded(file: IO[bytes], name: str | Path, size: int, modified_ns: in
             format_name = str(sound.format).lower()
             subtype = str(sound.subtype)
             log = str(sound.extra_info)
-            claimed = sound.frames
+            num_samples = sound.frames
             rate = sound.samplerate
             channels = sound.channels
     except (soundfile.LibsndfileError, RuntimeError, TypeError) as error:
@@ -477,19 +488,17 @@ def _info_of_coded(file: IO[bytes], name: str | Path, size: int, modified_ns: in
                 f"{name}: not a readable audio file ({instead}); expected {EXPECTED}"
             ) from error
         raise _NeedsFfmpegError(_reason(error)) from error
-    num_samples = claimed
+    is_cut = False
     if format_name == "mp3":
         frames = lengths.mpeg_frames(file)
         if frames is None:
             raise _NeedsFfmpegError("its kind of frames changes, or is not layer 2 or 3")
         is_cut = frames.is_cut
         if frames.num_frames >= 0:
-            num_samples = _learn_length(file, format_name, claimed, frames.num_samples)
-    elif format_name == "flac" and claimed >= UNKNOWN_FLAC:
-        is_cut = False
-        num_samples = _bisect_length(
-            file, format_name, min(MAX_FLAC, size * MAX_SAMPLES_PER_BYTE // channels)
-        )
+            num_samples = _learn_length(file, format_name, num_samples, frames.num_samples)
+    elif format_name == "flac" and num_samples >= UNKNOWN_FLAC:
+        at_most = min(MAX_FLAC, size * MAX_SAMPLES_PER_BYTE // channels)
+        num_samples = _learn_length(file, format_name, num_samples, at_most)
     elif subtype.startswith("MPEG"):
         raise _NeedsFfmpegError("MP3 inside another format, whose length libsndfile guesses")
     else:
@@ -504,49 +513,26 @@ def _info_of_coded(file: IO[bytes], name: str | Path, size: int, modified_ns: in
     return AudioInfo(num_samples, rate, channels, format_name, -1, is_cut, size, modified_ns)
 
 
-def _learn_length(file: IO[bytes], format_name: str, claimed: int, counted: int) -> int:
-    """Samples of an MP3 without a length, of which `counted` were found by its frames."""
-    view = lengths.with_length(file, format_name, counted)
-    if view is None:
-        if abs(claimed - counted) > LAYER_2_SAMPLES:
-            raise _NeedsFfmpegError(
-                f"libsndfile takes it for {claimed:,} samples, but its frames have {counted:,}"
-            )
-        return min(claimed, counted)
-    if _has_sample(view, counted - 1):
-        return counted
-    # Frames that the decoder refuses: it decides.
-    view.seek(0)
-    num_samples = 0
-    with soundfile.SoundFile(view) as sound:
-        while block := len(sound.read(DECODED_AT_ONCE, dtype="float32")):
-            num_samples += block
-    return num_samples
+def _learn_length(file: IO[bytes], format_name: str, claimed: int, at_most: int) -> int:
+    """Samples of a file whose header does not say it: `at_most`, or as many as can be decoded."""
+    if lengths.with_length(file, format_name, at_most) is None:
+        if abs(claimed - at_most) > LAYER_2_SAMPLES:
+            raise _NeedsFfmpegError(f"its length is unknown (libsndfile guesses {claimed:,})")
+        return min(claimed, at_most)
 
+    def is_behind(place: int) -> bool:
+        """Whether the sound ends before a sample, which a header makes the last one."""
+        view = lengths.with_length(file, format_name, place + 1)
+        try:
+            with soundfile.SoundFile(view) as sound:
+                sound.seek(place)
+                return len(sound.read(1)) == 0
+        except DECODING_ERRORS:
+            return True
 
-def _bisect_length(file: IO[bytes], format_name: str, at_most: int) -> int:
-    """The number of samples of a FLAC file that does not know it: the last one that can be read."""
-    low = 0
-    high = at_most
-    while low < high:
-        middle = (low + high + 1) // 2
-        view = lengths.with_length(file, format_name, middle)
-        if view is None:
-            raise _NeedsFfmpegError("FLAC of unknown length behind something else")
-        if _has_sample(view, middle - 1):
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def _has_sample(file: IO[bytes], place: int) -> bool:
-    try:
-        with soundfile.SoundFile(file) as sound:
-            sound.seek(place)
-            return len(sound.read(1)) == 1
-    except (soundfile.LibsndfileError, RuntimeError):
-        return False
+    if not is_behind(at_most - 1):
+        return at_most
+    return bisect.bisect_left(range(at_most), True, key=is_behind)
 
 
 def parse_riff(
@@ -562,46 +548,32 @@ def parse_riff(
     `UNKNOWN_BYTES`, the file is the head of a pipe.
     """
     head = file.read(RIFF_HEADER_BYTES)
-    if len(head) < 12 or head[:4] not in (b"RIFF", b"RF64", b"BW64") or head[8:12] != b"WAVE":
+    if head[:4] not in RIFF_KINDS or head[8:12] != b"WAVE":
         return None
-    long_size: int | None = None
+    long_size = None
+    layout = None
     position = 12
-    coding = ""
-    channels = 0
-    rate = 0
     for _ in range(MAX_CHUNKS):
-        chunk = head[position : position + 48]
-        if len(chunk) < 48 and len(head) == RIFF_HEADER_BYTES:
+        chunk = head[position : position + CHUNK_BYTES]
+        if len(chunk) < CHUNK_BYTES and len(head) == RIFF_HEADER_BYTES:
             file.seek(position)
-            chunk = file.read(48)
+            chunk = file.read(CHUNK_BYTES)
         if len(chunk) < 8:
             break
-        kind = chunk[:4]
-        size = struct.unpack("<I", chunk[4:8])[0]
+        kind, size = struct.unpack("<4sI", chunk[:8])
         body = chunk[8:]
         if kind == b"ds64" and len(body) >= 24:
             long_size = struct.unpack("<Q", body[8:16])[0]
         elif kind == b"fmt ":
-            body = body[: min(size, 40)]
-            if len(body) < 16:
-                raise _broken(name, f"a 'fmt ' chunk of {len(body)} bytes; expected at least 16")
-            code, channels, rate, _, frame_bytes, bits = struct.unpack("<HHIIHH", body[:16])
-            if code == EXTENSIBLE and len(body) == 40 and body[26:] == GUID_TAIL:
-                code = struct.unpack("<H", body[24:26])[0]
-            coding = WAV_CODINGS.get((code, bits), "")
-            if not coding:
+            layout = _parse_format(body[:size], name)
+            if layout is None:
                 return None
-            if not 0 < channels <= MAX_CHANNELS or rate == 0 or frame_bytes != channels * bits // 8:
-                raise _broken(
-                    name,
-                    f"{channels} channels of {bits} bits at {rate} Hz in frames of {frame_bytes} "
-                    "bytes",
-                )
         elif kind == b"data":
-            if not coding:
+            if layout is None:
                 raise _broken(name, "the samples come before the 'fmt ' chunk")
+            coding, channels, rate = layout
             offset = position + 8
-            available = max(0, file_bytes - position - 8)
+            available = max(0, file_bytes - offset)
             if size == 0xFFFFFFFF and long_size is not None:
                 size = long_size
             # A recorder that never filled in the size leaves 0, or a size near 2 or 4 gigabytes:
@@ -611,18 +583,31 @@ def parse_riff(
             is_unfinished = size == 0 or (has_pipe_size and (is_pipe or size > available))
             if is_unfinished and available and not is_pipe:
                 available = lengths.end_of_samples(file, offset, file_bytes) - offset
-            num_samples = (available if is_unfinished else min(size, available)) // (
-                SAMPLE_BYTES[coding] * channels
-            )
+            num_bytes = available if is_unfinished else min(size, available)
+            num_samples = num_bytes // (SAMPLE_BYTES[coding] * channels)
             is_cut = not is_unfinished and size > available
             return AudioInfo(
                 num_samples, rate, channels, coding, offset, is_cut, file_bytes, modified_ns
             )
         # Chunks are padded to an even length.
         position += 8 + size + (size & 1)
-    raise _broken(
-        name, "no 'fmt ' chunk" if not coding else "no 'data' chunk: the file ends after its header"
-    )
+    raise _broken(name, "no 'fmt ' or no 'data' chunk: the file ends after its header")
+
+
+def _parse_format(body: bytes, name: str | Path) -> tuple[str, int, int] | None:
+    """Coding, channels and rate in the body of a 'fmt ' chunk; None if samples must be decoded."""
+    if len(body) < 16:
+        raise _broken(name, f"a 'fmt ' chunk of {len(body)} bytes; expected at least 16")
+    code, channels, rate, _, frame_bytes, bits = struct.unpack("<HHIIHH", body[:16])
+    if code == EXTENSIBLE and len(body) == 40 and body[26:] == GUID_TAIL:
+        (code,) = struct.unpack("<H", body[24:26])
+    names = [name for name, coding in PCM_CODINGS.items() if coding[:2] == (code, bits)]
+    if not names:
+        return None
+    if not 0 < channels <= MAX_CHANNELS or rate == 0 or frame_bytes != channels * bits // 8:
+        layout = f"{channels} channels of {bits} bits at {rate} Hz in frames of {frame_bytes} bytes"
+        raise _broken(name, layout)
+    return names[0], channels, rate
 
 
 def _broken(name: str | Path, problem: str) -> AudioError:
@@ -636,19 +621,17 @@ def _decode_frames(
     try:
         file.seek(0)
         with soundfile.SoundFile(file) as sound:
-            view = None
-            if sound.frames != info.num_samples:
+            if sound.frames == info.num_samples:
+                frames = _decode_blocks(sound, start, count)
+            else:
                 # The header's length is wrong, and the right one was learned. libsndfile expects
                 # its place in the file.
                 place = file.tell()
                 view = lengths.with_length(file, str(sound.format).lower(), info.num_samples)
                 file.seek(place)
-            if view is None:
-                frames = _read_frames(sound, start, count)
-            else:
-                with soundfile.SoundFile(view) as right:
-                    frames = _read_frames(right, start, count)
-    except (soundfile.LibsndfileError, RuntimeError) as error:
+                with soundfile.SoundFile(view) if view else sound as right:
+                    frames = _decode_blocks(right, start, count)
+    except DECODING_ERRORS as error:
         raise AudioError(
             f"{name}: the file is damaged: samples {start} to {start + count} cannot be decoded "
             f"({_reason(error)}); convert it again from its source or leave it out"
@@ -661,15 +644,15 @@ def _decode_frames(
     return frames
 
 
-def _read_frames(sound: soundfile.SoundFile, start: int, count: int) -> np.ndarray:
+def _decode_blocks(sound: soundfile.SoundFile, start: int, count: int) -> np.ndarray:
     if start:
         sound.seek(start)
     # A header may claim any length, so memory is allocated only for what was decoded.
     blocks = []
     for first in range(0, count, DECODED_AT_ONCE):
-        wanted = min(DECODED_AT_ONCE, count - first)
-        blocks.append(sound.read(wanted, dtype="float32", always_2d=True))
-        if len(blocks[-1]) < wanted:
+        size = min(DECODED_AT_ONCE, count - first)
+        blocks.append(sound.read(size, dtype="float32", always_2d=True))
+        if len(blocks[-1]) < size:
             break
     return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
 
@@ -698,47 +681,28 @@ def _decode_with_ffmpeg(source: Path | bytes, name: str, max_seconds: float) -> 
         target.close()
         raise
     num_bytes = target.tell()
-    num_samples = num_bytes // (2 * decoded.num_channels)
+    channels = decoded.num_channels
+    num_samples = num_bytes // (2 * channels)
     seconds = num_samples / SAMPLE_RATE
     promised = 0.0 if decoded.is_guess else min(decoded.seconds or 0.0, max_seconds)
     if seconds < promised - max(CUT_SHORT_SECONDS, CUT_SHORT_SHARE * promised):
         raise AudioError(
             f"{name}: decodes to {seconds:.2f} of {promised:.2f} seconds; the file is truncated"
         )
-    info = AudioInfo(
-        num_samples,
-        SAMPLE_RATE,
-        decoded.num_channels,
-        FFMPEG,
-        data_offset=-1,
-        is_truncated=decoded.is_damaged,
-        file_bytes=num_bytes,
-        modified_ns=0,
-    )
+    is_cut = decoded.is_damaged
+    info = AudioInfo(num_samples, SAMPLE_RATE, channels, FFMPEG, -1, is_cut, num_bytes, 0)
     return _Decoded(target, info)
 
 
 @contextlib.contextmanager
-def _ffmpeg_after(problem: str, name: str | Path) -> Iterator[None]:
-    """Name the file in an error of ffmpeg, and the problem that libsndfile has with it."""
+def _naming(name: str | Path, need: object = "libsndfile cannot read it") -> Iterator[None]:
+    """Name the file in an error of ffmpeg, and why ffmpeg was needed."""
     try:
         yield
-    except NoSoundError as error:
-        raise AudioError(f"{name}: {error}; give a file with sound") from error
     except FfmpegError as error:
-        reasons = f"{problem}; {error}" if problem else str(error)
         raise AudioError(
-            f"{name}: not a readable audio file ({reasons}); expected {EXPECTED}"
+            f"{name}: not a readable audio file ({need}; {error}); expected {EXPECTED}"
         ) from error
-
-
-_learned: dict[tuple[str, int, int], AudioInfo] = {}
-
-
-def _learn(key: tuple[str, int, int], info: AudioInfo) -> None:
-    if len(_learned) >= KEPT_FACTS:
-        _learned.clear()
-    _learned[key] = info
 
 
 def _reason(error: Exception) -> str:

@@ -1,22 +1,31 @@
-"""How long compressed audio is, where its header only guesses, and a header that tells libsndfile
-the truth.
+"""How long compressed audio is if its header only guesses, and a header that tells libsndfile the
+truth.
 
-Used by `audio.py` alone. MP3 without a length, FLAC of unknown length (both written to a pipe),
-joined MP3 and chained Ogg: libsndfile believes the header, or estimates from the size of the file,
-and stops there. The scans here read frame and page headers and decode nothing. `with_length` shows
-libsndfile the same bytes behind a header with the right number of samples, so that its seeking
-still works.
+Used by `audio.py` alone. The scans here read frame and page headers and decode nothing.
 """
 
 import io
-import os
+import math
 import re
 import struct
-import threading
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO
 
-import numpy as np
+# Crops are drawn from lengths, so a wrong length is a wrong corpus: speech that is never trained on,
+# or crops of silence. Most headers say the truth. These do not:
+#
+#   MP3 without a Xing frame     an encoder that writes to a pipe cannot go back and fill it in;
+#                                libsndfile estimates from the first bit rate and stops there
+#   joined MP3 (cat a.mp3 b.mp3) the Xing frame of the first file counts only its own frames
+#   FLAC of unknown length       0 in the header, also from a pipe
+#   chained Ogg                  libsndfile reads the first stream only; ffmpeg decodes such a file
+#   WAV from a pipe              a size near 2 or 4 GB, or 0 (`audio.parse_riff`)
+#
+# The number found once is kept in the lookup table. It does not help by itself, because libsndfile
+# still believes the header and neither seeks nor reads beyond it. So `with_length` gives it the same
+# bytes behind a header with the right number, in memory: such files are rare and mostly short. What
+# remains in doubt is the start of an MP3: decoders differ by up to 1,105 samples in what they drop
+# there; we follow libsndfile (`DECODER_DELAY`), which is what reads the crops.
 
 BLOCK_BYTES = 1 << 18  # read at once while scanning
 MPEG_BITRATES = {
@@ -40,7 +49,6 @@ DECODER_DELAY = 529  # samples that an MP3 decoder drops at the start, if the fi
 XING_BYTES = 16  # "Xing", flags and number of frames, and room for "LAME"
 TAIL_BYTES = 2880  # the longest frame; a Xing header may or may not count its own
 OGG_PAGE = re.compile(b"OggS")
-OGG_CONTINUED = 1
 OGG_FIRST = 2
 OGG_LAST = 4
 FLAC_TOTAL = slice(
@@ -62,96 +70,22 @@ def is_pipe_size(size: int) -> bool:
     return any(low <= size <= high for low, high in PIPE_SIZES)
 
 
-def view(file: IO[bytes], head: bytes = b"", start: int = 0) -> io.BufferedReader:
-    """A file to read: `head`, then the bytes from `start` on of an open file.
-
-    It has a position of its own, so several threads, and processes after a fork, may view the same
-    file.
-    """
-    return io.BufferedReader(_View(file, head, start))
+def _size_of(file: IO[bytes]) -> int:
+    return file.seek(0, io.SEEK_END)
 
 
-class _View(io.RawIOBase):
-    """What `view` returns, without its buffer."""
-
-    def __init__(self, file: IO[bytes], head: bytes = b"", start: int = 0) -> None:
-        super().__init__()
-        self._file = file
-        self._head = head
-        self._start = start
-        with _SEEKING:
-            self._size = len(head) + max(0, file.seek(0, io.SEEK_END) - start)
-        self._position = 0
-        try:
-            self._descriptor = file.fileno() if hasattr(os, "pread") else -1
-        except OSError:
-            # In memory.
-            self._descriptor = -1
-
-    def readable(self) -> bool:
-        """See `io.IOBase`."""
-        return True
-
-    def seekable(self) -> bool:
-        """See `io.IOBase`."""
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """See `io.IOBase`."""
-        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = max(0, origin + offset)
-        return self._position
-
-    def tell(self) -> int:
-        """See `io.IOBase`."""
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        """See `io.RawIOBase`."""
-        wanted = len(buffer)
-        content = self._head[self._position : self._position + wanted]
-        if len(content) < wanted:
-            place = self._start + self._position + len(content) - len(self._head)
-            content += self._read_at(place, wanted - len(content))
-        buffer[: len(content)] = content
-        self._position += len(content)
-        return len(content)
-
-    def _read_at(self, place: int, count: int) -> bytes:
-        if self._descriptor >= 0:
-            return os.pread(self._descriptor, count, place)
-        with _SEEKING:
-            self._file.seek(place)
-            return self._file.read(count)
+def _bytes_at(file: IO[bytes], position: int, count: int) -> bytes:
+    file.seek(position)
+    return file.read(count)
 
 
-_SEEKING = threading.Lock()
-
-
-class _Scanner:
-    """Bytes of a file at any position, read in blocks."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.size = file.seek(0, io.SEEK_END)
-        self._file = file
-        self._start = 0
-        self._block = b""
-
-    def bytes_at(self, position: int, count: int) -> bytes:
-        begin = position - self._start
-        if not 0 <= begin <= len(self._block) - count:
-            self._file.seek(position)
-            self._start, self._block, begin = position, self._file.read(max(count, BLOCK_BYTES)), 0
-        return self._block[begin : begin + count]
-
-    def find(self, mark: re.Pattern[bytes], position: int) -> int:
-        """Where `mark`, of four bytes, is next; the end of the file if nowhere."""
-        while position < self.size:
-            block = self.bytes_at(position, BLOCK_BYTES)
-            if match := mark.search(block):
-                return position + match.start()
-            position += max(1, len(block) - 3)
-        return self.size
+def _find(file: IO[bytes], mark: re.Pattern[bytes], position: int) -> int:
+    """Where `mark`, of four bytes, is next; the end of the file if nowhere."""
+    while len(block := _bytes_at(file, position, BLOCK_BYTES)) >= 4:
+        if match := mark.search(block):
+            return position + match.start()
+        position += len(block) - 3
+    return _size_of(file)
 
 
 @dataclass(frozen=True)
@@ -219,98 +153,91 @@ class MpegFrames:
         return self.num_frames * header.frame_samples - (DECODER_DELAY if header.layer == 3 else 0)
 
 
-def mpeg_frames(file: IO[bytes], *, counts: bool = True) -> MpegFrames | None:
+def mpeg_frames(file: IO[bytes]) -> MpegFrames | None:
     """Find the frames of MPEG audio; None if the kind of the frames changes, or they are of another
     kind.
-
-    Without `counts`, only the first frame is looked at.
     """
-    scanner = _Scanner(file)
-    position, header = _next_frame(scanner, _behind_tags(scanner, 0))
+    position, header = _next_frame(file, 0)
     if header is None:
         return None
-    first = scanner.bytes_at(position, 4)
-    kind = header.kind
-    tag = scanner.bytes_at(position + 4 + header.side_bytes, 16)
-    if tag[:4] in (b"Xing", b"Info") and len(tag) == 16:
+    first = _bytes_at(file, position, 4)
+    size = _size_of(file)
+    tag = _bytes_at(file, position + 4 + header.side_bytes, XING_BYTES)
+    if tag[:4] in (b"Xing", b"Info") and len(tag) == XING_BYTES:
         flags, _, num_bytes = struct.unpack(">III", tag[4:])
-        if flags & 3 == 3 and not _has_frames_behind(scanner, position + num_bytes):
+        end = position + num_bytes
+        if flags & 3 == 3 and (size - end <= TAIL_BYTES or _next_frame(file, end)[1] is None):
             return MpegFrames(first, position, -1, is_cut=False)
         # Joined files: the header counts the frames of the first one.
         position += header.frame_bytes
     start = position
     num_frames = 0
     is_cut = False
-    while counts and position < scanner.size:
-        header = mpeg_header(scanner.bytes_at(position, 4))
+    kind = header.kind
+    while position < size:
+        header = mpeg_header(_bytes_at(file, position, 4))
         if header is None:
-            position, header = _next_frame(scanner, _behind_tags(scanner, position))
-            if header is None:
-                break
+            position, header = _next_frame(file, position)
+        if header is None:
+            break
         if header.kind != kind:
             return None
         position += header.frame_bytes
-        is_cut = position > scanner.size
+        is_cut = position > size
         num_frames += not is_cut
     return MpegFrames(first, start, num_frames, is_cut)
 
 
-def _has_frames_behind(scanner: _Scanner, position: int) -> bool:
-    """Whether sound follows where a Xing header says that it ends, as in joined files."""
-    if scanner.size - position <= TAIL_BYTES:
-        return False
-    return _next_frame(scanner, _behind_tags(scanner, position))[1] is not None
-
-
-def _behind_tags(scanner: _Scanner, position: int) -> int:
-    """The position behind any ID3v2 tags."""
-    while (tag := scanner.bytes_at(position, 10))[:3] == b"ID3" and len(tag) == 10:
-        size = 0
-        for part in tag[6:]:
-            size = size << 7 | part & 127
-        position += 10 + size
-    return position
-
-
-def _next_frame(scanner: _Scanner, position: int) -> tuple[int, MpegHeader | None]:
+def _next_frame(file: IO[bytes], position: int) -> tuple[int, MpegHeader | None]:
     """Where the next frame is, and its header; the end of the file and None if there is none."""
-    while (position := scanner.find(MPEG_SYNC, position)) < scanner.size:
-        header = mpeg_header(scanner.bytes_at(position, 4))
-        if header is not None and _has_followers(scanner, position + header.frame_bytes, header):
+    # Behind any ID3v2 tags, whose pictures may look like frames.
+    while (tag := _bytes_at(file, position, 10))[:3] == b"ID3" and len(tag) == 10:
+        size = 0
+        for digit in tag[6:]:
+            size = size << 7 | digit & 127
+        position += 10 + size
+    end = _size_of(file)
+    while (position := _find(file, MPEG_SYNC, position)) < end:
+        header = mpeg_header(_bytes_at(file, position, 4))
+        if header is not None and _has_followers(file, position + header.frame_bytes, header):
             return position, header
         position += 1
-    return scanner.size, None
+    return end, None
 
 
-def _has_followers(scanner: _Scanner, position: int, header: MpegHeader) -> bool:
+def _has_followers(file: IO[bytes], position: int, header: MpegHeader) -> bool:
     """Whether frames of the same kind follow, or the file ends there."""
     for _ in range(FRAMES_TO_CONFIRM):
-        if position >= scanner.size:
+        raw = _bytes_at(file, position, 4)
+        if not raw:
             return True
-        follower = mpeg_header(scanner.bytes_at(position, 4))
+        follower = mpeg_header(raw)
         if follower is None or follower.kind != header.kind:
             return False
         position += follower.frame_bytes
     return True
 
 
-def with_length(file: IO[bytes], format_name: str, num_samples: int) -> io.BufferedReader | None:
+def with_length(file: IO[bytes], format_name: str, num_samples: int) -> IO[bytes] | None:
     """The same audio behind a header that says `num_samples`; None for formats without such a
     header.
     """
-    if format_name == "flac":
-        file.seek(0)
-        head = bytearray(file.read(FLAC_TOTAL.stop))
-        if head[:4] != b"fLaC":
+    start = 0
+    if format_name == "mp3":
+        start, header = _next_frame(file, 0)
+        if header is None or header.layer != 3:
             return None
-        head[FLAC_TOTAL] = (head[FLAC_TOTAL.start] >> 4 << 36 | num_samples).to_bytes(5, "big")
-        return view(file, bytes(head), len(head))
-    frames = mpeg_frames(file, counts=False) if format_name == "mp3" else None
-    header = mpeg_header(frames.first) if frames else None
-    if frames is None or header is None or header.layer != 3:
+        first = _bytes_at(file, start, 4)
+        if _bytes_at(file, start + 4 + header.side_bytes, 4) in (b"Xing", b"Info"):
+            # Of joined files: it counts only the first one.
+            start += header.frame_bytes
+        num_frames = -(-(num_samples + DECODER_DELAY) // header.frame_samples)
+        return io.BytesIO(_xing_frame(first, num_frames) + _bytes_at(file, start, -1))
+    content = bytearray(_bytes_at(file, 0, -1))
+    if content[:4] != b"fLaC":
         return None
-    num_frames = -(-(num_samples + DECODER_DELAY) // header.frame_samples)
-    return view(file, _xing_frame(frames.first, num_frames), frames.start)
+    content[FLAC_TOTAL] = (content[FLAC_TOTAL][0] >> 4 << 36 | num_samples).to_bytes(5, "big")
+    return io.BytesIO(content)
 
 
 def _xing_frame(first: bytes, num_frames: int) -> bytes:
@@ -340,41 +267,38 @@ class OggPages:
 
 def ogg_pages(file: IO[bytes]) -> OggPages:
     """Go through the pages of an Ogg file."""
-    scanner = _Scanner(file)
+    size = _size_of(file)
     position = flags = end = 0
     is_chained = has_sound = False
-    while position < scanner.size:
-        head = scanner.bytes_at(position, 27)
+    while position < size:
+        head = _bytes_at(file, position, 27)
         if not OGG_PAGE.match(head) or len(head) < 27:
-            position = scanner.find(OGG_PAGE, position + 1)
+            position = _find(file, OGG_PAGE, position + 1)
             continue
         flags = head[5]
         is_chained |= has_sound and bool(flags & OGG_FIRST)
         has_sound |= not flags & OGG_FIRST
-        position = end = position + 27 + head[26] + sum(scanner.bytes_at(position + 27, head[26]))
-    return OggPages(is_chained, is_cut=not flags & OGG_LAST or end > scanner.size)
+        position = end = position + 27 + head[26] + sum(file.read(head[26]))
+    return OggPages(is_chained, is_cut=not flags & OGG_LAST or end > size)
 
 
 def says_it_is_cut(file: IO[bytes], log: str) -> bool:
     """Whether the header claims more bytes than the file has; `log` is what libsndfile noted about
     it.
     """
-    sizes = [(int(claimed), int(found)) for claimed, found in NOTED_SIZE.findall(log)]
-    if any(claimed > found and not is_pipe_size(claimed) for claimed, found in sizes):
-        return True
-    size = file.seek(0, io.SEEK_END)
-    file.seek(0)
-    head = file.read(1024)
+    for claimed, available in NOTED_SIZE.findall(log):
+        if int(claimed) > int(available) and not is_pipe_size(int(claimed)):
+            return True
+    head = _bytes_at(file, 0, 1024)
     if not head.startswith(b"NIST_1A"):
         return False
     # SPHERE: text, the header's own size in the second line.
-    fields = dict(re.findall(rb"^(\w+) -i (\d+)", head, re.MULTILINE))
-    names = (b"sample_count", b"channel_count", b"sample_n_bytes")
-    num_bytes = int(head[8:16]) if head[8:16].strip().isdigit() else 0
-    return (
-        num_bytes + int(np.prod([int(fields.get(name, 0)) for name in names], dtype=np.float64))
-        > size
+    fields = {b"": head[8:16].strip(), **dict(re.findall(rb"^(\w+) -i (\d+)", head, re.MULTILINE))}
+    header_bytes, *factors = (
+        int(fields.get(name, 0))
+        for name in (b"", b"sample_count", b"channel_count", b"sample_n_bytes")
     )
+    return header_bytes + math.prod(factors) > _size_of(file)
 
 
 def end_of_samples(file: IO[bytes], offset: int, size: int) -> int:

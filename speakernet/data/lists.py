@@ -9,19 +9,24 @@ published trial lists.
 import functools
 import hashlib
 import itertools
+import operator
 import re
+import weakref
 import zlib
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from speakernet.data.names import normal_name
 from speakernet.data.sharing import Shareable
 from speakernet.files import FileError, atomic_write, digest_of, open_regular, own_command, reading
+
+Value = TypeVar("Value")
 
 LONGEST_LINE_BYTES = 64 << 10  # A path has 4 KiB at most, a trial two of them.
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -52,9 +57,9 @@ class ListFile:
         self, path: str | Path, malformed: list[str] | None = None, kind: str = ""
     ) -> None:
         self.path = path
+        self.digest = hashlib.sha256()  # of what was read so far
         self._malformed = malformed
         self._kind = kind
-        self.digest = hashlib.sha256()  # of what was read so far
 
     def refuse(self, number: int, problem: str) -> None:
         """Report a malformed line."""
@@ -64,7 +69,7 @@ class ListFile:
 
     def expected(self, number: int, form: str, line: bytes) -> None:
         """Report a line that does not have the given form."""
-        self.refuse(number, f"found {line.decode('utf-8')[:SHOWN_CHARACTERS]!r}; expected {form}")
+        self.refuse(number, f"found {line.decode()[:SHOWN_CHARACTERS]!r}; expected {form}")
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
         expected = self._kind or (
@@ -72,44 +77,36 @@ class ListFile:
             f"{own_command('prepare voxceleb')} of VoxCeleb"
         )
         with reading(self.path, expected, ListError), open_regular(self.path) as file:
-            number = 1
-            rest = b""
-            while data := file.read(LONGEST_LINE_BYTES):
-                self.digest.update(data)
-                if number == 1 and b"\0" in data.partition(b"\n")[0]:
-                    raise ListError(f"{self.path} is not a text file in UTF-8; expected {expected}")
-                *lines, rest = (
-                    rest + data.removeprefix(BYTE_ORDER_MARK if number == 1 else b"")
-                ).split(b"\n")
-                yield from self._text_of(number, lines)
-                number += len(lines)
-                if len(rest) > LONGEST_LINE_BYTES:
-                    break
-            yield from self._text_of(number, [rest])
-
-    def _text_of(self, number: int, lines: list[bytes]) -> Iterator[tuple[int, bytes]]:
-        """Stripped lines with their numbers, counted from `number`, without blank and unreadable
-        lines.
-        """
-        is_fine = _is_text(b"\n".join(lines))
-        for place, line in enumerate(map(bytes.strip, lines), number):
-            if len(line) > LONGEST_LINE_BYTES:
-                raise ListError(
-                    f"{self.path}, line {place}: longer than {LONGEST_LINE_BYTES:,} bytes; "
-                    "expected one utterance or trial per line"
-                )
-            if not is_fine and not _is_text(line):
-                self.refuse(place, "not text; save the list as UTF-8")
-            elif line:
-                yield place, line
+            first = file.readline(LONGEST_LINE_BYTES)
+            if b"\0" in first:
+                raise ListError(f"{self.path} is not a text file in UTF-8; expected {expected}")
+            file.seek(len(BYTE_ORDER_MARK) if first.startswith(BYTE_ORDER_MARK) else 0)
+            self.digest.update(first[: file.tell()])
+            num_lines = 0
+            # In blocks, because a list may have a million lines.
+            while lines := file.readlines(LONGEST_LINE_BYTES):
+                block = b"".join(lines)
+                self.digest.update(block)
+                is_text = _is_text(block)
+                for number, line in enumerate(map(bytes.strip, lines), num_lines + 1):
+                    if len(line) > LONGEST_LINE_BYTES:
+                        raise ListError(
+                            f"{self.path}, line {number}: longer than {LONGEST_LINE_BYTES:,} "
+                            "bytes; expected one utterance or trial per line"
+                        )
+                    if not is_text and not _is_text(line):
+                        self.refuse(number, "not text; save the list as UTF-8")
+                    elif line:
+                        yield number, line
+                num_lines += len(lines)
 
 
-def _is_text(content: bytes) -> bool:
+def _is_text(line: bytes) -> bool:
     try:
-        content.decode("utf-8")
+        line.decode()
     except UnicodeDecodeError:
         return False
-    return b"\0" not in content
+    return b"\0" not in line
 
 
 def split_row(line: bytes) -> list[bytes]:
@@ -162,42 +159,44 @@ class StringTable(Shareable, Sequence[str]):
         """CRC-32 of the strings in their order."""
         return zlib.crc32(self.offsets.tobytes(), zlib.crc32(self.content.tobytes()))
 
+    @property
+    def is_ascii(self) -> bool:
+        """Whether all strings are ASCII, so that they have one Unicode form."""
+        return bool((self.content < 128).all())
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """The two arrays by name."""
+        return {"content": self.content, "offsets": self.offsets}
+
     def take(self, rows: np.ndarray) -> "StringTable":
         """The table of the strings at `rows` (an empty string for row -1)."""
         # Row -1 ends before it begins, which gives an empty string.
         return StringTable.from_bytes(self.raws(np.asarray(rows, dtype=np.int64)))
 
-    def raws(self, rows: np.ndarray | None = None) -> Iterator[bytes]:
+    def raws(self, rows: Sequence[int] | np.ndarray | None = None) -> Iterator[bytes]:
         """The UTF-8 bytes of the strings at `rows`, or of all, in the form the operating system
         uses for paths.
         """
         content = self.content.data
-        num_rows = len(self) if rows is None else len(rows)
+        if rows is None:
+            rows = range(len(self))
         # In blocks: a Python list of a hundred million numbers takes gigabytes.
-        for first in range(0, num_rows, ROWS_AT_ONCE):
-            some = (
-                np.arange(first, min(first + ROWS_AT_ONCE, num_rows))
-                if rows is None
-                else rows[first:][:ROWS_AT_ONCE]
-            )
-            begins = self.offsets[some].tolist()
-            ends = self.offsets[some + 1].tolist()
-            yield from (
-                content[begin:end].tobytes() for begin, end in zip(begins, ends, strict=True)
-            )
+        for first in range(0, len(rows), ROWS_AT_ONCE):
+            block = np.asarray(rows[first : first + ROWS_AT_ONCE])
+            begins = self.offsets[block].tolist()
+            ends = self.offsets[block + 1].tolist()
+            for begin, end in zip(begins, ends, strict=True):
+                yield content[begin:end].tobytes()
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     def __getitem__(self, row):  # type: ignore[no-untyped-def, override]
         if isinstance(row, slice):
-            return [self[one] for one in range(*row.indices(len(self)))]
+            return list(self.take(np.arange(len(self))[row]))
         row = range(len(self))[row]
-        return (
-            self.content[self.offsets[row] : self.offsets[row + 1]]
-            .tobytes()
-            .decode("utf-8", "surrogateescape")
-        )
+        raw = self.content[self.offsets[row] : self.offsets[row + 1]].tobytes()
+        return raw.decode("utf-8", "surrogateescape")
 
     def __iter__(self) -> Iterator[str]:
         return (raw.decode("utf-8", "surrogateescape") for raw in self.raws())
@@ -219,7 +218,7 @@ class NameIndex:
 
     def __init__(self, names: StringTable) -> None:
         self._names = names
-        hashes = np.fromiter(map(hash, names.raws()), np.int64, len(names))
+        hashes = _hashes_of(names)
         self._order = np.argsort(hashes, kind="stable")
         self._sorted = hashes[self._order]
 
@@ -227,20 +226,38 @@ class NameIndex:
         """The first row with each name, -1 if there is none; int64 (names,)."""
         if not len(self._sorted):
             return np.full(len(names), -1, dtype=np.int64)
-        hashes = np.fromiter(map(hash, names.raws()), np.int64, len(names))
-        rows = self._order[np.minimum(np.searchsorted(self._sorted, hashes), len(self._sorted) - 1)]
+        places = np.searchsorted(self._sorted, _hashes_of(names))
+        rows = self._order[np.minimum(places, len(self._sorted) - 1)]
         # If two names ever have the same hash, the second is not found rather than mistaken for the
         # first.
-        pairs = zip(names.raws(), self._names.raws(rows), strict=True)
-        return np.where(
-            np.fromiter((one == other for one, other in pairs), bool, len(names)), rows, -1
-        )
+        is_same = map(operator.eq, names.raws(), self._names.raws(rows))
+        return np.where(np.fromiter(is_same, bool, len(names)), rows, -1)
 
     def refuse_repeated(self, path: str | Path) -> None:
         """Raise ListError if a name occurs twice."""
         repeated = np.flatnonzero(self.find(self._names) != np.arange(len(self._names)))
         if len(repeated):
             raise ListError(f"{path}: {self._names[int(repeated[0])]!r} appears twice; remove one")
+
+
+def _hashes_of(names: StringTable) -> np.ndarray:
+    return np.fromiter(map(hash, names.raws()), np.int64, len(names))
+
+
+class ByTable(Generic[Value]):
+    """Remembers something about each table, for as long as the table is used."""
+
+    def __init__(self) -> None:
+        self._values: dict[int, Value] = {}
+
+    def get(self, names: StringTable, make: Callable[[], Value]) -> Value:
+        """What is remembered about `names`, made at the first call."""
+        key = id(names)
+        if key not in self._values:
+            self._values[key] = make()
+            # Python may reuse the id once the object is gone.
+            weakref.finalize(names, self._values.pop, key, None)
+        return self._values[key]
 
 
 def normal_names(names: StringTable) -> StringTable:
@@ -335,20 +352,18 @@ def read_training_list(path: str | Path, malformed: list[str] | None = None) -> 
         )
     known = numbers()
     labels = array("i")
-    content = bytearray()
-    offsets = array("q", [0])
     form = "'utterance speaker'" if is_kaldi else "'speaker path'"
-    for number, pair in _pairs_of(file, form, is_one_word=is_kaldi):
-        speaker, utterance = pair[::-1] if is_kaldi else pair
-        if len(speaker) > MAX_SPEAKER_BYTES:
-            file.refuse(
-                number,
-                f"a speaker name of {len(speaker)} bytes; expected at most {MAX_SPEAKER_BYTES}",
-            )
-            continue
-        labels.append(known[speaker])
-        content += utterance
-        offsets.append(len(content))
+
+    def read_paths() -> Iterator[bytes]:
+        for number, pair in _pairs_of(file, form, is_one_word=is_kaldi):
+            speaker, path = reversed(pair) if is_kaldi else pair
+            if len(speaker) > MAX_SPEAKER_BYTES:
+                file.refuse(number, f"a speaker name of {len(speaker)} bytes; expected at most 255")
+                continue
+            labels.append(known[speaker])
+            yield path
+
+    paths = StringTable.from_bytes(read_paths())
     if not labels:
         raise ListError(f"{file.path}: the list is empty; expected one {form} per line")
     # By name, not by first mention, so that a shuffled list has the same classes.
@@ -356,15 +371,8 @@ def read_training_list(path: str | Path, malformed: list[str] | None = None) -> 
     new_label = np.empty(len(known), dtype=np.int32)
     new_label[[known[name] for name in by_name]] = np.arange(len(known))
     speakers = StringTable.from_bytes(by_name)
-    paths = StringTable(
-        np.frombuffer(content, dtype=np.uint8), np.frombuffer(offsets, dtype=np.int64)
-    )
     return TrainingList(
-        paths,
-        new_label[np.frombuffer(labels, dtype=np.int32)],
-        speakers,
-        str(path),
-        file.digest.hexdigest(),
+        paths, new_label[np.asarray(labels)], speakers, str(path), file.digest.hexdigest()
     )
 
 
@@ -373,8 +381,13 @@ def _pairs_of(file: ListFile, form: str, *, is_one_word: bool) -> Iterator[tuple
     `is_one_word`.
     """
     for number, line in file:
-        if number == 1 and (problem := _other_kind(line)):
-            raise ListError(f"{file.path}: {problem}")
+        if number == 1 and _is_manifest(line):
+            raise ListError(
+                f"{file.path}: a table with headings or a JSON manifest, not a list of {form} "
+                "lines. Make a table with the columns path and speaker, then "
+                f"`{own_command('prepare folder')} FOLDER --csv TABLE`; wespeaker's {RAW_LIST} is "
+                f"packed with `{own_command('pack')} CORPUS --source {RAW_LIST} --write-list LIST`"
+            )
         pair = line.split(None, -1 if is_one_word else 1)
         if len(pair) == 2:
             yield number, pair
@@ -382,27 +395,11 @@ def _pairs_of(file: ListFile, form: str, *, is_one_word: bool) -> Iterator[tuple
             file.expected(number, form, line)
 
 
-def _other_kind(line: bytes) -> str:
-    """What a file is instead of a list of ours, judged by its first line, and what to do; empty if
-    nothing is known.
-    """
-    command = f"`{own_command('prepare folder')} FOLDER --csv TABLE`"
-    table = f"make a table with the columns path and speaker, then {command}"
-    if line.startswith(b"{"):
-        if all(field in line for field in (b'"key"', b'"wav"', b'"spk"')):
-            return (
-                "JSON lines of wespeaker's raw.list; give the Kaldi folder, or pack it with "
-                f"`{own_command('pack')} CORPUS --source {RAW_LIST} --write-list LIST`"
-            )
-        toolkit = "NeMo's" if b'"audio_filepath"' in line else "such as SpeechBrain's"
-        return f"a JSON manifest ({toolkit}), not a list of 'speaker path' lines; {table}"
-    headings = [heading.strip().lower() for heading in re.split(rb"[,;\t]", line)]
-    if len(headings) > 1 and not PATH_HEADINGS.isdisjoint(headings):
-        return (
-            "a table with headings, not a list of 'speaker path' lines; give it to "
-            f"`{own_command('prepare folder')} FOLDER --csv TABLE` (columns path and speaker)"
-        )
-    return ""
+def _is_manifest(line: bytes) -> bool:
+    """Whether the first line is that of another kind of file, not of a list."""
+    headings = {heading.strip().lower() for heading in re.split(rb"[,;\t]", line)}
+    is_table = len(headings) > 1 and not PATH_HEADINGS.isdisjoint(headings)
+    return is_table or line.startswith(b"{")
 
 
 def read_wav_scp(path: str | Path) -> Recordings:
@@ -423,22 +420,36 @@ def read_wav_scp(path: str | Path) -> Recordings:
 
 def not_a_file(text: str) -> str:
     """Why a command or a place in a Kaldi archive is refused; empty for a file name."""
-    if not (text.endswith("|") or KALDI_ARCHIVE.search(text)):
-        return ""
-    what = (
-        "a command, and lists may not run commands"
-        if text.endswith("|")
-        else "a place in a Kaldi archive"
-    )
-    return f"{text!r} is {what}; save the audio as WAV files and name those"
+    if text.endswith("|") or KALDI_ARCHIVE.search(text):
+        return (
+            f"{text!r} is a command (which lists may not run) or a place in a Kaldi archive; save "
+            "the audio as WAV files and name those"
+        )
+    return ""
 
 
-# Forms of a trial list's lines: description, number of fields, which of them is the label, what the
-# labels mean.
-FORMS: tuple[tuple[str, int, int, dict[bytes, int]], ...] = (
-    ("'1 enrol test' or '0 enrol test'", 3, 0, {b"0": 0, b"1": 1}),
-    ("'enrol test target' or 'enrol test nontarget'", 3, 2, {b"nontarget": 0, b"target": 1}),
-    ("'enrol test' (unlabelled, like the other lines)", 2, 0, {}),
+class TrialForm(NamedTuple):
+    """A form of the lines of a trial list."""
+
+    text: str
+    num_fields: int
+    place: int
+    """Which field is the label."""
+    labels: dict[bytes, int]
+    """What the labels mean; empty for unlabelled pairs."""
+
+    def fits(self, row: list[bytes]) -> bool:
+        """Whether a line has this form."""
+        has_fields = len(row) == self.num_fields and all(row)
+        return has_fields and (not self.labels or row[self.place] in self.labels)
+
+
+FORMS: tuple[TrialForm, ...] = (
+    TrialForm("'1 enrol test' or '0 enrol test'", 3, 0, {b"0": 0, b"1": 1}),
+    TrialForm(
+        "'enrol test target' or 'enrol test nontarget'", 3, 2, {b"nontarget": 0, b"target": 1}
+    ),
+    TrialForm("'enrol test' (unlabelled, like the other lines)", 2, 0, {}),
 )
 
 
@@ -455,44 +466,30 @@ def read_trials(path: str | Path, malformed: list[str] | None = None) -> TrialLi
     forms = FORMS
     for number, line in file:
         row = split_row(line)
-        for form in forms:
-            _, num_fields, place, meaning = form
-            if len(row) == num_fields and all(row) and (not meaning or row[place] in meaning):
-                break
-        else:
-            file.expected(number, ", or ".join(one[0] for one in forms), line)
+        fitting = [form for form in forms if form.fits(row)]
+        if not fitting:
+            file.expected(number, ", or ".join(form.text for form in forms), line)
             continue
-        if not meaning and len(forms) > 1 and (problem := _other_trials(row)):
-            raise ListError(f"{path}, line {number}: {problem}")
         # The first valid line determines the form of the file.
+        form = fitting[0]
+        if len(forms) > 1 and not form.labels and b"*" in row[0]:
+            raise ListError(
+                f"{path}, line {number}: a trial of ESPnet, 'enrol*test label'; expected 'label "
+                r"enrol test' (sed -E 's/^(.*)\*(.*) ([01])$/\3 \1 \2/' LIST > NEW_LIST rewrites it)"
+            )
         forms = (form,)
-        if meaning:
-            labels.append(meaning[row.pop(place)])
+        if form.labels:
+            labels.append(form.labels[row.pop(form.place)])
         sides.append(known[row[0]])
         sides.append(known[row[1]])
     if not sides:
-        raise ListError(
-            f"{path}: the list is empty; expected lines {', or '.join(one[0] for one in FORMS)}"
-        )
+        expected = ", or ".join(form.text for form in FORMS)
+        raise ListError(f"{path}: the list is empty; expected lines {expected}")
     enrol, test = np.array(sides).reshape(-1, 2).T.copy()
     # A dictionary keeps insertion order, so its n-th key is row n.
     names = StringTable.from_bytes(known)
-    return TrialList(
-        names, enrol, test, np.array(labels) if labels else None, str(path), file.digest.hexdigest()
-    )
-
-
-def _other_trials(row: list[bytes]) -> str:
-    """What a list is whose first line can be read as an unlabelled pair but is none; empty for a
-    pair.
-    """
-    if row[1] in (b"0", b"1") and b"*" in row[0]:
-        pattern = r"s/^(.*)\*(.*) ([01])$/\3 \1 \2/"
-        return (
-            "a trial of ESPnet, 'enrol*test label'; expected 'label enrol test' "
-            f"(sed -E '{pattern}' LIST > NEW_LIST rewrites it)"
-        )
-    return ""
+    targets = np.array(labels) if labels else None
+    return TrialList(names, enrol, test, targets, str(path), file.digest.hexdigest())
 
 
 def repeated_trials(trials: TrialList) -> tuple[int, np.ndarray]:
@@ -512,12 +509,8 @@ def write_training_list(path: str | Path, pairs: Iterable[tuple[str, str]]) -> N
     """Atomically write (speaker, path) pairs."""
     with atomic_write(path) as file:
         for speaker, name in pairs:
-            if (
-                not speaker
-                or speaker.split() != [speaker]
-                or not name.strip()
-                or len(name.splitlines()) != 1
-            ):
+            is_line = bool(name.strip()) and len(name.splitlines()) == 1
+            if speaker.split() != [speaker] or not is_line:
                 raise ListError(
                     f"{path}: speaker {speaker!r}, path {name!r}; expected one word and one line"
                 )
@@ -537,7 +530,8 @@ def write_trials(path: str | Path, rows: Iterable[tuple[int | None, str, str]]) 
                     "break, or is empty"
                 )
             fields = names if label is None else [str(int(label)), *names]
-            file.write(("\t" if any(" " in name for name in names) else " ").join(fields) + "\n")
+            separator = "\t" if " " in "".join(names) else " "
+            file.write(separator.join(fields) + "\n")
 
 
 # Name, trials, targets and MD5, from the corpus's own page,
@@ -562,10 +556,12 @@ def identify_trials(trials: TrialList) -> str:
     does not show which one it is. A list is identified by the MD5 of the published file, or as a
     likely match by its counts and names.
     """
-    place = next((place for place, one in enumerate(PUBLISHED) if one[1] == len(trials)), None)
-    if place is None:
+    sizes = [num_trials for _, num_trials, _, _ in PUBLISHED]
+    if len(trials) not in sizes:
         return ""
-    (name, _, num_targets, md5), (other, num_others, _, _) = PUBLISHED[place], PUBLISHED[place ^ 1]
+    place = sizes.index(len(trials))
+    name, _, num_targets, md5 = PUBLISHED[place]
+    other, num_others, _, _ = PUBLISHED[place ^ 1]
     size = f"{len(trials):,} trials"
     confused = (
         f"often confused with {other} ({num_others:,} trials); their error rates must not "
@@ -573,16 +569,13 @@ def identify_trials(trials: TrialList) -> str:
     )
     if Path(trials.source).is_file() and digest_of(trials.source, "md5") == md5:
         return f"this is {name}, {size}, as published; {confused}"
+    problem = ""
     if trials.labels is not None and np.count_nonzero(trials.labels) != num_targets:
-        return (
-            f"as many trials as {name} ({size}), but a different number of targets: not the "
-            "published list"
-        )
-    if not all(map(VOXCELEB_NAME.fullmatch, trials.names)):
-        return (
-            f"as many trials as {name} ({size}), but without VoxCeleb1's names: not the "
-            "published list"
-        )
+        problem = "a different number of targets"
+    elif not all(map(VOXCELEB_NAME.fullmatch, trials.names)):
+        problem = "without VoxCeleb1's names"
+    if problem:
+        return f"as many trials as {name} ({size}), but {problem}: not the published list"
     return (
         f"most likely {name}: {size} and VoxCeleb1's names, but not the published file; {confused}"
     )

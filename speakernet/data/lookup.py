@@ -6,13 +6,13 @@ content of the list, the folder and the rate; every start checks sizes and times
 reads the headers of changed files again.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ FORMATS = (
 PCM_S16 = FORMATS.index("pcm_s16")
 CACHE_VERSION = 2
 LIST_VERSION = 2
+EMPTY_NPY_BYTES = 128
 COMPLETE = "complete"
 LONG_ROWS = 1_000_000
 LONG_LIST_BYTES = 32 << 20
@@ -66,23 +67,22 @@ class LookupTable(Shareable):
         self,
         sample_rate: int,
         columns: Mapping[str, np.ndarray],
-        problems: Mapping[int, str] | None = None,
+        problems: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
         self.sample_rate = sample_rate
-        self.problems = dict(problems or {})
-        num_rows = columns["native_samples"].shape
+        self.problems = dict(problems)
         for name, dtype in COLUMNS.items():
-            column = columns[name].astype(dtype, copy=False)
-            if column.ndim != 1 or column.shape != num_rows:
-                raise ValueError("columns of different lengths")
-            setattr(self, name, column)
+            setattr(self, name, columns[name].astype(dtype, copy=False))
 
     @classmethod
     def empty(cls, num_rows: int, sample_rate: int) -> "LookupTable":
         """A table of `num_rows` rows, to be filled by `put`."""
-        return cls(
-            sample_rate, {name: np.zeros(num_rows, dtype) for name, dtype in COLUMNS.items()}
-        )
+        columns = {name: np.zeros(num_rows, dtype) for name, dtype in COLUMNS.items()}
+        return cls(sample_rate, columns)
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """The arrays by name."""
+        return {name: getattr(self, name) for name in COLUMNS}
 
     def __len__(self) -> int:
         return len(self.native_samples)
@@ -128,7 +128,7 @@ class LookupTable(Shareable):
     def info(self, row: int) -> AudioInfo:
         """The header facts of one row."""
         samples, rate, channels, code, offset, size, modified = (
-            int(getattr(self, name)[row]) for name in COLUMNS
+            int(column[row]) for column in self.columns().values()
         )
         return AudioInfo(samples, rate, channels, FORMATS[code], offset, False, size, modified)
 
@@ -162,56 +162,55 @@ def build_lookup_table(
         facts = zip(table.file_bytes[some].tolist(), table.modified_ns[some].tolist(), strict=True)
         for row, known in enumerate(facts, first):
             file = os.path.join(root, names[row])  # noqa: PTH118  a million times
-            with contextlib.suppress(OSError, ValueError):
-                # Reading a million headers takes minutes; comparing a million sizes and times takes
-                # seconds.
-                if kept and row not in table.problems:
-                    status = os.stat(file)  # noqa: PTH116
-                    if (status.st_size, status.st_mtime_ns) == known:
-                        continue
+            if kept and row not in table.problems and _facts_of(file) == known:
+                continue
             num_read += 1
             # Assigning to a dictionary and popping from it are atomic for other threads.
             table.problems.pop(row, None)
             try:
-                table.put(row, info := audio_info(file))
+                info = audio_info(file)
+            except AudioError as error:
+                table.problems[row] = str(error)
+                info = AudioInfo(0, 0, 0, "", 0, False, 0, 0)
+            else:
                 if not info.num_samples:
                     table.problems[row] = (
                         f"{file}: the file has a header but no samples; replace it or leave it out"
                     )
-            except AudioError as error:
-                table.problems[row] = str(error)
-                for name in COLUMNS:
-                    getattr(table, name)[row] = 0
+            table.put(row, info)
         return num_read
 
     # Several files per task: handing a task to a thread costs as much as reading a header.
     tasks = range(0, len(names), ROWS_PER_TASK)
-    description = (
-        "reading headers" if show_progress and len(names) >= MIN_FOR_A_BAR and not kept else ""
-    )
+    is_shown = show_progress and len(names) >= MIN_FOR_A_BAR and not kept
+    description = "reading headers" if is_shown else ""
     results = parallel_map(
         read_rows, tasks, num_threads, description, total=len(names), units_of=int
     )
     if sum(results) and cache_folder:
+        problem_rows = np.array(sorted(table.problems), dtype=np.int64)
         try:
             with atomic_write(path, "wb") as file:
-                columns = {name: getattr(table, name) for name in COLUMNS}
-                problem_rows = np.array(sorted(table.problems), dtype=np.int64)
-                np.savez(file, allow_pickle=False, problem_rows=problem_rows, **columns)
+                np.savez(file, allow_pickle=False, problem_rows=problem_rows, **table.columns())
         except OSError as error:
-            logger.warning(
-                "The lookup table is not cached for the next start: cannot write %s (%s)",
-                path,
-                error,
-            )
+            logger.warning("The lookup table is not cached: cannot write %s (%s)", path, error)
     if len(names) < LONG_ROWS:
         return table
-    columns = {name: getattr(table, name) for name in COLUMNS}
-    for column in columns.values():
+    for column in table.columns().values():
         key.update(column.data)
-    return LookupTable(
-        sample_rate, mapped(f"headers {key.hexdigest()}", lambda: columns), table.problems
-    )
+    columns = mapped(f"headers {key.hexdigest()}", table.columns)
+    return LookupTable(sample_rate, columns, table.problems)
+
+
+def _facts_of(file: str) -> tuple[int, int] | None:
+    """Size and time of a file. Comparing those of a million files takes seconds, reading their
+    headers takes minutes.
+    """
+    try:
+        status = os.stat(file)  # noqa: PTH116
+    except (OSError, ValueError):
+        return None
+    return status.st_size, status.st_mtime_ns
 
 
 def mapped(key: str, make: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -230,11 +229,11 @@ def mapped(key: str, make: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, 
             (folder / COMPLETE).touch()
     # Copy on write: rows of changed files are private to this process. An empty array cannot be
     # mapped.
-    found = {
-        path.stem: np.load(path, mmap_mode="c" if path.stat().st_size > 128 else None)
-        for path in folder.glob("*.npy")
-    }
-    return {name: array.view(np.ndarray) for name, array in found.items()}
+    arrays = {}
+    for path in folder.glob("*.npy"):
+        mode: Any = "c" if path.stat().st_size > EMPTY_NPY_BYTES else None
+        arrays[path.stem] = np.load(path, mmap_mode=mode).view(np.ndarray)
+    return arrays
 
 
 def mapped_training_list(path: str | Path) -> TrainingList:
@@ -250,47 +249,47 @@ def mapped_list(key: str, read: Callable[[], TrainingList]) -> TrainingList:
     """A training list with memory-mapped columns; the key must contain everything it depends on."""
 
     def make() -> dict[str, np.ndarray]:
-        found = read()
+        listed = read()
         logger.info(
-            "%s is long, so it is cached as a table in %s", found.source, default_cache_folder()
+            "%s is long, so it is cached as a table in %s", listed.source, default_cache_folder()
         )
-        texts = {"paths": found.paths, "speakers": found.speakers}
-        texts["facts"] = StringTable.from_strings([found.sha256, found.source])
-        columns = {
-            f"{name}_{part}": getattr(text, part)
-            for name, text in texts.items()
-            for part in StringTable.parts
-        }
-        return columns | {"labels": found.labels}
+        facts = StringTable.from_strings([listed.sha256, listed.source])
+        columns = {"labels": listed.labels}
+        for name, table in {
+            "paths": listed.paths,
+            "speakers": listed.speakers,
+            "facts": facts,
+        }.items():
+            for part, array in table.columns().items():
+                columns[f"{name}_{part}"] = array
+        return columns
 
-    kept = mapped(key, make)
+    columns = mapped(key, make)
     paths, speakers, facts = (
-        StringTable(*(kept[f"{name}_{part}"] for part in StringTable.parts))
+        StringTable(columns[f"{name}_content"], columns[f"{name}_offsets"])
         for name in ("paths", "speakers", "facts")
     )
-    return TrainingList(paths, kept["labels"], speakers, facts[1], facts[0])
+    return TrainingList(paths, columns["labels"], speakers, facts[1], facts[0])
 
 
 def default_cache_folder() -> Path:
     """Where lookup tables are cached: `SPEAKERNET_CACHE`, else the user's cache folder."""
     if named := os.environ.get("SPEAKERNET_CACHE"):
         return Path(named)
-    base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
-    return (Path(base) if base else Path.home() / ".cache") / "speakernet"
+    base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or "~/.cache"
+    return Path(base, "speakernet").expanduser()
 
 
 def _load(path: Path, num_rows: int, sample_rate: int) -> LookupTable | None:
     """Load a cached table; None with a warning if it is damaged."""
     try:
         with reading(path, "a lookup table"):
-            stored: dict[str, Any] = dict(read_arrays(path, "a lookup table"))
-            problem_rows = stored["problem_rows"].astype(np.int64, casting="safe").tolist()
-            table = LookupTable(sample_rate, stored, dict.fromkeys(problem_rows, "not read yet"))
-            if len(table) != num_rows or not all(0 <= row < num_rows for row in problem_rows):
-                raise FileError(
-                    f"{path}: {len(table)} rows, or a problem row out of range; expected "
-                    f"{num_rows} rows"
-                )
+            stored = read_arrays(path, "a lookup table")
+            rows = stored["problem_rows"].astype(np.int64, casting="safe").tolist()
+            table = LookupTable(sample_rate, stored, dict.fromkeys(rows, "not read yet"))
+            shapes = {column.shape for column in table.columns().values()}
+            if shapes != {(num_rows,)} or not set(rows) <= set(range(num_rows)):
+                raise FileError(f"{path}: not a table of {num_rows} rows")
             return table
     except FileError as error:
         logger.warning("The cached lookup table is damaged; reading the headers again: %s", error)

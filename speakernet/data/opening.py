@@ -1,5 +1,6 @@
 """The source at a path: a packed corpus, a Kaldi folder or a folder of audio files."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from speakernet.data.lists import (
 )
 from speakernet.data.lookup import LookupTable
 from speakernet.data.packed import PackedSource, is_packed, partial_of
-from speakernet.data.sources import AudioCache, AudioSource, FolderRows, FolderSource
+from speakernet.data.sources import AudioSource, FolderSource
 from speakernet.files import is_address
 
 
@@ -66,7 +67,7 @@ class KaldiSource(FolderSource):
     def path_of(self, name: str) -> str:
         """See `AudioSource.path_of`."""
         (file,) = self._files_of(StringTable.from_strings([name]))
-        return super().path_of(file) if file else ""
+        return os.path.join(self.root, file) if file else ""  # noqa: PTH118
 
     def read(self, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
         """See `AudioSource.read`."""
@@ -75,21 +76,14 @@ class KaldiSource(FolderSource):
         return super().read(name, start, num_samples)
 
     def _look_up(self, names: StringTable, num_threads: int) -> LookupTable:
-        table = super()._look_up(files := self._files_of(names), num_threads)
-        table.problems.update(
-            {row: self._lacks(names[row]) for row, file in enumerate(files) if not file}
-        )
+        table = super()._look_up(names, num_threads)
+        for row in np.flatnonzero(self._index.find(names) < 0).tolist():
+            table.problems[row] = self._lacks(names[row])
         return table
-
-    def rows(
-        self, names: StringTable, table: LookupTable, cache: AudioCache | None = None
-    ) -> FolderRows:
-        """See `AudioSource.rows`."""
-        return super().rows(self._files_of(names), table, cache)
 
     def _files_of(self, names: StringTable) -> StringTable:
         """The file of each utterance; empty if `wav.scp` does not have it."""
-        return self.files.take(self._index.find(names))
+        return super()._files_of(self.files.take(self._index.find(names)))
 
     def _lacks(self, name: str) -> str:
         return f"{self._wav_scp} has no utterance {name!r}"
@@ -110,18 +104,20 @@ def open_source(
         from speakernet.data.shards import RemoteSource
 
         return RemoteSource(str(root), sample_rate, shard_cache_gigabytes)
+    path = Path(root)
     # A half-written corpus is not a folder of files either: opening it here raises the error.
-    if is_packed(root) or (not Path(root).exists() and partial_of(root).exists()):
+    if is_packed(root) or (not path.exists() and partial_of(root).exists()):
         return PackedSource(root, sample_rate)
-    if not Path(root).exists():
+    if path.is_file():
+        raise AudioError(
+            f"{root}: expected a folder of audio files or a packed corpus, found a file. Archives "
+            f"and lists of other toolkits are not read in place: `speakernet pack CORPUS --source "
+            f"{root} --write-list LIST` makes a packed corpus of them"
+        )
+    if not path.exists():
         raise AudioError(
             f"{root}: no such folder or packed corpus; give the folder that the list's paths are "
             "relative to"
-        )
-    if not Path(root).is_dir():
-        raise AudioError(
-            f"{root}: expected a folder of audio files or a packed corpus, found a file; give the "
-            "one that the list's paths are relative to"
         )
     if is_kaldi(root):
         return KaldiSource(root, sample_rate, **options)

@@ -16,10 +16,10 @@ import os
 import time
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -28,14 +28,15 @@ from speakernet.data.audio import AudioError
 from speakernet.data.lists import NameIndex, StringTable
 from speakernet.data.packed import (
     DESCRIPTION,
-    FORMAT_NAME,
     FORMAT_VERSION,
     INDEX,
     NOT_HERE,
     PARTS_VERSION,
     PLAN_OF_PARTS,
     SAMPLES,
+    Description,
     PackedError,
+    ShardDescription,
     describe_samples,
     is_packed,
     partial_of,
@@ -70,6 +71,7 @@ RECORD = np.dtype([("num_samples", "<i8"), ("checksum", "<u4")])
 FLUSH_BYTES = 64 << 20
 FLUSH_SECONDS = 20.0
 COUNTS = ("num_utterances", "num_samples", "num_skipped")
+HEADER_BYTES = len(describe_samples(0))
 
 
 class PackInput(ABC):
@@ -100,8 +102,9 @@ class PackInput(ABC):
 class Shard(PackInput):
     """Some rows of a whole input."""
 
-    def __init__(self, whole: PackInput, rows: range, description: str) -> None:
+    def __init__(self, whole: PackInput, rows: range, description: str, part_of: str) -> None:
         super().__init__(whole.names.take(np.asarray(rows)), description)
+        self.part_of = part_of
         self._whole = whole
         self._rows = rows
 
@@ -117,12 +120,24 @@ class Shard(PackInput):
 
 @dataclass(frozen=True)
 class PackSummary:
-    """The result of `pack`."""
+    """The result of packing."""
 
     num_utterances: int
     num_samples: int
-    num_resumed: int
     num_skipped: int
+    num_resumed: int = 0
+
+    @classmethod
+    def of(cls, descriptions: Collection[Description], num_resumed: int = 0) -> "PackSummary":
+        """The summary of a corpus or of several shards together."""
+        return cls(**total_counts(descriptions), num_resumed=num_resumed)
+
+
+def total_counts(descriptions: Collection[Description]) -> dict[str, Any]:
+    """The sum of each of `COUNTS`."""
+    return {
+        name: sum(getattr(description, name) for description in descriptions) for name in COUNTS
+    }
 
 
 def pack(
@@ -164,12 +179,7 @@ def pack(
         with contextlib.closing(_Writer(partial)) as writer:
             num_resumed = writer.num_done
             if num_resumed:
-                logger.info(
-                    "%s: %d of %d utterances already packed",
-                    partial,
-                    num_resumed,
-                    len(source.names),
-                )
+                logger.info("%s: %d utterances already packed", partial, num_resumed)
             remaining = range(num_resumed, len(source.names))
             items = source.items(remaining)
             description = "pack" if show_progress else ""
@@ -189,10 +199,10 @@ def pack(
             finally:
                 # Utterances decoded before an error need not be decoded again.
                 writer.flush()
-        summary = _finish(partial, source, sample_rate, num_resumed)
+        finished = _finish(partial, source, sample_rate)
     (partial / LOCK_NAME).unlink(missing_ok=True)
     partial.rename(corpus)
-    return summary
+    return PackSummary.of([finished], num_resumed)
 
 
 def check_rate(sample_rate: int) -> None:
@@ -228,9 +238,9 @@ class _Writer:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._samples, self._journal, self._skipped = (
-            (folder / name).open("ab") for name in (SAMPLES, JOURNAL, SKIPPED)
-        )
+        self._samples = (folder / SAMPLES).open("ab")
+        self._skipped = (folder / SKIPPED).open("ab")
+        self._journal = (folder / JOURNAL).open("ab")
         self._records: list[tuple[int, int]] = []
         self._unflushed_bytes = 0
         self._last_flush = time.monotonic()
@@ -238,22 +248,21 @@ class _Writer:
         # record.
         records = _read_journal(folder)
         self.num_done = len(records)
-        os.truncate(folder / JOURNAL, len(records) * RECORD.itemsize)
-        num_skipped = int((records["num_samples"] < 0).sum())
-        lines = (folder / SKIPPED).read_bytes().splitlines(keepends=True)[:num_skipped]
-        os.truncate(folder / SKIPPED, sum(map(len, lines)))
-        wanted = len(describe_samples(0)) + 2 * int(np.maximum(records["num_samples"], 0).sum())
-        found = (folder / SAMPLES).stat().st_size
-        if found == 0:
+        self._journal.truncate(records.nbytes)
+        lengths = records["num_samples"]
+        lines = (folder / SKIPPED).read_bytes().splitlines(keepends=True)
+        self._skipped.truncate(sum(map(len, lines[: np.count_nonzero(lengths < 0)])))
+        expected = HEADER_BYTES + 2 * int(lengths[lengths > 0].sum())
+        num_bytes = self._samples.tell()
+        if num_bytes == 0:
             self._samples.write(describe_samples(0))
-            self._samples.flush()
-        elif found < wanted:
+        elif num_bytes < expected:
             raise PackedError(
-                f"{folder}: {found} bytes of samples, {wanted} in the journal; remove it and pack "
-                "again"
+                f"{folder}: {num_bytes} bytes of samples, {expected} in the journal; remove it and "
+                "pack again"
             )
         else:
-            os.truncate(folder / SAMPLES, wanted)
+            self._samples.truncate(expected)
 
     def close(self) -> None:
         for file in (self._samples, self._journal, self._skipped):
@@ -271,11 +280,10 @@ class _Writer:
 
     def flush(self) -> None:
         """Write samples to disk, and only then the journal records for them."""
-        for file in (self._samples, self._skipped, self._journal):
-            if file is self._journal:
-                file.write(np.array(self._records, dtype=RECORD).tobytes())
-            file.flush()
-            os.fsync(file.fileno())
+        for file in (self._samples, self._skipped):
+            _sync(file)
+        self._journal.write(np.array(self._records, dtype=RECORD).tobytes())
+        _sync(self._journal)
         self._records = []
         self._unflushed_bytes = 0
         self._last_flush = time.monotonic()
@@ -284,11 +292,14 @@ class _Writer:
         self._records.append((num_samples, checksum))
         self._unflushed_bytes += num_bytes
         self.num_done += 1
-        if (
-            self._unflushed_bytes >= FLUSH_BYTES
-            or time.monotonic() - self._last_flush > FLUSH_SECONDS
-        ):
+        is_late = time.monotonic() - self._last_flush > FLUSH_SECONDS
+        if is_late or self._unflushed_bytes >= FLUSH_BYTES:
             self.flush()
+
+
+def _sync(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def _digest_of(names: StringTable) -> str:
@@ -298,50 +309,57 @@ def _digest_of(names: StringTable) -> str:
 
 
 def _read_journal(folder: Path) -> np.ndarray:
+    """The complete records."""
     content = (folder / JOURNAL).read_bytes()
-    return np.frombuffer(content[: len(content) // RECORD.itemsize * RECORD.itemsize], dtype=RECORD)
+    return np.frombuffer(content, dtype=RECORD, count=len(content) // RECORD.itemsize)
 
 
-def _finish(partial: Path, source: PackInput, sample_rate: int, num_resumed: int) -> PackSummary:
+def _finish(partial: Path, source: PackInput, sample_rate: int) -> Description:
     """Write header, index and description, and remove the journal."""
-    names = source.names
     records = _read_journal(partial)
     kept = np.flatnonzero(records["num_samples"] >= 0)
     if not len(kept):
         raise PackedError(
-            f"{partial}: none of the {len(names)} utterances could be read; see {SKIPPED} there"
+            f"{partial}: none of the {len(records)} utterances could be read; see {SKIPPED} there"
         )
     offsets = np.concatenate([[0], np.cumsum(records["num_samples"][kept])]).astype(np.int64)
-    summary = PackSummary(len(kept), int(offsets[-1]), num_resumed, len(names) - len(kept))
-    kept_names = names.take(kept)
+    num_samples = int(offsets[-1])
     with (partial / SAMPLES).open("r+b") as file:
-        file.write(describe_samples(summary.num_samples))
-        file.flush()
-        os.fsync(file.fileno())
+        file.write(describe_samples(num_samples))
+        _sync(file)
+    names = source.names.take(kept)
     with atomic_write(partial / INDEX, "wb") as file:
         np.savez(
             file,
             allow_pickle=False,
-            name_content=kept_names.content,
-            name_offsets=kept_names.offsets,
+            name_content=names.content,
+            name_offsets=names.offsets,
             sample_offsets=offsets,
             checksums=records["checksum"][kept],
         )
-    description = {"version": FORMAT_VERSION, "sample_rate": sample_rate}
-    counts = {name: getattr(summary, name) for name in COUNTS}
-    origin = {"part_of": source.part_of} if source.part_of else {}
-    _describe(
-        partial, {**description, **counts, "index_sha256": sha256_of(partial / INDEX), **origin}
+    num_skipped = len(records) - len(kept)
+    description = Description(
+        version=FORMAT_VERSION,
+        sample_rate=sample_rate,
+        num_utterances=len(kept),
+        num_samples=num_samples,
+        num_skipped=num_skipped,
+        index_sha256=sha256_of(partial / INDEX),
+        part_of=source.part_of,
     )
-    for name in (PLAN, JOURNAL, *([] if summary.num_skipped else [SKIPPED])):
-        (partial / name).unlink()
-    return summary
+    _describe(partial, description)
+    (partial / PLAN).unlink()
+    (partial / JOURNAL).unlink()
+    if not num_skipped:
+        (partial / SKIPPED).unlink()
+    return description
 
 
-def _describe(corpus: Path, description: Mapping[str, Any]) -> None:
+def _describe(corpus: Path, description: Description) -> None:
+    fields = description.model_dump() | {"written_by": f"speakernet {speakernet.__version__}"}
+    present = {name: value for name, value in fields.items() if value not in ("", [])}
     with atomic_write(corpus / DESCRIPTION) as file:
-        written_by = f"speakernet {speakernet.__version__}"
-        json.dump({"format": FORMAT_NAME, **description, "written_by": written_by}, file, indent=1)
+        json.dump(present, file, indent=1)
 
 
 def _already_there(source: PackInput, corpus: Path, sample_rate: int) -> PackSummary:
@@ -350,18 +368,18 @@ def _already_there(source: PackInput, corpus: Path, sample_rate: int) -> PackSum
     """
     if not is_packed(corpus):
         raise PackedError(f"{corpus}: exists and is not a packed corpus; choose a different name")
-    index = read_index(corpus)
-    num_skipped = read_description(corpus)["num_skipped"]
-    is_known = (NameIndex(source.names).find(index.names) >= 0).all()
-    total = len(index.names) + num_skipped
-    if index.sample_rate != sample_rate or not is_known or total != len(source.names):
+    names = read_index(corpus).names
+    description = read_description(corpus)
+    total = len(names) + description.num_skipped
+    is_same = description.sample_rate == sample_rate and total == len(source.names)
+    if not is_same or (NameIndex(source.names).find(names) < 0).any():
         raise PackedError(
             f"{corpus}: exists with different utterances or a different rate ({total} utterances "
-            f"at {index.sample_rate} Hz; requested {len(source.names)} at {sample_rate} Hz); "
+            f"at {description.sample_rate} Hz; requested {len(source.names)} at {sample_rate} Hz); "
             "remove it or choose a different name"
         )
     logger.info("%s: already packed", corpus)
-    return PackSummary(len(index.names), index.num_samples, len(index.names), num_skipped)
+    return PackSummary.of([description], len(names))
 
 
 def pack_part(
@@ -378,9 +396,8 @@ def pack_part(
         The summary of the shard, and the shards that are still missing.
     """
     corpus = Path(corpus)
-    if (corpus / DESCRIPTION).exists() or (
-        corpus.exists() and not is_packed(corpus) and any(corpus.iterdir())
-    ):
+    is_foreign = corpus.exists() and not is_packed(corpus) and any(corpus.iterdir())
+    if is_foreign or (corpus / DESCRIPTION).exists():
         return _already_there(source, corpus, sample_rate), []
     rows = share(range(len(source.names)), part.number, part.count)
     if not rows:
@@ -388,11 +405,10 @@ def pack_part(
             f"--part {part}: {source.description} has {len(source.names)} utterances, too few for "
             f"{part.count} parts; use fewer parts"
         )
-    own = Shard(source, rows, f"part {part} of {source.description}")
     plan = plan_of_parts(source, sample_rate, part.count)
     _check_plan(corpus / PLAN_OF_PARTS, plan)
-    own.part_of = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
-    summary = pack(own, corpus / part.name, sample_rate=sample_rate, **options)
+    shard = Shard(source, rows, f"part {part} of {source.description}", digest_of_plan(plan))
+    summary = pack(shard, corpus / part.name, sample_rate=sample_rate, **options)
     missing = missing_parts(list(parts_in(corpus)), corpus)
     if not missing:
         join_parts(corpus)
@@ -405,34 +421,43 @@ def plan_of_parts(source: PackInput, sample_rate: int, count: int) -> dict[str, 
     return {"names_sha256": _digest_of(source.names), "sample_rate": sample_rate, "parts": count}
 
 
-def join_parts(corpus: str | Path) -> PackSummary:
+def digest_of_plan(plan: Mapping[str, Any]) -> str:
+    """What every shard records, to be joined only with its own."""
+    return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
+
+
+def join_parts(corpus: str | Path) -> None:
     """Join the shards below a folder into one corpus."""
     corpus = Path(corpus)
-    found = parts_in(corpus)
-    if not found:
+    paths = parts_in(corpus)
+    if not paths:
         raise PackedError(
             f"{corpus}: no parts to join; make them with speakernet pack … --part 1/N"
         )
-    if missing := missing_parts(list(found), corpus):
+    if missing := missing_parts(list(paths), corpus):
         raise PackedError(
             f"{corpus}: the parts {list_parts(missing)} are missing; run speakernet pack with them "
             "first"
         )
-    shards = {shard: read_description(path) for shard, path in found.items()}
-    rates = {one["sample_rate"] for one in shards.values()}
+    shards = {part.name: read_description(path) for part, path in paths.items()}
+    rates = {shard.sample_rate for shard in shards.values()}
     # Shards of older versions do not record what they are part of.
-    origins = {one["part_of"] for one in shards.values()} - {""}
+    origins = {shard.part_of for shard in shards.values()} - {""}
     if len(rates) > 1 or len(origins) > 1:
         raise PackedError(
             f"{corpus}: its parts have different lists or rates; pack them again with one command"
         )
-    totals = {name: sum(one[name] for one in shards.values()) for name in COUNTS}
-    named = [
-        {"name": shard.name, "index_sha256": one["index_sha256"]} for shard, one in shards.items()
-    ]
     # A digest of the digests in order, which is equal only for equal copies.
-    digest = hashlib.sha256("".join(one["index_sha256"] for one in named).encode()).hexdigest()
-    description = {"version": PARTS_VERSION, "sample_rate": rates.pop(), **totals}
-    _describe(corpus, {**description, "index_sha256": digest, "parts": named})
-    logger.info("%s: joined %d parts", corpus, len(found))
-    return PackSummary(num_resumed=0, **totals)
+    digests = "".join(shard.index_sha256 for shard in shards.values())
+    description = Description(
+        version=PARTS_VERSION,
+        sample_rate=rates.pop(),
+        **total_counts(shards.values()),
+        index_sha256=hashlib.sha256(digests.encode()).hexdigest(),
+        parts=[
+            ShardDescription(name=name, index_sha256=shard.index_sha256)
+            for name, shard in shards.items()
+        ],
+    )
+    _describe(corpus, description)
+    logger.info("%s: joined %d parts", corpus, len(shards))

@@ -38,12 +38,12 @@ from speakernet.data.packed import (
     PackedRows,
     PackedSource,
     damaged,
-    describe_samples,
     open_index,
     read_description,
     read_index,
     read_samples,
 )
+from speakernet.data.packing import HEADER_BYTES
 from speakernet.data.sampling import Sampler
 from speakernet.data.sources import OPEN_FLAGS, AudioCache, RowReader
 from speakernet.data.stores import PARTIAL, ShardError, Store
@@ -53,7 +53,6 @@ from speakernet.parallel import distributed
 logger = logging.getLogger(__name__)
 
 NUM_THREADS = 8
-HEADER_BYTES = len(describe_samples(0))
 HELD = "samples"
 SPACE_LOCK = "space.lock"
 
@@ -96,16 +95,15 @@ class ShardCache:
         """Fetch a shard if it is not cached; one process or thread does so while the others
         wait.
         """
-        path = self.path(shard)
         if self.touch(shard):
             return
+        path = self.path(shard)
         with hold_lock(path.with_suffix(".lock"), "", waits=True):
-            if not self.touch(shard):
-                self._make_space(shard)
-                place = "/".join(filter(None, (self.names[shard], SAMPLES)))
-                Store(self.address).fetch(
-                    place, path, lambda partial: self._problem(shard, partial)
-                )
+            if self.touch(shard):
+                return
+            self._make_space(shard)
+            name = f"{self.names[shard]}/{SAMPLES}".removeprefix("/")
+            Store(self.address).fetch(name, path, lambda partial: self._problem(shard, partial))
 
     def open(self, shard: int) -> int:
         """Open the file of a shard's samples; the caller closes it."""
@@ -130,19 +128,14 @@ class ShardCache:
                 ):
                     partial.unlink(missing_ok=True)
             self.path(shard).with_name(f"{shard}.npy{PARTIAL}").touch()
-            found = []
+            files = []
             for path in folder.glob("*.npy*"):
+                size = self.bytes_of(int(path.name.partition(".")[0]))
                 # Another process may rename or remove a file in the meantime.
                 with contextlib.suppress(FileNotFoundError):
-                    found.append(
-                        (
-                            path.stat().st_mtime_ns,
-                            path,
-                            self.bytes_of(int(path.name.partition(".")[0])),
-                        )
-                    )
-            total = sum(size for _, _, size in found)
-            for _, path, size in sorted(found):
+                    files.append((path.stat().st_mtime_ns, path, size))
+            total = sum(size for _, _, size in files)
+            for _, path, size in sorted(files):
                 if total <= self.budget_bytes:
                     return
                 if path.suffix != PARTIAL:
@@ -151,10 +144,9 @@ class ShardCache:
 
     def _problem(self, shard: int, partial: Path) -> str:
         """What is wrong with a file fetched as a shard's samples; empty if nothing."""
-        found = partial.stat().st_size
-        wanted = self.bytes_of(shard)
-        if found != wanted:
-            return f"{found} bytes arrived, expected {wanted}"
+        size = partial.stat().st_size
+        if size != self.bytes_of(shard):
+            return f"{size} bytes arrived, expected {self.bytes_of(shard)}"
         index = read_index(self.folder / self.names[shard])
         samples = np.memmap(partial, np.int16, "r", HEADER_BYTES)
         problems = damaged(index, samples.view(np.ndarray), range(len(index.names)))
@@ -222,42 +214,29 @@ class RemoteSource(PackedSource):
         folder = self._folder
         store = Store(self.root)
         with exclusive(folder, waits=True):
-            store.fetch(DESCRIPTION, folder / "newest", lambda partial: "")
-            newest = (folder / "newest").read_bytes()
-            if (
-                not (folder / DESCRIPTION).is_file()
-                or (folder / DESCRIPTION).read_bytes() != newest
-            ):
-                for path in folder.glob("*"):
-                    # They belong to a corpus that was packed to this address before.
+            newest = folder / "newest"
+            store.fetch(DESCRIPTION, newest)
+            kept = folder / DESCRIPTION
+            if not kept.is_file() or kept.read_bytes() != newest.read_bytes():
+                # The rest belongs to a corpus that was packed to this address before.
+                for path in folder.iterdir():
                     if path.is_dir():
                         shutil.rmtree(path)
                 (folder / INDEX).unlink(missing_ok=True)
-            (folder / "newest").replace(folder / DESCRIPTION)
+            newest.replace(kept)
             description = read_description(folder)
-            digests = description["parts"] or {"": description["index_sha256"]}
-            missing = [
-                name for name, digest in digests.items() if not _is_held(folder / name, digest)
-            ]
+            digests = description.shards or {"": description.index_sha256}
 
             def copy(name: str) -> None:
-                (folder / name).mkdir(exist_ok=True)
-                if name:
-                    store.fetch(
-                        f"{name}/{DESCRIPTION}", folder / name / DESCRIPTION, lambda partial: ""
-                    )
-                place = f"{name}/{INDEX}" if name else INDEX
-                store.fetch(
-                    place, folder / place, lambda partial: _digest_problem(partial, digests[name])
-                )
+                _copy_index(store, name, folder / name, digests[name])
 
-            list(parallel_map(copy, missing, NUM_THREADS))
+            list(parallel_map(copy, digests, NUM_THREADS))
             (folder / HELD).mkdir(exist_ok=True)
         return open_index(folder)
 
     def _open_samples(self) -> JoinedSamples:
-        names = tuple(read_description(self._folder)["parts"]) or ("",)
-        sizes = [read_description(self._folder / name)["num_samples"] for name in names]
+        names = tuple(read_description(self._folder).shards) or ("",)
+        sizes = [read_description(self._folder / name).num_samples for name in names]
         cache = ShardCache(self.root, self._folder, names, np.array(sizes), self._budget_bytes)
         return JoinedSamples([CachedShard(cache, shard) for shard in range(len(names))])
 
@@ -269,7 +248,7 @@ class RemoteSource(PackedSource):
     def order(
         self, sampler: Sampler, training: TrainingList, table: LookupTable, num_streams: int
     ) -> None:
-        """Make the sampler read shard by shard, and refuse blocks of more shards than the cache can
+        """See `AudioSource.order`: shard by shard. Refuses blocks of more shards than the cache can
         hold.
         """
         shards = self.shards_of(table)
@@ -281,9 +260,8 @@ class RemoteSource(PackedSource):
         sizes = [self.shards.bytes_of(shard) for shard in range(len(self.shards.names))]
         # A block begins and ends within a shard; each stream of this machine has its own block.
         most = math.ceil(buffer / num_streams * len(sizes) / len(sampler.eligible)) + 1
-        needed = min(
-            most * min(num_streams, distributed.local_world_size()) * max(sizes), sum(sizes)
-        )
+        num_blocks = min(num_streams, distributed.local_world_size())
+        needed = min(most * num_blocks * max(sizes), sum(sizes))
         if needed > self._budget_bytes:
             raise ValueError(
                 f"data.shuffle_buffer: {buffer} utterances of {self.root} need shards of "
@@ -303,20 +281,22 @@ class RemoteSource(PackedSource):
         return RemoteRows(rows.root, rows.samples, rows.offsets, rows.lengths, is_mapped=False)
 
 
-def _is_held(folder: Path, digest: str) -> bool:
-    """Whether a folder has a shard's description and its index, undamaged."""
-    try:
-        return sha256_of(folder / INDEX) == digest and bool(read_description(folder))
-    except (OSError, PackedError):
-        return False
+def _copy_index(store: Store, name: str, folder: Path, digest: str) -> None:
+    """Copy a shard's description and index, unless they are in `folder` undamaged."""
+    with contextlib.suppress(OSError, PackedError):
+        if sha256_of(folder / INDEX) == digest and read_description(folder):
+            return
+    folder.mkdir(exist_ok=True)
+    prefix = f"{name}/" if name else ""
+    if name:
+        store.fetch(prefix + DESCRIPTION, folder / DESCRIPTION)
 
+    def problem_of(path: Path) -> str:
+        if sha256_of(path) == digest:
+            return ""
+        return f"altered since it was packed: not the SHA-256 in {DESCRIPTION}"
 
-def _digest_problem(path: Path, wanted: str) -> str:
-    return (
-        ""
-        if sha256_of(path) == wanted
-        else f"altered since it was packed: not the SHA-256 in {DESCRIPTION}"
-    )
+    store.fetch(prefix + INDEX, folder / INDEX, problem_of)
 
 
 @dataclass(eq=False)
@@ -350,11 +330,7 @@ class RemoteRows(PackedRows):
     def ahead(
         self, maker: CropMaker, num_asked: int, own: Callable[[np.ndarray], np.ndarray] = np.asarray
     ) -> "ShardsAhead":
-        """Wrap `maker`, which prepares `num_asked` batches at once, so that shards are fetched in
-        time.
-
-        `own` finds the rows of this corpus among those of a request.
-        """
+        """See `RowReader.ahead`: threads fetch the shards."""
         return ShardsAhead(maker, self, num_asked, own)
 
     __getstate__ = RowReader.__getstate__
@@ -383,32 +359,28 @@ class ShardsAhead(CropMaker):
     def run(self, requests: Sequence[BatchRequest]) -> Iterator[Made]:
         """See `CropMaker.run`."""
         cache = self._rows.cache
-        budget = self._rows.cache.budget_bytes // distributed.local_world_size()
+        budget = cache.budget_bytes // distributed.local_world_size()
         last_use: dict[int, int] = {}
-        asked = used_bytes = 0
+        asked = 0
         pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="shards")
         try:
             for number, made in enumerate(self.maker.run(requests)):
-                for shard in [one for one, last in last_use.items() if last < number]:
-                    used_bytes -= cache.bytes_of(shard)
-                    del last_use[shard]
+                last_use = {shard: last for shard, last in last_use.items() if last >= number}
                 for shard in last_use:
                     cache.touch(shard)
                 while asked < len(requests):
-                    shards = self._rows.shards_of(
-                        self._own(requests[asked].rows % len(self.lengths))
-                    )
-                    new = [shard for shard in shards if shard not in last_use]
-                    more_bytes = sum(map(cache.bytes_of, new))
+                    rows = self._own(requests[asked].rows % len(self.lengths))
+                    shards = self._rows.shards_of(rows)
+                    num_bytes = sum(map(cache.bytes_of, last_use.keys() | shards))
                     # Shards that are being read now are fetched immediately, whether they fit or
                     # not.
-                    if used_bytes + more_bytes > budget and asked > number + self._num_asked:
+                    if num_bytes > budget and asked > number + self._num_asked:
                         break
-                    last_use |= dict.fromkeys(shards, asked)
-                    used_bytes = used_bytes + more_bytes
-                    asked = asked + 1
-                    for shard in new:
-                        pool.submit(self._hold, shard)
+                    for shard in shards:
+                        if shard not in last_use:
+                            pool.submit(self._hold, shard)
+                        last_use[shard] = asked
+                    asked += 1
                 yield made
         finally:
             pool.shutdown(cancel_futures=True)

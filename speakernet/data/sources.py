@@ -9,14 +9,13 @@ import contextlib
 import itertools
 import os
 import threading
-import weakref
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,11 +28,29 @@ from speakernet.data.audio import (
     to_int16,
 )
 from speakernet.data.folders import UnicodeNames
-from speakernet.data.lists import StringTable
+from speakernet.data.lists import ByTable, StringTable, TrainingList
 from speakernet.data.lookup import LookupTable, build_lookup_table, default_cache_folder
 from speakernet.data.sharing import Shareable
 from speakernet.files import is_address
 from speakernet.machine.facts import usable_memory_bytes
+
+if TYPE_CHECKING:
+    from speakernet.data.batches import CropMaker
+    from speakernet.data.sampling import EpochPlan, Sampler
+
+# How one crop is read. Nearly every crop of a training run comes from a plain file (16 bits, one
+# channel, at the corpus's rate), and the lookup table already says where its samples begin. So a
+# crop costs four system calls: open, fstat, preadv into the batch, close. There is no Python file
+# object, no header and no path of type str; each of those would cost as much as the read itself
+# (21 us in all, against 117 us through soundfile). The fstat is what makes this safe: a file whose
+# size or time differ from the table's has been replaced, and its old offset could lie anywhere in
+# the new file. Such a file, and every other one (short, compressed, stereo, at another rate,
+# broken), takes the long way through `open_audio`, one crop at a time, where errors get their
+# messages. A crop that could be read neither way is reported by its place in the batch, and the
+# caller decides whether another utterance replaces it.
+#
+# An utterance shorter than the crop wraps around to its start, as VoxCeleb practice does. Padding
+# with silence would be the other choice; we never measured which trains better.
 
 INT16_SCALE = np.float32(1 / 32768)
 # Windows opens files as text by default and has only the first flag; without O_NONBLOCK, opening a
@@ -90,18 +107,22 @@ class AudioCache:
 class AudioSource(ABC):
     """Mono audio by name, at one rate."""
 
-    identity = "files of their own"
-    """Compared between machines to check that they have the same audio, as far as is known without
-    reading it."""
     is_remote = False
     """Whether audio is read shard by shard from an address (`shards.py`)."""
 
     def __init__(self, root: str | Path, sample_rate: int = SAMPLE_RATE) -> None:
         self.root = str(root)
         self.sample_rate = sample_rate
-        self._tables: dict[int, LookupTable] = {}
+        self._tables = ByTable[LookupTable]()
         self.warnings: dict[str, str] = {}
         """Of utterances that were read, by name: what a user should know about them."""
+
+    @property
+    def identity(self) -> str:
+        """Compared between machines to check that they have the same audio, as far as is known
+        without reading it.
+        """
+        return "files of their own"
 
     @property
     def place(self) -> str:
@@ -147,12 +168,7 @@ class AudioSource(ABC):
 
         The same `names` object gives the same table.
         """
-        key = id(names)
-        if key not in self._tables:
-            self._tables[key] = self._look_up(names, num_threads)
-            # Python may reuse the id once the object is gone.
-            weakref.finalize(names, self._tables.pop, key, None)
-        return self._tables[key]
+        return self._tables.get(names, lambda: self._look_up(names, num_threads))
 
     @abstractmethod
     def _look_up(self, names: StringTable, num_threads: int) -> LookupTable: ...
@@ -164,6 +180,20 @@ class AudioSource(ABC):
         """A reader of batches of rows of `names`; `cache` keeps short utterances that must be
         decoded, by row.
         """
+
+    def apart(self, training: TrainingList) -> list[TrainingList]:
+        """Split a list of this source: one list per corpus, with the corpus's own names."""
+        return [training]
+
+    def order(
+        self, sampler: "Sampler", training: TrainingList, table: LookupTable, num_streams: int
+    ) -> None:
+        """Give a sampler the order in which this source must be read; files have none."""
+        return
+
+    def summary(self, training: TrainingList, plan: "EpochPlan") -> str:
+        """What an epoch draws from each of several corpora, for the log; else empty."""
+        return ""
 
 
 class RowReader(Shareable, ABC):
@@ -182,6 +212,17 @@ class RowReader(Shareable, ABC):
         """Read the `counts` samples from `starts` on of some rows and discard them, so that they
         are in the system's page cache; whoever needs them reports problems.
         """
+
+    def ahead(
+        self,
+        maker: "CropMaker",
+        num_asked: int,
+        own: Callable[[np.ndarray], np.ndarray] = np.asarray,
+    ) -> "CropMaker":
+        """Wrap `maker`, which prepares `num_asked` batches at once, so that what must be fetched is
+        there in time. `own` finds the rows of this reader among those of a request.
+        """
+        return maker
 
     @abstractmethod
     def read_row(self, row: int, start: int, out: np.ndarray) -> int:
@@ -206,24 +247,42 @@ class RowReader(Shareable, ABC):
     def fill_one(self, row: int, start: int, target: np.ndarray) -> str:
         """`fill` for one crop; returns the problem, empty if there is none."""
         try:
-            have = self.read_row(row, start, target)
-            if start and not have:
+            count = self.read_row(row, start, target)
+            if start and not count:
                 # The file has become too short for the start that was drawn.
                 start = 0
-                have = self.read_row(row, 0, target)
-            if not have:
+                count = self.read_row(row, 0, target)
+            if not count:
                 return f"row {row}: the utterance has no samples"
-            if have < len(target):
-                whole = target[:have].copy()
-                if start:
-                    # It wraps around to the utterance's start, before the crop; this is rare, so
-                    # reading twice is fine.
-                    whole = np.empty(start + have, dtype=target.dtype)
-                    self.read_row(row, 0, whole)
-                target[have:] = np.resize(whole, len(target) - have)
+            if count < len(target):
+                # Read again from its start, which is rare.
+                whole = np.empty(start + count, dtype=target.dtype)
+                self.read_row(row, 0, whole)
+                target[count:] = np.resize(whole, len(target) - count)
         except AudioError as error:
             return str(error)
         return ""
+
+
+def read_plain(
+    path: bytes, target: np.ndarray, offset: int, num_bytes: int, modified_ns: int
+) -> bool:
+    """Fill int16 `target` from byte `offset` of a file; False if it cannot be read or has changed:
+    it no longer has `num_bytes` or was modified later.
+    """
+    try:
+        file = os.open(path, OPEN_FLAGS)
+    except OSError:
+        return False
+    try:
+        status = os.fstat(file)
+        if status.st_size != num_bytes or status.st_mtime_ns != modified_ns:
+            return False
+        return os.preadv(file, [target.data], offset) == target.nbytes
+    except OSError:
+        return False
+    finally:
+        os.close(file)
 
 
 class FolderSource(AudioSource):
@@ -251,10 +310,14 @@ class FolderSource(AudioSource):
         """See `AudioSource.read`."""
         return read_audio(self.path_of(name), start, num_samples, self.sample_rate)
 
+    def _files_of(self, names: StringTable) -> StringTable:
+        """The file of each name, relative to the folder."""
+        return self._unicode.table(names)
+
     def _look_up(self, names: StringTable, num_threads: int) -> LookupTable:
         return build_lookup_table(
             self.root,
-            self._unicode.table(names),
+            self._files_of(names),
             sample_rate=self.sample_rate,
             num_threads=num_threads,
             cache_folder=self.lookup_cache,
@@ -265,7 +328,7 @@ class FolderSource(AudioSource):
         self, names: StringTable, table: LookupTable, cache: AudioCache | None = None
     ) -> "FolderRows":
         """See `AudioSource.rows`."""
-        return FolderRows(self.root, self._unicode.table(names), table, cache)
+        return FolderRows(self.root, self._files_of(names), table, cache)
 
 
 @dataclass(eq=False)
@@ -307,82 +370,59 @@ class FolderRows(RowReader):
         """See `RowReader.fill`. Whole crops of plain files (nearly all) are read here in one
         loop.
         """
+        table = self.table
+        num_samples = out.shape[1]
+        is_whole = table.is_plain(rows) & (table.native_samples[rows] - starts >= num_samples)
+        offsets = table.data_offsets[rows] + 2 * starts
+        facts = np.stack([offsets, table.file_bytes[rows], table.modified_ns[rows]], axis=1)
+        is_int16 = out.dtype == np.int16
+        scratch = np.empty(num_samples, dtype=np.int16)
         # Paths stay bytes: joining and decoding a million names would cost more than opening the
         # files.
-        table, wanted, prefix = self.table, out.shape[1], os.fsencode(os.path.join(self.root, ""))  # noqa: PTH118
-        is_whole = (
-            table.is_plain(rows) & (table.native_samples[rows] - starts >= wanted) & CAN_READ_AT
+        prefix = os.fsencode(os.path.join(self.root, ""))  # noqa: PTH118
+        crops = zip(
+            (is_whole & CAN_READ_AT).tolist(), self.names.raws(rows), facts.tolist(), strict=True
         )
-        facts = zip(
-            is_whole.tolist(),
-            self.names.raws(rows),
-            (table.data_offsets[rows] + 2 * starts).tolist(),
-            table.file_bytes[rows].tolist(),
-            table.modified_ns[rows].tolist(),
-            strict=True,
-        )
-        is_float = out.dtype != np.int16
-        scratch = np.empty(wanted if is_float else 0, dtype=np.int16)
         problems: dict[int, str] = {}
-        for place, (is_simple, name, offset, size, modified_ns) in enumerate(facts):
+        for place, (is_simple, name, places) in enumerate(crops):
             crop = out[place]
-            if is_simple:
-                target = scratch if is_float else crop
-                is_simple = False
-                # A file that cannot be opened is tried again below, where the error message is
-                # made.
-                with contextlib.suppress(OSError):
-                    # System calls without a Python file object, since this happens for every crop.
-                    file = os.open(name if name[:1] == b"/" else prefix + name, OPEN_FLAGS)
-                    try:
-                        status = os.fstat(file)
-                        # In a file that has changed, the samples at this offset would be noise.
-                        is_simple = (
-                            status.st_size == size
-                            and status.st_mtime_ns == modified_ns
-                            and os.preadv(file, [target.data], offset) == target.nbytes
-                        )
-                    finally:
-                        os.close(file)
-            if not is_simple:
-                # Short, compressed, changed or broken.
-                if problem := self.fill_one(int(rows[place]), int(starts[place]), crop):
-                    problems[place] = problem
-            elif is_float:
-                # Casting on assignment and scaling in place is faster than a product that casts.
-                crop[:] = scratch
-                np.multiply(crop, INT16_SCALE, crop)
+            path = name if name[:1] == b"/" else prefix + name
+            if is_simple and read_plain(path, crop if is_int16 else scratch, *places):
+                if not is_int16:
+                    # Casting on assignment and scaling in place is faster than a product that
+                    # casts.
+                    crop[:] = scratch
+                    np.multiply(crop, INT16_SCALE, crop)
+            elif problem := self.fill_one(int(rows[place]), int(starts[place]), crop):
+                problems[place] = problem
         return problems
 
     def read_row(self, row: int, start: int, out: np.ndarray) -> int:
         """See `RowReader.read_row`. Any format, rate and number of channels; short utterances are
         cached.
         """
-        path = os.path.join(self.root, self.names[row])  # noqa: PTH118
-        rate = self.table.sample_rate
-        crop = self.cache.get(row) if self.cache is not None else None
-        if self.cache is not None:
-            self.counts["cache_misses" if crop is None else "cache_hits"] += 1
-        if crop is None:
+        cache = self.cache
+        whole = cache.get(row) if cache else None
+        if cache:
+            self.counts["cache_misses" if whole is None else "cache_hits"] += 1
+        if whole is None:
+            path = os.path.join(self.root, self.names[row])  # noqa: PTH118
+            rate = self.table.sample_rate
             known = self.table.info(row)
             with open_audio(path, known) as (file, info):
                 if (info.file_bytes, info.modified_ns) != (known.file_bytes, known.modified_ns):
                     self.counts["changed_files"] += 1
                     self.table.put(row, info)
                 total = info.num_samples_at(rate)
-                if total and start >= total:
+                if start >= total > 0:
                     return 0
                 # Plain samples are read at their offset; decoded audio is cached if it is short.
-                if (
-                    self.cache is not None
-                    and not self.table.is_plain(row)
-                    and self.cache.admits(total)
-                ):
-                    crop = crop_of_file(file, info, path, 0, None, rate)
-                    self.cache.put(row, crop)
+                if cache and cache.admits(total) and not self.table.is_plain(row):
+                    whole = crop_of_file(file, info, path, 0, None, rate)
+                    cache.put(row, whole)
                 else:
-                    crop = crop_of_file(file, info, path, start, len(out), rate)
+                    whole = crop_of_file(file, info, path, start, len(out), rate)
                     start = 0
-        crop = crop[start : start + len(out)]
+        crop = whole[start : start + len(out)]
         out[: len(crop)] = to_int16(crop) if out.dtype == np.int16 else crop
         return len(crop)

@@ -32,9 +32,13 @@ class SpokenSource(AudioSource):
     def __init__(self, source: AudioSource) -> None:
         super().__init__(source.root, source.sample_rate)
         self.source = source
-        self.identity = source.identity
         self.is_remote = source.is_remote
         self._edges: dict[str, np.ndarray] = {}
+
+    @property
+    def identity(self) -> str:
+        """See `AudioSource.identity`."""
+        return self.source.identity
 
     def edges_of(self, name: str) -> np.ndarray:
         """First and last + 1 sample of each stretch of speech, int64 (stretches, 2); (0, 2) without

@@ -15,7 +15,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +26,17 @@ from speakernet.data.packed import (
     DESCRIPTION,
     INDEX,
     SAMPLES,
+    Description,
     PackedError,
-    describe_samples,
     read_description,
 )
 from speakernet.data.packing import (
-    COUNTS,
+    HEADER_BYTES,
     SKIPPED,
     PackInput,
     PackSummary,
     Shard,
+    digest_of_plan,
     join_parts,
     pack,
     plan_of_parts,
@@ -78,7 +79,9 @@ class Store:
     def __init__(self, address: str) -> None:
         self.address = address.rstrip("/")
 
-    def fetch(self, name: str, target: Path, problem_of: Callable[[Path], str]) -> None:
+    def fetch(
+        self, name: str, target: Path, problem_of: Callable[[Path], str] = lambda partial: ""
+    ) -> None:
         """Copy a file to `target` once it is complete and `problem_of` finds nothing wrong, or
         raise ShardError.
         """
@@ -100,10 +103,16 @@ class Store:
 
         def write(system: Any, root: str) -> None:
             place = f"{root}/{name}"
-            system.makedirs(place.rpartition("/")[0], exist_ok=True)
-            if not WHOLE_OR_NOT.isdisjoint(_protocols_of(system)):
+            folder = place.rpartition("/")[0]
+            system.makedirs(folder, exist_ok=True)
+            protocols = [system.protocol] if isinstance(system.protocol, str) else system.protocol
+            if not WHOLE_OR_NOT.isdisjoint(protocols):
                 system.put_file(str(source), place)
                 return
+            if "/" in name:
+                # Nobody else writes to the folder of a shard: a killed writer left these.
+                for leftover in system.glob(f"{place}.*{PARTIAL}"):
+                    system.rm_file(leftover)
             # Not one name for all: two writers may write the description of the corpus at the same
             # moment.
             partial = f"{place}.{os.getpid()}{PARTIAL}"
@@ -126,16 +135,6 @@ class Store:
             return int(system.size(place)) if system.exists(place) else None
 
         return self._try(name, look)  # type: ignore[no-any-return]
-
-    def remove_partial(self, folder: str) -> None:
-        """Remove what a killed writer left in a folder that nobody else writes to."""
-
-        def remove(system: Any, root: str) -> None:
-            if WHOLE_OR_NOT.isdisjoint(_protocols_of(system)):
-                for place in system.glob(f"{root}/{folder}/*{PARTIAL}"):
-                    system.rm_file(place)
-
-        self._try(folder, remove)
 
     def _try(self, name: str, action: Callable[[Any, str], Any]) -> Any:
         place = f"{self.address}/{name}"
@@ -173,10 +172,6 @@ class Store:
         raise AssertionError("the last attempt returns or raises")
 
 
-def _protocols_of(system: Any) -> set[str]:
-    return {system.protocol} if isinstance(system.protocol, str) else set(system.protocol)
-
-
 def pack_to_address(
     source: PackInput,
     address: str,
@@ -195,7 +190,6 @@ def pack_to_address(
     Returns:
         The summary of the writer's shards, and how many shards of other writers are missing.
     """
-    store = Store(address)
     num_rows = len(source.names)
     if not num_rows:
         raise PackedError(
@@ -204,58 +198,46 @@ def pack_to_address(
     count = min(num_shards or -(-num_rows // UTTERANCES_OF_A_SHARD), num_rows, MAX_PARTS)
     shards = [WorkPart(number, count) for number in range(1, count + 1)]
     plan = plan_of_parts(source, sample_rate, count) | {"order": "every n-th"}
-    origin = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
+    origin = digest_of_plan(plan)
+    store = Store(address)
     # Kept after a kill: the same command continues with the shard that was being packed.
     key = hashlib.sha256(f"{store.address} {origin} {writer}".encode()).hexdigest()[:24]
     scratch = default_cache_folder() / "packing" / key
-    described = scratch / "described"
-    summaries = []
-    with exclusive(scratch):
-        try:
-            missing = _missing(store, shards, described, origin)
-            known = _known_digests(store, shards, sample_rate)
-            for shard in share(shards, writer.number, writer.count):
-                if shard not in missing:
-                    description = read_description(described / shard.name)
-                    counts = {name: description[name] for name in COUNTS}
-                    summaries.append(PackSummary(num_resumed=counts["num_utterances"], **counts))
-                    continue
-                rows = range(shard.number - 1, num_rows, count)
-                own = Shard(source, rows, f"shard {shard} of {source.description}")
-                own.part_of = origin
-                summaries.append(
-                    pack(own, scratch / shard.name, sample_rate=sample_rate, **options)
+    num_resumed = 0
+    descriptions = []
+    with exclusive(scratch), tempfile.TemporaryDirectory(prefix="speakernet-") as temporary:
+        described = Path(temporary)
+        missing = _missing(store, shards, described, origin)
+        known = _known_digests(store, shards, sample_rate)
+        for shard in share(shards, writer.number, writer.count):
+            name = shard.name
+            if shard not in missing:
+                descriptions.append(read_description(described / name))
+                num_resumed += descriptions[-1].num_utterances
+                continue
+            rows = range(shard.number - 1, num_rows, count)
+            some = Shard(source, rows, f"shard {shard} of {source.description}", origin)
+            packed = pack(some, scratch / name, sample_rate=sample_rate, **options)
+            num_resumed += packed.num_resumed
+            description = read_description(scratch / name)
+            if known.get(name, description.index_sha256) != description.index_sha256:
+                raise PackedError(
+                    f"{store.address}/{name}: the recordings have changed since this corpus was "
+                    "packed; remove the corpus, or choose another address"
                 )
-                _put_shard(store, scratch / shard.name, known)
-            missing = _missing(store, shards, described, origin)
-            if not missing:
-                join_parts(described)
-                if known != read_description(described)["parts"]:
-                    store.put(described / DESCRIPTION, DESCRIPTION)
-        finally:
-            shutil.rmtree(described, ignore_errors=True)
+            descriptions.append(description)
+            # The description last: it marks the shard as complete.
+            for file in (SKIPPED, SAMPLES, INDEX, DESCRIPTION):
+                if (scratch / name / file).exists():
+                    store.put(scratch / name / file, f"{name}/{file}")
+            shutil.rmtree(scratch / name)
+        missing = _missing(store, shards, described, origin)
+        if not missing:
+            join_parts(described)
+            if known != read_description(described).shards:
+                store.put(described / DESCRIPTION, DESCRIPTION)
     shutil.rmtree(scratch, ignore_errors=True)
-
-    def total(field: str) -> int:
-        return sum(getattr(summary, field) for summary in summaries)
-
-    totals = {field: total(field) for field in (*COUNTS, "num_resumed")}
-    return PackSummary(**totals), len(missing)
-
-
-def _put_shard(store: Store, folder: Path, known: Mapping[str, str]) -> None:
-    """Move a packed shard to the address; `known` are the digests in the description there."""
-    if known.get(folder.name) not in (None, read_description(folder)["index_sha256"]):
-        raise PackedError(
-            f"{store.address}/{folder.name}: the recordings have changed since this corpus was "
-            "packed; remove the corpus, or choose another address"
-        )
-    store.remove_partial(folder.name)
-    # The description last: it marks the shard as complete.
-    for name in (SKIPPED, SAMPLES, INDEX, DESCRIPTION):
-        if (folder / name).exists():
-            store.put(folder / name, f"{folder.name}/{name}")
-    shutil.rmtree(folder)
+    return PackSummary.of(descriptions, num_resumed), len(missing)
 
 
 def _known_digests(store: Store, shards: list[WorkPart], sample_rate: int) -> dict[str, str]:
@@ -265,86 +247,77 @@ def _known_digests(store: Store, shards: list[WorkPart], sample_rate: int) -> di
     Raises:
         PackedError: a different corpus is there.
     """
-    if store.size(DESCRIPTION) is None:
-        return {}
     with tempfile.TemporaryDirectory(prefix="speakernet-") as folder:
-        store.fetch(DESCRIPTION, Path(folder, DESCRIPTION), lambda partial: "")
-        description = _whole_description(Path(folder), store.address)
+        description = _description_at(store, "", Path(folder))
     if description is None:
         return {}
-    digests: dict[str, str] = description["parts"]
-    if (
-        set(digests) != {shard.name for shard in shards}
-        or description["sample_rate"] != sample_rate
-    ):
+    digests = description.shards
+    is_same = digests.keys() == {shard.name for shard in shards}
+    if not is_same or description.sample_rate != sample_rate:
         raise PackedError(
             f"{store.address}: holds a different corpus; remove it, or choose another address"
         )
     return digests
 
 
-def _whole_description(folder: Path, where: str) -> dict[str, Any] | None:
-    """The description in a folder; None with a warning if only a part of it was written."""
+def _description_at(store: Store, folder: str, target: Path) -> Description | None:
+    """Copy the description of a shard, or of the corpus, to `target` and read it; None if it is not
+    there or only a part of it was written.
+    """
+    name = f"{folder}/{DESCRIPTION}".removeprefix("/")
+    if store.size(name) is None:
+        return None
+    target.mkdir(exist_ok=True)
+    store.fetch(name, target / DESCRIPTION)
     try:
-        return read_description(folder)
-    except PackedError:
-        try:
-            json.loads((folder / DESCRIPTION).read_bytes())
-        except ValueError:
-            logger.warning("%s: %s is damaged and is written again", where, DESCRIPTION)
-            return None
-        # Whole, but not ours or of a newer version.
-        raise
+        json.loads((target / DESCRIPTION).read_bytes())
+    except ValueError:
+        logger.warning("%s/%s is damaged and is written again", store.address, name)
+        return None
+    # Errors of a whole one are raised: it is not ours, or of a newer version.
+    return read_description(target)
 
 
 def _missing(store: Store, shards: list[WorkPart], folder: Path, origin: str) -> list[WorkPart]:
     """The shards that are not there whole; the descriptions of the others are saved in `folder`."""
 
-    def look(shard: WorkPart) -> bool:
-        own = folder / shard.name
-        where = f"{store.address}/{shard.name}"
-        if (own / DESCRIPTION).exists():
+    def is_missing(shard: WorkPart) -> bool:
+        name = shard.name
+        target = folder / name
+        if target.exists():
             # Looked at before.
             return False
-        if store.size(f"{shard.name}/{DESCRIPTION}") is None:
-            return True
-        own.mkdir(parents=True, exist_ok=True)
-        store.fetch(f"{shard.name}/{DESCRIPTION}", own / DESCRIPTION, lambda partial: "")
-        description = _whole_description(own, where)
         problem = ""
+        description = _description_at(store, name, target)
         if description is not None:
-            if description["part_of"] != origin:
+            if description.part_of != origin:
                 raise PackedError(
-                    f"{where}: this shard is of a different list or rate; remove it or change the "
-                    "address"
+                    f"{store.address}/{name}: this shard is of a different list or rate; remove it "
+                    "or change the address"
                 )
-            problem = _damage(store, shard.name, description, own)
-        if description is not None and not problem:
-            return False
-        if problem:
-            logger.warning("%s: %s, so the shard is written again", where, problem)
-        shutil.rmtree(own)
+            problem = _damage(store, name, description, target)
+            if not problem:
+                return False
+            logger.warning("%s/%s: %s, so the shard is written again", store.address, name, problem)
+        shutil.rmtree(target, ignore_errors=True)
         return True
 
-    is_missing = list(parallel_map(look, shards, NUM_THREADS))
-    return [shard for shard, is_so in zip(shards, is_missing, strict=True) if is_so]
+    are_missing = list(parallel_map(is_missing, shards, NUM_THREADS))
+    return [shard for shard, is_so in zip(shards, are_missing, strict=True) if is_so]
 
 
-def _damage(store: Store, name: str, description: Mapping[str, Any], folder: Path) -> str:
+def _damage(store: Store, name: str, description: Description, folder: Path) -> str:
     """What is wrong with the files of a shard, judged by sizes and by the checksum of the index;
     empty if nothing.
     """
-    expected = len(describe_samples(0)) + 2 * description["num_samples"]
+    expected = HEADER_BYTES + 2 * description.num_samples
     size = store.size(f"{name}/{SAMPLES}")
     if size != expected:
-        return (
-            f"{SAMPLES} is missing"
-            if size is None
-            else f"{SAMPLES} has {size} bytes, expected {expected}"
-        )
+        return f"{SAMPLES} has {size or 0} bytes, expected {expected}"
     if store.size(f"{name}/{INDEX}") is None:
         return f"{INDEX} is missing"
-    store.fetch(f"{name}/{INDEX}", folder / INDEX, lambda partial: "")
-    is_whole = sha256_of(folder / INDEX) == description["index_sha256"]
-    (folder / INDEX).unlink()
+    index = folder / INDEX
+    store.fetch(f"{name}/{INDEX}", index)
+    is_whole = sha256_of(index) == description.index_sha256
+    index.unlink()
     return "" if is_whole else f"{INDEX} does not match {DESCRIPTION}"

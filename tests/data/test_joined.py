@@ -6,7 +6,6 @@ import itertools
 import json
 import shutil
 from collections import Counter
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,6 +23,7 @@ from speakernet.data.opening import open_source
 from speakernet.data.options import DataOptions
 from speakernet.data.packing import pack
 from speakernet.data.sampling import BalancedSampler, ShuffledSampler, rank_share
+from speakernet.data.sources import FolderSource
 from speakernet.frontend.options import SpecAugmentOptions
 from speakernet.frontend.perturbation import SpecAugment
 from tests.tiny_recipe import write_recipe
@@ -55,7 +55,7 @@ def sampler_of(kind, sizes, speakers, size, *, weights=None, **options):
     listed = TrainingList(
         StringTable.from_strings([]), sampler.labels, StringTable.from_strings(speaker_names), ""
     )
-    source = JoinedSource({name: SimpleNamespace(is_remote=False) for name in names}, {}, data)
+    source = JoinedSource({name: FolderSource(name) for name in names}, {}, data)
     source.order(sampler, listed, None, 1)
     return sampler, source, listed
 
@@ -90,8 +90,9 @@ def test_shares_of_a_batch(options, parts):
             mine = [is_second[rank_share(plan, batch, 1, rank, 2)].sum() for batch in range(50)]
             assert {*mine} <= {parts[1] // 2, -(-parts[1] // 2)}
     assert plan.num_left_out == (times == 0).sum()
-    row = source.summary(listed, plan).splitlines()[2].split()
-    assert row == ["b", "10", "100", str(parts[1]), f"{50 * parts[1]:,}", f"{parts[1] / 2:.2f}"]
+    line = source.summary(listed, plan).splitlines()[1]
+    drawn = f"{parts[1]} per batch, {50 * parts[1]:,} per epoch ({parts[1] / 2:.2f} passes)"
+    assert line == f"b: 10 speakers, 100 utterances, {drawn}"
 
 
 @pytest.mark.parametrize("weights", [[1, 1], [1, 3]])

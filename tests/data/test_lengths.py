@@ -165,12 +165,6 @@ def test_chained_ogg(tmp_path, monkeypatch, subtype):
     assert np.argmax(np.abs(np.fft.rfft(found[40000:56000]))) == 1000
 
 
-def test_view():
-    view = lengths.view(io.BytesIO(b"0123456789"), b"ab", 4)
-    assert view.read() == b"ab456789" and view.seek(-3, io.SEEK_END) == 5 and view.read(2) == b"78"
-    assert view.seek(1) == 1 and view.read(3) == b"b45" and view.tell() == 4
-
-
 def test_end_of_samples():
     sound = b"\1\2" * 50
     chunks = b"LIST" + struct.pack("<I", 3) + b"abc\0" + b"id3 " + struct.pack("<I", 2) + b"xy"

@@ -159,7 +159,7 @@ def test_damage(folder, tmp_path):
     for damage, message in (
         (
             lambda one: one["parts"].__setitem__(0, {**one["parts"][0], "name": "../elsewhere"}),
-            "not the description",
+            "elsewhere",
         ),
         (lambda one: one.__setitem__("num_utterances", 9), "does not match corpus"),
         (lambda one: one["parts"][1].__setitem__("index_sha256", "0"), "not the part that"),
