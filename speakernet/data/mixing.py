@@ -1,14 +1,14 @@
 """Epoch orders for data that is not shuffled as a whole: streamed shards, and several corpora.
 
-An epoch consists of parts (`sampling.Parts`), and every batch takes its share of each. The plan depends only on
-(labels, seed, epoch, number of streams). No audio is read here.
+An epoch consists of parts (`sampling.Parts`), and every batch takes its share of each. The plan
+depends only on (labels, seed, epoch, number of streams). No audio is read here.
 """
 
 from collections.abc import Mapping
 
 import numpy as np
 
-from speakernet.data.sampling import BLOCK, CORPUS, SHARDS, Parts, Sampler, by_speaker_of
+from speakernet.data.sampling import BLOCK, CORPUS, SHARDS, Parts, Sampler
 from speakernet.random import numpy_generator
 
 FIRST_BLOCK = 1024
@@ -37,11 +37,7 @@ def streamed(sampler: Sampler, shards: np.ndarray, num_streams: int, *turn: int)
         shards[eligible]
     ]
     rows = eligible[np.argsort(place, kind="stable")]
-    if sampler.max_utterances < len(rows):
-        by_speaker, number, _ = by_speaker_of(sampler.labels[rows])
-        is_kept = np.empty(len(rows), dtype=bool)
-        is_kept[by_speaker] = number < sampler.max_utterances
-        rows = rows[is_kept]
+    rows = sampler.limit_speakers(rows)
     smallest = buffer if sampler.needs_many_speakers else min(FIRST_BLOCK, buffer)
     found = []
     for stream in range(num_streams):
