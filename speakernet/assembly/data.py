@@ -180,7 +180,7 @@ def _placed(
             human_bytes(usable_memory_bytes()),
             workers.NUM_THREADS,
         )
-        running = workers.ReadAhead(running, maker, in_flight)
+        running = workers.ReadAhead(running, in_flight)
     if augmenter is not None and placement.banks:
         # Babble mixed from training utterances reads the corpus on the device, if it is there.
         corpus = None
