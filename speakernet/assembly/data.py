@@ -28,13 +28,12 @@ from speakernet.data import (
 from speakernet.data.augment.augmenter import Augmenter
 from speakernet.data.augment.banks import (
     ClipBank,
-    ResidentBanks,
     RirBank,
-    bytes_of_banks,
     clips_into_ram,
     device_responses,
     noise_banks,
 )
+from speakernet.data.augment.mixers import bytes_of_banks
 from speakernet.data.loader import TrainingLoader
 from speakernet.data.options import DataOptions
 from speakernet.files import human_bytes
@@ -181,22 +180,13 @@ def _placed(
             human_bytes(usable_memory_bytes()),
             workers.NUM_THREADS,
         )
-        running = workers.ReadAhead(running, maker, in_flight)
-    if augmenter is not None and placement.banks and augmenter.resident is None:
+        running = workers.ReadAhead(running, in_flight)
+    if augmenter is not None and placement.banks:
         # Babble mixed from training utterances reads the corpus on the device, if it is there.
-        resident = running if isinstance(running, batches.ResidentMaker) else None
-        rows = resident.reader if resident else None
-        assert rows is None or isinstance(rows, packed.PackedRows), (
-            "only a packed corpus is on the device"
-        )
-        augmenter.resident = ResidentBanks(
-            augmenter.banks,
-            augmenter.rirs,
-            device,
-            corpus=resident.corpus if resident else None,
-            corpus_rows=rows,
-            num_threads=usable_cores(),
-        )
+        corpus = None
+        if isinstance(running, batches.ResidentMaker):
+            corpus = (running.reader, running.corpus)
+        augmenter.move_to(device, corpus=corpus, num_threads=usable_cores())
     return running
 
 

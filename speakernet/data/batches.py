@@ -175,6 +175,26 @@ class CropMaker(ABC):
             ]
 
 
+class WrappedMaker(CropMaker):
+    """Has another maker make its crops, in other processes or with a head start."""
+
+    def __init__(self, maker: CropMaker) -> None:
+        super().__init__(
+            maker.reader,
+            maker.lengths,
+            maker.seed,
+            maker.speakers,
+            maker.speeds,
+            maker.augmenter,
+            maker.changes_speed,
+        )
+        self.maker = maker
+
+    def close(self) -> None:
+        """See `CropMaker.close`."""
+        self.maker.close()
+
+
 @dataclass(eq=False)
 class BatchMaker(Shareable, CropMaker):
     """Reads and augments one batch at a time; augmentation works on float32 at its final speed."""
@@ -210,7 +230,16 @@ class BatchMaker(Shareable, CropMaker):
         before = Counter(self.reader.counts)
         report = BatchReport(request.rows % len(self.lengths))
         begin = time.perf_counter()
-        self._read_or_replace(request, report, out)
+        if self.changes_speed and any(speed != 1 for speed in self.speeds):
+            most = most_samples_to_read(self.speeds, request.num_samples)
+            crops = np.empty((len(out), most), dtype=np.float32)
+            self._read_or_replace(request, report, crops)
+            changed = change_speeds(
+                torch.from_numpy(crops), request.speeds, self.speeds, request.num_samples
+            ).numpy()
+            out[:] = to_int16(changed) if out.dtype == np.int16 else changed
+        else:
+            self._read_or_replace(request, report, out)
         report.read_seconds = time.perf_counter() - begin
         if self.augmenter is not None:
             made = self.augmenter(torch.from_numpy(out), epoch=request.epoch, rows=request.rows)
@@ -223,25 +252,16 @@ class BatchMaker(Shareable, CropMaker):
         self, request: BatchRequest, rows: np.ndarray, places: np.ndarray, out: np.ndarray
     ) -> dict[int, str]:
         starts, counts = self.crop_places(request, self.lengths[rows], places)
-        speeds = request.speeds[places]
-        num_samples = request.num_samples
-        if not speeds.any() and self.speeds[0] == 1 and out.shape == (len(places), num_samples):
+        if len(places) == len(out) and (counts == out.shape[1]).all():
             # The usual batch, at one speed and without replacements, is read in place.
             return self.reader.fill(rows, starts, out)
         problems: dict[int, str] = {}
-        for speed in np.unique(speeds):
-            chosen = np.flatnonzero(speeds == speed)
-            factor = self.speeds[speed]
-            is_changed = factor != 1 and self.changes_speed
-            crops = np.empty(
-                (len(chosen), counts[chosen[0]]), dtype=np.float32 if is_changed else out.dtype
-            )
+        for count in np.unique(counts).tolist():
+            chosen = np.flatnonzero(counts == count)
+            crops = np.empty((len(chosen), count), dtype=out.dtype)
             for position, problem in self.reader.fill(rows[chosen], starts[chosen], crops).items():
                 problems[int(places[chosen[position]])] = problem
-            if is_changed:
-                crops = change_speed(torch.from_numpy(crops), factor, num_samples).numpy()
-                crops = to_int16(crops) if out.dtype == np.int16 else crops
-            out[places[chosen], : crops.shape[1]] = crops
+            out[places[chosen], :count] = crops
         return problems
 
 

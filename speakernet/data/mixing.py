@@ -1,79 +1,19 @@
 """Epoch orders for data that is not shuffled as a whole: streamed shards, and several corpora.
 
-An epoch consists of parts, and every batch takes its share of each. The plan depends only on
-(labels, seed, epoch, number of streams). No audio is read here.
+An epoch consists of parts (`sampling.Parts`), and every batch takes its share of each. The plan
+depends only on (labels, seed, epoch, number of streams). No audio is read here.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import numpy as np
 
-from speakernet.data.sampling import BLOCK, CORPUS, SHARDS, Sampler, by_speaker_of
+from speakernet.data.sampling import BLOCK, CORPUS, SHARDS, Parts, Sampler
 from speakernet.random import numpy_generator
 
 FIRST_BLOCK = 1024
 """Utterances in the first block: training starts once the first shards have arrived, not the whole
 buffer."""
-
-
-@dataclass(frozen=True)
-class Parts:
-    """The ordered units of several parts, each (units, utterances per unit), and each part's share
-    of a batch.
-
-    >>> units = [np.arange(6)[:, None], np.arange(10, 13)[:, None]]
-    >>> parts = Parts(units, np.array([2 / 3, 1.0]), names=("a", "b"))
-    >>> sizes = np.array([3, 3, 3, 3])
-    >>> parts.num_batches(sizes), parts.take(sizes[:3])[:, 0], parts.drawn(sizes[:3])
-    (3, array([ 0, 10,  1,  2, 11,  3,  4, 12,  5]), {'a': 6, 'b': 3})
-    """
-
-    units: Sequence[np.ndarray]
-    ends: np.ndarray
-    """Where each part of a batch ends, as a share of the batch; the last one is 1."""
-    names: Sequence[str] = ()
-    """Names of corpora, which are spread over a batch; if empty, parts follow each other in the
-    order of the ranks."""
-
-    def __len__(self) -> int:
-        return sum(map(len, self.units))
-
-    def counts(self, sizes: np.ndarray) -> np.ndarray:
-        """Units of each part in batches of the given sizes, int64 (batches, parts)."""
-        # Rounded as in `rank_share`.
-        return np.diff(
-            np.floor(sizes[:, None] * self.ends + 1e-9).astype(np.int64), axis=1, prepend=0
-        )
-
-    def num_batches(self, sizes: np.ndarray) -> int:
-        """How many batches of the given sizes every part can fill its share of."""
-        needed = np.cumsum(self.counts(sizes), axis=0)
-        return min(
-            int(np.searchsorted(needed[:, part], len(units), side="right"))
-            for part, units in enumerate(self.units)
-        )
-
-    def take(self, sizes: np.ndarray) -> np.ndarray:
-        """The units of batches of the given sizes, (units, utterances per unit)."""
-        counts = self.counts(sizes).ravel()
-        owners = np.repeat(np.tile(np.arange(len(self.units)), len(sizes)), counts)
-        if self.names:
-            # Spread evenly over the batch, so that every process gets its share of every corpus.
-            places = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
-            order = (places + 0.5) / np.repeat(counts, counts)
-            owners = owners[np.lexsort((order, np.repeat(np.arange(len(sizes)), sizes)))]
-        taken = np.empty((len(owners), self.units[0].shape[1]), dtype=np.result_type(*self.units))
-        for part, units in enumerate(self.units):
-            places = np.flatnonzero(owners == part)
-            taken[places] = units[: len(places)]
-        return taken
-
-    def drawn(self, sizes: np.ndarray, unit: int = 1) -> dict[str, int]:
-        """Utterances of each corpus in batches of the given sizes, with `unit` utterances per
-        unit.
-        """
-        return dict(zip(self.names, (unit * self.counts(sizes).sum(axis=0)).tolist(), strict=False))
 
 
 def streamed(sampler: Sampler, shards: np.ndarray, num_streams: int, *turn: int) -> Parts:
@@ -97,11 +37,7 @@ def streamed(sampler: Sampler, shards: np.ndarray, num_streams: int, *turn: int)
         shards[eligible]
     ]
     rows = eligible[np.argsort(place, kind="stable")]
-    if sampler.max_utterances < len(rows):
-        by_speaker, number, _ = by_speaker_of(sampler.labels[rows])
-        is_kept = np.empty(len(rows), dtype=bool)
-        is_kept[by_speaker] = number < sampler.max_utterances
-        rows = rows[is_kept]
+    rows = sampler.limit_speakers(rows)
     smallest = buffer if sampler.needs_many_speakers else min(FIRST_BLOCK, buffer)
     found = []
     for stream in range(num_streams):

@@ -1,8 +1,7 @@
 """Which rows make up which batch: plans of whole epochs, from labels alone.
 
-A plan depends only on (labels, seed, epoch); each rank takes its share of every batch, so the
-batches are the same for any number of processes. No audio is read, there is no Python object per
-row, and utterances that do not fill a batch are counted.
+A plan depends only on (labels, seed, epoch). No audio is read, there is no Python object per row,
+and utterances that do not fill a batch are counted.
 """
 
 import functools
@@ -11,7 +10,7 @@ import sys
 import zlib
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
@@ -24,7 +23,7 @@ from speakernet.terminal import counted
 
 logger = logging.getLogger(__name__)
 
-_ORDER, _LENGTH, SHARDS, BLOCK, CORPUS = range(5)  # Keys of the samplers' own random streams.
+ORDER, LENGTH, SHARDS, BLOCK, CORPUS = range(5)  # keys of the samplers' random streams
 EXACT_WORK = 4_000_000  # batches x speakers up to which the balanced sampler deals exactly
 MAX_ROUNDS = 30
 
@@ -70,18 +69,77 @@ class Voices:
         the batch, in which the rows with the lowest draws stay as recorded.
         """
         if len(self) == 1 or (self.real_from is not None and epoch >= self.real_from):
-            return np.broadcast_to(np.int64(0), len(rows))
+            return np.zeros(len(rows), dtype=np.int64)
         choice, order = KeyedRandom(seed, epoch, rows).uniforms((VOICE_STREAM, REAL_STREAM))[..., 0]
         if self.real_share is None:
             return (choice * len(self)).astype(np.int64)
         others = 1 + (choice * (len(self) - 1)).astype(np.int64)
         # Rounded over the whole epoch, not per batch: a tenth of batches of 4 is one in every
         # second or third batch.
-        wanted = np.diff(np.floor(self.real_share * bounds + 0.5)).astype(np.int64)
-        batches = np.repeat(np.arange(len(wanted)), np.diff(bounds))
+        num_real = np.diff(np.floor(self.real_share * bounds + 0.5)).astype(np.int64)
+        batches = np.repeat(np.arange(len(num_real)), np.diff(bounds))
         places = np.empty(len(rows), dtype=np.int64)
         places[np.lexsort((order, batches))] = np.arange(len(rows)) - bounds[batches]
-        return np.where(places < wanted[batches], 0, others)
+        return np.where(places < num_real[batches], 0, others)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The ordered units of several parts, each (units, utterances per unit), and each part's share
+    of a batch.
+
+    >>> units = [np.arange(6)[:, None], np.arange(10, 13)[:, None]]
+    >>> parts = Parts(units, np.array([2 / 3, 1.0]), names=("a", "b"))
+    >>> sizes = np.array([3, 3, 3, 3])
+    >>> parts.num_batches(sizes), parts.take(sizes[:3])[:, 0], parts.drawn(sizes[:3])
+    (3, array([ 0, 10,  1,  2, 11,  3,  4, 12,  5]), {'a': 6, 'b': 3})
+    """
+
+    units: Sequence[np.ndarray]
+    ends: np.ndarray
+    """Where each part of a batch ends, as a share of the batch; the last one is 1."""
+    names: Sequence[str] = ()
+    """Names of corpora, which are spread over a batch; if empty, parts follow each other in the
+    order of the ranks."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self.units))
+
+    def counts(self, sizes: np.ndarray) -> np.ndarray:
+        """Units of each part in batches of the given sizes, int64 (batches, parts)."""
+        # Rounded as in `rank_share`.
+        return np.diff(
+            np.floor(sizes[:, None] * self.ends + 1e-9).astype(np.int64), axis=1, prepend=0
+        )
+
+    def num_batches(self, sizes: np.ndarray) -> int:
+        """How many batches of the given sizes every part can fill its share of."""
+        needed = np.cumsum(self.counts(sizes), axis=0)
+        return min(
+            int(np.searchsorted(needed[:, part], len(units), side="right"))
+            for part, units in enumerate(self.units)
+        )
+
+    def take(self, sizes: np.ndarray) -> np.ndarray:
+        """The units of batches of the given sizes, (units, utterances per unit)."""
+        counts = self.counts(sizes).ravel()
+        owners = np.repeat(np.tile(np.arange(len(self.units)), len(sizes)), counts)
+        if self.names:
+            # Spread evenly over the batch, so that every process gets its share of every corpus.
+            places = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
+            order = (places + 0.5) / np.repeat(counts, counts)
+            owners = owners[np.lexsort((order, np.repeat(np.arange(len(sizes)), sizes)))]
+        taken = np.empty((len(owners), self.units[0].shape[1]), dtype=np.result_type(*self.units))
+        for part, units in enumerate(self.units):
+            places = np.flatnonzero(owners == part)
+            taken[places] = units[: len(places)]
+        return taken
+
+    def drawn(self, sizes: np.ndarray, unit: int = 1) -> dict[str, int]:
+        """Utterances of each corpus in batches of the given sizes, with `unit` utterances per
+        unit.
+        """
+        return dict(zip(self.names, (unit * self.counts(sizes).sum(axis=0)).tolist(), strict=False))
 
 
 @dataclass
@@ -109,6 +167,18 @@ class EpochPlan:
         )
 
 
+# The story of an epoch. All its batches are planned before the first one is read, as one array of
+# rows and the bounds of the batches in it: 8 bytes an utterance, a tenth of a second for a million.
+# A plan that is known from the start makes the rest simple. Each rank takes its share of every
+# batch of the same plan (`rank_share`), so a batch does not depend on the number of processes;
+# workers need row numbers only; and a run resumes by planning the epoch again and skipping the
+# batches that are done, whose number is all that a checkpoint has to hold (with a checksum of the
+# plan, which shows when the list or an option has changed).
+#
+# Samplers order units: one utterance, or K utterances of one speaker for losses that compare them.
+# A batch of P speakers x K utterances is P units, and neither the border between two ranks nor a
+# change of voice ever cuts a unit. Keeping the P speakers of a batch distinct is the only hard part
+# (`BalancedSampler._deal`); everything else is a permutation.
 class Sampler(ABC):
     """Plans epochs; subclasses define the order of the utterances."""
 
@@ -149,55 +219,61 @@ class Sampler(ABC):
     """Whether a batch needs many speakers to choose from; if so, all processes share one stream
     with large blocks."""
 
-    in_parts: Callable[..., Any] | None = None
-    """Makes the parts of an epoch (`mixing.Parts`) of a streamed or several corpora; None:
-    everything is shuffled."""
+    in_parts: Callable[..., Parts] | None = None
+    """Makes the parts of an epoch, given its number, of a streamed or several corpora; None: one
+    part with everything shuffled."""
 
     def epoch(self, epoch: int) -> EpochPlan:
         """The batches of an epoch, counted from 0."""
-        parts = None if self.in_parts is None else self.in_parts(epoch)
-        units = (
-            self.units_of(numpy_generator(self.seed, _ORDER, epoch), self.eligible)
-            if parts is None
-            else parts
-        )
+        if self.in_parts is not None:
+            parts = self.in_parts(epoch)
+        else:
+            units = self.units_of(numpy_generator(self.seed, ORDER, epoch), self.eligible)
+            parts = Parts([units], np.ones(1))
         has_drawn_lengths = self.longest_frames > self.shortest_frames
-        most = len(units) if has_drawn_lengths else len(units) // self.batch_size
+        most = len(parts) if has_drawn_lengths else len(parts) // self.batch_size
         # Longer crops in smaller batches, so that the memory and time of a step stay the same.
-        frames = numpy_generator(self.seed, _LENGTH, epoch).integers(
+        frames = numpy_generator(self.seed, LENGTH, epoch).integers(
             self.shortest_frames, self.longest_frames + 1, most
         )
         sizes = np.maximum(1, self.batch_size * self.shortest_frames // frames)
-        if parts is None:
-            units = self.fitted(units, sizes) if has_drawn_lengths else units
-            count = int(np.searchsorted(np.cumsum(sizes), len(units), side="right"))
-            used = units[: sizes[:count].sum()]
-        else:
-            if has_drawn_lengths:
-                counts = parts.counts(sizes).T
-                parts = replace(
-                    parts,
-                    units=[self.fitted(*one) for one in zip(parts.units, counts, strict=True)],
-                )
-            count = parts.num_batches(sizes)
-            used = parts.take(sizes[:count])
-        if not count:
+        if has_drawn_lengths:
+            counts = parts.counts(sizes).T
+            fitted = [self.fit_sizes(*part) for part in zip(parts.units, counts, strict=True)]
+            parts = replace(parts, units=fitted)
+        num_batches = parts.num_batches(sizes)
+        if not num_batches:
             raise ValueError(
                 f"data.batch_size is {self.batch_size}, but epoch {epoch + 1} does not have enough "
                 "utterances to fill a single batch; lower it, or raise data.shuffle_buffer if the "
                 "corpus is streamed"
             )
-        bounds = np.concatenate([[0], np.cumsum(sizes[:count])])
+        sizes = sizes[:num_batches]
+        units = parts.take(sizes)  # (units, utterances per unit)
+        bounds = np.concatenate([[0], np.cumsum(sizes)])
         # One voice for all utterances of a unit: in a different voice they would be a different
         # speaker.
-        voices = self.voices.draw(self.seed, epoch, used[:, 0], bounds)[:, None]
-        voices = np.broadcast_to(voices, used.shape).reshape(-1)
-        rows = used.reshape(-1)
-        num_used = len(rows) if parts is None else len(np.unique(rows % len(self.labels)))
-        drawn = {} if parts is None else parts.drawn(sizes[:count], self.unit)
+        voices = self.voices.draw(self.seed, epoch, units[:, 0], bounds)
+        rows = units.reshape(-1)
+        is_used = np.zeros(len(self.labels), dtype=bool)
+        is_used[rows % len(self.labels)] = True
         return EpochPlan(
-            rows, bounds * self.unit, frames[:count], voices, len(self.eligible) - num_used, drawn
+            rows,
+            bounds * self.unit,
+            frames[:num_batches],
+            np.repeat(voices, self.unit),
+            len(self.eligible) - int(is_used.sum()),
+            parts.drawn(sizes, self.unit),
         )
+
+    def limit_speakers(self, rows: np.ndarray) -> np.ndarray:
+        """The first `max_utterances` of each speaker among some rows, in their order."""
+        if self.max_utterances >= len(rows):
+            return rows
+        by_speaker, place, _ = by_speaker_of(self.labels[rows])
+        is_kept = np.empty(len(rows), dtype=bool)
+        is_kept[by_speaker] = place < self.max_utterances
+        return rows[is_kept]
 
     @abstractmethod
     def _check(self) -> None:
@@ -207,7 +283,7 @@ class Sampler(ABC):
     def units_of(self, random: np.random.Generator, rows: np.ndarray) -> np.ndarray:
         """Rows in the order in which they are used, (units, utterances per unit)."""
 
-    def fitted(self, units: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    def fit_sizes(self, units: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         """Units, ordered for batches of `batch_size`, in an order for batches of these sizes."""
         return units
 
@@ -228,13 +304,7 @@ class ShuffledSampler(Sampler):
 
     def units_of(self, random: np.random.Generator, rows: np.ndarray) -> np.ndarray:
         """See `Sampler.units_of`."""
-        shuffled = random.permutation(rows)
-        if self.max_utterances >= len(shuffled):
-            return shuffled[:, None]
-        by_speaker, place, _ = by_speaker_of(self.labels[shuffled])
-        kept = np.empty(len(shuffled), dtype=bool)
-        kept[by_speaker] = place < self.max_utterances
-        return shuffled[kept][:, None]
+        return self.limit_speakers(random.permutation(rows))[:, None]
 
 
 class BalancedSampler(Sampler):
@@ -283,8 +353,8 @@ class BalancedSampler(Sampler):
         )
         return kept[self._deal(np.repeat(np.arange(len(counts)), groups), groups, random)]
 
-    def fitted(self, units: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """See `Sampler.fitted`: a unit waits for the next batch if this one already contains its
+    def fit_sizes(self, units: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+        """See `Sampler.fit_sizes`: a unit waits for the next batch if this one already contains its
         speaker.
         """
         speakers = self.labels[units[:, 0] % len(self.labels)].tolist()
@@ -333,9 +403,9 @@ def by_speaker_of(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarra
     per speaker.
     """
     order = np.argsort(labels, kind="stable")
-    ordered = labels[order]
-    first = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
-    counts = np.diff(np.append(first, len(labels)))
+    counts = np.bincount(labels)
+    counts = counts[counts > 0]
+    first = np.cumsum(counts) - counts
     return order, np.arange(len(labels)) - np.repeat(first, counts), counts
 
 

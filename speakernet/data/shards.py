@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from speakernet.data.audio import SAMPLE_RATE
-from speakernet.data.batches import BatchRequest, CropMaker, Made
+from speakernet.data.batches import BatchRequest, CropMaker, Made, WrappedMaker
 from speakernet.data.lists import StringTable, TrainingList
 from speakernet.data.lookup import LookupTable, default_cache_folder
 from speakernet.data.mixing import streamed
@@ -337,7 +337,7 @@ class RemoteRows(PackedRows):
     __setstate__ = RowReader.__setstate__
 
 
-class ShardsAhead(CropMaker):
+class ShardsAhead(WrappedMaker):
     """Wraps a `CropMaker`: threads fetch the shards of the next batches, as many as fit into the
     cache.
     """
@@ -349,9 +349,7 @@ class ShardsAhead(CropMaker):
         num_asked: int,
         own: Callable[[np.ndarray], np.ndarray],
     ) -> None:
-        more = (maker.speakers, maker.speeds, maker.augmenter, maker.changes_speed)
-        super().__init__(maker.reader, maker.lengths, maker.seed, *more)
-        self.maker = maker
+        super().__init__(maker)
         self._rows = rows
         self._num_asked = num_asked
         self._own = own
@@ -384,10 +382,6 @@ class ShardsAhead(CropMaker):
                 yield made
         finally:
             pool.shutdown(cancel_futures=True)
-
-    def close(self) -> None:
-        """See `CropMaker.close`."""
-        self.maker.close()
 
     def _hold(self, shard: int) -> None:
         # The reader of the shard tries again and reports the error.

@@ -18,13 +18,20 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from multiprocessing.connection import wait as wait_for
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from speakernet.data.audio import AudioError
-from speakernet.data.batches import BatchMaker, BatchReport, BatchRequest, CropMaker, Made
+from speakernet.data.batches import (
+    BatchMaker,
+    BatchReport,
+    BatchRequest,
+    CropMaker,
+    Made,
+    WrappedMaker,
+)
 from speakernet.data.options import DataOptions
 from speakernet.data.sharing import SharedMemoryError, shared_zeros
 from speakernet.machine.threads import STOP_SIGNALS
@@ -65,8 +72,31 @@ class WorkerDied(ChildProcessError):
     succeed later."""
 
 
-class Workers(CropMaker):
+# The ring. Workers write crops into shared memory that is made once, before they start: a ring of
+# slots, each as large as the largest batch. A new shared tensor for each batch would cost a page
+# fault for every 4 KiB of it, and sending the samples through a pipe two copies. So only requests
+# (rows, speeds) and reports (which rows were read) travel between processes, a few hundred bytes.
+#
+# Request n is written to slot n modulo the number of slots, by the workers in turn, and `run` takes
+# the answers in the same order, so that batches come in order however fast each worker is. Nothing
+# is locked: a slot is written again only when its next request has been sent, which happens after
+# its last batch was given back. That is why the ring has `SPARE_SLOTS` more slots than requests in
+# flight: the consumer still holds the batch that was yielded last, and a GPU may still be copying
+# the one before.
+
+
+class Worker(NamedTuple):
+    """A worker process, its requests, and our end of the pipe with its reports."""
+
+    process: Any
+    requests: Any
+    reports: Any
+
+
+class Workers(WrappedMaker):
     """Worker processes and the ring they write into; both live as long as the loader."""
+
+    maker: BatchMaker
 
     def __init__(
         self,
@@ -76,21 +106,15 @@ class Workers(CropMaker):
         *,
         pins: bool = False,
     ) -> None:
-        more = (maker.speakers, maker.speeds, maker.augmenter, maker.changes_speed)
-        super().__init__(maker.reader, maker.lengths, maker.seed, *more)
-        self.maker = maker
+        super().__init__(maker)
         self._options = options
         self._pins = pins
         self._is_pinned = False
         self._ahead = int(options.num_workers) * int(options.prefetch_factor)
         self._context: Any = multiprocessing.get_context(start_method or DEFAULT_START_METHOD)
-        # Samples go through a ring made once: new shared tensors would cost a page fault per 4 KiB
-        # of every batch.
-        self._ring = torch.empty(0, 0)
-        self._processes: list[Any] = []
-        self._requests: list[Any] = []
-        self._reports: list[Any] = []
-        # The worker of each unanswered request, in order.
+        self._ring = torch.empty(0, 0)  # (slots, samples)
+        self._workers: list[Worker] = []
+        # The number of the worker of each unanswered request, in order.
         self._owing: deque[int] = deque()
         # Workers that are not forked import everything again and are sent what they need.
         if self._context.get_start_method() != "fork":
@@ -105,17 +129,14 @@ class Workers(CropMaker):
         size = max(
             len(request.rows) * self.maker.width(request.num_samples) for request in requests
         )
-        if (
-            not self._processes
-            or not self._options.persistent_workers
-            or self._ring.shape[1] < size
-        ):
+        is_running = bool(self._workers) and bool(self._options.persistent_workers)
+        if not is_running or self._ring.shape[1] < size:
             self._start(size)
-        mine = self._processes
+        workers = self._workers
         # Discard answers left over from an iteration that stopped early.
         while self._owing:
             self._answer("the beginning of an epoch")
-        turns = itertools.cycle(range(len(mine)))
+        turns = itertools.cycle(range(len(workers)))
         coming = enumerate(requests)
         try:
             self._send(coming, turns, self._ahead)
@@ -127,17 +148,13 @@ class Workers(CropMaker):
         finally:
             # Also if the consumer stops early, but not the workers of the next epoch if that has
             # started.
-            if not self._options.persistent_workers and self._processes is mine:
+            if not self._options.persistent_workers and self._workers is workers:
                 self.close()
 
     def close(self) -> None:
         """End the processes immediately; everything they have made is in the ring."""
-        kill(self._processes)
-        for connection in (*self._requests, *self._reports):
-            connection.close()
-        self._processes = []
-        self._requests = []
-        self._reports = []
+        kill(self._workers)
+        self._workers = []
         self._owing.clear()
         if self._is_pinned:
             # Copies in progress must end first.
@@ -159,44 +176,46 @@ class Workers(CropMaker):
                 "--data.prefetch_factor or --data.batch_size"
             ) from error
         if self._pins:
-            num_bytes = self._ring.numel() * self._ring.element_size()
-            status = int(
-                torch.cuda.cudart().cudaHostRegister(
-                    self._ring.data_ptr(), num_bytes, PAGE_LOCK_PORTABLE
-                )
-            )
-            self._is_pinned = status == 0
-            if status:
-                # The next kernel would report the error, so run one here that may fail.
-                with contextlib.suppress(RuntimeError):
-                    torch.ones(1, device="cuda")
-                # Perhaps because of a limit on locked memory.
-                logger.info(
-                    "the ring of batches cannot be page-locked (CUDA error %d): batches are copied "
-                    "twice",
-                    status,
-                )
+            self._pin_ring()
         with _stop_signals_held():
             for number in range(int(self._options.num_workers)):
-                requests, (reports, answers) = (
-                    self._context.Queue(),
-                    self._context.Pipe(duplex=False),
-                )
-                # Requests that a worker has not read yet must not delay the end of this process.
-                requests.cancel_join_thread()
-                arguments = (self.maker, self._ring, requests, answers)
-                process = self._context.Process(
-                    target=_work, args=arguments, name=f"loader {number}", daemon=True
-                )
-                process.start()
-                # Otherwise this end would stay open here after the worker is gone.
-                answers.close()
-                self._processes.append(process)
-                self._requests.append(requests)
-                self._reports.append(reports)
+                self._workers.append(self._start_worker(number))
         # Runs before multiprocessing's own clean-up, which sends a signal that workers ignore and
         # then waits forever.
-        multiprocessing.util.Finalize(self, kill, args=(self._processes,), exitpriority=100)
+        multiprocessing.util.Finalize(self, kill, args=(self._workers,), exitpriority=100)
+
+    def _pin_ring(self) -> None:
+        """Page-lock the ring, so that a GPU copies from it while it computes."""
+        num_bytes = self._ring.numel() * self._ring.element_size()
+        runtime = torch.cuda.cudart()
+        status = int(runtime.cudaHostRegister(self._ring.data_ptr(), num_bytes, PAGE_LOCK_PORTABLE))
+        self._is_pinned = status == 0
+        if status:
+            # The next kernel would report the error, so run one here that may fail.
+            with contextlib.suppress(RuntimeError):
+                torch.ones(1, device="cuda")
+            # Perhaps because of a limit on locked memory.
+            logger.info(
+                "the ring of batches cannot be page-locked (CUDA error %d): batches are copied "
+                "twice",
+                status,
+            )
+
+    def _start_worker(self, number: int) -> Worker:
+        requests = self._context.Queue()
+        # Requests that a worker has not read yet must not delay the end of this process.
+        requests.cancel_join_thread()
+        reports, answers = self._context.Pipe(duplex=False)
+        process = self._context.Process(
+            target=_work,
+            args=(self.maker, self._ring, requests, answers),
+            name=f"loader {number}",
+            daemon=True,
+        )
+        process.start()
+        # Otherwise this end would stay open here after the worker is gone.
+        answers.close()
+        return Worker(process, requests, reports)
 
     def _send(
         self, coming: Iterator[tuple[int, BatchRequest]], turns: Iterator[int], count: int
@@ -204,16 +223,17 @@ class Workers(CropMaker):
         """Send up to `count` more requests to the workers in turn."""
         for number, request in itertools.islice(coming, count):
             request.slot = number % len(self._ring)
-            self._owing.append(next(turns))
-            self._requests[self._owing[-1]].put(request)
+            worker = next(turns)
+            self._owing.append(worker)
+            self._workers[worker].requests.put(request)
 
     def _answer(self, where: str) -> BatchReport:
         """Wait for the report on the oldest unanswered request."""
-        worker = self._owing[0]
-        process = self._processes[worker]
-        reports = self._reports[worker]
-        who = f"loader worker {worker} of {len(self._processes)} (process {process.pid})"
-        wait_seconds = min(WAIT_SECONDS, self._options.worker_timeout_seconds or WAIT_SECONDS)
+        number = self._owing[0]
+        process, _, reports = self._workers[number]
+        who = f"loader worker {number} of {len(self._workers)} (process {process.pid})"
+        timeout = self._options.worker_timeout_seconds
+        wait_seconds = min(WAIT_SECONDS, timeout or WAIT_SECONDS)
         # Counts waits instead of using a clock, which would include the time for which a run is
         # suspended.
         for waited in itertools.count(1):
@@ -225,16 +245,9 @@ class Workers(CropMaker):
                     return report
             if ready:
                 process.join()
-                how = f"ended with status {process.exitcode}: see its output above"
-                if process.exitcode < 0:
-                    names = {int(one): one.name for one in signal.Signals}
-                    name = names.get(-process.exitcode, f"signal {-process.exitcode}")
-                    how = (
-                        f"was ended by {name}: "
-                        f"{LIKELY_REASONS.get(name, 'something outside this run sent the signal')}"
-                    )
-                raise WorkerDied(f"{who} {how}; noticed at {where}. {RESUME}")
-            if 0 < self._options.worker_timeout_seconds <= waited * wait_seconds:
+                end = describe_end(process.exitcode)
+                raise WorkerDied(f"{who} {end}; noticed at {where}. {RESUME}")
+            if 0 < timeout <= waited * wait_seconds:
                 raise WorkerDied(
                     f"{who} hangs: {where} took more than {waited * wait_seconds:g} s "
                     "(data.worker_timeout_seconds); most likely the disk or network with the audio "
@@ -243,11 +256,25 @@ class Workers(CropMaker):
         raise AssertionError("counting has no end")
 
 
-def kill(processes: list[Any]) -> None:
-    """Kill the processes that are still running."""
-    for process in processes:
+def describe_end(exit_code: int) -> str:
+    """How a process ended, and the likely reason."""
+    if exit_code >= 0:
+        return f"ended with status {exit_code}: see its output above"
+    try:
+        name = signal.Signals(-exit_code).name
+    except ValueError:
+        name = f"signal {-exit_code}"
+    reason = LIKELY_REASONS.get(name, "something outside this run sent the signal")
+    return f"was ended by {name}: {reason}"
+
+
+def kill(workers: list[Worker]) -> None:
+    """End the processes that are still running, and the connections to them."""
+    for process, requests, reports in workers:
         process.kill()
         process.join()
+        requests.close()
+        reports.close()
 
 
 @contextlib.contextmanager
@@ -306,7 +333,7 @@ def _slot_of(maker: BatchMaker, ring: torch.Tensor, request: BatchRequest) -> np
     return ring.numpy()[request.slot, : shape[0] * shape[1]].reshape(shape)
 
 
-class ReadAhead(CropMaker):
+class ReadAhead(WrappedMaker):
     """Wraps a `CropMaker` for a corpus larger than memory.
 
     Crops that are not in memory would be read one after another while the network waits. Threads
@@ -314,11 +341,8 @@ class ReadAhead(CropMaker):
     system's page cache when their batch is made, here or in worker processes.
     """
 
-    def __init__(self, maker: CropMaker, planner: CropMaker, num_asked: int = 0) -> None:
-        more = (maker.speakers, maker.speeds, maker.augmenter, maker.changes_speed)
-        super().__init__(maker.reader, maker.lengths, maker.seed, *more)
-        self.maker = maker
-        self._reader = planner.reader
+    def __init__(self, maker: CropMaker, num_asked: int = 0) -> None:
+        super().__init__(maker)
         self._num_asked = num_asked
 
     def run(self, requests: Sequence[BatchRequest]) -> Iterator[Made]:
@@ -331,20 +355,15 @@ class ReadAhead(CropMaker):
             # The pool starts its threads on first use, after the worker processes were forked from
             # this one.
             for number, made in enumerate(self.maker.run(requests)):
-                wanted = number + 1 + self._num_asked + BATCHES_AHEAD
-                for request in requests[begun:wanted]:
-                    reads.append(self._touch(pool, request))
-                begun = max(begun, wanted)
+                stop = number + 1 + self._num_asked + BATCHES_AHEAD
+                reads.extend(self._touch(pool, request) for request in requests[begun:stop])
+                begun = max(begun, stop)
                 yield made
                 if reads:
                     # Otherwise the maker would read the next batch crop by crop.
                     wait(reads.popleft())
         finally:
             pool.shutdown(cancel_futures=True)
-
-    def close(self) -> None:
-        """See `CropMaker.close`."""
-        self.maker.close()
 
     def _touch(self, pool: ThreadPoolExecutor, request: BatchRequest) -> list[Future]:
         """Let threads read the crops of a request."""
@@ -353,5 +372,5 @@ class ReadAhead(CropMaker):
         tasks = []
         for place in range(0, len(rows), CROPS_PER_TASK):
             part = slice(place, place + CROPS_PER_TASK)
-            tasks.append(pool.submit(self._reader.touch, rows[part], starts[part], counts[part]))
+            tasks.append(pool.submit(self.reader.touch, rows[part], starts[part], counts[part]))
         return tasks

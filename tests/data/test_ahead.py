@@ -78,7 +78,7 @@ def test_batches(corpora, monkeypatch, kind):
     )
     requests = requests_of(9)
     wanted = batches_of(mapped, requests)
-    for maker in (planner, ReadAhead(planner, planner)):
+    for maker in (planner, ReadAhead(planner)):
         assert all(
             torch.equal(left, right)
             for left, right in zip(batches_of(maker, requests), wanted, strict=True)
@@ -101,7 +101,7 @@ def test_read_errors(corpora, monkeypatch, tmp_path):
     assert 0 not in problems and "became shorter while it was being read" in problems[10]
     assert "row 11" in problems[11]
     with pytest.raises(AudioError, match=r"became shorter|row \d+"):
-        batches_of(ReadAhead(planner, planner), request)
+        batches_of(ReadAhead(planner), request)
 
 
 def test_automatic_choice(corpora, monkeypatch, caplog):

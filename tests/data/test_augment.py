@@ -26,15 +26,14 @@ from speakernet.data.augment.banks import (
     NOISE,
     REVERB,
     ClipBank,
-    ResidentBanks,
     RirBank,
     block_energies,
-    bytes_of_banks,
     clips_into_ram,
+    crop_starts,
     device_responses,
-    energies_of_crops,
     noise_banks,
 )
+from speakernet.data.augment.mixers import bytes_of_banks
 from speakernet.data.augment.options import AugmentOptions
 from speakernet.data.on_device import DeviceAudio
 from speakernet.data.packed import RamRows
@@ -76,19 +75,21 @@ def speech(random, batch=BATCH):
     return torch.from_numpy((0.1 * random.standard_normal((batch, SAMPLES))).astype(np.float32))
 
 
+CPU = torch.device("cpu")
+
+
 def augment(augmenter, clean, epoch=0):
-    drawn = augmenter.draw(np.arange(len(clean)), epoch)
-    # The code for devices is compared with plain references; a test below compares the code for
-    # CPUs with it.
-    ingredients = ResidentBanks(augmenter.banks, augmenter.rirs, clean.device).gather(
-        drawn, clean.shape[1]
-    )
-    return augmenter.apply(clean.clone(), drawn, ingredients), drawn, ingredients
+    """By the mixer for devices, which is compared with plain references; a test below compares the
+    mixer for hosts with it.
+    """
+    augmenter.move_to(CPU)
+    rows = np.arange(len(clean))
+    return augmenter(clean.clone(), epoch=epoch, rows=rows), augmenter.draw(rows, epoch)
 
 
 def test_signal_to_noise_ratios(folders, random):
     clean = speech(random)
-    noisy, drawn, _ = augment(make(folders), clean)
+    noisy, drawn = augment(make(folders), clean)
     utterances = np.unique(drawn.source_rows)
     assert len(utterances) > BATCH / 3
     for row in utterances:
@@ -118,7 +119,7 @@ def test_ranges_of_draws(folders):
 def test_reverberation(folders, random):
     clean = speech(random)
     augmenter = make(folders)
-    wet, drawn, _ = augment(augmenter, clean)
+    wet, drawn = augment(augmenter, clean)
     rows = np.flatnonzero(drawn.kinds == REVERB)[:9]
     assert set(drawn.rirs[rows]) == {0, 1, 2}
     for row in rows:
@@ -135,7 +136,8 @@ def test_reverberation(folders, random):
 def test_classic_style(folders, random):
     clean = speech(random, 60)
     augmenter = make(folders, style="classic")
-    result, drawn, ingredients = augment(augmenter, clean)
+    result, drawn = augment(augmenter, clean)
+    noises = augmenter.mixer.noises(drawn, SAMPLES)
     for row in range(60):
         audio = clean[row].numpy().astype(np.float64)
         expected = audio
@@ -147,7 +149,7 @@ def test_classic_style(folders, random):
         else:
             clean_db = 10 * np.log10(np.mean(audio**2) + 1e-4)
             for source in np.flatnonzero(drawn.source_rows == row):
-                noise = ingredients.noises[source].numpy().astype(np.float64)
+                noise = noises[source].numpy().astype(np.float64)
                 noise_db = 10 * np.log10(np.mean(noise**2) + 1e-4)
                 expected = (
                     expected
@@ -159,10 +161,10 @@ def test_classic_style(folders, random):
 def test_keyed_draws(folders, random):
     clean = speech(random, 40)
     augmenter = make(folders, telephone_probability=0.3, volume_db=[-6, 6])
-    together, _, _ = augment(augmenter, clean)
-    again, _, _ = augment(make(folders, telephone_probability=0.3, volume_db=[-6, 6]), clean)
+    together, _ = augment(augmenter, clean)
+    again, _ = augment(make(folders, telephone_probability=0.3, volume_db=[-6, 6]), clean)
     assert torch.equal(together, again)
-    other, _, _ = augment(augmenter, clean, epoch=1)
+    other, _ = augment(augmenter, clean, epoch=1)
     assert not torch.equal(together, other)
     for row in (0, 7, 39):
         alone = augmenter(clean[row : row + 1].clone(), epoch=0, rows=np.array([row]))
@@ -244,9 +246,9 @@ def test_layouts_and_broken_files(tmp_path, caplog):
     with pytest.raises(AudioError, match="no such folder"):
         noise_banks(tmp_path / "none", 16000, None)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(AudioError, match=r"empty contains 0 noise files.*music"):
+    with pytest.raises(AudioError, match=r"empty: none of 0 audio files.*music"):
         noise_banks(tmp_path / "empty", 16000, None)
-    with pytest.raises(AudioError, match="no audio files"):
+    with pytest.raises(AudioError, match="none of 0 audio files"):
         RirBank(tmp_path / "empty", 16000, None, is_aligned=True)
     root = tmp_path / "flat"
     write_audio(root / "a.wav", np.ones(100, dtype=np.float32) / 2, 16000)
@@ -258,7 +260,7 @@ def test_layouts_and_broken_files(tmp_path, caplog):
     rirs = RirBank(root, 16000, None, is_aligned=True)
     assert list(rirs.names) == ["a.wav"] and "2 of 3 files left out" in caplog.text
     (root / "a.wav").unlink()
-    with pytest.raises(AudioError, match=r"none of the 2 RIRs is usable.*b\.wav"):
+    with pytest.raises(AudioError, match=r"none of 2 audio files is usable.*b\.wav"):
         RirBank(root, 16000, None, is_aligned=True)
 
 
@@ -284,7 +286,7 @@ def test_cpu_code(folders, random, style, in_memory):
     clean = speech(random, 80)
     clean[:20] = 0  # silence must give finite values too
     augmenter = make(folders, style=style)
-    expected, _, _ = augment(augmenter, clean, epoch=3)
+    expected, _ = augment(make(folders, style=style), clean, epoch=3)
     if in_memory:
         assert clips_into_ram(augmenter.banks, 1 << 30)
     made = augmenter(clean.clone(), epoch=3, rows=np.arange(80))
@@ -302,7 +304,7 @@ def test_resident_banks(folders, random, style):
         microphone_probability=0.5,
     )
     expected = augmenter(clean.clone(), epoch=3, rows=np.arange(80))
-    augmenter.resident = ResidentBanks(augmenter.banks, augmenter.rirs, torch.device("cpu"))
+    augmenter.move_to(CPU)
     made = augmenter(clean.clone(), epoch=3, rows=np.arange(80))
     # The codec's steps are coarse, and a sample on an edge may fall to either side.
     is_coded = augmenter.draw(np.arange(80), 3).codec
@@ -323,9 +325,7 @@ def test_babble_of_a_resident_corpus(folders, random):
     clean = speech(random, 60)
     expected = augmenter(clean.clone(), epoch=0, rows=np.arange(60))
     on_device = DeviceAudio(held)
-    augmenter.resident = ResidentBanks(
-        banks, None, torch.device("cpu"), corpus=on_device, corpus_rows=corpus
-    )
+    augmenter.move_to(CPU, corpus=(corpus, on_device))
     made = augmenter(clean.clone(), epoch=0, rows=np.arange(60))
     torch.testing.assert_close(made, expected, atol=1e-5, rtol=1e-4)
     assert not torch.allclose(made, clean)
@@ -334,13 +334,23 @@ def test_babble_of_a_resident_corpus(folders, random):
     )
 
 
-def test_energies_of_crops(random):
-    samples = random.integers(-32768, 32768, 5000).astype(np.int16)
-    sums = block_energies(samples)
-    for num_samples in (128, 200, 1000, 4999):
-        firsts = random.integers(0, 5000 - num_samples + 1, 50)
-        expected = [(samples[f : f + num_samples].astype(np.int64) ** 2).sum() for f in firsts]
-        assert energies_of_crops(sums, samples, firsts, num_samples).tolist() == expected
+def test_powers_of_crops(random):
+    samples = torch.from_numpy(random.integers(-32768, 32768, 5000).astype(np.int16))
+    length = np.array([5000])
+    bank = ClipBank(
+        RamRows(samples, np.array([0]), length, {}),
+        np.array([0]),
+        length,
+        block_energies(samples.numpy()),
+    )
+    for num_samples in (50, 200, 4999):
+        places = random.random(50)
+        starts = crop_starts(places, 5000, num_samples)
+        expected = [
+            np.mean((samples[start : start + num_samples].numpy() / 2**15) ** 2) for start in starts
+        ]
+        crops = bank.crops(np.zeros(50, dtype=np.int64), places, num_samples)
+        assert [crop.power for crop in crops] == pytest.approx(expected, rel=1e-14)
 
 
 def test_rirs(tmp_path, caplog):

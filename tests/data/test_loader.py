@@ -18,7 +18,7 @@ from speakernet.config import Config
 from speakernet.config.schema import replaced
 from speakernet.corpora.pack_inputs import FolderInput
 from speakernet.data.audio import AudioError, audio_info, read_audio, write_audio
-from speakernet.data.augment.banks import bytes_of_banks
+from speakernet.data.augment.mixers import DeviceMixer, bytes_of_banks
 from speakernet.data.batches import BatchMaker, BatchRequest, ResidentMaker
 from speakernet.data.loader import _one_ahead
 from speakernet.data.packed import RamRows, load_into_ram
@@ -203,7 +203,9 @@ def test_speeds_of_a_resident_corpus(tiny_corpus, disturbances, factors):
         loader(tiny_corpus, disturbances, **options, data__device_resident=one)
         for one in ("off", "on")
     )
-    assert isinstance(resident.maker, ResidentMaker) and resident.augmenter.resident is not None
+    assert isinstance(resident.maker, ResidentMaker) and isinstance(
+        resident.augmenter.mixer, DeviceMixer
+    )
     for number in (0, 1):
         for one, other in zip(epoch(host, number), epoch(resident, number), strict=True):
             torch.testing.assert_close(one.waveforms, other.waveforms, atol=1e-5, rtol=1e-4)
