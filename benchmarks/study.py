@@ -36,8 +36,8 @@ from benchmarks.study_table import table
 from speakernet.checkpoint import read_own_checkpoint
 from speakernet.cli import run_command
 from speakernet.config import load_config
+from speakernet.corpora.pairs import hold_out
 from speakernet.corpora.trial_lists import write_held_out
-from speakernet.corpora.utterances import hold_out
 from speakernet.data.lists import audio_folder_of, read_training_list
 from speakernet.files import GrowingFile, atomic_write, exclusive, read_yaml
 from speakernet.run_folder import (

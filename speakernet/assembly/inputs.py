@@ -211,7 +211,7 @@ class Inputs:
     def _held_out(self) -> tuple[TrainingInput, TrialInput]:
         """The training list split by `data.validation_speakers`."""
         # Late: a run with its own validation list makes no trials.
-        from speakernet.corpora.utterances import hold_out
+        from speakernet.corpora.pairs import hold_out
 
         given = self.listed
         found = hold_out(given.rows, self._data.validation_speakers, self._seed)

@@ -6,7 +6,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -34,25 +34,27 @@ class Finding:
     """The first few items affected."""
 
     def __str__(self) -> str:
-        examples = f" (first: {', '.join(self.examples[:3])})" if self.examples else ""
-        return f"{self.check}: {self.message}{examples}" + (
-            f"; {self.advice}" if self.advice else ""
-        )
+        text = f"{self.check}: {self.message}"
+        if self.examples:
+            text += f" (first: {', '.join(self.examples[:3])})"
+        return f"{text}; {self.advice}" if self.advice else text
 
 
-def some(
+def findings_for_rows(
     level: Level,
     check: str,
     rows: np.ndarray | Sequence[int],
-    names: Callable[[int], str],
+    name_of: Callable[[int], str],
     noun: str,
     advice: str,
 ) -> list[Finding]:
     """A finding that counts `rows` as `noun` and names the first few; an empty list if there are no
     rows.
     """
-    examples = tuple(names(int(row)) for row in rows[:MAX_NAMED])
-    return [Finding(level, check, counted(len(rows), noun), advice, examples)] if len(rows) else []
+    if not len(rows):
+        return []
+    examples = tuple(name_of(int(row)) for row in rows[:MAX_NAMED])
+    return [Finding(level, check, counted(len(rows), noun), advice, examples)]
 
 
 def worst(findings: Iterable[Finding]) -> Level:
@@ -72,12 +74,11 @@ def closing_line(findings: Iterable[Finding], *, has_data: bool = True) -> str:
     """
     levels = Counter(finding.level for finding in findings)
     counts = [counted(levels[level], level) for level in ("error", "warning") if levels[level]]
-    usable = (
-        "you can train"
-        if has_data
-        else "you can train on this machine; add --config or --list to check data"
-    )
-    conclusion = "fix the errors before you train" if levels["error"] else usable
+    conclusion = "you can train"
+    if levels["error"]:
+        conclusion = "fix the errors before you train"
+    elif not has_data:
+        conclusion = "you can train on this machine; add --config or --list to check data"
     return f"{', '.join(counts) or 'no problems'}: {conclusion}"
 
 
@@ -87,14 +88,24 @@ def table(findings: Iterable[Finding]) -> str:
     """
     findings = list(findings)
     width = max([len(finding.check) for finding in findings] + [5])
-    lines = [f"{'level':<8} {'check':<{width}} found"]
     indent = " " * (width + 10)
+    lines = [f"{'level':<8} {'check':<{width}} found"]
     for finding in findings:
-        texts = [(f"{finding.level:<8} {finding.check:<{width}} ", indent, finding.message)]
-        texts += [(f"{indent}- ", f"{indent}  ", one) for one in finding.examples]
-        texts += [(f"{indent}-> ", f"{indent}   ", finding.advice)] if finding.advice else []
-        for first, following, text in texts:
-            how: dict[str, Any] = {"initial_indent": first, "subsequent_indent": following}
-            how |= {"break_long_words": False, "break_on_hyphens": False}
-            lines += textwrap.wrap(text, TABLE_WIDTH, **how) or [first]
+        lines += _wrap(f"{finding.level:<8} {finding.check:<{width}} ", finding.message)
+        for example in finding.examples:
+            lines += _wrap(f"{indent}- ", example)
+        if finding.advice:
+            lines += _wrap(f"{indent}-> ", finding.advice)
     return "\n".join(lines)
+
+
+def _wrap(start: str, text: str) -> list[str]:
+    """The lines of a text that begins after `start`, where its further lines are indented to."""
+    wrapper = textwrap.TextWrapper(
+        TABLE_WIDTH,
+        initial_indent=start,
+        subsequent_indent=" " * len(start),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return wrapper.wrap(text) or [start]

@@ -25,6 +25,5 @@ def augmentation_findings(
             advice = "restore or remove them; training leaves them out"
             yield Finding("warning", check, f"{path}: {problem}", advice)
         else:
-            yield Finding(
-                "ok", check, f"all {counted(len(files.names), 'file')} of {path} can be read"
-            )
+            message = f"all {counted(len(files.names), 'file')} of {path} can be read"
+            yield Finding("ok", check, message)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -55,6 +55,7 @@ from speakernet.terminal import MAX_NAMED, counted
 ListType = TypeVar("ListType", TrainingList, TrialList)
 
 MIN_FREE_BYTES = 5 << 30
+SHARED_MEMORY = Path("/dev/shm")
 MIN_SHARED_BYTES = 1 << 30
 """Docker's default is 64 MiB, eight batches of 64 crops of 2 s in float32."""
 ADVICE_ON_SHARED_MEMORY = (
@@ -91,6 +92,18 @@ class CheckRequest:
     """Name -> training list and its folder, if there are several."""
 
 
+class _CheckedList(NamedTuple):
+    """A list that could be read, and its audio if that could be opened."""
+
+    listed: TrainingList | TrialList
+    source: AudioSource | None
+    check: str
+
+    @property
+    def names(self) -> StringTable:
+        return self.listed.names if isinstance(self.listed, TrialList) else self.listed.paths
+
+
 def full_check(request: CheckRequest) -> tuple[list[Finding], dict[str, np.ndarray]]:
     """Run every check that the request allows; defects of lists and files become findings, never
     exceptions.
@@ -99,25 +112,12 @@ def full_check(request: CheckRequest) -> tuple[list[Finding], dict[str, np.ndarr
         The findings, and the durations in seconds of every list whose audio was checked.
     """
     findings: list[Finding] = []
-    durations: dict[str, np.ndarray] = {}
-    read: dict[str, SampleFacts] = {}
-    training = _read(request.train_list, read_training_list, "training list", findings)
-    source = _open(request.train_root, request.sample_rate, "training audio", findings)
-    corpora = {}
-    for name, (listed_in, below) in request.corpora.items():
-        of_corpus = _read(listed_in, read_training_list, f"training list {name}", findings)
-        audio = _open(below, request.sample_rate, f"training audio {name}", findings)
-        if of_corpus is not None and audio is not None:
-            corpora[name] = of_corpus, audio
-    if corpora:
-        try:
-            training, source = join(corpora, DataOptions(sample_rate=request.sample_rate))
-        except ValueError as error:
-            findings.append(Finding("error", "data.corpora", str(error)))
+    training, source = _read_training(request, findings)
     trials: list[tuple[TrialList, AudioSource | None]] = []
     for path, root in request.trials:
-        if (one := _read(path, read_trials, "trial list", findings)) is not None:
-            trials.append((one, _open(root, request.sample_rate, "trial audio", findings)))
+        trial_list = _read(path, read_trials, "trial list", findings)
+        if trial_list is not None:
+            trials.append((trial_list, _open(root, request.sample_rate, "trial audio", findings)))
     findings += quick_check(
         train_list=training,
         train_source=source,
@@ -126,41 +126,77 @@ def full_check(request: CheckRequest) -> tuple[list[Finding], dict[str, np.ndarr
         max_bad_share=request.max_bad_share,
         min_seconds=request.min_seconds,
     )
-    listed: list[tuple[TrainingList | TrialList, AudioSource | None, str]] = []
-    listed += [(training, source, "training audio")] if training is not None else []
-    listed += [
-        (one, of_trials, f"trial audio ({Path(one.source).name})") for one, of_trials in trials
-    ]
-    tables = [one.names if isinstance(one, TrialList) else one.paths for one, *_ in listed]
-    for names, (given, audio, check) in zip(tables, listed, strict=True):
-        if audio is None:
-            continue
-        # Reading headers waits for the disk, which four readers per core keep busy.
-        lookup = audio.lookup_table(names, num_threads=4 * request.num_jobs)
-        rows = np.setdiff1d(np.arange(len(names)), list(lookup.problems))
-        if not len(rows):
-            continue
-        durations[check] = lookup.seconds[rows]
-        good = names.take(rows) if lookup.problems else names
-        findings.append(disk_finding(audio, good, f"{check}: disk"))
-        if request.is_fast:
-            continue
-        facts = read[check] = read_facts(audio, good, request.num_jobs, check)
-        findings += sample_findings(
-            facts, check, given.labels[rows] if isinstance(given, TrainingList) else None
-        )
-        findings += (
-            trial_findings(given, rows, facts, check) if isinstance(given, TrialList) else []
-        )
-    for first, second in itertools.combinations(read, 2):
+    checked: list[_CheckedList] = []
+    if training is not None:
+        checked.append(_CheckedList(training, source, "training audio"))
+    for trial_list, audio in trials:
+        check = f"trial audio ({Path(trial_list.source).name})"
+        checked.append(_CheckedList(trial_list, audio, check))
+    durations: dict[str, np.ndarray] = {}
+    facts: dict[str, SampleFacts] = {}
+    for item in checked:
+        findings += _check_audio(item, request, durations, facts)
+    for first, second in itertools.combinations(facts, 2):
         findings += shared_findings(
-            read[first], read[second], (first, second), renamed=first != "training audio"
+            facts[first], facts[second], (first, second), renamed=first != "training audio"
         )
     needs_ffmpeg = any(
-        PurePath(name).suffix.lower() in CONVERTIBLE_SUFFIXES for table in tables for name in table
+        PurePath(name).suffix.lower() in CONVERTIBLE_SUFFIXES
+        for item in checked
+        for name in item.names
     )
     findings += machine_findings(request.save_path, needs_ffmpeg=needs_ffmpeg)
     return findings, durations
+
+
+def _read_training(
+    request: CheckRequest, findings: list[Finding]
+) -> tuple[TrainingList | None, AudioSource | None]:
+    """The training list and its audio, or those of several corpora joined."""
+    rate = request.sample_rate
+    corpora = {}
+    for name, (path, root) in request.corpora.items():
+        listed = _read(path, read_training_list, f"training list {name}", findings)
+        audio = _open(root, rate, f"training audio {name}", findings)
+        if listed is not None and audio is not None:
+            corpora[name] = listed, audio
+    if corpora:
+        try:
+            return join(corpora, DataOptions(sample_rate=rate))
+        except ValueError as error:
+            findings.append(Finding("error", "data.corpora", str(error)))
+    training = _read(request.train_list, read_training_list, "training list", findings)
+    return training, _open(request.train_root, rate, "training audio", findings)
+
+
+def _check_audio(
+    checked: _CheckedList,
+    request: CheckRequest,
+    durations: dict[str, np.ndarray],
+    facts: dict[str, SampleFacts],
+) -> list[Finding]:
+    """Time the disk and, unless only headers are read, check all samples; adds to `durations` and
+    `facts`.
+    """
+    listed, source, check = checked
+    if source is None:
+        return []
+    names = checked.names
+    # Reading headers waits for the disk, which four readers per core keep busy.
+    lookup = source.lookup_table(names, num_threads=4 * request.num_jobs)
+    rows = np.setdiff1d(np.arange(len(names)), list(lookup.problems))
+    if not len(rows):
+        return []
+    durations[check] = lookup.seconds[rows]
+    readable = names.take(rows) if lookup.problems else names
+    findings = [disk_finding(source, readable, f"{check}: disk")]
+    if request.is_fast:
+        return findings
+    facts[check] = read_facts(source, readable, request.num_jobs, check)
+    if isinstance(listed, TrainingList):
+        return findings + sample_findings(facts[check], check, listed.labels[rows])
+    findings += sample_findings(facts[check], check)
+    return findings + trial_findings(listed, rows, facts[check], check)
 
 
 def _read(
@@ -170,18 +206,20 @@ def _read(
     findings: list[Finding],
 ) -> ListType | None:
     """Read a list without its malformed rows, which together become one finding."""
+    if path is None:
+        return None
     malformed: list[str] = []
-    found = None
+    listed = None
     try:
-        found = None if path is None else read(path, malformed)
+        listed = read(path, malformed)
     except ListError as error:
-        findings += [] if malformed else [Finding("error", check, str(error))]
+        if not malformed:
+            findings.append(Finding("error", check, str(error)))
     if malformed:
         message = f"{counted(len(malformed), 'malformed row')} in {path}"
-        findings.append(
-            Finding("error", check, message, "correct or remove them", tuple(malformed[:MAX_NAMED]))
-        )
-    return found
+        examples = tuple(malformed[:MAX_NAMED])
+        findings.append(Finding("error", check, message, "correct or remove them", examples))
+    return listed
 
 
 def _open(
@@ -200,54 +238,49 @@ def machine_findings(save_path: Path, *, needs_ffmpeg: bool = False) -> Iterator
     bf16 = native_bf16()
     computes = f"computes bf16 natively ({bf16})" if bf16 else "no native bf16"
     yield Finding("ok", "processor", f"{cpu_name()}; {computes}")
-    folder = next(
-        one for one in (save_path.absolute(), *save_path.absolute().parents) if one.exists()
-    )
+    path = save_path.absolute()
+    folder = next(place for place in (path, *path.parents) if place.exists())
     if not os.access(folder, os.W_OK):
-        yield Finding(
-            "error",
-            "save path",
-            f"{folder} is not writable",
-            "choose a different --training.save_path",
-        )
-    for name, place, least, advice in (
-        (
-            "free space",
-            folder,
-            MIN_FREE_BYTES,
-            "checkpoints of a large model may not fit; free some space",
-        ),
-        ("shared memory", Path("/dev/shm"), MIN_SHARED_BYTES, ADVICE_ON_SHARED_MEMORY),
-    ):
-        if place.is_dir():
-            usage = shutil.disk_usage(place)
-            message = f"{human_bytes(usage.free)} of {human_bytes(usage.total)} free in {place}"
-            yield (
-                Finding("warning", name, message, advice)
-                if usage.free < least
-                else Finding("ok", name, message)
-            )
+        advice = "choose a different --training.save_path"
+        yield Finding("error", "save path", f"{folder} is not writable", advice)
+    advice = "checkpoints of a large model may not fit; free some space"
+    yield _space_finding("free space", folder, MIN_FREE_BYTES, advice)
+    if SHARED_MEMORY.is_dir():
+        advice = ADVICE_ON_SHARED_MEMORY
+        yield _space_finding("shared memory", SHARED_MEMORY, MIN_SHARED_BYTES, advice)
     try:
-        path = find_ffmpeg()
-        yield Finding("ok", "ffmpeg", f"{ffmpeg_version(path)} ({path})")
+        ffmpeg = find_ffmpeg()
+        yield Finding("ok", "ffmpeg", f"{ffmpeg_version(ffmpeg)} ({ffmpeg})")
     except FfmpegError as error:
-        needed = Finding(
-            "warning", "ffmpeg", str(error), "the lists name files that only ffmpeg can decode"
-        )
-        unneeded = "not found, but only needed for m4a and similar files (as in VoxCeleb2)"
-        yield needed if needs_ffmpeg else Finding("ok", "ffmpeg", unneeded)
+        if needs_ffmpeg:
+            advice = "the lists name files that only ffmpeg can decode"
+            yield Finding("warning", "ffmpeg", str(error), advice)
+        else:
+            unneeded = "not found, but only needed for m4a and similar files (as in VoxCeleb2)"
+            yield Finding("ok", "ffmpeg", unneeded)
     yield _torch_pair()
-    if facts := gpu_facts():
-        gpus = ", ".join(
-            f"{gpu['name']} ({human_bytes(gpu['memory_bytes'])})" for gpu in facts["gpus"]
-        )
-        yield Finding(
-            "ok", "GPU", f"{gpus}; CUDA {facts['cuda']}; driver {driver_version() or 'unknown'}"
-        )
-        return
-    found, advice = unusable_gpu()
-    none = f"none; training runs on {counted(usable_cores(), 'CPU core')}"
-    yield Finding("warning" if found else "ok", "GPU", found or none, advice)
+    yield _gpu_finding()
+
+
+def _space_finding(check: str, folder: Path, min_bytes: int, advice: str) -> Finding:
+    usage = shutil.disk_usage(folder)
+    message = f"{human_bytes(usage.free)} of {human_bytes(usage.total)} free in {folder}"
+    if usage.free < min_bytes:
+        return Finding("warning", check, message, advice)
+    return Finding("ok", check, message)
+
+
+def _gpu_finding() -> Finding:
+    facts = gpu_facts()
+    if not facts:
+        problem, advice = unusable_gpu()
+        if problem:
+            return Finding("warning", "GPU", problem, advice)
+        cores = counted(usable_cores(), "CPU core")
+        return Finding("ok", "GPU", f"none; training runs on {cores}", advice)
+    gpus = [f"{gpu['name']} ({human_bytes(gpu['memory_bytes'])})" for gpu in facts["gpus"]]
+    driver = driver_version() or "unknown"
+    return Finding("ok", "GPU", f"{', '.join(gpus)}; CUDA {facts['cuda']}; driver {driver}")
 
 
 def disk_finding(source: AudioSource, names: StringTable, check: str) -> Finding:
@@ -264,45 +297,43 @@ def disk_finding(source: AudioSource, names: StringTable, check: str) -> Finding
     if not num_read:
         return Finding("warning", check, "the disk could not be timed: no file could be read")
     message = f"{rate:,.0f} files per second with one reader (recently read files come from memory)"
-    is_slow = rate < SLOW_READS_PER_SECOND and len(names) / rate > SHORT_PASS_SECONDS
-    advice = "copy the data to a local SSD, or pack it: speakernet pack" if is_slow else ""
-    return Finding("warning" if is_slow else "ok", check, message, advice)
+    if rate < SLOW_READS_PER_SECOND and len(names) / rate > SHORT_PASS_SECONDS:
+        advice = "copy the data to a local SSD, or pack it: speakernet pack"
+        return Finding("warning", check, message, advice)
+    return Finding("ok", check, message)
 
 
 @functools.cache
 def _torch_pair() -> Finding:
-    versions = {package: version_of(package) for package in ("torch", "torchaudio")}
-    message = ", ".join(
-        f"{package} {version or '(not installed)'}" for package, version in versions.items()
-    )
-    # In a separate process, because a mismatched pair may crash it.
+    """Whether torchaudio loads, tried in another process, because a mismatched pair may crash."""
+    versions = [
+        f"{package} {version_of(package) or '(not installed)'}"
+        for package in ("torch", "torchaudio")
+    ]
+    message = ", ".join(versions)
     command = [sys.executable, "-c", "import torchaudio"]
     try:
         outcome = subprocess.run(
             command, capture_output=True, text=True, timeout=IMPORT_TIMEOUT_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
-        return Finding(
-            "warning",
-            "torch",
-            f"{message}: torchaudio took more than {IMPORT_TIMEOUT_SECONDS} s to load",
-        )
+        slow = f"{message}: torchaudio took more than {IMPORT_TIMEOUT_SECONDS} s to load"
+        return Finding("warning", "torch", slow)
     if outcome.returncode == 0:
         return Finding("ok", "torch", message)
-    last = (outcome.stderr.strip().splitlines() or [f"exit status {outcome.returncode}"])[-1]
+    lines = [f"exit status {outcome.returncode}", *outcome.stderr.strip().splitlines()]
     advice = f"install a matching pair: {TORCH_PAIR}"
-    return Finding("error", "torch", f"{message}: torchaudio does not load ({last})", advice)
+    return Finding("error", "torch", f"{message}: torchaudio does not load ({lines[-1]})", advice)
 
 
 def duration_histogram(seconds: np.ndarray) -> str:
     """A histogram of durations as text, one bar per line."""
     counts, _ = np.histogram(seconds, bins=[*DURATION_EDGES, np.inf])
-    ends = [*(f"to {edge:<4g} s" for edge in DURATION_EDGES[1:]), "s and more"]
-    lines = [
-        f"{f'{first:>4g} {end}':<16} {count:>10,} "
-        f"{'#' * int(np.ceil(50 * count / max(1, counts.max())))}"
-        for first, end, count in zip(DURATION_EDGES, ends, counts, strict=True)
-    ]
+    ends = [f"to {edge:<4g} s" for edge in DURATION_EDGES[1:]] + ["s and more"]
+    lengths = np.ceil(50 * counts / max(1, counts.max())).astype(int).tolist()
+    lines = []
+    for first, end, count, length in zip(DURATION_EDGES, ends, counts, lengths, strict=True):
+        lines.append(f"{f'{first:>4g} {end}':<16} {count:>10,} {'#' * length}")
     # Drop empty bars at the end.
     return "\n".join(lines[: int(np.flatnonzero(counts).max(initial=0)) + 1])
 

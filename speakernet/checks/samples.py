@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from speakernet.checks import Finding, some
+from speakernet.checks import Finding, findings_for_rows
 from speakernet.data.audio import AudioError, audio_info, to_int16
 from speakernet.data.lists import StringTable, TrialList
 from speakernet.data.sources import AudioSource
@@ -78,50 +78,55 @@ def read_facts(
     """Read every file, several at once, with a progress bar; memory holds 321 bytes per row and the
     current blocks.
     """
-    rows = len(names)
+    num_rows = len(names)
     facts = SampleFacts(
         names,
-        rms=np.zeros(rows, np.float32),
-        clipped=np.zeros(rows, np.float32),
-        hashes=np.zeros(rows, np.uint64),
-        cut_off=np.zeros(rows, np.bool_),
-        seconds=np.zeros(rows, np.float32),
-        beginnings=np.zeros((rows, len(BANDS_HZ), NUM_FRAMES), np.uint8),
+        rms=np.zeros(num_rows, np.float32),
+        clipped=np.zeros(num_rows, np.float32),
+        hashes=np.zeros(num_rows, np.uint64),
+        cut_off=np.zeros(num_rows, np.bool_),
+        seconds=np.zeros(num_rows, np.float32),
+        beginnings=np.zeros((num_rows, len(BANDS_HZ), NUM_FRAMES), np.uint8),
         problems={},
     )
 
-    def look(some_rows: Sequence[int]) -> int:
-        for row in some_rows:
-            power = 0.0
-            clipped = 0
-            total = 0
-            digest = hashlib.blake2b(digest_size=8)
+    def read_rows(rows: Sequence[int]) -> int:
+        for row in rows:
             try:
-                for block in source.blocks(names[row], SAMPLES_AT_ONCE):
-                    if total == 0:
-                        facts.beginnings[row] = shape_of_beginning(block, source.sample_rate)
-                    power += float(np.square(block, dtype=np.float64).sum())
-                    clipped += int((np.abs(block) >= FULL_SCALE).sum())
-                    total += len(block)
-                    # The hash covers the samples only: a different header does not make a different
-                    # recording.
-                    digest.update(to_int16(block).tobytes())
-                path = source.path_of(names[row])
-                facts.cut_off[row] = bool(path) and audio_info(path).is_truncated
+                _read_row(source, facts, row)
             except AudioError as error:
                 facts.problems[row] = str(error)
-                continue
-            facts.rms[row] = (power / total) ** 0.5
-            facts.clipped[row] = clipped / total
-            facts.hashes[row] = int.from_bytes(digest.digest(), "little")
-            facts.seconds[row] = total / source.sample_rate
-        return len(some_rows)
+        return len(rows)
 
     tasks = (
-        range(first, min(first + ROWS_PER_TASK, rows)) for first in range(0, rows, ROWS_PER_TASK)
+        range(first, min(first + ROWS_PER_TASK, num_rows))
+        for first in range(0, num_rows, ROWS_PER_TASK)
     )
-    list(parallel_map(look, tasks, num_jobs, description, total=rows, units_of=int))
+    list(parallel_map(read_rows, tasks, num_jobs, description, total=num_rows, units_of=int))
     return facts
+
+
+def _read_row(source: AudioSource, facts: SampleFacts, row: int) -> None:
+    """Read one file and write down its facts; a damaged one leaves only its beginning."""
+    name = facts.names[row]
+    power = 0.0
+    num_clipped = 0
+    num_samples = 0
+    digest = hashlib.blake2b(digest_size=8)
+    for block in source.blocks(name, SAMPLES_AT_ONCE):
+        if num_samples == 0:
+            facts.beginnings[row] = shape_of_beginning(block, source.sample_rate)
+        power += float(np.square(block, dtype=np.float64).sum())
+        num_clipped += int((np.abs(block) >= FULL_SCALE).sum())
+        num_samples += len(block)
+        # The hash covers the samples only: a different header does not make a different recording.
+        digest.update(to_int16(block).tobytes())
+    path = source.path_of(name)
+    facts.cut_off[row] = bool(path) and audio_info(path).is_truncated
+    facts.rms[row] = (power / num_samples) ** 0.5
+    facts.clipped[row] = num_clipped / num_samples
+    facts.hashes[row] = int.from_bytes(digest.digest(), "little")
+    facts.seconds[row] = num_samples / source.sample_rate
 
 
 def shape_of_beginning(samples: np.ndarray, sample_rate: int) -> np.ndarray:
@@ -189,9 +194,9 @@ def are_copies(facts: SampleFacts, first: np.ndarray, second: np.ndarray) -> np.
     pairs = np.flatnonzero(is_near & (facts.hashes[first] != facts.hashes[second]))
     is_copy = np.zeros(len(first), dtype=bool)
     for start in range(0, len(pairs), PAIRS_AT_ONCE):
-        some = pairs[start : start + PAIRS_AT_ONCE]
-        values = likeness(facts.beginnings[first[some]], facts.beginnings[second[some]])
-        is_copy[some] = values >= COPY_LIKENESS
+        block = pairs[start : start + PAIRS_AT_ONCE]
+        values = likeness(facts.beginnings[first[block]], facts.beginnings[second[block]])
+        is_copy[block] = values >= COPY_LIKENESS
     return is_copy
 
 
@@ -221,9 +226,9 @@ def sample_findings(
     is an error.
     """
     names = facts.names.__getitem__
-    advice = "recreate them from their source or remove them from the list"
     damaged = sorted(facts.problems)
-    findings = some(
+    advice = "recreate them from their source or remove them from the list"
+    findings = findings_for_rows(
         "error",
         f"{check}: damaged",
         damaged,
@@ -245,59 +250,64 @@ def sample_findings(
         ),
         ("truncated", facts.cut_off, "copy or convert them again; their end is missing"),
     ):
-        findings += some(
-            "warning",
-            f"{check}: {kind}",
-            np.flatnonzero(is_read & is_bad),
-            names,
-            f"{kind} file",
-            advice,
+        bad = np.flatnonzero(is_read & is_bad)
+        findings += findings_for_rows(
+            "warning", f"{check}: {kind}", bad, names, f"{kind} file", advice
         )
-    # Silent files are left out: equal silence does not mean the same recording.
-    rows = np.flatnonzero(facts.rms >= SILENT_RMS)
-    rows = rows[np.argsort(facts.hashes[rows], kind="stable")]
-    same = facts.hashes[rows[1:]] == facts.hashes[rows[:-1]]
-    pairs = zip(rows[:-1][same].tolist(), rows[1:][same].tolist(), strict=True)
-    # A person in two folders gets one line, not one per recording.
-    groups: dict[tuple[int, ...], list[str]] = {}
-    for pair in pairs:
-        speakers = tuple(sorted({int(labels[row]) for row in pair})) if labels is not None else ()
-        groups.setdefault(speakers, []).append(" = ".join(map(names, pair)))
-    crossed = [one for speakers, one in groups.items() if len(speakers) > 1]
-    if crossed:
-        shown = (
-            f"{one[0]}{f', and {len(one) - 1} more under these two' if one[1:] else ''}"
-            for one in crossed
-        )
-        message = f"{counted(sum(map(len, crossed)), 'recording')} under two speakers"
-        advice = (
-            "one person in two folders, or a wrong label: merge the speakers or remove the rows"
-        )
-        examples = tuple(itertools.islice(shown, MAX_NAMED))
-        findings.append(Finding("error", f"{check}: two speakers", message, advice, examples))
-    twice = [pair for speakers, one in groups.items() if len(speakers) < 2 for pair in one]
-    advice = "they count twice, and a target trial between them is trivial"
-    findings += some(
-        "warning",
-        f"{check}: duplicates",
-        range(len(twice)),
-        twice.__getitem__,
-        "duplicate file",
-        advice,
-    )
+    findings += _equal_samples(facts, check, labels)
     if labels is not None:
-        pairs_of_rows = copies_of_speakers(facts, labels).tolist()
-        copies = [f"{names(first)} = {names(second)}" for first, second in pairs_of_rows]
-        findings += some(
+        copies = copies_of_speakers(facts, labels).tolist()
+        findings += findings_for_rows(
             "warning",
             f"{check}: copies",
             range(len(copies)),
-            copies.__getitem__,
+            lambda row: " = ".join(map(names, copies[row])),
             "copy",
             ADVICE_ON_COPIES,
         )
     whole = f"all {len(facts.names):,} decode; none silent, clipped, truncated or duplicate"
     return findings or [Finding("ok", f"{check}: samples", whole)]
+
+
+def _equal_samples(facts: SampleFacts, check: str, labels: np.ndarray | None) -> list[Finding]:
+    """Recordings with the same samples: an error under two speakers, a warning under one."""
+    # Silent files are left out: equal silence does not mean the same recording.
+    rows = np.flatnonzero(facts.rms >= SILENT_RMS)
+    rows = rows[np.argsort(facts.hashes[rows], kind="stable")]
+    is_same = facts.hashes[rows[1:]] == facts.hashes[rows[:-1]]
+    duplicates: list[str] = []
+    # A person in two folders gets one line, not one per recording.
+    of_speakers: dict[tuple[int, ...], list[str]] = {}
+    for pair in zip(rows[:-1][is_same].tolist(), rows[1:][is_same].tolist(), strict=True):
+        text = " = ".join(facts.names[row] for row in pair)
+        speakers = () if labels is None else tuple(np.unique(labels[list(pair)]).tolist())
+        if len(speakers) > 1:
+            of_speakers.setdefault(speakers, []).append(text)
+        else:
+            duplicates.append(text)
+    findings = []
+    if of_speakers:
+        examples = []
+        for first, *more in itertools.islice(of_speakers.values(), MAX_NAMED):
+            examples.append(first)
+            if more:
+                examples[-1] += f", and {len(more)} more under these two"
+        num_recordings = sum(map(len, of_speakers.values()))
+        message = f"{counted(num_recordings, 'recording')} under two speakers"
+        advice = (
+            "one person in two folders, or a wrong label: merge the speakers or remove the rows"
+        )
+        findings.append(
+            Finding("error", f"{check}: two speakers", message, advice, tuple(examples))
+        )
+    return findings + findings_for_rows(
+        "warning",
+        f"{check}: duplicates",
+        range(len(duplicates)),
+        duplicates.__getitem__,
+        "duplicate file",
+        "they count twice, and a target trial between them is trivial",
+    )
 
 
 def trial_findings(
@@ -308,28 +318,27 @@ def trial_findings(
     """
     if trials.labels is None:
         return []
-    place = np.full(len(trials.names), -1)
-    place[rows] = np.arange(len(rows))
-    targets = np.flatnonzero(
-        (trials.labels == 1) & (place[trials.enrol] >= 0) & (place[trials.test] >= 0)
-    )
-    copies = targets[are_copies(facts, place[trials.enrol[targets]], place[trials.test[targets]])]
-    hashes = np.zeros(len(trials.names), np.uint64)
-    has_sound = np.zeros(len(trials.names), dtype=bool)
-    hashes[rows] = facts.hashes
-    has_sound[rows] = facts.rms >= SILENT_RMS
-    enrol = trials.enrol
-    test = trials.test
-    wrong = np.flatnonzero(
-        (trials.labels == 0) & (hashes[enrol] == hashes[test]) & has_sound[enrol] & has_sound[test]
-    )
+    row_of_name = np.full(len(trials.names), -1)
+    row_of_name[rows] = np.arange(len(rows))
+    # Only trials of which both sides were read.
+    enrol = row_of_name[trials.enrol]
+    test = row_of_name[trials.test]
+    is_read = (enrol >= 0) & (test >= 0)
+    targets = np.flatnonzero(is_read & (trials.labels == 1))
+    copies = targets[are_copies(facts, enrol[targets], test[targets])]
+    nontargets = np.flatnonzero(is_read & (trials.labels == 0))
+    is_same = facts.hashes[enrol[nontargets]] == facts.hashes[test[nontargets]]
+    # Equal silence does not mean the same recording.
+    has_sound = facts.rms[enrol[nontargets]] >= SILENT_RMS
 
     def pair(row: int) -> str:
-        return f"{trials.names[int(enrol[row])]} = {trials.names[int(test[row])]}"
+        return f"{trials.names[int(trials.enrol[row])]} = {trials.names[int(trials.test[row])]}"
 
     advice = "the same recording on both sides: one person in two folders, or a wrong label"
-    findings = some("error", f"{check}: two speakers", wrong, pair, "non-target trial", advice)
-    return findings + some(
+    wrong = nontargets[is_same & has_sound]
+    return findings_for_rows(
+        "error", f"{check}: two speakers", wrong, pair, "non-target trial", advice
+    ) + findings_for_rows(
         "warning", f"{check}: copies", copies, pair, "target trial", ADVICE_ON_COPIES
     )
 
@@ -340,22 +349,24 @@ def shared_findings(
     """Recordings that are in both lists; for two trial lists (`renamed`), only those with different
     names.
     """
-    rows_of = {int(known.hashes[row]): int(row) for row in np.flatnonzero(known.rms >= SILENT_RMS)}
-    shared = [
-        f"{facts.names[row]} = {known.names[other]}"
-        for row in np.flatnonzero(facts.rms >= SILENT_RMS).tolist()
-        if (other := rows_of.get(int(facts.hashes[row]))) is not None
-        and not (renamed and facts.names[row] == known.names[other])
-    ]
+    rows_of_hash = {}
+    for row in np.flatnonzero(known.rms >= SILENT_RMS).tolist():
+        rows_of_hash[int(known.hashes[row])] = row
+    shared = []
+    for row in np.flatnonzero(facts.rms >= SILENT_RMS).tolist():
+        known_row = rows_of_hash.get(int(facts.hashes[row]))
+        if known_row is None:
+            continue
+        pair = (facts.names[row], known.names[known_row])
+        if not renamed or pair[0] != pair[1]:
+            shared.append(" = ".join(pair))
     if not shared:
         return []
-    message = (
-        f"{counted(len(shared), 'recording')} also in {checks[0]}"
-        + " under a different name" * renamed
-    )
+    message = f"{counted(len(shared), 'recording')} also in {checks[0]}"
     advice = (
         "the error rate says nothing about unseen speakers; perhaps one person is in two folders"
     )
     if renamed:
+        message += " under a different name"
         advice = "a model chosen on one of the lists is not tested on new recordings by the other"
     return [Finding("warning", f"{checks[1]}: overlap", message, advice, tuple(shared[:MAX_NAMED]))]

@@ -54,12 +54,12 @@ def group_pieces(paths: Sequence[Path]) -> list[list[Path]]:
     >>> [[path.name for path in group] for group in group_pieces(pieces)]
     [['a_partaa', 'a_partab'], ['b.zip']]
     """
-    groups: dict[tuple[Path, str], list[Path]] = {}
+    groups: dict[Path, list[Path]] = {}
     for path in paths:
         match = PIECE.match(path.name)
-        groups.setdefault((path.parent, match["stem"] + "/" if match else path.name), []).append(
-            path
-        )
+        # No file is named like the second.
+        archive = path.parent / match["stem"] / "pieces" if match else path
+        groups.setdefault(archive, []).append(path)
     return [sorted(group) for group in groups.values()]
 
 
@@ -116,35 +116,37 @@ def join_pieces(
     if has_md5(whole, md5):
         summary.add(skipped=1)
     else:
-        missing = [piece.name for piece in pieces if not piece.is_file()]
-        if missing:
-            summary.add_broken(
-                whole.name, f"pieces are missing: {', '.join(missing)}; run --download first"
-            )
+        problem = _join(pieces, whole, md5)
+        if problem:
+            summary.add_broken(whole.name, problem)
             return
-        num_bytes = sum(piece.stat().st_size for piece in pieces)
-        # The pieces are kept until the checksum is verified, so both are on the disk for a while.
-        check_space(whole.parent, num_bytes)
-        half = temporary_beside(whole)
-        bar = Bar(f"join {whole.name}", num_bytes, "B")
-        with bar, atomic_write(half, "wb") as output, open_pieces(pieces) as source:
-            while block := source.read(BLOCK_BYTES):
-                output.write(block)
-                bar.update(len(block))
-        found = digest_of(half, "md5")
-        if md5 not in (None, found):
-            half.unlink()
-            summary.add_broken(
-                whole.name,
-                f"MD5 of the joined pieces is {found}, expected {md5}; the pieces are kept",
-            )
-            return
-        half.replace(whole)
-        remember_md5(whole, found)
         summary.add(made=1)
     if not keep_pieces:
         for piece in pieces:
             piece.unlink(missing_ok=True)
+
+
+def _join(pieces: Sequence[Path], whole: Path, md5: str | None) -> str:
+    """Write the whole archive and verify it; returns why that failed, or nothing."""
+    missing = [piece.name for piece in pieces if not piece.is_file()]
+    if missing:
+        return f"pieces are missing: {', '.join(missing)}; run --download first"
+    num_bytes = sum(piece.stat().st_size for piece in pieces)
+    # The pieces are kept until the checksum is verified, so both are on the disk for a while.
+    check_space(whole.parent, num_bytes)
+    half = temporary_beside(whole)
+    bar = Bar(f"join {whole.name}", num_bytes, "B")
+    with bar, atomic_write(half, "wb") as output, open_pieces(pieces) as source:
+        while block := source.read(BLOCK_BYTES):
+            output.write(block)
+            bar.update(len(block))
+    joined_md5 = digest_of(half, "md5")
+    if md5 not in (None, joined_md5):
+        half.unlink()
+        return f"MD5 of the joined pieces is {joined_md5}, expected {md5}; the pieces are kept"
+    half.replace(whole)
+    remember_md5(whole, joined_md5)
+    return ""
 
 
 def extract(archive: Path, folder: str | Path, summary: StepSummary, num_jobs: int = 1) -> None:
@@ -187,13 +189,13 @@ def tar_members(archive: tarfile.TarFile, path: Path | str) -> Iterator[tarfile.
 def _extract_zip(path: Path, folder: Folder, summary: StepSummary, num_jobs: int) -> None:
     with zipfile.ZipFile(path) as archive:
         # All names are checked before the first file is written.
-        targets = [(member, folder.path(member.filename)) for member in zip_members(archive, path)]
-        missing = [
-            (member, target)
-            for member, target in targets
-            if not _is_there(target, member.file_size)
-        ]
-        summary.add(skipped=len(targets) - len(missing))
+        missing = []
+        for member in zip_members(archive, path):
+            target = folder.path(member.filename)
+            if _is_there(target, member.file_size):
+                summary.add(skipped=1)
+            else:
+                missing.append((member, target))
         check_space(folder.root, sum(member.file_size for member, _ in missing))
 
         def take(item: tuple[zipfile.ZipInfo, Path]) -> None:

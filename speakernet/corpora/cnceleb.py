@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from speakernet.corpora.listing import CORPUS_ARGUMENTS, DOWNLOAD_ARGUMENTS, prepare_public
+from speakernet.corpora.listing import PUBLIC_ARGUMENTS, prepare_public
 from speakernet.corpora.steps import Folder, StepSummary, audio_seconds
 from speakernet.corpora.utterances import Row
 from speakernet.data.audio import SAMPLE_RATE, AudioError, audio_info, read_audio, write_audio
@@ -33,10 +33,7 @@ CORPORA = ("CN-Celeb_flac", "CN-Celeb2_flac", "CN-Celeb", "CN-Celeb2")
 JOINED_FOLDER = "CN-Celeb_joined"
 DEFAULT_JOIN_SECONDS = 5.0
 
-
-ARGUMENTS = {
-    **CORPUS_ARGUMENTS,
-    "--download": {"action": "store_true", "help": "fetch and unpack what is missing"},
+ARGUMENTS = PUBLIC_ARGUMENTS | {
     "--join": {
         "action": "store_true",
         "help": "join the short utterances of a session, as wespeaker does",
@@ -46,24 +43,21 @@ ARGUMENTS = {
         "default": DEFAULT_JOIN_SECONDS,
         "help": "join utterances shorter than this",
     },
-    **DOWNLOAD_ARGUMENTS,
 }
 
 
 def run(arguments: argparse.Namespace) -> int:
     lists = arguments.save_path / "cnceleb_lists"
-    joining = [StepSummary("join", lists)] if arguments.join else []
+    summaries = [StepSummary("join", lists)] if arguments.join else []
 
-    def rows(root: Path) -> Iterable[Row]:
+    def rows_of(root: Path) -> Iterable[Row]:
         write_published_trials(root, lists / "cnceleb_trials.txt")
-        found = cnceleb_rows(root)
-        return (
-            join_short(found, root, arguments.num_jobs, joining[0], arguments.join_seconds)
-            if joining
-            else found
-        )
+        rows = cnceleb_rows(root)
+        for summary in summaries:
+            return join_short(rows, root, arguments.num_jobs, summary, arguments.join_seconds)
+        return rows
 
-    return prepare_public("cnceleb", arguments, rows, more=joining)
+    return prepare_public("cnceleb", arguments, rows_of, more=summaries)
 
 
 def cnceleb_rows(root: Path) -> Iterator[Row]:
@@ -79,22 +73,17 @@ def cnceleb_rows(root: Path) -> Iterator[Row]:
             "use --download"
         )
     for corpus in corpora:
-        listed = root / corpus / "dev" / "dev.lst"
-        wanted = None
+        dev_list = root / corpus / "dev" / "dev.lst"
         # CN-Celeb 2 has no such list: all its speakers are for training.
-        if listed.is_file():
-            wanted = {
-                line.split()[0]
-                for line in listed.read_text(encoding="utf-8").splitlines()
-                if line.strip()
-            }
+        speakers = None
+        if dev_list.is_file():
+            speakers = set(dev_list.read_text(encoding="utf-8").split())
         for name in walk_files(root / corpus / "data", {".flac", ".wav"}):
             speaker, _, file_name = name.partition("/")
-            if file_name and "/" not in file_name and (wanted is None or speaker in wanted):
+            if file_name and "/" not in file_name and (speakers is None or speaker in speakers):
                 # singing-02-013.flac: genre, recording, utterance.
-                yield Row(
-                    speaker, f"{corpus}/data/{name}", file_name.rsplit(".", 1)[0].rpartition("-")[0]
-                )
+                session = file_name.rpartition("-")[0]
+                yield Row(speaker, f"{corpus}/data/{name}", session)
 
 
 def join_short(
@@ -107,111 +96,113 @@ def join_short(
     """
     target = Folder(root / JOINED_FOLDER)
     # Rows are sorted by name, so the files of a session are adjacent.
-    sessions = (
-        list(group) for _, group in groupby(rows, key=lambda row: (row.speaker, row.session))
-    )
+    by_session = groupby(rows, key=lambda row: (row.speaker, row.session))
+    sessions = (list(group) for _, group in by_session)
 
     def join(session: list[Row]) -> list[Row]:
-        seconds = {}
+        kept = []
+        short = []
+        seconds = []
         for row in session:
             try:
-                seconds[row] = audio_info(root / row.name).seconds
+                row_seconds = audio_info(root / row.name).seconds
             except AudioError as error:
                 summary.add_broken(row.name, str(error))
-        short = [row for row in seconds if seconds[row] < join_seconds]
-        kept = [row for row in seconds if row not in short]
-        for number, group in enumerate(
-            groups_of_length([seconds[row] for row in short], join_seconds)
-        ):
-            members = [short[one] for one in group]
-            path = target.path(f"{members[0].speaker}/{members[0].session}-joined{number:03d}.flac")
+                continue
+            if row_seconds < join_seconds:
+                short.append(row)
+                seconds.append(row_seconds)
+            else:
+                kept.append(row)
+        for number, group in enumerate(groups_of_length(seconds, join_seconds)):
+            first = short[group[0]]
+            path = target.path(f"{first.speaker}/{first.session}-joined{number:03d}.flac")
             # A second run only compares lengths. A difference of a millisecond per file is rounding
             # in resampling; a larger one means that a different tool made the file.
-            found = audio_seconds(path, SAMPLE_RATE)
-            is_there = found is not None and abs(
-                found - sum(seconds[row] for row in members)
-            ) <= 1e-3 * len(group)
+            difference = (audio_seconds(path, SAMPLE_RATE) or 0) - sum(
+                seconds[row] for row in group
+            )
+            is_there = abs(difference) <= 1e-3 * len(group)
             if not is_there:
-                write_audio(
-                    path,
-                    np.concatenate([read_audio(root / row.name) for row in members]),
-                    SAMPLE_RATE,
-                )
+                waveforms = [read_audio(root / short[row].name) for row in group]
+                write_audio(path, np.concatenate(waveforms), SAMPLE_RATE)
             summary.add(not is_there, is_there)
-            kept.append(members[0]._replace(name=path.relative_to(root).as_posix()))
+            kept.append(first._replace(name=path.relative_to(root).as_posix()))
         return kept
 
-    return [
-        row
-        for kept in parallel_map(join, sessions, num_jobs, "join", unit="session")
-        for row in kept
-    ]
+    joined: list[Row] = []
+    for session_rows in parallel_map(join, sessions, num_jobs, "join", unit="session"):
+        joined += session_rows
+    return joined
 
 
-def groups_of_length(seconds: list[float], wanted_seconds: float) -> list[list[int]]:
-    """Groups of consecutive indices that last at least `wanted_seconds`; a remainder joins the last
+def groups_of_length(seconds: list[float], min_seconds: float) -> list[list[int]]:
+    """Groups of consecutive indices that last at least `min_seconds`; a remainder joins the last
     group.
 
     >>> groups_of_length([2, 2, 2, 4, 1, 1], 5)
     [[0, 1, 2], [3, 4, 5]]
     """
-    groups: list[list[int]] = [[]]
-    for row in range(len(seconds)):
-        if sum(seconds[one] for one in groups[-1]) >= wanted_seconds:
-            groups.append([])
-        groups[-1].append(row)
+    groups = []
+    group: list[int] = []
+    total = 0.0
+    for row, row_seconds in enumerate(seconds):
+        group.append(row)
+        total += row_seconds
+        if total >= min_seconds:
+            groups.append(group)
+            group = []
+            total = 0.0
     # As in wespeaker: a remainder of a second or two would be useless on its own.
-    if len(groups) > 1 and sum(seconds[one] for one in groups[-1]) < wanted_seconds:
-        rest = groups.pop()
-        groups[-1] += rest
-    return groups if groups[0] else []
+    if group and groups:
+        groups[-1] += group
+    elif group:
+        groups.append(group)
+    return groups
 
 
 def write_published_trials(root: Path, path: Path) -> None:
     """Write the published trials with file names on both sides, relative to `root`, if the
     evaluation set exists.
     """
-    found = [
-        root / name for name in CORPORA if (root / name / "eval" / "lists" / "trials.lst").is_file()
-    ]
-    if not found:
+    folders = [root / name / "eval" for name in CORPORA]
+    folders = [folder for folder in folders if (folder / "lists" / "trials.lst").is_file()]
+    if not folders:
         logger.warning(
             "no CN-Celeb folder in %s has eval/lists/trials.lst: the published trials are not "
             "written",
             root,
         )
         return
-    lists = found[0] / "eval" / "lists"
+    folder = folders[0]
 
     def existing(name: str) -> str:
         # The lists have .wav names, but the FLAC release has .flac files.
-        stem = f"{found[0].name}/eval/{name.rsplit('.', 1)[0]}"
-        return next(
-            (stem + one for one in (".wav", ".flac") if (root / (stem + one)).is_file()),
-            stem + ".wav",
-        )
+        wav = folder / name
+        flac = wav.with_suffix(".flac")
+        return (flac if flac.is_file() else wav).relative_to(root).as_posix()
 
-    def fields_of(name: str, expected: str) -> Iterator[list[str]]:
-        for number, line in enumerate(
-            (lists / name).read_text(encoding="utf-8").splitlines(), start=1
-        ):
-            fields = line.split()
-            if fields and len(fields) < len(expected.split()):
-                raise ListError(
-                    f"{lists / name}, line {number}: expected '{expected}', found {line!r}"
-                )
-            if fields:
-                yield fields
-
-    enrolments = {name: existing(file) for name, file, *_ in fields_of("enroll.lst", "name path")}
+    enrolments = {
+        name: existing(file) for name, file in _fields(folder / "lists" / "enroll.lst", "name path")
+    }
 
     def rows() -> Iterator[tuple[int, str, str]]:
-        for name, test, label, *_ in fields_of("trials.lst", "enrolment test 0|1"):
+        trials = folder / "lists" / "trials.lst"
+        expected = "enrolment test 0|1"
+        for name, test, label in _fields(trials, expected):
             if name not in enrolments or label not in ("0", "1"):
-                raise ListError(
-                    f"{lists / 'trials.lst'}: expected 'enrolment test 0|1', found '{name} {test} "
-                    f"{label}'"
-                )
+                raise ListError(f"{trials}: expected '{expected}', found '{name} {test} {label}'")
             yield int(label), enrolments[name], existing(test)
 
     write_trials(path, rows())
+
+
+def _fields(path: Path, expected: str) -> Iterator[list[str]]:
+    """The first fields of every line that is not empty, as many as `expected` names."""
+    count = len(expected.split())
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        fields = line.split()
+        if fields and len(fields) < count:
+            raise ListError(f"{path}, line {number}: expected '{expected}', found {line!r}")
+        if fields:
+            yield fields[:count]

@@ -23,7 +23,6 @@ from speakernet.files import FileError, open_text, reading
 # them.
 CLIENT_ID_LENGTH = 24
 
-
 ARGUMENTS = CORPUS_ARGUMENTS | {
     "--table": {"default": "validated.tsv", "help": "table of the clips to use"}
 }
@@ -50,10 +49,8 @@ def common_voice_rows(root: Path, table: str) -> Iterator[Row]:
             "https://commonvoice.mozilla.org/datasets)"
         )
     identities: dict[str, str] = {}
-    with (
-        reading(path, "a table of Common Voice in UTF-8, with client_id and path"),
-        open_text(path) as file,
-    ):
+    expected = "a table of Common Voice in UTF-8, with client_id and path"
+    with reading(path, expected), open_text(path) as file:
         # Sentences contain unbalanced quotation marks.
         for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE):
             identity = row["client_id"]

@@ -15,7 +15,6 @@ import time
 import urllib.parse
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from speakernet.files import (
     digest_of,
     in_place_of_a_file,
     parallel_map,
-    read_yaml,
     read_yaml_file,
     reading,
 )
@@ -84,6 +82,12 @@ class Corpus:
     joined: Mapping[str, tuple[str, ...]]
     sums: Mapping[str, str | None]
 
+    @property
+    def archives(self) -> list[str]:
+        """Every whole archive, published as one file or in pieces."""
+        pieces = {piece for archive in self.joined for piece in self.joined[archive]}
+        return [name for name in self.files if name not in pieces] + list(self.joined)
+
     def pieces(self, archive: str) -> tuple[str, ...]:
         """The files that make an archive: its pieces, or itself."""
         return self.joined.get(archive, (archive,))
@@ -105,18 +109,9 @@ class DownloadOptions:
 def load_catalogue(path: str | Path | None = None) -> dict[str, Any]:
     """The whole table: the shipped one, or a file in the same format."""
     if path is None:
-        return dict(
-            read_yaml(
-                resources.files(__package__).joinpath("catalogue.yaml").read_text("utf-8"),
-                "catalogue",
-            )
-        )
-    table = read_yaml_file(path, EXPECTED)
-    if not isinstance(table, dict) or not all(
-        isinstance(entry, dict) and "files" in entry for entry in table.values()
-    ):
-        raise ValueError(f"{path}: expected {EXPECTED}")
-    return table
+        path = Path(__file__).with_name("catalogue.yaml")
+    with reading(path, EXPECTED):
+        return dict(read_yaml_file(path, EXPECTED))
 
 
 def load_corpus(
@@ -135,16 +130,11 @@ def load_corpus(
     entry = lookup(load_catalogue(catalogue_path), name, "corpus")
     with reading(catalogue_path or "catalogue.yaml", EXPECTED):
         templates = [base_url] if base_url else entry.get("base_urls", [])
-        templates = [one if "{name}" in one else one.rstrip("/") + "/{name}" for one in templates]
         files = {}
         for file_name, facts in entry["files"].items():
-            # Names and keys become part of an address, where `&` or `#` would change the request.
-            quoted, quoted_key = (urllib.parse.quote(one, safe="") for one in (file_name, key))
             files[file_name] = RemoteFile(
                 name=file_name,
-                urls=tuple(
-                    one.replace("{name}", quoted).replace("{key}", quoted_key) for one in templates
-                ),
+                urls=tuple(_address(template, file_name, key) for template in templates),
                 md5=facts.get("md5"),
                 num_bytes=int(facts.get("gigabytes", 0) * BYTES_PER_GIGABYTE),
                 access=entry.get("access", ""),
@@ -152,10 +142,19 @@ def load_corpus(
                 needs_key=bool(entry.get("needs_key")) and base_url is None,
             )
         joined = entry.get("joined", {})
-        sums = {one: facts.get("md5") for one, facts in (entry["files"] | joined).items()}
         return Corpus(
-            files, {whole: tuple(facts["parts"]) for whole, facts in joined.items()}, sums
+            files,
+            joined={whole: tuple(facts["parts"]) for whole, facts in joined.items()},
+            sums={name: facts.get("md5") for name, facts in (entry["files"] | joined).items()},
         )
+
+
+def _address(template: str, name: str, key: str) -> str:
+    if "{name}" not in template:
+        template = template.rstrip("/") + "/{name}"
+    # Names and keys become part of an address, where `&` or `#` would change the request.
+    template = template.replace("{name}", urllib.parse.quote(name, safe=""))
+    return template.replace("{key}", urllib.parse.quote(key, safe=""))
 
 
 def remember_md5(path: Path, md5: str) -> None:
@@ -180,9 +179,9 @@ def has_md5(path: Path, md5: str | None) -> bool:
     with contextlib.suppress(OSError, ValueError):
         if json.loads(note.read_text(encoding="utf-8")) == facts:
             return True
-    found = digest_of(path, "md5")
-    remember_md5(path, found)
-    return found == md5
+    real_md5 = digest_of(path, "md5")
+    remember_md5(path, real_md5)
+    return real_md5 == md5
 
 
 def _note(path: Path, md5: str) -> tuple[Path, dict[str, Any]]:
@@ -206,11 +205,10 @@ def download_all(
     missing = [file for file, there in zip(listed, is_there, strict=True) if not there]
     summary.add(skipped=len(listed) - len(missing))
     sizes = [file.num_bytes for file in missing]
+    fetched_bytes = sum(_num_bytes(_part_of(root, file.name)) for file in missing)
     # Checked first, so that a lack of space for 115 GB does not show only after a night of
     # downloading.
-    check_space(
-        root.root, sum(sizes) - sum(_num_bytes(_part_of(root, file.name)) for file in missing)
-    )
+    check_space(root.root, sum(sizes) - fetched_bytes)
     lock = threading.Lock()
     with Bar("download", sum(sizes) if all(sizes) else None, "B", is_shown=bool(missing)) as bar:
 
@@ -251,10 +249,10 @@ def download_file(
                 reasons.append(f"{shown_url(url)}: {error}")
                 break
             _note_of(part).unlink(missing_ok=True)
-            found = digest_of(part, "md5")
-            if file.md5 in (None, found):
+            md5 = digest_of(part, "md5")
+            if file.md5 in (None, md5):
                 part.replace(target)
-                remember_md5(target, found)
+                remember_md5(target, md5)
                 return target
             # Inspected before it is removed: the usual reason is a login page in place of the
             # archive.
@@ -262,8 +260,7 @@ def download_file(
                 instead = in_place_of_a_file(content) or "a different file"
             part.unlink()
             reasons.append(
-                f"{shown_url(url)}: MD5 sum {found} instead of {file.md5}; the server sent "
-                f"{instead}"
+                f"{shown_url(url)}: MD5 sum {md5} instead of {file.md5}; the server sent {instead}"
             )
     raise DownloadError(f"{file.name}: " + "; ".join(dict.fromkeys(reasons)) + f". {file.access}")
 
@@ -275,9 +272,7 @@ def shown_url(url: str) -> str:
     'https://host.org/a/b.zip'
     """
     pieces = urllib.parse.urlsplit(url)
-    return urllib.parse.urlunsplit(
-        (pieces.scheme, pieces.netloc.rsplit("@", 1)[-1], pieces.path, "", "")
-    )
+    return pieces._replace(netloc=pieces.netloc.rsplit("@", 1)[-1], query="", fragment="").geturl()
 
 
 def _part_of(root: Folder, name: str) -> Path:
@@ -307,14 +302,10 @@ def _fetch(
                 return
             reason = "the connection was closed early"
         except RETRIED as error:
-            cause: BaseException = error
-            # The underlying system error, because the libraries' messages contain the full address.
-            while (below := cause.__cause__ or cause.__context__) is not None:
-                cause = below
+            cause = _root_cause(error)
             reason = f"{type(cause).__name__}: {cause}"
-            if not failures and (
-                isinstance(cause, socket.gaierror) or isinstance(error, UNANSWERED)
-            ):
+            is_unanswered = isinstance(error, UNANSWERED) or isinstance(cause, socket.gaierror)
+            if is_unanswered and not failures:
                 # Retrying for minutes helps if a connection drops, but not if there is none.
                 raise DownloadError(
                     f"no connection to the server ({reason}); check the network and the proxy "
@@ -330,7 +321,9 @@ def _fetch(
             ) from error
         # A connection that drops every minute still finishes; one that delivers nothing is given
         # up.
-        failures = 1 if _num_bytes(part) > before else failures + 1
+        if _num_bytes(part) > before:
+            failures = 0
+        failures += 1
         if failures > options.num_retries:
             raise DownloadError(
                 f"gave up after {options.num_retries} consecutive attempts ({reason})"
@@ -338,6 +331,12 @@ def _fetch(
         wait = min(options.first_wait_seconds * 2 ** (failures - 1), options.longest_wait_seconds)
         logger.info("%s: %s; retrying in %.0f s", part.stem, reason, wait)
         options.sleep(wait)
+
+
+def _root_cause(error: BaseException) -> BaseException:
+    """The underlying system error, because the libraries' messages contain the full address."""
+    below = error.__cause__ or error.__context__
+    return error if below is None else _root_cause(below)
 
 
 def _fetch_once(
@@ -350,10 +349,10 @@ def _fetch_once(
     headers = {"User-Agent": "speakernet-data-preparation", "Accept-Encoding": "identity"}
     if there:
         headers["Range"] = f"bytes={there}-"
-        address, _, version = (
-            note.read_text("utf-8", "replace").partition("\n") if note.exists() else ("", "", "")
-        )
-        headers |= {"If-Range": version} if version and address == shown_url(url) else {}
+        if note.exists():
+            address, _, version = note.read_text("utf-8", "replace").partition("\n")
+            if version and address == shown_url(url):
+                headers["If-Range"] = version
     auth = (options.user, options.password) if options.user or options.password else None
     with requests.get(
         url, headers=headers, auth=auth, stream=True, timeout=options.timeout_seconds
@@ -374,11 +373,10 @@ def _fetch_once(
         # Other files arrive at the same time, so space that was free at the start may be taken by
         # now.
         check_space(part.parent, length)
-        etag = reply.headers.get("ETag", "")
+        version = reply.headers.get("ETag", "W/")
         # A weak ETag may not be used with If-Range (RFC 9110, 13.1.5).
-        version = (
-            etag if etag and not etag.startswith("W/") else reply.headers.get("Last-Modified", "")
-        )
+        if version.startswith("W/"):
+            version = reply.headers.get("Last-Modified", "")
         with part.open("r+b" if part.exists() else "xb") as output:
             output.seek(start)
             output.truncate()

@@ -13,13 +13,13 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from speakernet.corpora.listing import (
-    COMMON_ARGUMENTS,
+from speakernet.corpora.listing import COMMON_ARGUMENTS
+from speakernet.corpora.public_archives import (
     DOWNLOAD_ARGUMENTS,
     STEP_ARGUMENTS,
     STEPS,
     fetch,
-    steps_of,
+    requested_steps,
 )
 from speakernet.corpora.steps import Folder, StepSummary, audio_seconds, finish
 from speakernet.data.audio import (
@@ -36,7 +36,6 @@ PIECE_SECONDS = 5.0
 # Pieces overlap by two seconds, as in the classic tools.
 HOP_SECONDS = 3.0
 SPLIT_FOLDER = "musan_split"
-
 
 ARGUMENTS = {
     **COMMON_ARGUMENTS,
@@ -67,9 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
             "number of at least 1"
         )
     with exclusive(arguments.save_path):
-        return finish(
-            prepare(arguments, steps_of(arguments), piece, hop), arguments.save_path / "summary.txt"
-        )
+        summaries = prepare(arguments, requested_steps(arguments), piece, hop)
+        return finish(summaries, arguments.save_path / "summary.txt")
 
 
 def prepare(
@@ -80,56 +78,54 @@ def prepare(
 ) -> list[StepSummary]:
     """Make `musan/` and, cut into pieces, `musan_split/` below the target folder."""
     summaries = fetch("musan", arguments, steps)
+    if "prepare" not in steps:
+        return summaries
     root: Path = arguments.save_path
-    if "prepare" in steps:
-        if not (root / "musan").is_dir():
-            raise ValueError(
-                f"{root} has no folder musan; run with --download and --extract, or put it there"
-            )
-        target = Folder(root / SPLIT_FOLDER)
-
-        def cut(name: str) -> tuple[int, int]:
-            return _cut_file(root / "musan" / name, target, name, piece_seconds, hop_seconds)
-
-        summaries.append(StepSummary("split_musan", root))
-        summaries[-1].count_each(
-            cut, walk_files(root / "musan", READABLE_SUFFIXES), arguments.num_jobs, "split"
+    if not (root / "musan").is_dir():
+        raise ValueError(
+            f"{root} has no folder musan; run with --download and --extract, or put it there"
         )
-    return summaries
+    target = Folder(root / SPLIT_FOLDER)
+    piece = int(piece_seconds * SAMPLE_RATE)
+    hop = int(hop_seconds * SAMPLE_RATE)
+
+    def cut(name: str) -> tuple[int, int]:
+        return _cut_file(root / "musan" / name, target, name, piece, hop)
+
+    summary = StepSummary("split_musan", root)
+    names = walk_files(root / "musan", READABLE_SUFFIXES)
+    summary.count_each(cut, names, arguments.num_jobs, "split")
+    return [*summaries, summary]
 
 
-def piece_starts(num_samples: int, piece_samples: int, hop_samples: int) -> list[int]:
+def piece_starts(num_samples: int, piece_samples: int, hop_samples: int) -> range:
     """Where pieces begin; the last one ends within the file, and a shorter file is one piece.
 
-    >>> piece_starts(16, 5, 3)
+    >>> list(piece_starts(16, 5, 3))
     [0, 3, 6, 9]
-    >>> piece_starts(3, 5, 3)
+    >>> list(piece_starts(3, 5, 3))
     [0]
     """
     # The classic tool leaves out a piece that reaches the file's end, and makes none of a shorter
     # file.
-    return list(range(0, max(1, num_samples - piece_samples + 1), hop_samples))
+    return range(0, max(1, num_samples - piece_samples + 1), hop_samples)
 
 
-def _cut_file(
-    path: Path, target: Folder, name: str, piece_seconds: float, hop_seconds: float
-) -> tuple[int, int]:
+def _cut_file(path: Path, target: Folder, name: str, piece: int, hop: int) -> tuple[int, int]:
     """Cut a file into pieces `NAME/SSSSS.wav`, SSSSS being the second at which a piece starts;
     (made, skipped).
     """
     num_samples = audio_info(path).num_samples_at(SAMPLE_RATE)
-    piece = int(piece_seconds * SAMPLE_RATE)
-    hop = int(hop_seconds * SAMPLE_RATE)
     starts = piece_starts(num_samples, piece, hop)
-    wanted = []
+    missing = []
     for start in starts:
         piece_path = target.path(f"{name.rsplit('.', 1)[0]}/{start // SAMPLE_RATE:05d}.wav")
         # An exact comparison, because WAV headers count samples: a truncated piece is made again.
         if audio_seconds(piece_path, SAMPLE_RATE) != min(piece, num_samples - start) / SAMPLE_RATE:
-            wanted.append((start, piece_path))
-    if wanted:
+            missing.append((start, piece_path))
+    if missing:
         # Decoded once for all its pieces; a minute of music is 4 MB.
         waveform = read_audio(path, sample_rate=SAMPLE_RATE)
-        for start, piece_path in wanted:
+        for start, piece_path in missing:
             write_audio(piece_path, waveform[start : start + piece], SAMPLE_RATE)
-    return len(wanted), len(starts) - len(wanted)
+    return len(missing), len(starts) - len(missing)

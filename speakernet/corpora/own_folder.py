@@ -23,34 +23,42 @@ from typing import NamedTuple
 
 from speakernet.corpora.listing import (
     COMMON_ARGUMENTS,
-    FINE_TUNING,
     LIST_ARGUMENTS,
-    LITTLE_DATA,
-    LITTLE_DATA_UTTERANCES,
     SCANNED,
+    ListOptions,
     listable_rows,
     prepare_lists,
+)
+from speakernet.corpora.recipes import (
+    FINE_TUNING,
+    LITTLE_DATA,
+    LITTLE_DATA_UTTERANCES,
+    Inputs,
     print_next_command,
     write_fine_tuning_lists,
     write_little_data_lists,
     write_recipe,
 )
-from speakernet.corpora.steps import StepSummary, convert_all, finish
+from speakernet.corpora.steps import (
+    FFMPEG_ARGUMENT,
+    StepSummary,
+    convert_all,
+    finish,
+    walk_recordings,
+)
 from speakernet.corpora.utterances import (
-    NUM_EXAMPLES,
     Row,
     distinct_rows,
-    pattern_rule,
     read_table,
     row_by_folder,
-    row_by_pattern,
+    rows_by_pattern,
 )
 from speakernet.data.audio import AUDIO_SUFFIXES, CONVERTIBLE_SUFFIXES, SAMPLE_RATE, WRITABLE
 from speakernet.data.ffmpeg import FFMPEG_VARIABLE
-from speakernet.data.folders import LeftOut, UnicodeNames, is_hidden, walk_files
+from speakernet.data.folders import UnicodeNames, is_hidden
 from speakernet.data.names import normal_name
 from speakernet.files import exclusive, own_command
-from speakernet.terminal import counted
+from speakernet.terminal import MAX_NAMED, counted
 
 logger = logging.getLogger(__name__)
 
@@ -107,85 +115,107 @@ ARGUMENTS = {
     },
     "--noise_path": {"type": Path, "help": "noise folder (MUSAN's layout) for augmentation"},
     "--rir_path": {"type": Path, "help": "room impulse responses for augmentation"},
-    "--ffmpeg": {"help": "ffmpeg to use (default: the one on the PATH)"},
+    **FFMPEG_ARGUMENT,
     "--jobs": COMMON_ARGUMENTS["--jobs"],
 }
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prepare the folder and print what to do next: train from scratch, or fine-tune a model."""
+    root = arguments.root
     # Checked first, so that nothing is made for a mistyped folder.
-    if arguments.table is None and not arguments.root.is_dir():
-        raise ValueError(
-            f"{arguments.root} "
-            f"{'is a file, not a folder' if arguments.root.is_file() else 'does not exist'}; give "
-            "the folder that contains the speakers' folders"
-        )
+    if arguments.table is None and not root.is_dir():
+        problem = "is a file, not a folder" if root.is_file() else "does not exist"
+        raise ValueError(f"{root} {problem}; give the folder that contains the speakers' folders")
     if arguments.ffmpeg:
         os.environ[FFMPEG_VARIABLE] = arguments.ffmpeg
-    save_path = arguments.save_path or Path("data") / arguments.root.resolve().name
-    options = argparse.Namespace(**vars(arguments) | {"save_path": save_path})
+    save_path = arguments.save_path or Path("data") / root.resolve().name
     with exclusive(save_path):
-        configs, fine_tuning, summaries = prepare_folder(options)
-        code = finish(summaries, save_path / "summary.txt")
+        prepared = prepare_folder(arguments, save_path)
+        code = finish(prepared.summaries, save_path / "summary.txt")
     # Not fetched automatically, because they take 12 GB.
-    if options.noise_path is None or options.rir_path is None:
+    if arguments.noise_path is None or arguments.rir_path is None:
         logger.info(
             "augmentation helps most with few recordings: fetch noise and RIRs with %s and %s, "
             "then give --noise_path data/musan_split and --rir_path "
             "data/RIRS_NOISES/simulated_rirs here",
-            own_command("prepare musan"), own_command("prepare rirs"),
-        )  # fmt: skip
+            own_command("prepare musan"),
+            own_command("prepare rirs"),
+        )
     logger.info(
         "the first command trains from scratch, the second fine-tunes MODEL.pt (models: "
         "docs/published.md)"
     )
-    print_next_command(*configs)
-    print_next_command(Path(FINE_TUNING), fine_tuning, options="--initial_model MODEL.pt")
+    print_next_command(*prepared.configs)
+    print_next_command(FINE_TUNING, prepared.fine_tuning, options="--initial_model MODEL.pt")
     return code
 
 
-def prepare_folder(options: argparse.Namespace) -> tuple[list[Path], Path, list[StepSummary]]:
-    """Make lists, split, trials and configurations under `save_path`.
-
-    Returns:
-        The configurations that train from scratch, the one for fine-tuning, and a summary of each
-        step.
+class PreparedFolder(NamedTuple):
+    """The configurations that train from scratch, the one for fine-tuning, and a summary of each
+    step.
     """
-    summaries = []
-    scan = StepSummary("scan", options.save_path, *SCANNED)
-    listed, split_of = _rows(options, scan)
-    rows = without_copies(listed, scan)
-    on_disk = UnicodeNames(options.root).on_disk
-    pairs = {
-        row: (
-            options.root / on_disk(row.name),
-            _converted_folder(options) / _converted_name(row.name),
-        )
-        for row in rows
-        if Path(row.name).suffix.lower() in CONVERTIBLE_SUFFIXES
-    }
-    if pairs:
-        summaries.append(StepSummary("convert", options.save_path))
-        convert_all(pairs.values(), "wav", SAMPLE_RATE, options.num_jobs, summaries[0])
-    found = [row for row in rows if row not in pairs]
-    found += [
-        row._replace(name=str(target)) for row, (_, target) in pairs.items() if target.exists()
-    ]
-    lists = prepare_lists(found, options, scan, split_of)
-    config = options.save_path / f"{options.save_path.resolve().name}.yaml"
+
+    configs: list[Path | str]
+    fine_tuning: Path
+    summaries: list[StepSummary]
+
+
+def prepare_folder(arguments: argparse.Namespace, save_path: Path) -> PreparedFolder:
+    """Make lists, split, trials and configurations under `save_path`."""
+    root = arguments.root
+    scan = StepSummary("scan", save_path, *SCANNED)
+    # Converted files have absolute names, with the same folders as the originals below this one.
+    converted = (save_path / "converted").resolve()
+    listed, split_of = _list_recordings(arguments, converted, scan)
+    rows, conversions = _readable_rows(without_copies(listed, scan), root, converted)
+    summaries = [scan]
+    if conversions:
+        summaries.insert(0, StepSummary("convert", save_path))
+        convert_all(conversions, "wav", SAMPLE_RATE, arguments.num_jobs, summaries[0])
+        failed = {str(target) for _, target in conversions if not target.exists()}
+        rows = [row for row in rows if row.name not in failed]
+    lists = prepare_lists(rows, ListOptions.of(arguments, root, save_path), scan, split_of)
+    inputs = Inputs(root, lists, arguments.noise_path, arguments.rir_path)
+    config = save_path / f"{save_path.resolve().name}.yaml"
+    configs: list[Path | str] = [config]
+    if lists.num_train <= LITTLE_DATA_UTTERANCES:
+        configs.insert(0, LITTLE_DATA)
+        write_little_data_lists(config, inputs)
+    else:
+        write_recipe(config, inputs)
     fine_tuning = config.with_name(f"{config.stem}_finetune.yaml")
-    sets = {"noise_path": options.noise_path, "rir_path": options.rir_path}
-    is_little = lists.num_train <= LITTLE_DATA_UTTERANCES
-    (write_little_data_lists if is_little else write_recipe)(config, options.root, lists, **sets)
-    write_fine_tuning_lists(fine_tuning, options.root, lists, **sets)
+    write_fine_tuning_lists(fine_tuning, inputs)
     logger.info(
         "%s of %s for training, %.1f hours in total",
         counted(lists.num_train, "utterance"),
         counted(lists.num_speakers, "speaker"),
         lists.hours,
     )
-    return [Path(LITTLE_DATA), config] if is_little else [config], fine_tuning, [*summaries, scan]
+    return PreparedFolder(configs, fine_tuning, summaries)
+
+
+def _readable_rows(
+    rows: Iterable[Row], root: Path, converted: Path
+) -> tuple[list[Row], list[tuple[Path, Path]]]:
+    """The rows, with the names of converted files for those that only ffmpeg reads, and their
+    (source, target); converted files come last.
+    """
+    on_disk = UnicodeNames(root).on_disk
+    readable = []
+    to_convert = []
+    conversions = []
+    for row in rows:
+        path = Path(row.name)
+        if path.suffix.lower() not in CONVERTIBLE_SUFFIXES:
+            readable.append(row)
+            continue
+        # In the same folders, with the old suffix kept so that a.m4a and a.aac differ.
+        folders = [step for step in path.parts[:-1] if step not in (path.anchor, "..")]
+        target = converted.joinpath(*folders, path.name + ".wav")
+        to_convert.append(row._replace(name=str(target)))
+        conversions.append((root / on_disk(row.name), target))
+    return readable + to_convert, conversions
 
 
 def without_copies(rows: Iterable[Row], scan: StepSummary) -> list[Row]:
@@ -208,7 +238,7 @@ def without_copies(rows: Iterable[Row], scan: StepSummary) -> list[Row]:
         logger.warning(
             "%s skipped as the same recording in another format: %s; rename them if they differ",
             counted(len(copies), "file"),
-            ", ".join(copies[:NUM_EXAMPLES]),
+            ", ".join(copies[:MAX_NAMED]),
         )
     return list(chosen.values())
 
@@ -216,10 +246,7 @@ def without_copies(rows: Iterable[Row], scan: StepSummary) -> list[Row]:
 def _without_suffixes(name: str) -> str:
     """A name without its suffixes of audio: `a/0` for `a/0.m4a.wav`."""
     stem, suffix = os.path.splitext(name)  # noqa: PTH122  called for every file
-    while suffix.lower() in AUDIO_SUFFIXES:
-        name = stem
-        stem, suffix = os.path.splitext(name)  # noqa: PTH122
-    return name
+    return _without_suffixes(stem) if suffix.lower() in AUDIO_SUFFIXES else name
 
 
 def _difficulty(row: Row) -> tuple[bool, bool, str]:
@@ -228,18 +255,18 @@ def _difficulty(row: Row) -> tuple[bool, bool, str]:
     return suffix not in WRITABLE, suffix in CONVERTIBLE_SUFFIXES, row.name
 
 
-def find_layout(root: Path, wanted: str = "auto") -> Layout:
+def find_layout(root: Path, layout: str = "auto") -> Layout:
     """Where the speakers' folders are below `root`, judged by the names of the folders."""
-    if wanted == "speakers":
+    if layout == "speakers":
         return Layout(0)
     depth, folder = _below_containers(root, 0)
     names = _folders(folder)
     splits = [name for name in names if name.lower() in SPLIT_FOLDERS]
-    if not splits and wanted == "auto":
+    if not splits and layout == "auto":
         return Layout(depth)
     if not splits or len(splits) < len(names):
         raise ValueError(
-            f"{folder} contains {', '.join(names[:NUM_EXAMPLES])}; expected only folders with "
+            f"{folder} contains {', '.join(names[:MAX_NAMED])}; expected only folders with "
             "names such as train, dev and test. If each is a speaker, give --layout speakers; "
             "otherwise give the folder that contains either parts or speakers"
         )
@@ -250,13 +277,13 @@ def find_layout(root: Path, wanted: str = "auto") -> Layout:
             f"the speakers' folders are at different depths in {', '.join(splits)}; give "
             "--speaker_depth"
         )
-    return Layout(depths.pop(), None if wanted == "pooled" else depth)
+    return Layout(depths.pop(), None if layout == "pooled" else depth)
 
 
 def _below_containers(folder: Path, depth: int) -> tuple[int, Path]:
-    while (names := _folders(folder)) and all(name.lower() in CONTAINERS for name in names):
-        depth = depth + 1
-        folder = folder / names[0]
+    names = _folders(folder)
+    if names and all(name.lower() in CONTAINERS for name in names):
+        return _below_containers(folder / names[0], depth + 1)
     return depth, folder
 
 
@@ -266,92 +293,84 @@ def _folders(folder: Path) -> list[str]:
     )
 
 
-def _rows(
-    options: argparse.Namespace, scan: StepSummary
+def _list_recordings(
+    arguments: argparse.Namespace, converted: Path, scan: StepSummary
 ) -> tuple[Iterator[Row], Callable[[str], str] | None]:
     """Rows of the table, or of the folder by pattern or layout; and the function that gives the
-    split of a path.
+    split of a path, if the folder has splits.
     """
-    chosen = {
-        "csv": options.table is not None,
-        "pattern": options.pattern is not None,
-        "layout": options.layout != "auto",
-        "speaker_depth": options.speaker_depth is not None,
+    ways = {
+        "--csv": arguments.table is not None,
+        "--pattern": arguments.pattern is not None,
+        "--layout": arguments.layout != "auto",
+        "--speaker_depth": arguments.speaker_depth is not None,
     }
-    if sum(chosen.values()) > 1:
-        named = " and ".join(f"--{name}" for name, is_given in chosen.items() if is_given)
-        raise ValueError(f"{named} are different ways to name the speakers; give only one of them")
-    if options.table is not None:
-        table = list(read_table(options.table))
-        distinct = distinct_rows(table, options.table)
-        if num_repeated := len(table) - len(distinct):
-            scan.add(skipped=num_repeated)
-            logger.warning("%s: %d rows repeat a path and are skipped", options.table, num_repeated)
-        return listable_rows(distinct, (row.name for row in distinct), scan), None
-    left_out = LeftOut()
-    names = list(walk_files(options.root, AUDIO_SUFFIXES, left_out))
-    left_out.log(options.root)
-    if options.pattern is not None:
-        rule = pattern_rule(options.pattern)
-        return listable_rows((row_by_pattern(rule, name) for name in names), names, scan), None
+    chosen = [option for option, is_chosen in ways.items() if is_chosen]
+    if len(chosen) > 1:
+        raise ValueError(
+            f"{' and '.join(chosen)} are different ways to name the speakers; give only one of them"
+        )
+    if arguments.table is not None:
+        return listable_rows(_rows_of_table(arguments.table, scan), scan), None
+    names = walk_recordings(arguments.root)
+    if arguments.pattern is not None:
+        return listable_rows(rows_by_pattern(names, arguments.pattern), scan), None
     if names and not any("/" in name for name in names):
         raise ValueError(
-            f"{options.root} contains {len(names):,} recordings but no speakers' folders. If they "
-            "are all of one speaker, give the folder above it, which has the other speakers' "
+            f"{arguments.root} contains {len(names):,} recordings but no speakers' folders. If "
+            "they are all of one speaker, give the folder above it, which has the other speakers' "
             "folders; if their names contain the speakers, give --pattern or --csv"
         )
-    depth = options.speaker_depth
-    layout = find_layout(options.root, options.layout) if depth is None else Layout(depth)
-    if layout.depth and options.speaker_depth is None:
-        kept = "keep their splits" if layout.split_depth is not None else "are split again"
+    if arguments.speaker_depth is None:
+        layout = find_layout(arguments.root, arguments.layout)
+    else:
+        layout = Layout(arguments.speaker_depth)
+    if layout.depth and arguments.speaker_depth is None:
         logger.info(
             "the speakers' folders are at depth %d below %s; speakers %s",
             layout.depth,
-            options.root,
-            kept,
+            arguments.root,
+            "are split again" if layout.split_depth is None else "keep their splits",
         )
-    _warn_of_empty_folders(options.root, names, layout.depth)
-    # A generator, so that names that cannot be listed are counted once, while it is consumed.
-    rows = listable_rows((row_by_folder(name, layout.depth) for name in names), names, scan)
-    # Converted files have absolute names, with the same folders below the folder of converted
-    # files.
+    _warn_of_empty_folders(arguments.root, names, layout.depth)
+    rows = listable_rows((row_by_folder(name, layout.depth) for name in names), scan)
+    if layout.split_depth is None:
+        return rows, None
     split_depth = layout.split_depth
-    converted = f"{_converted_folder(options)}/"
 
     def split_of(name: str) -> str:
-        return SPLIT_FOLDERS[name.removeprefix(converted).split("/")[split_depth or 0].lower()]
+        folders = name.removeprefix(f"{converted}/").split("/")
+        return SPLIT_FOLDERS[folders[split_depth].lower()]
 
-    return rows, None if split_depth is None else split_of
+    return rows, split_of
+
+
+def _rows_of_table(path: Path, scan: StepSummary) -> list[Row]:
+    rows = list(read_table(path))
+    distinct = distinct_rows(rows, path)
+    num_repeated = len(rows) - len(distinct)
+    if num_repeated:
+        scan.add(skipped=num_repeated)
+        logger.warning("%s: %d rows repeat a path and are skipped", path, num_repeated)
+    return distinct
 
 
 def _warn_of_empty_folders(root: Path, names: Sequence[str], depth: int) -> None:
     """Warn about speakers' folders without recordings, because these speakers are missing from the
     lists.
     """
-    filled = {"/".join(name.split("/")[: depth + 1]) for name in names}
-    folders = (
-        path.relative_to(root).as_posix()
-        for path in root.glob("/".join("*" * (depth + 1)))
-        if path.is_dir()
-    )
-    shown = (name for name in folders if not any(map(is_hidden, name.split("/"))))
-    empty = sorted(name for name in shown if name not in filled)
+    filled = {tuple(name.split("/")[: depth + 1]) for name in names}
+    paths = root.glob("/".join("*" * (depth + 1)))
+    folders = [path.relative_to(root) for path in paths if path.is_dir()]
+    empty = [
+        folder.as_posix()
+        for folder in sorted(folders)
+        if folder.parts not in filled and not any(map(is_hidden, folder.parts))
+    ]
     if empty:
         logger.warning(
             "%d of %d speakers' folders contain no readable recording: %s",
             len(empty),
             len(empty) + len(filled),
-            ", ".join(empty[:NUM_EXAMPLES]),
+            ", ".join(empty[:MAX_NAMED]),
         )
-
-
-def _converted_folder(options: argparse.Namespace) -> Path:
-    return (options.save_path / "converted").resolve()
-
-
-def _converted_name(name: str) -> Path:
-    """Where a converted file goes: in the same folders, with the old suffix kept so that a.m4a and
-    a.aac differ.
-    """
-    pieces = [piece for piece in Path(name).parts if piece not in (Path(name).anchor, "..")]
-    return Path(*pieces[:-1], pieces[-1] + ".wav")

@@ -8,6 +8,7 @@ before anything is read.
 """
 
 import collections
+import contextlib
 import json
 import os
 import tarfile
@@ -25,14 +26,16 @@ from speakernet.corpora.archives import (
     tar_members,
     zip_members,
 )
-from speakernet.corpora.steps import checked_relative, name_problem
+from speakernet.corpora.steps import checked_relative, name_problem, walk_recordings
 from speakernet.data.audio import AUDIO_SUFFIXES, AudioError, read_audio, read_audio_bytes, to_int16
-from speakernet.data.folders import LeftOut, UnicodeNames, is_hidden, walk_files
+from speakernet.data.folders import UnicodeNames, is_hidden
 from speakernet.data.lists import (
     BYTE_ORDER_MARK,
     MAX_SPEAKER_BYTES,
     RAW_LIST,
+    SEGMENTS,
     UTT2SPK,
+    WAV_SCP,
     ListError,
     ListFile,
     NameIndex,
@@ -40,11 +43,12 @@ from speakernet.data.lists import (
     StringTable,
     not_a_file,
     read_training_list,
+    read_wav_scp,
 )
 from speakernet.data.names import composed
-from speakernet.data.opening import KaldiSource, is_kaldi
 from speakernet.data.packing import PackInput
 from speakernet.files import reading
+from speakernet.terminal import MAX_NAMED
 
 NOT_IN_ANY = -1
 FOLDER = "folder"
@@ -52,6 +56,7 @@ KALDI = "Kaldi folder"
 ARCHIVE = "archive"
 SHARD_LIST = "shard.list"
 RAW_FIELDS = ("key", "wav", "spk")
+EXPECTED_RAW = "a JSON object with key, wav and spk, one line of text each"
 SHARD_SUFFIXES = (b".tar", b".tar.gz", b".tgz")
 SPEAKER_SUFFIXES = (".spk", ".cls", ".json")
 SPEAKER_FIELDS = ("speaker", "spk", "speaker_id", "spk_id")
@@ -59,13 +64,10 @@ SPEAKER_FIELDS = ("speaker", "spk", "speaker_id", "spk_id")
 MAX_JSON_BYTES = 1 << 20
 HEAD_BYTES = 65_536
 SHOWN_CHARACTERS = 120  # of a malformed value
-ABSENT = "{name}: it is in the list but not in {source}"
-NAMED_ARCHIVES = 5
-"""Number of archives named in a message."""
 
 
 class FileInput(PackInput):
-    """Files by name: all recordings, or those in a list; relative paths are below `root` or the
+    """Files by name: all recordings, or the wanted ones; relative paths are below `root` or the
     working directory.
     """
 
@@ -73,9 +75,8 @@ class FileInput(PackInput):
         self,
         recordings: Recordings,
         description: str,
-        *,
-        root: str = "",
         wanted: StringTable | None = None,
+        root: str = "",
     ) -> None:
         names = recordings.names
         files = recordings.files
@@ -90,9 +91,10 @@ class FileInput(PackInput):
         self._root = root
 
     def decode(self, row: int, content: bytes | None, sample_rate: int) -> np.ndarray:
+        """See `PackInput.decode`."""
         file = self._files[row]
         if not file:
-            raise AudioError(ABSENT.format(name=self.names[row], source=self.description))
+            raise _absent(self, row)
         path = os.path.join(self._root, file)  # noqa: PTH118  called a million times
         return to_int16(read_audio(path, sample_rate=sample_rate))
 
@@ -102,9 +104,7 @@ class FolderInput(FileInput):
 
     def __init__(self, root: str | Path, names: StringTable | None = None) -> None:
         if names is None:
-            left_out = LeftOut()
-            names = StringTable.from_strings(walk_files(root, AUDIO_SUFFIXES, left_out))
-            left_out.log(root)
+            names = StringTable.from_strings(walk_recordings(root))
         with reading(root, "a folder, and a list of files in it", AudioError):
             for name in names:
                 checked_relative(name)
@@ -113,64 +113,74 @@ class FolderInput(FileInput):
 
 
 class ArchiveInput(PackInput):
-    """Members of one or several archives, and the names in a list that none of them has."""
+    """Members of one or several archives, and the wanted names that none of them has."""
 
     def __init__(
         self, archives: Sequence["Archive"], wanted: StringTable | None, strip: int | None
     ) -> None:
         names: list[str] = []
         speakers: list[str] = []
-        of_archive = []
-        of_member = []
+        of_archive = [np.zeros(0, dtype=np.int64)]
+        of_member = [np.zeros(0, dtype=np.int64)]
         for number, archive in enumerate(archives):
             members, chosen = match_members(archive, wanted, strip)
             names += chosen
-            speakers += (
-                [archive.speakers[member] for member in members.tolist()]
-                if archive.speakers
-                else []
-            )
             of_archive.append(np.full(len(members), number))
             of_member.append(members)
-        description = ", ".join(archive.name for archive in archives[:NAMED_ARCHIVES])
-        description += " and more" if len(archives) > NAMED_ARCHIVES else ""
-        if len(set(names)) < len(names):
-            (twice, _), *_ = collections.Counter(names).most_common(1)
+            if archive.speakers:
+                speakers += [archive.speakers[member] for member in members.tolist()]
+        description = ", ".join(archive.name for archive in archives[:MAX_NAMED])
+        if len(archives) > MAX_NAMED:
+            description += " and more"
+        repeated = collections.Counter(names) - collections.Counter(set(names))
+        if repeated:
             raise ArchiveError(
-                f"{description}: {twice!r} occurs twice; pack the archives separately or change "
-                "--strip"
+                f"{description}: {min(repeated)!r} occurs twice; pack the archives separately or "
+                "change --strip"
             )
         # If one archive has no speakers, there is no training list for the whole.
         has_speakers = len(speakers) == len(names)
         if wanted is not None:
             absent = np.flatnonzero(NameIndex(StringTable.from_strings(names)).find(wanted) < 0)
-            names += [wanted[row] for row in absent.tolist()]
+            names += wanted.take(absent)
             speakers += [""] * len(absent)
             of_archive.append(np.full(len(absent), NOT_IN_ANY))
-            of_member.append(np.zeros(len(absent), dtype=np.int64))
-        known = StringTable.from_strings(speakers) if has_speakers else None
-        super().__init__(StringTable.from_strings(names), description, known)
+            of_member.append(np.zeros_like(absent))
+        super().__init__(
+            StringTable.from_strings(names),
+            description,
+            StringTable.from_strings(speakers) if has_speakers else None,
+        )
         self._archives = archives
         self._of_archive = np.concatenate(of_archive)
         self._of_member = np.concatenate(of_member)
 
     def items(self, rows: Iterable[int]) -> Iterator[tuple[int, bytes | None]]:
-        # A compressed tar is a stream, which must be read in order.
+        """See `PackInput.items`. Archive by archive, because a compressed tar is a stream, which
+        must be read in order.
+        """
         rows = np.asarray(list(rows), dtype=np.int64)
+        of_archive = self._of_archive[rows]
         for number, archive in enumerate(self._archives):
-            some = rows[self._of_archive[rows] == number]
+            some = rows[of_archive == number]
             yield from zip(some.tolist(), archive.contents(self._of_member[some]), strict=True)
-        for row in rows[self._of_archive[rows] == NOT_IN_ANY].tolist():
+        for row in rows[of_archive == NOT_IN_ANY].tolist():
             yield row, None
 
     def decode(self, row: int, content: bytes | None, sample_rate: int) -> np.ndarray:
+        """See `PackInput.decode`."""
         if self._of_archive[row] == NOT_IN_ANY:
-            raise AudioError(ABSENT.format(name=self.names[row], source=self.description))
+            raise _absent(self, row)
         archive = self._archives[self._of_archive[row]]
         member = int(self._of_member[row])
-        content = archive.read(member) if content is None else content
+        if content is None:
+            content = archive.read(member)
         label = f"{archive.name}: {archive.files[member]}"
         return to_int16(read_audio_bytes(content, label, sample_rate=sample_rate))
+
+
+def _absent(source: PackInput, row: int) -> AudioError:
+    return AudioError(f"{source.names[row]}: it is in the list but not in {source.description}")
 
 
 def open_inputs(
@@ -179,27 +189,27 @@ def open_inputs(
     """Open `sources` as one input: one folder, one list, or archives (the pieces of one archive
     count as one).
     """
-    kinds = [(path, _kind(path)) for path in map(Path, sources)]
+    kinds = {Path(source): _kind(Path(source)) for source in sources}
+    path, kind = next(iter(kinds.items()))
     if len(kinds) == 1:
-        path, kind = kinds[0]
         if kind == FOLDER:
             return FolderInput(path, wanted)
-        if kind in (KALDI, RAW_LIST):
-            recordings = read_raw_list(path) if kind == RAW_LIST else _of_kaldi_folder(path)
-            return FileInput(recordings, str(path), wanted=wanted)
-    if {kind for _, kind in kinds} - {ARCHIVE, SHARD_LIST}:
-        raise AudioError(
-            "a folder or list is among several sources; expected one folder, one list, or only "
-            "archives"
-        )
-    paths = [
-        one
-        for path, kind in kinds
-        for one in (read_shard_list(path) if kind == SHARD_LIST else [path])
-    ]
-    for path in paths:
-        _kind(path)
-    return ArchiveInput([open_archive(pieces) for pieces in group_pieces(paths)], wanted, strip)
+        if kind == KALDI:
+            return FileInput(_read_kaldi_folder(path), str(path), wanted)
+        if kind == RAW_LIST:
+            return FileInput(read_raw_list(path), str(path), wanted)
+    archives: list[Path] = []
+    for path, kind in kinds.items():
+        if kind == SHARD_LIST:
+            archives += read_shard_list(path)
+        elif kind == ARCHIVE:
+            archives.append(path)
+        else:
+            raise AudioError(
+                "a folder or list is among several sources; expected one folder, one list, or only "
+                "archives"
+            )
+    return ArchiveInput([open_archive(pieces) for pieces in group_pieces(archives)], wanted, strip)
 
 
 def match_members(
@@ -211,55 +221,64 @@ def match_members(
     dropped, and a different suffix counts as a different format of the same recording (`.m4a` in
     the archive, `.wav` in the list).
     """
+    folders = [name.split("/") for name in archive.names]
     if wanted is None:
-        kept = [
-            (row, "/".join(name.split("/")[strip or 0 :])) for row, name in enumerate(archive.names)
-        ]
-        kept = [(row, name) for row, name in kept if name]
-        return np.array([row for row, _ in kept], dtype=np.int64), [name for _, name in kept]
-    depths = (
-        range(max((name.count("/") for name in archive.names), default=0) + 1)
-        if strip is None
-        else [strip]
-    )
-    found = [np.zeros(0, dtype=np.int64)]
+        stripped = ["/".join(steps[strip or 0 :]) for steps in folders]
+        rows = [row for row, name in enumerate(stripped) if name]
+        return np.array(rows, dtype=np.int64), [stripped[row] for row in rows]
+    depths = range(max(map(len, folders), default=0)) if strip is None else [strip]
+    best = np.full(len(folders), -1)
     for plain in (str, without_suffix):
         # A Mac's archive has decomposed names.
-        index = NameIndex(StringTable.from_strings(map(plain, map(composed, wanted))))
+        index = NameIndex(StringTable.from_strings(plain(composed(name)) for name in wanted))
         for depth in depths:
-            stripped = (composed("/".join(name.split("/")[depth:])) for name in archive.names)
-            found.append(index.find(StringTable.from_strings(map(plain, stripped))))
-        rows = max(found, key=lambda one: np.count_nonzero(one >= 0))
-        if (rows >= 0).any():
+            names = (plain(composed("/".join(steps[depth:]))) for steps in folders)
+            rows_of_list = index.find(StringTable.from_strings(names))
+            if np.count_nonzero(rows_of_list >= 0) > np.count_nonzero(best >= 0):
+                best = rows_of_list
+        if (best >= 0).any():
             break
-    members = np.flatnonzero(rows >= 0)
-    return members, [wanted[row] for row in rows[members].tolist()]
+    members = np.flatnonzero(best >= 0)
+    return members, list(wanted.take(best[members]))
 
 
 def _kind(path: Path) -> str:
-    """The kind of a source."""
     if path.is_dir():
-        return KALDI if is_kaldi(path) else FOLDER
-    if not path.is_file():
-        raise AudioError(f"{path}: no such folder or archive")
-    with path.open("rb") as file:
+        return KALDI if (path / WAV_SCP).is_file() else FOLDER
+    with _open(path) as file:
         head = file.read(HEAD_BYTES)
-    first = head.removeprefix(BYTE_ORDER_MARK).lstrip().split(b"\n", 1)[0].strip()
     # The first bytes of archives include zeros, text has none.
-    if b"\0" not in head and first.startswith(b"{"):
+    if b"\0" in head:
+        return ARCHIVE
+    first = head.removeprefix(BYTE_ORDER_MARK).lstrip().split(b"\n", 1)[0].strip()
+    if first.startswith(b"{"):
         return RAW_LIST
-    return SHARD_LIST if b"\0" not in head and first.lower().endswith(SHARD_SUFFIXES) else ARCHIVE
+    return SHARD_LIST if first.lower().endswith(SHARD_SUFFIXES) else ARCHIVE
 
 
-def _of_kaldi_folder(path: Path) -> Recordings:
+def _open(*paths: Path) -> IO[bytes]:
+    """Open the pieces of an archive, or one list, as one file."""
+    for path in paths:
+        if not path.is_file():
+            raise AudioError(f"{path}: no such folder or archive")
+    return open_pieces(paths)
+
+
+def _read_kaldi_folder(folder: Path) -> Recordings:
     """The recordings of a Kaldi folder, with speakers if it has an `utt2spk`."""
-    source = KaldiSource(path)
-    if not (path / UTT2SPK).is_file():
-        return Recordings(source.names, source.files)
-    listed = read_training_list(path)
-    rows = NameIndex(listed.paths).find(source.names)
+    if (folder / SEGMENTS).exists():
+        raise ListError(
+            f"{folder / SEGMENTS}: segments of recordings are not supported; save each as its own "
+            "file (Kaldi: utils/data/extract_wav_segments_data_dir.sh) and give that folder"
+        )
+    recordings = read_wav_scp(folder / WAV_SCP)
+    NameIndex(recordings.names).refuse_repeated(folder / WAV_SCP)
+    if not (folder / UTT2SPK).is_file():
+        return recordings
+    listed = read_training_list(folder)
+    rows = NameIndex(listed.paths).find(recordings.names)
     speakers = listed.speakers.take(np.where(rows < 0, rows, listed.labels[rows]))
-    return Recordings(source.names, source.files, speakers)
+    return Recordings(recordings.names, recordings.files, speakers)
 
 
 def read_raw_list(path: Path) -> Recordings:
@@ -267,33 +286,28 @@ def read_raw_list(path: Path) -> Recordings:
     directory.
     """
     file = ListFile(path)
-    rows: list[tuple[str, ...]] = []
+    rows: list[list[str]] = []
     for number, line in file:
         text = line.decode("utf-8")
-        try:
-            row: Any = json.loads(text)
-        except (ValueError, RecursionError):
-            row = None
-        if problem := _raw_problem(row):
+        row: Any = None
+        with contextlib.suppress(ValueError, RecursionError):
+            row = json.loads(text)
+        problem = _raw_problem(row)
+        if problem:
             file.refuse(number, f"{problem}; found {text[:SHOWN_CHARACTERS]!r}")
         else:
-            rows.append(tuple(row[field] for field in RAW_FIELDS))
+            rows.append([row[field] for field in RAW_FIELDS])
     if not rows:
-        raise ListError(
-            f"{path}: the list is empty; expected one JSON object with {', '.join(RAW_FIELDS)} per "
-            "line"
-        )
-    names, files, speakers = (
-        StringTable.from_strings(column) for column in zip(*rows, strict=True)
-    )
+        raise ListError(f"{path}: the list is empty; expected {EXPECTED_RAW} per line")
+    names, files, speakers = map(StringTable.from_strings, zip(*rows, strict=True))
     NameIndex(names).refuse_repeated(path)
     return Recordings(names, files, speakers)
 
 
 def _raw_problem(row: Any) -> str:
     """What is wrong with the object in one line of a `raw.list`; empty if nothing."""
-    if not isinstance(row, dict) or not set(RAW_FIELDS) <= set(row):
-        return f"expected a JSON object with {', '.join(RAW_FIELDS)}"
+    if not isinstance(row, dict) or not row.keys() >= set(RAW_FIELDS):
+        return f"expected {EXPECTED_RAW}"
     if "vad" in row:
         return (
             "vad: segments are not supported; cut them with make_shard_list.py (--vad_file) "
@@ -302,10 +316,11 @@ def _raw_problem(row: Any) -> str:
     for field in RAW_FIELDS:
         value = row[field]
         if not isinstance(value, str) or not value or name_problem(value) or "\0" in value:
-            return f"{field}: expected one line of text"
-    if row["spk"].split() != [row["spk"]]:
+            return f"{field}: expected {EXPECTED_RAW}"
+    if len(row["spk"].split()) > 1:
         return "spk: expected one word"
-    return f"wav: {problem}" if (problem := not_a_file(row["wav"])) else ""
+    problem = not_a_file(row["wav"])
+    return f"wav: {problem}" if problem else ""
 
 
 def read_shard_list(path: Path) -> list[Path]:
@@ -313,26 +328,21 @@ def read_shard_list(path: Path) -> list[Path]:
     an address.
     """
     file = ListFile(path)
-    found = []
+    shards = []
     for number, line in file:
         text = line.decode("utf-8")
         if "://" in text:
-            file.refuse(
-                number,
-                f"{text[:SHOWN_CHARACTERS]!r} is an address; fetch the shard and give the file",
-            )
-        found.append(Path(text))
-    return found
+            shown = repr(text[:SHOWN_CHARACTERS])
+            file.refuse(number, f"{shown} is an address; fetch the shard and give the file")
+        shards.append(Path(text))
+    return shards
 
 
 def open_archive(paths: Sequence[Path]) -> "Archive":
     """The archive that consists of the pieces `paths`."""
-    with reading(
-        paths[0],
-        "a complete zip or tar archive; give all of its parts, or fetch it again",
-        ArchiveError,
-    ):
-        with open_pieces(paths) as file:
+    expected = "a complete zip or tar archive; give all of its parts, or fetch it again"
+    with reading(paths[0], expected, ArchiveError):
+        with _open(*paths) as file:
             is_zip = zipfile.is_zipfile(file)
         return ZipAudio(paths) if is_zip else TarAudio(paths)
 
@@ -366,16 +376,11 @@ class ZipAudio(Archive):
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._zip = zipfile.ZipFile(open_pieces(paths))
-        members = zip_members(self._zip, paths[0])
-        for one in members:
-            checked_relative(one.filename)
         # In the order of their bytes, so that a spinning disk reads sequentially.
-        self._members = sorted(
-            (one for one in members if _is_audio(one.filename)), key=lambda one: one.header_offset
-        )
-        super().__init__(
-            str(paths[0]), [str(checked_relative(one.filename)) for one in self._members]
-        )
+        members = sorted(zip_members(self._zip, paths[0]), key=lambda member: member.header_offset)
+        names = {member: str(checked_relative(member.filename)) for member in members}
+        self._members = [member for member, name in names.items() if _is_audio(name)]
+        super().__init__(str(paths[0]), [names[member] for member in self._members])
 
     def read(self, member: int) -> bytes:
         with reading(f"{self.name}: {self.files[member]}", "a whole member", AudioError):
@@ -393,7 +398,7 @@ class TarAudio(Archive):
         self._paths = paths
         files = []
         places = []
-        speakers = {}
+        speakers: dict[str, str] = {}
         # Opened for each read: a corpus of a thousand shards would keep a thousand files open.
         with open_pieces(paths) as file:
             # A compressed tar starts with the compressor's magic bytes, a plain one has its own at
@@ -404,20 +409,19 @@ class TarAudio(Archive):
                 name = str(checked_relative(member.name))
                 if name.endswith(SPEAKER_SUFFIXES):
                     content = archive.extractfile(member).read(MAX_JSON_BYTES + 1)  # type: ignore[union-attr]
-                    if name.endswith(".json"):
-                        content = _speaker_in_json(content, paths[0], name)
-                    if content:
-                        speakers[without_suffix(name)] = _speaker(content, paths[0], name)
+                    speaker = _speaker(content, f"{paths[0]}: {name}")
+                    if speaker:
+                        speakers[without_suffix(name)] = speaker
                 elif _is_audio(name):
                     files.append(name)
                     places.append((member.offset_data, member.size))
-        self._places = np.array(places, dtype=np.int64).reshape(-1, 2)
-        unnamed = [one for one in files if without_suffix(one) not in speakers] if speakers else []
-        if unnamed:
-            raise ArchiveError(
-                f"{paths[0]}: {unnamed[0]}: no {without_suffix(unnamed[0])}.spk in the shard (nor "
-                ".cls or .json with its speaker); pack such tars separately"
-            )
+        self._places = np.array(places, dtype=np.int64).reshape(-1, 2)  # (members, 2)
+        for name in files:
+            if speakers and without_suffix(name) not in speakers:
+                raise ArchiveError(
+                    f"{paths[0]}: {name}: no {without_suffix(name)}.spk in the shard (nor .cls or "
+                    ".json with its speaker); pack such tars separately"
+                )
         super().__init__(str(paths[0]), files, speakers)
 
     def _walk(self, file: IO[bytes]) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
@@ -439,36 +443,30 @@ class TarAudio(Archive):
                     yield content if len(content) == size else None
                 return
             wanted = set(members.tolist())
-            audio = (
-                (archive, member) for archive, member in self._walk(file) if _is_audio(member.name)
-            )
-            for number, (archive, member) in enumerate(audio):
-                if number in wanted:
-                    yield archive.extractfile(member).read()  # type: ignore[union-attr]
+            number = 0
+            for archive, member in self._walk(file):
+                if _is_audio(member.name):
+                    if number in wanted:
+                        yield archive.extractfile(member).read()  # type: ignore[union-attr]
+                    number += 1
 
 
-def _speaker_in_json(content: bytes, path: Path, name: str) -> bytes:
-    """The speaker in a JSON member of a WebDataset; empty if there is none."""
-    with reading(
-        f"{path}: {name}", f"a JSON object of at most {MAX_JSON_BYTES:,} bytes", ArchiveError
-    ):
-        fields = json.loads(content)
-    fields = fields if isinstance(fields, dict) else {}
-    return next((str(fields[field]).encode() for field in SPEAKER_FIELDS if field in fields), b"")
-
-
-def _speaker(content: bytes, path: Path, name: str) -> str:
-    """The speaker in a member beside the audio."""
+def _speaker(content: bytes, place: str) -> str:
+    """The speaker in a member beside the audio: the whole of it, or a field of a JSON object;
+    empty if there is none.
+    """
+    if place.endswith(".json"):
+        with reading(place, f"a JSON object of at most {MAX_JSON_BYTES:,} bytes", ArchiveError):
+            fields = dict(json.loads(content))
+        present = [str(fields[field]) for field in SPEAKER_FIELDS if field in fields]
+        if not present:
+            return ""
+        content = present[0].encode()
     word = content.decode("utf-8", "replace").strip()
-    if (
-        len(content) > MAX_SPEAKER_BYTES
-        or word.split() != [word]
-        or "\ufffd" in word
-        or "\0" in word
-    ):
+    is_word = word.split() == [word] and not {"\ufffd", "\0"} & set(word)
+    if len(content) > MAX_SPEAKER_BYTES or not is_word:
         raise ArchiveError(
-            f"{path}: refused: {name}: {word[:40]!r}; expected one word, the speaker of the "
-            "utterance"
+            f"{place}: refused: {word[:40]!r}; expected one word, the speaker of the utterance"
         )
     return word
 

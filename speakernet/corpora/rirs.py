@@ -15,24 +15,21 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from scipy.signal import resample_poly
 
-from speakernet.corpora.listing import (
-    COMMON_ARGUMENTS,
+from speakernet.corpora.listing import COMMON_ARGUMENTS
+from speakernet.corpora.public_archives import (
     DOWNLOAD_ARGUMENTS,
     STEP_ARGUMENTS,
     STEPS,
     fetch,
-    steps_of,
+    requested_steps,
 )
 from speakernet.corpora.steps import Folder, StepSummary, audio_seconds, finish
 from speakernet.data.audio import (
     READABLE_SUFFIXES,
-    SAMPLE_BYTES,
     SAMPLE_RATE,
     AudioError,
     audio_info,
-    decode_pcm,
     read_audio,
     write_audio,
 )
@@ -60,7 +57,8 @@ ARGUMENTS = {
 
 def run(arguments: argparse.Namespace) -> int:
     with exclusive(arguments.save_path):
-        return finish(prepare(arguments, steps_of(arguments)), arguments.save_path / "summary.txt")
+        summaries = prepare(arguments, requested_steps(arguments))
+        return finish(summaries, arguments.save_path / "summary.txt")
 
 
 def prepare(arguments: argparse.Namespace, steps: Sequence[str] = STEPS) -> list[StepSummary]:
@@ -121,30 +119,13 @@ def _prepare_response(root: Path, target: Folder, name: str) -> tuple[int, int]:
     stem = name.rsplit(".", 1)[0]
     num_channels = audio_info(path).num_channels
     paths = [target.path(f"{stem}_ch{channel + 1}.wav") for channel in range(num_channels)]
-    if all(audio_seconds(one, SAMPLE_RATE) is not None for one in paths):
+    if all(audio_seconds(target_path, SAMPLE_RATE) is not None for target_path in paths):
         return 0, num_channels
-    for channel, one in zip(_channels(path), paths, strict=True):
-        response = trimmed_response(channel)
+    for channel, target_path in enumerate(paths):
+        # Each channel separately: mixing the microphones of an array would comb-filter the RIR.
+        response = trimmed_response(read_audio(path, channel=channel))
         # Scaled up, because the file has 16 bits: a quiet recording would lose its tail to
         # rounding.
-        write_audio(one, response * (0.9 / max(float(np.abs(response).max()), 1e-9)), SAMPLE_RATE)
+        gain = 0.9 / max(float(np.abs(response).max()), 1e-9)
+        write_audio(target_path, response * gain, SAMPLE_RATE)
     return num_channels, 0
-
-
-def _channels(path: Path) -> list[np.ndarray]:
-    """Each channel separately at 16 kHz: mixing the microphones of an array would comb-filter the
-    RIR.
-    """
-    info = audio_info(path)
-    if info.num_channels == 1:
-        return [read_audio(path)]
-    if info.data_offset < 0:
-        raise AudioError(
-            f"{path}: {info.num_channels} channels of {info.format}; expected WAV, convert it first"
-        )
-    content = path.read_bytes()[info.data_offset :]
-    samples = decode_pcm(
-        content[: info.num_samples * info.num_channels * SAMPLE_BYTES[info.format]], info.format
-    )
-    frames = samples.reshape(-1, info.num_channels).astype(np.float64)
-    return list(resample_poly(frames, SAMPLE_RATE, info.sample_rate, axis=0).T.astype(np.float32))

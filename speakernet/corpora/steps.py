@@ -9,11 +9,12 @@ import itertools
 import logging
 import shutil
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
-from speakernet.data.audio import AudioError, audio_info
+from speakernet.data.audio import AUDIO_SUFFIXES, AudioError, audio_info
 from speakernet.data.ffmpeg import Decoded, FfmpegError, decode_batch, find_ffmpeg
+from speakernet.data.folders import LeftOut, walk_files
 from speakernet.files import FileError, atomic_write, human_bytes, parallel_map, temporary_beside
 from speakernet.terminal import MAX_NAMED
 
@@ -29,6 +30,7 @@ TOLERANCE_SHARE = 0.01
 #: For containers without a duration, ffmpeg estimates it from the bit rate, which may be far off.
 ESTIMATE_SHARE = 0.5
 MIN_FREE_BYTES = 64 << 20
+FFMPEG_ARGUMENT = {"--ffmpeg": {"help": "ffmpeg to use (default: the one on the PATH)"}}
 
 
 class UnsafeNameError(ValueError):
@@ -74,13 +76,15 @@ class StepSummary:
             self.skipped += skipped
 
     def add_broken(self, item: str, reason: str) -> None:
-        line = f"{one_line(item)}\t{one_line(reason)}"
+        item = one_line(item)
+        reason = one_line(reason)
         with self._lock:
             self.broken += 1
-            self.first_broken = [*self.first_broken, line.replace("\t", ": ")][:MAX_NAMED]
+            if len(self.first_broken) < MAX_NAMED:
+                self.first_broken.append(f"{item}: {reason}")
             self.broken_path.parent.mkdir(parents=True, exist_ok=True)
             with self.broken_path.open("a", encoding="utf-8", newline="\n") as file:
-                file.write(line + "\n")
+                file.write(f"{item}\t{reason}\n")
 
     def count_each(
         self,
@@ -102,13 +106,12 @@ class StepSummary:
         list(parallel_map(outcome, names, num_jobs, description))
 
     def text(self) -> str:
-        numbered = zip((self.made, self.skipped, self.broken), self.words, strict=True)
-        counts = ", ".join(
-            [f"{self.found:,} found", *(f"{number:,} {word}" for number, word in numbered)]
+        made, skipped, left_out = self.words
+        text = (
+            f"{self.step}: {self.found:,} found, {self.made:,} {made}, {self.skipped:,} {skipped}, "
+            f"{self.broken:,} {left_out}"
         )
-        return f"{self.step}: {counts}" + (
-            f" (listed in {self.broken_path})" if self.broken else ""
-        )
+        return f"{text} (listed in {self.broken_path})" if self.broken else text
 
 
 def one_line(text: str) -> str:
@@ -124,22 +127,22 @@ def one_line(text: str) -> str:
     )
 
 
-def name_problem(name: str) -> str | None:
-    """Why a path cannot go into a list, or None."""
+def name_problem(name: str) -> str:
+    """Why a path cannot go into a list; empty if it can."""
     is_one_line = len(name.splitlines()) == 1 and "\t" not in name and name == name.strip()
+    # Bytes that are not UTF-8 arrive as surrogates.
     if is_one_line and not any("\ud800" <= letter <= "\udfff" for letter in name):
-        return None
+        return ""
     return (
         "a list cannot contain this name (line break, tab, leading or trailing space, or not "
         "UTF-8); rename the file"
     )
 
 
-def finish(summaries: Iterable[StepSummary], report_path: str | Path | None = None) -> int:
+def finish(summaries: Sequence[StepSummary], report_path: str | Path | None = None) -> int:
     """Log every step's counts, write them to `report_path`, and return the exit code: 1 if anything
     is broken.
     """
-    summaries = list(summaries)
     for summary in summaries:
         logger.info("%s", summary.text())
         for line in summary.first_broken:
@@ -147,7 +150,7 @@ def finish(summaries: Iterable[StepSummary], report_path: str | Path | None = No
     if report_path is not None:
         with atomic_write(report_path) as file:
             file.writelines(summary.text() + "\n" for summary in summaries)
-    return 1 if any(summary.broken for summary in summaries) else 0
+    return int(any(summary.broken for summary in summaries))
 
 
 def check_space(folder: Path, num_bytes: int) -> None:
@@ -213,6 +216,16 @@ class Folder:
         return path
 
 
+def walk_recordings(root: str | Path) -> list[str]:
+    """Relative names of all recordings below `root`, sorted folder by folder; logs what was left
+    out.
+    """
+    left_out = LeftOut()
+    names = list(walk_files(root, AUDIO_SUFFIXES, left_out))
+    left_out.log(root)
+    return names
+
+
 def convert_all(
     pairs: Iterable[tuple[Path, Path]],
     file_format: str,
@@ -234,18 +247,15 @@ def convert_all(
 
     def convert(batch: list[tuple[Path, Path]]) -> int:
         # A truncated file or a bare header, as left by a killed tool, counts as missing.
-        missing = [
-            (source, target)
-            for source, target in batch
-            if audio_seconds(target, sample_rate) is None
-        ]
+        missing = [pair for pair in batch if audio_seconds(pair[1], sample_rate) is None]
         broken = _decode(ffmpeg, missing, file_format, sample_rate) if missing else {}
         for source, reason in broken.items():
             summary.add_broken(str(source), reason)
         summary.add(len(missing) - len(broken), len(batch) - len(missing))
-        for source, _ in () if keep_sources else batch:
-            if source not in broken:
-                source.unlink(missing_ok=True)
+        if not keep_sources:
+            for source, _ in batch:
+                if source not in broken:
+                    source.unlink(missing_ok=True)
         return len(batch)
 
     batches = iter(lambda: list(itertools.islice(iterator, BATCH_FILES)), [])
@@ -256,16 +266,16 @@ def _decode(
     ffmpeg: str, batch: list[tuple[Path, Path]], file_format: str, sample_rate: int
 ) -> dict[Path, str]:
     """Decode a batch and rename complete files; returns the reason for each source that failed."""
-    for _, target in batch:
+    sources, targets = zip(*batch, strict=True)
+    for target in targets:
         target.parent.mkdir(parents=True, exist_ok=True)
-    halves = [temporary_beside(target) for _, target in batch]
+    halves = [temporary_beside(target) for target in targets]
     broken: dict[Path, str] = {}
     try:
-        decoded = decode_batch(
-            ffmpeg, [source for source, _ in batch], halves, file_format, sample_rate
-        )
+        decoded = decode_batch(ffmpeg, sources, halves, file_format, sample_rate)
         for (source, target), half, facts in zip(batch, halves, decoded, strict=True):
-            if problem := length_problem(audio_seconds(half, sample_rate) or 0.0, facts):
+            problem = _length_problem(audio_seconds(half, sample_rate) or 0.0, facts)
+            if problem:
                 broken[source] = problem
             else:
                 # Not flushed: a million flushes take hours on a spinning disk, and a process kill
@@ -274,12 +284,12 @@ def _decode(
     except FfmpegError as error:
         # With a full disk every further file would fail: stop, rather than list a million as
         # broken.
-        check_space(batch[0][1].parent, MIN_FREE_BYTES)
+        check_space(targets[0].parent, MIN_FREE_BYTES)
         if len(batch) == 1:
-            return {batch[0][0]: str(error)}
+            return {sources[0]: str(error)}
         # One bad file fails the whole call, so decode the files one by one.
-        for one in batch:
-            broken |= _decode(ffmpeg, [one], file_format, sample_rate)
+        for pair in batch:
+            broken |= _decode(ffmpeg, [pair], file_format, sample_rate)
     finally:
         for half in halves:
             half.unlink(missing_ok=True)
@@ -294,25 +304,20 @@ def audio_seconds(path: Path, sample_rate: int | None = None) -> float | None:
         info = audio_info(path)
     except (AudioError, OSError):
         return None
-    if (
-        info.num_samples <= 0
-        or info.is_truncated
-        or (sample_rate is not None and info.sample_rate != sample_rate)
-    ):
-        return None
-    return info.seconds
+    is_complete = info.num_samples > 0 and not info.is_truncated
+    return info.seconds if is_complete and sample_rate in (None, info.sample_rate) else None
 
 
-def length_problem(found_seconds: float, decoded: Decoded) -> str | None:
-    """What is wrong with a decoded length, or None. Too short means truncated audio, too long a
-    damaged header.
+def _length_problem(seconds: float, decoded: Decoded) -> str:
+    """What is wrong with a decoded length; empty if nothing. Too short means truncated audio, too
+    long a damaged header.
     """
-    if found_seconds <= 0:
+    if seconds <= 0:
         return "decoded no audio"
-    expected = decoded.seconds
+    if decoded.seconds is None:
+        return ""
     share = ESTIMATE_SHARE if decoded.is_guess else TOLERANCE_SHARE
-    if expected is not None and abs(found_seconds - expected) > max(
-        TOLERANCE_SECONDS, share * expected
-    ):
-        return f"decoded {found_seconds:.2f} of {expected:.2f} s; the source is damaged"
-    return None
+    tolerance = max(TOLERANCE_SECONDS, share * decoded.seconds)
+    if abs(seconds - decoded.seconds) <= tolerance:
+        return ""
+    return f"decoded {seconds:.2f} of {decoded.seconds:.2f} s; the source is damaged"

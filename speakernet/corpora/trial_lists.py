@@ -1,10 +1,10 @@
 """Trial lists: make them from any list, drop trials whose files are missing, rewrite a list for a
 different layout.
 
-    speakernet prepare trials make test_list.txt trials.txt --kind balanced --training
-    train_list.txt speakernet prepare trials make calls.csv trials.txt --across call --same_gender
-    speakernet prepare trials make train_list.txt calibration.txt --calibration data/train --like
-    trials.txt data/test speakernet prepare trials clean trials.txt --root data/voxceleb1/wav
+    speakernet prepare trials make test.txt trials.txt --kind balanced --training train.txt
+    speakernet prepare trials make calls.csv trials.txt --across call --same_gender
+    speakernet prepare trials make train.txt calibration.txt --calibration data/train
+    speakernet prepare trials clean trials.txt --root data/voxceleb1/wav
     speakernet prepare trials rewrite trials.txt kaldi_trials.txt --form kaldi --prefix wav/
     speakernet prepare trials hold_out train_list.txt data/tuning --speakers 30
 
@@ -15,33 +15,30 @@ experiments by these trials, never by those that you report.
 
 import argparse
 import contextlib
+import itertools
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from speakernet.corpora.listing import SEED, positive_int
-from speakernet.corpora.steps import StepSummary, finish
-from speakernet.corpora.utterances import (
+from speakernet.corpora.pairs import (
     DEFAULT_NONTARGETS_PER_TARGET,
     DEFAULT_TARGETS_PER_SPEAKER,
-    NUM_EXAMPLES,
-    UNKNOWN,
     HeldOut,
     PairRules,
     Pairs,
-    Utterances,
     all_pairs,
     balanced_pairs,
     calibration_pairs,
     hard_pairs,
     hold_out,
     random_pairs,
-    read_table,
-    row_by_speaker_folder,
 )
+from speakernet.corpora.steps import StepSummary, finish
+from speakernet.corpora.utterances import UNKNOWN, Utterances, read_table, row_by_speaker_folder
 from speakernet.data.audio import AudioError
 from speakernet.data.lists import (
     ListError,
@@ -58,6 +55,7 @@ from speakernet.data.lists import (
 from speakernet.data.names import advice_on_name, composed, normal_name
 from speakernet.data.opening import open_source
 from speakernet.files import FileError, atomic_write, read_arrays, reading, refuse_overwriting
+from speakernet.terminal import MAX_NAMED
 
 logger = logging.getLogger(__name__)
 
@@ -204,34 +202,32 @@ ACTIONS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
 
 
 def run(arguments: argparse.Namespace) -> int:
-    return {"make": _make, "clean": _clean, "rewrite": _rewrite, "hold_out": _hold_out}[
-        arguments.action
-    ](arguments)
+    actions = {"make": _make, "clean": _clean, "rewrite": _rewrite, "hold_out": _hold_out}
+    return actions[arguments.action](arguments)
 
 
 def _make(arguments: argparse.Namespace) -> int:
-    inputs = (arguments.list, arguments.training, arguments.embeddings)
-    refuse_overwriting([arguments.output], filter(None, inputs))
+    path = arguments.list
+    refuse_overwriting(
+        [arguments.output], filter(None, (path, arguments.training, arguments.embeddings))
+    )
     if arguments.calibration is None and arguments.like is not None:
         raise ValueError("--like needs --calibration AUDIO")
-    is_table = arguments.list.suffix.lower() in (".csv", ".tsv")
-    utterances = _read_across(arguments, is_table)
+    utterances = _read_utterances(arguments)
     # A repeated file would be paired with itself.
-    NameIndex(normal_names(utterances.names)).refuse_repeated(arguments.list)
+    NameIndex(normal_names(utterances.names)).refuse_repeated(path)
     if arguments.training is not None and not arguments.allow_overlap:
         refuse_overlap(utterances, read_training_list(arguments.training))
     if arguments.same_gender and (utterances.genders == UNKNOWN).any():
         raise ValueError(
-            f"{arguments.list} lacks the gender of some speakers; give a table with a gender column"
+            f"{path} lacks the gender of some speakers; give a table with a gender column"
         )
     utterances, pairs = _pairs(arguments, utterances)
     if not len(pairs):
-        raise ValueError(f"{arguments.list} gives no pairs under these rules; relax them")
+        raise ValueError(f"{path} gives no pairs under these rules; relax them")
     write_in_form(arguments.output, pairs.rows(utterances), arguments.form)
     num_targets = int(pairs.labels.sum())
-    logger.info(
-        "%s: %s trials, %s targets", arguments.output, f"{len(pairs):,}", f"{num_targets:,}"
-    )
+    _log_counts(arguments.output, len(pairs), num_targets)
     if num_targets in (0, len(pairs)):
         logger.warning(
             "all trials are targets, or all are non-targets: no error rate can be computed"
@@ -239,27 +235,32 @@ def _make(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _read_across(arguments: argparse.Namespace, is_table: bool) -> Utterances:
+def _log_counts(path: Path, num_trials: int, num_targets: int) -> None:
+    logger.info("%s: %s", path, f"{num_trials:,} trials, {num_targets:,} targets")
+
+
+def _read_utterances(arguments: argparse.Namespace) -> Utterances:
     """The utterances of a table or a training list, with the sessions defined by `--across`."""
+    path = arguments.list
     across = arguments.across or ""
     if across and arguments.same_session:
         raise ValueError("--across and --same_session contradict each other; give only one of them")
-    if is_table:
-        return Utterances.from_rows(read_table(arguments.list, across))
-    listed = Utterances.from_list(read_training_list(arguments.list))
+    if path.suffix.lower() in (".csv", ".tsv"):
+        return Utterances.from_rows(read_table(path, across))
+    listed = Utterances.from_list(read_training_list(path))
     if not across and arguments.calibration is None:
         return listed
     if across not in ("", "folder"):
         raise ValueError(
-            f"--across {across}: {arguments.list} is a training list, which has no columns; "
+            f"--across {across}: {path} is a training list, which has no columns; "
             "expected --across folder, or a table (.csv, .tsv) with that column"
         )
     rows = [row_by_speaker_folder(*pair) for pair in listed.pairs()]
     unknown = [row.name for row in rows if not row.session]
     if unknown and across:
         raise ValueError(
-            f"{arguments.list}: {len(unknown)} paths have no folder between the speaker's folder "
-            f"and the file (first: {unknown[0]}); give a table with a column for it"
+            f"{path}: {len(unknown)} paths have no folder between the speaker's folder and the "
+            f"file (first: {unknown[0]}); give a table with a column for it"
         )
     return Utterances.from_rows(rows)
 
@@ -269,39 +270,41 @@ def _pairs(arguments: argparse.Namespace, utterances: Utterances) -> tuple[Utter
     utterances.
     """
     rules = PairRules(other_session=not arguments.same_session, same_gender=arguments.same_gender)
-    rows = np.arange(len(utterances))
     seed = arguments.seed
+    num_nontargets = arguments.nontargets_per_target
     if arguments.calibration is not None:
-        wanted = seconds = _seconds_of(arguments.calibration, utterances.names)
+        seconds = seconds_in_use = _seconds_of(arguments.calibration, utterances.names)
         if arguments.like is not None:
-            _, listed = read_rows(arguments.like[0], None)
-            wanted = _seconds_of(
-                arguments.like[1], dict.fromkeys(name for row in listed for name in row[1:])
-            )
-        return calibration_pairs(
-            utterances, seconds, wanted, rules, seed, arguments.nontargets_per_target
-        )
+            path, audio = arguments.like
+            seconds_in_use = _seconds_of(audio, _names_in(read_rows(path, None)[1]))
+        return calibration_pairs(utterances, seconds, seconds_in_use, rules, seed, num_nontargets)
+    rows = np.arange(len(utterances))
     if arguments.kind == "all":
-        return utterances, all_pairs(utterances, rows, rules)
-    if arguments.kind == "random":
-        return utterances, random_pairs(utterances, rows, arguments.num_trials, rules, seed)
-    if arguments.kind == "balanced":
-        numbers = (arguments.targets_per_speaker, arguments.nontargets_per_target)
-        return utterances, balanced_pairs(utterances, rows, rules, seed, *numbers)
-    if arguments.embeddings is None:
+        pairs = all_pairs(utterances, rows, rules)
+    elif arguments.kind == "random":
+        pairs = random_pairs(utterances, rows, arguments.num_trials, rules, seed)
+    elif arguments.kind == "balanced":
+        num_targets = arguments.targets_per_speaker
+        pairs = balanced_pairs(utterances, rows, rules, seed, num_targets, num_nontargets)
+    elif arguments.embeddings is None:
         raise ValueError("hard non-targets are found from embeddings; give --embeddings FILE.npz")
-    embeddings = load_embeddings(arguments.embeddings, utterances.names)
-    return utterances, hard_pairs(utterances, rows, embeddings, rules, arguments.nearest, seed)
+    else:
+        embeddings = load_embeddings(arguments.embeddings, utterances.names)
+        pairs = hard_pairs(utterances, rows, embeddings, rules, arguments.nearest, seed)
+    return utterances, pairs
 
 
-def _seconds_of(audio: Path, names: Iterable[str]) -> np.ndarray:
+def _names_in(rows: Iterable[tuple]) -> StringTable:
+    """The different names in rows of a list, in order; the first field of a row is no name."""
+    return StringTable.from_strings(dict.fromkeys(name for row in rows for name in row[1:]))
+
+
+def _seconds_of(audio: Path, names: StringTable) -> np.ndarray:
     """Durations from headers, (utterances,)."""
-    table = open_source(audio).lookup_table(StringTable.from_strings(names))
+    table = open_source(audio).lookup_table(names)
     if table.problems:
-        raise AudioError(
-            f"{len(table.problems)} recordings cannot be used; the first: "
-            f"{min(table.problems.items())[1]}"
-        )
+        _, first = min(table.problems.items())
+        raise AudioError(f"{len(table.problems)} recordings cannot be used; the first: {first}")
     return table.seconds
 
 
@@ -313,10 +316,10 @@ def _clean(arguments: argparse.Namespace) -> int:
     refuse_overwriting([output, dropped], [path])
     source = open_source(arguments.root)
     is_trials, rows = read_rows(path, arguments.kind)
-    names = StringTable.from_strings(dict.fromkeys(name for row in rows for name in row[1:]))
-    missing = {names[row] for row in source.missing(names).tolist()}
-    kept = [row for row in rows if missing.isdisjoint(row[1:])]
-    if not kept:
+    names = _names_in(rows)
+    missing = set(names.take(source.missing(names)))
+    is_kept = [missing.isdisjoint(row[1:]) for row in rows]
+    if not any(is_kept):
         advice = advice_on_name(rows[0][-1]) or (
             "give the folder or packed corpus that the paths of the list are relative to with "
             "--root"
@@ -325,18 +328,12 @@ def _clean(arguments: argparse.Namespace) -> int:
             f"0 of {len(rows):,} rows of {path} have their files in {arguments.root}, so nothing "
             f"was written; {advice}"
         )
-    summary = StepSummary("clean", output.parent, made="kept", skipped="dropped")
-    summary.add(len(kept), len(rows) - len(kept))
     write = write_trials if is_trials else write_training_list
-    write(output, kept)
-    write(dropped, [row for row in rows if not missing.isdisjoint(row[1:])])
-    logger.info(
-        "%s: %s of %s rows kept; dropped rows are in %s",
-        output,
-        f"{len(kept):,}",
-        f"{len(rows):,}",
-        dropped,
-    )
+    write(output, itertools.compress(rows, is_kept))
+    write(dropped, itertools.compress(rows, np.logical_not(is_kept)))
+    summary = StepSummary("clean", output.parent, made="kept", skipped="dropped")
+    summary.add(sum(is_kept), len(rows) - sum(is_kept))
+    logger.info("%s: rows that were kept; dropped rows are in %s", output, dropped)
     return finish([summary])
 
 
@@ -360,49 +357,44 @@ def _rewrite(arguments: argparse.Namespace) -> int:
 
 
 def _hold_out(arguments: argparse.Namespace) -> int:
-    refuse_overwriting([arguments.folder / name for name in HELD_OUT_NAMES], [arguments.list])
-    numbers = (arguments.speakers, arguments.seed, arguments.nontargets_per_target)
-    write_held_out(hold_out(read_training_list(arguments.list), *numbers), arguments.folder)
+    path = arguments.list
+    refuse_overwriting([arguments.folder / name for name in HELD_OUT_NAMES], [path])
+    held_out = hold_out(
+        read_training_list(path),
+        arguments.speakers,
+        arguments.seed,
+        arguments.nontargets_per_target,
+    )
+    write_held_out(held_out, arguments.folder)
     return 0
 
 
-def write_held_out(found: HeldOut, folder: Path) -> tuple[Path, Path]:
+def write_held_out(held_out: HeldOut, folder: Path) -> tuple[Path, Path]:
     """Write train_list.txt and trials.txt to a folder, with unchanged paths; returns the two
     files.
     """
     training, trials = (folder / name for name in HELD_OUT_NAMES)
-    write_training_list(training, Utterances.from_list(found.training).pairs())
-    write_trials(trials, trial_rows(found.trials))
-    logger.info(
-        "%s: %s",
-        training,
-        f"{len(found.training):,} utterances of {len(found.training.speakers):,} speakers",
-    )
-    logger.info(
-        "%s: %s trials, %s targets",
-        trials,
-        f"{len(found.trials):,}",
-        f"{np.count_nonzero(found.trials.labels):,}",  # type: ignore[arg-type]
-    )
+    write_training_list(training, Utterances.from_list(held_out.training).pairs())
+    write_trials(trials, trial_rows(held_out.trials))
+    rest = held_out.training
+    logger.info("%s: %s", training, f"{len(rest):,} utterances of {len(rest.speakers):,} speakers")
+    assert held_out.trials.labels is not None, "hold_out labels its trials"
+    _log_counts(trials, len(held_out.trials), int(held_out.trials.labels.sum()))
     return training, trials
 
 
 def refuse_overlap(utterances: Utterances, training: TrainingList) -> None:
     """Raise ListError if a speaker or file of the trials is in the training list."""
-    speakers = sorted(
-        set(map(composed, utterances.speakers)) & set(map(composed, training.speakers))
-    )
-    # Two lists may name the same speakers differently; then shared files show the overlap.
-    files = (
-        []
-        if speakers
-        else sorted(set(map(normal_name, utterances.names)) & set(map(normal_name, training.paths)))
-    )
-    if speakers or files:
-        kind, shared = ("speakers", speakers) if speakers else ("files", files)
+    kind = "speakers"
+    shared = set(map(composed, utterances.speakers)) & set(map(composed, training.speakers))
+    if not shared:
+        # Two lists may name the same speakers differently; then shared files show the overlap.
+        kind = "files"
+        shared = set(map(normal_name, utterances.names)) & set(map(normal_name, training.paths))
+    if shared:
         raise ListError(
             f"{len(shared)} {kind} are also in {training.source} (first: "
-            f"{', '.join(shared[:NUM_EXAMPLES])}): trials with them say nothing about new "
+            f"{', '.join(sorted(shared)[:MAX_NAMED])}): trials with them say nothing about new "
             "speakers; use other speakers, or give --allow_overlap"
         )
 
@@ -416,19 +408,13 @@ def load_embeddings(path: Path, names: StringTable) -> np.ndarray:
     expected = "an .npz file with the arrays names (strings) and embeddings (utterances, dim)"
     with reading(path, expected):
         stored = read_arrays(path, expected)
-        known = stored["names"]
         embeddings = stored["embeddings"]
-        kept = (
-            StringTable(known, stored["name_offsets"])
-            if "name_offsets" in stored
-            else known.tolist()
-        )
-        row_of = {str(name): row for row, name in enumerate(kept)}
-        if (
-            len(row_of) > len(embeddings)
-            or embeddings.ndim not in (2, 3)
-            or embeddings.dtype.kind != "f"
-        ):
+        stored_names: Sequence[str] = stored["names"].tolist()
+        if "name_offsets" in stored:
+            stored_names = StringTable(stored["names"], stored["name_offsets"])
+        row_of = {str(name): row for row, name in enumerate(stored_names)}
+        is_matrix = embeddings.ndim in (2, 3) and embeddings.dtype.kind == "f"
+        if len(row_of) > len(embeddings) or not is_matrix:
             raise FileError(
                 f"{path}: {len(row_of)} names and embeddings {embeddings.shape}; expected "
                 f"{expected}"
@@ -449,33 +435,33 @@ def write_in_form(path: Path, rows: Iterable[TrialRow], form: str) -> None:
     """
     if form == "training":
         write_training_list(path, rows)  # type: ignore[arg-type]
-    elif form != "kaldi":
-        write_trials(
-            path,
-            ((None if form == "unlabelled" else label, one, other) for label, one, other in rows),
-        )
+    elif form == "unlabelled":
+        write_trials(path, ((None, enrol, test) for _, enrol, test in rows))
+    elif form == "label_first":
+        write_trials(path, rows)
     else:
         with atomic_write(path) as file:
-            for label, one, other in rows:
-                if label is None or one.split() != [one] or other.split() != [other]:
+            for label, enrol, test in rows:
+                if label is None or len(f"{enrol} {test}".split()) != 2:
                     raise ListError(
                         f"{path}: Kaldi's form needs a label and names without white space, found "
-                        f"{one!r}, {other!r}"
+                        f"{enrol!r}, {test!r}"
                     )
-                file.write(f"{one} {other} {'target' if label else 'nontarget'}\n")
+                file.write(f"{enrol} {test} {'target' if label else 'nontarget'}\n")
 
 
 def read_rows(path: Path, kind: str | None) -> tuple[bool, list]:
     """Whether a list has trials, and its rows: (label, enrol, test) or (speaker, name); kind None
     detects it.
     """
-    trials = None
-    if kind != "training":
-        with contextlib.suppress(*(() if kind == "trials" else (ListError,))):
+    if kind == "trials":
+        return True, list(trial_rows(read_trials(path)))
+    if kind is None:
+        with contextlib.suppress(ListError):
             trials = read_trials(path)
-    # A training list can also be read as unlabelled pairs.
-    if trials is not None and (kind == "trials" or trials.labels is not None):
-        return True, list(trial_rows(trials))
+            # A training list can also be read as unlabelled pairs.
+            if trials.labels is not None:
+                return True, list(trial_rows(trials))
     return False, list(Utterances.from_list(read_training_list(path)).pairs())
 
 

@@ -1,16 +1,17 @@
 """VoxCeleb1 and VoxCeleb2, downloaded or from archives on disk: unpack, and write lists ready for
 training.
 
-    speakernet prepare voxceleb --save_path data --all --key KEY      all steps in order, except
-    --pack and --augment speakernet prepare voxceleb --save_path data --download --key KEY fetch
-    what is missing (resumes, verifies) speakernet prepare voxceleb --save_path data --concatenate
-         join the parts, verify, remove the parts speakernet prepare voxceleb --save_path data
-         --extract            unpack
-    speakernet prepare voxceleb --save_path data --convert            m4a -> 16 kHz mono WAV or FLAC
-    (needs ffmpeg) speakernet prepare voxceleb --save_path data --lists              training lists,
-    trial lists, merged VoxCeleb1 speakernet prepare voxceleb --save_path data --pack
-    packed corpora straight from the archives speakernet prepare voxceleb --save_path data --augment
-               MUSAN and RIRS_NOISES
+    speakernet prepare voxceleb --save_path data --all --key KEY
+
+does all steps in order, except --pack and --augment; one step at a time:
+
+    --download --key KEY    fetch what is missing (resumes, verifies)
+    --concatenate           join the parts, verify, remove the parts
+    --extract               unpack
+    --convert               m4a -> 16 kHz mono WAV or FLAC (needs ffmpeg)
+    --lists                 training lists, trial lists, merged VoxCeleb1
+    --pack                  packed corpora straight from the archives
+    --augment               MUSAN and RIRS_NOISES
 
 Every step does only what is missing and can be killed at any time. Put archives that you already
 have into --save_path. The key is available on request at https://mm.kaist.ac.kr/datasets/voxceleb/.
@@ -19,33 +20,23 @@ The layout is voxceleb_trainer's, so a folder prepared with its tool works as it
 """
 
 import argparse
-import itertools
 import logging
 import os
-import re
 import shlex
 import sys
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from speakernet.corpora import musan, rirs
-from speakernet.corpora.archives import join_pieces
-from speakernet.corpora.download import RemoteFile, download_all, has_md5, load_corpus
-from speakernet.corpora.listing import (
-    COMMON_ARGUMENTS,
-    DOWNLOAD_ARGUMENTS,
-    SEED,
-    corpus_of,
-    download_options,
-    listable_rows,
-    unpack,
-    usable_utterances,
-)
+from speakernet.corpora.download import RemoteFile
+from speakernet.corpora.listing import COMMON_ARGUMENTS, SEED, listable_rows, usable_utterances
 from speakernet.corpora.pack_inputs import open_inputs
-from speakernet.corpora.steps import Folder, StepSummary, convert_all, finish
-from speakernet.corpora.utterances import PairRules, Utterances, calibration_pairs, row_by_folder
+from speakernet.corpora.pairs import PairRules, calibration_pairs
+from speakernet.corpora.public_archives import DOWNLOAD_ARGUMENTS, PublicArchives
+from speakernet.corpora.steps import FFMPEG_ARGUMENT, Folder, StepSummary, convert_all, finish
+from speakernet.corpora.utterances import Utterances, row_by_folder
 from speakernet.data.audio import SAMPLE_RATE
 from speakernet.data.ffmpeg import ENCODINGS, FFMPEG_VARIABLE, find_ffmpeg
 from speakernet.data.folders import walk_files
@@ -85,34 +76,28 @@ class Subset:
     is_aac: bool
     num_speakers: int
     num_utterances: int
-    num_leading_folders: int
-    """Folders above the speakers' folders in the archive."""
 
 
 SUBSETS = {
-    "vox1_dev": Subset(
-        "vox1_dev_wav.zip", "voxceleb1/dev", "voxceleb1/dev", False, 1211, 148642, 1
-    ),
-    "vox1_test": Subset(
-        "vox1_test_wav.zip", "voxceleb1/test", "voxceleb1/test", False, 40, 4874, 1
-    ),
+    "vox1_dev": Subset("vox1_dev_wav.zip", "voxceleb1/dev", "voxceleb1/dev", False, 1211, 148642),
+    "vox1_test": Subset("vox1_test_wav.zip", "voxceleb1/test", "voxceleb1/test", False, 40, 4874),
     # Unpacked one folder higher than the others: this archive itself starts with `dev/`.
-    "vox2_dev": Subset("vox2_dev_aac.zip", "voxceleb2", "voxceleb2/dev", True, 5994, 1092009, 2),
-    "vox2_test": Subset(
-        "vox2_test_aac.zip", "voxceleb2/test", "voxceleb2/test", True, 118, 36237, 1
-    ),
+    "vox2_dev": Subset("vox2_dev_aac.zip", "voxceleb2", "voxceleb2/dev", True, 5994, 1092009),
+    "vox2_test": Subset("vox2_test_aac.zip", "voxceleb2/test", "voxceleb2/test", True, 118, 36237),
 }
 #: VoxCeleb1-E and -H use both folders of VoxCeleb1, which are therefore merged with links that take
 # no space.
 MERGED_FOLDER = "voxceleb1/wav"
 TRAINING_SUBSETS = ("vox1_dev", "vox2_dev")
 PACKED_FOLDER = "packed"
-#: Packed corpus -> the subsets in it.
-PACKED = {"vox1": ("vox1_dev", "vox1_test"), "vox2_dev": ("vox2_dev",), "vox2_test": ("vox2_test",)}
+#: Packed corpus -> the subsets in it, and the folders above the speakers' folders in their
+# archives.
+PACKED = {
+    "vox1": (("vox1_dev", "vox1_test"), 1),
+    "vox2_dev": (("vox2_dev",), 2),
+    "vox2_test": (("vox2_test",), 1),
+}
 
-SPEAKER_NAME = re.compile(r"id\d{5}")
-MAX_SEARCH_DEPTH = 4
-"""Levels of folders searched for speakers that are not where they are expected."""
 CONVERTED = "converted_parts"
 DONE = ".done"
 """Folder of files that record, for each format, which parts of a conversion are done."""
@@ -127,6 +112,8 @@ MORE_STEPS = {
     "pack": "packed corpora from the archives, without a WAV tree",
     "augment": "fetch and prepare MUSAN and RIRS_NOISES",
 }
+#: Noise and RIRs first, because the command that --lists prints depends on them.
+ORDER = ("augment", *STEPS, "pack")
 #: The recipe in the command printed at the end, and where that recipe looks for its inputs.
 RECIPE = "voxceleb/resnet34.yaml"
 RECIPE_INPUTS = {
@@ -138,13 +125,12 @@ RECIPE_INPUTS = {
     "augment.rir_path": "data/RIRS_NOISES/simulated_rirs",
 }
 
-
 ARGUMENTS = {
     **COMMON_ARGUMENTS,
     "--all": {"action": "store_true", "help": ", ".join(STEPS)},
     **{
-        f"--{name}": {"action": "store_true", "help": what}
-        for name, what in (STEPS | MORE_STEPS).items()
+        f"--{name}": {"action": "store_true", "help": meaning}
+        for name, meaning in (STEPS | MORE_STEPS).items()
     },
     "--subsets": {
         "nargs": "+",
@@ -170,39 +156,38 @@ ARGUMENTS = {
         "metavar": "I/N",
         "help": f"{PART_HELP}; only for --convert; --lists afterwards needs all parts",
     },
-    "--ffmpeg": {"help": "ffmpeg to use (default: the one on the PATH)"},
+    **FFMPEG_ARGUMENT,
     **DOWNLOAD_ARGUMENTS,
 }
 
 
 def run(arguments: argparse.Namespace) -> int:
-    steps = {
-        step
-        for step in (*STEPS, *MORE_STEPS)
-        if getattr(arguments, step) or (arguments.all and step in STEPS)
-    }
+    steps = [
+        step for step in ORDER if getattr(arguments, step) or (arguments.all and step in STEPS)
+    ]
     if not steps:
         raise ValueError(
             "no step given; use --all (all but --pack and --augment) or one of the steps in --help"
         )
     if arguments.ffmpeg:
         os.environ[FFMPEG_VARIABLE] = arguments.ffmpeg
-    if steps & {"convert", "pack"}:
+    if "convert" in steps or "pack" in steps:
         # Searched for before hours of downloading, not after them.
         find_ffmpeg()
     job = VoxCelebJob(arguments)
     if arguments.part:
-        return job.convert_part(parse_part(arguments.part), steps)
+        part = parse_part(arguments.part)
+        if steps != ["convert"]:
+            raise ValueError(
+                f"--part {part} works only with --convert; run the earlier steps on one machine "
+                "first, and --lists on one machine when all parts are done"
+            )
+        return job.convert_part(part)
     with exclusive(arguments.save_path):
         if "lists" in steps and "convert" not in steps:
             job.refuse_unfinished()
-        if "augment" in steps:
-            # --base_url is a mirror of VoxCeleb; these sets have their own addresses.
-            elsewhere = argparse.Namespace(**vars(arguments) | {"base_url": None})
-            job.summaries += musan.prepare(elsewhere) + rirs.prepare(elsewhere)
-        for step in (*STEPS, "pack"):
-            if step in steps:
-                getattr(job, step)()
+        for step in steps:
+            getattr(job, step)()
         return finish(job.summaries, arguments.save_path / "summary.txt")
 
 
@@ -212,15 +197,15 @@ class VoxCelebJob:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
         self.root: Path = arguments.save_path
+        self.lists_folder = self.root / "lists"
         self.num_jobs: int = arguments.num_jobs
-        self.corpus = corpus_of("voxceleb", arguments)
-        self.trial_lists = load_corpus("voxceleb_trials", catalogue_path=arguments.catalogue)
+        self.archives = PublicArchives("voxceleb", arguments)
         self.subsets = {name: SUBSETS[name] for name in arguments.subsets}
         self.parts = self.root / CONVERTED / arguments.format
         self.summaries: list[StepSummary] = []
 
-    def step(self, name: str, made: str = "made") -> StepSummary:
-        self.summaries.append(StepSummary(name, self.root, made))
+    def begin(self, step: str, made: str = "made") -> StepSummary:
+        self.summaries.append(StepSummary(step, self.root, made))
         return self.summaries[-1]
 
     def audio_root(self, name: str, kind: str = "") -> Path:
@@ -228,83 +213,63 @@ class VoxCelebJob:
         training reads).
         """
         subset = SUBSETS[name]
-        return (
-            self.root
-            / subset.audio_folder
-            / (kind or (self.arguments.format if subset.is_aac else "wav"))
-        )
+        if not kind:
+            kind = self.arguments.format if subset.is_aac else "wav"
+        return self.root / subset.audio_folder / kind
 
-    def fetch(self, files: Iterable[RemoteFile], folder: Path, summary: StepSummary) -> None:
-        download_all(files, folder, self.num_jobs, download_options(self.arguments), summary)
+    def subsets_with_audio(self) -> list[str]:
+        return [name for name in self.subsets if self.audio_root(name).is_dir()]
 
     def download(self) -> None:
-        """Fetch archives that are present neither in parts nor whole."""
-        summary = self.step("download", made="fetched")
         archives = [subset.archive for subset in self.subsets.values()]
-        missing = [one for one in archives if not has_md5(self.root / one, self.corpus.sums[one])]
-        summary.add(
-            skipped=sum(len(self.corpus.pieces(one)) for one in archives if one not in missing)
-        )
-        self.fetch(
-            (self.corpus.files[piece] for one in missing for piece in self.corpus.pieces(one)),
-            self.root,
-            summary,
-        )
+        self.archives.download(archives, self.begin("download", made="fetched"))
 
     def concatenate(self) -> None:
-        summary = self.step("concatenate")
-        for subset in self.subsets.values():
-            pieces = [self.root / piece for piece in self.corpus.joined.get(subset.archive, ())]
-            if pieces:
-                whole = self.root / subset.archive
-                md5 = self.corpus.sums[subset.archive]
-                join_pieces(pieces, whole, md5, summary, self.arguments.keep_parts)
+        archives = [subset.archive for subset in self.subsets.values()]
+        keep = self.arguments.keep_parts
+        self.archives.join(archives, self.begin("concatenate"), keep_pieces=keep)
 
     def extract(self) -> None:
-        summary = self.step("extract")
+        summary = self.begin("extract")
         for subset in self.subsets.values():
-            md5 = self.corpus.sums[subset.archive]
-            unpack(
-                self.root / subset.archive, md5, self.root / subset.folder, summary, self.num_jobs
-            )
+            self.archives.extract(subset.archive, self.root / subset.folder, summary)
+
+    def augment(self) -> None:
+        # --base_url is a mirror of VoxCeleb; these sets have their own addresses.
+        arguments = argparse.Namespace(**vars(self.arguments) | {"base_url": None})
+        self.summaries += musan.prepare(arguments) + rirs.prepare(arguments)
 
     def convert(self, part: WorkPart = WHOLE) -> None:
         """Convert the m4a files of VoxCeleb2, or one part of them, into a parallel tree."""
-        file_format = self.arguments.format
-        summary = self.step("convert" if part == WHOLE else f"convert_{part.name}")
+        summary = self.begin("convert" if part == WHOLE else f"convert_{part.name}")
         for name, subset in self.subsets.items():
             source_root = self.audio_root(name, "aac")
-            if subset.is_aac and source_root.is_dir():
-                target_root = Folder(self.audio_root(name))
-                # Parts are assigned by name, because with --remove_originals other parts remove
-                # files concurrently.
-                pairs = (
-                    (
-                        source_root / one,
-                        target_root.path(Path(one).with_suffix(f".{file_format}").as_posix()),
-                    )
-                    for one in walk_files(source_root, {".m4a", ".aac", ".mp4"})
-                    if zlib.crc32(os.fsencode(one)) % part.count == part.number - 1
-                )
+            if subset.is_aac and not source_root.is_dir():
+                summary.add_broken(str(source_root), "does not exist; run --extract first")
+            elif subset.is_aac:
                 convert_all(
-                    pairs,
-                    file_format,
+                    self._conversions(source_root, Folder(self.audio_root(name)), part),
+                    self.arguments.format,
                     SAMPLE_RATE,
                     self.num_jobs,
                     summary,
                     keep_sources=not self.arguments.remove_originals,
                     description=f"convert {name}",
                 )
-            elif subset.is_aac:
-                summary.add_broken(str(source_root), "does not exist; run --extract first")
 
-    def convert_part(self, part: WorkPart, steps: set[str]) -> int:
+    def _conversions(
+        self, root: Path, target: Folder, part: WorkPart
+    ) -> Iterator[tuple[Path, Path]]:
+        """Source and target of each m4a file of the part."""
+        for name in walk_files(root, {".m4a", ".aac", ".mp4"}):
+            # Parts are assigned by name, because with --remove_originals other parts remove files
+            # concurrently.
+            if zlib.crc32(os.fsencode(name)) % part.count == part.number - 1:
+                converted = Path(name).with_suffix(f".{self.arguments.format}").as_posix()
+                yield root / name, target.path(converted)
+
+    def convert_part(self, part: WorkPart) -> int:
         """Convert one part, and record that it is done."""
-        if steps != {"convert"}:
-            raise ValueError(
-                f"--part {part} works only with --convert; run the earlier steps on one machine "
-                "first, and --lists on one machine when all parts are done"
-            )
         # One lock per part: parts are converted at the same time in one tree.
         with exclusive(self.parts / f"{part.name}.work"):
             self.convert(part)
@@ -317,28 +282,59 @@ class VoxCelebJob:
         """Raise PartError if parts of a conversion are missing; remove half-written files of killed
         parts.
         """
-        if done := parts_in(self.parts, DONE):
-            if missing := missing_parts(list(done), self.parts):
-                raise PartError(
-                    f"parts {list_parts(missing)} are not converted; run --convert --part for them "
-                    "first"
-                )
-            remove_leftovers(self.root)
+        done = list(parts_in(self.parts, DONE))
+        if not done:
+            return
+        missing = missing_parts(done, self.parts)
+        if missing:
+            raise PartError(
+                f"parts {list_parts(missing)} are not converted; run --convert --part for them "
+                "first"
+            )
+        remove_leftovers(self.root)
 
-    def merge(self) -> None:
+    def lists(self) -> None:
+        """Write the training lists, fetch the trial lists, print the next command.
+
+        The recipes in configs/voxceleb refer to these files, so a renamed file must be renamed
+        there too.
+        """
+        names = self.subsets_with_audio()
+        if not names:
+            expected = ", ".join(str(self.audio_root(name)) for name in self.subsets)
+            problem = (
+                f"there is no audio in {expected}; run --extract and, for m4a files, --convert "
+                "first, or move or link the speakers' folders (id…) there"
+            )
+            if not any(summary.broken for summary in self.summaries):
+                # Nothing is made for a mistyped folder.
+                raise ValueError(problem)
+            self.begin("lists").add_broken(str(self.root), problem)
+            return
+        self._merge()
+        listed = {name: self._write_list(name) for name in names}
+        training = [name for name in TRAINING_SUBSETS if name in listed]
+        if len(training) == len(TRAINING_SUBSETS):
+            path = self.lists_folder / "vox1_vox2_dev_list.txt"
+            write_training_list(path, self._pairs_below_root(listed, training))
+            logger.info("%s: paths are relative to %s", path, self.root)
+        self._provide_trial_lists()
+        if training:
+            sys.stdout.write(self.next_command(training) + "\n")
+
+    def _merge(self) -> None:
         """Link both folders of VoxCeleb1 into one, as the E and H lists need; copy if links are
         impossible.
         """
-        sources = [
-            source
-            for name in ("vox1_dev", "vox1_test")
-            if (source := self.audio_root(name)).is_dir()
-        ]
-        summary = self.step("merge")
+        roots = [self.audio_root(name) for name in ("vox1_dev", "vox1_test")]
+        roots = [root for root in roots if root.is_dir()]
+        if not roots:
+            return
+        summary = self.begin("merge")
         target = Folder(self.root / MERGED_FOLDER)
-        for source in sources:
-            for name in walk_files(source, {".wav", ".flac"}):
-                path = source / name
+        for root in roots:
+            for name in walk_files(root, {".wav", ".flac"}):
+                path = root / name
                 merged = target.path(name)
                 # Compared by size, because a copy has its own inode.
                 is_there = merged.exists() and merged.stat().st_size == path.stat().st_size
@@ -347,106 +343,60 @@ class VoxCelebJob:
                     place(path, merged, is_flushed=False)
                 summary.add(not is_there, is_there)
 
-    def lists(self) -> None:
-        """Write the training lists, fetch the trial lists, print the next command.
+    def _pairs_below_root(
+        self, listed: Mapping[str, Utterances], names: list[str]
+    ) -> Iterator[tuple[str, str]]:
+        """(speaker, path) of several subsets, with paths relative to the target folder."""
+        for name in names:
+            prefix = self.audio_root(name).relative_to(self.root).as_posix()
+            for speaker, path in listed[name].pairs():
+                yield speaker, f"{prefix}/{path}"
 
-        The recipes in configs/voxceleb refer to these files, so a renamed file must be renamed
-        there too.
-        """
-        if not any(self.audio_root(name).is_dir() for name in self.subsets):
-            problem = self._why_no_audio()
-            if not any(summary.broken for summary in self.summaries):
-                # Nothing is made for a mistyped folder.
-                raise ValueError(problem)
-            self.step("lists").add_broken(str(self.root), problem)
-            return
-        if any(self.audio_root(name).is_dir() for name in ("vox1_dev", "vox1_test")):
-            self.merge()
-        folder = self.root / "lists"
-        listed = {
-            name: self._write_list(name, folder)
-            for name in self.subsets
-            if self.audio_root(name).is_dir()
-        }
-        written = [name for name in TRAINING_SUBSETS if name in listed]
-        if len(written) == len(TRAINING_SUBSETS):
-            roots = {
-                name: self.audio_root(name).relative_to(self.root).as_posix() for name in written
-            }
-            rows = (
-                (speaker, f"{roots[name]}/{one}")
-                for name in written
-                for speaker, one in listed[name].pairs()
-            )
-            write_training_list(folder / "vox1_vox2_dev_list.txt", rows)
-            logger.info(
-                "%s: paths are relative to %s", folder / "vox1_vox2_dev_list.txt", self.root
-            )
-        summary = self.step("trial_lists")
+    def _provide_trial_lists(self) -> None:
+        """Fetch or copy the published trial lists, and count the files that they miss."""
+        summary = self.begin("trial_lists")
+        # --base_url is a mirror of the archives; the lists have a server of their own.
+        changes = {"base_url": None, "save_path": self.lists_folder}
+        arguments = argparse.Namespace(**vars(self.arguments) | changes)
+        trials = PublicArchives("voxceleb_trials", arguments)
+        files = trials.corpus.files
         if self.arguments.lists_from is None:
-            self.fetch(self.trial_lists.files.values(), folder, summary)
+            trials.download(files, summary)
         else:
-            _copy_lists(self.arguments.lists_from, Folder(folder), self.trial_lists.files, summary)
+            _copy_lists(self.arguments.lists_from, Folder(self.lists_folder), files, summary)
         root = self.root / MERGED_FOLDER
-        for path in filter(
-            Path.is_file, (folder / name for name in self.trial_lists.files if root.is_dir())
-        ):
-            trials = read_trials(path)
+        for path in (self.lists_folder / name for name in files):
+            if not root.is_dir() or not path.is_file():
+                continue
+            names = read_trials(path).names
             # No table is cached: this only checks, once, whether the files exist.
-            num_missing = len(FolderSource(root, keep_lookup=False).missing(trials.names))
+            num_missing = len(FolderSource(root, keep_lookup=False).missing(names))
             level = logging.WARNING if num_missing else logging.INFO
-            counts = f"{len(trials):,} trials, {num_missing:,} of {len(trials.names):,} files"
-            logger.log(level, "%s: %s are missing", path, counts)
-        if written:
-            sys.stdout.write(self.next_command(written) + "\n")
+            logger.log(level, "%s: %d of %d files are missing", path, num_missing, len(names))
 
-    def _why_no_audio(self) -> str:
-        """What --lists found instead of the audio of any subset, and what to do."""
-        expected = ", ".join(str(self.audio_root(name)) for name in self.subsets)
-        unconverted = [
-            name
-            for name in self.subsets
-            if SUBSETS[name].is_aac and self.audio_root(name, "aac").is_dir()
-        ]
-        if unconverted:
-            return (
-                f"{', '.join(unconverted)}: only m4a files are there; run --convert, then --lists"
-            )
-        speakers = _speaker_folder(self.root)
-        if speakers is None:
-            return (
-                f"{self.root} contains no speakers' folders (id…); expected {expected}. Run "
-                "--extract first, or give the folder that contains voxceleb1 or voxceleb2 with "
-                "--save_path"
-            )
-        return (
-            f"the speakers' folders are in {speakers}, where no list is made of them; move that "
-            f"folder, or link to it, so that it is one of {expected}"
-        )
-
-    def _write_list(self, name: str, folder: Path) -> Utterances:
+    def _write_list(self, name: str) -> Utterances:
         root = self.audio_root(name)
         subset = SUBSETS[name]
-        path = folder / f"{name}_list.txt"
+        path = self.lists_folder / f"{name}_list.txt"
         # Headers are read for the list, so that a file with only a header never reaches training.
-        summary = self.step(f"list_{name}", made="listed")
-        names = list(walk_files(root, {".wav", ".flac"}))
-        rows = listable_rows((row_by_folder(one) for one in names), names, summary)
-        utterances, seconds = usable_utterances(rows, root, 0.0, self.num_jobs, summary)
+        summary = self.begin(f"list_{name}", made="listed")
+        rows = map(row_by_folder, walk_files(root, {".wav", ".flac"}))
+        listable = listable_rows(rows, summary)
+        utterances, seconds = usable_utterances(listable, root, 0.0, self.num_jobs, summary)
         write_training_list(path, utterances.pairs())
         if name in TRAINING_SUBSETS:
             # Interviews in both corpora have similar durations, so the list's own are drawn from.
             chosen, pairs = calibration_pairs(utterances, seconds, seconds, PairRules(), SEED)
-            write_trials(folder / f"{name}_calibration.txt", pairs.rows(chosen))
-        found = (len(utterances.speakers), len(utterances))
+            write_trials(self.lists_folder / f"{name}_calibration.txt", pairs.rows(chosen))
+        counts = (len(utterances.speakers), len(utterances))
         published = (subset.num_speakers, subset.num_utterances)
         # Not refused: part of a corpus can be trained on, but its error rates do not compare with
         # published ones.
-        level = logging.INFO if found == published else logging.WARNING
+        level = logging.INFO if counts == published else logging.WARNING
         message = (
             "%s: %d speakers and %d utterances (published: %d and %d); paths are relative to %s"
         )
-        logger.log(level, message, path, *found, *published, root)
+        logger.log(level, message, path, *counts, *published, root)
         return utterances
 
     def pack(self) -> None:
@@ -456,111 +406,102 @@ class VoxCelebJob:
         VoxCeleb1's two archives go into one corpus, as the E and H trial lists need both. Names are
         those of the published lists (`id10001/VIDEO/00001.wav`), even if the archive contains m4a.
         """
-        for corpus, subsets in PACKED.items():
-            if wanted := [name for name in subsets if name in self.subsets]:
-                self._pack_corpus(
-                    self.root / PACKED_FOLDER / corpus, wanted, self.step(f"pack_{corpus}")
-                )
+        for corpus, (subsets, num_leading_folders) in PACKED.items():
+            requested = [name for name in subsets if name in self.subsets]
+            if requested:
+                folder = self.root / PACKED_FOLDER / corpus
+                summary = self.begin(f"pack_{corpus}")
+                self._pack_corpus(folder, requested, num_leading_folders, summary)
 
-    def _pack_corpus(self, folder: Path, subsets: list[str], summary: StepSummary) -> None:
-        sources = {name: self._verified_sources(SUBSETS[name].archive, summary) for name in subsets}
-        if not all(sources.values()):
-            return
-        strip = SUBSETS[subsets[0]].num_leading_folders
-        names = {
-            name: [
-                f"{member.rpartition('.')[0]}.wav"
-                for member in open_inputs(found, None, strip).names
-            ]
-            for name, found in sources.items()
-        }
+    def _pack_corpus(
+        self, folder: Path, subsets: list[str], num_leading_folders: int, summary: StepSummary
+    ) -> None:
+        sources: list[Path] = []
+        names: dict[str, list[str]] = {}
+        for subset in subsets:
+            paths = self._verified_sources(SUBSETS[subset].archive, summary)
+            if not paths:
+                return
+            sources += paths
+            members = open_inputs(paths, None, num_leading_folders).names
+            names[subset] = [f"{member.rpartition('.')[0]}.wav" for member in members]
         # A packed corpus with its final name is complete; until then it is `<name>.partial`.
         if folder.is_dir():
             summary.add(skipped=len(PackedSource(folder).index.names))
         else:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            wanted = StringTable.from_strings(itertools.chain(*names.values()))
-            inputs = open_inputs(list(itertools.chain(*sources.values())), wanted, strip)
+            every_name = StringTable.from_strings(name for some in names.values() for name in some)
+            inputs = open_inputs(sources, every_name, num_leading_folders)
             made = pack(
                 inputs, folder, num_threads=self.num_jobs, skip_bad=True, show_progress=True
             )
             summary.add(made=made.num_utterances)
-        packed = set(PackedSource(folder).index.names)
         skipped = folder / SKIPPED
-        for line in skipped.read_text(encoding="utf-8").splitlines() if skipped.is_file() else ():
-            summary.add_broken(*line.split("\t", 1))
-        for name in set(subsets) & set(TRAINING_SUBSETS):
-            path = self.root / "lists" / f"{name}_packed_list.txt"
+        if skipped.is_file():
+            for line in skipped.read_text(encoding="utf-8").splitlines():
+                summary.add_broken(*line.split("\t", 1))
+        packed = set(PackedSource(folder).index.names)
+        for subset in set(subsets) & set(TRAINING_SUBSETS):
+            path = self.lists_folder / f"{subset}_packed_list.txt"
             # Utterances that could not be decoded are not in the corpus, so they must not be in the
             # list.
-            write_training_list(
-                path,
-                ((one.split("/", 1)[0], one) for one in sorted(packed.intersection(names[name]))),
-            )
+            listed = sorted(packed.intersection(names[subset]))
+            write_training_list(path, ((name.split("/", 1)[0], name) for name in listed))
             logger.info("%s: paths are relative to %s", path, folder)
 
     def _verified_sources(self, archive: str, summary: StepSummary) -> list[Path]:
         """The whole archive, or all of its parts, with correct checksums; empty if something is
         missing.
         """
-        if has_md5(self.root / archive, self.corpus.sums[archive]):
+        if self.archives.is_verified(archive):
             return [self.root / archive]
-        pieces = self.corpus.pieces(archive)
-        bad = [piece for piece in pieces if not has_md5(self.root / piece, self.corpus.sums[piece])]
+        pieces = self.archives.corpus.pieces(archive)
+        bad = [piece for piece in pieces if not self.archives.is_verified(piece)]
         for piece in bad:
             summary.add_broken(piece, "missing, or its MD5 sum is wrong; run --download")
         return [] if bad else [self.root / piece for piece in pieces]
 
-    def next_command(self, listed: Sequence[str]) -> str:
+    def next_command(self, listed: list[str]) -> str:
         """The command that trains RECIPE on the prepared data, with options for inputs that are
         elsewhere.
         """
         # VoxCeleb2 if both are there, as in the recipes: none of its speakers is in VoxCeleb1's
         # trials.
         subset = max(listed, key=lambda name: SUBSETS[name].num_speakers)
-        lists = self.root / "lists"
         noise = self.root / "musan"
         rooms = self.root / rirs.SIMULATED_FOLDER
         if not noise.is_dir() or not rooms.is_dir():
             logger.info("noise or RIRs are missing; --augment fetches them")
         paths = (
-            lists / f"{subset}_list.txt", self.audio_root(subset), lists / "veri_test2.txt",
-            self.root / MERGED_FOLDER, noise, rooms,
-        )  # fmt: skip
-        inputs = zip(RECIPE_INPUTS.items(), paths, strict=True)
-        changed = [
-            f"--{name} {shlex.quote(str(path))}"
-            for (name, usual), path in inputs
-            if path != Path(usual)
-        ]
-        return " ".join([own_command("train"), "--config", RECIPE, *changed])
-
-
-def _speaker_folder(root: Path) -> Path | None:
-    """The first folder below `root`, a few levels deep, that contains folders named like VoxCeleb's
-    speakers.
-    """
-    for depth in range(1, MAX_SEARCH_DEPTH + 1):
-        for path in sorted(root.glob("/".join(["*"] * depth))):
-            if SPEAKER_NAME.fullmatch(path.name) and path.is_dir():
-                return path.parent
-    return None
+            self.lists_folder / f"{subset}_list.txt",
+            self.audio_root(subset),
+            self.lists_folder / "veri_test2.txt",
+            self.root / MERGED_FOLDER,
+            noise,
+            rooms,
+        )
+        words = [own_command("train"), "--config", RECIPE]
+        for (option, usual), path in zip(RECIPE_INPUTS.items(), paths, strict=True):
+            if path != Path(usual):
+                words.append(f"--{option} {shlex.quote(str(path))}")
+        return " ".join(words)
 
 
 def _copy_lists(
     source: Path, folder: Folder, lists: Mapping[str, RemoteFile], summary: StepSummary
 ) -> None:
     """Copy the published lists found in `source` if they verify; others are not required."""
-    for found in filter(Path.is_file, (source / name for name in lists)):
-        md5 = digest_of(found, "md5")
-        if md5 != lists[found.name].md5:
-            summary.add_broken(
-                str(found), f"MD5 sum {md5} instead of the published {lists[found.name].md5}"
-            )
+    for name, published in lists.items():
+        path = source / name
+        if not path.is_file():
+            continue
+        md5 = digest_of(path, "md5")
+        if md5 != published.md5:
+            summary.add_broken(str(path), f"MD5 sum {md5} instead of the published {published.md5}")
             continue
         # A copy, not a link: later changes to the user's file must not affect the verified one.
-        with atomic_write(folder.path(found.name), "wb") as file:
-            file.write(found.read_bytes())
+        with atomic_write(folder.path(name), "wb") as file:
+            file.write(path.read_bytes())
         summary.add(made=1)
     if not summary.found:
         raise ValueError(f"{source} has none of the published lists ({', '.join(lists)})")

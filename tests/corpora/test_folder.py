@@ -13,7 +13,7 @@ from preparation_corpora import run_data_prep, to_m4a, write_voices
 
 from speakernet.config import load_config
 from speakernet.corpora import own_folder
-from speakernet.corpora.listing import LITTLE_DATA_UTTERANCES
+from speakernet.corpora.recipes import LITTLE_DATA_UTTERANCES
 from speakernet.data.audio import write_audio
 from speakernet.data.lists import read_training_list, read_trials
 from tests.conftest import tiny_voice as voice

@@ -10,7 +10,7 @@ from preparation_corpora import SCRIPTS, run_data_prep, write_voices
 
 from speakernet.cli import main
 from speakernet.cli.prepare import CORPORA, build_parser
-from speakernet.corpora.listing import corpus_of, download_options
+from speakernet.corpora.public_archives import PublicArchives
 from speakernet.corpora.steps import StepSummary, finish
 from speakernet.files import LOCK_NAME, exclusive, temporary_beside
 
@@ -37,12 +37,9 @@ def test_secrets(monkeypatch):
         monkeypatch.setenv(f"SPEAKERNET_{name}", "TOPSECRET")
     parser = build_parser("voxceleb")
     assert "TOPSECRET" not in parser.format_help()
-    options = download_options(parser.parse_args([]))
-    assert (options.user, options.password) == ("TOPSECRET", "TOPSECRET")
-    assert (
-        "key=TOPSECRET"
-        in corpus_of("voxceleb", parser.parse_args([])).files["vox1_test_wav.zip"].urls[0]
-    )
+    archives = PublicArchives("voxceleb", parser.parse_args([]))
+    assert (archives.options.user, archives.options.password) == ("TOPSECRET", "TOPSECRET")
+    assert "key=TOPSECRET" in archives.corpus.files["vox1_test_wav.zip"].urls[0]
 
 
 def test_two_runs_at_once(tmp_path, capsys):

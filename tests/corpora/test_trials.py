@@ -8,7 +8,8 @@ import pytest
 import soundfile
 from preparation_corpora import run_data_prep
 
-from speakernet.corpora.utterances import PairRules, Row, Utterances, calibration_pairs, hold_out
+from speakernet.corpora.pairs import PairRules, calibration_pairs, hold_out
+from speakernet.corpora.utterances import Row, Utterances
 from speakernet.data.lists import ListError, read_training_list, read_trials, write_training_list
 
 

@@ -76,20 +76,14 @@ def test_existing_archives(tmp_path, published):
 
 
 @pytest.mark.parametrize(
-    ("place", "named"),
-    [
-        ("voxceleb1/id10001/video/00001.wav", "voxceleb1,"),
-        ("vox1_dev_wav/wav/id10001/video/00001.wav", "vox1_dev_wav/wav,"),
-        ("voxceleb2/dev/aac/id00012/video/00001.m4a", "--convert"),
-        ("elsewhere/1.wav", "--extract"),
-    ],
+    "place", ["voxceleb1/id10001/video/00001.wav", "voxceleb2/dev/aac/id00012/video/00001.m4a"]
 )
-def test_lists_of_audio_that_is_elsewhere(tmp_path, capsys, place, named):
+def test_lists_of_audio_that_is_elsewhere(tmp_path, capsys, place):
     path = tmp_path / "data" / place
     path.parent.mkdir(parents=True)
     path.write_bytes(b"x")
     assert run_data_prep("voxceleb", "--save_path", tmp_path / "data", "--lists") == 1
-    assert named in capsys.readouterr().err
+    assert str(tmp_path / "data" / "voxceleb2/dev/wav") in capsys.readouterr().err
     assert run_data_prep("voxceleb", "--save_path", tmp_path / "mistyped", "--lists") == 1
     assert not (tmp_path / "mistyped").exists()
 

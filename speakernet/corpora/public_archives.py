@@ -1,0 +1,147 @@
+"""The archives of a public corpus in its target folder: download what is missing, join, verify,
+unpack.
+
+Every step does only what is missing, and counts what it did in a `StepSummary`.
+"""
+
+import argparse
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from speakernet.corpora.archives import extract, join_pieces
+from speakernet.corpora.download import DownloadOptions, download_all, has_md5, load_corpus
+from speakernet.corpora.steps import StepSummary
+
+DOWNLOAD_ARGUMENTS: dict[str, dict[str, Any]] = {
+    **{
+        f"--{name}": {
+            "default": "",
+            "help": f"{meaning}, never logged; better set SPEAKERNET_{name.upper()} in the "
+            "environment, because other users can see command lines",
+        }
+        for name, meaning in (
+            ("key", "access key"), ("user", "user name"), ("password", "password")
+        )
+    },
+    "--base_url": {"help": "a mirror to fetch from instead; {name} is replaced by the file's name"},
+    "--catalogue": {
+        "type": Path,
+        "help": "a table of sources instead of the shipped catalogue.yaml",
+    },
+    "--retries": {
+        "type": int,
+        "default": DownloadOptions.num_retries,
+        "help": "consecutive attempts without a single byte before giving up",
+    },
+    "--timeout": {
+        "type": float,
+        "default": DownloadOptions.timeout_seconds,
+        "help": "seconds without data before retrying",
+    },
+}  # fmt: skip
+DOWNLOAD_FLAG: dict[str, dict[str, Any]] = {
+    "--download": {"action": "store_true", "help": "fetch and unpack what is missing"}
+}
+#: Steps for the augmentation sets; all of them if none is given.
+STEPS = ("download", "extract", "prepare")
+STEP_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "--download": {
+        "action": "store_true",
+        "help": "fetch the archive unless it exists (default: all steps)",
+    },
+    "--extract": {"action": "store_true", "help": "unpack it"},
+}
+
+
+def requested_steps(arguments: argparse.Namespace) -> Sequence[str]:
+    """The requested steps, in order; all of them if none is given."""
+    return [step for step in STEPS if getattr(arguments, step)] or STEPS
+
+
+class PublicArchives:
+    """The archives of one corpus, by the catalogue and the command's options."""
+
+    def __init__(self, name: str, arguments: argparse.Namespace) -> None:
+        """Read the catalogue; secrets that are not on the command line come from the
+        environment.
+        """
+        key, user, password = (
+            getattr(arguments, secret) or os.environ.get(f"SPEAKERNET_{secret.upper()}", "")
+            for secret in ("key", "user", "password")
+        )
+        self.corpus = load_corpus(
+            name, key=key, base_url=arguments.base_url, catalogue_path=arguments.catalogue
+        )
+        self.folder: Path = arguments.save_path
+        self.num_jobs: int = arguments.num_jobs
+        self.options = DownloadOptions(
+            arguments.retries, timeout_seconds=arguments.timeout, user=user, password=password
+        )
+
+    def is_verified(self, name: str) -> bool:
+        """Whether an archive or a piece is in the folder with the published sum."""
+        return has_md5(self.folder / name, self.corpus.sums[name])
+
+    def download(self, archives: Iterable[str], summary: StepSummary) -> None:
+        """Fetch archives that are present neither in pieces nor whole."""
+        missing = []
+        for archive in archives:
+            pieces = self.corpus.pieces(archive)
+            # A verified whole archive needs no pieces, which were removed after joining.
+            if self.is_verified(archive):
+                summary.add(skipped=len(pieces))
+            else:
+                missing += [self.corpus.files[piece] for piece in pieces]
+        download_all(missing, self.folder, self.num_jobs, self.options, summary)
+
+    def join(
+        self, archives: Iterable[str], summary: StepSummary, *, keep_pieces: bool = False
+    ) -> None:
+        """Join the archives that are published in pieces."""
+        for archive in archives:
+            if archive in self.corpus.joined:
+                pieces = [self.folder / piece for piece in self.corpus.pieces(archive)]
+                md5 = self.corpus.sums[archive]
+                join_pieces(pieces, self.folder / archive, md5, summary, keep_pieces)
+
+    def extract(self, archive: str, folder: Path, summary: StepSummary) -> None:
+        """Unpack an archive if it exists and verifies; otherwise count it as broken."""
+        path = self.folder / archive
+        if not path.is_file():
+            summary.add_broken(
+                archive, f"does not exist; run with --download, or put it into {self.folder}"
+            )
+        elif not self.is_verified(archive):
+            summary.add_broken(archive, "its MD5 sum is wrong; remove it and run with --download")
+        else:
+            extract(path, folder, summary, self.num_jobs)
+
+
+def fetch(
+    name: str,
+    arguments: argparse.Namespace,
+    steps: Sequence[str] = ("download", "extract"),
+    archives: Sequence[str] | None = None,
+) -> list[StepSummary]:
+    """Download a corpus's archives (None: all) into the target folder, join those published in
+    pieces, and unpack them there.
+    """
+    public = PublicArchives(name, arguments)
+    archives = public.corpus.archives if archives is None else archives
+    summaries = []
+    if "download" in steps:
+        summary = StepSummary(f"download_{name}", public.folder, made="fetched")
+        public.download(archives, summary)
+        if summary.broken == summary.found > 0:
+            # The next steps would have nothing to unpack.
+            raise ValueError("nothing could be fetched: " + "; ".join(summary.first_broken))
+        summaries.append(summary)
+    if "extract" in steps:
+        summary = StepSummary(f"extract_{name}", public.folder)
+        public.join(archives, summary)
+        for archive in archives:
+            public.extract(archive, public.folder, summary)
+        summaries.append(summary)
+    return summaries
