@@ -19,7 +19,13 @@ from benchmarks.steps import published_config
 from speakernet.assembly.benchmark import QUIET_STEPS, WARM_STEPS, ReadyCrops, time_steps
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs
-from speakernet.assembly.training import build_loss, build_model, build_trainer, prepare_machine
+from speakernet.assembly.training import (
+    Parts,
+    build_loss,
+    build_model,
+    build_trainer,
+    prepare_machine,
+)
 from speakernet.config.schema import Config, replaced
 from speakernet.data.audio import write_audio
 from speakernet.data.lists import StringTable, write_training_list
@@ -148,9 +154,8 @@ def _end_to_end(setup: Setup, name: str, config: Config, folder: Path, steps: in
     net = build_model(config)
     loader = build_training_loader(config, inputs)
     loss = build_loss(config, loader.num_classes)
-    trainer = build_trainer(
-        config, net, loss, loader, lambda epoch: {"eer_percent": 50.0}, folder, setup.device
-    )
+    parts = Parts(net, loss, loader, setup.device)
+    trainer = build_trainer(config, parts, lambda epoch: {"eer_percent": 50.0}, folder)
     net.train()
     loss.train()
     try:

@@ -22,6 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs, make_synthetic_corpus
 from speakernet.assembly.training import (
+    Parts,
     apply_memory_options,
     build_loss,
     build_model,
@@ -295,7 +296,8 @@ def _measure_training(config: Config, loader: TrainingLoader, num_steps: int) ->
     refuse_impossible(config, net, device)
     num_batches = len(loader)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = build_trainer(config, net, loss, loader, lambda epoch: {}, Path(folder), device)
+        parts = Parts(net, loss, loader, device)
+        trainer = build_trainer(config, parts, lambda epoch: {}, folder)
         net.train()
         loss.train()
         batches = _endless(loader)

@@ -10,7 +10,7 @@ import logging
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -51,8 +51,7 @@ class TrainingInput:
         return self.source.lookup_table(self.rows.paths, HEADER_THREADS)
 
 
-@dataclasses.dataclass(frozen=True)
-class TrialInput:
+class TrialInput(NamedTuple):
     """A trial list and its audio."""
 
     trials: TrialList
@@ -103,6 +102,11 @@ class Inputs:
             for name, one in self._named.items()
             if (id(one.trials), id(one.source)) != own
         }
+
+    def trial_lists(self) -> list[TrialInput]:
+        """All trial lists of a training run; some may be the same."""
+        beside = self.beside(self.test) if self._data.test_lists else {}
+        return [self.validation, self.test, *beside.values()]
 
     def corpus_facts(self) -> dict[str, Any]:
         """What the network is trained on, as plain values for its model file."""

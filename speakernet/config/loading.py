@@ -32,6 +32,7 @@ from speakernet.config.aliases import (
     translate,
 )
 from speakernet.config.classic import convert, differing_defaults
+from speakernet.config.problems import problems
 from speakernet.config.schema import (
     CHOICES,
     DEFAULT_NAMES,
@@ -42,7 +43,6 @@ from speakernet.config.schema import (
     config_from_dict,
     known_fields,
     owner_of,
-    problems,
     split_key,
     without_removed,
 )

@@ -5,7 +5,7 @@ exists only if the chosen schedule takes it. `loading.py` reads configurations.
 """
 
 import functools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, cast
 
 from pydantic import Field, SerializeAsAny
@@ -349,32 +349,3 @@ def _voices(config: Config) -> list[float]:
     """The speed of each voice, in the order of the classes of a head."""
     augment = config.augment
     return augment.speed_factors if augment.enabled else RECORDED
-
-
-def problems(config: Config) -> Iterator[tuple[str, str]]:
-    """Values that contradict each other, as (dotted key, what was found and what is expected)."""
-    is_sound = True
-    training = config.training
-    for holder in {**SECTIONS, **CHOICES}:
-        section, _, field = holder.partition(".")
-        options = (
-            getattr(getattr(config, section), field, None) if field else getattr(config, section)
-        )
-        for option, message in options.problems() if options is not None else ():
-            is_sound = False
-            yield f"{holder}.{option}", message
-    if is_sound and training.stages:
-        key = "training.stages"
-        try:
-            for name, stage in stages_of(config).items():
-                yield from (
-                    (key, f"{name}: {one}: {message}")
-                    for one, message in (problems(stage) if name else ())
-                )
-            if config.runtime.parallel == "fsdp" and len(stages_of(config)) > 1:
-                yield (
-                    "runtime.parallel",
-                    f"fsdp does not support {key}; train stages one by one with --initial_model",
-                )
-        except ValueError as error:
-            yield key, str(error)
