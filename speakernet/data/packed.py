@@ -27,6 +27,7 @@ import numpy as np
 from speakernet.data.audio import SAMPLE_RATE, AudioError
 from speakernet.data.lists import NameIndex, StringTable, normal_names
 from speakernet.data.lookup import COLUMNS, LONG_ROWS, PCM_S16, LookupTable, mapped
+from speakernet.data.parts import list_parts, missing_parts, parts_in
 from speakernet.data.sharing import shared_zeros
 from speakernet.data.sources import (
     CAN_READ_AT,
@@ -38,11 +39,8 @@ from speakernet.data.sources import (
 )
 from speakernet.files import (
     PART_NAME,
-    list_parts,
-    missing_parts,
     open_text,
     parallel_map,
-    parts_in,
     read_arrays,
     reading,
     sha256_of,
