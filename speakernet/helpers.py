@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from speakernet.assembly.benchmark import BatchSizeFinder
 from speakernet.machine import settings
 from speakernet.machine.facts import describe_limits, native_bf16, system_info
 from speakernet.machine.options import MachineOptions
+from speakernet.training.batch_size import BatchSizeFinder
 from speakernet.training.progress import RunSpeed
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from benchmarks.data import BenchmarkData, Noise, drop_pages, prepare_data
 from benchmarks.on_gpu.record import Row, Setup, row
 from benchmarks.on_gpu.step_costs import VARIANTS, batch_size_of, host_and_busy
 from benchmarks.steps import published_config
-from speakernet.assembly.benchmark import QUIET_STEPS, WARM_STEPS, ReadyCrops, time_steps
+from speakernet.assembly.benchmark import ReadyCrops
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs
 from speakernet.assembly.training import (
@@ -40,6 +40,7 @@ from speakernet.evaluation.scoring import (
     mean_embeddings,
     normalize_scores,
 )
+from speakernet.training.timing import QUIET_STEPS, WARM_STEPS, time_steps
 
 MODEL = "ResNet34"
 QUICK_MODEL = "ResNet"
