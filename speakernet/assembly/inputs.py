@@ -103,6 +103,12 @@ class Inputs:
             if (id(one.trials), id(one.source)) != own
         }
 
+    def has_training_list(self) -> bool:
+        """Whether the training list, or every list of several corpora, exists."""
+        data = self._data
+        lists = [corpus.train_list for corpus in data.corpora.values()] or [data.train_list]
+        return all(path and Path(path).exists() for path in lists)
+
     def trial_lists(self) -> list[TrialInput]:
         """All trial lists of a training run; some may be the same."""
         beside = self.beside(self.test) if self._data.test_lists else {}

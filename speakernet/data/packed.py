@@ -27,7 +27,7 @@ import numpy as np
 from speakernet.data.audio import SAMPLE_RATE, AudioError
 from speakernet.data.lists import NameIndex, StringTable, normal_names
 from speakernet.data.lookup import COLUMNS, LONG_ROWS, PCM_S16, LookupTable, mapped
-from speakernet.data.parts import list_parts, missing_parts, parts_in
+from speakernet.data.parts import PART_NAME, list_parts, missing_parts, parts_in
 from speakernet.data.sharing import shared_zeros
 from speakernet.data.sources import (
     CAN_READ_AT,
@@ -37,14 +37,7 @@ from speakernet.data.sources import (
     AudioSource,
     RowReader,
 )
-from speakernet.files import (
-    PART_NAME,
-    open_text,
-    parallel_map,
-    read_arrays,
-    reading,
-    sha256_of,
-)
+from speakernet.files import open_text, parallel_map, read_arrays, reading, sha256_of
 from speakernet.machine.facts import usable_memory_bytes
 
 if TYPE_CHECKING:

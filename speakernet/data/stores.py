@@ -40,8 +40,8 @@ from speakernet.data.packing import (
     pack,
     plan_of_parts,
 )
-from speakernet.data.parts import WorkPart, share
-from speakernet.files import MAX_PARTS, error_line, exclusive, parallel_map, sha256_of
+from speakernet.data.parts import MAX_PARTS, WorkPart, share
+from speakernet.files import error_line, exclusive, parallel_map, sha256_of
 
 logger = logging.getLogger(__name__)
 
