@@ -57,6 +57,8 @@ class Options(BaseModel):
 
     model_config = ConfigDict(
         extra="forbid",
+        # A checked configuration never changes; `model_copy(update=…)` makes another one.
+        frozen=True,
         use_attribute_docstrings=True,
         # Only the chosen components need a validator.
         defer_build=True,

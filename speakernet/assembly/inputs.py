@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from speakernet.config import Config, ConfigError
+from speakernet.config.schema import with_options
 from speakernet.corpora.synthetic import is_synthetic, make_corpus
 from speakernet.data.batches import speed_fractions
 from speakernet.data.lists import (
@@ -244,13 +245,16 @@ def make_synthetic_corpus(config: Config) -> Config:
     """
     data = config.data
     augment = config.augment
-    folder = config.data.synthetic_corpus
-    lists = [
-        data.train_list or next((one.train_list for one in data.corpora.values()), ""),
-        data.test_list,
-    ]
-    if not folder or (all(lists) and not any(Path(folder) in Path(one).parents for one in lists)):
+    folder = data.synthetic_corpus
+    train_list = data.train_list
+    if data.corpora:
+        train_list = next(iter(data.corpora.values())).train_list
+    if not folder:
         return config
+    if train_list and data.test_list:
+        is_used = any(Path(folder) in Path(path).parents for path in (train_list, data.test_list))
+        if not is_used:
+            return config
     # Rank 0 first, then one rank of each machine, which may have its own disk: two concurrent
     # writers would mistake each other's files for those of a killed run.
     made = None
@@ -259,24 +263,25 @@ def make_synthetic_corpus(config: Config) -> Config:
             made = make_corpus(folder, show_progress=distributed.is_main())
         distributed.barrier()
     assert made is not None, "every rank has the last turn"
-    paths = {
-        # The user's own list is never combined with the corpus's audio, because no check would
-        # detect that mistake.
-        "train_path": data.train_path or ("" if lists[0] else str(made.train_path)),
-        "test_path": data.test_path or ("" if data.test_list else str(made.test_path)),
-        "train_list": data.train_list or ("" if lists[0] else str(made.train_list)),
-        "test_list": data.test_list or str(made.test_list),
-    }
-    is_its_test = Path(paths["test_list"]).resolve() == made.test_list.resolve()
+    paths: dict[str, Any] = {}
+    # The user's own list is never combined with the corpus's audio, because no check would detect
+    # that mistake.
+    if not train_list:
+        paths["train_list"] = str(made.train_list)
+        paths["train_path"] = data.train_path or str(made.train_path)
+    if not data.test_list:
+        paths["test_list"] = str(made.test_list)
+        paths["test_path"] = data.test_path or str(made.test_path)
+    is_its_test = Path(data.test_list or made.test_list).resolve() == made.test_list.resolve()
     if is_its_test and not (data.validation_list or data.validation_speakers):
         paths["validation_list"] = str(made.validation_list)
         paths["validation_path"] = str(made.validation_path)
-    noise = {
-        "noise_path": augment.noise_path or str(made.noise_path),
-        "rir_path": augment.rir_path or str(made.rir_path),
-    }
-    return config.model_copy(
-        update={"data": data.model_copy(update=paths), "augment": augment.model_copy(update=noise)}
+    config = with_options(config, "data", **paths)
+    return with_options(
+        config,
+        "augment",
+        noise_path=augment.noise_path or str(made.noise_path),
+        rir_path=augment.rir_path or str(made.rir_path),
     )
 
 
@@ -286,21 +291,24 @@ def with_default_paths(config: Config) -> Config:
 
     With held-out speakers there is no validation list.
     """
-    data = config.data.model_copy()
+    data = config.data
+    test = data.test_list, data.test_path
+    validation = data.validation_list, data.validation_path
     if not data.test_list:
-        data.test_list, data.test_path = data.validation_list, data.validation_path
+        test = validation
     if not data.validation_list and not data.validation_speakers:
-        data.validation_list, data.validation_path = data.test_list, data.test_path
-    data.test_lists = {
-        name: one.model_copy(
-            update={"path": one.path or data.test_path or str(audio_folder_of(one.list))}
-        )
-        for name, one in data.test_lists.items()
-    }
-    for kind in ("train", "validation", "test"):
-        if (path := getattr(data, f"{kind}_list")) and not getattr(data, f"{kind}_path"):
-            setattr(data, f"{kind}_path", str(audio_folder_of(path)))
-    return config.model_copy(update={"data": data})
+        validation = test
+    named = {}
+    for name, test_list in data.test_lists.items():
+        path = test_list.path or test[1] or str(audio_folder_of(test_list.list))
+        named[name] = test_list.model_copy(update={"path": path})
+    values: dict[str, Any] = {"test_lists": named}
+    lists = {"train": (data.train_list, data.train_path), "validation": validation, "test": test}
+    for kind, (path, folder) in lists.items():
+        if path and not folder:
+            folder = str(audio_folder_of(path))
+        values |= {f"{kind}_list": path, f"{kind}_path": folder}
+    return with_options(config, "data", **values)
 
 
 def voices_of(config: Config) -> Voices:

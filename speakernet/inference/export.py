@@ -276,7 +276,8 @@ def sherpa_bytes(model: ModelFile) -> bytes:
 def _features(net: SpeakerNet, waveforms: np.ndarray) -> Tensor:
     """The features that sherpa-onnx computes, (batch, frames, mels), by our front end."""
     front_end = copy.deepcopy(net.front_end).eval()
-    front_end.options.normalize = "none"  # type: ignore[union-attr]
+    options: Any = front_end.options
+    front_end.options = options.model_copy(update={"normalize": "none"})
     return front_end(torch.from_numpy(waveforms)).transpose(1, 2)  # type: ignore[no-any-return]
 
 

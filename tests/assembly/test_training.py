@@ -18,7 +18,7 @@ from speakernet.assembly.inputs import Inputs
 from speakernet.checkpoint import CheckpointError
 from speakernet.config import Config, ConfigError
 from speakernet.config.loading import save_config
-from speakernet.config.schema import replaced
+from speakernet.config.schema import replaced, with_options
 from speakernet.losses import sharded
 from speakernet.losses.options import AAMSoftmaxOptions, CombinedOptions, GE2EOptions
 from speakernet.training.checkpoints import changed_options
@@ -201,7 +201,7 @@ def test_best_model_of_a_margin_stage(tiny_corpus, tmp_path, caplog):
     config = of_two_stages(1)
     trainer, net, loss = ready(config, tmp_path)  # its EER is 10 %
     trainer.train()
-    config.training.save_path = str(tmp_path)
+    config = with_options(config, "training", save_path=str(tmp_path))
 
     def second_stage(eer, steps):
         run = StagedRun(config, Inputs(config, CPU), net, lambda epoch: {"eer_percent": eer})
