@@ -273,7 +273,7 @@ def exclusive(folder: str | Path, *, waits: bool = False) -> Iterator[None]:
     If the block fails before it has written anything, new folders are removed again.
     """
     folder = Path(folder)
-    made = [one for one in (folder, *folder.parents) if not one.exists()]
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     # A separate file, because some versions of filelock empty the lock file.
     running = folder / RUNNING_NAME
@@ -297,8 +297,8 @@ def exclusive(folder: str | Path, *, waits: bool = False) -> Iterator[None]:
             (folder / LOCK_NAME).unlink(missing_ok=True)
         # A folder with files is kept, because the next run continues from them.
         with contextlib.suppress(OSError):
-            for one in made:
-                one.rmdir()
+            for path in made:
+                path.rmdir()
         raise
 
 
@@ -327,13 +327,12 @@ def parallel_map(
     with ThreadPoolExecutor(max_workers=max(1, num_jobs)) as pool, bar:
         try:
             while True:
-                waiting.extend(
-                    pool.submit(function, one)
-                    for one in itertools.islice(source, limit - len(waiting))
-                )
+                for item in itertools.islice(source, limit - len(waiting)):
+                    waiting.append(pool.submit(function, item))
                 if not waiting:
                     break
-                bar.update(units_of(result := waiting.popleft().result()))
+                result = waiting.popleft().result()
+                bar.update(units_of(result))
                 yield result
         finally:
             # Also reached if the caller stops early or an item fails.
@@ -342,12 +341,10 @@ def parallel_map(
 
 def free_name(path: Path, word: str) -> Path:
     """The first free name of `<name>.<word>-1`, `<name>.<word>-2` … next to `path`."""
-    numbers = itertools.count(1)
-    return next(
-        free
-        for number in numbers
-        if not (free := path.with_name(f"{path.name}.{word}-{number}")).exists()
-    )
+    number = 1
+    while (free := path.with_name(f"{path.name}.{word}-{number}")).exists():
+        number += 1
+    return free
 
 
 def sha256_of(path: str | Path) -> str:
@@ -387,7 +384,7 @@ def own_command(command: str) -> str:
 
 def refuse_overwriting(outputs: Iterable[str | Path], inputs: Iterable[str | Path]) -> None:
     """Refuse an output that is an input or another output, even under another name."""
-    taken = [Path(one) for one in inputs]
+    taken = list(map(Path, inputs))
     for output in map(Path, outputs):
         for other in taken:
             if output.resolve() == other.resolve() or (
@@ -575,8 +572,8 @@ def read_arrays(
     ):
         num_bytes = os.fstat(file.fileno()).st_size
         return {
-            one.filename.removesuffix(".npy"): _read_array(archive, one, num_bytes)
-            for one in archive.infolist()
+            member.filename.removesuffix(".npy"): _read_array(archive, member, num_bytes)
+            for member in archive.infolist()
         }
 
 

@@ -135,7 +135,7 @@ def log_system_info() -> dict[str, Any]:
     found = {
         "machine": describe_limits(),
         "processor": system_info()["cpu"],
-        "gpus": [one["name"] for one in system_info()["gpus"]],
+        "gpus": [gpu["name"] for gpu in system_info()["gpus"]],
         "threads": torch.get_num_threads(),
         "bf16": native_bf16() or (torch.cuda.is_available() and torch.cuda.is_bf16_supported()),
         "compiler for torch.compile": shutil.which("c++")

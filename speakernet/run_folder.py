@@ -86,12 +86,14 @@ def move_aside(path: Path) -> Path:
 def refuse_unusable(folder: str | Path) -> None:
     """Refuse a run folder that cannot be created or written, without changing anything."""
     path = Path(folder)
-    found = next(one for one in (path, *path.absolute().parents) if os.path.lexists(one))
-    if found.is_dir() and os.access(found, os.W_OK | os.X_OK):
+    nearest = path
+    while not os.path.lexists(nearest):
+        nearest = nearest.absolute().parent
+    if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
         return
-    reason = f"cannot be written: {found} is read-only for you"
-    if not found.is_dir():
-        reason = "is a file" if found == path else f"is below {found}, which is a file"
+    reason = f"cannot be written: {nearest} is read-only for you"
+    if not nearest.is_dir():
+        reason = "is a file" if nearest == path else f"is below {nearest}, which is a file"
     raise ValueError(f"training.save_path: {path} {reason}; choose another --save_path")
 
 

@@ -273,8 +273,8 @@ def recommendation(config: Config, configured: Measurement, best: Measurement) -
     training = config.training
     # data.batch_size counts speakers.
     keep, take = (
-        f"--batch_size {max(one.batch_size // data.utterances_per_speaker, 1)}"
-        for one in (configured, best)
+        f"--batch_size {max(measured.batch_size // data.utterances_per_speaker, 1)}"
+        for measured in (configured, best)
     )
     if configured.batch_size == best.batch_size:
         return f"keep {keep}, which is the fastest"
@@ -291,9 +291,9 @@ def recommendation(config: Config, configured: Measurement, best: Measurement) -
             f"keep {keep}; no size is clearly faster ({best.batch_size} by "
             f"{max(0, round(100 * gain))} %)"
         )
-    lists = [one.train_list for one in data.corpora.values()] or [data.train_list]
-    exists = all(one and Path(one).is_file() for one in lists)
-    utterances = sum(len(read_training_list(one)) for one in lists) if exists else 0
+    lists = [corpus.train_list for corpus in data.corpora.values()] or [data.train_list]
+    exists = all(path and Path(path).is_file() for path in lists)
+    utterances = sum(len(read_training_list(path)) for path in lists) if exists else 0
     steps = utterances // (best.batch_size * training.accumulation_steps) * training.max_epochs
     if exists and best.batch_size > configured.batch_size and steps < MIN_STEPS:
         return (
