@@ -9,7 +9,7 @@ import errno
 import logging
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,6 +74,21 @@ def later_stages(folder: Path) -> dict[str, Path]:
     if last.is_dir():
         numbered[LARGE_MARGIN_FOLDER] = last
     return numbered
+
+
+def is_reported(run_folder: Path, test_lists: Iterable[str]) -> bool:
+    """Whether results, scores and reports exist and are newer than the last checkpoint and the best
+    model.
+    """
+    models = [run_folder / BEST, run_folder / LAST]
+    models += [folder / LAST for folder in later_stages(run_folder).values()]
+    latest = max(model.stat().st_mtime_ns for model in models if model.exists())
+    for folder in (run_folder, *(evaluation_folder(run_folder, name) for name in test_lists)):
+        for name in EVALUATION_FILES:
+            file = folder / name
+            if not file.exists() or file.stat().st_mtime_ns < latest:
+                return False
+    return True
 
 
 def move_aside(path: Path) -> Path:

@@ -16,7 +16,6 @@ from benchmarks.data import BenchmarkData, Noise, drop_pages, prepare_data
 from benchmarks.on_gpu.record import Row, Setup, row
 from benchmarks.on_gpu.step_costs import VARIANTS, batch_size_of, host_and_busy
 from benchmarks.steps import published_config
-from speakernet.assembly.benchmark import ReadyCrops
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs
 from speakernet.assembly.training import (
@@ -28,6 +27,7 @@ from speakernet.assembly.training import (
 )
 from speakernet.config.schema import Config, replaced
 from speakernet.data.audio import write_audio
+from speakernet.data.batches import ReadyCrops
 from speakernet.data.lists import StringTable, write_training_list
 from speakernet.data.opening import open_source
 from speakernet.data.packed import SAMPLES

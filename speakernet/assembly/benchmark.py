@@ -5,7 +5,7 @@ find the batch size that trains fastest within the available memory (`speakernet
 import contextlib
 import itertools
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from speakernet.assembly.training import (
 )
 from speakernet.config.schema import Config, replaced
 from speakernet.data.audio import crop_samples
-from speakernet.data.batches import BatchRequest, CropMaker, Made
+from speakernet.data.batches import ReadyCrops
 from speakernet.data.lists import read_training_list
 from speakernet.data.loader import Batch, TrainingLoader
 from speakernet.files import human_bytes
@@ -105,40 +105,6 @@ def table(figures: Mapping[str, Any]) -> str:
     return "\n".join(
         ["| measure | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
     )
-
-
-class ReadyCrops(CropMaker):
-    """Replaces a loader's maker and answers every request immediately with the crops of the first.
-
-    The loader then costs only what the device does for a step: the copy, speed changes and
-    augmentation.
-    """
-
-    def __init__(self, maker: CropMaker) -> None:
-        more = (maker.speakers, maker.speeds, maker.augmenter, maker.changes_speed)
-        super().__init__(maker.reader, maker.lengths, maker.seed, *more)
-        self.maker = maker
-        self._made: Made | None = None
-
-    def run(self, requests: Sequence[BatchRequest]) -> Iterator[Made]:
-        """Yield the first request, a copy of its crops and its report once per request."""
-        for _ in requests:
-            if self._made is None:
-                request, crops, report = next(iter(self.maker.run(requests[:1])))
-                is_copied = crops.device.type == "cpu" and torch.cuda.is_available()
-                self._made = (
-                    request,
-                    crops.clone().pin_memory() if is_copied else crops.clone(),
-                    report,
-                )
-            request, crops, report = self._made
-            # Augmentation on the device changes crops in place; those in pinned memory are copied
-            # to a GPU first.
-            yield request, crops if crops.is_pinned() else crops.clone(), report
-
-    def close(self) -> None:
-        """Close the wrapped maker."""
-        self.maker.close()
 
 
 def _measure_training(config: Config, loader: TrainingLoader, num_steps: int) -> dict[str, Any]:

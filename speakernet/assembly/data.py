@@ -5,7 +5,6 @@ log.txt only.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -28,23 +27,17 @@ from speakernet.data import (
 )
 from speakernet.data.augment.augmenter import Augmenter
 from speakernet.data.augment.banks import (
-    ClipBank,
     ResidentBanks,
-    RirBank,
     bytes_of_banks,
     clips_into_ram,
-    device_responses,
-    noise_banks,
 )
-from speakernet.data.augment.options import AugmentOptions
+from speakernet.data.augment.building import build_augmenter
 from speakernet.data.loader import TrainingLoader
 from speakernet.data.options import DataOptions
 from speakernet.files import human_bytes
 from speakernet.machine.facts import usable_cores, usable_memory_bytes
 from speakernet.options import Choice
 from speakernet.parallel import distributed
-from speakernet.parallel.distributed import refuse_differences
-from speakernet.terminal import counted
 from speakernet.training import compiling, precision, progress
 
 logger = logging.getLogger(__name__)
@@ -79,12 +72,14 @@ def build_training_loader(
     data = config.data
     device = inputs.device
     training = inputs.training
-    eligible = _checked_rows(config, training)
+    eligible = lookup.eligible_rows(data, training.rows, training.table)
     voices = voices_of(config)
     sampler = _sampler(config, training, eligible, voices)
     reader = _reader(data, training)
     is_flat = isinstance(reader, packed.PackedRows)
-    augmenter = build_augmenter(config, reader, training.table, eligible)
+    augmenter = build_augmenter(
+        config.augment, data, config.runtime.seed, reader, training.table, eligible
+    )
     placement = choose_placement(config, reader, inputs, augmenter, reserved_bytes)
     is_there = placement.banks or placement.corpus
     if augmenter and config.augment.device == "cuda":
@@ -236,56 +231,6 @@ def loading_facts(loader: TrainingLoader) -> progress.LoadingFacts:
         read_bytes_a_second=loader.read_bytes_a_second() if is_disk_timed else 0.0,
         is_on_disk=isinstance(reader, packed.PackedRows) and reader.is_on_disk,
     )
-
-
-def _checked_rows(config: Config, training: TrainingInput) -> np.ndarray:
-    """Check the list and its files, return the rows to train on, and log how many are left out."""
-    data = config.data
-    table = training.table
-    name = training.rows.source
-    num_speakers = len(training.rows.speakers)
-    if 0 < data.num_classes < num_speakers:
-        raise ValueError(
-            f"data.num_classes is {data.num_classes}, but {name} has {num_speakers} speakers; set "
-            "it to 0 to use the number in the list"
-        )
-    if data.num_classes > num_speakers:
-        logger.warning(
-            "data.num_classes is %d, but the list has only %d speakers: some outputs never train",
-            data.num_classes,
-            num_speakers,
-        )
-    if table.problems:
-        _refuse_unreadable(data, table.problems, len(training.rows))
-    seconds = table.seconds
-    is_kept = table.native_samples > 0
-    limits = {f"shorter than {data.min_seconds:g} s": seconds < data.min_seconds}
-    if data.max_seconds:
-        limits[f"longer than {data.max_seconds:g} s"] = seconds > data.max_seconds
-    for what, is_out in limits.items():
-        if count := int((is_kept & is_out).sum()):
-            logger.info("%s %s left out", counted(count, "utterance"), what)
-        is_kept &= ~is_out
-    if not is_kept.any():
-        raise ValueError(
-            f"{name}: no utterance is long enough for data.min_seconds ({data.min_seconds:g}) and "
-            f"short enough for data.max_seconds ({data.max_seconds:g}; 0 sets no limit)"
-        )
-    return np.flatnonzero(is_kept)
-
-
-def _refuse_unreadable(data: DataOptions, problems: Mapping[int, str], num_rows: int) -> None:
-    """Refuse a list with unreadable files, or with too many of them if they are skipped."""
-    first = "; ".join(problems[row] for row in sorted(problems)[:3])
-    message = f"{len(problems)} of {num_rows} training files cannot be read: {first}"
-    if data.on_bad_audio == "error":
-        raise audio.AudioError(
-            f"{message}. Fix the list or the files, or set data.on_bad_audio: skip"
-        )
-    if len(problems) > data.max_bad_share * num_rows:
-        raise audio.AudioError(
-            f"{message}. That is more than data.max_bad_share ({data.max_bad_share}) allows"
-        )
 
 
 def _sampler(
@@ -468,73 +413,3 @@ def _log_choice(what: str, choice: Choice[bool], *, could_help: bool) -> None:
     logger.log(
         logging.INFO if choice.value or could_help else logging.DEBUG, "%s: %s", what, choice
     )
-
-
-def build_augmenter(
-    config: Config, reader: sources.RowReader, table: lookup.LookupTable, eligible: np.ndarray
-) -> Augmenter | None:
-    """The augmenter, or None if it is switched off or has nothing to do."""
-    section = config.augment
-    sample_rate = config.data.sample_rate
-    if not section.enabled:
-        return None
-    cache = sources.AudioCache(config.data.cache_megabytes << 20)
-    banks = noise_banks(section.noise_path, sample_rate, cache) if section.noise_path else {}
-    if banks and "babble" not in banks and "babble" in section.categories and not reader.is_remote:
-        banks["babble"] = ClipBank(reader, eligible, table.num_samples[eligible])
-        logger.info("the noise has no folder 'speech': babble is mixed from training utterances")
-    rirs: RirBank | None = None
-    if section.rir_path:
-        # The classic pipeline keeps the delay of the direct path, which shifts the speech in its
-        # crop.
-        rirs = RirBank(section.rir_path, sample_rate, cache, is_aligned=section.style == "ours")
-    devices = (
-        device_responses(section.microphone_path, sample_rate) if section.microphone_path else None
-    )
-    # All processes draw from the same clips, by number.
-    refuse_differences(
-        {
-            "the noise of augment.noise_path (clips and samples)": {
-                kind: [len(bank), int(bank.lengths.sum())] for kind, bank in banks.items()
-            },
-            "the names of augment.rir_path (CRC-32)": f"{rirs.names.checksum:08x}" if rirs else "",
-            "the devices of augment.microphone_path": 0 if devices is None else len(devices),
-        }
-    )
-    augmenter = Augmenter(
-        banks, rirs, section, sample_rate=sample_rate, seed=config.runtime.seed, devices=devices
-    )
-    if augmenter.missing and (section.noise_path or section.rir_path):
-        logger.warning(
-            "augmentation: found no files for %s; their share goes to %s",
-            ", ".join(augmenter.missing),
-            ", ".join(dict.fromkeys(augmenter.available)) or "clean speech",
-        )
-    if not augmenter.has_effect:
-        logger.warning(
-            "augmentation is skipped, because augment.noise_path and augment.rir_path contain "
-            "nothing to mix in; `speakernet prepare musan` and `speakernet prepare rirs` fetch "
-            "noise and RIRs"
-        )
-        return None
-    logger.info("augmentation: %s", ", ".join(_describe_augmentation(augmenter, section)))
-    return augmenter
-
-
-def _describe_augmentation(augmenter: Augmenter, options: AugmentOptions) -> Iterator[str]:
-    """What may happen to a crop, for the log."""
-    for kind, bank in augmenter.banks.items():
-        yield f"{len(bank):,} clips of {kind}"
-    if augmenter.rirs is not None:
-        yield f"{len(augmenter.rirs):,} RIRs"
-    if options.microphone_probability:
-        yield f"frequency responses of {options.microphone_db:g} dB"
-    if augmenter.devices is not None:
-        yield f"{len(augmenter.devices)} real microphones"
-    if options.telephone_probability:
-        yield "telephone"
-    if options.codec_probability:
-        yield "codec"
-    if any(options.volume_db):
-        yield "volume"
-    yield from options.components

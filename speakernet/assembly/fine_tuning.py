@@ -30,16 +30,16 @@ from speakernet.evaluation.evaluate import Evaluation
 from speakernet.evaluation.figures import compare_scores
 from speakernet.evaluation.fitting import known_by
 from speakernet.evaluation.results import headline
-from speakernet.files import place, sha256_of
+from speakernet.files import sha256_of
 from speakernet.losses.classification import SpeakerLoss
 from speakernet.losses.sharded import shard_head
 from speakernet.models.model_file import is_model_file, load_initial_weights
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.parallel import distributed
 from speakernet.random import derive_seed
-from speakernet.run_folder import AVERAGE, BEST, CHECKPOINTS, CONFIG, LAST, move_aside, stage_folder
+from speakernet.run_folder import AVERAGE, BEST, CHECKPOINTS, CONFIG, LAST, stage_folder
 from speakernet.terminal import counted, text_table
-from speakernet.training.checkpoints import find_checkpoint
+from speakernet.training.checkpoints import adopt_better, find_checkpoint, set_aside_older
 from speakernet.training.optimizers import WeightAverage
 from speakernet.training.options import LARGEST_SEED
 from speakernet.training.progress import Stage, StopRequest, data_wait_advice
@@ -368,7 +368,7 @@ class StagedRun:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         folder = self.folders[number]
-        distributed.from_main(lambda: _set_aside_older(folder, self.steps))
+        distributed.from_main(lambda: set_aside_older(folder, self.steps))
         # A stage that resumes has weights of its own.
         if not distributed.from_main((folder / LAST).exists):
             before = self.stages[number - 1][1]
@@ -440,43 +440,6 @@ def _load_evaluated_weights(
         )
         average.swap()
         logger.info("starting from the moving average of the previous stage's weights")
-
-
-def _set_aside_older(folder: Path, steps: int) -> None:
-    """Move the folder of a stage aside if it was trained after another number of earlier steps."""
-    checkpoint = find_checkpoint(folder)
-    if checkpoint is None:
-        return
-    before = checkpoint[1].get("training", {}).get("first_stage_steps")
-    if before not in (None, steps):
-        aside = move_aside(folder)
-        logger.warning(
-            "%s was trained after step %d of the earlier stages, but they have since reached step "
-            "%d, so this stage starts over; its old folder is moved to %s",
-            folder,
-            before,
-            steps,
-            aside.name,
-        )
-
-
-def adopt_better(best: Path, candidate: Path, stage: str, *, is_wanted: bool) -> None:
-    """Replace the model file `best` with a stage's `candidate` if its EER is lower or `is_wanted`;
-    log which.
-    """
-    before, after = (read_own_checkpoint(path)["training_summary"] for path in (best, candidate))
-    eer_before = before["best_eer_percent"]
-    eer_after = after["best_eer_percent"]
-    if before == after:
-        logger.info("%s: EER %.2f %%; best.pt is already this model", stage, eer_after)
-        return
-    is_better = is_wanted or eer_after < eer_before
-    verdict = "replaced" if is_better else "kept"
-    logger.info(
-        "%s: EER %.2f %%; best.pt with %.2f %% is %s", stage, eer_after, eer_before, verdict
-    )
-    if is_better:
-        place(candidate, best)
 
 
 SHOWN_STEPS = 2_000_000

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import logging
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +45,11 @@ from speakernet.parallel.distributed import refuse_differences
 from speakernet.random import seed_everything
 from speakernet.run_folder import (
     BEST,
-    EVALUATION_FILES,
     LAST,
     PLOTS,
     evaluation_folder,
     held,
-    later_stages,
+    is_reported,
 )
 from speakernet.terminal import counted
 from speakernet.training.progress import StopRequest
@@ -162,7 +161,7 @@ def _train_and_report(config: Config) -> TrainingOutcome:
     }
     is_trained = summary["performance"]["steps"] > 0
     beside = inputs.beside(inputs.test) if config.data.test_lists else ()
-    if not is_trained and distributed.from_main(lambda: _is_reported(run_folder, beside)):
+    if not is_trained and distributed.from_main(lambda: is_reported(run_folder, beside)):
         return TrainingOutcome(summary, None, run_folder)
     # Locked as in training, so that a second start does not remove files that are still being
     # written.
@@ -191,21 +190,6 @@ def _send_results(config: Config, results: Results, summary: Mapping[str, Any]) 
     written = [plot for plot in plots if plot.is_file()]
     trackers.each("results", steps, figures, written, Path(summary["best_path"]))
     trackers.each("close")
-
-
-def _is_reported(run_folder: Path, beside: Iterable[str]) -> bool:
-    """Whether results, scores and reports exist and are newer than the last checkpoint and the best
-    model.
-    """
-    models = [run_folder / BEST, run_folder / LAST]
-    models += [folder / LAST for folder in later_stages(run_folder).values()]
-    latest = max(model.stat().st_mtime_ns for model in models if model.exists())
-    for folder in (run_folder, *(evaluation_folder(run_folder, name) for name in beside)):
-        for name in EVALUATION_FILES:
-            file = folder / name
-            if not file.exists() or file.stat().st_mtime_ns < latest:
-                return False
-    return True
 
 
 def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, list[Path]]:

@@ -6,11 +6,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from speakernet.assembly.benchmark import ReadyCrops, recommendation
+from speakernet.assembly.benchmark import recommendation
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs
 from speakernet.cli import main
 from speakernet.config import load_config
+from speakernet.data.batches import ReadyCrops
 from speakernet.training.batch_size import Measurement
 
 OPTIONS = [
