@@ -26,6 +26,7 @@ from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.evaluation import build_validation
 from speakernet.assembly.inputs import Inputs, with_default_paths
 from speakernet.assembly.training import (
+    Parts,
     build_loss,
     build_model,
     build_trainer,
@@ -169,7 +170,7 @@ def our_epoch(config: Config, folder: Path) -> tuple[Callable[[], int], Callable
     loader = build_training_loader(config, inputs)
     loss = build_loss(config, loader.num_classes)
     validate = build_validation(config, inputs, net)
-    trainer = build_trainer(config, net, loss, loader, validate, folder, inputs.device)
+    trainer = build_trainer(config, Parts(net, loss, loader, inputs.device), validate, folder)
     utterances = len(read_training_list(config.data.train_list))
     in_batch = config.data.batch_size * config.data.utterances_per_speaker
 

@@ -31,10 +31,10 @@ from speakernet.data.batches import BatchMaker, BatchRequest, CropMaker
 from speakernet.data.mixing import streamed
 from speakernet.data.opening import open_source
 from speakernet.data.options import DataOptions
+from speakernet.data.parts import WHOLE
 from speakernet.data.sampling import ShuffledSampler
 from speakernet.data.shards import RemoteRows, RemoteSource
 from speakernet.data.stores import pack_to_address
-from speakernet.files import WHOLE
 
 NAME = "object_storage"
 

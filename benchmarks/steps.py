@@ -11,7 +11,7 @@ import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from benchmarks.plain_models import PlainAMSoftmax, PlainResNetSE34L
 from benchmarks.served import own_command, own_environment, serve, time_processes
 from benchmarks.timing import Timing
 from speakernet.assembly.training import (
+    Parts,
     build_loss,
     build_model,
     build_precision,
@@ -89,6 +90,7 @@ class OneBatchLoader:
     """Yields the same batch over and over; its epoch is longer than any benchmark."""
 
     utterances_per_speaker = 1
+    identity: ClassVar[dict[str, int]] = {}
 
     def __init__(self, batch: RandomBatch) -> None:
         self.batch = batch
@@ -136,9 +138,8 @@ def trainer_step(config: Config, folder: Path, batch_size: int) -> Callable[[], 
     device = find_device(config.runtime)
     refuse_impossible(config, net, device)
     loader = OneBatchLoader(RandomBatch.of(batch_size, device))
-    trainer = build_trainer(
-        config, net, loss, loader, lambda epoch: {"eer_percent": 50.0}, folder, device
-    )
+    parts = Parts(net, loss, loader, device)
+    trainer = build_trainer(config, parts, lambda epoch: {"eer_percent": 50.0}, folder)
     net.train()
     loss.train()
     trainer.step.ranks.begin_epoch()

@@ -39,13 +39,14 @@ from speakernet.config import load_config
 from speakernet.corpora.pairs import hold_out
 from speakernet.corpora.trial_lists import write_held_out
 from speakernet.data.lists import audio_folder_of, read_training_list
-from speakernet.files import GrowingFile, atomic_write, exclusive, read_yaml
+from speakernet.files import atomic_write, exclusive, read_yaml
 from speakernet.run_folder import (
     BEST,
     LAST,
     METRICS,
     RESULTS,
     SCORES,
+    GrowingFile,
     evaluation_folder,
     later_stages,
 )

@@ -12,7 +12,7 @@ import os
 import pickle
 import shutil
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +190,9 @@ def _check_members(path: Path) -> None:
             raise DamagedError(f"{path} would unpack to {human_bytes(unpacked)}; {ADVICE}")
         # For a folder entry, torch reads nothing and returns uninitialised memory.
         folders = [
-            one.filename for one in members if one.external_attr & FOLDER_ATTRIBUTE or one.is_dir()
+            member.filename
+            for member in members
+            if member.external_attr & FOLDER_ATTRIBUTE or member.is_dir()
         ]
         if bad := folders or archive.testzip():
             raise DamagedError(
@@ -212,13 +214,12 @@ def _check_tensors(contents: Any, path: Path) -> None:
                 raise DamagedError(
                     f"{path} lacks data for a tensor of shape {tuple(value.shape)}; {ADVICE}"
                 )
-        inner = (
-            value.values()
-            if isinstance(value, Mapping)
-            else value
-            if isinstance(value, list | tuple)
-            else ()
-        )
-        new = {id(one): one for one in inner if id(one) not in seen}
-        seen |= new.keys()
-        waiting += new.values()
+        inner: Iterable[Any] = ()
+        if isinstance(value, Mapping):
+            inner = value.values()
+        elif isinstance(value, list | tuple):
+            inner = value
+        for item in inner:
+            if id(item) not in seen:
+                seen.add(id(item))
+                waiting.append(item)

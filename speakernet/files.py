@@ -1,10 +1,7 @@
-"""Files of any kind: reading with clear errors, atomic writing, locks, and processing by threads or
-in parts.
-"""
+"""Files of any kind: reading with clear errors, atomic writing, locks, and processing by threads."""
 
 import collections
 import contextlib
-import errno
 import hashlib
 import io
 import itertools
@@ -19,9 +16,8 @@ import stat
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -35,7 +31,6 @@ logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Rows = TypeVar("Rows", bound=Sequence)
 
 LOCK_NAME = ".preparing.lock"
 RUNNING_NAME = ".preparing.running"
@@ -54,9 +49,6 @@ SHOWN_BYTES = 512 << 20
 CHECKOUT = Path(__file__).resolve().parents[1]
 """The folder with trainSpeakerNet.py and data_prep/ if the package is used from a checkout."""
 BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-PART_NAME = re.compile(r"part-(\d+)-of-(\d+)")
-MAX_PARTS = 9999
-MAX_PARTS_NAMED = 20
 LONGEST_SECRET = 4096  # bytes
 DEFLATE_LIMIT = 1033  # the largest compression ratio of deflate
 
@@ -281,7 +273,7 @@ def exclusive(folder: str | Path, *, waits: bool = False) -> Iterator[None]:
     If the block fails before it has written anything, new folders are removed again.
     """
     folder = Path(folder)
-    made = [one for one in (folder, *folder.parents) if not one.exists()]
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     # A separate file, because some versions of filelock empty the lock file.
     running = folder / RUNNING_NAME
@@ -305,8 +297,8 @@ def exclusive(folder: str | Path, *, waits: bool = False) -> Iterator[None]:
             (folder / LOCK_NAME).unlink(missing_ok=True)
         # A folder with files is kept, because the next run continues from them.
         with contextlib.suppress(OSError):
-            for one in made:
-                one.rmdir()
+            for path in made:
+                path.rmdir()
         raise
 
 
@@ -335,13 +327,12 @@ def parallel_map(
     with ThreadPoolExecutor(max_workers=max(1, num_jobs)) as pool, bar:
         try:
             while True:
-                waiting.extend(
-                    pool.submit(function, one)
-                    for one in itertools.islice(source, limit - len(waiting))
-                )
+                for item in itertools.islice(source, limit - len(waiting)):
+                    waiting.append(pool.submit(function, item))
                 if not waiting:
                     break
-                bar.update(units_of(result := waiting.popleft().result()))
+                result = waiting.popleft().result()
+                bar.update(units_of(result))
                 yield result
         finally:
             # Also reached if the caller stops early or an item fails.
@@ -350,12 +341,10 @@ def parallel_map(
 
 def free_name(path: Path, word: str) -> Path:
     """The first free name of `<name>.<word>-1`, `<name>.<word>-2` … next to `path`."""
-    numbers = itertools.count(1)
-    return next(
-        free
-        for number in numbers
-        if not (free := path.with_name(f"{path.name}.{word}-{number}")).exists()
-    )
+    number = 1
+    while (free := path.with_name(f"{path.name}.{word}-{number}")).exists():
+        number += 1
+    return free
 
 
 def sha256_of(path: str | Path) -> str:
@@ -395,7 +384,7 @@ def own_command(command: str) -> str:
 
 def refuse_overwriting(outputs: Iterable[str | Path], inputs: Iterable[str | Path]) -> None:
     """Refuse an output that is an input or another output, even under another name."""
-    taken = [Path(one) for one in inputs]
+    taken = list(map(Path, inputs))
     for output in map(Path, outputs):
         for other in taken:
             if output.resolve() == other.resolve() or (
@@ -464,60 +453,6 @@ def error_line(error: BaseException) -> str:
     """An error in one line: its type and the start of its message, if any."""
     line = " ".join(str(error).split())[:200]
     return f"{type(error).__name__}: {line}" if line else type(error).__name__
-
-
-@dataclass(eq=False)
-class GrowingFile:
-    """A file to which pieces are appended, each completely or not at all; pieces that cannot be
-    written are dropped.
-
-    The first failure is logged; later pieces are still tried, because the disk may have space
-    again. File and folder are created with the first piece. `append` hands each piece to the
-    system, so a kill loses none.
-    """
-
-    path: Path
-    _has_failed: bool = False
-
-    def append(self, content: bytes) -> bool:
-        """Append a piece; return whether it was written."""
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("ab", buffering=0) as file:
-                before = os.fstat(file.fileno()).st_size
-                if file.write(content) < len(content):
-                    # Half a line would corrupt the next one, and half a record everything after it.
-                    os.ftruncate(file.fileno(), before)
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError as error:
-            if not self._has_failed:
-                # Set before logging, because the log may be this file.
-                self._has_failed = True
-                reason = error.strerror or str(error)
-                logger.warning(
-                    "%s cannot be written (%s): new lines are dropped; the run continues",
-                    self.path,
-                    reason,
-                )
-            return False
-        return True
-
-
-class LogFile(logging.Handler):
-    """Writes log records to a file whose folder may be created later; a full disk drops lines."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._file = GrowingFile(path)
-        self._waiting: list[bytes] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write one record, after those that have waited for the folder."""
-        self._waiting.append((self.format(record) + "\n").encode("utf-8", "backslashreplace"))
-        if self._file.path.parent.is_dir():
-            waited = self._waiting
-            self._waiting = []
-            self._file.append(b"".join(waited))
 
 
 LEADING_ZERO = re.compile(r"[-+]?0[0-9_]+")
@@ -637,8 +572,8 @@ def read_arrays(
     ):
         num_bytes = os.fstat(file.fileno()).st_size
         return {
-            one.filename.removesuffix(".npy"): _read_array(archive, one, num_bytes)
-            for one in archive.infolist()
+            member.filename.removesuffix(".npy"): _read_array(archive, member, num_bytes)
+            for member in archive.infolist()
         }
 
 
@@ -664,98 +599,3 @@ def _read_array(
         # The checksum of a member is only compared at its end.
         stream.read(1)
     return array
-
-
-class PartError(ValueError):
-    """Parts that do not form a whole; the message names them and what to do."""
-
-
-@dataclass(frozen=True, order=True)
-class WorkPart:
-    """One of several parts of a job, counted from 1, which machines or tasks of a job array process
-    in parallel.
-
-    Each part processes neighbouring rows and writes its result to a shared folder; the last to
-    finish joins them.
-
-    >>> WorkPart(2, 4).name, str(WorkPart(2, 4))
-    ('part-0002-of-0004', '2/4')
-    """
-
-    number: int
-    count: int
-
-    @property
-    def name(self) -> str:
-        """The name of the part's file or folder, which sorts by number."""
-        return f"part-{self.number:04d}-of-{self.count:04d}"
-
-    def __str__(self) -> str:
-        return f"{self.number}/{self.count}"
-
-
-WHOLE = WorkPart(1, 1)
-
-
-PART_HELP = "process part I of N, counted from 1, on one of N machines or in a job array"
-
-
-def parse_part(text: str) -> WorkPart:
-    """Parse the value of `--part`.
-
-    >>> parse_part("2/4")
-    WorkPart(number=2, count=4)
-    """
-    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip())
-    if match is None or not 1 <= int(match[1]) <= int(match[2]) <= MAX_PARTS:
-        raise PartError(
-            f"--part {text}: expected i/n with i from 1 to n, n up to {MAX_PARTS}, such as 2/4 for "
-            "the second of four parts (in a job array, i is the task number, plus 1 if that counts "
-            "from 0)"
-        )
-    return WorkPart(int(match[1]), int(match[2]))
-
-
-def share(rows: Rows, number: int, count: int) -> Rows:
-    """The neighbouring rows of part `number` of `count`; the sizes of parts differ by at most one.
-
-    >>> [share(range(10), number, 4) for number in (1, 2, 3, 4)]
-    [range(0, 2), range(2, 5), range(5, 7), range(7, 10)]
-    """
-    first, last = (len(rows) * one // count for one in (number - 1, number))
-    return rows[first:last]  # type: ignore[return-value]
-
-
-def parts_in(folder: str | Path, suffix: str = "") -> dict[WorkPart, Path]:
-    """Part -> file or folder named after it plus `suffix`, in order; the folder need not exist."""
-    paths = Path(folder).glob(f"part-*{suffix}")
-    found = [(PART_NAME.fullmatch(path.name.removesuffix(suffix)), path) for path in paths]
-    return dict(
-        sorted((WorkPart(int(match[1]), int(match[2])), path) for match, path in found if match)
-    )
-
-
-def missing_parts(found: Sequence[WorkPart], folder: str | Path) -> list[WorkPart]:
-    """The unfinished parts, given at least one finished part."""
-    counts = sorted({part.count for part in found})
-    if len(counts) > 1:
-        raise PartError(
-            f"{folder} has parts of {' and of '.join(map(str, counts))}; remove those with the "
-            "wrong total, or give every machine the same total"
-        )
-    return [
-        part
-        for part in (WorkPart(one, counts[0]) for one in range(1, counts[0] + 1))
-        if part not in set(found)
-    ]
-
-
-def list_parts(some: Sequence[WorkPart]) -> str:
-    """Parts as text for a message.
-
-    >>> list_parts([WorkPart(2, 4), WorkPart(3, 4)])
-    '2/4, 3/4'
-    """
-    return ", ".join(map(str, some[:MAX_PARTS_NAMED])) + (
-        " and more" if len(some) > MAX_PARTS_NAMED else ""
-    )

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from speakernet.assembly.benchmark import BatchSizeFinder
 from speakernet.machine import settings
 from speakernet.machine.facts import describe_limits, native_bf16, system_info
 from speakernet.machine.options import MachineOptions
+from speakernet.training.batch_size import BatchSizeFinder
 from speakernet.training.progress import RunSpeed
 
 logger = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ def log_system_info() -> dict[str, Any]:
     found = {
         "machine": describe_limits(),
         "processor": system_info()["cpu"],
-        "gpus": [one["name"] for one in system_info()["gpus"]],
+        "gpus": [gpu["name"] for gpu in system_info()["gpus"]],
         "threads": torch.get_num_threads(),
         "bf16": native_bf16() or (torch.cuda.is_available() and torch.cuda.is_bf16_supported()),
         "compiler for torch.compile": shutil.which("c++")

@@ -57,6 +57,8 @@ class Options(BaseModel):
 
     model_config = ConfigDict(
         extra="forbid",
+        # A checked configuration never changes; `model_copy(update=…)` makes another one.
+        frozen=True,
         use_attribute_docstrings=True,
         # Only the chosen components need a validator.
         defer_build=True,
@@ -80,10 +82,10 @@ class Options(BaseModel):
         choices = alternatives(cls.model_fields[str(info.field_name)].annotation)
         if not isinstance(value, bool) or bool in choices:
             return value
-        meant = [word for word in (("on", "yes") if value else ("off", "no")) if word in choices]
-        if not meant:
-            raise ValueError("neither true nor false")
-        return meant[0]
+        for word in ("on", "yes") if value else ("off", "no"):
+            if word in choices:
+                return word
+        raise ValueError("neither true nor false")
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield values that contradict each other, as (field, what was found and expected)."""
@@ -98,32 +100,31 @@ class OptionError(ValueError):
     ) -> None:
         first = error.errors()[0]
         self.field = str(*first["loc"][:1])
-        field = owner.model_fields.get(self.field)
-        self.found: str
-        inner = first.get("ctx", {}).get("error")
-        if isinstance(inner, OptionError):
-            at = first["loc"][1]
-            self.found = (
-                f"is wrong in {f'entry {at + 1}' if isinstance(at, int) else at}: "
-                f"{inner.field} {inner.found}"
-            )
-        elif first["type"] == "extra_forbidden":
-            self.found = f"does not exist; {suggestion(self.field, owner.model_fields)}"
-        elif field is None:
-            self.found = str(first["ctx"]["error"])
-        else:
-            value = values.get(self.field)
-            found = (
-                "missing"
-                if self.field not in values
-                else "empty"
-                if value is None
-                else repr(value)[:100]
-            )
-            # On the command line, an option without a value is true.
-            found = "without a value (or true)" if value is True else found
-            self.found = f"is {found}; expected {in_words(field.rebuild_annotation())}"
+        self.found = self._describe(owner, values, first)
         super().__init__(f"{owner.__name__}: {self.field} {self.found}")
+
+    def _describe(self, owner: type[Options], values: Mapping[str, Any], error: Any) -> str:
+        """What was found and what is expected, after the name of the field."""
+        field = owner.model_fields.get(self.field)
+        inner = error.get("ctx", {}).get("error")
+        if isinstance(inner, OptionError):
+            at = error["loc"][1]
+            place = f"entry {at + 1}" if isinstance(at, int) else at
+            return f"is wrong in {place}: {inner.field} {inner.found}"
+        if error["type"] == "extra_forbidden":
+            return f"does not exist; {suggestion(self.field, owner.model_fields)}"
+        if field is None:
+            return str(inner)
+        value = values.get(self.field)
+        found = repr(value)[:100]
+        if self.field not in values:
+            found = "missing"
+        elif value is None:
+            found = "empty"
+        elif value is True:
+            # On the command line, an option without a value is true.
+            found = "without a value (or true)"
+        return f"is {found}; expected {in_words(field.rebuild_annotation())}"
 
 
 @dataclass(frozen=True)
@@ -134,9 +135,9 @@ class Choice(Generic[T]):
     reason: str
 
     def __str__(self) -> str:
-        value = (
-            {True: "yes", False: "no"}[self.value] if isinstance(self.value, bool) else self.value
-        )
+        value: Any = self.value
+        if isinstance(value, bool):
+            value = "yes" if value else "no"
         return f"{value} ({self.reason})"
 
 
@@ -164,7 +165,7 @@ OUTSIDE: dict[str, tuple[bytes, str]] = {}
 
 def needs_outside(components: Iterable[Component]) -> dict[str, str]:
     """The external modules of these components, each with its SHA-256."""
-    modules = {one.path.partition(":")[0] for one in components}
+    modules = {component.path.partition(":")[0] for component in components}
     return {name: digest for name, (_, digest) in OUTSIDE.items() if name in modules}
 
 
@@ -213,10 +214,11 @@ def default_of(owner: type[Options], name: str) -> Any:
 
 def description_of(owner: type[Options], name: str) -> str:
     """The docstring below a field in one line, or that of the base-class field it overrides."""
-    fields = (getattr(base, "model_fields", {}).get(name) for base in owner.__mro__)
-    return " ".join(
-        next((one.description for one in fields if one and one.description), "").split()
-    )
+    for base in owner.__mro__:
+        field = getattr(base, "model_fields", {}).get(name)
+        if field and field.description:
+            return " ".join(field.description.split())
+    return ""
 
 
 def summary(owner: type) -> str:
@@ -233,10 +235,16 @@ def alternatives(declared: Any) -> list[Any]:
     """The types and words that a field accepts, one by one."""
     origin = typing.get_origin(declared)
     arguments = typing.get_args(declared)
-    if origin in (Annotated, typing.Union, types.UnionType):
-        inner = arguments[:1] if origin is Annotated else arguments
-        return [one for argument in inner for one in alternatives(argument)]
-    return list(arguments) if origin is Literal else [declared]
+    if origin is Annotated:
+        return alternatives(arguments[0])
+    if origin is Literal:
+        return list(arguments)
+    if origin not in (typing.Union, types.UnionType):
+        return [declared]
+    accepted = []
+    for argument in arguments:
+        accepted += alternatives(argument)
+    return accepted
 
 
 def in_words(declared: Any) -> str:
@@ -247,20 +255,10 @@ def in_words(declared: Any) -> str:
     """
     origin = typing.get_origin(declared)
     arguments = typing.get_args(declared)
+    if isinstance(declared, str):
+        return declared
     if origin is Annotated:
-        bounds = {
-            kind: getattr(one, kind)
-            for one in arguments[1:]
-            for kind in ("ge", "gt", "le")
-            if hasattr(one, kind)
-        }
-        if not bounds:
-            return in_words(arguments[0])
-        low, high = (
-            f"{one:,.10g}" if isinstance(one, float) else f"{one:,}" for one in bounds.values()
-        )
-        between = f"above {low}, at most {high}" if "gt" in bounds else f"from {low} to {high}"
-        return f"{in_words(arguments[0])} {between}"
+        return in_words(arguments[0]) + _bounds_in_words(arguments[1:])
     if origin is list:
         return f"a list in brackets, each entry {in_words(arguments[0])}"
     if isinstance(declared, type) and issubclass(declared, Options):
@@ -268,18 +266,40 @@ def in_words(declared: Any) -> str:
     if origin is dict:
         if arguments[1] is Any:
             return "`option: value` pairs"
+        each = in_words(arguments[1])
         # If a function converts the value to options, a path alone is accepted too.
-        is_short = typing.get_origin(arguments[1]) is Annotated
-        each = in_words(typing.get_args(arguments[1])[0] if is_short else arguments[1])
-        return (
-            "names (letters, digits, _ + -) in braces, each with "
-            f"{'a path or with ' if is_short else ''}{each}"
-        )
-    if origin in (typing.Union, types.UnionType, Literal):
-        *first, last = (
-            one if isinstance(one, str) else in_words(one)
-            for some in arguments
-            for one in (typing.get_args(some) if typing.get_origin(some) is Literal else [some])
-        )
-        return f"{', '.join(first)} or {last}" if first else last
+        if typing.get_origin(arguments[1]) is Annotated:
+            each = f"a path or with {each}"
+        return f"names (letters, digits, _ + -) in braces, each with {each}"
+    if origin in (typing.Union, types.UnionType):
+        # The words of a Literal are alternatives like the others.
+        flat: list[Any] = []
+        for argument in arguments:
+            is_words = typing.get_origin(argument) is Literal
+            flat += typing.get_args(argument) if is_words else [argument]
+        return _join_alternatives(map(in_words, flat))
+    if origin is Literal:
+        return _join_alternatives(map(in_words, arguments))
     return TYPES.get(declared) or declared.__name__
+
+
+def _bounds_in_words(marks: Iterable[Any]) -> str:
+    """Lower and upper bound; every number that has one has both."""
+    low = high = ""
+    for mark in marks:
+        if isinstance(mark, Ge):
+            low = f"from {_number(mark.ge)} to"
+        elif isinstance(mark, Gt):
+            low = f"above {_number(mark.gt)}, at most"
+        elif isinstance(mark, Le):
+            high = _number(mark.le)
+    return f" {low} {high}" if low else ""
+
+
+def _number(value: Any) -> str:
+    return f"{value:,.10g}" if isinstance(value, float) else f"{value:,}"
+
+
+def _join_alternatives(texts: Iterable[str]) -> str:
+    *first, last = texts
+    return f"{', '.join(first)} or {last}" if first else last

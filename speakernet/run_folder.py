@@ -1,16 +1,21 @@
-"""The run folder: the names of a run's files, its lock, and moving an earlier run aside.
+"""The run folder: the names of a run's files, its lock, its log, and moving an earlier run aside.
 
 The names are a contract, because users and scripts rely on them. A separate evaluation (`--eval`)
 writes the same result files to a subfolder and takes no lock.
 """
 
 import contextlib
+import errno
+import logging
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from speakernet.files import free_name, hold_lock, writing
+
+logger = logging.getLogger(__name__)
 
 LOCK = "run.lock"
 
@@ -71,6 +76,21 @@ def later_stages(folder: Path) -> dict[str, Path]:
     return numbered
 
 
+def is_reported(run_folder: Path, test_lists: Iterable[str]) -> bool:
+    """Whether results, scores and reports exist and are newer than the last checkpoint and the best
+    model.
+    """
+    models = [run_folder / BEST, run_folder / LAST]
+    models += [folder / LAST for folder in later_stages(run_folder).values()]
+    latest = max(model.stat().st_mtime_ns for model in models if model.exists())
+    for folder in (run_folder, *(evaluation_folder(run_folder, name) for name in test_lists)):
+        for name in EVALUATION_FILES:
+            file = folder / name
+            if not file.exists() or file.stat().st_mtime_ns < latest:
+                return False
+    return True
+
+
 def move_aside(path: Path) -> Path:
     """Rename a file or folder to the first free name of `<name>.before-1`, `<name>.before-2` …, and
     return that.
@@ -81,12 +101,14 @@ def move_aside(path: Path) -> Path:
 def refuse_unusable(folder: str | Path) -> None:
     """Refuse a run folder that cannot be created or written, without changing anything."""
     path = Path(folder)
-    found = next(one for one in (path, *path.absolute().parents) if os.path.lexists(one))
-    if found.is_dir() and os.access(found, os.W_OK | os.X_OK):
+    nearest = path
+    while not os.path.lexists(nearest):
+        nearest = nearest.absolute().parent
+    if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
         return
-    reason = f"cannot be written: {found} is read-only for you"
-    if not found.is_dir():
-        reason = "is a file" if found == path else f"is below {found}, which is a file"
+    reason = f"cannot be written: {nearest} is read-only for you"
+    if not nearest.is_dir():
+        reason = "is a file" if nearest == path else f"is below {nearest}, which is a file"
     raise ValueError(f"training.save_path: {path} {reason}; choose another --save_path")
 
 
@@ -113,3 +135,57 @@ def held(folder: str | Path) -> Iterator[None]:
         with contextlib.suppress(OSError):
             path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
         yield
+
+
+@dataclass(eq=False)
+class GrowingFile:
+    """A file to which pieces are appended, each completely or not at all; pieces that cannot be
+    written are dropped.
+
+    The first failure is logged; later pieces are still tried, because the disk may have space
+    again. File and folder are created with the first piece. `append` hands each piece to the
+    system, so a kill loses none.
+    """
+
+    path: Path
+    _has_failed: bool = False
+
+    def append(self, content: bytes) -> bool:
+        """Append a piece; return whether it was written."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("ab", buffering=0) as file:
+                before = os.fstat(file.fileno()).st_size
+                if file.write(content) < len(content):
+                    # Half a line would corrupt the next one, and half a record everything after it.
+                    os.ftruncate(file.fileno(), before)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            if not self._has_failed:
+                # Set before logging, because the log may be this file.
+                self._has_failed = True
+                reason = error.strerror or str(error)
+                logger.warning(
+                    "%s cannot be written (%s): new lines are dropped; the run continues",
+                    self.path,
+                    reason,
+                )
+            return False
+        return True
+
+
+class LogFile(logging.Handler):
+    """Writes log records to a file whose folder may be created later; a full disk drops lines."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._file = GrowingFile(path)
+        self._waiting: list[bytes] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record, after those that have waited for the folder."""
+        self._waiting.append((self.format(record) + "\n").encode("utf-8", "backslashreplace"))
+        if self._file.path.parent.is_dir():
+            waited = self._waiting
+            self._waiting = []
+            self._file.append(b"".join(waited))

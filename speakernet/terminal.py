@@ -64,7 +64,7 @@ class _Line(tqdm):
         if not self.disable:
             super().close()
             # Not `remove`, because tqdm's bars compare equal if they are in the same row.
-            self._shown[:] = [one for one in self._shown if one is not self]
+            self._shown[:] = [line for line in self._shown if line is not self]
             if self._shown:
                 self._shown[-1].refresh()
 
@@ -175,19 +175,19 @@ class Bar(contextlib.ExitStack):
     def _status(self) -> str:
         if self._note is not None:
             return self._note()
-        parts = [
-            " of ".join(self._count(one) for one in (self.done, self.total) if one is not None)
-        ]
+        amount = self._count(self.done)
+        if self.total is not None:
+            amount += f" of {self._count(self.total)}"
         if self._unit != "B":
-            parts[0] += f" {plural(self.total or self.done, self._unit)}"
+            amount += f" {plural(self.total or self.done, self._unit)}"
+        parts = [amount]
         worked = self.done - self._done_before
         seconds = self._clock() - self._began
         if worked > 0 and seconds > 0:
             parts.append(f"{self._count(worked / seconds)}/s")
             if self.total:
-                parts.append(
-                    f"{duration(max(0.0, self.total - self.done) * seconds / worked)} left"
-                )
+                left = max(0.0, self.total - self.done) * seconds / worked
+                parts.append(f"{duration(left)} left")
         return ", ".join(parts)
 
     def _count(self, number: float) -> str:
@@ -215,10 +215,11 @@ def counted(number: float, noun: str) -> str:
 
 def plural(number: float, noun: str) -> str:
     """The singular or plural of a regular noun, or of person, after a number."""
-    several = (
-        "people" if noun == "person" else f"{noun}es" if noun.endswith(("s", "tch")) else f"{noun}s"
-    )
-    return noun if number == 1 else several
+    if number == 1:
+        return noun
+    if noun == "person":
+        return "people"
+    return f"{noun}es" if noun.endswith(("s", "tch")) else f"{noun}s"
 
 
 def _number(number: float) -> str:

@@ -21,10 +21,11 @@ from annotated_types import Ge, Le
 from hypothesis import given
 from hypothesis import strategies as some
 
-from speakernet import files
+from speakernet import files, run_folder
 from speakernet import random as seeding
 from speakernet.cli import main
 from speakernet.cli.train import _log_file
+from speakernet.data import parts
 from speakernet.options import Component, Options, create, lookup, options_of
 from speakernet.run_folder import held, refuse_unusable
 from speakernet.training.checkpoints import capture_random_state, restore_random_state
@@ -141,7 +142,7 @@ def test_member_larger_than_its_file(tmp_path):
 
 
 def test_incomplete_line_is_removed(tmp_path, caplog):
-    file = files.GrowingFile(tmp_path / "log.txt")
+    file = run_folder.GrowingFile(tmp_path / "log.txt")
     assert file.append(b"one\n")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (7, before[1]))
@@ -168,7 +169,7 @@ def test_a_log_on_a_full_device(caplog, capsys):
 
 @given(some.integers(0, 200), some.integers(1, 40))
 def test_parts_make_the_whole(num_rows, count):
-    shares = [files.share(range(num_rows), number, count) for number in range(1, count + 1)]
+    shares = [parts.share(range(num_rows), number, count) for number in range(1, count + 1)]
     assert [row for one in shares for row in one] == list(range(num_rows))
     sizes = {len(one) for one in shares}
     assert max(sizes) - min(sizes) <= 1
@@ -178,8 +179,8 @@ def test_parts_make_the_whole(num_rows, count):
     "text", ["3/2", "0/4", "1/0", "2", "-1/4", "1/4/2", "", "99999999999999999999/4"]
 )
 def test_bad_parts(text):
-    with pytest.raises(files.PartError):
-        files.parse_part(text)
+    with pytest.raises(parts.PartError):
+        parts.parse_part(text)
 
 
 def test_names_of_parts(tmp_path):
@@ -190,13 +191,13 @@ def test_names_of_parts(tmp_path):
         "other.npz",
     ):
         (tmp_path / name).touch()
-    found = list(files.parts_in(tmp_path, ".npz"))
-    assert found == [files.WorkPart(1, 3), files.WorkPart(2, 3)]
-    assert files.list_parts(files.missing_parts(found, tmp_path)) == "3/3"
-    assert files.parts_in(tmp_path / "nothing") == {}
-    with pytest.raises(files.PartError):
-        files.missing_parts([files.WorkPart(1, 3), files.WorkPart(2, 4)], "corpus")
-    assert files.list_parts([files.WorkPart(one, 30) for one in range(1, 31)]).endswith(
+    found = list(parts.parts_in(tmp_path, ".npz"))
+    assert found == [parts.WorkPart(1, 3), parts.WorkPart(2, 3)]
+    assert parts.list_parts(parts.missing_parts(found, tmp_path)) == "3/3"
+    assert parts.parts_in(tmp_path / "nothing") == {}
+    with pytest.raises(parts.PartError):
+        parts.missing_parts([parts.WorkPart(1, 3), parts.WorkPart(2, 4)], "corpus")
+    assert parts.list_parts([parts.WorkPart(one, 30) for one in range(1, 31)]).endswith(
         "20/30 and more"
     )
 

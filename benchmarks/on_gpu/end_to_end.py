@@ -16,12 +16,18 @@ from benchmarks.data import BenchmarkData, Noise, drop_pages, prepare_data
 from benchmarks.on_gpu.record import Row, Setup, row
 from benchmarks.on_gpu.step_costs import VARIANTS, batch_size_of, host_and_busy
 from benchmarks.steps import published_config
-from speakernet.assembly.benchmark import QUIET_STEPS, WARM_STEPS, ReadyCrops, time_steps
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs
-from speakernet.assembly.training import build_loss, build_model, build_trainer, prepare_machine
+from speakernet.assembly.training import (
+    Parts,
+    build_loss,
+    build_model,
+    build_trainer,
+    prepare_machine,
+)
 from speakernet.config.schema import Config, replaced
 from speakernet.data.audio import write_audio
+from speakernet.data.batches import ReadyCrops
 from speakernet.data.lists import StringTable, write_training_list
 from speakernet.data.opening import open_source
 from speakernet.data.packed import SAMPLES
@@ -34,6 +40,7 @@ from speakernet.evaluation.scoring import (
     mean_embeddings,
     normalize_scores,
 )
+from speakernet.training.timing import QUIET_STEPS, WARM_STEPS, time_steps
 
 MODEL = "ResNet34"
 QUICK_MODEL = "ResNet"
@@ -148,9 +155,8 @@ def _end_to_end(setup: Setup, name: str, config: Config, folder: Path, steps: in
     net = build_model(config)
     loader = build_training_loader(config, inputs)
     loss = build_loss(config, loader.num_classes)
-    trainer = build_trainer(
-        config, net, loss, loader, lambda epoch: {"eer_percent": 50.0}, folder, setup.device
-    )
+    parts = Parts(net, loss, loader, setup.device)
+    trainer = build_trainer(config, parts, lambda epoch: {"eer_percent": 50.0}, folder)
     net.train()
     loss.train()
     try:

@@ -28,11 +28,11 @@ from benchmarks.on_gpu.step_costs import (
     step_config,
 )
 from benchmarks.steps import trainer_step
-from speakernet.assembly.benchmark import warm_up
 from speakernet.assembly.training import prepare_machine
 from speakernet.machine.device import choose_device, synchronize
 from speakernet.parallel import distributed
 from speakernet.parallel.group import joined
+from speakernet.training.timing import warm_up
 
 MODEL = "ResNet34"
 QUICK_MODEL = "ResNet"

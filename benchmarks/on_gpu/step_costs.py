@@ -12,11 +12,11 @@ import torch
 from benchmarks.on_gpu.record import NEEDS_CUDA, Row, Setup, left_out, row
 from benchmarks.steps import published_config, trainer_step
 from benchmarks.timing import Way, run_in_turn, timings
-from speakernet.assembly.benchmark import warm_up
 from speakernet.assembly.training import prepare_machine
 from speakernet.config.schema import Config, replaced
 from speakernet.machine.device import synchronize, utilisation_monitor
 from speakernet.training.profiler import peak_tensor_bytes
+from speakernet.training.timing import warm_up
 
 MODELS = ("ResNetSE34L", "ResNet34", "ECAPA_TDNN_1024", "CAMPPlus")
 QUICK_MODELS = ("ResNet",)

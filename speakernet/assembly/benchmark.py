@@ -4,24 +4,17 @@ find the batch size that trains fastest within the available memory (`speakernet
 
 import contextlib
 import itertools
-import logging
-import math
-import statistics
-import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
-from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs, make_synthetic_corpus
 from speakernet.assembly.training import (
+    Parts,
     apply_memory_options,
     build_loss,
     build_model,
@@ -32,39 +25,25 @@ from speakernet.assembly.training import (
 )
 from speakernet.config.schema import Config, replaced
 from speakernet.data.audio import crop_samples
-from speakernet.data.batches import BatchRequest, CropMaker, Made
+from speakernet.data.batches import ReadyCrops
 from speakernet.data.lists import read_training_list
 from speakernet.data.loader import Batch, TrainingLoader
 from speakernet.files import human_bytes
-from speakernet.machine.device import choose_device, power_monitor, synchronize, utilisation_monitor
-from speakernet.machine.facts import usable_memory_bytes
-from speakernet.machine.memory import (
-    Monitor,
-    is_out_of_memory,
-    process_memory_bytes,
-    release_freed_memory,
-)
+from speakernet.machine.device import choose_device
+from speakernet.training.batch_size import BatchSizeFinder, Measurement
 from speakernet.training.optimizers import create_optimizer
 from speakernet.training.step import TrainingStep
+from speakernet.training.timing import (
+    WARM_STEPS,
+    arithmetic_of,
+    count_flop,
+    peak_flops,
+    time_batches,
+    time_steps,
+)
 
-logger = logging.getLogger(__name__)
-
-WARM_STEPS = {"cpu": 3, "cuda": 20}
-"""Minimum number of untimed steps: the first find empty queues, allocate memory and choose
-kernels."""
-QUIET_STEPS = 3
-MAX_WARM_STEPS = 200
-"""Warm-up ends after this many steps in a row without compiling (the second records a CUDA graph),
-or at the limit."""
-PRODUCT_SIZES = {"cpu": 1024, "cuda": 8192}
-NUM_PRODUCTS = 10
 DEFAULT_CLASSES = 1000
 """Classes of the head if not configured; the head is a small part of a step."""
-TIMED_STEPS = 3
-EQUAL_SHARE = 0.03
-"""Among sizes that differ in speed by less than this share, the smallest wins: less memory, and
-more updates."""
-DEFAULT_MEMORY_SHARE = 0.8
 WORTHWHILE_GAIN = 0.15
 """Smaller gains in speed are within timing noise and not worth retuning a recipe."""
 MIN_STEPS = 10_000
@@ -128,158 +107,6 @@ def table(figures: Mapping[str, Any]) -> str:
     )
 
 
-def time_batches(
-    batches: Iterator[Any], num_batches: int, size_of: Callable[[Any], int], device: torch.device
-) -> dict[str, float]:
-    """Fetch batches as fast as they come, and return how long they take to arrive."""
-    times = [time.perf_counter()]
-    sizes = []
-    for batch in itertools.islice(batches, num_batches):
-        times.append(time.perf_counter())
-        sizes.append(size_of(batch))
-    # The last copies to the device may still be running.
-    synchronize(device)
-    times[-1] = time.perf_counter()
-    seconds = np.diff(times)
-    return {
-        "num_batches": len(sizes),
-        "utterances_per_second": sum(sizes) / float(seconds.sum()),
-        "median_seconds": float(np.median(seconds)),
-        "p95_seconds": float(np.percentile(seconds, 95)),
-        "slowest_seconds": float(seconds.max()),
-    }
-
-
-def time_steps(
-    run_step: Callable[[], None],
-    num_steps: int,
-    device: torch.device,
-    when_warm: Callable[[], object] = lambda: None,
-) -> dict[str, float]:
-    """Seconds of `num_steps` steps after the warm-up, and the GPU's mean utilisation and power over
-    them.
-    """
-    warm_up(run_step, WARM_STEPS[device.type])
-    when_warm()
-    # A GPU runs asynchronously: the clock starts and stops only when it has caught up.
-    synchronize(device)
-    started = time.perf_counter()
-    with utilisation_monitor(device) as utilisation, power_monitor(device) as power:
-        host = time.thread_time()
-        for _ in range(num_steps):
-            run_step()
-        host = time.thread_time() - host
-        synchronize(device)
-        seconds = time.perf_counter() - started
-    figures = {"step_seconds": seconds / num_steps, "steps_per_second": num_steps / seconds}
-    if device.type == "cuda":
-        # This thread's time for a step: if it is near the step's, the GPU waits for Python.
-        figures["host_seconds"] = host / num_steps
-    if utilisation.mean is not None:
-        figures["gpu_utilisation_percent"] = utilisation.mean
-    return figures if power.mean is None else {**figures, "gpu_power_watts": power.mean / 1000}
-
-
-def warm_up(run_step: Callable[[], object], least: int) -> int:
-    """Run at least `least` steps, until nothing more is compiled; return their number."""
-    quiet = 0
-    compiled = num_compiled()
-    for done in range(1, MAX_WARM_STEPS + 1):
-        run_step()
-        before = compiled
-        compiled = num_compiled()
-        quiet = quiet + 1 if compiled == before else 0
-        if done >= least and quiet >= QUIET_STEPS:
-            return done
-    logger.warning(
-        "still compiling after %d steps: the figures include compile time", MAX_WARM_STEPS
-    )
-    return MAX_WARM_STEPS
-
-
-def num_compiled() -> int:
-    """Number of graphs that torch has compiled in this process; 0 if its compiler is not loaded."""
-    compiler = sys.modules.get("torch._dynamo.utils")
-    return int(compiler.counters["stats"]["unique_graphs"]) if compiler else 0
-
-
-class ReadyCrops(CropMaker):
-    """Replaces a loader's maker and answers every request immediately with the crops of the first.
-
-    The loader then costs only what the device does for a step: the copy, speed changes and
-    augmentation.
-    """
-
-    def __init__(self, maker: CropMaker) -> None:
-        more = (maker.speakers, maker.speeds, maker.augmenter, maker.changes_speed)
-        super().__init__(maker.reader, maker.lengths, maker.seed, *more)
-        self.maker = maker
-        self._made: Made | None = None
-
-    def run(self, requests: Sequence[BatchRequest]) -> Iterator[Made]:
-        """Yield the first request, a copy of its crops and its report once per request."""
-        for _ in requests:
-            if self._made is None:
-                request, crops, report = next(iter(self.maker.run(requests[:1])))
-                is_copied = crops.device.type == "cpu" and torch.cuda.is_available()
-                self._made = (
-                    request,
-                    crops.clone().pin_memory() if is_copied else crops.clone(),
-                    report,
-                )
-            request, crops, report = self._made
-            # Augmentation on the device changes crops in place; those in pinned memory are copied
-            # to a GPU first.
-            yield request, crops if crops.is_pinned() else crops.clone(), report
-
-    def close(self) -> None:
-        """Close the wrapped maker."""
-        self.maker.close()
-
-
-def arithmetic_of(precision: str, device: torch.device) -> str:
-    """The arithmetic of a step's convolutions: its precision, float32 or, if a GPU allows it,
-    TensorFloat-32.
-    """
-    has_tf32 = device.type == "cuda" and torch.backends.cudnn.allow_tf32
-    return {"no": "tf32" if has_tf32 else "float32"}.get(precision, precision)
-
-
-def peak_flops(device: torch.device, arithmetic: str, size: int = 0) -> float:
-    """Measured floating-point operations per second of matrix products in float32, tf32, bf16 or
-    fp16.
-    """
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(arithmetic)
-    size = size or PRODUCT_SIZES[device.type]
-    one, other = (
-        torch.randn(size, size, device=device).to(dtype or torch.float32) for _ in range(2)
-    )
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if arithmetic == "tf32" else "highest")
-    try:
-        seconds = []
-        # The first round is a warm-up and does not count.
-        for _ in range(1 + TIMED_STEPS):
-            synchronize(device)
-            start = time.perf_counter()
-            for _ in range(NUM_PRODUCTS):
-                one @ other
-            synchronize(device)
-            seconds.append(time.perf_counter() - start)
-    finally:
-        torch.set_float32_matmul_precision(before)
-    return NUM_PRODUCTS * 2 * size**3 / min(seconds[1:])
-
-
-def count_flop(run_step: Callable[[], object]) -> int:
-    """Floating-point operations of a step's products and convolutions, forward and backward,
-    counted in eager mode.
-    """
-    with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
-        run_step()
-    return int(counter.get_total_flops())
-
-
 def _measure_training(config: Config, loader: TrainingLoader, num_steps: int) -> dict[str, Any]:
     """Time real steps on real batches: seconds per step, share spent waiting for data, epoch time,
     memory.
@@ -295,7 +122,8 @@ def _measure_training(config: Config, loader: TrainingLoader, num_steps: int) ->
     refuse_impossible(config, net, device)
     num_batches = len(loader)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = build_trainer(config, net, loss, loader, lambda epoch: {}, Path(folder), device)
+        parts = Parts(net, loss, loader, device)
+        trainer = build_trainer(config, parts, lambda epoch: {}, folder)
         net.train()
         loss.train()
         batches = _endless(loader)
@@ -339,140 +167,6 @@ def _endless(loader: TrainingLoader) -> Iterator[Batch]:
     for epoch in itertools.count():
         loader.set_epoch(epoch)
         yield from loader
-
-
-class Measurement(NamedTuple):
-    """A batch size that was tried: seconds per step (infinite if it does not fit) and the memory it
-    added.
-    """
-
-    batch_size: int
-    seconds: float
-    memory_bytes: int
-
-    @property
-    def fits(self) -> bool:
-        """Whether it fits into memory."""
-        return self.seconds < math.inf
-
-    @property
-    def throughput(self) -> float:
-        """Items per second."""
-        return self.batch_size / self.seconds
-
-
-class BatchSizeFinder:
-    """Tries batch sizes with real training steps of any kind.
-
-    `sample` makes a batch of a given size and `step` runs on it. The buffers of `net` are restored
-    afterwards; weights that `step` changes are not. On a CPU, a step may use `limit_bytes`
-    (default: 80 % of free memory).
-    """
-
-    def __init__(
-        self,
-        net: nn.Module,
-        sample: Callable[[int], Any],
-        step: Callable[[Any], None],
-        limit_bytes: int | None = None,
-        *,
-        clock: Callable[[], float] = time.perf_counter,
-        read_memory: Callable[[], int] = process_memory_bytes,
-    ) -> None:
-        self.net = net
-        self._sample = sample
-        self._step = step
-        self._clock = clock
-        self._read_memory = read_memory
-        self.device = next(
-            (parameter.device for parameter in net.parameters()), torch.device("cpu")
-        )
-        self.limit_bytes = limit_bytes or int(usable_memory_bytes() * DEFAULT_MEMORY_SHARE)
-        self.tried: dict[int, Measurement] = {}
-
-    @property
-    def largest(self) -> int:
-        """The largest size tried so far that fits; 0 if there is none."""
-        return max((one.batch_size for one in self.tried.values() if one.fits), default=0)
-
-    def find(self, smallest: int, most: int) -> int:
-        """The batch size with the best throughput; among equally fast sizes (within 3 %), the
-        smallest.
-        """
-        size = smallest
-        while self.measure(size).fits and size < most:
-            size = min(2 * size, most)
-        if not self.largest:
-            limit = f" (limit {human_bytes(self.limit_bytes)})" if self.device.type == "cpu" else ""
-            raise ValueError(
-                f"not even a batch of {smallest} fits into memory{limit}; use a smaller network, "
-                "shorter crops or gradient checkpointing"
-            )
-        too_large = 0 if self.tried[size].fits else size
-        # Searching finer than an eighth is not worth the steps.
-        while too_large - self.largest > max(1, self.largest // 8):
-            middle = (self.largest + too_large) // 2
-            too_large = too_large if self.measure(middle).fits else middle
-        fitted = [one for one in self.tried.values() if one.fits]
-        best = max(one.throughput for one in fitted)
-        return min(one.batch_size for one in fitted if one.throughput >= best * (1 - EQUAL_SHARE))
-
-    def measure(self, size: int) -> Measurement:
-        """The measurement of a size; each size is tried only once."""
-        if size not in self.tried:
-            # Steps update batch-norm statistics.
-            buffers = {name: buffer.detach().clone() for name, buffer in self.net.named_buffers()}
-            try:
-                found = self._run(size)
-            finally:
-                for name, buffer in self.net.named_buffers():
-                    buffer.data.copy_(buffers[name])
-            self.tried[size] = found
-            outcome = f"{found.throughput:.1f} utterances/s" if found.fits else "does not fit"
-            logger.info("batch %d: %s, %s", size, outcome, human_bytes(found.memory_bytes))
-        return self.tried[size]
-
-    def _run(self, size: int) -> Measurement:
-        fitted = self.tried.get(self.largest)
-        is_gpu = self.device.type == "cuda"
-        expected = fitted.memory_bytes * size // fitted.batch_size if fitted else 0
-        if not is_gpu and expected > self.limit_bytes:
-            # Not tried, because the operating system would kill the process instead of raising an
-            # error.
-            return Measurement(size, math.inf, expected)
-        # Memory left over from earlier work would hide how much this size takes.
-        release_freed_memory()
-        seconds: list[float] = []
-        try:
-            with Monitor(self._read_memory) as monitor:
-                if is_gpu:
-                    torch.cuda.reset_peak_memory_stats(self.device)
-                sample = self._sample(size)
-                # The first step does not count: it allocates memory and chooses kernels.
-                for _ in range(1 + TIMED_STEPS):
-                    start = self._clock()
-                    self._step(sample)
-                    synchronize(self.device)
-                    seconds.append(self._clock() - start)
-                    monitor.sample()
-                    if not is_gpu and monitor.peak - monitor.start > self.limit_bytes:
-                        break
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            return Measurement(size, math.inf, self.limit_bytes)
-        finally:
-            self.net.zero_grad(set_to_none=True)
-            if is_gpu:
-                torch.cuda.empty_cache()
-        if is_gpu:
-            return Measurement(
-                size, statistics.median(seconds[1:]), torch.cuda.max_memory_allocated(self.device)
-            )
-        added = int(monitor.peak - monitor.start)
-        return Measurement(
-            size, math.inf if added > self.limit_bytes else statistics.median(seconds[1:]), added
-        )
 
 
 def find_batch_size(
@@ -545,8 +239,8 @@ def recommendation(config: Config, configured: Measurement, best: Measurement) -
     training = config.training
     # data.batch_size counts speakers.
     keep, take = (
-        f"--batch_size {max(one.batch_size // data.utterances_per_speaker, 1)}"
-        for one in (configured, best)
+        f"--batch_size {max(measured.batch_size // data.utterances_per_speaker, 1)}"
+        for measured in (configured, best)
     )
     if configured.batch_size == best.batch_size:
         return f"keep {keep}, which is the fastest"
@@ -563,9 +257,9 @@ def recommendation(config: Config, configured: Measurement, best: Measurement) -
             f"keep {keep}; no size is clearly faster ({best.batch_size} by "
             f"{max(0, round(100 * gain))} %)"
         )
-    lists = [one.train_list for one in data.corpora.values()] or [data.train_list]
-    exists = all(one and Path(one).is_file() for one in lists)
-    utterances = sum(len(read_training_list(one)) for one in lists) if exists else 0
+    lists = [corpus.train_list for corpus in data.corpora.values()] or [data.train_list]
+    exists = all(path and Path(path).is_file() for path in lists)
+    utterances = sum(len(read_training_list(path)) for path in lists) if exists else 0
     steps = utterances // (best.batch_size * training.accumulation_steps) * training.max_epochs
     if exists and best.batch_size > configured.batch_size and steps < MIN_STEPS:
         return (

@@ -26,13 +26,8 @@ from speakernet.data import (
     workers,
 )
 from speakernet.data.augment.augmenter import Augmenter
-from speakernet.data.augment.banks import (
-    ClipBank,
-    RirBank,
-    clips_into_ram,
-    device_responses,
-    noise_banks,
-)
+from speakernet.data.augment.banks import clips_into_ram
+from speakernet.data.augment.building import build_augmenter
 from speakernet.data.augment.mixers import bytes_of_banks
 from speakernet.data.loader import TrainingLoader
 from speakernet.data.options import DataOptions
@@ -40,8 +35,6 @@ from speakernet.files import human_bytes
 from speakernet.machine.facts import usable_cores, usable_memory_bytes
 from speakernet.options import Choice
 from speakernet.parallel import distributed
-from speakernet.parallel.distributed import refuse_differences
-from speakernet.terminal import counted
 from speakernet.training import compiling, precision, progress
 
 logger = logging.getLogger(__name__)
@@ -65,85 +58,99 @@ def build_training_loader(
     config: Config, inputs: Inputs, start_method: str | None = None, *, reserved_bytes: int = 0
 ) -> TrainingLoader:
     """Build the loader described by the sections data and augment."""
+    # The order is that of the decisions. Lists and headers are checked before anything is decoded
+    # or moved. Then the sampler, which draws the voice, because the voice determines the label and
+    # how many samples are read. Then what lies where: the corpus on disk or in memory, the corpus
+    # and the noise on the device or not. Only then is it clear who augments (readers in parallel,
+    # or the device for whole batches), and from that follow the type of the crops on their way
+    # (16-bit samples at half the size, unless they are already augmented), who changes the speed
+    # (a GPU for a whole batch at once, otherwise the readers, before they augment), and how many
+    # workers are worth starting.
     data = config.data
-    given = inputs.training
     device = inputs.device
-    # Lists and headers are checked before anything is decoded or moved.
-    eligible = _checked_rows(config, given)
+    training = inputs.training
+    eligible = lookup.eligible_rows(data, training.rows, training.table)
     voices = voices_of(config)
-    # The sampler draws the voice, because it determines the label and how many samples are read.
-    sampler = _sampler(config, given, eligible, voices)
-    reader = _reader(data, given)
-    augmenter = build_augmenter(config, reader, given.table, eligible)
+    sampler = _sampler(config, training, eligible, voices)
+    reader = _reader(data, training)
+    is_flat = isinstance(reader, packed.PackedRows)
+    augmenter = build_augmenter(
+        config.augment, data, config.runtime.seed, reader, training.table, eligible
+    )
     placement = choose_placement(config, reader, inputs, augmenter, reserved_bytes)
-    is_gpu = device.type == "cuda"
     is_there = placement.banks or placement.corpus
-    if augmenter and config.augment.device == "cuda" and not (is_gpu and is_there):
-        why = (
-            "noise and RIRs cannot be kept in the GPU's memory (the log gives the reason; see "
-            "data.device_gigabytes)"
-            if is_gpu
-            else f"training runs on {device.type}"
-        )
-        raise ValueError(f"augment.device is cuda, but {why}; use auto")
-    # The augmenter of the readers; if None, whole batches are augmented later. Workers gather noise
-    # in parallel, whereas a GPU would wait for the training process to gather it for every batch.
+    if augmenter and config.augment.device == "cuda":
+        _refuse_augmenting_elsewhere(device, is_there=is_there)
     with_reading = None if is_there else augmenter
-    # Noise is read more often than speech: babble takes three to seven clips per utterance.
-    noise = (
-        {kind: one for kind, one in augmenter.banks.items() if one.reader is not reader}
-        if augmenter
-        else {}
-    )
-    if noise and not placement.banks and not clips_into_ram(noise, data.cache_megabytes << 20):
-        logger.info("noise clips are read from disk: they do not fit into data.cache_megabytes")
-    # A GPU changes the speed of a whole batch at once; otherwise readers do, before they augment.
+    if augmenter and not placement.banks:
+        _keep_noise_in_ram(augmenter, reader, data.cache_megabytes << 20)
     changes_speed = device.type == "cpu" or with_reading is not None
-    # Crops travel as 16-bit samples, at half the size, unless they are already augmented.
-    is_int16 = with_reading is None and (
-        isinstance(reader, packed.PackedRows) or given.table.all_plain
-    )
+    is_int16 = with_reading is None and (is_flat or training.table.all_plain)
     options = _resolve_auto(
         data,
         sampler,
         device,
         num_workers=0 if placement.corpus else data.num_workers,
         sample_bytes=2 if is_int16 else 4,
-        is_reading_free=isinstance(
-            reader, packed.PackedRows
-        ),  # threads read ahead what is not in memory
+        # Threads read ahead what is not in memory.
+        is_reading_free=is_flat,
         augments_in_workers=with_reading is not None,
         changed_share=voices.share_at_other_speeds if changes_speed else 0.0,
         is_spawned=(start_method or workers.DEFAULT_START_METHOD) != "fork",
     )
+    # If no copy follows, crops are made in the network's own type.
+    is_copied = device.type != "cpu" or options.num_workers != 0
+    speakers = None
+    if data.on_bad_audio == "skip":
+        speakers = batches.SpeakerIndex(training.rows.labels, eligible)
     maker = batches.BatchMaker(
         reader,
-        given.table.num_samples,
+        training.table.num_samples,
         seed=config.runtime.seed,
-        speakers=batches.SpeakerIndex(given.rows.labels, eligible)
-        if data.on_bad_audio == "skip"
-        else None,
+        speakers=speakers,
         speeds=voices.speeds,
         augmenter=with_reading,
-        # If no copy follows, crops are made in the network's own type.
-        dtype=np.int16
-        if is_int16 and (device.type != "cpu" or options.num_workers != 0)
-        else np.float32,
+        dtype=np.int16 if is_int16 and is_copied else np.float32,
         changes_speed=changes_speed,
     )
+    running = _placed(maker, options, device, start_method, placement)
+    if augmenter is not None and placement.banks:
+        # Babble mixed from training utterances reads the corpus on the device, if it is there.
+        corpus = None
+        if isinstance(running, batches.ResidentMaker):
+            corpus = (running.reader, running.corpus)
+        augmenter.move_to(device, corpus=corpus, num_threads=usable_cores())
     loader = TrainingLoader(
-        _placed(maker, options, device, start_method, placement, augmenter),
+        running,
         sampler,
-        given.rows,
+        training.rows,
         options,
         device=device,
         augmenter=None if with_reading else augmenter,
         rank=distributed.rank(),
         world_size=distributed.world_size(),
     )
-    if summary := given.source.summary(given.rows, loader.plan):
+    if summary := training.source.summary(training.rows, loader.plan):
         logger.info("corpora:\n%s", summary)
     return loader
+
+
+def _refuse_augmenting_elsewhere(device: torch.device, *, is_there: bool) -> None:
+    """Refuse `augment.device: cuda` if the noise cannot be on the GPU."""
+    if device.type != "cuda":
+        raise ValueError(f"augment.device is cuda, but training runs on {device.type}; use auto")
+    if not is_there:
+        raise ValueError(
+            "augment.device is cuda, but noise and RIRs cannot be kept in the GPU's memory (the "
+            "log gives the reason; see data.device_gigabytes); use auto"
+        )
+
+
+def _keep_noise_in_ram(augmenter: Augmenter, reader: sources.RowReader, limit_bytes: int) -> None:
+    """Noise is read more often than speech: babble takes three to seven clips per utterance."""
+    noise = {kind: bank for kind, bank in augmenter.banks.items() if bank.reader is not reader}
+    if noise and not clips_into_ram(noise, limit_bytes):
+        logger.info("noise clips are read from disk: they do not fit into data.cache_megabytes")
 
 
 def _placed(
@@ -152,15 +159,11 @@ def _placed(
     device: torch.device,
     start_method: str | None,
     placement: Placement,
-    augmenter: Augmenter | None,
 ) -> batches.CropMaker:
-    """Make crops on the device, in worker processes or in this process; keep the banks on the
-    device if they fit.
-    """
-    running: batches.CropMaker = maker
+    """Make crops on the device, in worker processes or in this process."""
     if placement.corpus:
         assert isinstance(maker.reader, packed.PackedRows)
-        running = batches.ResidentMaker(
+        return batches.ResidentMaker(
             maker.reader,
             maker.lengths,
             seed=maker.seed,
@@ -168,25 +171,20 @@ def _placed(
             speakers=maker.speakers,
             speeds=maker.speeds,
         )
-    elif options.num_workers:
+    running: batches.CropMaker = maker
+    if options.num_workers:
         pins = device.type == "cuda" and bool(options.pin_memory)
         running = workers.Workers(maker, options, start_method, pins=pins)
     in_flight = int(options.num_workers) * int(options.prefetch_factor)
-    if maker.reader.is_remote and not placement.corpus:
-        running = maker.reader.ahead(running, in_flight)
-    elif not placement.corpus and maker.reader.is_on_disk:
+    if maker.reader.is_remote:
+        return maker.reader.ahead(running, in_flight)
+    if maker.reader.is_on_disk:
         logger.info(
             "the corpus is larger than the free memory (%s): %d threads read its crops ahead",
             human_bytes(usable_memory_bytes()),
             workers.NUM_THREADS,
         )
         running = workers.ReadAhead(running, in_flight)
-    if augmenter is not None and placement.banks:
-        # Babble mixed from training utterances reads the corpus on the device, if it is there.
-        corpus = None
-        if isinstance(running, batches.ResidentMaker):
-            corpus = (running.reader, running.corpus)
-        augmenter.move_to(device, corpus=corpus, num_threads=usable_cores())
     return running
 
 
@@ -213,68 +211,21 @@ def loading_facts(loader: TrainingLoader) -> progress.LoadingFacts:
     )
 
 
-def _checked_rows(config: Config, given: TrainingInput) -> np.ndarray:
-    """Check the list and its files, return the rows to train on, and log how many are left out."""
-    data = config.data
-    table = given.table
-    num_speakers = len(given.rows.speakers)
-    if 0 < data.num_classes < num_speakers:
-        raise ValueError(
-            f"data.num_classes is {data.num_classes}, but {given.rows.source} has {num_speakers} "
-            "speakers; set it to 0 to use the number in the list"
-        )
-    if data.num_classes > num_speakers:
-        counts = data.num_classes, num_speakers
-        logger.warning(
-            "data.num_classes is %d, but the list has only %d speakers: some outputs never train",
-            *counts,
-        )
-    if bad := len(table.problems):
-        first = "; ".join(table.problems[row] for row in sorted(table.problems)[:3])
-        message = f"{bad} of {len(given.rows)} training files cannot be read: {first}"
-        if data.on_bad_audio == "error":
-            raise audio.AudioError(
-                f"{message}. Fix the list or the files, or set data.on_bad_audio: skip"
-            )
-        if bad > data.max_bad_share * len(given.rows):
-            raise audio.AudioError(
-                f"{message}. That is more than data.max_bad_share ({data.max_bad_share}) allows"
-            )
-    seconds = table.seconds
-    is_kept = table.native_samples > 0
-    limits = {
-        f"shorter than {data.min_seconds:g} s": seconds < data.min_seconds,
-        f"longer than {data.max_seconds:g} s": (seconds > data.max_seconds)
-        & (data.max_seconds > 0),
-    }
-    for what, is_out in limits.items():
-        if count := int((is_kept & is_out).sum()):
-            logger.info("%s %s left out", counted(count, "utterance"), what)
-        is_kept &= ~is_out
-    if not is_kept.any():
-        raise ValueError(
-            f"{given.rows.source}: no utterance is long enough for data.min_seconds "
-            f"({data.min_seconds:g}) and short enough for data.max_seconds ({data.max_seconds:g}; "
-            "0 sets no limit)"
-        )
-    return np.flatnonzero(is_kept)
-
-
 def _sampler(
-    config: Config, given: TrainingInput, eligible: np.ndarray, voices: sampling.Voices
+    config: Config, training: TrainingInput, eligible: np.ndarray, voices: sampling.Voices
 ) -> sampling.Sampler:
     data = config.data
     # Metric losses need several utterances per speaker in a batch to form pairs.
-    wants_pairs = data.utterances_per_speaker > 1 or config.loss.is_metric
-    is_balanced = data.sampler == "balanced" or (data.sampler == "auto" and wants_pairs)
+    has_pairs = data.utterances_per_speaker > 1 or config.loss.is_metric
+    is_balanced = data.sampler == "balanced" or (data.sampler == "auto" and has_pairs)
     if not is_balanced and data.utterances_per_speaker > 1:
         raise ValueError("data.utterances_per_speaker above 1 needs data.sampler: balanced")
     kind = sampling.BalancedSampler if is_balanced else sampling.ShuffledSampler
     sampler = kind(
-        given.rows.labels, data, seed=config.runtime.seed, eligible=eligible, voices=voices
+        training.rows.labels, data, seed=config.runtime.seed, eligible=eligible, voices=voices
     )
     world_size = distributed.world_size()
-    given.source.order(sampler, given.rows, given.table, world_size)
+    training.source.order(sampler, training.rows, training.table, world_size)
     smallest = sampler.smallest_batch
     usual = sampler.batch_size
     what = "speakers" if sampler.unit > 1 else "utterances"
@@ -285,21 +236,16 @@ def _sampler(
             "processes"
         )
     if usual % world_size:
-        logger.info(
-            "a batch of %d %s does not divide evenly among %d processes, which get %d or %d each",
-            usual,
-            what,
-            world_size,
-            usual // world_size,
-            usual // world_size + 1,
-        )
+        least = usual // world_size
+        shares = f"{world_size} processes, which get {least} or {least + 1} each"
+        logger.info("a batch of %d %s does not divide evenly among %s", usual, what, shares)
     return sampler
 
 
-def _reader(data: DataOptions, given: TrainingInput) -> sources.RowReader:
+def _reader(data: DataOptions, training: TrainingInput) -> sources.RowReader:
     """The reader of the list's rows: from disk, packed corpus or memory."""
-    source = given.source
-    table = given.table
+    source = training.source
+    table = training.table
     free = usable_memory_bytes() * choices.MEMORY_SHARE
     budget = int(data.ram_corpus_gigabytes * GIGABYTE) or int(
         min(free, sharing.free_shared_memory() * SHARED_MEMORY_SHARE)
@@ -316,16 +262,16 @@ def _reader(data: DataOptions, given: TrainingInput) -> sources.RowReader:
     if choice.value:
         return packed.load_into_ram(
             source,
-            given.rows.paths,
+            training.rows.paths,
             table,
             num_threads=usable_cores(),
             show_progress=distributed.is_main(),
         )
+    cache = None
     # Plain files are already in the system's page cache; a second copy would waste memory.
-    keeps = bool(data.cache_megabytes) and not table.all_plain
-    return source.rows(
-        given.rows.paths, table, sources.AudioCache(data.cache_megabytes << 20) if keeps else None
-    )
+    if data.cache_megabytes and not table.all_plain:
+        cache = sources.AudioCache(data.cache_megabytes << 20)
+    return source.rows(training.rows.paths, table, cache)
 
 
 def _resolve_auto(
@@ -361,10 +307,10 @@ def _resolve_auto(
         logger.info("loader workers: %s", choice)
     decided: dict[str, Any] = {"num_workers": num_workers}
     if data.prefetch_factor == "auto":
-        memory = {"batch_bytes": batch_bytes, "free_shared_bytes": free_shared}
-        decided["prefetch_factor"] = choices.choose_prefetch(
-            num_workers=int(num_workers), **memory
-        ).value
+        prefetch = choices.choose_prefetch(
+            num_workers=int(num_workers), batch_bytes=batch_bytes, free_shared_bytes=free_shared
+        )
+        decided["prefetch_factor"] = prefetch.value
     if data.pin_memory == "auto":
         decided["pin_memory"] = device.type == "cuda"
     return data.model_copy(update=decided)
@@ -388,11 +334,11 @@ def choose_placement(
     bound = int(data.device_gigabytes * GIGABYTE) or int(
         max(0, free - reserved_bytes) * choices.MEMORY_SHARE
     )
-    wanted = config.augment.device
+    place = config.augment.device
     is_possible = (
         augmenter is not None
-        and wanted != "cpu"
-        and (data.device_resident != "off" or wanted == "cuda")
+        and place != "cpu"
+        and (data.device_resident != "off" or place == "cuda")
     )
     is_considered = is_possible and (device.type == "cuda" or data.device_resident == "on")
     rows = reader if isinstance(reader, packed.PackedRows) else None
@@ -444,65 +390,3 @@ def _log_choice(what: str, choice: Choice[bool], *, could_help: bool) -> None:
     logger.log(
         logging.INFO if choice.value or could_help else logging.DEBUG, "%s: %s", what, choice
     )
-
-
-def build_augmenter(
-    config: Config, reader: sources.RowReader, table: lookup.LookupTable, eligible: np.ndarray
-) -> Augmenter | None:
-    """The augmenter, or None if it is switched off or has nothing to do."""
-    section = config.augment
-    sample_rate = config.data.sample_rate
-    if not section.enabled:
-        return None
-    cache = sources.AudioCache(config.data.cache_megabytes << 20)
-    banks = noise_banks(section.noise_path, sample_rate, cache) if section.noise_path else {}
-    if banks and "babble" not in banks and "babble" in section.categories and not reader.is_remote:
-        banks["babble"] = ClipBank(reader, eligible, table.num_samples[eligible])
-        logger.info("the noise has no folder 'speech': babble is mixed from training utterances")
-    rirs: RirBank | None = None
-    if section.rir_path:
-        # The classic pipeline keeps the delay of the direct path, which shifts the speech in its
-        # crop.
-        rirs = RirBank(section.rir_path, sample_rate, cache, is_aligned=section.style == "ours")
-    devices = (
-        device_responses(section.microphone_path, sample_rate) if section.microphone_path else None
-    )
-    # All processes draw from the same clips, by number.
-    refuse_differences(
-        {
-            "the noise of augment.noise_path (clips and samples)": {
-                kind: [len(bank), int(bank.lengths.sum())] for kind, bank in banks.items()
-            },
-            "the names of augment.rir_path (CRC-32)": f"{rirs.names.checksum:08x}" if rirs else "",
-            "the devices of augment.microphone_path": 0 if devices is None else len(devices),
-        }
-    )
-    augmenter = Augmenter(
-        banks, rirs, section, sample_rate=sample_rate, seed=config.runtime.seed, devices=devices
-    )
-    if augmenter.missing and (section.noise_path or section.rir_path):
-        logger.warning(
-            "augmentation: found no files for %s; their share goes to %s",
-            ", ".join(augmenter.missing),
-            ", ".join(dict.fromkeys(augmenter.available)) or "clean speech",
-        )
-    if not augmenter.has_effect:
-        logger.warning(
-            "augmentation is skipped, because augment.noise_path and augment.rir_path contain "
-            "nothing to mix in; `speakernet prepare musan` and `speakernet prepare rirs` fetch "
-            "noise and RIRs"
-        )
-        return None
-    found = [f"{len(bank):,} clips of {kind}" for kind, bank in banks.items()] + (
-        [f"{len(rirs):,} RIRs"] if rirs else []
-    )
-    if section.microphone_probability:
-        found.append(f"frequency responses of {section.microphone_db:g} dB")
-    if devices is not None:
-        found.append(f"{len(devices)} real microphones")
-    effects = {"telephone": section.telephone_probability, "codec": section.codec_probability}
-    found += [name for name, probability in effects.items() if probability] + ["volume"] * any(
-        section.volume_db
-    )
-    logger.info("augmentation: %s", ", ".join([*found, *section.components]))
-    return augmenter

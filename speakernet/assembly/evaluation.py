@@ -12,20 +12,20 @@ import logging
 import sys
 import time
 from collections import ChainMap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 import speakernet
-from speakernet.assembly.inputs import Inputs, TrainingInput, TrialInput, chosen_by_validation
+from speakernet.assembly.inputs import Inputs, TrialInput, chosen_by_validation
 from speakernet.assembly.training import build_model
 from speakernet.checkpoint import read_checkpoint
 from speakernet.config import Config
 from speakernet.config.schema import replaced
-from speakernet.data.lists import NameIndex, TrainingList, TrialList
+from speakernet.data.lists import StringTable, TrainingList, TrialList
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation.calibration import (
     FITTED_ON_REPORTED,
@@ -47,8 +47,10 @@ from speakernet.evaluation.evaluate import (
     fit_for_verifying,
     fits_of,
     score_trials,
+    subset,
 )
 from speakernet.evaluation.figures import CHOSEN_ON_REPORTED, cautions, why_no_error_rate
+from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import Results
 from speakernet.evaluation.scoring import (
     MIN_COHORT,
@@ -59,7 +61,7 @@ from speakernet.evaluation.scoring import (
     verifying_backend,
 )
 from speakernet.evaluation.slices import all_slices, read_metadata
-from speakernet.evaluation.speakers import speakers_of
+from speakernet.evaluation.speakers import Speakers, shared_speakers, some_of_each, speakers_of
 from speakernet.files import sha256_of
 from speakernet.machine.facts import system_info
 from speakernet.models.model_file import (
@@ -88,11 +90,13 @@ VALIDATION_DRAWS = 100
 VALIDATION_WORK = 20_000_000
 """Draws of speakers for a validation's interval, which is skipped if draws times trials exceed the
 latter (2 s)."""
-SUBSET_STREAM = 6201
 MEAN_STREAM = 6202
 COHORT_STREAM = 6203
 MAX_DRAWS = 200
 """Draws of speakers for the interval of each slice and sweep step, of which there are many."""
+
+Sweep = Callable[..., Any]
+"""`run_sweep` with its steps."""
 
 
 def build_validation(
@@ -108,59 +112,85 @@ def build_validation(
     `is_stopped` becomes true on any rank.
     """
     section = config.evaluation
-    intervals = {name: one.test_interval for name, one in config.data.test_lists.items()}
-    others = inputs.beside(inputs.validation) if intervals else {}
+    lists = {"": inputs.validation}
+    if config.data.test_lists:
+        lists |= inputs.beside(inputs.validation)
+    prepared = {}
+    for name, trial_list in lists.items():
+        prepared[name] = _prepare_validation(config, inputs.device, trial_list)
     embedder = build_embedder(config, net, inputs.device, section.validation_precision)
     embedder = dataclasses.replace(embedder, is_stopped=is_stopped)
-    # Mean and cohort change with the network, so validation uses plain scores. Its intervals are
-    # rough, because many draws take longer than all other figures.
-    affordable = min(VALIDATION_DRAWS, section.bootstrap_samples)
-    given: dict[str, Any] = {}
-    for name, one in {"": inputs.validation, **others}.items():
-        trials = subset(one.trials, section.max_trials, config.runtime.seed)
-        if trials.labels is not None and len(np.unique(trials.labels)) < 2:
-            raise ValueError(
-                f"{trials.source}: the {len(trials):,} trials evaluated during training are all of "
-                "one kind; expected targets and non-targets, so raise evaluation.max_trials (0: "
-                "all) or correct the list"
-            )
-        num_draws = affordable if affordable * len(trials) <= VALIDATION_WORK else 0
-        options = section.model_copy(update={"score_norm": "none", "bootstrap_samples": num_draws})
-        backend = Backend(options, config.loss.normalize_embeddings, device=inputs.device)
-        speakers = speakers_of(trials, section.speaker_table)
-        given[name] = backend, trials, one.source, speakers, options, config.runtime.seed
-    if final := [one for one in ("subtract_mean", "plda") if getattr(section, one)] + [
-        "score_norm"
-    ] * (section.score_norm != "none"):
+    at_the_end = {
+        "subtract_mean": section.subtract_mean,
+        "plda": section.plda,
+        "score_norm": section.score_norm != "none",
+    }
+    if any(at_the_end.values()):
+        # Mean and cohort change with the network, so validation does without them.
+        options = [f"evaluation.{name}" for name, is_set in at_the_end.items() if is_set]
         logger.info(
-            "validation uses plain scores; only the final figures use evaluation.%s",
-            ", evaluation.".join(final),
+            "validation uses plain scores; only the final figures use %s", ", ".join(options)
         )
-    checksum = given[""][1].checksum
     unions = Unions()
 
-    def validate(epoch: int) -> dict[str, Any]:
+    def is_due(name: str, epoch: int) -> bool:
+        if not name:
+            return True
         # If a list's epoch falls between two validations, the list is due at the second.
-        before = epoch - config.training.test_interval
-        steps = {name: intervals[name] or 1 for name in others}
-        due = {
-            "": given[""],
-            **{name: given[name] for name, step in steps.items() if epoch // step > before // step},
-        }
+        interval = config.data.test_lists[name].test_interval or 1
+        return epoch // interval > (epoch - config.training.test_interval) // interval
+
+    def validate(epoch: int) -> dict[str, Any]:
+        due = [name for name in prepared if is_due(name, epoch)]
         used = embedder
-        if others:
-            lists = [(one[1].names, one[2]) for one in due.values()]
-            used = dataclasses.replace(embedder, embed_with=one_pass(lists, unions))
-        found = {name: evaluate(used, *one).results for name, one in due.items()}
+        if len(prepared) > 1:
+            together = one_pass([_audio_of(prepared[name]) for name in due], unions)
+            used = dataclasses.replace(embedder, embed_with=together)
+        results = {name: evaluate(used, *prepared[name]).results for name in due}
         # No plot uses the DET band of a validation, which would make each record ten times as long.
-        results = dataclasses.replace(found.pop(""), det_band=None)
-        rows = {name: one.as_row(name) for name, one in found.items()}
-        return {
-            **dataclasses.replace(results, test_lists=rows or None).to_dict(),
-            "trials_checksum": checksum,
-        }
+        chosen_by = dataclasses.replace(results.pop(""), det_band=None)
+        rows = {name: result.as_row(name) for name, result in results.items()}
+        figures = dataclasses.replace(chosen_by, test_lists=rows or None).to_dict()
+        return {**figures, "trials_checksum": prepared[""].trials.checksum}
 
     return validate
+
+
+class _Validation(NamedTuple):
+    """A list to validate on: the arguments of `evaluate` after the embedder."""
+
+    backend: Backend
+    trials: TrialList
+    source: AudioSource
+    speakers: Speakers
+    options: EvaluationOptions
+    seed: int
+
+
+def _audio_of(validation: _Validation) -> tuple[StringTable, AudioSource]:
+    return validation.trials.names, validation.source
+
+
+def _prepare_validation(
+    config: Config, device: torch.device, trial_list: TrialInput
+) -> _Validation:
+    section = config.evaluation
+    seed = config.runtime.seed
+    trials = subset(trial_list.trials, section.max_trials, seed)
+    if trials.labels is not None and len(np.unique(trials.labels)) < 2:
+        raise ValueError(
+            f"{trials.source}: the {len(trials):,} trials evaluated during training are all of one "
+            "kind; expected targets and non-targets, so raise evaluation.max_trials (0: all) or "
+            "correct the list"
+        )
+    # Its intervals are rough, because many draws take longer than all other figures.
+    num_draws = min(VALIDATION_DRAWS, section.bootstrap_samples)
+    if num_draws * len(trials) > VALIDATION_WORK:
+        num_draws = 0
+    options = section.model_copy(update={"score_norm": "none", "bootstrap_samples": num_draws})
+    backend = Backend(options, config.loss.normalize_embeddings, device=device)
+    speakers = speakers_of(trials, section.speaker_table)
+    return _Validation(backend, trials, trial_list.source, speakers, options, seed)
 
 
 def run_evaluation(
@@ -170,7 +200,7 @@ def run_evaluation(
     lacks.
     """
     section = config.evaluation
-    seed = config.runtime.seed
+    path = Path(model_path)
     if section.metadata:
         # Unreadable metadata and an unknown sweep are refused before anything slow starts.
         read_metadata(section.metadata, list(inputs.test.trials.names))
@@ -181,83 +211,25 @@ def run_evaluation(
 
         sweep = build_sweep(config) if section.sweep else None
         if section.plda and after_training:
-            fit_plda(config, inputs, load_for_scoring(config, model_path), Path(model_path))
-    scoring = _Scoring(config, inputs, Path(model_path), after_training=after_training)
-    lists = {"": inputs.test, **(inputs.beside(inputs.test) if config.data.test_lists else {})}
-    together = scoring.embedder
+            fit_plda(config, inputs, load_for_scoring(config, path), path)
+    scoring = _Scoring(config, inputs, path, after_training=after_training)
+    lists = {"": inputs.test}
+    if config.data.test_lists:
+        lists |= inputs.beside(inputs.test)
     if len(lists) > 1:
-        shared = one_pass([(one.trials.names, one.source) for one in lists.values()], {})
-        together = dataclasses.replace(together, embed_with=shared)
-    calibration = None
+        scoring.embed_together(lists.values())
     evaluations = {}
-    for name, one in lists.items():
-        trials = one.trials
-        source = one.source
-        embedder = together
-        if name and embedder.stores:
-            own = evaluation_folder(Path(config.training.save_path), name) / EMBEDDINGS
-            embedder = dataclasses.replace(embedder, stores=(own, *embedder.stores))
-        scoring.warnings = []
-        speakers = speakers_of(trials, section.speaker_table)
-        backend = scoring.backend(trials)
-        calibration = calibration if name else scoring.calibration(backend)
-        evaluation = evaluate(
-            embedder, backend, trials, source, speakers, section, seed, calibration
-        )
-        found: dict[str, Any] = {}
-        if not evaluation.results.why_no_eer:
-            # Every rank takes part, because the ranks share the embedding.
-            given = (trials, evaluation.scores, speakers)
-            draws = min(MAX_DRAWS, section.bootstrap_samples)
-            # The metadata describe the reported list only.
-            sliced_by = (
-                section.model_copy(update={"metadata": "", "slices": []}) if name else section
-            )
-            found["slices"] = all_slices(
-                *given,
-                source,
-                sliced_by,
-                num_threads=reader_threads(section),
-                num_draws=draws,
-                seed=seed,
-            )
-            # Each step embeds the list again, so only the reported list is swept.
-            if sweep and not name:
-                score = functools.partial(
-                    _scores, dataclasses.replace(scoring.embedder, stores=()), backend, trials
-                )
-                found["sweep"] = sweep(source, score, *given, num_draws=draws, seed=seed)
-        if after_training:
-            if scoring.measured and not name and distributed.is_main():
-                update_model_file(model_path, scoring.measured, backs_up=False)
-                logger.info("wrote to %s: %s", model_path, ", ".join(scoring.measured))
-            training = inputs.training.rows
-            table = inputs.training.table
-            hours = float(np.maximum(table.num_samples, 0).sum()) / config.data.sample_rate / 3600
-            named = (("training", training), ("validation", inputs.validation.trials))
-            read = [
-                {"role": role, "name": Path(rows.source).name, "sha256": rows.sha256}
-                for role, rows in named
-            ]
-            found["lists"] = [*(evaluation.results.lists or []), *read]
-            found["training"] = {
-                "speakers": len(training.speakers),
-                "utterances": len(training),
-                "hours": round(hours, 2),
-            }
-        results = scoring.with_facts(dataclasses.replace(evaluation.results, **found), trials)
-        for warning in results.warnings or []:
+    for name, trial_list in lists.items():
+        evaluation = scoring.evaluate(name, trial_list, None if name else sweep)
+        for warning in evaluation.results.warnings or []:
             # The command's last line says this too: it is how the demo is meant to end.
             level = logging.INFO if warning == SYNTHETIC_ONLY else logging.WARNING
             logger.log(level, "%s%s", f"{name}: " if name else "", warning)
-        evaluations[name] = dataclasses.replace(evaluation, results=results)
+        evaluations[name] = evaluation
     reported = evaluations.pop("")
-    rows = {name: one.results.as_row(name) for name, one in evaluations.items()}
-    return dataclasses.replace(
-        reported,
-        results=dataclasses.replace(reported.results, test_lists=rows or None),
-        others=evaluations,
-    )
+    rows = {name: evaluation.results.as_row(name) for name, evaluation in evaluations.items()}
+    results = dataclasses.replace(reported.results, test_lists=rows or None)
+    return dataclasses.replace(reported, results=results, others=evaluations)
 
 
 def _scores(
@@ -272,33 +244,6 @@ def scores_of_model(config: Config, inputs: Inputs, model_path: str | Path) -> n
     scoring = _Scoring(config, inputs, Path(model_path), after_training=False)
     trials = inputs.test.trials
     return _scores(scoring.embedder, scoring.backend(trials), trials, inputs.test.source)
-
-
-def subset(trials: TrialList, max_trials: int, seed: int) -> TrialList:
-    """A fixed random subset of a list with about the same share of targets, in list order; 0 keeps
-    every trial.
-    """
-    if max_trials == 0 or max_trials >= len(trials) or trials.labels is None:
-        return trials
-    random = numpy_generator(seed, SUBSET_STREAM)
-    targets = np.flatnonzero(trials.labels == 1)
-    others = np.flatnonzero(trials.labels == 0)
-    # Without a target there is no error rate to choose by.
-    num_targets = min(len(targets), max(1, round(max_trials * len(targets) / len(trials))))
-    chosen = [
-        random.permutation(targets)[:num_targets],
-        random.permutation(others)[: max_trials - num_targets],
-    ]
-    rows = np.sort(np.concatenate(chosen))
-    enrol = trials.enrol[rows]
-    test = trials.test[rows]
-    used, numbers = np.unique(np.concatenate([enrol, test]), return_inverse=True)
-    logger.info("%s: a fixed subset of %d of %d trials", trials.source, len(rows), len(trials))
-    first = numbers[: len(rows)].astype(np.int32)
-    second = numbers[len(rows) :].astype(np.int32)
-    return TrialList(
-        trials.names.take(used), first, second, trials.labels[rows], trials.source, trials.sha256
-    )
 
 
 class _Scoring:
@@ -318,26 +263,94 @@ class _Scoring:
         """Warnings about the list being scored."""
         self.fitted_on = ""
         """SHA-256 of the list that the calibration was fitted on."""
-        embedder = build_embedder(
-            config, self.model.net.to(inputs.device), inputs.device, config.evaluation.precision
-        )
+        self._calibration: AffineCalibration | None = None
+        net = self.model.net.to(inputs.device)
+        embedder = build_embedder(config, net, inputs.device, config.evaluation.precision)
         # In 16 bits, folding would round the weights a second time.
-        embedder = (
-            dataclasses.replace(embedder, net=folded(self.model.net))
-            if embedder.precision == "no"
-            else embedder
-        )
+        if embedder.precision == "no":
+            embedder = dataclasses.replace(embedder, net=folded(net))
         if config.evaluation.keep_embeddings:
             run = Path(config.training.save_path)
             folder = run if after_training else evaluation_folder(run, config.data.test_list)
             # Shared lists, such as the cohort, reuse embeddings of the run and of its other
             # evaluations.
-            others = (run / EMBEDDINGS, *sorted((run / EVALUATIONS).glob(f"*/{EMBEDDINGS}")))
-            digest = weights_digest(self.contents["weights"]) + str(self.model.net.spec())
+            kept = (run / EMBEDDINGS, *sorted((run / EVALUATIONS).glob(f"*/{EMBEDDINGS}")))
+            digest = weights_digest(self.contents["weights"]) + str(net.spec())
             embedder = dataclasses.replace(
-                embedder, stores=(folder / EMBEDDINGS, *others), model_digest=digest
+                embedder, stores=(folder / EMBEDDINGS, *kept), model_digest=digest
             )
         self.embedder = embedder
+        self._test_embedder = embedder
+
+    def embed_together(self, lists: Iterable[TrialInput]) -> None:
+        """Embed every utterance of several test lists once."""
+        audio = [(trial_list.trials.names, trial_list.source) for trial_list in lists]
+        self._test_embedder = dataclasses.replace(self.embedder, embed_with=one_pass(audio, {}))
+
+    def evaluate(self, name: str, trial_list: TrialInput, sweep: Sweep | None) -> Evaluation:
+        """Score and measure a test list; the one without a name is the reported one, with which
+        everything is fitted.
+        """
+        section = self.config.evaluation
+        seed = self.config.runtime.seed
+        trials, source = trial_list
+        embedder = self._test_embedder
+        if name and embedder.stores:
+            folder = evaluation_folder(Path(self.config.training.save_path), name) / EMBEDDINGS
+            embedder = dataclasses.replace(embedder, stores=(folder, *embedder.stores))
+        self.warnings = []
+        speakers = speakers_of(trials, section.speaker_table)
+        backend = self.backend(trials)
+        if not name:
+            self._calibration = self.calibration(backend)
+        evaluation = evaluate(
+            embedder, backend, trials, source, speakers, section, seed, self._calibration
+        )
+        further: dict[str, Any] = {}
+        if not evaluation.results.why_no_eer:
+            # Every rank takes part, because the ranks share the embedding.
+            scored = (trials, evaluation.scores, speakers)
+            draws = min(MAX_DRAWS, section.bootstrap_samples)
+            # The metadata describe the reported list only.
+            sliced_by = section.model_copy(update={"metadata": "", "slices": []} if name else {})
+            further["slices"] = all_slices(
+                *scored,
+                source,
+                sliced_by,
+                num_threads=reader_threads(section),
+                num_draws=draws,
+                seed=seed,
+            )
+            # Each step embeds the list again, so only the reported list is swept.
+            if sweep:
+                score = functools.partial(
+                    _scores, dataclasses.replace(self.embedder, stores=()), backend, trials
+                )
+                further["sweep"] = sweep(source, score, *scored, num_draws=draws, seed=seed)
+        if self.after_training:
+            if self.measured and not name and distributed.is_main():
+                update_model_file(self.path, self.measured, backs_up=False)
+                logger.info("wrote to %s: %s", self.path, ", ".join(self.measured))
+            further |= self._facts_of_training(evaluation.results)
+        results = dataclasses.replace(evaluation.results, **further)
+        return dataclasses.replace(evaluation, results=self.with_facts(results, trials))
+
+    def _facts_of_training(self, results: Results) -> dict[str, Any]:
+        rows = self.inputs.training.rows
+        validation = self.inputs.validation.trials
+        lists = list(results.lists or [])
+        for role, name, sha256 in (
+            ("training", rows.source, rows.sha256),
+            ("validation", validation.source, validation.sha256),
+        ):
+            lists.append({"role": role, "name": Path(name).name, "sha256": sha256})
+        samples = np.maximum(self.inputs.training.table.num_samples, 0).sum()
+        training = {
+            "speakers": len(rows.speakers),
+            "utterances": len(rows),
+            "hours": round(float(samples) / self.config.data.sample_rate / 3600, 2),
+        }
+        return {"lists": lists, "training": training}
 
     def backend(self, trials: TrialList) -> Backend:
         """The scoring back end, with mean and cohort according to the options."""
@@ -365,7 +378,9 @@ class _Scoring:
                 "cohort_size makes it adaptive"
             )
         # Any folder of a path may name the speaker, because lists differ in depth.
-        folders = {part for one in trials.names for part in one.replace("\\", "/").split("/")[:-1]}
+        folders = set()
+        for name in trials.names:
+            folders.update(name.replace("\\", "/").split("/")[:-1])
         if shared := sorted(folders & set(speakers)):
             self.warnings.append(
                 f"{len(shared)} speakers of the cohort may also be in the trials "
@@ -389,13 +404,10 @@ class _Scoring:
         kept_of = self.contents.get("embedding_mean_of")
         if kept is not None and kept_of == described:
             return np.asarray(kept, dtype=np.float32)
-        lists = [one.train_list for one in config.data.corpora.values()] or [config.data.train_list]
-        if not all(one and Path(one).exists() for one in lists):
-            found = (
-                "no mean embedding"
-                if kept is None
-                else f"the mean of {kept_of or 'an unknown kind of embedding'}"
-            )
+        if not self.inputs.has_training_list():
+            found = "no mean embedding"
+            if kept is not None:
+                found = f"the mean of {kept_of or 'an unknown kind of embedding'}"
             raise ValueError(
                 f"subtract_mean: the model file has {found}, but scoring needs the mean of "
                 f"{described}, and there is no training list to measure it on; set --train_list "
@@ -403,8 +415,8 @@ class _Scoring:
             )
         training = self.inputs.training.rows
         source = self.inputs.training.source
-        random = numpy_generator(config.runtime.seed, MEAN_STREAM)
-        rows = np.sort(random.permutation(len(training))[: config.evaluation.mean_utterances])
+        generator = numpy_generator(config.runtime.seed, MEAN_STREAM)
+        rows = np.sort(generator.permutation(len(training))[: config.evaluation.mean_utterances])
         embeddings, _ = self.embedder.embed(
             training.paths.take(rows), source, mode, "training_mean"
         )
@@ -415,88 +427,92 @@ class _Scoring:
     @functools.cached_property
     def _cohort(self) -> tuple[np.ndarray, str, list[str]]:
         """The cohort with one member per speaker, its name, and its speakers."""
-        given, left_out = cohort_of(self.config, self.inputs)
-        members = given.rows
-        num_each = self.config.evaluation.cohort_utterances
-        rows = np.arange(len(members))
-        if num_each:
-            order = numpy_generator(self.config.runtime.seed, COHORT_STREAM).permutation(
-                len(members)
-            )
-            # A stable sort keeps the random order within a speaker, so the first rows are a random
-            # sample.
-            order = order[np.argsort(members.labels[order], kind="stable")]
-            first = np.searchsorted(members.labels[order], members.labels[order])
-            rows = np.sort(order[np.arange(len(order)) - first < num_each])
+        members, source, left_out = cohort_of(self.config, self.inputs)
+        generator = numpy_generator(self.config.runtime.seed, COHORT_STREAM)
+        rows = some_of_each(members.labels, self.config.evaluation.cohort_utterances, generator)
         rows = rows[~np.isin(members.labels[rows], left_out)]
         mode = modes_of(self.embedder.options)[0]
         listed = Path(members.source)
         name = f"{listed.name} {members.sha256[:12]}"
         if len(left_out):
-            name += f" without {counted(len(left_out), 'speaker')}"
+            speakers = counted(len(left_out), "speaker")
+            name += f" without {speakers}"
             logger.info(
                 "the cohort of %s leaves out %s, who choose the model or calibrate its scores",
                 listed.name,
-                counted(len(left_out), "speaker"),
+                speakers,
             )
         embeddings, _ = self.embedder.embed(
-            members.paths.take(rows), given.source, mode, f"cohort_{listed.stem}"
+            members.paths.take(rows), source, mode, f"cohort_{listed.stem}"
         )
         means = speaker_means(mean_embeddings(embeddings, self._mean), members.labels[rows])
-        speakers = np.unique(members.labels[rows]).tolist()
-        return means, name, [members.speakers[speaker] for speaker in speakers]
+        labels = np.unique(members.labels[rows]).tolist()
+        return means, name, [members.speakers[label] for label in labels]
 
     def calibration(self, backend: Backend) -> AffineCalibration | None:
         """The calibration for this scoring, fitted on a list if possible, otherwise from the model
         file.
         """
-        section = self.config.evaluation
-        data = self.config.data
-        embedder = self.embedder
-        described = backend.describe(embedder.options)
-        # Trials that are reported must not select thresholds, just as they must not select the
-        # model.
-        validates = chosen_by_validation(self.config) or data.validation_list != data.test_list
+        described = backend.describe(self.embedder.options)
         # Newest first: an older fit may use the score alone, the newer one quality measures too.
         fits_in_file = list(reversed((self.contents.get("calibration") or {}).get("fits", [])))
-        kept = next((one for one in fits_in_file if one["backend"] == described), None)
-        given: TrialInput | None = None
-        if section.calibration_list:
-            given = self.inputs.trial_input(
-                section.calibration_list, section.calibration_path or data.test_path
-            )
-        elif self.after_training and validates:
-            given = self.inputs.validation
+        kept = next((fit for fit in fits_in_file if fit["backend"] == described), None)
+        fitting_list = self._fitting_list()
         others: set[str] = set()
-        if given and self.after_training:
+        if fitting_list and self.after_training:
             # A finished run that is started again must not replace what `speakernet calibrate` has
             # fitted since.
-            foreign = [one for one in fits_in_file if one.get("list_sha256") != given.trials.sha256]
-            others = {str(one.get("list") or "another list") for one in foreign}
-        elif self.after_training:
-            logger.info(
-                "no calibration, because all trials are reported; set evaluation.calibration_list"
-            )
-        if given and others:
-            replacing = f"`speakernet calibrate --trials {given.trials.source}` replaces it"
+            for fit in fits_in_file:
+                if fit.get("list_sha256") != fitting_list.trials.sha256:
+                    others.add(str(fit.get("list") or "another list"))
+        if fitting_list and others:
             logger.warning(
-                "%s keeps the calibration fitted on %s; %s",
+                "%s keeps the calibration fitted on %s; `speakernet calibrate --trials %s` replaces "
+                "it",
                 self.path,
                 ", ".join(sorted(others)),
-                replacing,
+                fitting_list.trials.source,
             )
-            given = given if kept is None else None
-        if given is None:
-            self.fitted_on = (kept or {}).get("list_sha256") or ""
-            return AffineCalibration.from_dict(kept) if kept else None
-        trials = given.trials
-        source = given.source
+            if kept is not None:
+                fitting_list = None
+        if fitting_list is None:
+            if kept is None:
+                return None
+            self.fitted_on = kept.get("list_sha256") or ""
+            return AffineCalibration.from_dict(kept)
+        return self._fit(fitting_list, backend, for_decisions=self.after_training and not others)
+
+    def _fitting_list(self) -> TrialInput | None:
+        """The list on which to fit a calibration; None to use that of the model file."""
+        section = self.config.evaluation
+        data = self.config.data
+        if section.calibration_list:
+            folder = section.calibration_path or data.test_path
+            return self.inputs.trial_input(section.calibration_list, folder)
+        if not self.after_training:
+            return None
+        # Trials that are reported must not select thresholds, just as they must not select the
+        # model.
+        if chosen_by_validation(self.config) or data.validation_list != data.test_list:
+            return self.inputs.validation
+        logger.info(
+            "no calibration, because all trials are reported; set evaluation.calibration_list"
+        )
+        return None
+
+    def _fit(
+        self, fitting_list: TrialInput, backend: Backend, *, for_decisions: bool
+    ) -> AffineCalibration:
+        section = self.config.evaluation
+        embedder = self.embedder
+        trials, source = fitting_list
         if reason := why_no_error_rate(trials):
             # Checked before hours of embedding.
             raise ValueError(f"cannot calibrate: {reason}")
         scored = score_trials(embedder, backend, trials, source)
         prior = section.calibration_prior
         measures = section.quality_measures
+        described = backend.describe(embedder.options)
         fits = fits_of(
             scored, trials, as_heard(source, embedder.options), prior, described, measures
         )
@@ -507,16 +523,12 @@ class _Scoring:
         # `speakernet verify` scores the detected speech of whole utterances by cosine or PLDA,
         # however the list was scored. A threshold only holds for scores of its own kind, so the
         # list is embedded again for it.
-        if (
-            self.after_training
-            and not others
-            and described != verifying_backend(self.contents).describe(VERIFYING)
-        ):
+        if for_decisions and described != verifying_backend(self.contents).describe(VERIFYING):
             logger.info(
                 "embedding %s again for decisions, which use detected speech alone", trials.source
             )
-            own = [one for one in measures if one != "cohort"]
-            fits += fit_for_verifying(embedder, self.contents, trials, source, prior, own)[0]
+            usable = [measure for measure in measures if measure != "cohort"]
+            fits += fit_for_verifying(embedder, self.contents, trials, source, prior, usable)[0]
         for fit in fits:
             self.measured |= fit.changes(self.contents)
         return calibration
@@ -527,21 +539,28 @@ class _Scoring:
         """
         chosen_by = (self.contents.get("training_summary") or {}).get("chosen_by") or {}
         sha256 = trials.sha256
-        chosen = [CHOSEN_ON_REPORTED] if sha256 and chosen_by.get("list_sha256") == sha256 else []
-        fitted = [FITTED_ON_REPORTED] if sha256 and self.fitted_on == sha256 else []
-        voices = list(filter(None, [voices_caution(self.contents)]))
         net = self.model.net
+        spec = net.spec()
         thresholds = self.contents.get("thresholds") or []
+        warnings = list(results.warnings or [])
+        if voices := voices_caution(self.contents):
+            warnings.append(voices)
+        if sha256 and chosen_by.get("list_sha256") == sha256:
+            warnings.append(CHOSEN_ON_REPORTED)
+        warnings += self.warnings
+        if sha256 and self.fitted_on == sha256:
+            warnings.append(FITTED_ON_REPORTED)
+        warnings += cautions(results)
         return dataclasses.replace(
             results,
-            model=net.spec()["model"],
+            model=spec["model"],
             num_parameters=sum(parameter.numel() for parameter in net.parameters()),
-            front_end=net.spec()["front_end"],
+            front_end=spec["front_end"],
             checkpoint={
                 "path": str(self.path),
                 "sha256": distributed.from_main(lambda: sha256_of(self.path)),
             },
-            thresholds=[one for one in thresholds if one["backend"] == results.backend],
+            thresholds=[fit for fit in thresholds if fit["backend"] == results.backend],
             versions={
                 "speakernet": speakernet.__version__,
                 "torch": torch.__version__,
@@ -551,23 +570,24 @@ class _Scoring:
             config=self.config.evaluation.model_dump(),
             command=" ".join(sys.argv),
             date=time.strftime("%Y-%m-%d %H:%M"),
-            warnings=[
-                *(results.warnings or []),
-                *voices,
-                *chosen,
-                *self.warnings,
-                *fitted,
-                *cautions(results),
-            ],
+            warnings=warnings,
         )
 
 
-def cohort_of(config: Config, inputs: Inputs) -> tuple[TrainingInput, np.ndarray]:
-    """The list of the cohort, and its speakers (rows of its table) who are no members.
+class Cohort(NamedTuple):
+    """The list that scores are normalised against."""
 
-    Speakers who choose the model or calibrate its scores are left out. Otherwise their trials would
-    be normalised against themselves, which lowers the scores of their targets, and the calibration
-    would not fit anybody else's.
+    rows: TrainingList
+    source: AudioSource
+    left_out: np.ndarray
+    """Speakers, as rows of the list's table, who are no members."""
+
+
+def cohort_of(config: Config, inputs: Inputs) -> Cohort:
+    """The list of the cohort, without the speakers who choose the model or calibrate its scores.
+
+    Otherwise their trials would be normalised against themselves, which lowers the scores of their
+    targets, and the calibration would not fit anybody else's.
 
     Raises:
         ValueError: no list, or fewer than two speakers are left.
@@ -583,41 +603,27 @@ def cohort_of(config: Config, inputs: Inputs) -> tuple[TrainingInput, np.ndarray
     root = section.cohort_path
     if not root and path == data.train_list:
         root = data.train_path
-    given = inputs.training_input(path, root) if path else inputs.listed
+    cohort = inputs.training_input(path, root) if path else inputs.listed
     used_by = []
     if section.calibration_list:
         used_by.append(inputs.trials(section.calibration_list))
     # When a model file is scored, the lists of its training need not be there.
-    has_training_list = data.corpora or (data.train_list and Path(data.train_list).exists())
-    if data.validation_speakers and has_training_list:
+    if data.validation_speakers and inputs.has_training_list():
         used_by.append(inputs.validation.trials)
     elif data.validation_list != data.test_list and Path(data.validation_list).is_file():
         used_by.append(inputs.trials(data.validation_list))
-    shared = [shared_speakers(given.rows, trials) for trials in used_by]
+    shared = [shared_speakers(cohort.rows, trials) for trials in used_by]
     left_out = np.unique(np.concatenate([np.empty(0, np.int64), *shared]))
-    num_left = len(given.rows.speakers) - len(left_out)
+    num_left = len(cohort.rows.speakers) - len(left_out)
     if len(left_out) and num_left < MIN_COHORT:
         lists = " and ".join(trials.source for trials in used_by)
         raise ValueError(
             f"score_norm {section.score_norm} needs a cohort of speakers who neither choose the "
             f"model nor calibrate its scores, but {counted(num_left, 'speaker')} of "
-            f"{given.rows.source} are not in {lists}; give a cohort of others with --cohort_list, "
+            f"{cohort.rows.source} are not in {lists}; give a cohort of others with --cohort_list, "
             "or trials of fewer speakers"
         )
-    return given, left_out
-
-
-def shared_speakers(members: TrainingList, trials: TrialList) -> np.ndarray:
-    """The speakers of a training list who are also in a trial list, as rows (speakers,).
-
-    They have a recording or their name in common.
-    """
-    by_path = members.labels[NameIndex(trials.names).find(members.paths) >= 0]
-    # Speakers of several corpora are prefixed with the corpus's name.
-    named = set(speakers_of(trials).names)
-    speakers = (speaker.rpartition("/")[2] for speaker in members.speakers)
-    by_name = [row for row, speaker in enumerate(speakers) if speaker in named]
-    return np.union1d(by_path, np.array(by_name, dtype=np.int64))
+    return Cohort(cohort.rows, cohort.source, left_out)
 
 
 def load_for_scoring(config: Config, path: str | Path) -> ModelFile:
@@ -634,12 +640,12 @@ def load_for_scoring(config: Config, path: str | Path) -> ModelFile:
 
 
 def build_embedder(
-    config: Config, net: "EmbeddingNet", device: torch.device, wanted: str
+    config: Config, net: "EmbeddingNet", device: torch.device, precision: str
 ) -> Embedder:
-    """An embedder with the options of section evaluation, in the `wanted` precision (auto: the
-    training precision).
-    """
-    name = choose_precision(config.runtime.precision if wanted == "auto" else wanted, device).value
+    """An embedder with the options of section evaluation; precision auto is that of training."""
+    if precision == "auto":
+        precision = config.runtime.precision
+    name = choose_precision(precision, device).value
     autocast = functools.partial(torch.autocast, device.type, DTYPES[name], enabled=name != "no")
     # The cores of this process are counted only here.
     options = config.evaluation.model_copy(

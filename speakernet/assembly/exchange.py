@@ -4,31 +4,17 @@
 
 import argparse
 import shlex
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from speakernet.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
-from speakernet.corpora.synthetic.speech import (
-    SAMPLE_RATE,
-    draw_phones,
-    draw_voice,
-    lay_out,
-    synthesise,
-)
-from speakernet.data.audio import audio_of_array, read_audio
-from speakernet.data.lists import TrialList, read_trials
+from speakernet.corpora.synthetic.speech import synthetic_speech
+from speakernet.data.audio import read_audio
+from speakernet.data.lists import read_trials
 from speakernet.data.opening import open_source
-from speakernet.data.sources import AudioSource
-from speakernet.evaluation.embedding import embed_utterances, preparation_in_words
+from speakernet.evaluation.embedding import preparation_in_words
 from speakernet.evaluation.figures import why_no_error_rate
-from speakernet.evaluation.metrics import eer
-from speakernet.evaluation.scoring import WHOLE, plda_of, verifying_backend
+from speakernet.evaluation.scoring import plda_of
 from speakernet.files import human_bytes
 from speakernet.losses.options import LOSSES, LossOptions
 from speakernet.models.importers import (
@@ -38,16 +24,10 @@ from speakernet.models.importers import (
     unknown_file,
     voxceleb_trainer,
 )
-from speakernet.models.model_file import (
-    ModelFile,
-    is_model_file,
-    load_model_file,
-    model_file_contents,
-)
+from speakernet.models.model_file import is_model_file, load_model_file, model_file_contents
 from speakernet.models.options import MODELS
 from speakernet.models.speaker_net import SpeakerNet, check_finite, check_fits
 from speakernet.options import lookup
-from speakernet.random import numpy_generator
 
 # Options that only apply to voxceleb_trainer, with their defaults.
 VOXCELEB_TRAINER_ONLY = {
@@ -58,9 +38,6 @@ VOXCELEB_TRAINER_ONLY = {
     "loss": "",
 }
 NUM_COMPARED = 4
-SYNTHETIC_SYLLABLES = 16
-"""Minimum number of syllables in a synthetic recording, about four seconds of speech."""
-SPEECH_STREAM = 7001
 
 
 def import_weights(arguments: argparse.Namespace) -> list[str]:
@@ -74,18 +51,14 @@ def import_weights(arguments: argparse.Namespace) -> list[str]:
             f"{arguments.file} contains a {type(contents).__name__}; expected tensors by name"
         )
     if arguments.source in PUBLISHED:
-        if given := [
-            one for one, value in VOXCELEB_TRAINER_ONLY.items() if getattr(arguments, one) != value
-        ]:
-            names = ", ".join(f"--{option.replace('_', '-')}" for option in given)
-            raise ValueError(
-                f"{names}: only --from voxceleb_trainer takes this; leave it out for "
-                f"{arguments.source}"
-            )
-        net, notes = import_network(
-            PUBLISHED[arguments.source], arguments.model, contents, arguments.file
-        )
-        notes = [f"not loaded: {entry}" for entry in notes]
+        for option, value in VOXCELEB_TRAINER_ONLY.items():
+            if getattr(arguments, option) != value:
+                raise ValueError(
+                    f"only --from voxceleb_trainer takes --{option.replace('_', '-')}; leave it out"
+                )
+        toolkit = PUBLISHED[arguments.source]
+        net, left_out = import_network(toolkit, arguments.model, contents, arguments.file)
+        notes = [f"not loaded: {entry}" for entry in left_out]
     else:
         net, notes = _import_classic(arguments, contents)
     loss: Any = lookup(LOSSES, arguments.loss, "loss").options if arguments.loss else LossOptions
@@ -95,14 +68,12 @@ def import_weights(arguments: argparse.Namespace) -> list[str]:
         "licence": arguments.licence or "not given",
         "trained_on": arguments.trained_on or "not given",
     }
-    write_checkpoint(
-        arguments.out,
-        model_file_contents(
-            net, loss_normalizes=loss.normalize_embeddings, training_summary=summary
-        ),
+    converted = model_file_contents(
+        net, loss_normalizes=loss.normalize_embeddings, training_summary=summary
     )
+    write_checkpoint(arguments.out, converted)
     spec = net.spec()
-    num_parameters = sum(one.numel() for one in net.parameters())
+    num_parameters = sum(weight.numel() for weight in net.parameters())
     return [
         f"{arguments.out}: {net.model_name}, {num_parameters:,} parameters, model "
         f"{spec['model']['options']}, front end {spec['front_end']}",
@@ -159,28 +130,33 @@ def _import_classic(
 def export(arguments: argparse.Namespace) -> list[str]:
     """Write the file and compare it with the model; return lines about the result."""
     # Late: importing weights does not need the export libraries.
-    from speakernet.inference.export import FORMATS, check_target, export_model, open_onnx
+    from speakernet.inference.export import (
+        FORMATS,
+        ExportedEmbedder,
+        check_target,
+        eer_percent,
+        export_model,
+        open_onnx,
+    )
 
     path = check_target(arguments.out, arguments.int8, arguments.runtime)
-    if (arguments.trials is None) != (arguments.audio is None) or (
-        arguments.trials and not arguments.int8
-    ):
+    measures = arguments.trials is not None
+    if measures != (arguments.audio is not None) or (measures and not arguments.int8):
         raise ValueError(
             "--trials LIST and --audio FOLDER measure the EER of int8; give both together with "
             "--int8"
         )
     model = load_model_file(arguments.model)
     rate = model.net.sample_rate
-    trials = None
-    if arguments.trials:
+    if measures:
         trials = read_trials(arguments.trials)
         source = open_source(arguments.audio, rate)
         if reason := why_no_error_rate(trials):
             raise ValueError(f"{arguments.trials}: {reason}")
     if arguments.speech:
-        speech = [read_audio(one, sample_rate=rate) for one in arguments.speech]
+        speech = [read_audio(recording, sample_rate=rate) for recording in arguments.speech]
         kind = "recordings"
-    elif trials is not None:
+    elif measures:
         speech = [source.read(name) for name in list(trials.names)[:NUM_COMPARED]]
         kind = "recordings of the list"
     else:
@@ -189,8 +165,11 @@ def export(arguments: argparse.Namespace) -> list[str]:
     parity, *rounded = export_model(
         arguments.model, path, speech=speech, int8=arguments.int8, runtime=arguments.runtime
     )
-    written = f"{path}: {FORMATS[path.suffix][0]}, {human_bytes(path.stat().st_size)}"
-    lines = [written, f"compared on {kind}: {parity}", *(f"after int8: {one}" for one in rounded)]
+    lines = [
+        f"{path}: {FORMATS[path.suffix][0]}, {human_bytes(path.stat().st_size)}",
+        f"compared on {kind}: {parity}",
+        *(f"after int8: {agreement}" for agreement in rounded),
+    ]
     if model.net.preparation:
         todo = preparation_in_words(model.net.preparation)
         lines.append(
@@ -201,11 +180,13 @@ def export(arguments: argparse.Namespace) -> list[str]:
         lines.append(
             "this model scores by PLDA, which the file contains; dot products are not its scores"
         )
-    if trials is not None:
+    if measures:
+        net = model.net
         small = ExportedEmbedder(
-            open_onnx(path.read_bytes()), rate, model.net.min_samples, model.net.preparation
+            open_onnx(path.read_bytes()), rate, net.min_samples, net.preparation
         )
-        before, after = (_eer_percent(one, model, trials, source) for one in (model.net, small))
+        before = eer_percent(net, model, trials, source)
+        after = eer_percent(small, model, trials, source)
         lines.append(
             f"EER of {len(trials):,} trials of {trials.source}: {before:.3f} % in float32, "
             f"{after:.3f} % in int8 ({after - before:+.3f})"
@@ -215,43 +196,3 @@ def export(arguments: argparse.Namespace) -> list[str]:
             "the EER of int8 was not measured; measure it with --trials LIST --audio FOLDER"
         )
     return lines
-
-
-def synthetic_speech(count: int, sample_rate: int) -> list[np.ndarray]:
-    """Sentences by synthetic voices, always the same, each (samples,) float32."""
-    speech = []
-    for number in range(count):
-        generator = numpy_generator(0, SPEECH_STREAM, number)
-        tracks = lay_out(draw_phones(generator, SYNTHETIC_SYLLABLES + number), generator)
-        sentence = synthesise(draw_voice(generator), tracks, generator)
-        speech.append(
-            audio_of_array(0.3 * sentence / np.abs(sentence).max(), SAMPLE_RATE, sample_rate)
-        )
-    return speech
-
-
-@dataclass
-class ExportedEmbedder:
-    """An exported graph as a network for evaluation; embeds utterances one by one."""
-
-    run: Callable[[np.ndarray], list[np.ndarray]]
-    sample_rate: int
-    min_samples: int
-    preparation: Mapping[str, Any]
-
-    def embed(
-        self, waveforms: Tensor, lengths: Tensor | None = None, *, sample_rate: int
-    ) -> Tensor:
-        """(batch, samples) to (batch, dim)."""
-        whole = [waveforms.shape[1]] * len(waveforms) if lengths is None else lengths.tolist()
-        rows = [
-            self.run(row[None, :length].numpy())[0]
-            for row, length in zip(waveforms, whole, strict=True)
-        ]
-        return torch.from_numpy(np.concatenate(rows))
-
-
-def _eer_percent(net: Any, model: ModelFile, trials: TrialList, source: AudioSource) -> float:
-    embeddings = embed_utterances(net, source, trials.names, WHOLE)
-    assert trials.labels is not None
-    return eer(verifying_backend(model.contents).score(embeddings, trials)[0], trials.labels)

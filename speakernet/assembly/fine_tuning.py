@@ -15,29 +15,31 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from torch import nn
 
 from speakernet.assembly.data import build_training_loader, loading_facts, reserved_for_training
 from speakernet.assembly.evaluation import scores_of_model
-from speakernet.assembly.inputs import Inputs
-from speakernet.assembly.training import Validate, build_loss, build_schedules, build_trainer
+from speakernet.assembly.inputs import Inputs, chosen_by_validation
+from speakernet.assembly.training import Parts, Validate, build_loss, build_schedules, build_trainer
 from speakernet.checkpoint import read_checkpoint, read_own_checkpoint
 from speakernet.config import ConfigError
 from speakernet.config.loading import save_config
 from speakernet.config.schema import Config, replaced, stages_of
 from speakernet.evaluation.evaluate import Evaluation
 from speakernet.evaluation.figures import compare_scores
+from speakernet.evaluation.fitting import known_by
 from speakernet.evaluation.results import headline
-from speakernet.files import place, sha256_of
+from speakernet.files import sha256_of
+from speakernet.losses.classification import SpeakerLoss
 from speakernet.losses.sharded import shard_head
 from speakernet.models.model_file import is_model_file, load_initial_weights
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.parallel import distributed
 from speakernet.random import derive_seed
-from speakernet.run_folder import AVERAGE, BEST, CHECKPOINTS, CONFIG, LAST, move_aside, stage_folder
+from speakernet.run_folder import AVERAGE, BEST, CHECKPOINTS, CONFIG, LAST, stage_folder
 from speakernet.terminal import counted, text_table
-from speakernet.training.checkpoints import find_checkpoint
+from speakernet.training.checkpoints import adopt_better, find_checkpoint, set_aside_older
 from speakernet.training.optimizers import WeightAverage
 from speakernet.training.options import LARGEST_SEED
 from speakernet.training.progress import Stage, StopRequest, data_wait_advice
@@ -55,30 +57,29 @@ numbers."""
 
 
 def settings_of_file(path: Path) -> dict[str, Any]:
-    """The network of a model file as dotted configuration keys; empty for another program's
-    file.
-    """
+    """The network of a model file as dotted options; empty for another program's file."""
     contents = read_checkpoint(path)
     return _settings(contents) if is_model_file(contents) else {}
 
 
 def _settings(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """`SpeakerNet.spec` as configuration options."""
+    """`SpeakerNet.spec` as dotted options."""
     options = dict(spec["model"]["options"])
-    sizes = {name: options.pop(name) for name in ("pooling", "embedding_dim")}
-    pooling_options = options.pop("pooling_options", {})
+    settings = {
+        "model.name": spec["model"]["name"],
+        "model.pooling": options.pop("pooling"),
+        "model.embedding_dim": options.pop("embedding_dim"),
+        "frontend.name": spec["front_end"]["name"],
+        "data.sample_rate": spec["sample_rate"],
+    }
     sections = {
-        "model": {"name": spec["model"]["name"], **sizes},
+        "model.pooling_options": options.pop("pooling_options", {}),
         "model.options": options,
-        "model.pooling_options": pooling_options,
-        "frontend": {"name": spec["front_end"]["name"], **spec["front_end"]["options"]},
-        "data": {"sample_rate": spec["sample_rate"]},
+        "frontend": spec["front_end"]["options"],
     }
-    return {
-        f"{section}.{name}": value
-        for section, values in sections.items()
-        for name, value in values.items()
-    }
+    for section, values in sections.items():
+        settings |= {f"{section}.{name}": value for name, value in values.items()}
+    return settings
 
 
 def refuse_other_network(config: Config, net: SpeakerNet) -> dict[str, str]:
@@ -98,55 +99,54 @@ def refuse_other_network(config: Config, net: SpeakerNet) -> dict[str, str]:
             f"training.initial_model: no such file {path}; give a model file such as best.pt"
         )
     contents = read_checkpoint(path)
-    if not is_model_file(contents):
+    if is_model_file(contents):
+        _refuse_contradictions(_settings(contents), _settings(net.spec()), path)
+    else:
         # Late: only files of other toolkits need their importers.
         from speakernet.models.importers import translate
 
         # Called only to refuse early, before the lists are read.
         translate(contents, net, path)
-    else:
-        found = _settings(contents)
-        ours = _settings(net.spec())
-        # If the front ends differ, options that ours lacks are skipped; the name is reported.
-        others = [
-            name
-            for name in found
-            if found[name] != ours.get(name, found[name]) and name not in FREE
-        ]
-        if others:
-            # If the model differs, so do its sizes; naming the model is enough.
-            listed = others[:1] if others[0] == "model.name" else others
-            differing = "; ".join(
-                f"{name} is {found[name]} in the file, {ours[name]} in the configuration"
-                for name in listed
-            )
-            raise ConfigError(
-                f"training.initial_model: {path} differs from the configuration: {differing}. "
-                f"Remove {', '.join(listed)} from the configuration; "
-                f"{'it is' if len(listed) == 1 else 'they are'} read from {path.name}"
-            )
     return {"training.initial_model (SHA-256)": sha256_of(path)}
 
 
+def _refuse_contradictions(theirs: Mapping[str, Any], ours: Mapping[str, Any], path: Path) -> None:
+    differing = []
+    for option, value in theirs.items():
+        # If the front ends differ, ours lacks some options; their name is reported.
+        if option not in FREE and value != ours.get(option, value):
+            differing.append(
+                f"{option} is {value} in the file, {ours[option]} in the configuration"
+            )
+        if differing and option == "model.name":
+            # If the model differs, so do its sizes; naming the model is enough.
+            break
+    if differing:
+        raise ConfigError(
+            f"training.initial_model: {path} differs from the configuration: "
+            f"{'; '.join(differing)}. Remove these options from the configuration; the network is "
+            "read from the file"
+        )
+
+
 def begin_with_initial_model(
-    config: Config, net: SpeakerNet, loss: nn.Module, speakers: int
+    config: Config, net: SpeakerNet, loss: SpeakerLoss, speakers: int
 ) -> dict[str, Any] | None:
-    """Load the initial model into the network, and its head into the loss if the speakers (a
-    checksum) are the same.
+    """Load the initial model, if there is one, into the network, and its head into the loss if the
+    speakers (a checksum) are the same.
 
     Returns facts about it for the model files of the run; a resumed run already has them.
     """
+    if not config.training.initial_model:
+        return None
     path = Path(config.training.initial_model)
-
-    def own() -> tuple[Path, Any] | None:
-        found = find_checkpoint(Path(config.training.save_path))
-        return found and (found[0], (found[1].get("training_summary") or {}).get("initial_model"))
-
-    if resumed := distributed.from_main(own):
+    resumed = distributed.from_main(lambda: find_checkpoint(Path(config.training.save_path)))
+    if resumed:
         logger.info(
             "initial model %s is not read, because the run resumes from %s", path, resumed[0]
         )
-        return resumed[1]  # type: ignore[no-any-return]
+        summary = resumed[1].get("training_summary") or {}
+        return summary.get("initial_model")  # type: ignore[no-any-return]
     load_initial_weights(net, loss, path, speakers=speakers)
     contents = read_checkpoint(path)
     history = (contents.get("training_summary") or {}) if is_model_file(contents) else {}
@@ -164,173 +164,231 @@ def compared_with_initial_model(
 
     Both are scored in the same way and compared on the same draws of speakers.
     """
-    path = Path(config.training.initial_model)
     results = evaluation.results
     if results.eer_percent is None or evaluation.speakers is None:
         return evaluation
+    path = Path(config.training.initial_model)
     before = summary.get("initial_eer_percent")
-    best = summary["best_eer_percent"]
-    stage = f" of the {summary['best_stage']}" if summary["best_stage"] else ""
+    stage = summary["best_stage"]
     stayed_best = summary["best_epoch"] == 0 and not stage
-    values: dict[str, Any] = {"file": path.name, "stayed_best": stayed_best}
+    facts: dict[str, Any] = {"file": path.name, "stayed_best": stayed_best}
     sentences = []
-    added = []
-    if before is not None and not stayed_best:
-        sentences.append(
-            f"held-out EER: {before:.2f} % with the initial model (epoch 0), {best:.2f} % with "
-            f"best.pt (epoch {summary['best_epoch']}{stage})"
-        )
+    warnings = []
     if stayed_best:
         # The weights are identical, so there is nothing to compare.
         if before is not None:
-            added.append(
+            warnings.append(
                 "no epoch was better than the initial model on the held-out trials (EER "
                 f"{before:.2f} %): best.pt is the initial model itself"
             )
-            sentences += added
-    elif all(distributed.gather_objects(path.is_file())):
-        paired = compare_scores(
-            evaluation.trials,
-            [scores_of_model(config, inputs, path), evaluation.scores],
-            evaluation.speakers,
-            num_draws=config.evaluation.bootstrap_samples,
-            seed=config.runtime.seed,
-            options=config.evaluation,
-            priors=config.evaluation.dcf_target_priors,
-        )
-        initial = paired.systems[0]
-        differences = paired.differences[0]
-        values |= {
-            "sha256": sha256_of(path),
-            "eer_percent": initial.eer_percent,
-            "min_dcf": initial.min_dcf,
-            "best_less_initial": {
-                figure.name: {"value": one.value, "interval": one.interval}
-                for figure, one in zip(headline(initial), differences, strict=True)
-            },
-        }
-        compared = paired.sentences(["the initial model", "best.pt"])
-        sentences += compared
-        # EER and costs are errors, so a positive difference is worse. One that may be chance is no
-        # warning.
-        for sentence, difference in zip(compared, differences, strict=True):
-            if difference.value > 0 and difference.is_significant:
-                added.append(sentence)
+            sentences += warnings
     else:
-        added.append(
-            f"the initial model {path} no longer exists, so best.pt was not compared with it"
-        )
-    for one in added:
-        logger.warning("%s", one)
-    facts = {**values, "sentences": sentences}
+        if before is not None:
+            epoch = f"epoch {summary['best_epoch']}" + (f" of the {stage}" if stage else "")
+            sentences.append(
+                f"held-out EER: {before:.2f} % with the initial model (epoch 0), "
+                f"{summary['best_eer_percent']:.2f} % with best.pt ({epoch})"
+            )
+        if all(distributed.gather_objects(path.is_file())):
+            scores = scores_of_model(config, inputs, path)
+            compared, worse = _compare(config, scores, evaluation, facts)
+            sentences += compared
+            warnings += worse
+        else:
+            warnings.append(
+                f"the initial model {path} no longer exists, so best.pt was not compared with it"
+            )
+    for warning in warnings:
+        logger.warning("%s", warning)
     results = dataclasses.replace(
-        results, initial_model=facts, warnings=[*(results.warnings or []), *added]
+        results,
+        initial_model={**facts, "sentences": sentences},
+        warnings=[*(results.warnings or []), *warnings],
     )
     return dataclasses.replace(evaluation, results=results)
 
 
-def train_stage(
-    config: Config,
-    stages: Mapping[str, Config],
-    number: int,
-    net: SpeakerNet,
-    loss: nn.Module | None,
-    steps: int,
-    inputs: Inputs,
-    validate: Validate,
-    *,
-    stop: StopRequest | None = None,
-    chosen_by: Mapping[str, Any] | None = None,
-) -> tuple[nn.Module, dict[str, Any]]:
-    """Train one stage of a run, numbered from 0; return the loss and the stage's summary.
+def _compare(
+    config: Config, initial_scores: np.ndarray, evaluation: Evaluation, facts: dict[str, Any]
+) -> tuple[list[str], list[str]]:
+    """Compare the initial model with best.pt and add the figures to `facts`.
 
-    The first stage builds the loss. A stage resumes when called again, but starts over if earlier
-    stages have trained further since, which shows in `steps`, their total. Loader, optimizer and
-    averages are freed at the end, to leave memory for the next stage.
+    Returns the differences as sentences, and those in which best.pt is significantly worse.
     """
-    (name, own), run_folder = list(stages.items())[number], Path(config.training.save_path)
-    folders = [run_folder, *(stage_folder(run_folder, n, one) for n, one in enumerate(stages) if n)]
-    if loss is not None:
-        # The stage's epochs restart at 0, and with the run's seed they would repeat the draws of
-        # the first stage.
-        seed = derive_seed(config.runtime.seed, STAGE_STREAM + number - 1) % LARGEST_SEED
-        own = replaced(own, runtime={"seed": seed})
-        before = list(stages.values())[number - 1]
-        _hand_over(before, net, loss, folders[number - 1 : number + 1], steps)
-        loss = next_head(own, loss)
-    if config.training.stage and number < list(stages).index(config.training.stage):
-        own = _without_further_epochs(own, folders[number], config.training.stage)
-    reserved = reserved_for_training(own, net, inputs.device)
-    on_start = functools.partial(save_config, config, run_folder / CONFIG)
-    with contextlib.closing(build_training_loader(own, inputs, reserved_bytes=reserved)) as loader:
-        if loss is None:
-            loss = build_loss(own, loader.num_classes)
-            speakers = loader.identity["speakers"]
-            given = (
-                begin_with_initial_model(own, net, loss, speakers)
-                if own.training.initial_model
-                else None
-            )
+    assert evaluation.speakers is not None
+    paired = compare_scores(
+        evaluation.trials,
+        [initial_scores, evaluation.scores],
+        evaluation.speakers,
+        num_draws=config.evaluation.bootstrap_samples,
+        seed=config.runtime.seed,
+        options=config.evaluation,
+        priors=config.evaluation.dcf_target_priors,
+    )
+    initial = paired.systems[0]
+    differences = paired.differences[0]
+    sentences = paired.sentences(["the initial model", "best.pt"])
+    by_figure = {}
+    worse = []
+    for figure, difference, sentence in zip(headline(initial), differences, sentences, strict=True):
+        by_figure[figure.name] = {"value": difference.value, "interval": difference.interval}
+        # EER and costs are errors, so a positive difference is worse. One that may be chance is no
+        # warning.
+        if difference.value > 0 and difference.is_significant:
+            worse.append(sentence)
+    facts |= {
+        "sha256": sha256_of(config.training.initial_model),
+        "eer_percent": initial.eer_percent,
+        "min_dcf": initial.min_dcf,
+        "best_less_initial": by_figure,
+    }
+    return sentences, worse
+
+
+class StagedRun:
+    """The stages of a run, trained one after another on one network; without stages there is one.
+
+    Each stage has a loader, an optimizer and a checkpoint folder of its own, and resumes from that
+    folder like a run of its own. What passes from one stage to the next is the network, which stays
+    the same object, and the weights of the loss, which is built anew with the options of the stage.
+    Both are those that the previous stage was *evaluated* with: if it averaged its checkpoints or
+    kept a moving average, the next stage starts from that average, not from the last step.
+
+    A killed run does not know in which stage it was, and need not: called again, a finished stage
+    reads its last.pt, finds no epoch left and returns at once, so the first stage with epochs left
+    resumes in the middle. If instead the first stage was prolonged, the later ones have been
+    trained on a network that no longer exists; they notice by the number of steps before them
+    (`first_stage_steps` in their last.pt), move their folder aside and start over.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        inputs: Inputs,
+        net: SpeakerNet,
+        validate: Validate,
+        stop: StopRequest | None = None,
+    ) -> None:
+        self.config = config
+        self.stages = list(stages_of(config).items())
+        self.inputs = inputs
+        self.net = net
+        self.validate = validate
+        self.stop = stop
+        run_folder = Path(config.training.save_path)
+        self.folders = [run_folder]
+        for number, (name, _) in enumerate(self.stages[1:], start=1):
+            self.folders.append(stage_folder(run_folder, number, name))
+        self.loss: SpeakerLoss | None = None
+        """The loss of the latest stage; None before the first."""
+        self.steps = 0
+        """Optimizer steps of the stages trained so far."""
+
+    def train(self) -> dict[str, Any]:
+        """Train or resume all stages; return the summary of the run."""
+        return _merge_summaries([self.train_stage(number) for number in range(len(self.stages))])
+
+    def train_stage(self, number: int) -> dict[str, Any]:
+        """Train or resume the stage numbered from 0, and return its summary.
+
+        Loader, optimizer and averages are freed at the end, to leave memory for the next stage.
+        """
+        name, config = self.stages[number]
+        run_folder = self.folders[0]
+        if self.loss is not None:
+            # The epochs of a stage restart at 0; with the seed of the run they would repeat the
+            # draws of the first stage.
+            seed = derive_seed(config.runtime.seed, STAGE_STREAM + number - 1) % LARGEST_SEED
+            config = replaced(config, runtime={"seed": seed})
+            self._take_evaluated_weights(number, self.loss)
+            self.loss = next_head(config, self.loss)
+        first = self.config.training.stage
+        if first and number < [stage for stage, _ in self.stages].index(first):
+            config = _without_further_epochs(config, self.folders[number], first)
+        reserved = reserved_for_training(config, self.net, self.inputs.device)
+        made = build_training_loader(config, self.inputs, reserved_bytes=reserved)
+        with contextlib.closing(made) as loader:
+            if self.loss is None:
+                self.loss = build_loss(config, loader.num_classes)
+                speakers = loader.identity["speakers"]
+                given = begin_with_initial_model(config, self.net, self.loss, speakers)
+            else:
+                best = distributed.from_main(lambda: read_own_checkpoint(run_folder / BEST))
+                given = best["training_summary"].get("initial_model")
             stage = Stage(
-                given=given, chosen_by=chosen_by, on_start=on_start, corpus=inputs.corpus_facts()
+                steps_before=self.steps if number else None,
+                given=given,
+                chosen_by=self._chosen_by(),
+                on_start=functools.partial(save_config, self.config, run_folder / CONFIG),
+                corpus=self.inputs.corpus_facts(),
             )
-        else:
-            best = distributed.from_main(
-                lambda: read_own_checkpoint(run_folder / BEST)["training_summary"]
+            if name:
+                stage = dataclasses.replace(
+                    stage, name=f"{name} stage", more_epochs=f"epochs: {{}} in the {name} stage"
+                )
+                logger.info(
+                    "%s: %s, crops of %d frames, learning rate %g",
+                    stage.name,
+                    counted(config.training.max_epochs, "epoch"),
+                    config.data.crop_frames,
+                    config.optimizer.learning_rate,
+                )
+            trainer = build_trainer(
+                config,
+                Parts(self.net, self.loss, loader, self.inputs.device),
+                self.validate,
+                self.folders[number],
+                stage=stage,
+                # Called at the end, because the speed of the disk only shows during training.
+                advise=lambda share: data_wait_advice(share, loading_facts(loader)),
+                stop=self.stop,
             )
-            given = best.get("initial_model")
-            stage = Stage("", "", steps, given, chosen_by, on_start, inputs.corpus_facts())
-        if name:
-            stage = dataclasses.replace(
-                stage, name=f"{name} stage", more_epochs=f"epochs: {{}} in the {name} stage"
+            summary = trainer.train()
+        if number:
+            is_wanted = config.training.final_model == "last"
+            best_path = run_folder / BEST
+            candidate = self.folders[number] / BEST
+            distributed.from_main(
+                lambda: adopt_better(best_path, candidate, stage.name, is_wanted=is_wanted)
             )
-            logger.info(
-                "%s: %s, crops of %d frames, learning rate %g",
-                stage.name,
-                counted(own.training.max_epochs, "epoch"),
-                own.data.crop_frames,
-                own.optimizer.learning_rate,
-            )
-        trainer = build_trainer(
-            own,
-            net,
-            loss,
-            loader,
-            validate,
-            folders[number],
-            inputs.device,
-            stage=stage,
-            # Called at the end, because the speed of the disk only shows during training.
-            advise=lambda share: data_wait_advice(share, loading_facts(loader)),
-            stop=stop,
-        )
-        summary = trainer.train()
-    if number:
-        is_wanted = own.training.final_model == "last"
-        paths = run_folder / BEST, folders[number] / BEST
-        distributed.from_main(lambda: adopt_better(*paths, stage.name, is_wanted=is_wanted))
-    return loss, summary
+        self.steps += summary["steps"]
+        return summary
+
+    def _chosen_by(self) -> dict[str, Any] | None:
+        """The list that selects the best model; None if no model is selected."""
+        if not chosen_by_validation(self.config):
+            return None
+        return known_by(self.inputs.validation.trials)
+
+    def _take_evaluated_weights(self, number: int, loss: SpeakerLoss) -> None:
+        """Give network and loss the weights that the previous stage was evaluated with."""
+        # The previous stage's loader, corpus, optimizer and averages form reference cycles, which
+        # Python frees late.
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        folder = self.folders[number]
+        distributed.from_main(lambda: set_aside_older(folder, self.steps))
+        # A stage that resumes has weights of its own.
+        if not distributed.from_main((folder / LAST).exists):
+            before = self.stages[number - 1][1]
+            _load_evaluated_weights(before, self.net, loss, self.folders[number - 1])
 
 
-def _hand_over(
-    before: Config, net: nn.Module, loss: nn.Module, folders: Sequence[Path], steps: int
-) -> None:
-    """Give network and loss the weights that the previous stage was evaluated with.
-
-    `before` is the configuration of the previous stage; `folders` are its folder and that of the
-    new stage.
+def _merge_summaries(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The summary of all stages; speed and precision are those of the last stage that this process
+    trained.
     """
-    # The previous stage's loader, corpus, optimizer and averages form reference cycles, which
-    # Python frees late.
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    distributed.from_main(lambda: _set_aside_older(folders[1], steps))
-    if not distributed.from_main((folders[1] / LAST).exists):
-        _load_evaluated_weights(before, net, loss, folders[0])
+    trained = [summary for summary in summaries if summary["performance"]["steps"]]
+    merged = dict((trained or summaries)[-1])
+    for name in ("epochs", "steps", "bad_steps", "fp16_overflows", "utterances", "seconds"):
+        merged[name] = sum(summary[name] for summary in summaries)
+    for name in ("initial_eer_percent", "best_path", "last_path"):
+        merged[name] = summaries[0][name]
+    return merged
 
 
-def next_head(config: Config, before: nn.Module) -> nn.Module:
+def next_head(config: Config, before: SpeakerLoss) -> SpeakerLoss:
     """The loss of a stage: built from its own options, with the weights of the previous stage's.
 
     Every rank must call this.
@@ -338,10 +396,7 @@ def next_head(config: Config, before: nn.Module) -> nn.Module:
     # The weights drawn here are replaced at once, so they must not move the generator of dropout.
     with torch.random.fork_rng(devices=[]):
         # Recorded voices keep their labels, so a stage with fewer voices keeps all classes.
-        loss = build_loss(config, getattr(before, "num_classes", 0))
-    if (teacher := getattr(before, "teacher", None)) is not None:
-        del before.teacher
-        loss.teacher = teacher
+        loss = build_loss(config, before.num_classes)
     if distributed.is_distributed():
         # Before the weights are loaded, since each rank then loads its own rows.
         shard_head(config.loss, loss)
@@ -351,19 +406,21 @@ def next_head(config: Config, before: nn.Module) -> nn.Module:
     return loss
 
 
-def _without_further_epochs(config: Config, folder: Path, wanted: str) -> Config:
-    """The configuration of a stage before the wanted one, limited to the epochs it has finished."""
-    found = distributed.from_main(lambda: find_checkpoint(folder))
-    epochs = found[1]["training"]["state"]["epoch"] if found else 0
+def _without_further_epochs(config: Config, folder: Path, first: str) -> Config:
+    """The configuration of a stage before the `first` one to train, limited to its finished epochs."""
+    checkpoint = distributed.from_main(lambda: find_checkpoint(folder))
+    epochs = checkpoint[1]["training"]["state"]["epoch"] if checkpoint else 0
     if not epochs:
         raise ConfigError(
-            f"--stage {wanted} starts from the model of the previous stage, but {folder} has no "
+            f"--stage {first} starts from the model of the previous stage, but {folder} has no "
             "finished epoch; train that stage first, or leave --stage out"
         )
     return replaced(config, training={"max_epochs": epochs})
 
 
-def _load_evaluated_weights(config: Config, net: nn.Module, loss: nn.Module, folder: Path) -> None:
+def _load_evaluated_weights(
+    config: Config, net: SpeakerNet, loss: SpeakerLoss, folder: Path
+) -> None:
     """Load the average of checkpoints or the moving average, if the previous stage was evaluated
     with one.
     """
@@ -383,39 +440,6 @@ def _load_evaluated_weights(config: Config, net: nn.Module, loss: nn.Module, fol
         )
         average.swap()
         logger.info("starting from the moving average of the previous stage's weights")
-
-
-def _set_aside_older(folder: Path, steps: int) -> None:
-    found = find_checkpoint(folder)
-    before = found[1].get("training", {}).get("first_stage_steps") if found else None
-    if before not in (None, steps):
-        logger.warning(
-            "%s was trained after step %d of the earlier stages, but they have since reached step "
-            "%d, so this stage starts over; its old folder is moved to %s",
-            folder,
-            before,
-            steps,
-            move_aside(folder).name,
-        )
-
-
-def adopt_better(best: Path, candidate: Path, stage: str, *, is_wanted: bool) -> None:
-    """Replace the model file `best` with a stage's `candidate` if its EER is lower or `is_wanted`;
-    log which.
-    """
-    before, after = (read_own_checkpoint(path)["training_summary"] for path in (best, candidate))
-    eer_before = before["best_eer_percent"]
-    eer_after = after["best_eer_percent"]
-    if before == after:
-        logger.info("%s: EER %.2f %%; best.pt is already this model", stage, eer_after)
-        return
-    is_better = is_wanted or eer_after < eer_before
-    verdict = "replaced" if is_better else "kept"
-    logger.info(
-        "%s: EER %.2f %%; best.pt with %.2f %% is %s", stage, eer_after, eer_before, verdict
-    )
-    if is_better:
-        place(candidate, best)
 
 
 SHOWN_STEPS = 2_000_000
@@ -441,41 +465,46 @@ def scheduled_epochs(config: Config) -> list[ScheduledEpoch]:
     """For each stage, the first and last epochs, the end of warm-up, and start, middle and end of
     the margin ramp.
     """
-    found = []
+    scheduled = []
     for name, stage in stages_of(config).items():
         # Two speakers, because no list is read.
         rate, margin = build_schedules(stage, build_loss(stage, 2), SHOWN_STEPS)
-        schedule = stage.schedule
-        last = stage.training.max_epochs - 1
-        epochs = {0, last, max(0, math.ceil(schedule.warmup_epochs) - 1)}
-        if schedule.margin != "constant":
-            begin = schedule.margin_begin_epoch
-            end = schedule.margin_end_epoch
-            epochs |= {int(begin), int((begin + end) / 2), math.ceil(end) - 1, math.ceil(end)}
-        # A ramp may end after the run does.
-        for epoch in sorted(epochs & set(range(last + 1))):
+        for epoch in _shown_epochs(stage):
             # The next step belongs to the next epoch, in which a step schedule may have fallen.
-            first_step = epoch * SHOWN_STEPS
-            last_step = (epoch + 1) * SHOWN_STEPS - 1
-            margins = (margin(first_step), margin(last_step)) if margin else None
-            rates = rate(first_step), rate(last_step)
-            found.append(ScheduledEpoch(name, epoch + 1, rates, margins))
-    return found
+            first = epoch * SHOWN_STEPS
+            last = first + SHOWN_STEPS - 1
+            margins = (margin(first), margin(last)) if margin else None
+            scheduled.append(ScheduledEpoch(name, epoch + 1, (rate(first), rate(last)), margins))
+    return scheduled
+
+
+def _shown_epochs(config: Config) -> list[int]:
+    """Epochs at which rate or margin change their course, counted from 0."""
+    schedule = config.schedule
+    num_epochs = config.training.max_epochs
+    epochs = {0, num_epochs - 1, max(0, math.ceil(schedule.warmup_epochs) - 1)}
+    if schedule.margin != "constant":
+        begin = schedule.margin_begin_epoch
+        end = schedule.margin_end_epoch
+        epochs |= {int(begin), int((begin + end) / 2), math.ceil(end) - 1, math.ceil(end)}
+    # A ramp may end after the run does.
+    return sorted(epochs & set(range(num_epochs)))
 
 
 def schedule_table(config: Config) -> str:
     """`scheduled_epochs` as a table of text."""
     rows = [("epoch", "learning rate", "margin")]
-    for one in scheduled_epochs(config):
-        name = f"{one.epoch} of the {one.stage} stage" if one.stage else str(one.epoch)
-        rows.append(
-            (name, _span(one.learning_rates), _span(one.margins) if one.margins else "none")
+    for epoch in scheduled_epochs(config):
+        name = f"{epoch.epoch} of the {epoch.stage} stage" if epoch.stage else str(epoch.epoch)
+        margins = _span(epoch.margins) if epoch.margins else "none"
+        rows.append((name, _span(epoch.learning_rates), margins))
+    lines = text_table(rows)
+    if config.schedule.name == "plateau":
+        lines.append(
+            "plateau: multiplies the rate by schedule.decay whenever the EER stops falling, which "
+            "is not shown here"
         )
-    note = (
-        "plateau: multiplies the rate by schedule.decay whenever the EER stops falling, which "
-        "is not shown here"
-    )
-    return "\n".join([*text_table(rows), *([note] if config.schedule.name == "plateau" else [])])
+    return "\n".join(lines)
 
 
 def _span(values: tuple[float, float]) -> str:

@@ -6,8 +6,8 @@ import logging
 import tempfile
 from pathlib import Path
 
-from speakernet.assembly.exchange import NUM_COMPARED, synthetic_speech
-from speakernet.corpora.synthetic.speech import SAMPLE_RATE
+from speakernet.assembly.exchange import NUM_COMPARED
+from speakernet.corpora.synthetic.speech import SAMPLE_RATE, synthetic_speech
 from speakernet.data.speech import silero_file
 from speakernet.evaluation.embedding import preparation_in_words
 from speakernet.evaluation.scoring import plda_of

@@ -10,12 +10,13 @@ import logging
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from speakernet.config import Config, ConfigError
+from speakernet.config.schema import with_options
 from speakernet.corpora.synthetic import is_synthetic, make_corpus
 from speakernet.data.batches import speed_fractions
 from speakernet.data.lists import (
@@ -51,8 +52,7 @@ class TrainingInput:
         return self.source.lookup_table(self.rows.paths, HEADER_THREADS)
 
 
-@dataclasses.dataclass(frozen=True)
-class TrialInput:
+class TrialInput(NamedTuple):
     """A trial list and its audio."""
 
     trials: TrialList
@@ -83,9 +83,7 @@ class Inputs:
 
     @functools.cached_property
     def validation(self) -> TrialInput:
-        """The trials that choose the best checkpoint: of held-out speakers, or of
-        data.validation_list.
-        """
+        """The trials that choose the best checkpoint."""
         if self._data.validation_speakers:
             return self._held_out[1]
         return self.trial_input(self._data.validation_list, self._data.validation_path)
@@ -95,28 +93,39 @@ class Inputs:
         """The trials that are reported."""
         return self.trial_input(self._data.test_list, self._data.test_path)
 
-    def beside(self, given: TrialInput) -> dict[str, TrialInput]:
-        """The lists of data.test_lists by name, except the given one and missing optional ones."""
-        own = id(given.trials), id(given.source)
-        return {
-            name: one
-            for name, one in self._named.items()
-            if (id(one.trials), id(one.source)) != own
-        }
+    def beside(self, trial_list: TrialInput) -> dict[str, TrialInput]:
+        """The lists of data.test_lists by name, except this one and missing optional ones."""
+        trials, source = trial_list
+        beside = {}
+        for name, named in self._named.items():
+            if named.trials is not trials or named.source is not source:
+                beside[name] = named
+        return beside
+
+    def has_training_list(self) -> bool:
+        """Whether the training list, or every list of several corpora, exists."""
+        data = self._data
+        lists = [corpus.train_list for corpus in data.corpora.values()] or [data.train_list]
+        return all(path and Path(path).exists() for path in lists)
+
+    def trial_lists(self) -> list[TrialInput]:
+        """All trial lists of a training run; some may be the same."""
+        beside = self.beside(self.test) if self._data.test_lists else {}
+        return [self.validation, self.test, *beside.values()]
 
     def corpus_facts(self) -> dict[str, Any]:
         """What the network is trained on, as plain values for its model file."""
-        given = self.training
         data = self._data
-        corpora = [(one.train_list, one.train_path) for one in data.corpora.values()]
-        places = corpora or [(data.train_list, data.train_path)]
-        table = given.table
+        rows = self.training.rows
+        table = self.training.table
+        # A packed corpus lies elsewhere, but its list is that of the recordings.
+        places = [{corpus.train_list, corpus.train_path} for corpus in data.corpora.values()]
+        places = places or [{data.train_list, data.train_path}]
         return {
-            "list": given.rows.source,
-            # A packed corpus lies elsewhere, but its list is that of the recordings.
-            "is_synthetic": all(any(map(is_synthetic, filter(None, one))) for one in places),
-            "speakers": len(given.rows.speakers),
-            "utterances": len(given.rows),
+            "list": rows.source,
+            "is_synthetic": all(any(map(is_synthetic, place - {""})) for place in places),
+            "speakers": len(rows.speakers),
+            "utterances": len(rows),
             "hours": round(float(table.num_samples.sum()) / table.sample_rate / 3600, 3),
             "recorded_at_hz": np.unique(table.sample_rates).tolist(),
         }
@@ -125,20 +134,20 @@ class Inputs:
         """Checksums of the test lists and their audio, and of the training run's other lists, by
         option.
         """
-        found = {
+        checksums = {
             "data.test_list (SHA-256)": self.test.trials.sha256,
             "the audio of data.test_path": self.test.source.identity,
         }
         if self._data.test_lists:
-            for name, one in self._named.items():
-                found[f"data.test_lists.{name} (SHA-256)"] = one.trials.sha256
-                found[f"the audio of data.test_lists.{name}"] = one.source.identity
+            for name, (trials, source) in self._named.items():
+                checksums[f"data.test_lists.{name} (SHA-256)"] = trials.sha256
+                checksums[f"the audio of data.test_lists.{name}"] = source.identity
         if not of_training:
-            return found
+            return checksums
         training = self.training
         validation = self.validation
         lengths = zlib.crc32(training.table.num_samples.astype(np.int64).data)
-        return found | {
+        return checksums | {
             "data.train_list (SHA-256)": training.rows.sha256,
             "the audio of data.train_path": training.source.identity,
             "the lengths of the audio of data.train_list (CRC-32)": f"{lengths:08x}",
@@ -171,25 +180,32 @@ class Inputs:
     @functools.cached_property
     def _named(self) -> dict[str, TrialInput]:
         """The lists of data.test_lists by name."""
-        found = {}
-        for name, one in self._data.test_lists.items():
-            is_here = not one.optional or (Path(one.list).is_file() and Path(one.path).exists())
-            given = self.trial_input(one.list, one.path) if is_here else None
-            if given is None or (one.optional and len(given.source.missing(given.trials.names))):
-                missing = f"{one.list} or some of its recordings in {one.path}"
+        named = {}
+        for name, options in self._data.test_lists.items():
+            if options.optional and not self._is_complete(options.list, options.path):
                 logger.warning(
-                    "data.test_lists: leaving out %s, which is optional: cannot find %s",
+                    "data.test_lists: leaving out %s, which is optional: cannot find %s or some of "
+                    "its recordings in %s",
                     name,
-                    missing,
+                    options.list,
+                    options.path,
                 )
-            elif given.trials.labels is None:
+                continue
+            trial_list = self.trial_input(options.list, options.path)
+            if trial_list.trials.labels is None:
                 raise ConfigError(
-                    f"data.test_lists: {name} ({one.list}) has no labels; give a labelled trial "
+                    f"data.test_lists: {name} ({options.list}) has no labels; give a labelled trial "
                     "list"
                 )
-            else:
-                found[name] = given
-        return found
+            named[name] = trial_list
+        return named
+
+    def _is_complete(self, path: str, root: str) -> bool:
+        """Whether a trial list and all its recordings exist."""
+        if not Path(path).is_file() or not Path(root).exists():
+            return False
+        trials, source = self.trial_input(path, root)
+        return not len(source.missing(trials.names))
 
     @functools.cached_property
     def listed(self) -> TrainingInput:
@@ -199,13 +215,11 @@ class Inputs:
         # Late: only training on several corpora needs it.
         from speakernet.data.joined import join
 
-        given = {
-            name: self.training_input(one.train_list, one.train_path)
-            for name, one in self._data.corpora.items()
-        }
-        return TrainingInput(
-            *join({name: (one.rows, one.source) for name, one in given.items()}, self._data)
-        )
+        parts = {}
+        for name, corpus in self._data.corpora.items():
+            part = self.training_input(corpus.train_list, corpus.train_path)
+            parts[name] = part.rows, part.source
+        return TrainingInput(*join(parts, self._data))
 
     @functools.cached_property
     def _held_out(self) -> tuple[TrainingInput, TrialInput]:
@@ -213,12 +227,11 @@ class Inputs:
         # Late: a run with its own validation list makes no trials.
         from speakernet.corpora.pairs import hold_out
 
-        given = self.listed
-        found = hold_out(given.rows, self._data.validation_speakers, self._seed)
-        logger.info(
-            "%s: %d trials choose the best checkpoint", found.trials.source, len(found.trials)
-        )
-        return TrainingInput(found.training, given.source), TrialInput(found.trials, given.source)
+        rows, source = self.listed.rows, self.listed.source
+        split = hold_out(rows, self._data.validation_speakers, self._seed)
+        trials = split.trials
+        logger.info("%s: %d trials choose the best checkpoint", trials.source, len(trials))
+        return TrainingInput(split.training, source), TrialInput(trials, source)
 
     def _once(self, read: Callable[[str | Path], Any], path: str | Path) -> Any:
         """Read a file once, whether it is given as a relative path, an absolute path or a link."""
@@ -234,13 +247,16 @@ def make_synthetic_corpus(config: Config) -> Config:
     """
     data = config.data
     augment = config.augment
-    folder = config.data.synthetic_corpus
-    lists = [
-        data.train_list or next((one.train_list for one in data.corpora.values()), ""),
-        data.test_list,
-    ]
-    if not folder or (all(lists) and not any(Path(folder) in Path(one).parents for one in lists)):
+    folder = data.synthetic_corpus
+    train_list = data.train_list
+    if data.corpora:
+        train_list = next(iter(data.corpora.values())).train_list
+    if not folder:
         return config
+    if train_list and data.test_list:
+        is_used = any(Path(folder) in Path(path).parents for path in (train_list, data.test_list))
+        if not is_used:
+            return config
     # Rank 0 first, then one rank of each machine, which may have its own disk: two concurrent
     # writers would mistake each other's files for those of a killed run.
     made = None
@@ -249,24 +265,25 @@ def make_synthetic_corpus(config: Config) -> Config:
             made = make_corpus(folder, show_progress=distributed.is_main())
         distributed.barrier()
     assert made is not None, "every rank has the last turn"
-    paths = {
-        # The user's own list is never combined with the corpus's audio, because no check would
-        # detect that mistake.
-        "train_path": data.train_path or ("" if lists[0] else str(made.train_path)),
-        "test_path": data.test_path or ("" if data.test_list else str(made.test_path)),
-        "train_list": data.train_list or ("" if lists[0] else str(made.train_list)),
-        "test_list": data.test_list or str(made.test_list),
-    }
-    is_its_test = Path(paths["test_list"]).resolve() == made.test_list.resolve()
+    paths: dict[str, Any] = {}
+    # The user's own list is never combined with the corpus's audio, because no check would detect
+    # that mistake.
+    if not train_list:
+        paths["train_list"] = str(made.train_list)
+        paths["train_path"] = data.train_path or str(made.train_path)
+    if not data.test_list:
+        paths["test_list"] = str(made.test_list)
+        paths["test_path"] = data.test_path or str(made.test_path)
+    is_its_test = Path(data.test_list or made.test_list).resolve() == made.test_list.resolve()
     if is_its_test and not (data.validation_list or data.validation_speakers):
         paths["validation_list"] = str(made.validation_list)
         paths["validation_path"] = str(made.validation_path)
-    noise = {
-        "noise_path": augment.noise_path or str(made.noise_path),
-        "rir_path": augment.rir_path or str(made.rir_path),
-    }
-    return config.model_copy(
-        update={"data": data.model_copy(update=paths), "augment": augment.model_copy(update=noise)}
+    config = with_options(config, "data", **paths)
+    return with_options(
+        config,
+        "augment",
+        noise_path=augment.noise_path or str(made.noise_path),
+        rir_path=augment.rir_path or str(made.rir_path),
     )
 
 
@@ -276,21 +293,24 @@ def with_default_paths(config: Config) -> Config:
 
     With held-out speakers there is no validation list.
     """
-    data = config.data.model_copy()
+    data = config.data
+    test = data.test_list, data.test_path
+    validation = data.validation_list, data.validation_path
     if not data.test_list:
-        data.test_list, data.test_path = data.validation_list, data.validation_path
+        test = validation
     if not data.validation_list and not data.validation_speakers:
-        data.validation_list, data.validation_path = data.test_list, data.test_path
-    data.test_lists = {
-        name: one.model_copy(
-            update={"path": one.path or data.test_path or str(audio_folder_of(one.list))}
-        )
-        for name, one in data.test_lists.items()
-    }
-    for kind in ("train", "validation", "test"):
-        if (path := getattr(data, f"{kind}_list")) and not getattr(data, f"{kind}_path"):
-            setattr(data, f"{kind}_path", str(audio_folder_of(path)))
-    return config.model_copy(update={"data": data})
+        validation = test
+    named = {}
+    for name, test_list in data.test_lists.items():
+        path = test_list.path or test[1] or str(audio_folder_of(test_list.list))
+        named[name] = test_list.model_copy(update={"path": path})
+    values: dict[str, Any] = {"test_lists": named}
+    lists = {"train": (data.train_list, data.train_path), "validation": validation, "test": test}
+    for kind, (path, folder) in lists.items():
+        if path and not folder:
+            folder = str(audio_folder_of(path))
+        values |= {f"{kind}_list": path, f"{kind}_path": folder}
+    return with_options(config, "data", **values)
 
 
 def voices_of(config: Config) -> Voices:

@@ -111,7 +111,7 @@ def path_of(name: str | Path) -> Path:
 def fetch(name: str) -> Path:
     """The path of a name's model file, fetched and checked by SHA-256 if necessary."""
     owner, slash, _ = name.partition("/")
-    if slash and not any(one.startswith(f"{owner}/") for one in catalogue()):
+    if slash and not any(known.startswith(f"{owner}/") for known in catalogue()):
         repository, _, revision = name.partition("@")
         file, of_hub = _in_repository(name, repository, revision or "main", [MODEL_FILE])
         _checked(file, of_hub, name)
@@ -160,7 +160,8 @@ def _in_repository(
     folder = importlib.import_module("speakernet.models.hub").snapshot(
         repository, revision, files, what
     )
-    file = next((folder / one for one in files if (folder / one).is_file()), None)
+    paths = [folder / name_of_file for name_of_file in files]
+    file = next((path for path in paths if path.is_file()), None)
     if file is None:
         raise CheckpointError(
             f"{name}: the repository {repository} has no {' or '.join(files)}; check the name"
@@ -216,7 +217,10 @@ def push(path: str | Path, name: str, *, licence: str, is_private: bool) -> str:
             "model": net.model_name,
             "dim": net.embedding_dim,
         },
-        **{"rate": net.sample_rate, "parameters": sum(one.numel() for one in net.parameters())},
+        **{
+            "rate": net.sample_rate,
+            "parameters": sum(weight.numel() for weight in net.parameters()),
+        },
         licence=summary.get("licence", "not given").lower().replace("not given", "unknown"),
         facts="\n".join(facts),
     )

@@ -8,20 +8,27 @@ is read.
 import functools
 import importlib.util
 import logging
+import math
 import os
 import platform
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from speakernet.config import ConfigError
+from speakernet.config.problems import (
+    needs_gradient_cache,
+    options_without_effect,
+    training_problems,
+)
 from speakernet.config.schema import Config
 from speakernet.data.lookup import default_cache_folder
 from speakernet.frontend.perturbation import keep_draws_eager
+from speakernet.losses.classification import SpeakerLoss
 from speakernet.losses.options import LOSSES
 from speakernet.machine.device import find_device
 from speakernet.machine.settings import optimize_torch_settings
@@ -32,7 +39,6 @@ from speakernet.options import OUTSIDE, Choice, create, lookup
 from speakernet.parallel import distributed
 from speakernet.random import derive_seed
 from speakernet.run_folder import BEST, PROFILE
-from speakernet.terminal import counted
 from speakernet.training import (
     checkpoints,
     compiling,
@@ -74,192 +80,77 @@ def build_model(config: Config) -> SpeakerNet:
     """Build the configured network with fresh weights."""
     model = config.model
     best = Path(config.training.save_path) / BEST
-    if hasattr(model.options, "spare") and best.is_file():
-        options = model.options.model_copy(update={"spare": model.options.spare or str(best)})
-        model = model.model_copy(update={"options": options})
+    if best.is_file():
+        # A pretrained backbone whose folder is gone can be read from the run's own model.
+        model = model.model_copy(update={"options": model.options.with_spare(str(best))})
     return SpeakerNet(model, config.frontend, config.data.sample_rate, config.runtime.seed)
 
 
-def build_loss(config: Config, num_classes: int) -> nn.Module:
+def build_loss(config: Config, num_classes: int) -> SpeakerLoss:
     """Build the configured loss, with a fresh head for `num_classes` speakers if it has one."""
-    return create(  # type: ignore[no-any-return]
+    loss: SpeakerLoss = create(
         lookup(LOSSES, config.loss.name, "loss"),
         config.loss,
         embedding_dim=config.model.embedding_dim,
         num_classes=num_classes,
         seed=derive_seed(config.runtime.seed, MINING_STREAM),
     )
+    return loss
 
 
 def refuse_impossible(config: Config, net: SpeakerNet, device: torch.device) -> None:
-    """Refuse options that this machine does not support and combinations that cannot work."""
-    runtime = config.runtime
+    """Refuse options that contradict each other in training, or that this machine lacks."""
+    if found := [f"{key}: {message}" for key, message in training_problems(config)]:
+        raise ConfigError("\n".join(found))
+    for tracker in config.training.trackers:
+        if importlib.util.find_spec(TRACKERS[tracker][0]) is None:
+            raise ConfigError(
+                f"training.trackers: {tracker} is not installed; pip install "
+                "'speakernet[trackers]', or leave it out"
+            )
     # These are called only for the errors they raise.
-    choose_precision(runtime.precision, device)
+    choose_precision(config.runtime.precision, device)
     optimizers.should_fuse(config.optimizer, device)
-    if runtime.gradient_checkpointing:
+    if config.runtime.gradient_checkpointing:
         compiling.blocks_to_checkpoint(net)
     net.trunk.refuse_impossible(config.model.options)
-    data = config.data
-    training = config.training
-    augment = config.augment
-    loss = config.loss
-    of_epochs = (
-        f"but the run has only {counted(training.max_epochs, 'epoch')} (training.max_epochs)"
-    )
-    absent = [
-        name for name in training.trackers if importlib.util.find_spec(TRACKERS[name][0]) is None
-    ]
-    found = {
-        f"training.trackers: found no installed library for {', '.join(absent)}; pip install "
-        "'speakernet[trackers]', or leave these trackers out": bool(absent),
-        f"training.accumulation_steps is {training.accumulation_steps}, but with the metric loss "
-        f"{loss.name}, each micro-batch would see only its own negatives; set "
-        "training.gradient_cache: auto (two passes), or accumulation_steps: 1 with a larger "
-        "data.batch_size": (needs_gradient_cache(config) and training.gradient_cache == "off"),
-        f"augment.real_epochs is {augment.real_epochs}, {of_epochs}, so changed voices would never "
-        "be used; lower real_epochs, or remove speed_factors": (
-            augment.enabled and augment.real_epochs >= training.max_epochs
-        ),
-        f"training.average_checkpoints is {training.average_checkpoints}, but with "
-        "model.options.trained: lora, averaged weights cannot be split into adapters again; set it "
-        "to 0": (
-            training.average_checkpoints > 0
-            and getattr(config.model.options, "trained", "") == "lora"
-        ),
-        f"training.freeze_epochs is {training.freeze_epochs}, {of_epochs}, so the network would "
-        "never learn; raise max_epochs or lower "
-        "freeze_epochs": training.freeze_epochs >= training.max_epochs,
-        f"data.utterances_per_speaker is {data.utterances_per_speaker}, but the loss {loss.name} "
-        f"compares utterances of the same speaker and needs at least {loss.min_utterances}; set "
-        f"--nPerSpeaker {loss.min_utterances}": (data.utterances_per_speaker < loss.min_utterances),
-    }
-    if runtime.parallel == "fsdp":
-        instead = "does not work with runtime.parallel: fsdp; set it to"
-        found |= {
-            f"training.ema_decay: {training.ema_decay} {instead} 0": bool(training.ema_decay),
-            f"training.initial_weight: {training.initial_weight} {instead} 0": bool(
-                training.initial_weight
-            ),
-            f"training.average_checkpoints: {training.average_checkpoints} {instead} 0": bool(
-                training.average_checkpoints
-            ),
-            f"optimizer.fused: on {instead} auto": config.optimizer.fused == "on",
-            f"runtime.channels_last: on {instead} auto": runtime.channels_last == "on",
-            f"loss.sharded: on {instead} auto (fsdp shards the head too)": loss.sharded == "on",
-        }
-    for problem, holds in found.items():
-        if holds:
-            raise ConfigError(problem)
-    for option in ("freeze_epochs", "freeze_norm_statistics", "initial_weight"):
-        if (value := getattr(training, option)) and not training.initial_model:
+    if config.runtime.compile == "on":
+        obstacles = "; ".join(compile_obstacles(config, net, device))
+        if obstacles:
             raise ConfigError(
-                f"training.{option}: {value} needs an initial model; give one with --initial_model "
-                "FILE"
+                f"runtime.compile is on, but {obstacles}. Alternatively, set compile: off"
             )
-    # The loss is built for two speakers, because the real number is not known before the list is
-    # read.
-    if training.freeze_epochs and not any(
-        one.ndim > 1 for one in build_loss(config, 2).parameters()
-    ):
-        raise ConfigError(
-            f"training.freeze_epochs is {training.freeze_epochs}, but the loss {loss.name} has no "
-            "head to train while the network is frozen; set it to 0, or use a loss with a head, "
-            "such as aamsoftmax"
-        )
-    if runtime.compile == "on" and (obstacles := compile_obstacles(config, net, device)):
-        raise ValueError(
-            f"runtime.compile is on, but {'; '.join(obstacles)}. Alternatively, set compile: off"
-        )
 
 
-def compile_obstacles(config: Config, net: nn.Module, device: torch.device) -> list[str]:
-    """The reasons why this network cannot be compiled here, each with its remedy if there is
-    one.
-    """
+def compile_obstacles(config: Config, net: nn.Module, device: torch.device) -> Iterator[str]:
+    """The reasons why this network cannot be compiled here, each with its remedy if there is one."""
     runtime = config.runtime
-    reasons = {
-        "speakernet does not support torch.compile on Windows": platform.system() == "Windows",
-        "compiling for the CPU needs a C++ compiler (g++ or clang++), and none is in the PATH; "
-        "install one": (
-            device.type == "cpu"
-            and not any(shutil.which(name) for name in ("g++", "clang++", "c++"))
-        ),
-        # `on` is reproducible, because it compiles before the first step.
-        "runtime.deterministic is on, and the decision when to compile depends on timing": (
-            runtime.deterministic and runtime.compile == "auto"
-        ),
-        f"the gradient cache (metric loss {config.loss.name} under accumulation) runs each "
-        "micro-batch twice, first without gradients; set training.accumulation_steps: "
-        "1": needs_gradient_cache(config),
-        "runtime.parallel: fsdp gathers weights between blocks": runtime.parallel == "fsdp",
-        "crops have many lengths, each of which would be compiled separately; set "
-        "data.crop_frames_max: 0": (config.data.crop_frames_max > config.data.crop_frames),
-        # Compiled code always uses channels_last, in which the weight gradient of a strided 1 x 1
-        # convolution with 8 or 12 input channels crashes the process ("free(): invalid next size").
-        "strided convolutions with fewer than 16 channels crash in oneDNN when compiled for a CPU; "
-        "use 16 channels or more": device.type == "cpu" and not is_safe_in_channels_last(net),
-    }
-    return [reason for reason, holds in reasons.items() if holds]
-
-
-def needs_gradient_cache(config: Config) -> bool:
-    """Whether accumulation has to go through the two-pass gradient cache."""
-    return config.loss.is_metric and config.training.accumulation_steps > 1
-
-
-def _warn_of_no_effect(config: Config, device: torch.device, num_batches: int) -> None:
-    """Warn of options that have no effect, or not the expected one, in a run with `num_batches` per
-    epoch.
-    """
-    training = config.training
-    schedule = config.schedule
-    runtime = config.runtime
-    epochs = config.training.max_epochs
-    moves_margin = schedule.margin != "constant"
-    has_margin = hasattr(config.loss, "margin")
-    of_epochs = f"but the run has only {counted(epochs, 'epoch')} (training.max_epochs)"
-    warnings = {
-        "training.gradient_cache: on has no effect: it needs a metric loss and accumulation_steps "
-        "above 1": (training.gradient_cache == "on" and not needs_gradient_cache(config)),
-        f"training.accumulation_steps is {training.accumulation_steps}, but an epoch has only "
-        f"{counted(num_batches, 'batch')}, and a step cannot span "
-        "epochs": training.accumulation_steps > num_batches,
-        f"training.average_checkpoints is {training.average_checkpoints}, {of_epochs}": (
-            training.average_checkpoints > epochs
-        ),
-        f"schedule.warmup_epochs is {schedule.warmup_epochs:g}, {of_epochs}, so the learning rate "
-        "never reaches its peak": schedule.warmup_epochs >= epochs,
-        f"schedule.warmup_epochs is {schedule.warmup_epochs:g}, but one_cycle has its own warm-up, "
-        "so the learning rate rises twice; set schedule.warmup_epochs: 0": (
-            0 < schedule.warmup_epochs < epochs and schedule.name == "one_cycle"
-        ),
-        f"schedule.margin: {schedule.margin} has no effect: the loss has no margin": moves_margin
-        and not has_margin,
-        f"schedule.margin_end_epoch is {schedule.margin_end_epoch:g}, {of_epochs}, so the margin "
-        "never reaches its full size": moves_margin
-        and has_margin
-        and schedule.margin_end_epoch > epochs,
-        f"runtime.gpu_id: {runtime.gpu_id} has no effect: this run is on the CPU": (
-            runtime.gpu_id is not None and device.type == "cpu"
-        ),
-        "runtime.parallel: fsdp has no effect: there is only one process": (
-            runtime.parallel == "fsdp" and not distributed.is_distributed()
-        ),
-        "loss.sharded: on has no effect: a single process keeps every speaker": (
-            config.loss.sharded == "on" and not distributed.is_distributed()
-        ),
-        f"runtime.compile_scope: {runtime.compile_scope} has no effect: nothing is compiled": (
-            runtime.compile == "off" and runtime.compile_scope != "auto"
-        ),
-        f"runtime.compile_mode: {runtime.compile_mode} has no effect without compiling, or on a "
-        "CPU": (
-            runtime.compile_mode != "default" and (runtime.compile == "off" or device.type == "cpu")
-        ),
-    }
-    for warning, holds in warnings.items():
-        if holds:
-            logger.warning("%s", warning)
+    if platform.system() == "Windows":
+        yield "speakernet does not support torch.compile on Windows"
+    if device.type == "cpu" and not any(map(shutil.which, ("g++", "clang++", "c++"))):
+        yield "compiling for the CPU needs a C++ compiler (g++ or clang++); install one"
+    # `on` is reproducible, because it compiles before the first step.
+    if runtime.deterministic and runtime.compile == "auto":
+        yield "runtime.deterministic is on, and the decision when to compile depends on timing"
+    if needs_gradient_cache(config):
+        yield (
+            f"the gradient cache (metric loss {config.loss.name} under accumulation) runs each "
+            "micro-batch twice, first without gradients; set training.accumulation_steps: 1"
+        )
+    if runtime.parallel == "fsdp":
+        yield "runtime.parallel: fsdp gathers weights between blocks"
+    if config.data.crop_frames_max > config.data.crop_frames:
+        yield (
+            "crops have many lengths, each of which would be compiled separately; set "
+            "data.crop_frames_max: 0"
+        )
+    # Compiled code always uses channels_last, in which the weight gradient of a strided 1 x 1
+    # convolution with 8 or 12 input channels crashes the process ("free(): invalid next size").
+    if device.type == "cpu" and not is_safe_in_channels_last(net):
+        yield (
+            "strided convolutions with fewer than 16 channels crash in oneDNN when compiled for a "
+            "CPU; use 16 channels or more"
+        )
 
 
 def build_precision(config: Config, device: torch.device) -> Precision:
@@ -276,7 +167,7 @@ def build_precision(config: Config, device: torch.device) -> Precision:
 
 
 def build_schedules(
-    config: Config, loss: nn.Module, steps_per_epoch: int
+    config: Config, loss: SpeakerLoss, steps_per_epoch: int
 ) -> tuple[schedules.LearningRateSchedule, schedules.MarginSchedule | None]:
     """The schedules of the learning rate and, if the loss has one, of the margin."""
     learning_rate = schedules.LearningRateSchedule(
@@ -284,15 +175,13 @@ def build_schedules(
         config.optimizer.learning_rate,
         steps_per_epoch=steps_per_epoch,
         num_epochs=config.training.max_epochs,
-        factor=batch_factor(config).value if config.training.reference_batch else 1.0,
+        factor=batch_factor(config).value,
     )
-    # The full margin is read before the first step, because the schedule changes it from then on.
-    margin = getattr(loss, "margin", None)
-    if not isinstance(margin, int | float):
+    if loss.margin is None:
         return learning_rate, None
-    return learning_rate, schedules.MarginSchedule(
-        config.schedule, float(margin), steps_per_epoch=steps_per_epoch
-    )
+    # The full margin is read before the first step, because the schedule changes it from then on.
+    margin = schedules.MarginSchedule(config.schedule, loss.margin, steps_per_epoch=steps_per_epoch)
+    return learning_rate, margin
 
 
 def _build_compiler(config: Config, net: nn.Module, device: torch.device) -> compiling.Compiler:
@@ -301,7 +190,7 @@ def _build_compiler(config: Config, net: nn.Module, device: torch.device) -> com
     """
     runtime = config.runtime
     # Rank 0 decides: on another machine without a C++ compiler, torch runs the same code eagerly.
-    obstacles = distributed.broadcast_object(compile_obstacles(config, net, device))
+    obstacles = distributed.broadcast_object([*compile_obstacles(config, net, device)])
     if obstacles and runtime.compile == "auto":
         logger.info("compile auto: off (%s)", "; ".join(obstacles))
     if obstacles or runtime.compile == "off":
@@ -333,28 +222,35 @@ def apply_memory_options(
         # On a GPU, channels_last may be slower in float32. On a CPU it never was, so SpeakerNet is
         # built in that layout (ResNet takes 0.25 instead of 0.32 s per step).
         switch = "off" if precision.name == "no" else "on"
-    if switch == "on" and not any(isinstance(module, nn.Conv2d) for module in net.modules()):
-        logger.warning(
-            "runtime.channels_last: on has no effect: %s has no 2-D convolutions", config.model.name
-        )
-    elif switch == "on" and device.type == "cpu" and not is_safe_in_channels_last(net):
-        logger.warning(
-            "runtime.channels_last: on has no effect: this network has so few channels that oneDNN "
-            "crashes"
-        )
-    elif switch != "auto":
-        layout = torch.channels_last if switch == "on" else torch.contiguous_format
-        net.to(memory_format=layout)  # type: ignore[call-overload]
+    if switch == "auto":
+        return
+    if switch == "on":
+        problem = ""
+        if not any(isinstance(module, nn.Conv2d) for module in net.modules()):
+            problem = f"{config.model.name} has no 2-D convolutions"
+        elif device.type == "cpu" and not is_safe_in_channels_last(net):
+            problem = "this network has so few channels that oneDNN crashes"
+        if problem:
+            logger.warning("runtime.channels_last: on has no effect: %s", problem)
+            return
+    layout = torch.channels_last if switch == "on" else torch.contiguous_format
+    net.to(memory_format=layout)  # type: ignore[call-overload]
+
+
+class Parts(NamedTuple):
+    """What learns, what it learns from, and where."""
+
+    net: SpeakerNet
+    loss: SpeakerLoss
+    loader: "trainer.Loader"
+    device: torch.device
 
 
 def build_trainer(
     config: Config,
-    net: SpeakerNet,
-    loss: nn.Module,
-    loader: "trainer.Loader",
+    parts: Parts,
     validate: Validate,
     run_folder: str | Path,
-    device: torch.device,
     *,
     stage: progress.Stage = progress.WHOLE_RUN,
     advise: Callable[[float], str] = lambda data_wait_share: "",
@@ -362,19 +258,27 @@ def build_trainer(
 ) -> trainer.Trainer:
     """Build a trainer; call `refuse_impossible` first.
 
-    `net` and `loss` are moved to the device and changed in place. The other arguments are those of
+    Network and loss are moved to the device and changed in place. The other arguments are those of
     `Trainer`.
     """
+    net, loss, loader, device = parts
     training = config.training
     runtime = config.runtime
     folder = Path(run_folder)
-    _warn_of_no_effect(config, device, len(loader))
+    for option, message in options_without_effect(
+        config,
+        len(loader),
+        is_on_cpu=device.type == "cpu",
+        is_distributed=distributed.is_distributed(),
+    ):
+        logger.warning("%s: %s", option, message)
     precision = build_precision(config, device)
     if training.reference_batch:
         logger.info("learning rates are multiplied by: %s", batch_factor(config))
+    # The order matters: adapters are added before anything counts the parameters; everything is on
+    # its device before optimizer and average allocate tensors there; heads are sharded before the
+    # optimizer sees them; the layout is set before the compiler reads it.
     net_state = net.trunk.tune(config.model.options, net)
-    # Moved before optimizer and average are built, because they allocate tensors on the device of
-    # the weights.
     net.to(device)
     loss.to(device)
     ranks = None
@@ -398,7 +302,7 @@ def build_trainer(
         ),
         precision,
         training,
-        utterances_per_speaker=int(getattr(loader, "utterances_per_speaker", 1)),
+        utterances_per_speaker=loader.utterances_per_speaker,
         gradient_cache=needs_gradient_cache(config),
         ranks=ranks,
         compiler=_build_compiler(config, net, device),
@@ -406,12 +310,9 @@ def build_trainer(
     )
     if runtime.cuda_graph == "on":
         record_steps(step, runtime, training.accumulation_steps)
-    # Deterministic runs keep their number of threads, because it changes the bits of results.
-    adapts = runtime.threads == "auto" and not runtime.deterministic
+    steps_per_epoch = math.ceil(len(loader) / training.accumulation_steps)
+    learning_rate, margin = build_schedules(config, loss, steps_per_epoch)
     values = config.model_dump()
-    learning_rate, margin = build_schedules(
-        config, loss, -(-len(loader) // training.accumulation_steps)
-    )
     return trainer.Trainer(
         step,
         loader,
@@ -427,7 +328,9 @@ def build_trainer(
             steps_before=stage.steps_before or 0,
         ),
         threads=threads.ThreadWatch(
-            torch.get_num_threads() if device.type == "cpu" else 1, adapts=adapts
+            torch.get_num_threads() if device.type == "cpu" else 1,
+            # Deterministic runs keep their number of threads, because it changes bits of results.
+            adapts=runtime.threads == "auto" and not runtime.deterministic,
         ),
         model_contents=functools.partial(
             model_file_contents, net, loss_normalizes=config.loss.normalize_embeddings
@@ -443,14 +346,14 @@ def build_trainer(
 def _origin_of_run(
     values: Mapping[str, Any], loader: "trainer.Loader", stage: progress.Stage
 ) -> dict[str, Any]:
-    """What a resumed run is compared with, so that changes since its start are said."""
+    """What a resumed run is compared with, so that the log can name what has changed since."""
     components = {name: digest for name, (_, digest) in OUTSIDE.items()}
     origin: dict[str, Any] = {
         "config": {**values, "components": components},
         "versions": {"torch": str(torch.__version__)},
         # Relative paths start here.
         "working_folder": str(Path.cwd()),
-        **getattr(loader, "identity", {}),
+        **loader.identity,
     }
     if stage.steps_before is not None:
         origin["first_stage_steps"] = stage.steps_before
@@ -458,13 +361,10 @@ def _origin_of_run(
 
 
 def batch_factor(config: Config) -> Choice[float]:
-    """The factor for all learning rates if the batch is not the one that they were chosen for, and
-    why.
-    """
+    """The factor for all learning rates if the batch is not the one they were chosen for."""
     training = config.training
-    batch = (
-        config.data.batch_size * config.data.utterances_per_speaker * training.accumulation_steps
-    )
+    data = config.data
+    batch = data.batch_size * data.utterances_per_speaker * training.accumulation_steps
     ratio = batch / (training.reference_batch or batch)
     factor = {"off": 1.0, "linear": ratio, "sqrt": ratio**0.5}[training.batch_scaling]
     return Choice(

@@ -13,7 +13,6 @@ import numpy as np
 
 from speakernet.checks import Finding, Level, findings_for_rows
 from speakernet.data.audio import AUDIO_SUFFIXES
-from speakernet.data.joined import JoinedSource
 from speakernet.data.lists import (
     NameIndex,
     StringTable,

@@ -13,6 +13,7 @@ whose status 1 is an answer.
 
 import argparse
 import contextlib
+import dataclasses
 import errno
 import gc
 import importlib.metadata
@@ -417,11 +418,14 @@ def load_configuration(arguments: Sequence[str]) -> "LoadedConfig":
     """
     # Late: a command that takes no configuration does not read the options of every component.
     from speakernet.config import load_config
+    from speakernet.config.schema import with_options
 
     loaded = load_config(arguments, _is_classic_checkpoint, _settings_of_model)
-    if given := loaded.config.training.initial_model:
-        loaded.config.training.initial_model = model_path(given)
-    return loaded
+    config = loaded.config
+    if config.training.initial_model:
+        path = model_path(config.training.initial_model)
+        config = with_options(config, "training", initial_model=path)
+    return dataclasses.replace(loaded, config=config)
 
 
 def _is_classic_checkpoint(path: Path) -> bool:

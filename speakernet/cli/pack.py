@@ -32,15 +32,11 @@ from speakernet.data.lists import (
 )
 from speakernet.data.packed import read_index, verify
 from speakernet.data.packing import SKIPPED, join_parts, pack, pack_part
+from speakernet.data.parts import PART_HELP, WHOLE, WorkPart, list_parts, parse_part
 from speakernet.files import (
-    PART_HELP,
-    WHOLE,
     FileError,
-    WorkPart,
     human_bytes,
     is_address,
-    list_parts,
-    parse_part,
     sha256_of,
     temporary_beside,
 )

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from speakernet.cli import load_configuration
-from speakernet.files import LogFile, open_text, own_command
+from speakernet.files import open_text, own_command
 from speakernet.parallel import distributed
 from speakernet.parallel.distributed import find_place
-from speakernet.run_folder import BEST, CONFIG, LOG, REPORT, RESULTS, refuse_unusable
+from speakernet.run_folder import BEST, CONFIG, LOG, REPORT, RESULTS, LogFile, refuse_unusable
 from speakernet.terminal import counted, duration
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from speakernet.options import OUTSIDE, Component, Options, lookup
 from speakernet.training.options import OptimizerOptions
 from speakernet.training.options.schedules import ScheduleOptions
 
-TABLES: Mapping[str, Any] = {one.kind: one.table for one in CHOICES.values()} | {
+TABLES: Mapping[str, Any] = {choice.kind: choice.table for choice in CHOICES.values()} | {
     "augmentation": AUGMENTATIONS
 }
 BASES: Mapping[str, type[Options]] = {
@@ -68,8 +68,8 @@ def add_file(path: str | Path) -> None:
 
 def add_installed(entry_points: Iterable[EntryPoint]) -> None:
     """Add the components of installed packages."""
-    for one in entry_points:
-        _add(one.module, f"{one.name} = {one.value}")
+    for entry_point in entry_points:
+        _add(entry_point.module, f"{entry_point.name} = {entry_point.value}")
 
 
 def _add(module_name: str, where: str) -> None:

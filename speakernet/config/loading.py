@@ -10,7 +10,6 @@ for, or the file was written for another program.
 
 import contextlib
 import dataclasses
-import functools
 import logging
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -32,7 +31,9 @@ from speakernet.config.aliases import (
     translate,
 )
 from speakernet.config.classic import convert, differing_defaults
+from speakernet.config.problems import problems
 from speakernet.config.schema import (
+    CHOICE_KEYS,
     CHOICES,
     DEFAULT_NAMES,
     SECTIONS,
@@ -42,8 +43,8 @@ from speakernet.config.schema import (
     config_from_dict,
     known_fields,
     owner_of,
-    problems,
     split_key,
+    with_options,
     without_removed,
 )
 from speakernet.files import (
@@ -76,8 +77,8 @@ OURS = "speakernet"
 CLASSIC = "voxceleb_trainer"
 BEGINS_AS_JSON = re.compile(r'\s*(?://[^\n]*\s*)*\{\s*(?:"|//|\})')
 """JSON is recognised by its beginning, because many programs call it .conf or .cfg."""
-CHECKPOINT = "{} is its checkpoint"
-"""Why the defaults are voxceleb_trainer's when one of its checkpoints is scored alone."""
+LISTS_OF_INPUTS = {"data.test_lists": "data.test_", "data.corpora": "data."}
+"""Options with several inputs by name -> what stands before the name of the same single input."""
 COMMENT = re.compile(r'("(?:[^"\\\n]|\\.)*")|//.*')
 """A comment in JSON, or a string, which is kept."""
 _PACKAGE = Path(speakernet.__file__).resolve().parent
@@ -146,54 +147,41 @@ def load_config(
     config_names, asked, options = _split_command_line(arguments)
     files = tuple(map(find_config, config_names))
     layers = [_read_file(file) for file in files]
-    numbered = list(enumerate(zip(files, layers, strict=True)))
-    # Copies saved by a run. A recipe may also name every section, so the file name has to match
-    # too.
-    copies = {
-        number
-        for number, (file, layer) in numbered
-        if file.name == CONFIG and {one.key.partition(".")[0] for one in layer} >= set(SECTIONS)
-    }
-    flat = {
-        number for number, layer in enumerate(layers) if not any(one.is_sectioned for one in layer)
-    }
-    first = next((number for number, layer in enumerate(layers) if layer), None)
-    is_classic = asked == CLASSIC
-    why = "the default"
-    if asked:
-        why = "--defaults"
-    elif first is not None:
-        is_classic = first in flat
-        why = f"{files[first]} {'has no' if is_classic else 'is divided into'} sections"
-    elif any(setting.key in CLASSIC_NAMES for setting in options):
-        why = f"use --defaults {CLASSIC} to get that program's"
+    flat = {number for number, layer in enumerate(layers) if _is_flat(layer)}
+    copies = {number for number, file in enumerate(files) if _is_copy(file, layers[number])}
+    is_classic, why = _choose_defaults(asked, files, layers, options)
     settings: list[Setting] = []
-    for number, (file, layer) in numbered:
-        for setting in layer:
+    for number, file in enumerate(files):
+        for setting in layers[number]:
             current = _of_this_version(setting) if number in copies else setting
             if current is not None:
-                for translated in _translated(current._replace(layer=number)):
+                for translated in _translate(current._replace(layer=number)):
                     settings.append(_resolve_input(translated, file))
     for setting in options:
-        settings += _translated(setting._replace(layer=len(files)))
+        settings += _translate(setting._replace(layer=len(files)))
     last = {setting.key: setting for setting in settings}
     is_scoring = _is_scoring(last, command_line=len(files))
     model = str(last["training.initial_model"].value) if "training.initial_model" in last else ""
+    # Layers that may set what has no effect, because they are written for another program.
     forgiven = flat | ({len(files)} if is_classic else set())
-    is_model_alone = is_scoring and model and not files and not asked
-    if is_model_alone and is_classic_checkpoint(Path(model)):
+    is_of_checkpoint = False
+    if is_scoring and model and not files and not asked:
+        is_of_checkpoint = is_classic_checkpoint(Path(model))
+    if is_of_checkpoint:
         is_classic = True
-        why = CHECKPOINT.format(model)
+        why = f"{model} is its checkpoint"
         forgiven = {0}
-    settings = _drop_folders_of_other_lists([one for one in settings if one.key != "eval"], copies)
+    settings = _drop_folders_of_other_lists(
+        [setting for setting in settings if setting.key != "eval"], copies
+    )
     given = {setting.key: setting.value for setting in settings}
     implied = convert(given) if is_classic else {}
     if model and not is_scoring:
         implied |= _implied_by_model(settings_of_model(Path(model)), given)
     # The program's own default is off, but its published models have it on. `import-weights`
     # assumes the same.
-    is_unsaid = why == CHECKPOINT.format(model) and "frontend.log_input" not in given
-    if is_unsaid:
+    is_log_input_assumed = is_of_checkpoint and "frontend.log_input" not in given
+    if is_log_input_assumed:
         implied["frontend.log_input"] = True
     filled_in = [
         Setting(key, value, "default", is_implied=True)
@@ -202,22 +190,58 @@ def load_config(
     ]
     config = compose([*filled_in, *settings], forgiven)
     assumed = ""
-    if is_unsaid and hasattr(config.frontend, "log_input"):
+    if is_log_input_assumed and "log_input" in type(config.frontend).model_fields:
         assumed = (
-            f"{model} was trained with log_input, which the checkpoint does not show (if "
-            "not, give --log_input false)"
+            f"{model} was trained with log_input, which the checkpoint does not show (if not, give "
+            "--log_input false)"
         )
     if not config.training.save_path:
-        default = Path("exps") / (files[0].stem if files else "exp1")
-        config.training.save_path = str(files[0].parent if 0 in copies else default)
+        folder = Path("exps") / (files[0].stem if files else "exp1")
+        if 0 in copies:
+            folder = files[0].parent
+        config = with_options(config, "training", save_path=str(folder))
     described = f"{CLASSIC if is_classic else OURS} ({why})"
     if is_classic and (differing := differing_defaults(config, given)):
         described += (
-            f"; these differ from {OURS}'s (in brackets): {differing}; --defaults {OURS} "
-            "selects those"
+            f"; these differ from {OURS}'s (in brackets): {differing}; --defaults {OURS} selects "
+            "those"
         )
     keys = frozenset(given)
     return LoadedConfig(config, files, is_classic, is_scoring, keys, described, assumed)
+
+
+def _is_flat(layer: Sequence[Setting]) -> bool:
+    """Whether a file is written like those of voxceleb_trainer."""
+    return not any(setting.is_sectioned for setting in layer)
+
+
+def _is_copy(file: Path, layer: Sequence[Setting]) -> bool:
+    """Whether a run saved this file. A recipe may also name every section, so the file name has to
+    match too.
+    """
+    sections = {setting.key.partition(".")[0] for setting in layer}
+    return file.name == CONFIG and sections >= set(SECTIONS)
+
+
+def _choose_defaults(
+    asked: str,
+    files: Sequence[Path],
+    layers: Sequence[Sequence[Setting]],
+    options: Sequence[Setting],
+) -> tuple[bool, str]:
+    """Whether the defaults are voxceleb_trainer's, and why: the first file that is not empty
+    decides.
+    """
+    if asked:
+        return asked == CLASSIC, "--defaults"
+    for file, layer in zip(files, layers, strict=True):
+        if layer and _is_flat(layer):
+            return True, f"{file} has no sections"
+        if layer:
+            return False, f"{file} is divided into sections"
+    if any(setting.key in CLASSIC_NAMES for setting in options):
+        return False, f"use --defaults {CLASSIC} to get that program's"
+    return False, "the default"
 
 
 def _is_scoring(last: Mapping[str, Setting], *, command_line: int) -> bool:
@@ -229,10 +253,10 @@ def _is_scoring(last: Mapping[str, Setting], *, command_line: int) -> bool:
     """
     if "eval" not in last:
         return False
-    wanted = last["eval"]
-    value = str(wanted.value).casefold()
+    setting = last["eval"]
+    value = str(setting.value).casefold()
     if value not in ("true", "false"):
-        raise ConfigError(f"{wanted.where}: eval is {wanted.value!r}; expected true or false")
+        raise ConfigError(f"{setting.where}: eval is {setting.value!r}; expected true or false")
     limit = last.get("evaluation.max_trials")
     # A file may be that of the training, whose validation it limits.
     if value == "true" and limit is not None and limit.layer == command_line:
@@ -265,11 +289,6 @@ def find_config(name: str) -> Path:
     for candidate in (Path(name), Path(name + ".yaml"), RECIPES / name, RECIPES / (name + ".yaml")):
         if candidate.exists() and not candidate.is_dir():
             return candidate
-    if not (RECIPES / Path(name).parent).is_dir() or Path(name).is_absolute():
-        raise ConfigError(
-            f"{name}: {'a folder' if Path(name).is_dir() else 'no such file'}; expected a "
-            "configuration in YAML"
-        )
     recipes = [recipe.relative_to(RECIPES).as_posix() for recipe in sorted(RECIPES.rglob("*.yaml"))]
     raise ConfigError(
         f"no configuration {name!r} in the working directory or in configs/; "
@@ -286,20 +305,11 @@ def save_config(config: Config, path: Path) -> None:
     values = config.model_dump()
     del values["training"]["save_path"]
     for section, fields in values.items():
-        owner = type(getattr(config, section))
-        paths = [name for name, value in fields.items() if value and is_input(owner, name)]
-        fields |= {
-            name: str(Path(fields[name]).absolute())
-            for name in paths
-            if not is_address(fields[name])
-        }
-    for one in (*values["data"]["test_lists"].values(), *values["data"]["corpora"].values()):
-        paths = [
-            name
-            for name in one
-            if name.endswith(("list", "path")) and one[name] and not is_address(one[name])
-        ]
-        one |= {name: str(Path(one[name]).absolute()) for name in paths}
+        _make_inputs_absolute(getattr(config, section), fields)
+    for name, test_list in config.data.test_lists.items():
+        _make_inputs_absolute(test_list, values["data"]["test_lists"][name])
+    for name, corpus in config.data.corpora.items():
+        _make_inputs_absolute(corpus, values["data"]["corpora"][name])
     for name, (text, _) in OUTSIDE.items():
         with atomic_write(path.with_name(f"{name}.py"), "wb") as copy:
             copy.write(text)
@@ -307,69 +317,41 @@ def save_config(config: Config, path: Path) -> None:
         yaml.safe_dump(values, file, sort_keys=False, allow_unicode=True)
 
 
+def _make_inputs_absolute(options: Options, fields: dict[str, Any]) -> None:
+    for name in type(options).model_fields:
+        path = fields.get(name)
+        if path and is_input(type(options), name) and not is_address(path):
+            fields[name] = str(Path(path).absolute())
+
+
 def compose(settings: Sequence[Setting], forgiven: Collection[int] = ()) -> Config:
     """Compose a configuration from settings, in the order of their layers, on top of our defaults.
 
     A setting without effect is refused, or only warned about if its layer is `forgiven`.
     """
-    implied = {setting.key: setting for setting in settings if setting.is_implied}
-    names: Names = DEFAULT_NAMES | {
-        holder: implied[choice.key].value
-        for holder, choice in CHOICES.items()
-        if choice.key in implied
-    }
-    chosen_in: dict[str, int] = {}
-    """Holder -> the last layer that chose another component for it."""
-    for layer in sorted({setting.layer for setting in settings}):
-        own = {
-            setting.key: setting
-            for setting in settings
-            if setting.layer == layer and not setting.is_implied
-        }
-        before = names
-        names = {
-            **names,
-            **{one: str(own[c.key].value) for one, c in CHOICES.items() if c.key in own},
-        }
-        for holder, choice in CHOICES.items():
-            try:
-                chosen_in |= (
-                    {holder: layer} if chosen(holder, names) != chosen(holder, before) else {}
-                )
-            except ValueError as error:
-                # A model without the pooling that an earlier layer named.
-                at = own.get(choice.key) or own["model.name"]
-                raise ConfigError(f"{at.where}: {choice.key}: {error}") from error
-    last = {one.key: one for one in settings}
+    names, chosen_in = _choose_components(settings)
+    last = {setting.key: setting for setting in settings}
+    values: dict[str, Any] = {}
     dropped = []
-    owners: dict[str, type[Options]] = {}
-    """Key -> the class with the option; options that the chosen components do not take are
-    missing."""
-    for key in last:
-        holder, option = split_key(key)
-        owner = owner_of(holder, names)
-        if owner and option in owner.model_fields:
-            owners[key] = owner
-    placed: dict[str, Any] = {}
     for key, setting in last.items():
         holder, option = split_key(key)
-        replaced = [
-            one
-            for one in (holder, holder.partition(".")[0])
-            if not setting.is_implied and chosen_in.get(one, 0) > setting.layer
-        ]
-        # An option meant for one network does not apply to another, even if both take it.
-        is_other = (
-            holder in replaced
-            and "." in holder
-            and all(key != choice.key for choice in CHOICES.values())
-        )
-        if key in owners and not is_other:
-            is_text = str in alternatives(owners[key].model_fields[option].annotation)
-            placed[key] = setting.value if is_text else _read_text(setting)
+        is_stale = is_of_another = False
+        if not setting.is_implied:
+            section = holder.partition(".")[0]
+            is_replaced = chosen_in.get(holder, 0) > setting.layer
+            is_stale = is_replaced or chosen_in.get(section, 0) > setting.layer
+            # An option meant for one network does not apply to another, even if both take it.
+            is_of_another = is_replaced and "." in holder and key not in CHOICE_KEYS
+        owner = owner_of(holder, names)
+        if owner and option in owner.model_fields and not is_of_another:
+            is_text = str in alternatives(owner.model_fields[option].annotation)
+            target = values
+            for word in holder.split("."):
+                target = target.setdefault(word, {})
+            target[option] = setting.value if is_text else _read_text(setting)
         elif setting.is_implied:
             continue
-        elif replaced:
+        elif is_stale:
             dropped.append(f"{key} ({setting.where})")
         elif setting.layer in forgiven:
             logger.warning("%s: %s", setting.where, _no_effect_message(key, names))
@@ -380,26 +362,50 @@ def compose(settings: Sequence[Setting], forgiven: Collection[int] = ()) -> Conf
             "ignored, because a later file or option chose another component: %s",
             ", ".join(dropped),
         )
-    values: dict[str, Any] = {}
-    for key, value in placed.items():
-        holder, option = split_key(key)
-        functools.reduce(lambda at, word: at.setdefault(word, {}), holder.split("."), values)[
-            option
-        ] = value
     try:
         config = config_from_dict(values)
-        epochs = last.get("training.max_epochs")
-        if config.training.stages and (epochs is None or epochs.is_implied):
-            config.training.max_epochs = config.training.stages[0].epochs
-        found = [(key, f"{key}: {message}") for key, message in problems(config)]
     except OptionError as error:
         found = [(error.field, f"{error.field} {error.found}")]
+    else:
+        epochs = last.get("training.max_epochs")
+        if config.training.stages and (epochs is None or epochs.is_implied):
+            first = config.training.stages[0]
+            config = with_options(config, "training", max_epochs=first.epochs)
+        found = [(key, f"{key}: {message}") for key, message in problems(config)]
     if found:
         nowhere = Setting("", None, "default")
         raise ConfigError(
             "\n".join(f"{last.get(key, nowhere).where}: {message}" for key, message in found)
         )
     return config
+
+
+def _choose_components(settings: Sequence[Setting]) -> tuple[Names, dict[str, int]]:
+    """The chosen component of every holder, and the last layer that chose another one for it."""
+    implied = {setting.key: setting for setting in settings if setting.is_implied}
+    names = dict(DEFAULT_NAMES)
+    for holder, choice in CHOICES.items():
+        if choice.key in implied:
+            names[holder] = implied[choice.key].value
+    chosen_in: dict[str, int] = {}
+    for layer in sorted({setting.layer for setting in settings}):
+        given = {}
+        for setting in settings:
+            if setting.layer == layer and not setting.is_implied:
+                given[setting.key] = setting
+        before = dict(names)
+        for holder, choice in CHOICES.items():
+            if choice.key in given:
+                names[holder] = str(given[choice.key].value)
+        for holder, choice in CHOICES.items():
+            try:
+                if chosen(holder, names) != chosen(holder, before):
+                    chosen_in[holder] = layer
+            except ValueError as error:
+                # A model without the pooling that an earlier layer named.
+                setting = given.get(choice.key) or given["model.name"]
+                raise ConfigError(f"{setting.where}: {choice.key}: {error}") from error
+    return names, chosen_in
 
 
 def _read_text(setting: Setting) -> Any:
@@ -417,19 +423,20 @@ def _no_effect_message(key: str, names: Names) -> str:
     holder, option = split_key(key)
     section, _, field = holder.partition(".")
     owner = owner_of(holder, names)
-    kind = CHOICES[holder].kind if holder in CHOICES else ""
-    if owner is not None and kind and field:
-        own = [name for name in owner.model_fields if name != "name"]
-        lacks = f"no option {option!r}; {suggestion(option, own)}" if own else "no options"
-        return f"{key} has no effect: the {kind} {chosen(holder, names)} has {lacks}"
+    if owner is not None and field and holder in CHOICES:
+        options = [name for name in owner.model_fields if name != "name"]
+        lacks = f"no option {option!r}; {suggestion(option, options)}" if options else "no options"
+        component = f"{CHOICES[holder].kind} {chosen(holder, names)}"
+        return f"{key} has no effect: the {component} has {lacks}"
     if section not in CHOICES:
         return (
             f"{key} does not exist; options in this section are not nested: write {section}.OPTION"
         )
     wanted = key.split(".")[1]
-    takers = [
-        name for name, one in CHOICES[section].table.items() if wanted in one.options.model_fields
-    ]
+    takers = []
+    for name, component in CHOICES[section].table.items():
+        if wanted in component.options.model_fields:
+            takers.append(name)
     return (
         f"{key} has no effect: the {CHOICES[section].kind} {chosen(section, names)} does not take "
         f"it ({', '.join(takers)} would); remove it, or choose another {section}.name"
@@ -440,41 +447,42 @@ def _split_command_line(arguments: Sequence[str]) -> tuple[list[str], str, list[
     """The `--config` names, `--defaults`, and the other options; an option without a value is
     true.
     """
-    pairs: list[tuple[str, Any]] = []
+    configs: list[str] = []
+    defaults = ""
+    settings: list[Setting] = []
     remaining = list(arguments)
     while remaining:
-        option = remaining.pop(0)
-        if not option.startswith("--") or option == "--":
+        word = remaining.pop(0)
+        if not word.startswith("--") or word == "--":
             raise ConfigError(
-                f"{COMMAND_LINE}: found {option!r}; expected an option such as --config"
+                f"{COMMAND_LINE}: found {word!r}; expected an option such as --config"
             )
-        name, equals, value = option[2:].partition("=")
+        name, equals, value = word[2:].partition("=")
         is_flag = not equals and (not remaining or remaining[0].startswith("--"))
-        pairs.append((name, True if is_flag else value if equals else remaining.pop(0)))
-    configs = [value for name, value in pairs if name == "config"]
-    if not all(isinstance(one, str) and one for one in configs):
-        raise ConfigError("--config needs a file name")
-    asked = [value for name, value in pairs if name == "defaults"]
-    if not set(asked) <= {OURS, CLASSIC}:
-        raise ConfigError(
-            f"{COMMAND_LINE}: --defaults is {asked[-1]!r}; expected {OURS} or {CLASSIC}"
-        )
-    settings = [
-        Setting(
-            name if name in ALIASES else name.replace("-", "_"),
-            value,
-            COMMAND_LINE + f": --{name}" * ("." not in name),
-        )
-        for name, value in pairs
-        if name not in ("config", "defaults")
-    ]
-    return configs, asked[-1] if asked else "", settings
+        if not equals and not is_flag:
+            value = remaining.pop(0)
+        if name == "config":
+            if not value:
+                raise ConfigError("--config needs a file name")
+            configs.append(value)
+        elif name == "defaults":
+            if value not in (OURS, CLASSIC):
+                raise ConfigError(
+                    f"{COMMAND_LINE}: --defaults is {value!r}; expected {OURS} or {CLASSIC}"
+                )
+            defaults = value
+        else:
+            key = name if name in ALIASES else name.replace("-", "_")
+            where = COMMAND_LINE if "." in name else f"{COMMAND_LINE}: --{name}"
+            settings.append(Setting(key, True if is_flag else value, where))
+    return configs, defaults, settings
 
 
 def _read_file(path: Path) -> list[Setting]:
     """The settings of a YAML or JSON file: top-level keys with values, and the keys one level below
     a mapping.
     """
+    settings = []
     with reading(path, "a configuration in YAML or JSON", ConfigError), open_text(path) as file:
         text = file.read(MAX_YAML + 1)
         if BEGINS_AS_JSON.match(text):
@@ -484,30 +492,34 @@ def _read_file(path: Path) -> list[Setting]:
         root = yaml_nodes(text, str(path), has_lines=True)
         if root is not None and not isinstance(root, yaml.MappingNode):
             raise ConfigError(f"{path}:1: expected `key: value` lines")
-        settings = []
+        _refuse_duplicates(root, path)
         for key, node, where in _pairs(root, path) if root else ():
             if key == "$schema":
                 continue
-            children = _pairs(node, path) if isinstance(node, yaml.MappingNode) else []
-            pairs = [(f"{key}.{child}", one, at) for child, one, at in children] or [
-                (key, node, where)
-            ]
-            below: list[Any] = [value for _, value, _ in pairs]
-            # Refuses duplicate keys at deeper levels too; the list grows while it is iterated.
-            for value in below:
-                if isinstance(value, yaml.MappingNode):
-                    below += [inner for _, inner, _ in _pairs(value, path)]
-                elif isinstance(value, yaml.SequenceNode):
-                    below += value.value
-            settings += [Setting(name, yaml_value(value, at), at) for name, value, at in pairs]
-    found = dict.fromkeys(one.key.partition(".")[0] for one in settings)
-    if not WESPEAKER.isdisjoint(found):
-        listed = ", ".join(list(found)[:8])
+            if isinstance(node, yaml.MappingNode) and node.value:
+                for option, value, at in _pairs(node, path):
+                    settings.append(Setting(f"{key}.{option}", yaml_value(value, at), at))
+            else:
+                settings.append(Setting(key, yaml_value(node, where), where))
+    keys = dict.fromkeys(setting.key.partition(".")[0] for setting in settings)
+    if not WESPEAKER.isdisjoint(keys):
+        listed = ", ".join(list(keys)[:8])
         raise ConfigError(
             f"{path}: {listed} are options of wespeaker; see docs/migration.md for what to write "
             "instead"
         )
     return settings
+
+
+def _refuse_duplicates(node: yaml.Node | None, path: Path | str) -> None:
+    """Refuse a key that is given twice in one mapping, at any level."""
+    inner: list[yaml.Node] = []
+    if isinstance(node, yaml.MappingNode):
+        inner = [value for _, value, _ in _pairs(node, path)]
+    elif isinstance(node, yaml.SequenceNode):
+        inner = node.value
+    for value in inner:
+        _refuse_duplicates(value, path)
 
 
 def _pairs(mapping: yaml.MappingNode, path: Path | str) -> list[tuple[str, yaml.Node, str]]:
@@ -527,20 +539,18 @@ def _resolve_input(setting: Setting, file: Path) -> Setting:
     """Resolve an input path relative to the file that names it, if it exists there but not in the
     working directory.
     """
+    if setting.key in LISTS_OF_INPUTS and isinstance(setting.value, dict):
+        # Each value is a path, or options whose paths are inputs like test_list and test_path.
+        resolved: dict[Any, Any] = {}
+        for name, options in setting.value.items():
+            fields = dict(options) if isinstance(options, dict) else {"list": options}
+            for option, value in fields.items():
+                part = setting._replace(key=LISTS_OF_INPUTS[setting.key] + option, value=value)
+                fields[option] = _resolve_input(part, file).value
+            resolved[name] = fields
+        return setting._replace(value=resolved)
     section, option = split_key(setting.key)
     owner = SECTIONS.get(section, Options)
-    same_as = {"data.test_lists": "data.test_", "data.corpora": "data."}.get(setting.key)
-    if same_as and isinstance(setting.value, dict):
-        # Each value is a path, or options whose paths are inputs like test_list and test_path.
-        found: dict[Any, Any] = {}
-        for name, given in setting.value.items():
-            inputs = given if isinstance(given, dict) else {"list": given}
-            settings = {
-                key: setting._replace(key=f"{same_as}{key}", value=one)
-                for key, one in inputs.items()
-            }
-            found[name] = {key: _resolve_input(one, file).value for key, one in settings.items()}
-        return setting._replace(value=found)
     if setting.value and option in owner.model_fields and is_input(owner, option):
         beside = file.parent / str(setting.value)
         # A name that is too long for the system is refused later, with the other values.
@@ -565,10 +575,11 @@ def _drop_folders_of_other_lists(
         is_saved = setting.layer in copies and last[setting.key] is setting and bool(setting.value)
         if named and is_saved and named.layer > setting.layer:
             # The same list keeps its folder; a copy saves absolute paths.
-            own = [
-                one.value for one in settings if (one.key, one.layer) == (named.key, setting.layer)
-            ]
-            if str(Path(str(named.value)).absolute()) not in own:
+            path = str(Path(str(named.value)).absolute())
+            if not any(
+                other.key == named.key and other.layer == setting.layer and other.value == path
+                for other in settings
+            ):
                 logger.info(
                     "%s names another list, so the saved %s is ignored", named.where, setting.key
                 )
@@ -602,7 +613,7 @@ def _refuse_removed(setting: Setting) -> None:
         raise ConfigError(f"{setting.where}: {removed[0]} was removed; {REMOVED[removed[0]]}")
 
 
-def _translated(setting: Setting) -> Iterator[Setting]:
+def _translate(setting: Setting) -> Iterator[Setting]:
     """Translate a setting as written to our dotted keys, one for each option of a component's
     mapping.
     """
@@ -621,31 +632,38 @@ def _translated(setting: Setting) -> Iterator[Setting]:
             _refuse_removed(renamed)
             yield renamed
     elif field and key in CHOICES:
-        given = _read_text(setting)
-        if not isinstance(given, dict):
-            raise ConfigError(f"{where}: {key} is {given!r}; expected `option: value` pairs")
-        for name, value in given.items():
+        options = _read_text(setting)
+        if not isinstance(options, dict):
+            raise ConfigError(f"{where}: {key} is {options!r}; expected `option: value` pairs")
+        for name, value in options.items():
             yield setting._replace(key=f"{key}.{name}", value=value)
     elif key in MODE_FLAGS or (
         section in SECTIONS and field.partition(".")[0] in known_fields(section)
     ):
         yield setting
     elif section not in SECTIONS or field:
-        homes = [f"{one}.{field or key}" for one in SECTIONS if (field or key) in known_fields(one)]
-        known = [f"{one}.{name}" for one in SECTIONS for name in known_fields(one)]
-        near = (
-            known_fields(section)
-            if section in SECTIONS
-            else [*ALIASES, *MODE_FLAGS, *SECTIONS, *known]
-        )
-        wanted = field if section in SECTIONS else key
-        listed = (
-            suggestion(wanted, near) if nearest(wanted, near) else "--help all lists every option"
-        )
-        meant = f"did you mean {' or '.join(map(repr, homes))}?" if homes else listed
-        raise ConfigError(f"{where}: unknown key {key}; {meant}")
+        raise ConfigError(f"{where}: unknown key {key}; {_meant_instead(section, field)}")
     elif not setting.is_sectioned:
         raise ConfigError(
             f"{where}: {section} is {setting.value!r}; expected `key: value` lines below the "
             "section"
         )
+
+
+def _meant_instead(section: str, field: str) -> str:
+    """Which keys an unknown one may stand for: first those with its name in another section."""
+    known = []
+    near = []
+    for name in SECTIONS:
+        options = known_fields(name)
+        known += [f"{name}.{option}" for option in options]
+        if (field or section) in options:
+            near.append(f"{name}.{field or section}")
+    if not near and section in SECTIONS:
+        near = nearest(field, known_fields(section))
+    elif not near:
+        key = f"{section}.{field}" if field else section
+        near = nearest(key, [*ALIASES, *MODE_FLAGS, *SECTIONS, *known])
+    if not near:
+        return "--help all lists every option"
+    return f"did you mean {' or '.join(map(repr, near))}?"

@@ -4,13 +4,13 @@ schema.
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from textwrap import fill
 from typing import Any, NamedTuple
 
 from speakernet.config.aliases import ALIASES
 from speakernet.config.loading import CLASSIC, OURS
-from speakernet.config.schema import CHOICES, SECTIONS
+from speakernet.config.schema import CHOICES, FIELDS, SECTIONS, Choice
 from speakernet.models.options import FAMILIES
 from speakernet.options import Options, alternatives, default_of, description_of, in_words, summary
 
@@ -113,25 +113,18 @@ def help_text(topic: str = "") -> str:
     ones.
     """
     if not topic:
-        lines = ["Common options (YAML: section, then key; command line: --section.key VALUE):"]
-        known = {row.key: row for section in SECTIONS for row in reversed(rows(section))}
-        for title, keys in EVERYDAY.items():
-            lines += ["", f"  {title}:", *(line for key in keys for line in _as_text(known[key]))]
-        return "\n".join(
-            [*lines, "", f"All options: --help all, or one section: --help {'|'.join(SECTIONS)}"]
-        )
-    titles = {one: summary(owner) for one, owner in SECTIONS.items()}
-    titles |= {
-        one: f"options of the chosen {choice.kind}"
-        for one, choice in CHOICES.items()
-        if one not in SECTIONS
-    }
+        return _everyday_text()
+    titles = {section: summary(owner) for section, owner in SECTIONS.items()}
+    for field in FIELDS:
+        titles[field] = f"options of the chosen {CHOICES[field].kind}"
     if topic not in ("all", *titles):
         raise ValueError(f"--help {topic}: expected all or one of {', '.join(titles)}")
     lines = []
     for section in titles if topic == "all" else [topic]:
-        lines += [f"{section}: {titles[section]}"]
-        lines += [line for row in rows(section) for line in _as_text(row)] + [""]
+        lines.append(f"{section}: {titles[section]}")
+        for row in rows(section):
+            lines += _as_text(row)
+        lines.append("")
     if topic == "all":
         lines += [
             f"--defaults {OURS}|{CLASSIC}: the defaults of options that are left out. Without it, "
@@ -142,6 +135,17 @@ def help_text(topic: str = "") -> str:
             "Other names accepted in flat YAML files and on the command line:",
             *(f"  --{name:<32} {ALIASES[name]}" for name in sorted(ALIASES, key=str.casefold)),
         ]
+    return "\n".join(lines)
+
+
+def _everyday_text() -> str:
+    lines = ["Common options (YAML: section, then key; command line: --section.key VALUE):"]
+    known = {row.key: row for section in SECTIONS for row in reversed(rows(section))}
+    for title, keys in EVERYDAY.items():
+        lines += ["", f"  {title}:"]
+        for key in keys:
+            lines += _as_text(known[key])
+    lines += ["", f"All options: --help all, or one section: --help {'|'.join(SECTIONS)}"]
     return "\n".join(lines)
 
 
@@ -157,109 +161,122 @@ def rows(holder: str) -> list[Row]:
     """The options of a section, or of the components that a field can hold, the everyday ones
     first.
     """
-    owners: list[tuple[str, type[Options]]] = [("", SECTIONS.get(holder, Options))]
-    if holder == "model.options":
-        # All sizes of a family share one name.
-        owners = [
-            (family, component.options)
-            for family, sizes in FAMILIES.items()
-            for component in sizes.values()
-        ]
-    elif holder in CHOICES:
-        owners = [(name, component.options) for name, component in CHOICES[holder].table.items()]
-    every = list(dict.fromkeys(name for name, _ in owners))
+    components = _components_of(holder)
     names = {choice.key: choice.default for choice in CHOICES.values()}
-    # Row (options with the same name, values and description) -> default -> the components with
-    # that default.
-    found: dict[tuple[str, str, tuple[str, ...], str], dict[str, dict[str, None]]] = {}
-    for component, owner in owners:
+    # An option (with the same name, values and description) -> default -> the components with it.
+    takers_of: dict[tuple[str, tuple[str, ...], str, str], dict[str, dict[str, None]]] = {}
+    for component, owner in components:
         for field, info in owner.model_fields.items():
             key = f"{holder}.{field}"
-            declared = info.rebuild_annotation()
-            words = tuple(one for one in alternatives(info.annotation) if isinstance(one, str))
+            takes = "a name" if key in names else in_words(info.rebuild_annotation())
+            words = [word for word in alternatives(info.annotation) if isinstance(word, str)]
+            option = (key, tuple(words), takes, description_of(owner, field))
             default = names.get(key) or _default(key, default_of(owner, field))
-            row = (
-                key,
-                "a name" if key in names else in_words(declared),
-                words,
-                description_of(owner, field),
-            )
-            found.setdefault(row, {}).setdefault(default, {})[component] = None
+            takers_of.setdefault(option, {}).setdefault(default, {})[component] = None
+    every = list(dict.fromkeys(name for name, _ in components))
     made = []
-    for (key, takes, words, text), defaults in found.items():
+    for (key, words, takes, text), defaults in takers_of.items():
+        default = _all_defaults(defaults)
         takers = list(dict.fromkeys(itertools.chain(*defaults.values())))
-        others = [name for name in every if name not in takers]
-        is_long = len(takers) > WIDEST_LIST and len(others) < len(takers)
-        components = f"all but {', '.join(others)}" if is_long else ", ".join(takers)
-        default = "; ".join(f"{one} ({', '.join(having)})" for one, having in defaults.items())
-        if len(defaults) == 1:
-            default = next(iter(defaults))
-        elif sum(map(len, defaults.values())) > len(takers):
-            default = "by size"
-        made.append(Row(key, words, takes, text, default, components if others else ""))
+        made.append(Row(key, words, takes, text, default, _list_takers(takers, every)))
     order = [f"{holder}.name", *itertools.chain(*EVERYDAY.values())]
     return sorted(made, key=lambda row: order.index(row.key) if row.key in order else len(order))
+
+
+def _components_of(holder: str) -> list[tuple[str, type[Options]]]:
+    """The components that a holder can have, by name, with their options."""
+    if holder not in CHOICES:
+        return [("", SECTIONS[holder])]
+    components = []
+    if holder == "model.options":
+        # All sizes of a family share one name.
+        for family, sizes in FAMILIES.items():
+            components += [(family, component.options) for component in sizes.values()]
+    else:
+        for name, component in CHOICES[holder].table.items():
+            components.append((name, component.options))
+    return components
+
+
+def _all_defaults(defaults: Mapping[str, Mapping[str, None]]) -> str:
+    """An option's default, or each default with the components that have it."""
+    if len(defaults) == 1:
+        return next(iter(defaults))
+    # Sizes of a family, which share a name, have different defaults.
+    names = [name for components in defaults.values() for name in components]
+    if len(set(names)) < len(names):
+        return "by size"
+    return "; ".join(f"{value} ({', '.join(names)})" for value, names in defaults.items())
+
+
+def _list_takers(takers: Sequence[str], every: Sequence[str]) -> str:
+    """The components that take an option; empty if all do."""
+    others = [name for name in every if name not in takers]
+    if not others:
+        return ""
+    if len(takers) > WIDEST_LIST and len(others) < len(takers):
+        return f"all but {', '.join(others)}"
+    return ", ".join(takers)
 
 
 def _default(key: str, value: Any) -> str:
     if key in CHOICES:
         return f"the {CHOICES[key].kind}'s defaults"
-    return (
-        "empty"
-        if value in ("", None, [], {})
-        else str(value).lower()
-        if isinstance(value, bool)
-        else str(value)
-    )
+    if value in ("", None, [], {}):
+        return "empty"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def reference() -> str:
     """The page of all options."""
     lines = [HEAD, "| section | contents |", "|---|---|"]
-    lines += [
-        f"| [{section}](#{section}) | {summary(owner)} |" for section, owner in SECTIONS.items()
-    ]
+    for section, owner in SECTIONS.items():
+        lines.append(f"| [{section}](#{section}) | {summary(owner)} |")
     for section, owner in SECTIONS.items():
         lines += ["", f"## {section}", "", summary(owner), ""]
         if section in CHOICES:
-            names = ", ".join(f"`{name}`" for name in CHOICES[section].table)
-            lines += [f"`{section}.name` chooses the {CHOICES[section].kind}: {names}.", ""]
+            kind = CHOICES[section].kind
+            lines += [f"`{section}.name` chooses the {kind}: {_list_names(section)}.", ""]
         lines += _table(section)
-        for holder in (one for one in CHOICES if one.startswith(f"{section}.")):
-            names = ", ".join(f"`{name}`" for name in CHOICES[holder].table)
-            lines += ["", f"### {holder}", ""]
+        for field in FIELDS:
+            if not field.startswith(f"{section}."):
+                continue
+            kind = CHOICES[field].kind
+            lines += ["", f"### {field}", ""]
             if section in CHOICES:
-                kind = CHOICES[holder].kind
-                lines += [
-                    f"The {kind} in `combined`: {names}, each with its options from section "
-                    f"`{section}`."
-                ]
+                lines.append(
+                    f"The {kind} in `combined`: {_list_names(field)}, each with its options from "
+                    f"section `{section}`."
+                )
             else:
-                lines += [f"Options of the chosen {CHOICES[holder].kind}.", "", *_table(holder)]
+                lines += [f"Options of the chosen {kind}.", "", *_table(field)]
     return "\n".join([*lines, ""])
+
+
+def _list_names(holder: str) -> str:
+    return ", ".join(f"`{name}`" for name in CHOICES[holder].table)
 
 
 def json_schema() -> dict[str, Any]:
     """The JSON schema of a configuration, which lets editors complete and check it."""
     definitions: dict[str, Any] = {}
-    properties = {
-        "$schema": {"type": "string"},
-        **{one: _object(one, definitions) for one in SECTIONS},
-    }
+    properties: dict[str, Any] = {"$schema": {"type": "string"}}
+    for section in SECTIONS:
+        properties[section] = _object(section, definitions)
     # Stages may also be written at the top level, where they are easier to read.
     properties["stages"] = properties["training"]["properties"]["stages"]
-    referenced = json.dumps(properties)
+    text = json.dumps(properties)
+    used = {}
+    for name, definition in definitions.items():
+        if f"#/$defs/{name}" in text:
+            used[name] = definition
     schema = {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "speakernet configuration",
         "type": "object",
         "properties": properties,
         "additionalProperties": False,
-        "$defs": {
-            name: definition
-            for name, definition in definitions.items()
-            if f"#/$defs/{name}" in referenced
-        },
+        "$defs": used,
     }
     _unwrap_descriptions(schema)
     return schema
@@ -282,46 +299,55 @@ def _object(holder: str, definitions: dict[str, Any]) -> dict[str, Any]:
     """The options of a section or field: those of all components, with rules for which component
     takes which.
     """
-    owners = [one.options for one in CHOICES[holder].table.values()] if holder in CHOICES else []
-    fields: dict[str, dict[str, Any]] = {}
-    for owner in [SECTIONS.get(holder, Options), *owners]:
-        made = owner.model_json_schema()
-        definitions |= made.pop("$defs", {})
-        for name, declared in made.get("properties", {}).items():
+    owners = [SECTIONS.get(holder, Options)]
+    if holder in CHOICES:
+        owners += [component.options for component in CHOICES[holder].table.values()]
+    # Option -> its different declarations, in order.
+    declarations: dict[str, list[dict[str, Any]]] = {}
+    for owner in owners:
+        schema = owner.model_json_schema()
+        definitions |= schema.pop("$defs", {})
+        for name, declared in schema.get("properties", {}).items():
             # Defaults and titles may differ between components that otherwise take the same values.
-            kept = {
-                key: value for key, value in declared.items() if key not in ("default", "title")
-            }
-            fields.setdefault(name, {})[json.dumps(kept, sort_keys=True)] = kept
-    properties = {
-        name: next(iter(one.values())) if len(one) == 1 else {"anyOf": [*one.values()]}
-        for name, one in fields.items()
-    }
+            declared.pop("default", None)
+            declared.pop("title", None)
+            different = declarations.setdefault(name, [])
+            if declared not in different:
+                different.append(declared)
+    properties = {}
+    for name, different in declarations.items():
+        properties[name] = different[0] if len(different) == 1 else {"anyOf": different}
     rules = []
-    for held, choice in CHOICES.items():
+    for chosen_holder, choice in CHOICES.items():
         section, _, field = choice.key.rpartition(".")
         # Empty if the component's options are in the section itself.
-        within = held.removeprefix(holder).removeprefix(".")
+        within = chosen_holder.removeprefix(holder).removeprefix(".")
         if section == holder:
             auto = ["auto"] if holder == "frontend" or field == "pooling" else []
             properties[field] = {**properties[field], "enum": [*auto, *choice.table]}
-            takers: dict[tuple[str, ...], list[str]] = {}
-            for name, one in choice.table.items():
-                takers.setdefault(tuple(one.options.model_fields), []).append(name)
-            for taken, names in takers.items():
-                limit = {"propertyNames": {"enum": list(taken)}}
-                then = {"properties": {within: limit}} if within else limit
-                rules.append(
-                    {
-                        "if": {"properties": {field: {"enum": names}}, "required": [field]},
-                        "then": then,
-                    }
-                )
-        if held.rpartition(".")[0] == holder:
-            properties[within] = _object(held, definitions)
+            rules += _rules(choice, field, within)
+        if chosen_holder.rpartition(".")[0] == holder:
+            properties[within] = _object(chosen_holder, definitions)
     described = {"description": summary(SECTIONS[holder])} if holder in SECTIONS else {}
     made = {**described, "type": "object", "properties": properties, "additionalProperties": False}
     return {**made, "allOf": rules} if rules else made
+
+
+def _rules(choice: Choice, field: str, within: str) -> list[dict[str, Any]]:
+    """Which options a component takes, for each group of components that take the same."""
+    takers: dict[tuple[str, ...], list[str]] = {}
+    for name, component in choice.table.items():
+        takers.setdefault(tuple(component.options.model_fields), []).append(name)
+    rules = []
+    for options, names in takers.items():
+        limit = {"propertyNames": {"enum": list(options)}}
+        rules.append(
+            {
+                "if": {"properties": {field: {"enum": names}}, "required": [field]},
+                "then": {"properties": {within: limit}} if within else limit,
+            }
+        )
+    return rules
 
 
 def _table(holder: str) -> Iterator[str]:
@@ -329,14 +355,9 @@ def _table(holder: str) -> Iterator[str]:
     yield f"| option | takes | default |{' with |' if is_chosen else ''} description |"
     yield f"|---|---|---|{'---|' if is_chosen else ''}---|"
     for row in rows(holder):
+        cells = [f"`{row.key.removeprefix(f'{holder}.')}`", row.takes, row.default]
+        if is_chosen:
+            cells.append(row.components)
         old = ", ".join(f"`{name}`" for name, key in ALIASES.items() if key == row.key)
-        option = f"`{row.key.removeprefix(f'{holder}.')}`"
-        components = [row.components] if is_chosen else []
-        cells = [
-            option,
-            row.takes,
-            row.default,
-            *components,
-            f"{row.text} Old name: {old}." if old else row.text,
-        ]
+        cells.append(f"{row.text} Old name: {old}." if old else row.text)
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -4,8 +4,7 @@ A section whose `name` chooses a component has that component's options: `config
 exists only if the chosen schedule takes it. `loading.py` reads configurations.
 """
 
-import functools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
 from pydantic import Field, SerializeAsAny
@@ -140,6 +139,9 @@ ONCE: dict[str, dict[str, Any]] = {
 itself."""
 RECORDED = [1.0]
 """The speed of the voice as recorded."""
+FIELDS = [holder for holder in CHOICES if "." in holder]
+"""Holders that are fields of a section."""
+CHOICE_KEYS = {choice.key for choice in CHOICES.values()}
 DEFAULT_NAMES = {holder: choice.default for holder, choice in CHOICES.items()}
 
 Names = Mapping[str, str]
@@ -157,12 +159,15 @@ def split_key(key: str) -> tuple[str, str]:
 
 def names_in(values: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """The chosen names in these sections, or the default names."""
-    found = {}
-    given = cast("Any", values)
+    names = {}
     for holder, choice in CHOICES.items():
-        name = functools.reduce(lambda at, word: (at or {}).get(word), choice.key.split("."), given)
-        found[holder] = choice.default if name is None else str(name)
-    return found
+        *words, option = choice.key.split(".")
+        options: Any = values
+        for word in words:
+            options = options.get(word) or {}
+        name = options.get(option)
+        names[holder] = choice.default if name is None else str(name)
+    return names
 
 
 def chosen(holder: str, names: Names) -> str:
@@ -227,24 +232,32 @@ def config_from_dict(values: Mapping[str, Mapping[str, Any]]) -> Config:
             f"unknown configuration section {min(unknown)!r}; known: {', '.join(SECTIONS)}"
         )
     names = names_in(values)
-    made: dict[str, Any] = {
-        section: without_removed(section, values.get(section, {}), []) for section in SECTIONS
-    }
+    sections: dict[str, Any] = {}
+    for section in SECTIONS:
+        sections[section] = without_removed(section, values.get(section, {}), [])
     # Fields of a section are built before the section.
-    for holder in [*(one for one in CHOICES if "." in one), *SECTIONS]:
+    for holder in [*FIELDS, *SECTIONS]:
         section, _, field = holder.partition(".")
-        at, key = (made[section], field) if field else (made, section)
+        target, key = (sections[section], field) if field else (sections, section)
         if owner := owner_of(holder, names):
             try:
-                at[key] = owner(**(at.get(key) or {}))
+                target[key] = owner(**(target.get(key) or {}))
             except OptionError as error:
                 error.field = f"{holder}.{error.field}"
                 raise
-    data = made["data"]
+    config = Config(**sections)
+    data = config.data
     if data.test_lists and not data.test_list:
         first = next(iter(data.test_lists.values()))
-        data.test_list, data.test_path = first.list, first.path or data.test_path
-    return Config(**made)
+        path = first.path or data.test_path
+        config = with_options(config, "data", test_list=first.list, test_path=path)
+    return config
+
+
+def with_options(config: Config, section: str, **values: Any) -> Config:
+    """A copy with some options of a section changed to values that need no check."""
+    options = getattr(config, section).model_copy(update=values)
+    return config.model_copy(update={section: options})
 
 
 def replaced(config: Config, **sections: Mapping[str, Any]) -> Config:
@@ -260,15 +273,13 @@ def replaced(config: Config, **sections: Mapping[str, Any]) -> Config:
         values[section] |= dict(fields)
     after = names_in(values)
     for holder in CHOICES:
-        section, _, field = holder.partition(".")
-        given = sections.get(section, {})
         if chosen(holder, before) == chosen(holder, after):
             continue
+        section, _, field = holder.partition(".")
+        given = sections.get(section, {})
         if not field:
-            kept = {*SECTIONS[section].model_fields, *given}
-            values[section] = {
-                name: value for name, value in values[section].items() if name in kept
-            }
+            for name in values[section].keys() - SECTIONS[section].model_fields.keys() - set(given):
+                del values[section][name]
         elif field not in given:
             values[section].pop(field, None)
     return config_from_dict(values)
@@ -281,100 +292,77 @@ def stages_of(config: Config) -> dict[str, Config]:
     Raises:
         ValueError: a stage sets options that it cannot change.
     """
-    training = config.training
-    found: dict[str, Config] = {} if training.stages else {"": config}
-    plans = [
-        (one.name, one.epochs, {k: v for k, v in one if isinstance(v, dict)})
-        for one in training.stages
-    ]
+    if not config.training.stages:
+        return {"": config}
+    stages: dict[str, Config] = {}
     before = config
-    for name, epochs, changes in plans:
+    for plan in config.training.stages:
+        changes = {name: fields for name, fields in plan if isinstance(fields, dict)}
         try:
-            found[name] = before = _changed(before, epochs, changes, ONCE if found else {})
+            before = _change(before, plan.epochs, changes, is_first=not stages)
+            stages[plan.name] = before
             voices = _voices(before)
-            first = _voices(next(iter(found.values())))
+            first = _voices(next(iter(stages.values())))
             # Recorded voices keep their labels, whichever other voices the head has.
             if voices != first and (voices != RECORDED or RECORDED[0] not in first):
                 raise ValueError(
-                    "augment.speed_factors needs classes that the head does not have; "
-                    "expected the factors of the first stage, or [1.0] if they include it"
+                    "augment.speed_factors needs classes that the head does not have; expected the "
+                    "factors of the first stage, or [1.0] if they include it"
                 )
         except OptionError as error:
-            raise ValueError(f"{name}: {error.field} {error.found}") from error
+            raise ValueError(f"{plan.name}: {error.field} {error.found}") from error
         except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
-    return found
+            raise ValueError(f"{plan.name}: {error}") from error
+    return stages
 
 
-def _changed(
-    before: Config,
-    epochs: int,
-    changes: Mapping[str, Mapping[str, Any]],
-    once: Mapping[str, Mapping[str, Any]],
+def _change(
+    before: Config, epochs: int, changes: Mapping[str, Mapping[str, Any]], *, is_first: bool
 ) -> Config:
-    """The configuration of a stage, given that of the previous stage."""
+    """The configuration of a stage, from that of the stage before it (at first, of the run)."""
     values = before.model_dump()
-    given = {section: dict(fields) for section, fields in changes.items()}
-    for holder in [*changes, *(one for one in CHOICES if "." in one)]:
+    once = {} if is_first else ONCE
+    sections: dict[str, Any] = {section: dict(fields) for section, fields in changes.items()}
+    for holder in [*changes, *FIELDS]:
         section, _, field = holder.partition(".")
-        named = given.get(section, {}).get(field, {}) if field else given[section]
-        own = values[section].get(field) if field else values[section]
-        free = (
-            before.model.options.training_only
-            if holder == "model.options"
-            else OF_A_STAGE.get(holder)
-        )
-        if not isinstance(named, Mapping):
-            raise ValueError(f"{holder} is {named!r}; expected `option: value` pairs")
-        for name in named:
-            if free is not None and name not in free and f"{holder}.{name}" not in CHOICES:
-                is_ours = name in (own or {}) or not free
-                why = (
-                    "belongs to the whole run"
-                    if is_ours
-                    else f"does not exist; {suggestion(name, free)}"
-                )
-                can = f"a stage can change {', '.join(sorted(free)) or 'none of its options'}"
-                raise ValueError(f"{holder}.{name} {why}; {can}")
-        reset = {name: value for name, value in once.get(holder, {}).items() if name in (own or {})}
-        if field and {**reset, **named}:
-            given.setdefault(section, {})[field] = {**(own or {}), **reset, **named}
+        options = values[section]
+        changed = sections.get(section, {})
+        if field:
+            options = options.get(field) or {}
+            changed = changed.get(field, {})
+        if not isinstance(changed, Mapping):
+            raise ValueError(f"{holder} is {changed!r}; expected `option: value` pairs")
+        _refuse_unchangeable(holder, changed, options, before)
+        if field:
+            reset = {name: once[holder][name] for name in once.get(holder, ()) if name in options}
+            if reset or changed:
+                sections.setdefault(section, {})[field] = {**options, **reset, **changed}
     for section in SECTIONS.keys() & once.keys():
-        given[section] = {**once[section], **given.get(section, {})}
-    alone = {"max_epochs": epochs, "stages": [], "stage": ""}
-    return replaced(before, **{**given, "training": {**given.get("training", {}), **alone}})
+        sections[section] = {**once[section], **sections.get(section, {})}
+    training = {**sections.get("training", {}), "max_epochs": epochs, "stages": [], "stage": ""}
+    return replaced(before, **{**sections, "training": training})
+
+
+def _refuse_unchangeable(
+    holder: str, changed: Iterable[str], options: Collection[str], before: Config
+) -> None:
+    """Refuse options of a holder that belong to the whole run, or do not exist."""
+    free = OF_A_STAGE.get(holder)
+    if holder == "model.options":
+        free = before.model.options.training_only
+    if free is None:
+        return
+    for name in changed:
+        if name in free or f"{holder}.{name}" in CHOICES:
+            continue
+        why = f"does not exist; {suggestion(name, free)}"
+        if name in options or not free:
+            why = "belongs to the whole run"
+        can = f"a stage can change {', '.join(sorted(free)) or 'none of its options'}"
+        raise ValueError(f"{holder}.{name} {why}; {can}")
 
 
 def _voices(config: Config) -> list[float]:
     """The speed of each voice, in the order of the classes of a head."""
     augment = config.augment
     return augment.speed_factors if augment.enabled else RECORDED
-
-
-def problems(config: Config) -> Iterator[tuple[str, str]]:
-    """Values that contradict each other, as (dotted key, what was found and what is expected)."""
-    is_sound = True
-    training = config.training
-    for holder in {**SECTIONS, **CHOICES}:
-        section, _, field = holder.partition(".")
-        options = (
-            getattr(getattr(config, section), field, None) if field else getattr(config, section)
-        )
-        for option, message in options.problems() if options is not None else ():
-            is_sound = False
-            yield f"{holder}.{option}", message
-    if is_sound and training.stages:
-        key = "training.stages"
-        try:
-            for name, stage in stages_of(config).items():
-                yield from (
-                    (key, f"{name}: {one}: {message}")
-                    for one, message in (problems(stage) if name else ())
-                )
-            if config.runtime.parallel == "fsdp" and len(stages_of(config)) > 1:
-                yield (
-                    "runtime.parallel",
-                    f"fsdp does not support {key}; train stages one by one with --initial_model",
-                )
-        except ValueError as error:
-            yield key, str(error)

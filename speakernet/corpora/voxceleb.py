@@ -43,20 +43,22 @@ from speakernet.data.folders import walk_files
 from speakernet.data.lists import StringTable, read_trials, write_training_list, write_trials
 from speakernet.data.packed import PackedSource
 from speakernet.data.packing import SKIPPED, pack
-from speakernet.data.sources import FolderSource
-from speakernet.files import (
+from speakernet.data.parts import (
     PART_HELP,
     WHOLE,
     PartError,
     WorkPart,
+    list_parts,
+    missing_parts,
+    parse_part,
+    parts_in,
+)
+from speakernet.data.sources import FolderSource
+from speakernet.files import (
     atomic_write,
     digest_of,
     exclusive,
-    list_parts,
-    missing_parts,
     own_command,
-    parse_part,
-    parts_in,
     place,
     remove_leftovers,
 )

@@ -412,3 +412,37 @@ def _filter_bank(factor: Fraction, device: torch.device) -> tuple[Tensor, int]:
     is_inside = np.abs(distance) <= reach
     bank = np.where(is_inside, taps[np.where(is_inside, distance, 0) + reach], 0.0)
     return torch.from_numpy(bank.astype(np.float32)).to(device), before
+
+
+class ReadyCrops(CropMaker):
+    """Replaces a loader's maker and answers every request immediately with the crops of the first.
+
+    The loader then costs only what the device does for a step: the copy, speed changes and
+    augmentation.
+    """
+
+    def __init__(self, maker: CropMaker) -> None:
+        more = (maker.speakers, maker.speeds, maker.augmenter, maker.changes_speed)
+        super().__init__(maker.reader, maker.lengths, maker.seed, *more)
+        self.maker = maker
+        self._made: Made | None = None
+
+    def run(self, requests: Sequence[BatchRequest]) -> Iterator[Made]:
+        """Yield the first request, a copy of its crops and its report once per request."""
+        for _ in requests:
+            if self._made is None:
+                request, crops, report = next(iter(self.maker.run(requests[:1])))
+                is_copied = crops.device.type == "cpu" and torch.cuda.is_available()
+                self._made = (
+                    request,
+                    crops.clone().pin_memory() if is_copied else crops.clone(),
+                    report,
+                )
+            request, crops, report = self._made
+            # Augmentation on the device changes crops in place; those in pinned memory are copied
+            # to a GPU first.
+            yield request, crops if crops.is_pinned() else crops.clone(), report
+
+    def close(self) -> None:
+        """Close the wrapped maker."""
+        self.maker.close()

@@ -19,8 +19,10 @@ import numpy as np
 
 from speakernet.data.audio import FFMPEG, SAMPLE_BYTES, AudioError, AudioInfo, audio_info
 from speakernet.data.lists import StringTable, TrainingList, read_training_list
+from speakernet.data.options import DataOptions
 from speakernet.data.sharing import Shareable
 from speakernet.files import FileError, atomic_write, exclusive, parallel_map, read_arrays, reading
+from speakernet.terminal import counted
 
 logger = logging.getLogger(__name__)
 
@@ -294,3 +296,51 @@ def _load(path: Path, num_rows: int, sample_rate: int) -> LookupTable | None:
     except FileError as error:
         logger.warning("The cached lookup table is damaged; reading the headers again: %s", error)
         return None
+
+
+def eligible_rows(data: DataOptions, rows: TrainingList, table: LookupTable) -> np.ndarray:
+    """Check a training list and its files, return the rows to train on, and log how many are left
+    out.
+    """
+    name = rows.source
+    num_speakers = len(rows.speakers)
+    if 0 < data.num_classes < num_speakers:
+        raise ValueError(
+            f"data.num_classes is {data.num_classes}, but {name} has {num_speakers} speakers; set "
+            "it to 0 to use the number in the list"
+        )
+    if data.num_classes > num_speakers:
+        logger.warning(
+            "data.num_classes is %d, but the list has only %d speakers: some outputs never train",
+            data.num_classes,
+            num_speakers,
+        )
+    if table.problems:
+        _refuse_unreadable(data, table.problems, len(rows))
+    seconds = table.seconds
+    is_kept = table.native_samples > 0
+    limits = {f"shorter than {data.min_seconds:g} s": seconds < data.min_seconds}
+    if data.max_seconds:
+        limits[f"longer than {data.max_seconds:g} s"] = seconds > data.max_seconds
+    for what, is_out in limits.items():
+        if count := int((is_kept & is_out).sum()):
+            logger.info("%s %s left out", counted(count, "utterance"), what)
+        is_kept &= ~is_out
+    if not is_kept.any():
+        raise ValueError(
+            f"{name}: no utterance is long enough for data.min_seconds ({data.min_seconds:g}) and "
+            f"short enough for data.max_seconds ({data.max_seconds:g}; 0 sets no limit)"
+        )
+    return np.flatnonzero(is_kept)
+
+
+def _refuse_unreadable(data: DataOptions, problems: Mapping[int, str], num_rows: int) -> None:
+    """Refuse a list with unreadable files, or with too many of them if they are skipped."""
+    first = "; ".join(problems[row] for row in sorted(problems)[:3])
+    message = f"{len(problems)} of {num_rows} training files cannot be read: {first}"
+    if data.on_bad_audio == "error":
+        raise AudioError(f"{message}. Fix the list or the files, or set data.on_bad_audio: skip")
+    if len(problems) > data.max_bad_share * num_rows:
+        raise AudioError(
+            f"{message}. That is more than data.max_bad_share ({data.max_bad_share}) allows"
+        )

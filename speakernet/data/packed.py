@@ -26,6 +26,7 @@ from pydantic import BaseModel, Field
 from speakernet.data.audio import SAMPLE_RATE, AudioError
 from speakernet.data.lists import NameIndex, StringTable, normal_names
 from speakernet.data.lookup import COLUMNS, LONG_ROWS, PCM_S16, LookupTable, mapped
+from speakernet.data.parts import PART_NAME, list_parts, missing_parts, parts_in
 from speakernet.data.sharing import shared_zeros
 from speakernet.data.sources import (
     CAN_READ_AT,
@@ -35,17 +36,7 @@ from speakernet.data.sources import (
     AudioSource,
     RowReader,
 )
-from speakernet.files import (
-    PART_NAME,
-    list_parts,
-    missing_parts,
-    open_text,
-    parallel_map,
-    parts_in,
-    read_arrays,
-    reading,
-    sha256_of,
-)
+from speakernet.files import open_text, parallel_map, read_arrays, reading, sha256_of
 from speakernet.machine.facts import usable_memory_bytes
 
 if TYPE_CHECKING:

@@ -43,19 +43,15 @@ from speakernet.data.packed import (
     read_description,
     read_index,
 )
+from speakernet.data.parts import WorkPart, list_parts, missing_parts, parts_in, share
 from speakernet.files import (
     LOCK_NAME,
-    WorkPart,
     atomic_write,
     exclusive,
-    list_parts,
-    missing_parts,
     open_text,
     parallel_map,
-    parts_in,
     reading,
     sha256_of,
-    share,
     writing,
 )
 from speakernet.options import HIGHEST_SAMPLE_RATE, LOWEST_SAMPLE_RATE, SAMPLE_RATE

@@ -41,15 +41,8 @@ from speakernet.data.packing import (
     pack,
     plan_of_parts,
 )
-from speakernet.files import (
-    MAX_PARTS,
-    WorkPart,
-    error_line,
-    exclusive,
-    parallel_map,
-    sha256_of,
-    share,
-)
+from speakernet.data.parts import MAX_PARTS, WorkPart, share
+from speakernet.files import error_line, exclusive, parallel_map, sha256_of
 
 logger = logging.getLogger(__name__)
 

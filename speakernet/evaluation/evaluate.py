@@ -5,6 +5,7 @@ files.
 """
 
 import contextlib
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -31,7 +32,11 @@ from speakernet.evaluation.results import EMBEDDING, KEPT_EMBEDDINGS, headline_s
 from speakernet.evaluation.scoring import Backend, verifying_backend
 from speakernet.evaluation.slices import signal_to_noise_ratios
 from speakernet.evaluation.speakers import Speakers
+from speakernet.random import numpy_generator
 
+logger = logging.getLogger(__name__)
+
+SUBSET_STREAM = 6201
 PRECISIONS = {"no": "float32", "bf16": "bf16", "fp16": "fp16"}
 """An embedder's precision -> its name in results.json."""
 
@@ -186,3 +191,30 @@ def fit_for_verifying(
     return fits_of(
         scored, trials, source, prior, backend.describe(whole.options), measures
     ), scored.scores
+
+
+def subset(trials: TrialList, max_trials: int, seed: int) -> TrialList:
+    """A fixed random subset of a list with about the same share of targets, in list order; 0 keeps
+    every trial.
+    """
+    if max_trials == 0 or max_trials >= len(trials) or trials.labels is None:
+        return trials
+    generator = numpy_generator(seed, SUBSET_STREAM)
+    targets = np.flatnonzero(trials.labels == 1)
+    others = np.flatnonzero(trials.labels == 0)
+    # Without a target there is no error rate to choose by.
+    num_targets = min(len(targets), max(1, round(max_trials * len(targets) / len(trials))))
+    chosen = [
+        generator.permutation(targets)[:num_targets],
+        generator.permutation(others)[: max_trials - num_targets],
+    ]
+    rows = np.sort(np.concatenate(chosen))
+    enrol = trials.enrol[rows]
+    test = trials.test[rows]
+    used, numbers = np.unique(np.concatenate([enrol, test]), return_inverse=True)
+    logger.info("%s: a fixed subset of %d of %d trials", trials.source, len(rows), len(trials))
+    first = numbers[: len(rows)].astype(np.int32)
+    second = numbers[len(rows) :].astype(np.int32)
+    return TrialList(
+        trials.names.take(used), first, second, trials.labels[rows], trials.source, trials.sha256
+    )

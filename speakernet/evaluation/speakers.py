@@ -15,7 +15,7 @@ import numpy as np
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
-from speakernet.data.lists import TrialList
+from speakernet.data.lists import NameIndex, TrainingList, TrialList
 from speakernet.files import FileError, open_text, reading
 from speakernet.terminal import MAX_NAMED
 
@@ -122,6 +122,31 @@ def speakers_of(trials: TrialList, table: str | Path | None = None) -> Speakers:
         else ""
     )
     return Speakers(ids.astype(np.int32), int(count), f"groups that target trials connect{odd}")
+
+
+def some_of_each(labels: np.ndarray, count: int, generator: np.random.Generator) -> np.ndarray:
+    """Rows of a random `count` utterances of each speaker (all if 0), in list order."""
+    rows = np.arange(len(labels))
+    if not count:
+        return rows
+    order = generator.permutation(len(labels))
+    # A stable sort keeps the random order within a speaker, so the first rows are a random sample.
+    order = order[np.argsort(labels[order], kind="stable")]
+    first = np.searchsorted(labels[order], labels[order])
+    return np.sort(order[rows - first < count])
+
+
+def shared_speakers(members: TrainingList, trials: TrialList) -> np.ndarray:
+    """The speakers of a training list who are also in a trial list, as rows (speakers,).
+
+    They have a recording or their name in common.
+    """
+    by_path = members.labels[NameIndex(trials.names).find(members.paths) >= 0]
+    # Speakers of several corpora are prefixed with the corpus's name.
+    named = set(speakers_of(trials).names)
+    speakers = (speaker.rpartition("/")[2] for speaker in members.speakers)
+    by_name = [row for row, speaker in enumerate(speakers) if speaker in named]
+    return np.union1d(by_path, np.array(by_name, dtype=np.int64))
 
 
 def _numbered(keys: list[str], rule: str) -> Speakers:

@@ -15,6 +15,7 @@ import numpy as np
 from speakernet.data.audio import AudioError
 from speakernet.data.lists import StringTable, TrialList, audio_folder_of, read_trials
 from speakernet.data.opening import open_source
+from speakernet.data.parts import WHOLE, WorkPart, share
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation.embedding import (
     Embedder,
@@ -31,7 +32,7 @@ from speakernet.evaluation.results import FEW_TARGETS, Results
 from speakernet.evaluation.scoring import VERIFYING, mean_embeddings, pair_scores, verifying_backend
 from speakernet.evaluation.scoring import WHOLE as WHOLE_UTTERANCES
 from speakernet.evaluation.speakers import Speakers, speakers_of
-from speakernet.files import WHOLE, WorkPart, atomic_write, check_writable, sha256_of, share
+from speakernet.files import atomic_write, check_writable, sha256_of
 from speakernet.inference.people import PeopleStore
 from speakernet.inference.recordings import ChosenChannels, refuse_recording_as_output
 from speakernet.inference.verifier import SpeakerVerifier

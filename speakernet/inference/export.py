@@ -29,7 +29,16 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from torch import Tensor, nn
 
 from speakernet.checkpoint import tensor_file_bytes
-from speakernet.evaluation.scoring import mean_of_whole_utterances, plda_of
+from speakernet.data.lists import TrialList
+from speakernet.data.sources import AudioSource
+from speakernet.evaluation.embedding import embed_utterances
+from speakernet.evaluation.metrics import eer
+from speakernet.evaluation.scoring import (
+    WHOLE,
+    mean_of_whole_utterances,
+    plda_of,
+    verifying_backend,
+)
 from speakernet.files import OTHER_PLACE, atomic_write, check_writable, writing
 from speakernet.frontend.features import FrontEnd, normalize_features, use_convolution
 from speakernet.inference.decision import DecisionRule
@@ -276,7 +285,8 @@ def sherpa_bytes(model: ModelFile) -> bytes:
 def _features(net: SpeakerNet, waveforms: np.ndarray) -> Tensor:
     """The features that sherpa-onnx computes, (batch, frames, mels), by our front end."""
     front_end = copy.deepcopy(net.front_end).eval()
-    front_end.options.normalize = "none"  # type: ignore[union-attr]
+    options: Any = front_end.options
+    front_end.options = options.model_copy(update={"normalize": "none"})
     return front_end(torch.from_numpy(waveforms)).transpose(1, 2)  # type: ignore[no-any-return]
 
 
@@ -476,3 +486,31 @@ FORMATS: dict[str, tuple[str, Callable[[ModelFile], bytes], Callable[[bytes], Ru
 }
 """File suffix -> title, function that writes the bytes, and function that opens them for
 running."""
+
+
+@dataclass
+class ExportedEmbedder:
+    """An exported graph as a network for evaluation; embeds utterances one by one."""
+
+    run: Callable[[np.ndarray], list[np.ndarray]]
+    sample_rate: int
+    min_samples: int
+    preparation: Mapping[str, Any]
+
+    def embed(
+        self, waveforms: Tensor, lengths: Tensor | None = None, *, sample_rate: int
+    ) -> Tensor:
+        """(batch, samples) to (batch, dim)."""
+        whole = [waveforms.shape[1]] * len(waveforms) if lengths is None else lengths.tolist()
+        rows = [
+            self.run(row[None, :length].numpy())[0]
+            for row, length in zip(waveforms, whole, strict=True)
+        ]
+        return torch.from_numpy(np.concatenate(rows))
+
+
+def eer_percent(net: Any, model: ModelFile, trials: TrialList, source: AudioSource) -> float:
+    """The EER of a network on a trial list, scored as the model file is."""
+    embeddings = embed_utterances(net, source, trials.names, WHOLE)
+    assert trials.labels is not None
+    return eer(verifying_backend(model.contents).score(embeddings, trials)[0], trials.labels)

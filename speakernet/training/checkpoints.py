@@ -340,3 +340,40 @@ def _is_same(before: Any, now: Any, folder: str) -> bool:
     return bool(before == now) or bool(
         is_text and Path(folder, before).absolute() == Path(now).absolute()
     )
+
+
+def set_aside_older(folder: Path, steps: int) -> None:
+    """Move the folder of a stage aside if it was trained after another number of earlier steps."""
+    checkpoint = find_checkpoint(folder)
+    if checkpoint is None:
+        return
+    before = checkpoint[1].get("training", {}).get("first_stage_steps")
+    if before not in (None, steps):
+        aside = move_aside(folder)
+        logger.warning(
+            "%s was trained after step %d of the earlier stages, but they have since reached step "
+            "%d, so this stage starts over; its old folder is moved to %s",
+            folder,
+            before,
+            steps,
+            aside.name,
+        )
+
+
+def adopt_better(best: Path, candidate: Path, stage: str, *, is_wanted: bool) -> None:
+    """Replace the model file `best` with a stage's `candidate` if its EER is lower or `is_wanted`;
+    log which.
+    """
+    before, after = (read_own_checkpoint(path)["training_summary"] for path in (best, candidate))
+    eer_before = before["best_eer_percent"]
+    eer_after = after["best_eer_percent"]
+    if before == after:
+        logger.info("%s: EER %.2f %%; best.pt is already this model", stage, eer_after)
+        return
+    is_better = is_wanted or eer_after < eer_before
+    verdict = "replaced" if is_better else "kept"
+    logger.info(
+        "%s: EER %.2f %%; best.pt with %.2f %% is %s", stage, eer_after, eer_before, verdict
+    )
+    if is_better:
+        place(candidate, best)

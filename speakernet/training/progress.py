@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 
-from speakernet.files import GrowingFile, atomic_write, human_bytes
+from speakernet.files import atomic_write, human_bytes
 from speakernet.machine.memory import process_peak_bytes
 from speakernet.machine.threads import HANGUP, STOP_SIGNALS
 from speakernet.parallel import distributed
 from speakernet.parallel.group import request_everywhere, requested
-from speakernet.run_folder import METRICS
+from speakernet.run_folder import METRICS, GrowingFile
 from speakernet.terminal import Bar
 from speakernet.training.options import TrainingOptions
 from speakernet.training.precision import Precision

@@ -62,6 +62,13 @@ if TYPE_CHECKING:
     class Loader(Protocol):
         """What the trainer needs from a loader; the real class is in `speakernet.data.loader`."""
 
+        utterances_per_speaker: int
+        """Neighbouring utterances in a batch that belong to one speaker."""
+
+        @property
+        def identity(self) -> Mapping[str, int]:
+            """Checksums of what it loads."""
+
         def set_epoch(self, epoch: int) -> None:
             """Choose the epoch (from 0) of the next iteration."""
 

@@ -5,14 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
 
-from speakernet.assembly import benchmark
-from speakernet.assembly.benchmark import BatchSizeFinder, Measurement, ReadyCrops, recommendation
+from speakernet.assembly.benchmark import recommendation
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs
 from speakernet.cli import main
 from speakernet.config import load_config
+from speakernet.data.batches import ReadyCrops
+from speakernet.training.batch_size import Measurement
 
 OPTIONS = [
     "--model.name=ResNet",
@@ -23,83 +23,6 @@ OPTIONS = [
 
 
 CPU = torch.device("cpu")
-
-
-class FakeMachine:
-    """Steps that run out of memory above `limit` items and take `cost(size)` seconds."""
-
-    def __init__(self, limit: int, cost=float) -> None:
-        self.limit = limit
-        self.cost = cost
-        self.now = 0.0
-        self.tried: list[int] = []
-        self.finder = BatchSizeFinder(nn.Linear(1, 1), int, self.step, clock=lambda: self.now)
-
-    def step(self, size: int) -> None:
-        self.tried.append(size)
-        if size > self.limit:
-            raise torch.OutOfMemoryError("CUDA out of memory (a fake)")
-        self.now += self.cost(size)
-
-
-@pytest.mark.parametrize("limit", [1, 7, 64, 100, 700])
-def test_bisection(limit):
-    machine = FakeMachine(limit)
-    machine.finder.find(1, 1024)
-    assert limit * 7 / 8 - 1 <= machine.finder.largest <= limit and max(machine.tried) <= 2 * limit
-
-
-def test_fastest_size():
-    # Seconds per step: 1 + size / 16 up to 32, then four times as long, as with cache misses. On a
-    # tie, the smallest.
-    assert (
-        FakeMachine(512, lambda size: (1 + size / 16) * (1 if size <= 32 else 4)).finder.find(
-            1, 512
-        )
-        == 32
-    )
-    assert FakeMachine(512, lambda size: size / 10).finder.find(4, 512) == 4
-
-
-def test_errors():
-    def broken(_: int) -> None:
-        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
-
-    with pytest.raises(RuntimeError, match="shapes"):
-        BatchSizeFinder(nn.Linear(1, 1), int, broken).find(1, 2)
-    with pytest.raises(ValueError, match="batch of 8"):
-        FakeMachine(4).finder.find(8, 16)
-
-
-def test_memory_limit_of_a_cpu():
-    """Each item takes a megabyte; with a limit of 50 MB, 64 must never run, and a size that fails
-    runs once.
-    """
-    sizes: list[int] = []
-    # Each size runs four steps.
-    finder = BatchSizeFinder(
-        nn.Linear(1, 1), int, sizes.append, 50 << 20, read_memory=lambda: (sum(sizes) << 20) // 4
-    )
-    finder.find(16, 256)
-    assert max(sizes) < 64 and 44 <= finder.largest <= 50
-    sizes.clear()
-    finder = BatchSizeFinder(
-        nn.Linear(1, 1), int, sizes.append, 1 << 20, read_memory=lambda: len(sizes) << 30
-    )
-    with pytest.raises(ValueError, match=r"batch of 8 .*1\.0 MiB"):
-        finder.find(8, 16)
-    assert sizes == [8]
-
-
-def test_network_is_unchanged():
-    net = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
-    before = {name: value.clone() for name, value in net.state_dict().items()}
-    finder = BatchSizeFinder(
-        net, lambda size: torch.randn(size, 3) + 5, lambda batch: net(batch).mean().backward()
-    )
-    assert 2 <= finder.find(2, 16) <= 16
-    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
-    assert all(parameter.grad is None for parameter in net.parameters())
 
 
 @pytest.mark.parametrize(
@@ -152,87 +75,6 @@ def test_the_recommendation(configured, best, rows, start, tmp_path):
         path.write_text("".join(f"a {row}.wav\n" for row in range(rows)))
     config = load_config([*OPTIONS, "--max_epoch", "16", "--train_list", str(path)]).config
     assert recommendation(config, measured(*configured), measured(*best)).startswith(start)
-
-
-class FakeGpu:
-    """Records the order of calls; a step compiles something while `compiled` has entries left."""
-
-    def __init__(self, monkeypatch, compiled=()):
-        self.done: list[str] = []
-        self.compiled = list(compiled)
-        self.count = 0
-        monkeypatch.setattr(benchmark, "num_compiled", lambda: self.count)
-        monkeypatch.setattr(benchmark, "synchronize", lambda device: self.done.append("waited"))
-        monkeypatch.setattr(benchmark.time, "perf_counter", self.clock)
-
-    def clock(self):
-        self.done.append("clock")
-        return float(len(self.done))
-
-    def step(self):
-        self.done.append("step")
-        self.count += self.compiled.pop(0) if self.compiled else 0
-
-
-@pytest.mark.parametrize(
-    ("compiled", "steps"),
-    [
-        ((), 5),
-        ((1,), 5),
-        ((1, 0, 0, 2), 7),
-        ((0, 0, 0, 0, 1), 8),
-        ((1,) * 500, benchmark.MAX_WARM_STEPS),
-    ],
-)
-def test_end_of_warm_up(monkeypatch, compiled, steps):
-    machine = FakeGpu(monkeypatch, compiled)
-    assert benchmark.warm_up(machine.step, 5) == steps == machine.done.count("step")
-
-
-def test_clock_waits_for_the_device(monkeypatch):
-    machine = FakeGpu(monkeypatch)
-    benchmark.time_steps(machine.step, 2, CPU, lambda: machine.done.append("warm"))
-    assert machine.done[machine.done.index("warm") :] == [
-        "warm",
-        "waited",
-        "clock",
-        "step",
-        "step",
-        "waited",
-        "clock",
-    ]
-    machine.done.clear()
-    benchmark.time_batches(iter([1, 1]), 2, int, CPU)
-    assert machine.done == ["clock", "clock", "clock", "waited", "clock"]
-    machine.done.clear()
-    benchmark.peak_flops(CPU, "float32", 4)
-    assert machine.done == ["waited", "clock", "waited", "clock"] * (1 + benchmark.TIMED_STEPS)
-
-
-def test_arithmetic_of_the_peak(monkeypatch):
-    seen = []
-    monkeypatch.setattr(torch, "set_float32_matmul_precision", seen.append)
-    for arithmetic in ("float32", "tf32", "bf16"):
-        assert benchmark.peak_flops(CPU, arithmetic, 8) > 0
-    before = torch.get_float32_matmul_precision()
-    assert seen == ["highest", before, "high", before, "highest", before]
-    gpu = torch.device("cuda")
-    for allowed, name in ((True, "tf32"), (False, "float32")):
-        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allowed)
-        assert [benchmark.arithmetic_of(one, gpu) for one in ("no", "bf16", "fp16")] == [
-            name,
-            "bf16",
-            "fp16",
-        ]
-    assert benchmark.arithmetic_of("no", CPU) == "float32"
-
-
-def test_flop_of_products():
-    net = nn.Linear(8, 4)
-    # Two inputs: forward, and the gradient of the weights.
-    assert benchmark.count_flop(lambda: net(torch.ones(2, 8)).sum().backward()) == 2 * (
-        2 * 2 * 8 * 4
-    )
 
 
 def test_ready_crops_cost_the_same(tiny_corpus):

@@ -227,10 +227,13 @@ MISTAKES = {
         ["--model", "ResNetSE34L"],
         ["theirs.pt", "model.name is ResNet in the file, ResNetSE34L"],
     ),
-    "never thawed": (["--max_epoch", "1"], ["training.freeze_epochs is 1", "only 1 epoch"]),
+    "never thawed": (
+        ["--max_epoch", "1"],
+        ["training.freeze_epochs: 1", "training.max_epochs is 1"],
+    ),
     "no head": (
         ["--trainfunc", "angleproto", "--nPerSpeaker", "2"],
-        ["training.freeze_epochs is 1", "angleproto"],
+        ["training.freeze_epochs: 1", "angleproto"],
     ),
     "none given": (["--initial_model", ""], ["training.freeze_epochs: 1", "--initial_model"]),
 }

@@ -23,7 +23,7 @@ from speakernet.corpora.pack_inputs import FolderInput
 from speakernet.data import sources
 from speakernet.data.audio import read_audio, write_audio
 from speakernet.data.packing import pack, pack_part
-from speakernet.files import WorkPart
+from speakernet.data.parts import WorkPart
 from speakernet.models.model_file import model_file_contents
 from speakernet.parallel import distributed
 from speakernet.parallel.distributed import refuse_differences

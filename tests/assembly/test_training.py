@@ -13,12 +13,12 @@ import torch
 
 from speakernet.assembly import ranks, training
 from speakernet.assembly.data import build_training_loader
-from speakernet.assembly.fine_tuning import train_stage
+from speakernet.assembly.fine_tuning import StagedRun
 from speakernet.assembly.inputs import Inputs
 from speakernet.checkpoint import CheckpointError
 from speakernet.config import Config, ConfigError
 from speakernet.config.loading import save_config
-from speakernet.config.schema import replaced, stages_of
+from speakernet.config.schema import replaced, with_options
 from speakernet.losses import sharded
 from speakernet.losses.options import AAMSoftmaxOptions, CombinedOptions, GE2EOptions
 from speakernet.training.checkpoints import changed_options
@@ -49,9 +49,15 @@ def ready(config, folder, validate=lambda net: {"eer_percent": 10.0}, **options)
     net = training.build_model(config)
     loss = training.build_loss(config, loader.num_classes)
     training.refuse_impossible(config, net, CPU)
-    given = config, net, loss, loader, lambda epoch: validate(net)
+    parts = training.Parts(net, loss, loader, CPU)
     stage = Stage(on_start=functools.partial(save_config, config, folder / "config.yaml"))
-    return training.build_trainer(*given, folder, CPU, stage=stage, **options), net, loss
+    return (
+        training.build_trainer(
+            config, parts, lambda epoch: validate(net), folder, stage=stage, **options
+        ),
+        net,
+        loss,
+    )
 
 
 @pytest.mark.parametrize(
@@ -138,7 +144,7 @@ def test_resume_with_changed_options(tiny_corpus, tmp_path, caplog):
 @pytest.mark.parametrize(
     ("sections", "expected_message"),
     [
-        ({"schedule": {"warmup_epochs": 2.0}}, "warmup_epochs is 2, but the run has only 2 epochs"),
+        ({"schedule": {"warmup_epochs": 2.0}}, "warmup_epochs: 2, but training.max_epochs is 2"),
         (
             {"schedule": {"warmup_epochs": 1.0, "name": "one_cycle"}},
             "the learning rate rises twice",
@@ -149,15 +155,15 @@ def test_resume_with_changed_options(tiny_corpus, tmp_path, caplog):
         ),
         (
             {"schedule": {"margin": "linear"}},
-            "margin_end_epoch is 10, but the run has only 2 epochs",
+            "margin_end_epoch: 10, but training.max_epochs is 2",
         ),
         (
             {"training": {"accumulation_steps": 100}},
-            "accumulation_steps is 100, but an epoch has only 4 batches",
+            "accumulation_steps: 100, but an epoch has only 4 batches",
         ),
         (
             {"training": {"average_checkpoints": 5}},
-            "average_checkpoints is 5, but the run has only 2 epochs",
+            "average_checkpoints: 5, but training.max_epochs is 2",
         ),
         ({"training": {"gradient_cache": "on"}}, "gradient_cache: on has no effect"),
         ({"runtime": {"gpu_id": 3, "device": "cpu"}}, "runtime.gpu_id: 3 has no effect"),
@@ -195,11 +201,14 @@ def test_best_model_of_a_margin_stage(tiny_corpus, tmp_path, caplog):
     config = of_two_stages(1)
     trainer, net, loss = ready(config, tmp_path)  # its EER is 10 %
     trainer.train()
-    config.training.save_path = str(tmp_path)
+    config = with_options(config, "training", save_path=str(tmp_path))
 
     def second_stage(eer, steps):
-        given = config, stages_of(config), 1, net, loss, steps, Inputs(config, CPU)
-        return train_stage(*given, lambda epoch: {"eer_percent": eer})
+        run = StagedRun(config, Inputs(config, CPU), net, lambda epoch: {"eer_percent": eer})
+        run.loss = loss
+        run.steps = steps
+        summary = run.train_stage(1)
+        return run.loss, summary
 
     second_stage(5.0, 3)
     assert (
@@ -246,7 +255,7 @@ METRIC = {"loss": {"name": "angleproto"}, "data": {"utterances_per_speaker": 2, 
             {**METRIC, "training": {"accumulation_steps": 2, "gradient_cache": "off"}},
             "own negatives",
         ),
-        ({"loss": {"name": "angleproto"}}, "needs at least 2; set --nPerSpeaker 2"),
+        ({"loss": {"name": "angleproto"}}, "set --nPerSpeaker 2"),
         (
             {**METRIC, "training": {"accumulation_steps": 2}, "runtime": {"compile": "on"}},
             "the gradient cache",
@@ -372,7 +381,7 @@ def test_last_epochs_as_recorded(tiny_corpus):
 
 def test_impossible_options_of_voices(tiny_corpus):
     too_long = voiced_config(tiny_corpus, augment={"real_epochs": 4})
-    with pytest.raises(ConfigError, match=r"real_epochs is 4, but the run has only 4 epochs"):
+    with pytest.raises(ConfigError, match=r"real_epochs: 4, but training.max_epochs is 4"):
         training.refuse_impossible(too_long, training.build_model(too_long), CPU)
 
 

@@ -11,7 +11,7 @@ from speakernet.config.aliases import ALIASES, REMOVED, translate
 from speakernet.config.classic import DEFAULTS, convert
 from speakernet.config.loading import save_config
 from speakernet.config.reference import help_text, reference
-from speakernet.config.schema import SECTIONS, known_fields, stages_of
+from speakernet.config.schema import SECTIONS, known_fields, stages_of, with_options
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = sorted((ROOT / "configs").rglob("*.yaml"))
@@ -394,8 +394,7 @@ def test_saved_copy(tmp_path, monkeypatch):
 def test_folder_of_a_saved_list(tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     config = load_config(["--train_list", "a/train.txt", "--test_list", "a/trials.txt"]).config
-    config.data.train_path = "corpus/train"
-    config.data.test_path = "corpus/test"
+    config = with_options(config, "data", train_path="corpus/train", test_path="corpus/test")
     save_config(config, Path("run/config.yaml"))
 
     def data(*options, file="run/config.yaml"):

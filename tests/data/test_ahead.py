@@ -21,8 +21,8 @@ from speakernet.data.batches import BatchMaker, BatchRequest
 from speakernet.data.lists import StringTable
 from speakernet.data.packed import SAMPLES, PackedRows, PackedSource
 from speakernet.data.packing import pack, pack_part
+from speakernet.data.parts import WorkPart
 from speakernet.data.workers import ReadAhead
-from speakernet.files import WorkPart
 
 NAMES = [f"id{speaker}/{utterance}.wav" for speaker in range(4) for utterance in range(3)]
 SPEEDS = (Fraction(1), Fraction(9, 10))

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from speakernet.assembly.data import build_augmenter, build_training_loader, choose_placement
+from speakernet.assembly.data import build_training_loader, choose_placement
 from speakernet.assembly.inputs import Inputs
 from speakernet.config import Config
 from speakernet.config.schema import replaced
 from speakernet.corpora.pack_inputs import FolderInput
 from speakernet.data.audio import AudioError, audio_info, read_audio, write_audio
+from speakernet.data.augment.building import build_augmenter
 from speakernet.data.augment.mixers import DeviceMixer, bytes_of_banks
 from speakernet.data.batches import BatchMaker, BatchRequest, ResidentMaker
 from speakernet.data.loader import _one_ahead
@@ -146,7 +147,14 @@ def test_noise_and_rirs_take_precedence(tiny_corpus, disturbances, monkeypatch):
     inputs = Inputs(config, torch.device("cuda"))
     given = inputs.training
     reader = load_into_ram(given.source, given.rows.paths, given.table)
-    augmenter = build_augmenter(config, reader, given.table, np.arange(len(given.rows)))
+    augmenter = build_augmenter(
+        config.augment,
+        config.data,
+        config.runtime.seed,
+        reader,
+        given.table,
+        np.arange(len(given.rows)),
+    )
     both = bytes_of_banks(augmenter.banks, augmenter.rirs, reader) + 2 * int(
         given.table.num_samples.sum()
     )

@@ -16,7 +16,7 @@ from speakernet.data.lists import StringTable
 from speakernet.data.opening import open_source
 from speakernet.data.packed import DESCRIPTION, SAMPLES, PackedError, read_index, verify
 from speakernet.data.packing import join_parts, pack, pack_part
-from speakernet.files import PartError, WorkPart
+from speakernet.data.parts import PartError, WorkPart
 
 NAMES = [f"id{speaker}/{utterance}.wav" for speaker in range(5) for utterance in range(2)]
 HEADER_BYTES = 128

@@ -18,7 +18,7 @@ from torch.distributed.run import get_args_parser
 
 from speakernet.cli import COMMANDS, EXIT_STATUSES, build_parser, main, pack
 from speakernet.config import load_config
-from speakernet.files import WHOLE, parse_part
+from speakernet.data.parts import WHOLE, parse_part
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

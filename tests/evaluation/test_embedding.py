@@ -14,7 +14,6 @@ import pytest
 import soundfile
 import torch
 
-from speakernet.assembly.evaluation import subset
 from speakernet.data.audio import AudioError, write_audio
 from speakernet.data.augment.banks import RirBank, noise_banks
 from speakernet.data.lists import StringTable, TrialList, read_trials
@@ -22,7 +21,7 @@ from speakernet.data.opening import open_source
 from speakernet.data.sources import FolderSource
 from speakernet.evaluation import embedding, slices
 from speakernet.evaluation.embedding import Embedder, embed_utterances, usual_width
-from speakernet.evaluation.evaluate import evaluate, score_trials
+from speakernet.evaluation.evaluate import evaluate, score_trials, subset
 from speakernet.evaluation.figures import figures
 from speakernet.evaluation.metrics import eer, error_rates, min_dcf_point
 from speakernet.evaluation.options import EvaluationOptions

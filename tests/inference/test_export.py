@@ -15,9 +15,9 @@ import pytest
 import torch
 
 import speakernet
-from speakernet.assembly.exchange import synthetic_speech
 from speakernet.checkpoint import write_checkpoint
 from speakernet.cli import main
+from speakernet.corpora.synthetic.speech import synthetic_speech
 from speakernet.data.audio import read_audio, write_audio
 from speakernet.evaluation.scoring import WHOLE, verifying_backend
 from speakernet.inference import export

@@ -8,7 +8,6 @@ import math
 import pytest
 import torch
 
-from speakernet.assembly.benchmark import DEFAULT_MEMORY_SHARE, BatchSizeFinder
 from speakernet.checks import Finding
 from speakernet.checks.doctor import machine_findings
 from speakernet.data.sharing import free_shared_memory
@@ -18,6 +17,7 @@ from speakernet.machine.facts import Quota, driver_version, measuring, read_quot
 from speakernet.machine.memory import Monitor
 from speakernet.machine.options import MachineOptions
 from speakernet.machine.settings import optimize_torch_settings
+from speakernet.training.batch_size import DEFAULT_MEMORY_SHARE, BatchSizeFinder
 
 GIB = 1 << 30
 CLOSED = (

@@ -16,7 +16,13 @@ import numpy as np
 from scipy import fft
 from scipy.ndimage import gaussian_filter1d
 
+from speakernet.data.audio import audio_of_array
+from speakernet.random import numpy_generator
+
 FRAME_SECONDS = 0.008
+SYNTHETIC_SYLLABLES = 16
+"""Minimum number of syllables of `synthetic_speech`, about four seconds."""
+SPEECH_STREAM = 7001
 
 # Formants 1-3 in Hz of a 17.5-cm vocal tract. Vowels: means of the 33 men of Peterson & Barney,
 # "Control methods used in a study of the vowels", JASA 24 (1952), table II. Consonants: round
@@ -379,3 +385,16 @@ def _multiply_polynomials(long: np.ndarray, short: np.ndarray) -> np.ndarray:
     for power in range(3):
         product[:, power : power + long.shape[1]] += long * short[:, power : power + 1]
     return product
+
+
+def synthetic_speech(count: int, sample_rate: int) -> list[np.ndarray]:
+    """Sentences by synthetic voices, always the same, each (samples,) float32."""
+    speech = []
+    for number in range(count):
+        generator = numpy_generator(0, SPEECH_STREAM, number)
+        tracks = lay_out(draw_phones(generator, SYNTHETIC_SYLLABLES + number), generator)
+        sentence = synthesise(draw_voice(generator), tracks, generator)
+        speech.append(
+            audio_of_array(0.3 * sentence / np.abs(sentence).max(), SAMPLE_RATE, sample_rate)
+        )
+    return speech

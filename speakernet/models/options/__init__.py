@@ -107,7 +107,7 @@ class ModelOptions(Options):
         for field, component, name in named:
             options = getattr(self, field)
             if type(options) in (TrunkOptions, PoolingOptions):
-                setattr(self, field, component.options())
+                object.__setattr__(self, field, component.options())
             elif type(options) is not component.options:
                 raise ValueError(f"{field}: {type(options).__name__} does not belong to {name}")
         return self
