@@ -19,6 +19,7 @@ import torch
 from benchmarks.plain_models import PlainAMSoftmax, PlainResNetSE34L
 from benchmarks.served import own_command, own_environment, serve, time_processes
 from benchmarks.timing import Timing
+from speakernet import distributed
 from speakernet.assembly.training import (
     build_loss,
     build_model,
@@ -32,7 +33,6 @@ from speakernet.losses.options import AMSoftmaxOptions, LossOptions
 from speakernet.machine.device import find_device
 from speakernet.models.options import FAMILIES, MODELS
 from speakernet.options import lookup
-from speakernet.parallel import distributed
 
 NUM_SPEAKERS = 150
 # voxceleb_trainer's network and its sizes.

@@ -28,10 +28,10 @@ from benchmarks.on_gpu.step_costs import (
     step_config,
 )
 from benchmarks.steps import trainer_step
+from speakernet import distributed
 from speakernet.assembly.benchmark import warm_up
 from speakernet.assembly.training import prepare_machine
 from speakernet.machine.device import choose_device, synchronize
-from speakernet.parallel import distributed
 from speakernet.parallel.group import joined
 
 MODEL = "ResNet34"

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from speakernet import distributed
 from speakernet.assembly.inputs import Inputs, TrainingInput, voices_of
 from speakernet.config.schema import Config
 from speakernet.data import (
@@ -37,11 +38,10 @@ from speakernet.data.augment.banks import (
 )
 from speakernet.data.loader import TrainingLoader
 from speakernet.data.options import DataOptions
+from speakernet.distributed import refuse_differences
 from speakernet.files import human_bytes
 from speakernet.machine.facts import usable_cores, usable_memory_bytes
 from speakernet.options import Choice
-from speakernet.parallel import distributed
-from speakernet.parallel.distributed import refuse_differences
 from speakernet.terminal import counted
 from speakernet.training import compiling, precision, progress
 

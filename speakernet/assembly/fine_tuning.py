@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from speakernet import distributed
 from speakernet.assembly.data import build_training_loader, loading_facts, reserved_for_training
 from speakernet.assembly.evaluation import scores_of_model
 from speakernet.assembly.inputs import Inputs
@@ -33,7 +34,6 @@ from speakernet.files import place, sha256_of
 from speakernet.losses.sharded import shard_head
 from speakernet.models.model_file import is_model_file, load_initial_weights
 from speakernet.models.speaker_net import SpeakerNet
-from speakernet.parallel import distributed
 from speakernet.random import derive_seed
 from speakernet.run_folder import AVERAGE, BEST, CHECKPOINTS, CONFIG, LAST, move_aside, stage_folder
 from speakernet.terminal import counted, text_table

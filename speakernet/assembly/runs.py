@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 import speakernet
+from speakernet import distributed
 from speakernet.assembly.evaluation import build_validation, cohort_of, run_evaluation
 from speakernet.assembly.fine_tuning import (
     compared_with_initial_model,
@@ -34,6 +35,7 @@ from speakernet.checks.lists import quick_check
 from speakernet.checks.samples import read_facts, sample_findings
 from speakernet.config import Config, ConfigError, LoadedConfig
 from speakernet.config.schema import stages_of
+from speakernet.distributed import refuse_differences
 from speakernet.evaluation.evaluate import Evaluation
 from speakernet.evaluation.fitting import known_by
 from speakernet.evaluation.results import Results
@@ -42,8 +44,6 @@ from speakernet.machine.device import choose_device, find_device
 from speakernet.machine.facts import system_info, usable_cores
 from speakernet.models.model_file import voices_caution
 from speakernet.models.speaker_net import SpeakerNet
-from speakernet.parallel import distributed
-from speakernet.parallel.distributed import refuse_differences
 from speakernet.random import seed_everything
 from speakernet.run_folder import (
     BEST,

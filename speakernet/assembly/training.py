@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from speakernet import distributed
 from speakernet.config import ConfigError
 from speakernet.config.schema import Config
 from speakernet.data.lookup import default_cache_folder
@@ -29,7 +30,6 @@ from speakernet.models.layers import is_safe_in_channels_last
 from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.options import OUTSIDE, Choice, create, lookup
-from speakernet.parallel import distributed
 from speakernet.random import derive_seed
 from speakernet.run_folder import BEST, PROFILE
 from speakernet.terminal import counted

@@ -16,8 +16,8 @@ import os
 import sys
 
 from speakernet.cli import CHANNEL, MODEL, load_verifier, output_path
+from speakernet.distributed import find_place
 from speakernet.files import PART_HELP, WHOLE, WorkPart, list_parts, parse_part
-from speakernet.parallel.distributed import find_place
 from speakernet.terminal import counted
 
 ARGUMENTS = {

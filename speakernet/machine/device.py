@@ -5,10 +5,10 @@ import logging
 
 import torch
 
+from speakernet import distributed
 from speakernet.machine.facts import cpu_name, unusable_gpu, usable_cores
 from speakernet.machine.memory import Monitor
 from speakernet.machine.options import MachineOptions
-from speakernet.parallel import distributed
 
 logger = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
+from speakernet import distributed
 from speakernet.machine.facts import usable_cores
 from speakernet.machine.memory import bound_compiled_shapes, huge_pages, keep_freed_memory
 from speakernet.machine.options import MachineOptions
-from speakernet.parallel import distributed
 
 logger = logging.getLogger(__name__)
 

@@ -30,12 +30,12 @@ from torch.distributed.elastic.agent.server.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from speakernet import distributed
+from speakernet.distributed import Place, find_place, is_distributed, work
 from speakernet.files import error_line
 from speakernet.machine.device import find_device
 from speakernet.machine.options import MachineOptions
 from speakernet.machine.threads import STOP_SIGNALS
-from speakernet.parallel import distributed
-from speakernet.parallel.distributed import Place, find_place, is_distributed, work
 
 logger = logging.getLogger(__name__)
 

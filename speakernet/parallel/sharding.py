@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as torch_distributed
 
-from speakernet.parallel import distributed
+from speakernet import distributed
 
 ROW_SHARE = "row_share"
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from speakernet import distributed
 from speakernet.checkpoint import (
     CheckpointError,
     DamagedError,
@@ -22,7 +23,6 @@ from speakernet.checkpoint import (
     write_checkpoint,
 )
 from speakernet.files import error_line, free_name, place
-from speakernet.parallel import distributed
 from speakernet.run_folder import (
     AVERAGE,
     BEST,

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from speakernet.parallel import distributed
+from speakernet import distributed
 from speakernet.training.checkpoints import capture_random_state, restore_random_state
 from speakernet.training.optimizers import BufferGuard
 from speakernet.training.options import RuntimeOptions

@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
+from speakernet import distributed
 from speakernet.files import GrowingFile, atomic_write, human_bytes
 from speakernet.machine.memory import process_peak_bytes
 from speakernet.machine.threads import HANGUP, STOP_SIGNALS
-from speakernet.parallel import distributed
 from speakernet.parallel.group import request_everywhere, requested
 from speakernet.run_folder import METRICS
 from speakernet.terminal import Bar

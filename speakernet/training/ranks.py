@@ -10,7 +10,7 @@ from torch import distributed as torch_distributed
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from speakernet.parallel import distributed
+from speakernet import distributed
 from speakernet.parallel.sharding import sharded_names
 from speakernet.parallel.sync_norm import SynchronizedNorm
 from speakernet.training.step import NUM_NUMBERS, NUM_REQUESTS, OneProcess

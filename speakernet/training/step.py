@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.profiler import record_function
 
+from speakernet import distributed
 from speakernet.machine.device import synchronize
-from speakernet.parallel import distributed
 from speakernet.parallel.sharding import ROW_SHARE, own_part, parameters_of, total_norm
 from speakernet.training.checkpoints import capture_random_state, restore_random_state
 from speakernet.training.compiling import Compiler

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch.optim.swa_utils import update_bn
 
+from speakernet import distributed
 from speakernet.checkpoint import CheckpointError
 from speakernet.files import error_line, reading
 from speakernet.machine.device import utilisation_monitor
 from speakernet.machine.threads import Stopped
-from speakernet.parallel import distributed
 from speakernet.run_folder import CHECKPOINTS, held
 from speakernet.terminal import Bar, counted, duration
 from speakernet.training.checkpoints import (

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from speakernet import distributed
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs, with_default_paths
 from speakernet.assembly.runs import score_experiment, train_experiment
@@ -23,10 +24,9 @@ from speakernet.corpora.pack_inputs import FolderInput
 from speakernet.data import sources
 from speakernet.data.audio import read_audio, write_audio
 from speakernet.data.packing import pack, pack_part
+from speakernet.distributed import refuse_differences
 from speakernet.files import WorkPart
 from speakernet.models.model_file import model_file_contents
-from speakernet.parallel import distributed
-from speakernet.parallel.distributed import refuse_differences
 from tests.small_networks import small_network
 from tests.tiny_recipe import two_stages, write_recipe
 

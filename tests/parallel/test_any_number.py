@@ -19,11 +19,11 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from speakernet import distributed
 from speakernet.assembly.runs import score_experiment, train_experiment
 from speakernet.checkpoint import read_own_checkpoint
 from speakernet.config import load_config
 from speakernet.data.audio import write_audio
-from speakernet.parallel import distributed
 from speakernet.training import progress
 from speakernet.training.progress import Interrupted
 from speakernet.training.step import TrainingStep

@@ -17,11 +17,11 @@ import pytest
 import torch
 from torch import nn
 
+from speakernet import distributed
 from speakernet.losses.options import LOSSES
 from speakernet.losses.sharded import shard
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.options import create, options_of
-from speakernet.parallel import distributed
 from speakernet.parallel.sharding import sharded_names
 from speakernet.parallel.sync_norm import synchronize_norms
 from speakernet.training.compiling import OBSERVED_STEPS, Compiler
