@@ -68,7 +68,7 @@ class RandomBatch:
     waveforms: torch.Tensor
     labels: torch.Tensor
     indices: torch.Tensor
-    shares: tuple[int, ...]
+    rank_sizes: tuple[int, ...]
     draw_key: int = 0
 
     @property
@@ -81,8 +81,8 @@ class RandomBatch:
         """One batch on the device; with several processes, each has `batch_size` crops."""
         noise = torch.randn(batch_size, CROP_SAMPLES, generator=torch.Generator().manual_seed(0))
         labels = torch.arange(batch_size) % NUM_SPEAKERS
-        shares = (batch_size,) * distributed.world_size()
-        return cls((0.1 * noise).to(device), labels.to(device), torch.arange(batch_size), shares)
+        sizes = (batch_size,) * distributed.world_size()
+        return cls((0.1 * noise).to(device), labels.to(device), torch.arange(batch_size), sizes)
 
 
 class OneBatchLoader:
@@ -141,7 +141,7 @@ def trainer_step(config: Config, folder: Path, batch_size: int) -> Callable[[], 
     )
     net.train()
     loss.train()
-    trainer.step.ranks.begin_epoch()
+    trainer.step.exchange.begin_epoch()
     batches = iter(loader)
 
     def run() -> None:

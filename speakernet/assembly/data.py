@@ -43,7 +43,7 @@ from speakernet.files import human_bytes
 from speakernet.machine.facts import usable_cores, usable_memory_bytes
 from speakernet.options import Choice
 from speakernet.terminal import counted
-from speakernet.training import compiling, precision, progress
+from speakernet.training import compiling, precision
 
 logger = logging.getLogger(__name__)
 
@@ -200,10 +200,8 @@ def _placed(
     return running
 
 
-def loading_facts(loader: TrainingLoader) -> progress.LoadingFacts:
-    """The facts about a loader from which `speakernet.training.progress` advises on waiting for
-    data.
-    """
+def loading_facts(loader: TrainingLoader) -> choices.LoadingFacts:
+    """The facts about a loader from which `data_wait_advice` advises on waiting for data."""
     maker = loader.maker
     reader = loader.maker.reader
     is_compressed = isinstance(reader, sources.FolderRows) and not reader.table.all_plain
@@ -211,7 +209,7 @@ def loading_facts(loader: TrainingLoader) -> progress.LoadingFacts:
     is_disk_timed = not is_compressed and not (
         maker.changes_speed and any(speed != 1 for speed in maker.speeds)
     )
-    return progress.LoadingFacts(
+    return choices.LoadingFacts(
         num_workers=int(loader.options.num_workers),
         cores=usable_cores(),
         is_packed=isinstance(reader, packed.PackedRows),

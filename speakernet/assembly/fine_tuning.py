@@ -27,6 +27,7 @@ from speakernet.checkpoint import read_checkpoint, read_own_checkpoint
 from speakernet.config import ConfigError
 from speakernet.config.loading import save_config
 from speakernet.config.schema import Config, replaced, stages_of
+from speakernet.data.choices import data_wait_advice
 from speakernet.evaluation.evaluate import Evaluation
 from speakernet.evaluation.figures import compare_scores
 from speakernet.evaluation.results import headline
@@ -40,7 +41,8 @@ from speakernet.terminal import counted, text_table
 from speakernet.training.checkpoints import find_checkpoint
 from speakernet.training.optimizers import WeightAverage
 from speakernet.training.options import LARGEST_SEED
-from speakernet.training.progress import Stage, StopRequest, data_wait_advice
+from speakernet.training.state import Stage
+from speakernet.training.stopping import StopRequest
 
 logger = logging.getLogger(__name__)
 
@@ -240,7 +242,7 @@ def train_stage(
     validate: Validate,
     *,
     stop: StopRequest | None = None,
-    chosen_by: Mapping[str, Any] | None = None,
+    chosen_by: Mapping[str, Any],
 ) -> tuple[nn.Module, dict[str, Any]]:
     """Train one stage of a run, numbered from 0; return the loss and the stage's summary.
 
@@ -263,23 +265,27 @@ def train_stage(
     reserved = reserved_for_training(own, net, inputs.device)
     on_start = functools.partial(save_config, config, run_folder / CONFIG)
     with contextlib.closing(build_training_loader(own, inputs, reserved_bytes=reserved)) as loader:
+        initial_model: Mapping[str, Any] = {}
         if loss is None:
             loss = build_loss(own, loader.num_classes)
-            speakers = loader.identity["speakers"]
-            given = (
-                begin_with_initial_model(own, net, loss, speakers)
-                if own.training.initial_model
-                else None
-            )
-            stage = Stage(
-                given=given, chosen_by=chosen_by, on_start=on_start, corpus=inputs.corpus_facts()
-            )
+            if own.training.initial_model:
+                speakers = loader.identity["speakers"]
+                initial_model = begin_with_initial_model(own, net, loss, speakers) or {}
         else:
             best = distributed.from_main(
                 lambda: read_own_checkpoint(run_folder / BEST)["training_summary"]
             )
-            given = best.get("initial_model")
-            stage = Stage("", "", steps, given, chosen_by, on_start, inputs.corpus_facts())
+            initial_model = best.get("initial_model", {})
+        stage = Stage(
+            is_first=not number,
+            steps_before=steps,
+            initial_model=initial_model,
+            chosen_by=chosen_by,
+            corpus=inputs.corpus_facts(),
+            on_start=on_start,
+            # Called at the end, because the speed of the disk only shows during training.
+            advise=lambda share: data_wait_advice(share, loading_facts(loader)),
+        )
         if name:
             stage = dataclasses.replace(
                 stage, name=f"{name} stage", more_epochs=f"epochs: {{}} in the {name} stage"
@@ -300,8 +306,6 @@ def train_stage(
             folders[number],
             inputs.device,
             stage=stage,
-            # Called at the end, because the speed of the disk only shows during training.
-            advise=lambda share: data_wait_advice(share, loading_facts(loader)),
             stop=stop,
         )
         summary = trainer.train()
@@ -444,7 +448,7 @@ def scheduled_epochs(config: Config) -> list[ScheduledEpoch]:
     found = []
     for name, stage in stages_of(config).items():
         # Two speakers, because no list is read.
-        rate, margin = build_schedules(stage, build_loss(stage, 2), SHOWN_STEPS)
+        schedules = build_schedules(stage, build_loss(stage, 2), SHOWN_STEPS)
         schedule = stage.schedule
         last = stage.training.max_epochs - 1
         epochs = {0, last, max(0, math.ceil(schedule.warmup_epochs) - 1)}
@@ -457,6 +461,8 @@ def scheduled_epochs(config: Config) -> list[ScheduledEpoch]:
             # The next step belongs to the next epoch, in which a step schedule may have fallen.
             first_step = epoch * SHOWN_STEPS
             last_step = (epoch + 1) * SHOWN_STEPS - 1
+            rate = schedules.learning_rate
+            margin = schedules.margin
             margins = (margin(first_step), margin(last_step)) if margin else None
             rates = rate(first_step), rate(last_step)
             found.append(ScheduledEpoch(name, epoch + 1, rates, margins))

@@ -13,8 +13,8 @@ from speakernet.losses.sharded import shard_head
 from speakernet.options import Choice
 from speakernet.parallel.sync_norm import synchronize_norms
 from speakernet.terminal import counted
+from speakernet.training.exchange import SeveralProcesses
 from speakernet.training.fully_sharded import FullySharded
-from speakernet.training.ranks import SeveralProcesses
 
 logger = logging.getLogger(__name__)
 

@@ -55,7 +55,7 @@ from speakernet.run_folder import (
     later_stages,
 )
 from speakernet.terminal import counted
-from speakernet.training.progress import StopRequest
+from speakernet.training.stopping import StopRequest
 from speakernet.training.trackers import TEST_FIGURES, Trackers
 
 PLOTS_OF_ERRORS = ("det", "scores", "llrs", "thresholds", "calibration")
@@ -124,7 +124,7 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
         logger.info("training %s in %s; the progress bar shows the time left", what, run_folder)
         stop = StopRequest()
         validate = build_validation(config, inputs, net, stop.is_requested)
-        chosen_by = known_by(inputs.validation.trials) if chosen_by_validation(config) else None
+        chosen_by = known_by(inputs.validation.trials) if chosen_by_validation(config) else {}
         loss = None
         stages = stages_of(config)
         summaries: list[dict[str, Any]] = []
@@ -191,8 +191,8 @@ def _send_results(config: Config, results: Results, summary: Mapping[str, Any]) 
     figures = {name: value for name, value in results.to_dict().items() if name in TEST_FIGURES}
     steps = int(summary["steps"])
     trackers = Trackers([*config.training.trackers], run_folder, {}, steps)
-    trackers.each("results", steps, figures, plots, Path(summary["best_path"]))
-    trackers.each("close")
+    trackers.results(steps, figures, plots, Path(summary["best_path"]))
+    trackers.close()
 
 
 def _merge_summaries(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

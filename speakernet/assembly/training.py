@@ -13,7 +13,7 @@ import platform
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -43,8 +43,11 @@ from speakernet.training import (
     trainer,
 )
 from speakernet.training.precision import Precision, choose_precision
+from speakernet.training.protocols import Loader, Loss
 from speakernet.training.recording import record_steps
-from speakernet.training.step import TrainingStep
+from speakernet.training.state import WHOLE_RUN, Stage
+from speakernet.training.step import StepTools, TrainingStep
+from speakernet.training.stopping import StopRequest
 from speakernet.training.trackers import TRACKERS
 
 logger = logging.getLogger(__name__)
@@ -217,7 +220,7 @@ def _warn_of_no_effect(config: Config, device: torch.device, num_batches: int) -
     runtime = config.runtime
     epochs = config.training.max_epochs
     moves_margin = schedule.margin != "constant"
-    has_margin = hasattr(config.loss, "margin")
+    has_margin = config.loss.has_margin
     of_epochs = f"but the run has only {counted(epochs, 'epoch')} (training.max_epochs)"
     warnings = {
         "training.gradient_cache: on has no effect: it needs a metric loss and accumulation_steps "
@@ -275,9 +278,7 @@ def build_precision(config: Config, device: torch.device) -> Precision:
     return Precision(runtime, name, device)
 
 
-def build_schedules(
-    config: Config, loss: nn.Module, steps_per_epoch: int
-) -> tuple[schedules.LearningRateSchedule, schedules.MarginSchedule | None]:
+def build_schedules(config: Config, loss: nn.Module, steps_per_epoch: int) -> schedules.Schedules:
     """The schedules of the learning rate and, if the loss has one, of the margin."""
     learning_rate = schedules.LearningRateSchedule(
         config.schedule,
@@ -287,12 +288,11 @@ def build_schedules(
         factor=batch_factor(config).value if config.training.reference_batch else 1.0,
     )
     # The full margin is read before the first step, because the schedule changes it from then on.
-    margin = getattr(loss, "margin", None)
-    if not isinstance(margin, int | float):
-        return learning_rate, None
-    return learning_rate, schedules.MarginSchedule(
-        config.schedule, float(margin), steps_per_epoch=steps_per_epoch
-    )
+    full = cast(Loss, loss).margin
+    if full is None:
+        return schedules.Schedules(learning_rate)
+    margin = schedules.MarginSchedule(config.schedule, float(full), steps_per_epoch=steps_per_epoch)
+    return schedules.Schedules(learning_rate, margin)
 
 
 def _build_compiler(config: Config, net: nn.Module, device: torch.device) -> compiling.Compiler:
@@ -351,14 +351,13 @@ def build_trainer(
     config: Config,
     net: SpeakerNet,
     loss: nn.Module,
-    loader: "trainer.Loader",
+    loader: Loader,
     validate: Validate,
     run_folder: str | Path,
     device: torch.device,
     *,
-    stage: progress.Stage = progress.WHOLE_RUN,
-    advise: Callable[[float], str] = lambda data_wait_share: "",
-    stop: progress.StopRequest | None = None,
+    stage: Stage = WHOLE_RUN,
+    stop: StopRequest | None = None,
 ) -> trainer.Trainer:
     """Build a trainer; call `refuse_impossible` first.
 
@@ -377,12 +376,12 @@ def build_trainer(
     # the weights.
     net.to(device)
     loss.to(device)
-    ranks = None
+    exchange = None
     if distributed.is_distributed():
         # Late: a single process does not need it.
         from speakernet.assembly.ranks import join_ranks
 
-        ranks = join_ranks(config, net, loss, device)
+        exchange = join_ranks(config, net, loss, device)
     apply_memory_options(config, net, device, precision)
     profiler = None
     if runtime.profiling and distributed.is_main():
@@ -390,6 +389,9 @@ def build_trainer(
         from speakernet.training.profiler import StepProfiler
 
         profiler = StepProfiler(runtime, folder / PROFILE, device)
+    # Deterministic runs keep their number of threads, because it changes the bits of results.
+    adapts = runtime.threads == "auto" and not runtime.deterministic
+    num_threads = torch.get_num_threads() if device.type == "cpu" else 1
     step = TrainingStep(
         net,
         loss,
@@ -399,50 +401,44 @@ def build_trainer(
         precision,
         training,
         utterances_per_speaker=int(getattr(loader, "utterances_per_speaker", 1)),
-        gradient_cache=needs_gradient_cache(config),
-        ranks=ranks,
-        compiler=_build_compiler(config, net, device),
-        profiler=profiler,
+        tools=StepTools(
+            exchange,
+            _build_compiler(config, net, device),
+            profiler,
+            threads.ThreadWatch(num_threads, adapts=adapts),
+        ),
     )
     if runtime.cuda_graph == "on":
         record_steps(step, runtime, training.accumulation_steps)
-    # Deterministic runs keep their number of threads, because it changes the bits of results.
-    adapts = runtime.threads == "auto" and not runtime.deterministic
     values = config.model_dump()
-    learning_rate, margin = build_schedules(
-        config, loss, -(-len(loader) // training.accumulation_steps)
+    steps_per_epoch = -(-len(loader) // training.accumulation_steps)
+    output = trainer.RunOutput(
+        checkpoints.CheckpointStore(folder, training),
+        progress.Progress(
+            folder if distributed.is_main() else None,
+            trackers=training.trackers,
+            configuration=values,
+            steps_before=stage.steps_before,
+        ),
+        functools.partial(
+            model_file_contents, net, loss_normalizes=config.loss.normalize_embeddings
+        ),
+        _origin_of_run(values, loader, stage),
+        net_state,
     )
     return trainer.Trainer(
         step,
         loader,
         validate,
-        learning_rate,
-        margin,
+        build_schedules(config, loss, steps_per_epoch),
         training,
-        store=checkpoints.CheckpointStore(folder, training),
-        progress=progress.Progress(
-            folder if distributed.is_main() else None,
-            trackers=training.trackers,
-            configuration=values,
-            steps_before=stage.steps_before or 0,
-        ),
-        threads=threads.ThreadWatch(
-            torch.get_num_threads() if device.type == "cpu" else 1, adapts=adapts
-        ),
-        model_contents=functools.partial(
-            model_file_contents, net, loss_normalizes=config.loss.normalize_embeddings
-        ),
-        origin=_origin_of_run(values, loader, stage),
-        net_state=net_state,
-        stage=stage,
-        stop=stop,
-        advise=advise,
+        output,
+        stage,
+        stop,
     )
 
 
-def _origin_of_run(
-    values: Mapping[str, Any], loader: "trainer.Loader", stage: progress.Stage
-) -> dict[str, Any]:
+def _origin_of_run(values: Mapping[str, Any], loader: Loader, stage: Stage) -> dict[str, Any]:
     """What a resumed run is compared with, so that changes since its start are said."""
     components = {name: digest for name, (_, digest) in OUTSIDE.items()}
     origin: dict[str, Any] = {
@@ -452,7 +448,7 @@ def _origin_of_run(
         "working_folder": str(Path.cwd()),
         **getattr(loader, "identity", {}),
     }
-    if stage.steps_before is not None:
+    if not stage.is_first:
         origin["first_stage_steps"] = stage.steps_before
     return origin
 

@@ -272,7 +272,7 @@ def test_shares_of_a_batch(tiny_corpus, monkeypatch, caplog):
     for parts in zip(whole, *ranks, strict=True):
         assert torch.equal(parts[0].waveforms, torch.cat([one.waveforms for one in parts[1:]]))
         assert torch.equal(parts[0].labels, torch.cat([one.labels for one in parts[1:]]))
-        assert {one.shares for one in parts[1:]} == {(2, 3, 3)}
+        assert {one.rank_sizes for one in parts[1:]} == {(2, 3, 3)}
 
 
 @pytest.mark.parametrize(
