@@ -115,6 +115,7 @@ def build_training_loader(
         ),  # threads read ahead what is not in memory
         augments_in_workers=with_reading is not None,
         changed_share=voices.share_at_other_speeds if changes_speed else 0.0,
+        is_waiting_for_disk=isinstance(reader, sources.FolderRows) and reader.is_on_disk,
         is_spawned=(start_method or workers.DEFAULT_START_METHOD) != "fork",
     )
     maker = batches.BatchMaker(
@@ -347,6 +348,7 @@ def _resolve_auto(
     is_reading_free: bool,
     augments_in_workers: bool,
     changed_share: float,
+    is_waiting_for_disk: bool,
     is_spawned: bool,
 ) -> DataOptions:
     """The section with every `auto` for workers and queues resolved."""
@@ -365,6 +367,7 @@ def _resolve_auto(
             processes_on_machine=distributed.local_world_size(),
             is_spawned=is_spawned,
             changed_share=changed_share,
+            is_waiting_for_disk=is_waiting_for_disk,
         )
         num_workers = choice.value
         logger.info("loader workers: %s", choice)
