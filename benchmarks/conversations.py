@@ -27,7 +27,6 @@ from scipy.signal import fftconvolve, firwin2, resample_poly
 import speakernet
 from speakernet.data.audio import SAMPLE_RATE, audio_info, read_audio, write_audio
 from speakernet.data.levels import FRAME_SECONDS, frame_powers
-from speakernet.inference.recordings import Recording
 from speakernet.inference.verifier import enroll
 from speakernet.inference.who.conversation import Turn
 from speakernet.inference.who.errors import diarization_errors
@@ -58,12 +57,10 @@ def by_telephone(waveform: np.ndarray) -> np.ndarray:
         "same",
     )
     loudest = np.abs(band).max() + 1e-9
-    coded = (
-        np.round(127 * np.sign(band) * np.log1p(255 * np.abs(band) / loudest) / np.log(256)) / 127
-    )
-    return resample_poly(
-        np.sign(coded) * np.expm1(np.abs(coded) * np.log(256)) / 255 * loudest, 2, 1
-    ).astype(np.float32)
+    compressed = np.sign(band) * np.log1p(255 * np.abs(band) / loudest) / np.log(256)
+    coded = np.round(127 * compressed) / 127
+    expanded = np.sign(coded) * np.expm1(np.abs(coded) * np.log(256)) / 255
+    return resample_poly(expanded * loudest, 2, 1).astype(np.float32)
 
 
 def by_microphone(waveform: np.ndarray, number: int) -> np.ndarray:
@@ -95,7 +92,8 @@ def conversation(
     while at < seconds:
         # Everybody speaks once before anybody speaks again.
         missing = [name for name in names if name not in {turn.speaker for turn in turns}]
-        name = missing[0] if missing else str(random.choice([one for one in names if one != last]))
+        others = [name for name in names if name != last]
+        name = missing[0] if missing else str(random.choice(others))
         waveform = read_audio(people[name][random.integers(len(people[name]))])
         parts = spoken(waveform)
         waveform = waveform[parts[0][0] : parts[-1][1]]
@@ -154,56 +152,121 @@ def name_seconds(
     As in DER, time closer than `collar` seconds to a border of the truth is left out. Only detected
     speech counts.
     """
-    at = np.arange(0.0, max(turn.stop for turn in truth), FRAME_SECONDS)
-    borders = np.sort([border for turn in truth for border in (turn.start, turn.stop)])
-    right = np.searchsorted(borders, at).clip(1, len(borders) - 1)
-    at = at[np.minimum(np.abs(at - borders[right - 1]), np.abs(at - borders[right])) >= collar]
+    times = np.arange(0.0, max(turn.stop for turn in truth), FRAME_SECONDS)
+    for turn in truth:
+        for border in (turn.start, turn.stop):
+            times = times[np.abs(times - border) >= collar]
 
-    def spoken_by(turns: Iterable[Turn], name: str) -> np.ndarray:
-        inside = [(turn.start <= at) & (at < turn.stop) for turn in turns if turn.speaker == name]
-        return np.any(inside, axis=0) if inside else np.zeros(len(at), dtype=bool)
+    def is_spoken(turns: Iterable[Turn], names: Iterable[str]) -> np.ndarray:
+        is_inside = np.zeros(len(times), dtype=bool)
+        for turn in turns:
+            if turn.speaker in names:
+                is_inside |= (turn.start <= times) & (times < turn.stop)
+        return is_inside
 
-    everybody = {turn.speaker for turn in (*truth, *found)}
-    true, claimed = (
-        {name: spoken_by(turns, name) for name in everybody} for turns in (truth, found)
-    )
-    is_speech = np.any(list(claimed.values()), axis=0)
-    known = [true[name] & is_speech for name in enrolled]
-    strange = (
-        np.any([true[name] for name in everybody - set(enrolled)], axis=0)
-        & ~np.any(known, axis=0)
-        & is_speech
-    )
-    right = sum((one & claimed[name]).sum() for one, name in zip(known, enrolled, strict=True))
-    wrong = (strange & np.any([claimed[name] for name in enrolled], axis=0)).sum()
-    return FRAME_SECONDS * np.array([right, np.sum(known), wrong, strange.sum()], dtype=np.float64)
+    speakers = {turn.speaker for turn in (*truth, *found)}
+    is_speech = is_spoken(found, speakers)
+    right = known = 0
+    for name in enrolled:
+        is_true = is_spoken(truth, [name]) & is_speech
+        right += (is_true & is_spoken(found, [name])).sum()
+        known += is_true.sum()
+    strangers = speakers.difference(enrolled)
+    is_strange = is_spoken(truth, strangers) & ~is_spoken(truth, enrolled) & is_speech
+    wrong = (is_strange & is_spoken(found, enrolled)).sum()
+    return FRAME_SECONDS * np.array([right, known, wrong, is_strange.sum()], dtype=np.float64)
 
 
-def remember(verifier: speakernet.SpeakerVerifier) -> None:
-    """Make the verifier embed each window of a recording only once."""
-    kept: dict[tuple[str, int, int], np.ndarray] = {}
-    embed = verifier.embed_windows
+def audio_files(folder: Path | None) -> list[Path]:
+    """All recordings below a folder."""
+    if folder is None:
+        return []
+    return sorted(path for path in folder.rglob("*") if path.suffix in (".wav", ".flac"))
 
-    def embed_new(
-        recording: Recording, windows: Iterable[tuple[int, int]], num_windows: int
-    ) -> np.ndarray:
-        keys = [(recording.name, *window) for window in windows]
-        missing = list(dict.fromkeys(key for key in keys if key not in kept))
-        if missing:
-            kept.update(
-                zip(
-                    missing,
-                    embed(recording, (key[1:] for key in missing), len(missing)),
-                    strict=True,
-                )
-            )
-        return (
-            np.stack([kept[key] for key in keys])
-            if keys
-            else np.zeros((0, verifier.embedding_dim), np.float32)
+
+class Conversations:
+    """Makes conversations one by one, and adds up how well the verifier names their speakers."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.arguments = arguments
+        self.verifier = speakernet.load(arguments.model, "cpu")
+        self.noises = audio_files(arguments.noise)
+        self.rirs = audio_files(arguments.rirs)
+        self.people: dict[str, list[Path]] = {}
+        folders = sorted(path for path in arguments.speech.iterdir() if path.is_dir())
+        for folder in folders[arguments.half :: 2]:
+            files = [*sorted(folder.rglob("*.flac")), *sorted(folder.rglob("*.wav"))]
+            if len(files) >= 5:
+                self.people[folder.name] = files
+        for kind in ("reference", *KINDS):
+            (arguments.out / kind).mkdir(parents=True, exist_ok=True)
+        self.named = {kind: np.zeros(4) for kind in KINDS}
+        self.audio_seconds = 0.0
+        self.processor_seconds = 0.0
+
+    def write_turns(self, kind: str, name: str, turns: Iterable[Turn]) -> None:
+        """Write an RTTM file."""
+        lines = [*rttm_lines(name, turns), ""]
+        (self.arguments.out / kind / f"{name}.rttm").write_text("\n".join(lines))
+
+    def run(self, number: int) -> None:
+        """Make a conversation, and find who speaks in it."""
+        arguments = self.arguments
+        random = np.random.default_rng([arguments.seed, number])
+        name = f"{number:03d}"
+        low, high = arguments.speakers
+        count = low + number % (high - low + 1)
+        speakers = random.choice(sorted(self.people), count, replace=False).tolist()
+        files = {}
+        for speaker in speakers:
+            paths = self.people[speaker]
+            files[speaker] = [paths[row] for row in random.permutation(len(paths))]
+        rir = None
+        if self.rirs and number % 2:
+            rir = self.rirs[random.integers(len(self.rirs))]
+        spoken_files = {speaker: paths[ENROLLED:] for speaker, paths in files.items()}
+        mixed, turns = conversation(
+            spoken_files, arguments.seconds, arguments.overlap, arguments.channel, random
         )
+        path = arguments.out / f"{name}.flac"
+        write_audio(path, disturbed(mixed, self.noises, rir, arguments.snr, random))
+        self.write_turns("reference", name, turns)
+        store = None
+        enrolled = speakers[: arguments.enrolled or (count + 1) // 2]
+        if self.verifier.is_calibrated:
+            (arguments.out / f"{name}.db").unlink(missing_ok=True)
+            store = self.verifier.people(arguments.out / f"{name}.db")
+            for speaker in enrolled:
+                enroll(self.verifier, store, speaker, files[speaker][:ENROLLED])
+        self.audio_seconds += audio_info(path).seconds
+        begin = time.process_time()
+        for kind in KINDS:
+            num_speakers = count if kind == "known" else None
+            found = self.verifier.who(path, store, num_speakers=num_speakers)
+            if kind == KINDS[0]:
+                self.processor_seconds += time.process_time() - begin
+            self.write_turns(kind, name, found.turns)
+            self.named[kind] += name_seconds(turns, found.turns, enrolled, arguments.collar)
+            seconds = self.named[kind].round(1).tolist()
+            print(name, count, kind, len(found.speakers), json.dumps(seconds), flush=True)
 
-    verifier.embed_windows = embed_new  # type: ignore[method-assign]
+    def report(self) -> None:
+        """Print the figures of all conversations."""
+        out = self.arguments.out
+        for kind, (right, known, wrong, strangers) in self.named.items():
+            errors = diarization_errors(
+                read_turns(out / "reference"), read_turns(out / kind), collar=self.arguments.collar
+            )
+            titles = ("DER", "missed", "false alarm", "confusion", "JER")
+            rates = dict(zip(titles, errors.rates().round(2).tolist(), strict=True))
+            num_right = f"right in {errors.num_right} of {len(errors.names)}"
+            print(f"number {kind}: {json.dumps(rates)}, {num_right}", end="; ")
+            share = 100 * right / max(known, 1)
+            print(f"enrolled people named for {share:.1f} % of their time", end=", ")
+            share = 100 * wrong / max(strangers, 1)
+            print(f"strangers given a name for {share:.1f} % of theirs")
+        factor = self.processor_seconds / self.audio_seconds
+        print(f"real-time factor {factor:.4f} in processor time")
 
 
 def main() -> None:
@@ -226,84 +289,10 @@ def main() -> None:
     parser.add_argument("--snr", type=float, default=15.0)
     parser.add_argument("--collar", type=float, default=0.25)
     parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
-    folders = sorted(one for one in given.speech.iterdir() if one.is_dir())[given.half :: 2]
-    people = {one.name: sorted(one.rglob("*.flac")) + sorted(one.rglob("*.wav")) for one in folders}
-    people = {name: files for name, files in people.items() if len(files) >= 5}
-    noises, rirs = (
-        sorted(p for p in one.rglob("*") if p.suffix in (".wav", ".flac")) if one else []
-        for one in (given.noise, given.rirs)
-    )
-    verifier, (low, high) = speakernet.load(given.model, "cpu"), given.speakers
-    remember(verifier)
-    for kind in ("reference", *KINDS):
-        (given.out / kind).mkdir(parents=True, exist_ok=True)
-    named = np.zeros((2, 4))
-    audio = 0.0
-    work = 0.0
-    for number in range(given.count):
-        random = np.random.default_rng([given.seed, number])
-        name = f"{number:03d}"
-        count = low + number % (high - low + 1)
-        here = [str(one) for one in random.choice(sorted(people), count, replace=False)]
-        files = {
-            one: [people[one][row] for row in random.permutation(len(people[one]))] for one in here
-        }
-        rir = rirs[random.integers(len(rirs))] if rirs and number % 2 else None
-        spoken_files = {one: found[ENROLLED:] for one, found in files.items()}
-        mixed, turns = conversation(
-            spoken_files, given.seconds, given.overlap, given.channel, random
-        )
-        write_audio(
-            path := given.out / f"{name}.flac", disturbed(mixed, noises, rir, given.snr, random)
-        )
-        (given.out / "reference" / f"{name}.rttm").write_text(
-            "\n".join([*rttm_lines(name, turns), ""])
-        )
-        store = None
-        enrolled = here[: given.enrolled or (count + 1) // 2]
-        if verifier.is_calibrated:
-            (given.out / f"{name}.db").unlink(missing_ok=True)
-            store = verifier.people(given.out / f"{name}.db")
-            for one in enrolled:
-                enroll(verifier, store, one, files[one][:ENROLLED])
-        begun = time.process_time()
-        took = 0.0
-        for row, kind in enumerate(KINDS):
-            found = verifier.who(path, store, num_speakers=count if kind == "known" else None)
-            took = took or time.process_time() - begun
-            (given.out / kind / f"{name}.rttm").write_text(
-                "\n".join([*rttm_lines(name, found.turns), ""])
-            )
-            named[row] += name_seconds(turns, found.turns, enrolled, given.collar)
-            print(
-                name,
-                count,
-                kind,
-                len(found.speakers),
-                json.dumps(named[row].round(1).tolist()),
-                flush=True,
-            )
-        work = work + took
-        audio = audio + audio_info(path).seconds
-    for kind, (right, known, wrong, strangers) in zip(KINDS, named.tolist(), strict=True):
-        reference = read_turns(given.out / "reference")
-        errors = diarization_errors(reference, read_turns(given.out / kind), collar=given.collar)
-        rates = zip(
-            ("DER", "missed", "false alarm", "confusion", "JER"),
-            errors.rates().round(2).tolist(),
-            strict=True,
-        )
-        print(
-            f"number {kind}: {json.dumps(dict(rates))}, right in {errors.num_right} of "
-            f"{len(errors.names)}",
-            end="; ",
-        )
-        print(
-            f"enrolled people named for {100 * right / max(known, 1):.1f} % of their time", end=", "
-        )
-        print(f"strangers given a name for {100 * wrong / max(strangers, 1):.1f} % of theirs")
-    print(f"real-time factor {work / audio:.4f} in processor time")
+    conversations = Conversations(parser.parse_args())
+    for number in range(conversations.arguments.count):
+        conversations.run(number)
+    conversations.report()
 
 
 if __name__ == "__main__":

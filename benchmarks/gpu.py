@@ -5,10 +5,10 @@
     python benchmarks/gpu.py --device cpu --quick --out figures.json
 
 Parts, in the order of their use if time is short: pipeline (training from disk to weights),
-evaluation, steps (time and memory of each variant), correctness (against the CPU in float32), ranks
-(one and several). Every row is stored in FILE as it is measured, a part ends after 90 s, and
-finished parts are not run again; at the end a table of every part is printed. Without CUDA,
-measurements that need it are marked as missing.
+evaluation, steps (time and memory of each variant), launches (kernels of a step), correctness
+(against the CPU in float32), ranks (one and several). Every row is stored in FILE as it is
+measured, a part ends after 90 s, and finished parts are not run again; at the end a table of every
+part is printed. Without CUDA, measurements that need it are marked as missing.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from benchmarks.on_gpu.correctness import correctness
 from benchmarks.on_gpu.end_to_end import evaluation, pipeline
 from benchmarks.on_gpu.record import Record, Row, Setup, left_out
 from benchmarks.on_gpu.several import several_ranks
-from benchmarks.on_gpu.step_costs import step_costs
+from benchmarks.on_gpu.step_costs import launches, step_costs
 
 logger = logging.getLogger("benchmarks.gpu")
 
@@ -39,6 +39,7 @@ PARTS: dict[str, Callable[[Setup], Iterable[Row]]] = {
     "pipeline": pipeline,
     "evaluation": evaluation,
     "steps": step_costs,
+    "launches": launches,
     "correctness": correctness,
     "ranks": several_ranks,
 }
@@ -71,7 +72,8 @@ def measure(record: Record, setup: Setup, parts: Sequence[str]) -> bool:
         except PartOver:
             rows.append(left_out("what follows", f"{PART_SECONDS:g} s were over"))
         record.put(name, rows, time.perf_counter() - begin, is_done=True)
-    return all(one.get("passed", True) for name in parts for one in record.parts[name]["rows"])
+    measured = [row for name in parts for row in record.parts[name]["rows"]]
+    return all(row.get("passed", True) for row in measured)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ import torch
 from benchmarks.plain_models import PlainAMSoftmax, PlainResNetSE34L
 from benchmarks.served import own_command, own_environment, serve, time_processes
 from benchmarks.timing import Timing
+from speakernet import distributed
 from speakernet.assembly.training import (
     Parts,
     build_loss,
@@ -33,7 +34,6 @@ from speakernet.losses.options import AMSoftmaxOptions, LossOptions
 from speakernet.machine.device import find_device
 from speakernet.models.options import FAMILIES, MODELS
 from speakernet.options import lookup
-from speakernet.parallel import distributed
 
 NUM_SPEAKERS = 150
 # voxceleb_trainer's network and its sizes.
@@ -69,7 +69,7 @@ class RandomBatch:
     waveforms: torch.Tensor
     labels: torch.Tensor
     indices: torch.Tensor
-    shares: tuple[int, ...]
+    rank_sizes: tuple[int, ...]
     draw_key: int = 0
 
     @property
@@ -82,8 +82,8 @@ class RandomBatch:
         """One batch on the device; with several processes, each has `batch_size` crops."""
         noise = torch.randn(batch_size, CROP_SAMPLES, generator=torch.Generator().manual_seed(0))
         labels = torch.arange(batch_size) % NUM_SPEAKERS
-        shares = (batch_size,) * distributed.world_size()
-        return cls((0.1 * noise).to(device), labels.to(device), torch.arange(batch_size), shares)
+        sizes = (batch_size,) * distributed.world_size()
+        return cls((0.1 * noise).to(device), labels.to(device), torch.arange(batch_size), sizes)
 
 
 class OneBatchLoader:
@@ -142,7 +142,7 @@ def trainer_step(config: Config, folder: Path, batch_size: int) -> Callable[[], 
     trainer = build_trainer(config, parts, lambda epoch: {"eer_percent": 50.0}, folder)
     net.train()
     loss.train()
-    trainer.step.ranks.begin_epoch()
+    trainer.step.exchange.begin_epoch()
     batches = iter(loader)
 
     def run() -> None:

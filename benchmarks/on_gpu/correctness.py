@@ -27,8 +27,8 @@ from speakernet.data.batches import speed_fractions
 from speakernet.models.options import MODELS
 from speakernet.run_folder import BEST, METRICS
 from speakernet.training.optimizers import create_optimizer
-from speakernet.training.progress import Interrupted
 from speakernet.training.step import TrainingStep
+from speakernet.training.stopping import Interrupted
 
 # Allowed relative errors. float32 sums in a different order; the mantissa has 10 bits in TF32 and
 # fp16, 7 in bf16.
@@ -182,7 +182,6 @@ def _step(config: Config, net: nn.Module, loss: nn.Module, device: torch.device)
         precision,
         config.training,
         utterances_per_speaker=1,
-        gradient_cache=False,
     )
 
 

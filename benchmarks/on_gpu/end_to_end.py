@@ -160,20 +160,20 @@ def _end_to_end(setup: Setup, name: str, config: Config, folder: Path, steps: in
     net.train()
     loss.train()
     try:
-        trainer.step.ranks.begin_epoch()
+        trainer.step.exchange.begin_epoch()
         batches = iter(loader)
 
         def run() -> None:
             trainer.run_step(batches)
 
-        timed = time_steps(run, steps, setup.device, trainer.tracker.take_window)
+        timed = time_steps(run, steps, setup.device, trainer.speed.take_window)
         phases = {
-            f"{part}_share": share for part, share in _phases(trainer.tracker.take_window()).items()
+            f"{part}_share": share for part, share in _phases(trainer.speed.take_window()).items()
         }
         loader.maker = ReadyCrops(loader.maker)
         loader.set_epoch(1)
         batches = iter(loader)
-        trainer.state.batch = 0
+        trainer.state.micro_batch = 0
         ready = time_steps(run, steps, setup.device)["step_seconds"]
     finally:
         loader.close()

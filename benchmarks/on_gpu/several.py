@@ -7,11 +7,9 @@ Started by torchrun, this file runs the steps of one process.
 import itertools
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,18 +19,17 @@ from benchmarks.on_gpu.record import Row, Setup, left_out, row
 from benchmarks.on_gpu.step_costs import (
     ALL_BUT_GRAPHS,
     PLAIN,
+    QUICK_ROUNDS,
     ROUNDS,
     VARIANTS,
-    WARMUP,
     batch_size_of,
     step_config,
 )
 from benchmarks.steps import trainer_step
+from speakernet import distributed
 from speakernet.assembly.training import prepare_machine
-from speakernet.machine.device import choose_device, synchronize
-from speakernet.parallel import distributed
+from speakernet.machine.device import choose_device
 from speakernet.parallel.group import joined
-from speakernet.training.timing import warm_up
 
 MODEL = "ResNet34"
 QUICK_MODEL = "ResNet"
@@ -45,73 +42,56 @@ def several_ranks(setup: Setup) -> Iterator[Row]:
     if most < 2:
         yield left_out("several processes", "needs two or more GPUs")
         return
-    alone = batch_size_of(setup) / _seconds(setup, 1, "off")
-    yield row(
-        "1 process",
-        step_seconds=batch_size_of(setup) / alone,
-        utterances_per_second=alone,
-        scaling=1.0,
-    )
+    batch_size = batch_size_of(setup)
+    alone = _measure(setup, 1, "off")
+    speed = batch_size / alone["step_seconds"]
+    yield row("1 process", utterances_per_second=speed, scaling=1.0, **alone)
     for count, (name, norms) in itertools.product((2, 4, 8, 16), NORMS.items()):
         if count <= most:
-            seconds = _seconds(setup, count, norms)
-            rate = count * batch_size_of(setup) / seconds
-            share = rate / (count * alone)
+            figures = _measure(setup, count, norms)
+            together = count * batch_size / figures["step_seconds"]
             yield row(
                 f"{count} processes, {name}",
-                step_seconds=seconds,
-                utterances_per_second=rate,
-                scaling=share,
+                utterances_per_second=together,
+                scaling=together / (count * speed),
+                **figures,
             )
 
 
-def _seconds(setup: Setup, count: int, norms: str) -> float:
-    """Median seconds of a step in `count` processes."""
+def _measure(setup: Setup, count: int, norms: str) -> dict[str, float]:
+    """Rank 0's figures of a step in `count` processes."""
     out = setup.folder / "ranks.json"
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc_per_node={count}",
-    ]
-    words = [setup.device.type, "quick" if setup.is_quick else "whole", norms, str(out)]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}"]
+    size = "quick" if setup.is_quick else "whole"
+    words = ["-m", "benchmarks.on_gpu.several", setup.device.type, size, norms, str(out)]
     root = str(Path(__file__).resolve().parents[2])
-    environment = {**os.environ, "PYTHONPATH": root}
     done = subprocess.run(
-        [*command, "-m", "benchmarks.on_gpu.several", *words],
-        env=environment,
+        [sys.executable, *torchrun, *words],
+        env={**os.environ, "PYTHONPATH": root},
         capture_output=True,
         text=True,
         check=False,
     )
     if done.returncode:
         raise ValueError(f"{count} processes failed: {done.stderr.strip()[-500:]}")
-    return float(json.loads(out.read_text(encoding="utf-8")))
+    return json.loads(out.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
-def _run(device: str, size: str, norms: str, out: str) -> None:
-    """Run one process; rank 0 writes the median seconds of a step."""
+def _run(device_type: str, size: str, norms: str, out: str) -> None:
+    """Run one process; rank 0 writes the figures of a step."""
     with tempfile.TemporaryDirectory() as folder:
-        setup = Setup(torch.device(device), size == "quick", Path(folder))
+        setup = Setup(torch.device(device_type), size == "quick", Path(folder))
         runtime = PLAIN if setup.is_quick else VARIANTS[ALL_BUT_GRAPHS]
-        config = step_config(
-            setup, QUICK_MODEL if setup.is_quick else MODEL, {**runtime, "sync_batch_norm": norms}
-        )
+        model = QUICK_MODEL if setup.is_quick else MODEL
+        config = step_config(setup, model, {**runtime, "sync_batch_norm": norms})
         with joined(config.runtime):
             prepare_machine(config)
-            device_of_rank = choose_device(config.runtime)
+            device = choose_device(config.runtime)
             step = trainer_step(config, Path(folder), batch_size_of(setup))
-            warm_up(step, 1 if setup.is_quick else WARMUP)
-            seconds = []
-            for _ in range(1 if setup.is_quick else ROUNDS):
-                synchronize(device_of_rank)
-                begin = time.perf_counter()
-                step()
-                synchronize(device_of_rank)
-                seconds.append(time.perf_counter() - begin)
+            # All ranks take the same steps: they exchange gradients.
+            figures = time_steps(step, QUICK_ROUNDS if setup.is_quick else ROUNDS, device)
             if distributed.is_main():
-                Path(out).write_text(json.dumps(statistics.median(seconds)), encoding="utf-8")
+                Path(out).write_text(json.dumps(figures), encoding="utf-8")
 
 
 if __name__ == "__main__":

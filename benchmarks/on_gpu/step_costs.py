@@ -1,4 +1,4 @@
-"""Part `steps`: time and memory of a training step in each variant."""
+"""Parts `steps` and `launches`: time, memory and kernels of a training step."""
 
 import contextlib
 import tempfile
@@ -75,12 +75,27 @@ def step_costs(setup: Setup) -> Iterator[Row]:
             name = f"{model}, {variant}"
             if runtime.keys() & {"compile_mode", "cuda_graph"} and not setup.is_cuda:
                 yield left_out(name, NEEDS_CUDA)
-                continue
-            if setup.is_quick and "compile" in variant:
+            elif setup.is_quick and "compile" in variant:
                 yield left_out(name, "--quick does not compile")
-                continue
-            with warm_step(setup, model, runtime) as step:
-                yield _measured(setup, name, step)
+            else:
+                with warm_step(setup, model, runtime) as step:
+                    yield _measure(setup, name, step)
+                # Compiled code is useless to the next network and keeps memory.
+                torch.compiler.reset()
+
+
+def launches(setup: Setup) -> Iterator[Row]:
+    """Kernels that a step launches: with some 10 us each on the host, they bound a small network."""
+    if not setup.is_cuda:
+        yield left_out("kernel launches", NEEDS_CUDA)
+        return
+    for model in MODELS:
+        with warm_step(setup, model, HALF) as step:
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+                step()
+            kernels = [event for event in seen.events() if event.device_type.name == "CUDA"]
+            shares = host_and_busy(step, ROUNDS, setup.device)
+            yield row(model, launches=len(kernels), **shares)
 
 
 @contextlib.contextmanager
@@ -94,23 +109,22 @@ def warm_step(setup: Setup, model: str, runtime: Mapping[str, Any]) -> Iterator[
         yield step
 
 
-def _measured(setup: Setup, name: str, step: Callable[[], None]) -> Row:
-    batch_size = batch_size_of(setup)
+def _measure(setup: Setup, name: str, step: Callable[[], None]) -> Row:
     if setup.is_cuda:
         torch.cuda.reset_peak_memory_stats(setup.device)
-    seconds = median_seconds(step, QUICK_ROUNDS if setup.is_quick else ROUNDS)
-    peak = (
-        torch.cuda.max_memory_allocated(setup.device) if setup.is_cuda else peak_tensor_bytes(step)
-    )
-    shares = host_and_busy(step, QUICK_ROUNDS if setup.is_quick else ROUNDS, setup.device)
-    # Compiled code is useless to the next network and keeps memory.
-    torch.compiler.reset()
+    rounds = QUICK_ROUNDS if setup.is_quick else ROUNDS
+    (timing,) = timings(run_in_turn({name: Way(lambda _: step() or 1)}, rounds=rounds, warmup=0))
+    seconds = timing.median_seconds
+    if setup.is_cuda:
+        peak = torch.cuda.max_memory_allocated(setup.device)
+    else:
+        peak = peak_tensor_bytes(step)
     return row(
         name,
         step_seconds=seconds,
-        utterances_per_second=batch_size / seconds,
+        utterances_per_second=batch_size_of(setup) / seconds,
         peak_bytes=peak,
-        **shares,
+        **host_and_busy(step, rounds, setup.device),
     )
 
 
@@ -129,14 +143,3 @@ def host_and_busy(run: Callable[[], Any], count: int, device: torch.device) -> d
     if utilisation.mean is not None:
         figures["gpu_utilisation_percent"] = utilisation.mean
     return figures
-
-
-def median_seconds(run: Callable[[], Any], rounds: int) -> float:
-    """Median seconds of a run, including the device's work."""
-
-    def once(_: Any) -> int:
-        run()
-        return 1
-
-    (timing,) = timings(run_in_turn({"it": Way(once)}, rounds=rounds, warmup=0))
-    return timing.median_seconds

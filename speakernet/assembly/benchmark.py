@@ -130,13 +130,13 @@ def _measure_training(config: Config, loader: TrainingLoader, num_steps: int) ->
 
         def run_step() -> None:
             # An endless epoch: the trainer never reaches its last batch.
-            trainer.state.batch %= num_batches
+            trainer.state.micro_batch %= num_batches
             trainer.run_step(batches)
 
-        timed = time_steps(run_step, num_steps, device, trainer.tracker.take_window)
+        timed = time_steps(run_step, num_steps, device, trainer.speed.take_window)
         summary = {
-            **trainer.tracker.summary(),
-            **trainer.tracker.take_window(),
+            **trainer.speed.summary(),
+            **trainer.speed.take_window(),
             **timed,
             "steps": num_steps,
         }
@@ -195,10 +195,9 @@ def find_batch_size(
         loss,
         create_optimizer(config.optimizer, [net, loss], device, is_float32=precision.name == "no"),
         precision,
-        config.training,
-        utterances_per_speaker=per_speaker,
         # Each size is tried as a whole batch.
-        gradient_cache=False,
+        config.training.model_copy(update={"accumulation_steps": 1}),
+        utterances_per_speaker=per_speaker,
     )
     num_samples = crop_samples(config.data.crop_frames, config.data.sample_rate)
     generator = torch.Generator().manual_seed(config.runtime.seed)

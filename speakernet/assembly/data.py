@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from speakernet import distributed
 from speakernet.assembly.inputs import Inputs, TrainingInput, voices_of
 from speakernet.config.schema import Config
 from speakernet.data import (
@@ -34,8 +35,7 @@ from speakernet.data.options import DataOptions
 from speakernet.files import human_bytes
 from speakernet.machine.facts import usable_cores, usable_memory_bytes
 from speakernet.options import Choice
-from speakernet.parallel import distributed
-from speakernet.training import compiling, precision, progress
+from speakernet.training import compiling, precision
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +94,7 @@ def build_training_loader(
         sample_bytes=2 if is_int16 else 4,
         # Threads read ahead what is not in memory.
         is_reading_free=is_flat,
+        is_waiting_for_disk=isinstance(reader, sources.FolderRows) and reader.is_on_disk,
         augments_in_workers=with_reading is not None,
         changed_share=voices.share_at_other_speeds if changes_speed else 0.0,
         is_spawned=(start_method or workers.DEFAULT_START_METHOD) != "fork",
@@ -188,10 +189,8 @@ def _placed(
     return running
 
 
-def loading_facts(loader: TrainingLoader) -> progress.LoadingFacts:
-    """The facts about a loader from which `speakernet.training.progress` advises on waiting for
-    data.
-    """
+def loading_facts(loader: TrainingLoader) -> choices.LoadingFacts:
+    """The facts about a loader from which `data_wait_advice` advises on waiting for data."""
     maker = loader.maker
     reader = loader.maker.reader
     is_compressed = isinstance(reader, sources.FolderRows) and not reader.table.all_plain
@@ -199,7 +198,7 @@ def loading_facts(loader: TrainingLoader) -> progress.LoadingFacts:
     is_disk_timed = not is_compressed and not (
         maker.changes_speed and any(speed != 1 for speed in maker.speeds)
     )
-    return progress.LoadingFacts(
+    return choices.LoadingFacts(
         num_workers=int(loader.options.num_workers),
         cores=usable_cores(),
         is_packed=isinstance(reader, packed.PackedRows),
@@ -284,6 +283,7 @@ def _resolve_auto(
     is_reading_free: bool,
     augments_in_workers: bool,
     changed_share: float,
+    is_waiting_for_disk: bool,
     is_spawned: bool,
 ) -> DataOptions:
     """The section with every `auto` for workers and queues resolved."""
@@ -301,6 +301,7 @@ def _resolve_auto(
             free_shared_bytes=free_shared,
             processes_on_machine=distributed.local_world_size(),
             is_spawned=is_spawned,
+            is_waiting_for_disk=is_waiting_for_disk,
             changed_share=changed_share,
         )
         num_workers = choice.value

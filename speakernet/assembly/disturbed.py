@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from speakernet import distributed
 from speakernet.assembly.inputs import Inputs
 from speakernet.checkpoint import write_checkpoint
 from speakernet.config import Config
@@ -24,7 +25,6 @@ from speakernet.evaluation.sweep import DegradedSource, Step, augmenting, run_sw
 from speakernet.inference.adapt import adapted_contents
 from speakernet.models.model_file import ModelFile
 from speakernet.models.speaker_net import folded
-from speakernet.parallel import distributed
 from speakernet.random import derive_seed
 
 logger = logging.getLogger(__name__)

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 import speakernet
+from speakernet import distributed
 from speakernet.assembly.inputs import Inputs, TrialInput, chosen_by_validation
 from speakernet.assembly.training import build_model
 from speakernet.checkpoint import read_checkpoint
@@ -75,7 +76,6 @@ from speakernet.models.model_file import (
     voices_caution,
 )
 from speakernet.models.speaker_net import folded
-from speakernet.parallel import distributed
 from speakernet.random import numpy_generator
 from speakernet.run_folder import EMBEDDINGS, EVALUATIONS, evaluation_folder
 from speakernet.terminal import MAX_NAMED, counted

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from speakernet import distributed
 from speakernet.assembly.data import build_training_loader, loading_facts, reserved_for_training
 from speakernet.assembly.evaluation import scores_of_model
 from speakernet.assembly.inputs import Inputs, chosen_by_validation
@@ -26,6 +27,7 @@ from speakernet.checkpoint import read_checkpoint, read_own_checkpoint
 from speakernet.config import ConfigError
 from speakernet.config.loading import save_config
 from speakernet.config.schema import Config, replaced, stages_of
+from speakernet.data.choices import data_wait_advice
 from speakernet.evaluation.evaluate import Evaluation
 from speakernet.evaluation.figures import compare_scores
 from speakernet.evaluation.fitting import known_by
@@ -35,14 +37,14 @@ from speakernet.losses.classification import SpeakerLoss
 from speakernet.losses.sharded import shard_head
 from speakernet.models.model_file import is_model_file, load_initial_weights
 from speakernet.models.speaker_net import SpeakerNet
-from speakernet.parallel import distributed
 from speakernet.random import derive_seed
 from speakernet.run_folder import AVERAGE, BEST, CHECKPOINTS, CONFIG, LAST, stage_folder
 from speakernet.terminal import counted, text_table
 from speakernet.training.checkpoints import adopt_better, find_checkpoint, set_aside_older
 from speakernet.training.optimizers import WeightAverage
 from speakernet.training.options import LARGEST_SEED
-from speakernet.training.progress import Stage, StopRequest, data_wait_advice
+from speakernet.training.state import Stage
+from speakernet.training.stopping import StopRequest
 
 logger = logging.getLogger(__name__)
 
@@ -311,16 +313,19 @@ class StagedRun:
             if self.loss is None:
                 self.loss = build_loss(config, loader.num_classes)
                 speakers = loader.identity["speakers"]
-                given = begin_with_initial_model(config, self.net, self.loss, speakers)
+                initial_model = begin_with_initial_model(config, self.net, self.loss, speakers)
             else:
                 best = distributed.from_main(lambda: read_own_checkpoint(run_folder / BEST))
-                given = best["training_summary"].get("initial_model")
+                initial_model = best["training_summary"].get("initial_model", {})
             stage = Stage(
-                steps_before=self.steps if number else None,
-                given=given,
+                is_first=number == 0,
+                steps_before=self.steps,
+                initial_model=initial_model or {},
                 chosen_by=self._chosen_by(),
-                on_start=functools.partial(save_config, self.config, run_folder / CONFIG),
                 corpus=self.inputs.corpus_facts(),
+                on_start=functools.partial(save_config, self.config, run_folder / CONFIG),
+                # Called at the end, because the speed of the disk only shows during training.
+                advise=lambda share: data_wait_advice(share, loading_facts(loader)),
             )
             if name:
                 stage = dataclasses.replace(
@@ -339,8 +344,6 @@ class StagedRun:
                 self.validate,
                 self.folders[number],
                 stage=stage,
-                # Called at the end, because the speed of the disk only shows during training.
-                advise=lambda share: data_wait_advice(share, loading_facts(loader)),
                 stop=self.stop,
             )
             summary = trainer.train()
@@ -354,10 +357,10 @@ class StagedRun:
         self.steps += summary["steps"]
         return summary
 
-    def _chosen_by(self) -> dict[str, Any] | None:
-        """The list that selects the best model; None if no model is selected."""
+    def _chosen_by(self) -> dict[str, Any]:
+        """The list that selects the best model; empty if no model is selected."""
         if not chosen_by_validation(self.config):
-            return None
+            return {}
         return known_by(self.inputs.validation.trials)
 
     def _take_evaluated_weights(self, number: int, loss: SpeakerLoss) -> None:
@@ -468,7 +471,9 @@ def scheduled_epochs(config: Config) -> list[ScheduledEpoch]:
     scheduled = []
     for name, stage in stages_of(config).items():
         # Two speakers, because no list is read.
-        rate, margin = build_schedules(stage, build_loss(stage, 2), SHOWN_STEPS)
+        schedules = build_schedules(stage, build_loss(stage, 2), SHOWN_STEPS)
+        rate = schedules.learning_rate
+        margin = schedules.margin
         for epoch in _shown_epochs(stage):
             # The next step belongs to the next epoch, in which a step schedule may have fallen.
             first = epoch * SHOWN_STEPS

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from speakernet import distributed
 from speakernet.config import Config, ConfigError
 from speakernet.config.schema import with_options
 from speakernet.corpora.synthetic import is_synthetic, make_corpus
@@ -30,7 +31,6 @@ from speakernet.data.lookup import LONG_LIST_BYTES, LookupTable, mapped_training
 from speakernet.data.opening import open_source
 from speakernet.data.sampling import Voices
 from speakernet.data.sources import AudioSource
-from speakernet.parallel import distributed
 
 logger = logging.getLogger(__name__)
 

@@ -7,14 +7,14 @@ import logging
 import torch
 from torch import nn
 
+from speakernet import distributed
 from speakernet.config.schema import Config
 from speakernet.losses.sharded import shard_head
 from speakernet.options import Choice
-from speakernet.parallel import distributed
 from speakernet.parallel.sync_norm import synchronize_norms
 from speakernet.terminal import counted
+from speakernet.training.exchange import SeveralProcesses
 from speakernet.training.fully_sharded import FullySharded
-from speakernet.training.ranks import SeveralProcesses
 
 logger = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import speakernet
+from speakernet import distributed
 from speakernet.assembly.evaluation import build_validation, cohort_of, run_evaluation
 from speakernet.assembly.fine_tuning import (
     StagedRun,
@@ -33,6 +34,7 @@ from speakernet.checks.lists import quick_check
 from speakernet.checks.samples import read_facts, sample_findings
 from speakernet.config import Config, ConfigError, LoadedConfig
 from speakernet.config.schema import stages_of
+from speakernet.distributed import refuse_differences
 from speakernet.evaluation.evaluate import Evaluation
 from speakernet.evaluation.results import Results
 from speakernet.files import human_bytes, sha256_of
@@ -40,8 +42,6 @@ from speakernet.machine.device import choose_device, find_device
 from speakernet.machine.facts import system_info, usable_cores
 from speakernet.models.model_file import voices_caution
 from speakernet.models.speaker_net import SpeakerNet
-from speakernet.parallel import distributed
-from speakernet.parallel.distributed import refuse_differences
 from speakernet.random import seed_everything
 from speakernet.run_folder import (
     BEST,
@@ -52,7 +52,7 @@ from speakernet.run_folder import (
     is_reported,
 )
 from speakernet.terminal import counted
-from speakernet.training.progress import StopRequest
+from speakernet.training.stopping import StopRequest
 from speakernet.training.trackers import TEST_FIGURES, Trackers
 
 PLOTS_OF_ERRORS = ("det", "scores", "llrs", "thresholds", "calibration")
@@ -188,8 +188,8 @@ def _send_results(config: Config, results: Results, summary: Mapping[str, Any]) 
     steps = int(summary["steps"])
     trackers = Trackers([*config.training.trackers], run_folder, {}, steps)
     written = [plot for plot in plots if plot.is_file()]
-    trackers.each("results", steps, figures, written, Path(summary["best_path"]))
-    trackers.each("close")
+    trackers.results(steps, figures, written, Path(summary["best_path"]))
+    trackers.close()
 
 
 def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, list[Path]]:

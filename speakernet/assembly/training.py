@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from speakernet import distributed
 from speakernet.config import ConfigError
 from speakernet.config.problems import (
     needs_gradient_cache,
@@ -36,7 +37,6 @@ from speakernet.models.layers import is_safe_in_channels_last
 from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.options import OUTSIDE, Choice, create, lookup
-from speakernet.parallel import distributed
 from speakernet.random import derive_seed
 from speakernet.run_folder import BEST, PROFILE
 from speakernet.training import (
@@ -49,8 +49,11 @@ from speakernet.training import (
     trainer,
 )
 from speakernet.training.precision import Precision, choose_precision
+from speakernet.training.protocols import Loader
 from speakernet.training.recording import record_steps
-from speakernet.training.step import TrainingStep
+from speakernet.training.state import WHOLE_RUN, Stage
+from speakernet.training.step import StepTools, TrainingStep
+from speakernet.training.stopping import StopRequest
 from speakernet.training.trackers import TRACKERS
 
 logger = logging.getLogger(__name__)
@@ -166,9 +169,7 @@ def build_precision(config: Config, device: torch.device) -> Precision:
     return Precision(runtime, name, device)
 
 
-def build_schedules(
-    config: Config, loss: SpeakerLoss, steps_per_epoch: int
-) -> tuple[schedules.LearningRateSchedule, schedules.MarginSchedule | None]:
+def build_schedules(config: Config, loss: SpeakerLoss, steps_per_epoch: int) -> schedules.Schedules:
     """The schedules of the learning rate and, if the loss has one, of the margin."""
     learning_rate = schedules.LearningRateSchedule(
         config.schedule,
@@ -178,10 +179,10 @@ def build_schedules(
         factor=batch_factor(config).value,
     )
     if loss.margin is None:
-        return learning_rate, None
+        return schedules.Schedules(learning_rate)
     # The full margin is read before the first step, because the schedule changes it from then on.
     margin = schedules.MarginSchedule(config.schedule, loss.margin, steps_per_epoch=steps_per_epoch)
-    return learning_rate, margin
+    return schedules.Schedules(learning_rate, margin)
 
 
 def _build_compiler(config: Config, net: nn.Module, device: torch.device) -> compiling.Compiler:
@@ -242,7 +243,7 @@ class Parts(NamedTuple):
 
     net: SpeakerNet
     loss: SpeakerLoss
-    loader: "trainer.Loader"
+    loader: Loader
     device: torch.device
 
 
@@ -252,9 +253,8 @@ def build_trainer(
     validate: Validate,
     run_folder: str | Path,
     *,
-    stage: progress.Stage = progress.WHOLE_RUN,
-    advise: Callable[[float], str] = lambda data_wait_share: "",
-    stop: progress.StopRequest | None = None,
+    stage: Stage = WHOLE_RUN,
+    stop: StopRequest | None = None,
 ) -> trainer.Trainer:
     """Build a trainer; call `refuse_impossible` first.
 
@@ -281,12 +281,12 @@ def build_trainer(
     net_state = net.trunk.tune(config.model.options, net)
     net.to(device)
     loss.to(device)
-    ranks = None
+    exchange = None
     if distributed.is_distributed():
         # Late: a single process does not need it.
         from speakernet.assembly.ranks import join_ranks
 
-        ranks = join_ranks(config, net, loss, device)
+        exchange = join_ranks(config, net, loss, device)
     apply_memory_options(config, net, device, precision)
     profiler = None
     if runtime.profiling and distributed.is_main():
@@ -294,6 +294,9 @@ def build_trainer(
         from speakernet.training.profiler import StepProfiler
 
         profiler = StepProfiler(runtime, folder / PROFILE, device)
+    # Deterministic runs keep their number of threads, because it changes the bits of results.
+    adapts = runtime.threads == "auto" and not runtime.deterministic
+    num_threads = torch.get_num_threads() if device.type == "cpu" else 1
     step = TrainingStep(
         net,
         loss,
@@ -303,49 +306,44 @@ def build_trainer(
         precision,
         training,
         utterances_per_speaker=loader.utterances_per_speaker,
-        gradient_cache=needs_gradient_cache(config),
-        ranks=ranks,
-        compiler=_build_compiler(config, net, device),
-        profiler=profiler,
+        tools=StepTools(
+            exchange,
+            _build_compiler(config, net, device),
+            profiler,
+            threads.ThreadWatch(num_threads, adapts=adapts),
+        ),
     )
     if runtime.cuda_graph == "on":
         record_steps(step, runtime, training.accumulation_steps)
     steps_per_epoch = math.ceil(len(loader) / training.accumulation_steps)
-    learning_rate, margin = build_schedules(config, loss, steps_per_epoch)
     values = config.model_dump()
+    output = trainer.RunOutput(
+        checkpoints.CheckpointStore(folder, training),
+        progress.Progress(
+            folder if distributed.is_main() else None,
+            trackers=training.trackers,
+            configuration=values,
+            steps_before=stage.steps_before,
+        ),
+        functools.partial(
+            model_file_contents, net, loss_normalizes=config.loss.normalize_embeddings
+        ),
+        _origin_of_run(values, loader, stage),
+        net_state,
+    )
     return trainer.Trainer(
         step,
         loader,
         validate,
-        learning_rate,
-        margin,
+        build_schedules(config, loss, steps_per_epoch),
         training,
-        store=checkpoints.CheckpointStore(folder, training),
-        progress=progress.Progress(
-            folder if distributed.is_main() else None,
-            trackers=training.trackers,
-            configuration=values,
-            steps_before=stage.steps_before or 0,
-        ),
-        threads=threads.ThreadWatch(
-            torch.get_num_threads() if device.type == "cpu" else 1,
-            # Deterministic runs keep their number of threads, because it changes bits of results.
-            adapts=runtime.threads == "auto" and not runtime.deterministic,
-        ),
-        model_contents=functools.partial(
-            model_file_contents, net, loss_normalizes=config.loss.normalize_embeddings
-        ),
-        origin=_origin_of_run(values, loader, stage),
-        net_state=net_state,
-        stage=stage,
-        stop=stop,
-        advise=advise,
+        output,
+        stage,
+        stop,
     )
 
 
-def _origin_of_run(
-    values: Mapping[str, Any], loader: "trainer.Loader", stage: progress.Stage
-) -> dict[str, Any]:
+def _origin_of_run(values: Mapping[str, Any], loader: Loader, stage: Stage) -> dict[str, Any]:
     """What a resumed run is compared with, so that the log can name what has changed since."""
     components = {name: digest for name, (_, digest) in OUTSIDE.items()}
     origin: dict[str, Any] = {
@@ -355,7 +353,7 @@ def _origin_of_run(
         "working_folder": str(Path.cwd()),
         **loader.identity,
     }
-    if stage.steps_before is not None:
+    if not stage.is_first:
         origin["first_stage_steps"] = stage.steps_before
     return origin
 

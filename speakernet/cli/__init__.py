@@ -29,9 +29,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from speakernet.distributed import is_first, is_first_here
 from speakernet.files import check_outputs, is_own, read_secret
 from speakernet.machine.memory import HUGE_PAGES, is_out_of_memory
-from speakernet.parallel.distributed import is_first, is_first_here
 from speakernet.terminal import TerminalHandler
 
 if TYPE_CHECKING:

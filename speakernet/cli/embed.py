@@ -17,7 +17,7 @@ import sys
 
 from speakernet.cli import CHANNEL, MODEL, load_verifier, output_path
 from speakernet.data.parts import PART_HELP, WHOLE, WorkPart, list_parts, parse_part
-from speakernet.parallel.distributed import find_place
+from speakernet.distributed import find_place
 from speakernet.terminal import counted
 
 ARGUMENTS = {

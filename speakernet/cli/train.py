@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from speakernet import distributed
 from speakernet.cli import load_configuration
+from speakernet.distributed import find_place
 from speakernet.files import open_text, own_command
-from speakernet.parallel import distributed
-from speakernet.parallel.distributed import find_place
 from speakernet.run_folder import BEST, CONFIG, LOG, REPORT, RESULTS, LogFile, refuse_unusable
 from speakernet.terminal import counted, duration
 

@@ -44,7 +44,7 @@ class Batch:
     waveforms: Tensor
     labels: Tensor
     indices: Tensor
-    shares: tuple[int, ...]
+    rank_sizes: tuple[int, ...]
     draw_key: int
     draw_rows: np.ndarray
 

@@ -6,12 +6,13 @@ reasons.
 """
 
 import math
+from dataclasses import dataclass
 
 from speakernet.files import human_bytes
 from speakernet.options import Choice
 
 MIN_BATCHES_FOR_WORKERS = 8  # shorter epochs are over before workers have started up
-MAX_WORKERS = 12  # with more, the training process itself is the limit
+MAX_WORKERS = 12  # for files in memory: with more, the training process itself is the limit
 MAX_SPAWNED_WORKERS = 4  # each imports torch again: seconds, and hundreds of megabytes
 MEMORY_SHARE = 0.5  # of the free memory, for corpora kept in memory
 # For a two-second crop, measured on one core: 0.20 to 0.25 ms to change its speed, 0.03 ms to pass
@@ -19,6 +20,8 @@ MEMORY_SHARE = 0.5  # of the free memory, for corpora kept in memory
 SPEED_MILLISECONDS = 0.25
 HANDOVER_MILLISECONDS = 0.05
 MAX_CROPS_PER_SECOND = 10_000  # more than one GPU trains on, so further workers would wait
+ADVISED_SHARE = 0.10  # of the time spent waiting for data, above which a change is worthwhile
+SLOW_DISK_BYTES_A_SECOND = 100e6
 
 
 def choose_num_workers(
@@ -33,8 +36,12 @@ def choose_num_workers(
     processes_on_machine: int = 1,
     is_spawned: bool = False,
     changed_share: float = 0.0,
+    is_waiting_for_disk: bool = False,
 ) -> Choice[int]:
-    """How many loader processes to start."""
+    """How many loader processes to start.
+
+    `is_waiting_for_disk`: files that do not fit into memory; their readers wait most of the time.
+    """
     share = max(1, cores // max(1, processes_on_machine))
     if share == 1:
         return Choice(
@@ -62,7 +69,7 @@ def choose_num_workers(
         (max(1, share // 4), f"the network itself needs most of the {share} cores", trains_on_cpu),
         (share - 1, f"{share} cores, one of them for training", not trains_on_cpu),
         (useful, f"changing speed takes about {speed_milliseconds:.1f} ms per crop", is_copy),
-        (MAX_WORKERS, f"more than {MAX_WORKERS} workers gain nothing", True),
+        (MAX_WORKERS, f"more than {MAX_WORKERS} workers gain nothing", not is_waiting_for_disk),
         (MAX_SPAWNED_WORKERS, "each worker imports everything again on this platform", is_spawned),
         (fitting, f"{memory} (in Docker: --shm-size or --ipc=host)", True),
     ]
@@ -158,3 +165,62 @@ def choose_device_banks(
             "babble needs training utterances, which are not on the device (add a folder 'speech')",
         )
     return Choice(bank_bytes <= budget_bytes, sizes)
+
+
+@dataclass(frozen=True)
+class LoadingFacts:
+    """How a run loads its data."""
+
+    num_workers: int
+    cores: int
+    """Cores that the run may use."""
+    is_packed: bool
+    """Whether the corpus is packed or in memory."""
+    is_compressed: bool
+    """Whether files must be decoded."""
+    augments_on_cpu: bool
+    has_gpu: bool
+    read_bytes_a_second: float = 0.0
+    """0 if not measured."""
+    is_on_disk: bool = False
+    """Whether the packed corpus is larger than memory."""
+
+
+def data_wait_advice(wait_share: float, facts: LoadingFacts) -> str:
+    """The first change to try in a run that waits for data; empty if it hardly waits.
+
+    >>> data_wait_advice(0.05, LoadingFacts(0, 8, False, False, True, True))
+    ''
+    """
+    if wait_share <= ADVISED_SHARE:
+        return ""
+    speed = facts.read_bytes_a_second
+    more = facts.cores - 1  # one core is left for the training process itself
+    # A slow disk comes first, because it limits all else; the rest is ordered from the cheapest to
+    # the most expensive.
+    if 0 < speed < SLOW_DISK_BYTES_A_SECOND and not facts.is_packed:
+        advice = (
+            f"the disk reads {speed / 1e6:.0f} MB/s; pack the corpus onto a faster one (speakernet "
+            "pack)"
+        )
+    elif facts.augments_on_cpu and facts.has_gpu:
+        # Costs nothing: the GPU is idle while it waits.
+        advice = "let the GPU augment (augment.device: auto)"
+    elif facts.is_on_disk and not facts.augments_on_cpu:
+        advice = "the packed corpus is larger than memory; move it to a faster disk on this machine"
+    elif facts.num_workers < more:
+        advice = (
+            f"raise data.num_workers from {facts.num_workers} to {more} (this run may use "
+            f"{facts.cores} cores)"
+        )
+    elif not facts.is_packed:
+        what = "decodes a file" if facts.is_compressed else "opens a file"
+        advice = f"pack the corpus (speakernet pack), since every crop {what}"
+    elif facts.augments_on_cpu:
+        advice = "all cores are busy augmenting; lower augment.probability or use more cores"
+    else:
+        advice = (
+            "the corpus is packed or in memory and all cores are busy; only more cores or faster "
+            "memory help"
+        )
+    return f"training waits for data {100 * wait_share:.0f} % of the time: {advice}"

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from speakernet import distributed
 from speakernet.data.audio import AudioError, crop_samples
 from speakernet.data.augment.augmenter import Augmenter
 from speakernet.data.batches import Batch, BatchReport, BatchRequest, CropMaker, change_speeds
@@ -24,7 +25,6 @@ from speakernet.data.lists import TrainingList
 from speakernet.data.on_device import to_float
 from speakernet.data.options import DataOptions
 from speakernet.data.sampling import EpochPlan, Sampler, rank_share
-from speakernet.parallel import distributed
 from speakernet.random import derive_seed
 from speakernet.terminal import MAX_NAMED
 

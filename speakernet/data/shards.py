@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+from speakernet import distributed
 from speakernet.data.audio import SAMPLE_RATE
 from speakernet.data.batches import BatchRequest, CropMaker, Made, WrappedMaker
 from speakernet.data.lists import StringTable, TrainingList
@@ -48,7 +49,6 @@ from speakernet.data.sampling import Sampler
 from speakernet.data.sources import OPEN_FLAGS, AudioCache, RowReader
 from speakernet.data.stores import PARTIAL, ShardError, Store
 from speakernet.files import exclusive, hold_lock, human_bytes, parallel_map, sha256_of
-from speakernet.parallel import distributed
 
 logger = logging.getLogger(__name__)
 

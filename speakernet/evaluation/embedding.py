@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from speakernet import distributed
 from speakernet.data.audio import AudioError, crop_samples, wrap_to_length
 from speakernet.data.lists import StringTable, numbers
 from speakernet.data.lookup import COLUMNS, LookupTable
@@ -39,7 +40,6 @@ from speakernet.files import FileError, atomic_write, read_arrays, reading
 from speakernet.machine.facts import usable_cores
 from speakernet.machine.settings import many_shapes
 from speakernet.machine.threads import Stopped, in_lanes, lanes_of
-from speakernet.parallel import distributed
 from speakernet.terminal import MAX_NAMED, Bar
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch import distributed as torch_distributed
 from torch.nn import functional
 
+from speakernet import distributed
 from speakernet.losses.classification import AllClasses, ClassificationLoss, Columns, SpeakerLoss
 from speakernet.losses.options import LossOptions
 from speakernet.options import Choice
-from speakernet.parallel import distributed
 from speakernet.parallel.sharding import RowShare, join_in_state, keep_share, sharded_names
 
 logger = logging.getLogger(__name__)

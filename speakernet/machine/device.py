@@ -2,13 +2,14 @@
 
 import functools
 import logging
+from collections.abc import Callable
 
 import torch
 
+from speakernet import distributed
 from speakernet.machine.facts import cpu_name, unusable_gpu, usable_cores
 from speakernet.machine.memory import Monitor
 from speakernet.machine.options import MachineOptions
-from speakernet.parallel import distributed
 
 logger = logging.getLogger(__name__)
 
@@ -20,22 +21,18 @@ def choose_device(options: MachineOptions) -> torch.device:
     """The device selected by the options, made torch's current one and logged with the reason."""
     device = find_device(options)
     if device.type == "cpu":
-        reason = "as configured" if options.device == "cpu" else "no GPU that torch can use"
-        found, advice = ("", "") if options.device == "cpu" else unusable_gpu()
-        if found:
-            logger.warning(
-                "%s; this run uses the CPU, which is many times slower. To use the GPU: %s",
-                found,
-                advice,
-            )
-        threads = torch.get_num_threads()
-        logger.info(
-            "device: cpu (%s): %s, %d cores, threads: %d",
-            reason,
-            cpu_name(),
-            usable_cores(),
-            threads,
-        )
+        reason = "as configured"
+        if options.device != "cpu":
+            reason = "no GPU that torch can use"
+            problem, advice = unusable_gpu()
+            if problem:
+                logger.warning(
+                    "%s; this run uses the CPU, which is many times slower. To use the GPU: %s",
+                    problem,
+                    advice,
+                )
+        cores = f"{cpu_name()}, {usable_cores()} cores"
+        logger.info("device: cpu (%s): %s, threads: %d", reason, cores, torch.get_num_threads())
         return device
     # Pinned memory, the profiler and libraries use the current GPU, which is the first by default.
     torch.cuda.set_device(device)
@@ -49,18 +46,19 @@ def find_device(options: MachineOptions, local_rank: int | None = None) -> torch
     if options.device == "cpu" or (options.device == "auto" and count == 0):
         return torch.device("cpu")
     if count == 0:
-        found, advice = unusable_gpu()
-        found = found or "torch finds no GPU here"
+        problem, advice = unusable_gpu()
+        problem = problem or "torch finds no GPU here"
         advice = advice or "use --runtime.device auto or cpu"
-        raise ValueError(f"runtime.device is cuda, which needs a GPU: {found}; {advice}")
-    own = distributed.local_rank() if local_rank is None else local_rank
-    if options.gpu_id is None and own >= count:
-        raise ValueError(
-            f"local rank {own} (counted from 0) has no GPU: this machine has {count}, and each "
-            "rank needs one; start fewer processes, or use --runtime.device cpu"
-        )
-    number = own if options.gpu_id is None else options.gpu_id
+        raise ValueError(f"runtime.device is cuda, which needs a GPU: {problem}; {advice}")
+    number = options.gpu_id
+    if number is None:
+        number = distributed.local_rank() if local_rank is None else local_rank
     if number >= count:
+        if options.gpu_id is None:
+            raise ValueError(
+                f"local rank {number} (counted from 0) has no GPU: this machine has {count}, and "
+                "each rank needs one; start fewer processes, or use --runtime.device cpu"
+            )
         raise ValueError(
             f"runtime.gpu_id is {number}, but no GPU has this number ({count} found, numbered from "
             "0)"
@@ -78,13 +76,17 @@ def utilisation_monitor(device: torch.device) -> Monitor:
     """Samples a GPU's utilisation in percent while the block runs; no samples on a CPU or without
     NVML.
     """
-    read = functools.partial(torch.cuda.utilization, device) if device.type == "cuda" else None
-    return Monitor(read, "the utilisation of the GPU", sample_seconds=UTILISATION_SECONDS)
+    return _monitor(torch.cuda.utilization, device, "the utilisation of the GPU")
 
 
 def power_monitor(device: torch.device) -> Monitor:
     """Samples a GPU's power draw in milliwatts while the block runs; no samples on a CPU or without
     NVML.
     """
-    read = functools.partial(torch.cuda.power_draw, device) if device.type == "cuda" else None
-    return Monitor(read, "the power of the GPU", sample_seconds=UTILISATION_SECONDS)
+    return _monitor(torch.cuda.power_draw, device, "the power of the GPU")
+
+
+def _monitor(read: Callable[[torch.device], float], device: torch.device, what: str) -> Monitor:
+    has_gpu = device.type == "cuda"
+    sample = functools.partial(read, device) if has_gpu else None
+    return Monitor(sample, what, sample_seconds=UTILISATION_SECONDS)

@@ -16,6 +16,7 @@ import os
 import platform
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,11 +66,7 @@ def measuring(what: str) -> Iterator[None]:
         if what not in _failed_readings:
             _failed_readings.add(what)
             reason = str(error).strip().partition("\n")[0]
-            logger.info(
-                "cannot measure %s (%s)",
-                what,
-                ": ".join(filter(None, [type(error).__name__, reason])),
-            )
+            logger.info("cannot measure %s (%s: %s)", what, type(error).__name__, reason)
 
 
 @dataclass(frozen=True)
@@ -87,9 +84,9 @@ def usable_cores() -> int:
     """Cores that this process may keep busy: its affinity, or fewer if a quota is lower (1.5 cores
     count as one).
     """
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    cores = os.cpu_count() or 1
+    if sys.platform == "linux":
+        cores = len(os.sched_getaffinity(0))
     # Rounded down: a second thread on 1.5 cores would be suspended half the time, and the first
     # would wait for it.
     return max(1, math.floor(min(cores, read_quota().cores)))
@@ -133,31 +130,28 @@ def read_quota(root: Path | None = None, membership: Path | None = None) -> Quot
     `root` is where the groups are mounted, `membership` the file that lists the process's groups.
     """
     cores = math.inf
-    limits = []
+    limits: list[int] = []
+    free: list[int] = []
     for folder in _group_folders(root or CGROUP_ROOT, membership or MEMBERSHIP):
         # Version 2 of control groups, else version 1; "max" and -1 mean no limit.
-        version_1 = (_text(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
-        quota = _text(folder / "cpu.max") or " ".join(version_1)
-        if (found := re.fullmatch(r"([1-9]\d*) ([1-9]\d*)", quota)) is not None:
-            cores = min(cores, int(found[1]) / int(found[2]))
+        version_1 = [_text(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
+        quota = (_text(folder / "cpu.max") or " ".join(version_1)).split()
+        if len(quota) == 2 and all(part.isdigit() and int(part) for part in quota):
+            cores = min(cores, int(quota[0]) / int(quota[1]))
         limit = _text(folder / "memory.max") or _text(folder / "memory.limit_in_bytes")
         if limit.isdigit() and int(limit) < NO_LIMIT_BYTES:
-            used = int(
-                _text(folder / "memory.current") or _text(folder / "memory.usage_in_bytes") or 0
-            )
-            facts = {
-                name: int(count)
-                for name, count in re.findall(r"(\w+) (\d+)", _text(folder / "memory.stat"))
-            }
+            used = _text(folder / "memory.current") or _text(folder / "memory.usage_in_bytes")
+            counts = dict(re.findall(r"(\w+) (\d+)", _text(folder / "memory.stat")))
             # Version 1 includes child groups only in the fields with this prefix.
-            prefix = "total_" if "total_inactive_file" in facts else ""
-            cache = sum(
-                facts.get(f"{prefix}{name}", 0) for name in ("inactive_file", "active_file")
-            )
-            limits.append((int(limit), int(limit) - max(0, used - cache)))
+            prefix = "total_" if "total_inactive_file" in counts else ""
+            cache = 0
+            for name in ("inactive_file", "active_file"):
+                cache += int(counts.get(prefix + name, 0))
+            limits.append(int(limit))
+            free.append(int(limit) - max(0, int(used or 0) - cache))
     if not limits:
         return Quota(cores)
-    return Quota(cores, min(limit for limit, _ in limits), max(0, min(free for _, free in limits)))
+    return Quota(cores, min(limits), max(0, min(free)))
 
 
 def _group_folders(root: Path, membership: Path) -> Iterator[Path]:
@@ -230,12 +224,12 @@ def gpu_facts() -> dict[str, Any]:
 
     if not torch.cuda.is_available():
         return {}
-    found = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-    return {
-        "cuda": torch.version.cuda,
-        "tf32": bool(torch.backends.cudnn.allow_tf32),
-        "gpus": [{"name": one.name, "memory_bytes": int(one.total_memory)} for one in found],
-    }
+    gpus = []
+    for number in range(torch.cuda.device_count()):
+        gpu = torch.cuda.get_device_properties(number)
+        gpus.append({"name": gpu.name, "memory_bytes": int(gpu.total_memory)})
+    tf32 = bool(torch.backends.cudnn.allow_tf32)
+    return {"cuda": torch.version.cuda, "tf32": tf32, "gpus": gpus}
 
 
 def cpu_name() -> str:
@@ -252,9 +246,8 @@ def cpu_flags() -> frozenset[str]:
 
 def native_bf16(flags: frozenset[str] | None = None) -> str | None:
     """The flag that shows native bfloat16 arithmetic; None if the processor does not have it."""
-    return next(
-        (flag for flag in BF16_FLAGS if flag in (cpu_flags() if flags is None else flags)), None
-    )
+    flags = cpu_flags() if flags is None else flags
+    return next((flag for flag in BF16_FLAGS if flag in flags), None)
 
 
 @functools.cache
@@ -272,8 +265,10 @@ def driver_version() -> str:
     empty.
     """
     # NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 …
-    found = re.search(r"\s(\d+(?:\.\d+)+)\s", _text(VERSION_FILE))
-    return found[1] if found else "unknown" if shutil.which("nvidia-smi") else ""
+    version = re.search(r"\s(\d+(?:\.\d+)+)\s", _text(VERSION_FILE))
+    if version:
+        return version[1]
+    return "unknown" if shutil.which("nvidia-smi") else ""
 
 
 def unusable_gpu() -> tuple[str, str]:
@@ -285,7 +280,8 @@ def unusable_gpu() -> tuple[str, str]:
 
     # Empty or -1 hides all GPUs, which is the user's choice.
     is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1")
-    if is_hidden or torch.cuda.is_available() or not (driver := driver_version()):
+    driver = driver_version()
+    if is_hidden or torch.cuda.is_available() or not driver:
         return "", ""
     built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
     return (

@@ -72,10 +72,8 @@ class Monitor:
         self._read = read
         self._what = what
         self._sample_seconds = sample_seconds
-        self._stop, self._thread = (
-            threading.Event(),
-            threading.Thread(target=self._watch, daemon=True),
-        )
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
         self._count = 0
         self._sum = 0.0
         self.start: float = 0
@@ -104,7 +102,8 @@ class Monitor:
         with measuring(self._what):
             value = self._read()  # type: ignore[misc]
             self.peak = max(self.peak, value)
-            self._count, self._sum = self._count + 1, self._sum + value
+            self._count += 1
+            self._sum += value
 
     def _watch(self) -> None:
         while not self._stop.wait(self._sample_seconds):
@@ -169,7 +168,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     """
     # Recognised by text: torch raises RuntimeErrors, and the command line does not import torch.
     text = str(error).casefold()
-    is_torchs = isinstance(error, RuntimeError) and (
-        "out of memory" in text or "can't allocate memory" in text
-    )
-    return is_torchs or isinstance(error, MemoryError)
+    if isinstance(error, RuntimeError):
+        return "out of memory" in text or "can't allocate memory" in text
+    return isinstance(error, MemoryError)

@@ -11,19 +11,13 @@ from typing import Any
 
 import torch
 
+from speakernet import distributed
 from speakernet.machine.facts import usable_cores
 from speakernet.machine.memory import bound_compiled_shapes, huge_pages, keep_freed_memory
 from speakernet.machine.options import MachineOptions
-from speakernet.parallel import distributed
 
 logger = logging.getLogger(__name__)
 
-ATTENTION_SWITCHES = {
-    "flash": "enable_flash_sdp",
-    "efficient": "enable_mem_efficient_sdp",
-    "math": "enable_math_sdp",
-    "cudnn": "enable_cudnn_sdp",
-}
 MAX_THREADS_PER_CORE = 4
 
 
@@ -51,22 +45,23 @@ def optimize_torch_settings(
     torch.backends.cudnn.deterministic = deterministic
     cores = usable_cores()
     # torch counts the machine's cores or OMP_NUM_THREADS, but ignores quotas.
-    automatic = min(torch.get_num_threads(), max(1, cores // distributed.local_world_size()))
-    wanted = automatic if options.threads == "auto" else options.threads
-    for name, number in (("threads", wanted), ("interop_threads", options.interop_threads)):
+    threads = options.threads
+    if threads == "auto":
+        threads = min(torch.get_num_threads(), max(1, cores // distributed.local_world_size()))
+    most = MAX_THREADS_PER_CORE * cores
+    for name, number in (("threads", threads), ("interop_threads", options.interop_threads)):
         # Refused, not lowered: a few too many may be intended, thousands are a typo.
-        if not 0 <= number <= MAX_THREADS_PER_CORE * cores:
-            most = MAX_THREADS_PER_CORE * cores
+        if number > most:
             raise ValueError(
                 f"runtime.{name} is {number} on {cores} cores; expected 0 (torch's choice) to "
                 f"{most}"
             )
-    if wanted > cores:
+    if threads > cores:
         logger.warning(
-            "runtime.threads is %d, which is slow: only %d cores are available", wanted, cores
+            "runtime.threads is %d, which is slow: only %d cores are available", threads, cores
         )
-    if wanted:
-        torch.set_num_threads(wanted)
+    if threads:
+        torch.set_num_threads(threads)
     if options.interop_threads:
         # torch accepts this only once, before its first parallel operation.
         with contextlib.suppress(RuntimeError):
@@ -82,9 +77,15 @@ def optimize_torch_settings(
     has_gpu = torch.cuda.is_available() and (device is None or device.type == "cuda")
     if has_gpu:
         applied |= _set_gpu(options, device, varies_lengths=varies_lengths)
-    for name in () if has_gpu else ("attention", "memory_fraction", "cudnn_benchmark"):
-        if getattr(options, name) not in ([], 0.0, False, "auto"):
-            logger.warning("runtime.%s has no effect: this run uses the CPU", name)
+    else:
+        useless = {
+            "attention": options.attention,
+            "memory_fraction": options.memory_fraction,
+            "cudnn_benchmark": options.cudnn_benchmark is True,
+        }
+        for name, is_set in useless.items():
+            if is_set:
+                logger.warning("runtime.%s has no effect: this run uses the CPU", name)
     return applied
 
 
@@ -107,18 +108,23 @@ def many_shapes() -> Iterator[None]:
 def _set_gpu(
     options: MachineOptions, device: torch.device | None, *, varies_lengths: bool
 ) -> dict[str, Any]:
-    asked = options.cudnn_benchmark
-    # Timing every algorithm of a convolution pays off if shapes repeat, but the choice varies from
-    # run to run.
-    benchmark = not (options.deterministic or varies_lengths) if asked == "auto" else bool(asked)
+    benchmark = options.cudnn_benchmark
+    if benchmark == "auto":
+        # Timing every algorithm of a convolution pays off if shapes repeat, but the choice varies
+        # from run to run.
+        benchmark = not (options.deterministic or varies_lengths)
     torch.backends.cudnn.benchmark = benchmark
     # Matrix products and cuDNN's convolutions have separate switches. Filters, phases, pooling and
     # heads are matrix products, forward and backward, and keep full float32; a trunk's arithmetic
     # is in its convolutions.
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = options.tf32
-    for name, switch in ATTENTION_SWITCHES.items() if options.attention else ():
-        getattr(torch.backends.cuda, switch)(name in options.attention)
+    if options.attention:
+        kernels = torch.backends.cuda
+        kernels.enable_flash_sdp("flash" in options.attention)
+        kernels.enable_mem_efficient_sdp("efficient" in options.attention)
+        kernels.enable_math_sdp("math" in options.attention)
+        kernels.enable_cudnn_sdp("cudnn" in options.attention)
     if options.memory_fraction:
         torch.cuda.set_per_process_memory_fraction(options.memory_fraction, device)
     return {

@@ -22,14 +22,9 @@ HANGUP = getattr(signal, "SIGHUP", None)
 PREEMPTION = getattr(signal, "SIGUSR1", None)
 """A cluster can send it some time before it reclaims a machine (SLURM: --signal=USR1@60)."""
 
-STOP_SIGNALS: tuple[signal.Signals, ...] = (
-    # Ctrl-C, and the signal that job schedulers, `timeout` and container stops send before they
-    # kill.
-    signal.SIGINT,
-    signal.SIGTERM,
-    *((HANGUP,) if HANGUP else ()),
-    *((PREEMPTION,) if PREEMPTION else ()),
-)
+# Ctrl-C, and the signal that job schedulers, `timeout` and container stops send before they kill.
+STOP_SIGNALS: list[signal.Signals] = [signal.SIGINT, signal.SIGTERM]
+STOP_SIGNALS += [number for number in (HANGUP, PREEMPTION) if number]
 
 
 class Stopped(Exception):
@@ -84,7 +79,7 @@ def in_lanes(work: Callable[[Item], Result], items: Iterable[Item], count: int) 
             while waiting:
                 yield waiting.popleft().result()
         finally:
-            for left in waiting:
-                left.cancel()
+            for future in waiting:
+                future.cancel()
             # The number is per thread, but threads that start later inherit the last value set.
             torch.set_num_threads(threads)

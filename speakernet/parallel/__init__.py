@@ -1,6 +1,6 @@
-"""Several processes that work as one: how they meet, what they exchange, and how a lost rank is
-reported.
+"""Several processes that train one network: how they start and meet, what they share, and how a
+lost rank is reported.
 
 It builds on torch: torchrun, its elastic agent and launcher, `torch.distributed`,
-DistributedDataParallel.
+DistributedDataParallel. The rank and the collectives are in `speakernet.distributed`.
 """

@@ -21,7 +21,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import distributed as torch_distributed
@@ -30,12 +30,12 @@ from torch.distributed.elastic.agent.server.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from speakernet import distributed
+from speakernet.distributed import Place, find_place, is_distributed, work
 from speakernet.files import error_line
 from speakernet.machine.device import find_device
 from speakernet.machine.options import MachineOptions
 from speakernet.machine.threads import STOP_SIGNALS
-from speakernet.parallel import distributed
-from speakernet.parallel.distributed import Place, find_place, is_distributed, work
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +67,21 @@ class ProcessLost(ChildProcessError):
     """Another rank is gone or hangs, so this one cannot continue."""
 
     exit_status = LOST
+
+
+class Beat(NamedTuple):
+    """A heartbeat."""
+
+    number: int
+    process: int
+    host: str
+    count: int
+    """Pieces of work started."""
+    work: str
+    """Name of the last one."""
+
+    def __str__(self) -> str:
+        return f"process {self.process} on {self.host}, last at {self.work}"
 
 
 class Heartbeat:
@@ -113,35 +128,40 @@ class Heartbeat:
         after = self._beats()
         if not before or not after:
             return "rank 0 or the launcher has ended: its store does not respond"
-        named = [f"rank {rank} ended: {why}" for rank in after if (why := self.read(f"end/{rank}"))]
-        if not named:
-            own = after[self.place.rank]
-            silent = [rank for rank, beat in after.items() if beat[0] == before[rank][0]]
-            # Ranks that have started fewer pieces of work, else ranks at a different one.
-            behind = [rank for rank, beat in after.items() if beat[3] < own[3]]
-            behind = behind or [rank for rank, beat in after.items() if beat[4] != own[4]]
-            hangs = f"hangs, while rank {self.place.rank} is at {own[4]}"
-            what = "was killed or suspended: no heartbeat" if silent else hangs
-            named = [f"rank {rank} ({_described(after[rank])}) {what}" for rank in silent or behind]
-        more = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
-        return (
-            "; ".join(named[:MAX_NAMED]) + more
-            or "all ranks send heartbeats, so the network between them failed"
-        )
+        faults = []
+        for rank in after:
+            if reason := self.read(f"end/{rank}"):
+                faults.append(f"rank {rank} ended: {reason}")
+        if not faults:
+            faults = self._silent_or_behind(before, after)
+        if not faults:
+            return "all ranks send heartbeats, so the network between them failed"
+        if len(faults) > MAX_NAMED:
+            faults[MAX_NAMED:] = [f"and {len(faults) - MAX_NAMED} more"]
+        return "; ".join(faults)
 
-    def _beats(self) -> dict[int, list]:
-        """The last heartbeat of each rank: number, process, host, pieces of work started, name of
-        the last one.
-        """
+    def _silent_or_behind(self, before: dict[int, Beat], after: dict[int, Beat]) -> list[str]:
+        own = after[self.place.rank]
+        what = "was killed or suspended: no heartbeat"
+        ranks = [rank for rank, beat in after.items() if beat.number == before[rank].number]
+        if not ranks:
+            what = f"hangs, while rank {self.place.rank} is at {own.work}"
+            # Ranks that have started fewer pieces of work, else ranks at a different one.
+            ranks = [rank for rank, beat in after.items() if beat.count < own.count]
+            ranks = ranks or [rank for rank, beat in after.items() if beat.work != own.work]
+        return [f"rank {rank} ({after[rank]}) {what}" for rank in ranks]
+
+    def _beats(self) -> dict[int, Beat]:
+        """The last heartbeat of each rank."""
         keys = [f"beat/{rank}" for rank in range(self.place.world_size)]
         beats: list[bytes] = self._query(lambda store: store.multi_get(keys), [])
-        return dict(enumerate(map(json.loads, beats)))
+        return {rank: Beat(*json.loads(beat)) for rank, beat in enumerate(beats)}
 
     def _beat(self) -> None:
         self._number += 1
-        values = [self._number, os.getpid(), socket.gethostname(), work.count, work.name]
+        beat = Beat(self._number, os.getpid(), socket.gethostname(), work.count, work.name)
         with self._lock:
-            self._store.set(f"beat/{self.place.rank}", json.dumps(values))
+            self._store.set(f"beat/{self.place.rank}", json.dumps(beat))
 
     def _query(self, question: Callable[[PrefixStore], T], default: T) -> T:
         """Query the store, one thread at a time; `default` if the process that held the store is
@@ -180,12 +200,10 @@ class Heartbeat:
         """
         for rank, beat in self._beats().items():
             number, since = seen.get(rank, (0, now))
-            if beat[0] != number:
-                seen[rank] = (beat[0], now)
+            if beat.number != number:
+                seen[rank] = (beat.number, now)
             elif now - since > self.timeout_seconds:
-                logger.error(
-                    "rank %d (%s): no heartbeat for %.0f s", rank, _described(beat), now - since
-                )
+                logger.error("rank %d (%s): no heartbeat for %.0f s", rank, beat, now - since)
                 seen[rank] = (number, float("inf"))
 
 
@@ -258,7 +276,7 @@ def launch(count: int, port: int, arguments: Sequence[str]) -> int:
     )
     # Forwarded to the processes, which stop after the same step; older versions of torch read the
     # environment.
-    handled = ",".join(["SIGQUIT", *(one.name for one in STOP_SIGNALS)])
+    handled = ",".join(["SIGQUIT", *(number.name for number in STOP_SIGNALS)])
     config.signals_to_handle = os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = handled
     # As in torchrun: more threads than cores slow every process down.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
@@ -268,12 +286,8 @@ def launch(count: int, port: int, arguments: Sequence[str]) -> int:
         rank, failure = error.get_first_failure()
         if failure.exitcode >= 0:
             return failure.exitcode
-        logger.error(
-            "rank %d (process %d) was ended by %s",
-            rank,
-            failure.pid,
-            signal.Signals(-failure.exitcode).name,
-        )
+        ended_by = signal.Signals(-failure.exitcode).name
+        logger.error("rank %d (process %d) was ended by %s", rank, failure.pid, ended_by)
         return LOST
     except SignalException as error:
         return 128 + error.sigval
@@ -284,21 +298,17 @@ def num_gpus(runtime: MachineOptions) -> int:
     """Number of GPUs for which `--distributed` starts a process; logs the reason if it is a single
     process.
     """
-    count = (
-        torch.cuda.device_count() if runtime.device != "cpu" and torch.cuda.is_available() else 0
-    )
+    if runtime.device == "cpu":
+        count = 0
+        reason = "device: cpu"
+    else:
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        reason = "one GPU" if count else "no GPU that torch can use"
     if count <= 1:
-        found = (
-            "one GPU"
-            if count
-            else "no GPU that torch can use"
-            if runtime.device != "cpu"
-            else "device: cpu"
-        )
         logger.info(
             "--distributed: %s, so this is one process (torchrun --nproc_per_node=N starts N "
             "processes)",
-            found,
+            reason,
         )
     return count
 
@@ -335,14 +345,8 @@ def _start(options: MachineOptions, place: Place) -> Heartbeat:
             "(torchrun --master_port N, or --port N)"
         ) from error
     if place.rank == 0:
-        logger.info(
-            "%d processes (%d on this machine), joined by %s at %s:%d",
-            place.world_size,
-            place.local_world_size,
-            backend,
-            place.address,
-            place.port,
-        )
+        ranks = f"{place.world_size} processes ({place.local_world_size} on this machine)"
+        logger.info("%s, joined by %s at %s:%d", ranks, backend, place.address, place.port)
     return heartbeat
 
 
@@ -395,7 +399,3 @@ def _report_failure(heartbeat: Heartbeat, error: BaseException) -> None:
     heartbeat.write(f"end/{heartbeat.place.rank}", error_line(error) or type(error).__name__)
     is_reported = not heartbeat.is_first_to_report(str(error) or type(error).__name__)
     error.is_reported = is_reported  # type: ignore[attr-defined]
-
-
-def _described(beat: list) -> str:
-    return f"process {beat[1]} on {beat[2]}, last at {beat[4]}"

@@ -5,7 +5,6 @@ A sharded parameter is excluded from the sum of gradients over ranks, joined whe
 counted once over all ranks in the gradient norm. In one process nothing is sharded.
 """
 
-import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as torch_distributed
 
-from speakernet.parallel import distributed
-
-ROW_SHARE = "row_share"
+from speakernet import distributed
 
 
 @dataclass(frozen=True)
@@ -49,29 +46,41 @@ class RowShare:
         """A copy of this rank's rows of a whole tensor, (rows of the whole, …)."""
         return whole[self.rows.start : self.rows.stop].clone()
 
-    def join(self, own: Tensor) -> Tensor:
-        """The whole tensor in host memory on rank 0, the own rows on the others; every rank must
-        call it.
+    def join(self, rows: Tensor) -> Tensor:
+        """The whole tensor in host memory on rank 0, this rank's rows on the others; every rank
+        must call it.
         """
         counts = [len(self._rows_of(rank)) for rank in range(self.world_size)]
         # Padded to equal length, which every backend can gather.
-        padded = own.new_zeros((max(counts), *own.shape[1:]))
-        padded[: len(own)] = own.detach()
+        padded = rows.new_zeros((max(counts), *rows.shape[1:]))
+        padded[: len(rows)] = rows.detach()
         gathered = [torch.empty_like(padded) for _ in counts] if self.rank == 0 else None
         torch_distributed.gather(padded, gathered, dst=0)
         if gathered is None:
-            return own.detach()
-        return torch.cat([one[:count].cpu() for one, count in zip(gathered, counts, strict=True)])
+            return rows.detach()
+        pieces = zip(gathered, counts, strict=True)
+        return torch.cat([piece[:count].cpu() for piece, count in pieces])
 
     def _rows_of(self, rank: int) -> range:
-        first, last = (self.num_units * one // self.world_size for one in (rank, rank + 1))
+        first = self.num_units * rank // self.world_size
+        last = self.num_units * (rank + 1) // self.world_size
         return range(first * self.rows_per_unit, last * self.rows_per_unit)
 
 
-def keep_share(parameter: nn.Parameter, own: RowShare) -> None:
+def keep_share(parameter: nn.Parameter, share: RowShare) -> None:
     """Cut a whole parameter down to this rank's rows, in place, and mark it."""
-    parameter.data = own.take(parameter.data)
-    setattr(parameter, ROW_SHARE, own)
+    parameter.data = share.take(parameter.data)
+    mark_share(parameter, share)
+
+
+def mark_share(parameter: nn.Parameter, share: RowShare) -> None:
+    """Note on a parameter which share of the whole it is."""
+    parameter.row_share = share  # type: ignore[attr-defined]
+
+
+def share_of(parameter: Tensor) -> RowShare | None:
+    """The share of a parameter that this rank keeps; None if it keeps the whole."""
+    return getattr(parameter, "row_share", None)
 
 
 def join_in_state(module: nn.Module) -> None:
@@ -84,27 +93,21 @@ def join_in_state(module: nn.Module) -> None:
 
 def _join_shares(module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
     for name, parameter in module.named_parameters():
-        if (own := share_of(parameter)) is not None:
-            state[prefix + name] = own.join(parameter)
+        if (share := share_of(parameter)) is not None:
+            state[prefix + name] = share.join(parameter)
 
 
 def _take_shares(module: nn.Module, state: dict[str, Any], prefix: str, *_others: Any) -> None:
     for name, parameter in module.named_parameters():
-        own = share_of(parameter)
-        found = state.get(prefix + name)
+        share = share_of(parameter)
+        whole = state.get(prefix + name)
         # torch refuses any other number of rows and names the shapes.
-        if (
-            own is not None
-            and isinstance(found, Tensor)
-            and found.ndim
-            and len(found) == own.num_rows
-        ):
-            state[prefix + name] = own.take(found)
+        if share is not None and _has_rows(whole, share.num_rows):
+            state[prefix + name] = share.take(whole)  # type: ignore[arg-type]
 
 
-def share_of(parameter: Tensor) -> RowShare | None:
-    """The share of a parameter that this rank keeps; None if it keeps the whole."""
-    return getattr(parameter, ROW_SHARE, None)
+def _has_rows(value: Any, count: int) -> bool:
+    return isinstance(value, Tensor) and value.ndim > 0 and len(value) == count
 
 
 def sharded_names(module: nn.Module) -> list[str]:
@@ -121,11 +124,12 @@ def total_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
 
     Gradients of whole parameters must be the same on every rank.
     """
-    gradients: tuple[list[Tensor], list[Tensor]] = ([], [])
+    whole: list[Tensor] = []
+    of_shares: list[Tensor] = []
     for parameter in parameters:
         if parameter.grad is not None:
-            gradients[share_of(parameter) is not None].append(own_part(parameter.grad))
-    whole, of_shares = gradients
+            gradients = whole if share_of(parameter) is None else of_shares
+            gradients.append(local_part(parameter.grad))
     norm = torch.nn.utils.get_total_norm(whole)
     if not of_shares:
         return norm
@@ -135,11 +139,17 @@ def total_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     return (norm.to(squares.device).square() + squares).sqrt()
 
 
-def own_part(tensor: Tensor) -> Tensor:
+def is_cut_by_torch(tensor: Tensor) -> bool:
+    """Whether torch keeps only this rank's part of the tensor (`fully_shard`)."""
+    # Not by its class DTensor, whose import takes long.
+    return hasattr(tensor, "to_local")
+
+
+def local_part(tensor: Tensor) -> Tensor:
     """This rank's part of a tensor that torch has sharded, in the same memory; any other tensor
     itself.
     """
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[no-any-return]
+    return tensor.to_local() if is_cut_by_torch(tensor) else tensor  # type: ignore[attr-defined, no-any-return]
 
 
 def join_state(state: dict, parameters: Iterable[nn.Parameter], *, back: bool = False) -> dict:
@@ -150,19 +160,17 @@ def join_state(state: dict, parameters: Iterable[nn.Parameter], *, back: bool = 
     """
     changed = dict(state)
     for number, parameter in enumerate(parameters):
-        own = share_of(parameter)
-        if own is not None and number in state:
-            rows, change = (own.num_rows, own.take) if back else (len(own.rows), own.join)
+        share = share_of(parameter)
+        if share is None or number not in state:
+            continue
+        count, change = (share.num_rows, share.take) if back else (len(share.rows), share.join)
+        changed[number] = {}
+        for name, value in state[number].items():
             # A step count is not a moment and has no rows.
-            changed[number] = {
-                name: change(value)
-                if isinstance(value, Tensor) and value.ndim and len(value) == rows
-                else value
-                for name, value in state[number].items()
-            }
+            changed[number][name] = change(value) if _has_rows(value, count) else value
     return changed
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     """Every parameter of an optimizer, in the order in which its state numbers them."""
-    return list(itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups))
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -24,22 +24,17 @@ def synchronize_norms(module: nn.Module, device: torch.device) -> int:
     count = 0
     for owner in list(module.modules()):
         for name, norm in list(owner.named_children()):
-            if isinstance(norm, _BatchNorm) and not isinstance(
-                norm, nn.SyncBatchNorm | SynchronizedNorm
-            ):
-                on_gpu = nn.SyncBatchNorm.convert_sync_batchnorm
-                made = on_gpu(norm) if device.type == "cuda" else _on_cpu(norm)
+            if isinstance(norm, _BatchNorm) and not isinstance(norm, SYNCHRONIZED):
+                if device.type == "cuda":
+                    synchronized = nn.SyncBatchNorm.convert_sync_batchnorm(norm)
+                else:
+                    synchronized = SynchronizedNorm(norm.num_features)
+                    vars(synchronized).update(vars(norm))
                 # A compiled graph cannot wait for other ranks.
-                made.eager_methods = ("forward",)
-                setattr(owner, name, made)
+                synchronized.eager_methods = ("forward",)
+                setattr(owner, name, synchronized)
                 count += 1
     return count
-
-
-def _on_cpu(norm: _BatchNorm) -> "SynchronizedNorm":
-    made = SynchronizedNorm(norm.num_features)
-    vars(made).update(vars(norm))
-    return made
 
 
 class SynchronizedNorm(_BatchNorm):
@@ -69,22 +64,21 @@ class SynchronizedNorm(_BatchNorm):
         normalized, mean, variance, count = _SynchronizedNorm.apply(
             features, self.weight, self.bias, self.eps
         )
-        if (
-            self.running_mean is not None
-            and self.running_var is not None
-            and self.num_batches_tracked is not None
-        ):
+        if self.running_mean is not None:
+            assert self.running_var is not None and self.num_batches_tracked is not None
             with torch.no_grad():
                 self.num_batches_tracked.add_(1)
-                # Without momentum, the plain mean over the batches, as in torch.
-                share = (
-                    1.0 / float(self.num_batches_tracked)
-                    if self.momentum is None
-                    else self.momentum
-                )
+                share = self.momentum
+                if share is None:
+                    # The plain mean over the batches, as in torch.
+                    share = 1.0 / float(self.num_batches_tracked)
                 self.running_mean.lerp_(mean, share)
                 self.running_var.lerp_(variance * float(count / (count - 1.0)), share)
         return normalized  # type: ignore[no-any-return]
+
+
+SYNCHRONIZED = (nn.SyncBatchNorm, SynchronizedNorm)
+"""Batch norms over the batch of all ranks."""
 
 
 class _SynchronizedNorm(torch.autograd.Function):
@@ -95,14 +89,13 @@ class _SynchronizedNorm(torch.autograd.Function):
         axes = [axis for axis in range(features.ndim) if axis != 1]
         wide = features.float()
         variance, mean = torch.var_mean(wide, axes, correction=0)
-        own = torch.cat(
-            [mean, variance, mean.new_tensor([features.numel() / features.shape[1]])]
-        ).double()
-        gathered = [torch.empty_like(own) for _ in range(torch_distributed.get_world_size())]
-        torch_distributed.all_gather(gathered, own)
+        channels = features.shape[1]
+        count = mean.new_tensor([features.numel() / channels])
+        of_rank = torch.cat([mean, variance, count]).double()
+        gathered = [torch.empty_like(of_rank) for _ in range(torch_distributed.get_world_size())]
+        torch_distributed.all_gather(gathered, of_rank)
         table = torch.stack(gathered)  # (ranks, 2 x channels + 1)
         counts = table[:, -1:]
-        channels = features.shape[1]
         means = table[:, :channels]
         variances = table[:, channels:-1]
         total = counts.sum()
@@ -138,11 +131,7 @@ class _SynchronizedNorm(torch.autograd.Function):
         scale = deviation if weight is None else deviation * weight.float()
         inner = gradient - by_mean.view(shape) - unit * by_spread.view(shape)
         back = (inner * scale.view(shape)).to(features.dtype)
-        has_weight = weight is not None
-        # Each rank's own share: parameter gradients are summed over the ranks later.
-        return (
-            back,
-            of_weight.to(weight.dtype) if has_weight else None,
-            of_bias if has_weight else None,
-            None,
-        )
+        if weight is None:
+            return back, None, None, None
+        # Of this rank's batch: parameter gradients are summed over the ranks later.
+        return back, of_weight.to(weight.dtype), of_bias, None

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from speakernet import distributed
 from speakernet.checkpoint import (
     CheckpointError,
     DamagedError,
@@ -22,7 +23,6 @@ from speakernet.checkpoint import (
     write_checkpoint,
 )
 from speakernet.files import error_line, free_name, place
-from speakernet.parallel import distributed
 from speakernet.run_folder import (
     AVERAGE,
     BEST,
@@ -63,9 +63,10 @@ class CheckpointStore:
 
     def __init__(self, folder: str | Path, options: TrainingOptions) -> None:
         self.folder = Path(folder)
-        self.last_path, self.previous_path, self.best_path, self.average_path = (
-            self.folder / name for name in (LAST, PREVIOUS, BEST, f"{CHECKPOINTS}/{AVERAGE}")
-        )
+        self.last_path = self.folder / LAST
+        self.previous_path = self.folder / PREVIOUS
+        self.best_path = self.folder / BEST
+        self.average_path = self.folder / CHECKPOINTS / AVERAGE
         # The checkpoints to average at the end must still exist by then.
         self.keep = max(options.keep_checkpoints, options.average_checkpoints)
         self.compress = options.compress_checkpoints
@@ -111,13 +112,8 @@ class CheckpointStore:
         """Delete the temporary files of a killed run; call it only while holding the run's lock."""
         # Not below eval/: another process may be scoring a model there. Only the lock's holder
         # writes the rest.
-        for folder in (
-            self.folder,
-            self.folder / CHECKPOINTS,
-            self.folder / PLOTS,
-            self.folder / EMBEDDINGS,
-        ):
-            for leftover in folder.glob(".*.tmp"):
+        for name in (".", CHECKPOINTS, PLOTS, EMBEDDINGS):
+            for leftover in (self.folder / name).glob(".*.tmp"):
                 logger.info("removing %s, left over from an interrupted write", leftover.name)
                 leftover.unlink(missing_ok=True)
 
@@ -125,18 +121,17 @@ class CheckpointStore:
         """Rename the files of an earlier run: a new run must not average, remove, resume from or
         replace them.
         """
-        names = [CHECKPOINTS] if epoch_paths(self.folder) else []
-        names += [
-            one
-            for one in (PREVIOUS, BEST, *EVALUATION_FILES, DECISIONS)
-            if (self.folder / one).exists()
-        ]
-        if names:
-            moved = ", ".join(move_aside(self.folder / one).name for one in names)
+        moved = []
+        if epoch_paths(self.folder):
+            moved.append(move_aside(self.folder / CHECKPOINTS).name)
+        for name in (PREVIOUS, BEST, *EVALUATION_FILES, DECISIONS):
+            if (self.folder / name).exists():
+                moved.append(move_aside(self.folder / name).name)
+        if moved:
             logger.warning(
                 "%s has files of an earlier run but no last.pt to resume: renamed to %s",
                 self.folder,
-                moved,
+                ", ".join(moved),
             )
 
     def wait(self) -> None:
@@ -162,18 +157,20 @@ class CheckpointStore:
                 new.replace(path)
             else:
                 write_checkpoint(path, contents, compress=self.compress)
-            for old in epoch_paths(self.folder)[: -self.keep] if self.keep else ():
+            # None if `keep` is 0.
+            for old in epoch_paths(self.folder)[: -self.keep]:
                 old.unlink(missing_ok=True)
             self._failures.pop(path.name, None)
         except OSError as error:
             # A full disk must not end a long run: the files on disk are intact, and the next save
             # may succeed.
             if path.name not in self._failures:
+                reason = error.strerror or error
                 logger.error(
                     "could not write %s: %s. Training continues and the previous file is intact; "
                     "free some space",
                     path,
-                    error.strerror or error,
+                    reason,
                 )
             self._failures[path.name] = error
 
@@ -239,25 +236,20 @@ def restore_random_state(state: dict[str, Any]) -> None:
 
 
 def average_checkpoints(
-    paths: Sequence[Path], wanted: int
+    paths: Sequence[Path], count: int
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """The mean weights and the mean head of the last `wanted` of `paths`; no head if any of them
+    """The mean weights and the mean head of the last `count` of `paths`; no head if any of them
     lacks one.
     """
-    taken = paths[-wanted:]
-    if len(taken) < wanted:
-        logger.warning(
-            "expected %d checkpoints to average, found %d: %s",
-            wanted,
-            len(taken),
-            ", ".join(p.name for p in taken),
-        )
+    paths = paths[-count:]
+    if len(paths) < count:
+        names = ", ".join(path.name for path in paths)
+        logger.warning("expected %d checkpoints to average, found %d: %s", count, len(paths), names)
     # One file at a time: all of them at once would need memory for as many networks.
-    weights = average_weights(read_own_checkpoint(path)["weights"] for path in taken)
-    has_heads = all("head" in read_own_checkpoint(path) for path in taken)
-    return weights, average_weights(
-        read_own_checkpoint(path)["head"] for path in taken
-    ) if has_heads else None
+    weights = average_weights(read_own_checkpoint(path)["weights"] for path in paths)
+    if not all("head" in read_own_checkpoint(path) for path in paths):
+        return weights, None
+    return weights, average_weights(read_own_checkpoint(path)["head"] for path in paths)
 
 
 def average_weights(states: Iterable[dict[str, Any]]) -> dict[str, Any]:
@@ -266,20 +258,21 @@ def average_weights(states: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """
     total: dict[str, torch.Tensor] = {}
     latest: dict[str, Any] = {}
-    for count, latest in enumerate(states, 1):
+    count = 0
+    for latest in states:
         # float64: a sum of many float32 values would lose bits.
         floats = {key: value.double() for key, value in latest.items() if value.is_floating_point()}
-        if count > 1 and floats.keys() != total.keys():
+        if count and floats.keys() != total.keys():
             raise ValueError(
                 "the checkpoints to average belong to different models (their weight names differ)"
             )
-        total = {key: total[key] + value if total else value for key, value in floats.items()}
-    if not latest:
+        count += 1
+        for key, value in floats.items():
+            total[key] = total[key] + value if key in total else value
+    if not count:
         raise ValueError("no checkpoint to average: checkpoints/ is empty")
-    return {
-        key: (total[key] / count).to(value.dtype) if key in total else value
-        for key, value in latest.items()
-    }
+    means = {key: (value / count).to(latest[key].dtype) for key, value in total.items()}
+    return {**latest, **means}
 
 
 def refuse_other_speakers(saved: Mapping[str, Any], now: Mapping[str, Any], source: object) -> None:
@@ -320,26 +313,24 @@ def changed_options(
     """
     changes = []
     for section in now if sections is None else sections:
-        for name, value in now.get(section, {}).items():
-            key = f"{section}.{name}"
-            before = saved.get(section, {}).get(name, value)
-            if (
-                isinstance(value, Mapping)
-                and isinstance(before, Mapping)
-                and value.keys() == before.keys()
-            ):
-                changes += changed_options({key: before}, {key: value}, folder=folder)
-            elif not _is_same(before, value, folder):
-                changes.append(f"{key} {value!r} (was {before!r})")
+        options = now.get(section, {})
+        before = saved.get(section, {})
+        for name, value in options.items():
+            if name in before:
+                changes += _changes(f"{section}.{name}", before[name], value, folder)
     return changes
 
 
-def _is_same(before: Any, now: Any, folder: str) -> bool:
-    """Whether two option values are equal; relative and absolute forms of a path count as equal."""
+def _changes(key: str, before: Any, now: Any, folder: str) -> list[str]:
+    if isinstance(now, Mapping) and isinstance(before, Mapping) and now.keys() == before.keys():
+        return changed_options({key: before}, {key: now}, folder=folder)
+    if before == now:
+        return []
+    # Relative and absolute forms of a path count as equal.
     is_text = isinstance(before, str) and isinstance(now, str) and before and now
-    return bool(before == now) or bool(
-        is_text and Path(folder, before).absolute() == Path(now).absolute()
-    )
+    if is_text and Path(folder, before).absolute() == Path(now).absolute():
+        return []
+    return [f"{key} {now!r} (was {before!r})"]
 
 
 def set_aside_older(folder: Path, steps: int) -> None:

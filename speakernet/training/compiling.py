@@ -3,7 +3,7 @@
 Modules are compiled in place (`Module.compile`), so saved keys never change. Evaluation runs
 eagerly: utterance lengths differ, and each would trigger a recompilation. Checkpointing works on
 any network: although a block runs twice, its batch-norm statistics and keyed draws advance once per
-step. A module that cannot run twice declares `supports_gradient_checkpointing = False`.
+step.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ import functools
 import logging
 import statistics
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from speakernet.parallel import distributed
+from speakernet import distributed
 from speakernet.training.checkpoints import capture_random_state, restore_random_state
 from speakernet.training.optimizers import BufferGuard
 from speakernet.training.options import RuntimeOptions
@@ -53,16 +54,16 @@ class Compiler:
         net: nn.Module,
         options: RuntimeOptions | None,
         *,
-        prepare: Callable[[nn.Module], None] | None = None,
+        prepare: Callable[[nn.Module], None] = lambda net: None,
     ) -> None:
         self.net = net
-        self.options = options
+        self.options = options or RuntimeOptions(compile="off")
         self._prepare = prepare
         self.is_compiled = False
         self._eager_seconds = 0.0
         self._seconds: list[float] = []
-        self.is_observing = options is not None and options.compile == "auto"
-        if options is not None and options.compile == "on":
+        self.is_observing = self.options.compile == "auto"
+        if self.options.compile == "on":
             self._compile()
 
     def consider(self, seconds: float, steps_left: float) -> None:
@@ -76,33 +77,32 @@ class Compiler:
         usual = distributed.broadcast_object(statistics.median(self._seconds[WARMUP_STEPS:]))
         self._seconds = []
         if self.is_compiled:
-            # Some networks run slower compiled (VGGVox on a CPU does).
-            is_faster = usual < self._eager_seconds
-            self.is_observing = False
-            verdict = "keeping it" if is_faster else "going back to eager"
-            logger.info(
-                "compile auto: %.3f s per step, %.3f s eager: %s",
-                usual,
-                self._eager_seconds,
-                verdict,
-            )
-            if not is_faster:
-                self.close()
-            return
-        saving = ASSUMED_SAVING[next(self.net.parameters()).device.type]
-        gain = saving * usual * steps_left
-        cost = SECONDS_PER_LAYER * self._layers()
-        self._eager_seconds = usual
+            self._judge(usual)
+        else:
+            self._decide(usual, steps_left)
+
+    def _decide(self, eager_seconds: float, steps_left: float) -> None:
+        """Compile if the time saved over the run clearly exceeds the cost."""
+        device = next(self.net.parameters()).device
+        gain = ASSUMED_SAVING[device.type] * eager_seconds * steps_left
+        cost = SECONDS_PER_LAYER * self._num_layers()
+        self._eager_seconds = eager_seconds
         self.is_observing = gain > REQUIRED_GAIN * cost
         verdict = "compiling" if self.is_observing else "not compiling"
-        logger.info(
-            "compile auto: %s (may save %.0f s over the run, costs about %.0f s)",
-            verdict,
-            gain,
-            cost,
-        )
+        reason = f"may save {gain:.0f} s over the run, costs about {cost:.0f} s"
+        logger.info("compile auto: %s (%s)", verdict, reason)
         if self.is_observing:
             self._compile()
+
+    def _judge(self, compiled_seconds: float) -> None:
+        """Go back to eager if compiled steps are slower: VGGVox on a CPU is."""
+        self.is_observing = False
+        is_faster = compiled_seconds < self._eager_seconds
+        verdict = "keeping it" if is_faster else "going back to eager"
+        times = f"{compiled_seconds:.3f} s per step, {self._eager_seconds:.3f} s eager"
+        logger.info("compile auto: %s: %s", times, verdict)
+        if not is_faster:
+            self.close()
 
     def close(self) -> None:
         """Make the network eager again: the next stage may have a different crop length."""
@@ -114,10 +114,8 @@ class Compiler:
         self.is_compiled = self.is_observing = False
 
     def _compile(self) -> None:
-        assert self.options is not None
         logger.info("compiling the network: the next step may take minutes")
-        if self._prepare is not None:
-            self._prepare(self.net)
+        self._prepare(self.net)
         # Inductor's hints (complex numbers in the spectrum run uncompiled, TF32 is off) are for
         # authors of networks.
         warnings.filterwarnings("ignore", module=r"torch\._inductor")
@@ -128,14 +126,14 @@ class Compiler:
         config.recompile_limit = max(config.recompile_limit, 2 * len(targets))
         # dynamic=False: all training crops have the same length (a different length compiles
         # another version).
-        mode = None if self.options.compile_mode == "default" else self.options.compile_mode
+        settings: dict[str, Any] = {"mode": self.options.compile_mode, "dynamic": False}
         for module in targets:
             if isinstance(module.forward, Checkpointed):
                 eager = module.forward.eager
-                compiled = torch.compile(eager, mode=mode, dynamic=False)
+                compiled = torch.compile(eager, **settings)
                 module.forward.forward = self._or_eager(compiled, eager)
             else:
-                module.compile(mode=mode, dynamic=False)
+                module.compile(**settings)
                 run = self._or_eager(module._compiled_call_impl, module._call_impl)
                 module._compiled_call_impl = run
         self.is_compiled = True
@@ -155,16 +153,16 @@ class Compiler:
 
         return run
 
-    def _layers(self) -> int:
+    def _num_layers(self) -> int:
         """Layers to compile; equal blocks share their code."""
         counts = {}
         for module in self._targets():
-            form = type(module), tuple(parameter.shape for parameter in module.parameters())
-            counts[form] = sum(1 for part in module.modules() if not any(part.children()))
+            shapes = tuple(parameter.shape for parameter in module.parameters())
+            leaves = [layer for layer in module.modules() if not list(layer.children())]
+            counts[type(module), shapes] = len(leaves)
         return sum(counts.values())
 
     def _targets(self) -> list[nn.Module]:
-        assert self.options is not None
         return [self.net] if self.options.compile_scope == "whole" else repeated_blocks(self.net)
 
 
@@ -174,39 +172,38 @@ def repeated_blocks(net: nn.Module) -> list[nn.Module]:
     The search descends into a stage, which only chains blocks, but not into a block, even if
     modules repeat inside it. Falls back to the whole network if nothing repeats.
     """
-    counts: dict[type, int] = {}
-    for module in net.modules():
-        if any(module.children()) and not isinstance(
-            module, nn.Sequential | nn.ModuleList | nn.ModuleDict
-        ):
-            counts[type(module)] = counts.get(type(module), 0) + 1
+    counts = Counter(type(module) for module in net.modules() if list(module.children()))
+    blocks = []
 
-    def collect(module: nn.Module) -> list[nn.Module]:
-        if counts.get(type(module), 0) > 1 and not _is_stage(module):
-            return [module]
-        return [block for child in module.children() for block in collect(child)]
+    def search(module: nn.Module) -> None:
+        is_list = isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
+        if counts[type(module)] > 1 and not is_list and not _is_stage(module):
+            blocks.append(module)
+        else:
+            for child in module.children():
+                search(child)
 
-    return collect(net) or [net]
+    search(net)
+    return blocks or [net]
 
 
 def _is_stage(module: nn.Module) -> bool:
     """Whether a module only holds lists of modules that have children themselves."""
-    lists = [
-        child for child in module.children() if isinstance(child, nn.Sequential | nn.ModuleList)
-    ]
-    is_only_lists = len(lists) == len(list(module.children()))
-    return is_only_lists and all(any(entry.children()) for one in lists for entry in one)
+    for child in module.children():
+        if not isinstance(child, nn.Sequential | nn.ModuleList):
+            return False
+        if not all(list(entry.children()) for entry in child):
+            return False
+    return True
 
 
 def training_bytes(net: nn.Module, num_samples: int, batch_size: int, dtype: torch.dtype) -> int:
     """Estimated memory of a training step of `net`, from the activations of two random utterances
     on a CPU.
     """
-    count = sum(one.numel() for one in net.parameters())
-    activations = activation_bytes(net, num_samples, dtype)
-    return BYTES_PER_WEIGHT * count + int(
-        ACTIVATION_OVERHEAD * activations * batch_size / OBSERVED_UTTERANCES
-    )
+    count = sum(parameter.numel() for parameter in net.parameters())
+    activations = activation_bytes(net, num_samples, dtype) * batch_size / OBSERVED_UTTERANCES
+    return BYTES_PER_WEIGHT * count + int(ACTIVATION_OVERHEAD * activations)
 
 
 def activation_bytes(
@@ -224,32 +221,25 @@ def activation_bytes(
 
     random_state = capture_random_state()
     observed = copy.deepcopy(net).cpu().train()
-    weights = {
-        one.untyped_storage().data_ptr() for one in (*observed.parameters(), *observed.buffers())
-    }
+    weights = (*observed.parameters(), *observed.buffers())
+    addresses = {tensor.untyped_storage().data_ptr() for tensor in weights}
     hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
     with hooks, torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
         # Kept alive until counted: a freed tensor's address could be reused.
         embeddings = observed(0.1 * torch.randn(num_utterances, num_samples))
-    activations = sum(size for address, size in sizes.items() if address not in weights)
+    activations = sum(size for address, size in sizes.items() if address not in addresses)
     del embeddings
     restore_random_state(random_state)
     return activations
 
 
 def blocks_to_checkpoint(net: nn.Module) -> list[nn.Module]:
-    """The network's repeated blocks; ValueError if it forbids checkpointing or has no repeated
-    blocks.
-    """
+    """The network's repeated blocks; ValueError if it has none."""
     blocks = repeated_blocks(net)
-    why = f"{type(net).__name__} has no repeated blocks" if blocks == [net] else ""
-    for name, module in net.named_modules():
-        if not getattr(module, "supports_gradient_checkpointing", True):
-            why = f"{type(module).__name__} ({name or 'the network'}) cannot be run twice"
-    if why:
+    if blocks == [net]:
         raise ValueError(
-            f"runtime.gradient_checkpointing is on, but {why}; turn it off, or lower "
-            "data.batch_size and raise training.accumulation_steps"
+            f"runtime.gradient_checkpointing is on, but {type(net).__name__} has no repeated "
+            "blocks; turn it off, or lower data.batch_size and raise training.accumulation_steps"
         )
     return blocks
 
@@ -292,17 +282,13 @@ class Checkpointed:
             return self.forward(*inputs, **named)
         # The reentrant variant has no `context_fn`, which keeps the statistics from being updated
         # twice.
-        settings: dict[str, Any] = {
-            "use_reentrant": False,
-            "preserve_rng_state": self._has_dropout,
-            "context_fn": self._contexts,
-        }
-        return checkpoint(functools.partial(self.forward, **named), *inputs, **settings)
-
-    def _contexts(
-        self,
-    ) -> tuple[contextlib.AbstractContextManager[Any], contextlib.AbstractContextManager[Any]]:
-        return contextlib.nullcontext(), _preserved_statistics(self._block)
+        return checkpoint(
+            functools.partial(self.forward, **named),
+            *inputs,
+            use_reentrant=False,
+            preserve_rng_state=self._has_dropout,
+            context_fn=lambda: (contextlib.nullcontext(), _preserved_statistics(self._block)),
+        )
 
 
 @contextlib.contextmanager

@@ -13,10 +13,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import distribute_tensor
 
-from speakernet.parallel.sharding import ROW_SHARE, RowShare, join_in_state
+from speakernet.parallel.sharding import RowShare, join_in_state, mark_share
 from speakernet.training.compiling import repeated_blocks
-from speakernet.training.ranks import SeveralProcesses
-from speakernet.training.step import NUM_NUMBERS, NUM_REQUESTS
+from speakernet.training.exchange import SeveralProcesses
+from speakernet.training.step import NUM_NUMBERS, NUM_WISHES
 
 
 class FullySharded(SeveralProcesses):
@@ -30,11 +30,11 @@ class FullySharded(SeveralProcesses):
     def __init__(self, net: nn.Module, loss: nn.Module, device: torch.device) -> None:
         super().__init__(net, loss, device)
         refuse_sharding(net, loss)
-        self._sum = torch.zeros(NUM_NUMBERS + NUM_REQUESTS, device=device)
+        self._sum = torch.zeros(NUM_NUMBERS + NUM_WISHES, device=device)
         net.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         mesh = init_device_mesh(device.type, (torch_distributed.get_world_size(),))
         # A loss without weights has nothing to shard.
-        roots = [one for one in (net, loss) if any(True for _ in one.parameters())]
+        roots = [module for module in (net, loss) if list(module.parameters())]
         for module in dict.fromkeys((*repeated_blocks(net), *roots)):
             before = list(module._forward_hooks)
             fully_shard(module, mesh=mesh)
@@ -44,20 +44,19 @@ class FullySharded(SeveralProcesses):
                 module._forward_hooks[hook] = module._forward_hooks.pop(hook)
         # Before the first forward pass, so that `reset_iter_state` has a state to go back to.
         net._get_fsdp_state()._lazy_init()  # type: ignore[operator]
-        self._sharded: list[Any] = [
-            one for one in self._all.modules() if isinstance(one, FSDPModule)
-        ]
+        modules = self._all.modules()
+        self._sharded: list[Any] = [module for module in modules if isinstance(module, FSDPModule)]
         for root in roots:
             join_in_state(root)
             for parameter in root.parameters():
-                setattr(parameter, ROW_SHARE, MeshShare(len(parameter), 0, 1, like=parameter))
+                mark_share(parameter, MeshShare(len(parameter), 0, 1, like=parameter))
 
     def begin_epoch(self) -> None:
         """Reset FSDP's state after an evaluation, in which each rank runs its own number of
         batches.
         """
         # Gathered weights may have been frozen or unfrozen; their shares have not.
-        trained = [one.requires_grad for one in self._all.parameters()]
+        trained = [parameter.requires_grad for parameter in self._all.parameters()]
         for module in self._sharded:
             module.reshard()
             module.set_reshard_after_forward(True, recurse=False)
@@ -77,7 +76,7 @@ class FullySharded(SeveralProcesses):
 
     def backward(self, value: Tensor, numbers: Tensor, *, is_last: bool) -> None:
         """Backward pass; each rank keeps its share of the averaged gradients."""
-        self._sum += self._messages(numbers, is_last)
+        self._sum += self._message(numbers, is_last)
         value.backward()  # type: ignore[no-untyped-call]
 
     def totals(self, numbers: Tensor) -> Tensor:
@@ -85,8 +84,7 @@ class FullySharded(SeveralProcesses):
         torch_distributed.all_reduce(self._sum)
         means = self._sum / torch_distributed.get_world_size()
         self._sum = torch.zeros_like(self._sum)
-        self._take_requests(means[NUM_NUMBERS:])
-        return means[:NUM_NUMBERS]
+        return self._read_message(means)
 
     def share_statistics(self) -> None:
         """Share rank 0's statistics, and gather all weights until training continues."""
@@ -120,18 +118,14 @@ class MeshShare(RowShare):
 
 def refuse_sharding(net: nn.Module, loss: nn.Module) -> None:
     """ValueError if `fully_shard` cannot shard these parameters."""
-    single = [
-        name
-        for one in (net, loss)
-        for name, parameter in one.named_parameters()
-        if not parameter.ndim
-    ]
-    if single or not hasattr(FSDPModule, "reset_iter_state"):
-        found = (
-            f"{single[0]} is a scalar"
-            if single
-            else f"torch {torch.__version__} lacks FSDPModule.reset_iter_state"
-        )
+    reason = ""
+    for name, parameter in (*net.named_parameters(), *loss.named_parameters()):
+        if not parameter.ndim:
+            reason = f"{name} is a scalar"
+    # Older versions of torch cannot reset the state after an evaluation.
+    if "reset_iter_state" not in dir(FSDPModule):
+        reason = f"torch {torch.__version__} lacks FSDPModule.reset_iter_state"
+    if reason:
         raise ValueError(
-            f"runtime.parallel is fsdp, but {found}, so the model cannot be sharded; use ddp"
+            f"runtime.parallel is fsdp, but {reason}, so the model cannot be sharded; use ddp"
         )

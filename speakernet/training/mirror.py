@@ -100,18 +100,17 @@ class Mirror:
         """Files that differ from their copies, models first, so that no copy refers to a model not
         yet copied.
         """
-        names = []
-        for prefix in ("", *(f"{one.name}/" for one in later_stages(self.folder).values())):
+        paths: list[Path] = []
+        for folder in (self.folder, *later_stages(self.folder).values()):
             if self.with_epochs:
-                paths = [
-                    *epoch_paths(self.folder / prefix),
-                    self.folder / prefix / CHECKPOINTS / AVERAGE,
-                ]
-                names += [path.relative_to(self.folder).as_posix() for path in paths]
-            names += [prefix + name for name in (BEST, LAST, CONFIG, *EVALUATION_FILES, *GROWING)]
-        changed = [
-            name for name in names if self._state_of(name) not in (None, self._copied.get(name))
-        ]
+                paths += [*epoch_paths(folder), folder / CHECKPOINTS / AVERAGE]
+            names = (BEST, LAST, CONFIG, *EVALUATION_FILES, *GROWING)
+            paths += [folder / name for name in names]
+        changed = []
+        for path in paths:
+            name = path.relative_to(self.folder).as_posix()
+            if self._state_of(name) not in (None, self._copied.get(name)):
+                changed.append(name)
         if is_end or any(name.endswith(".pt") for name in changed):
             return changed
         return [name for name in changed if not name.endswith(GROWING)]
@@ -121,16 +120,18 @@ class Mirror:
             folder, base = posixpath.split(f"{self.root}/{name}")
             temporary = f"{folder}/.{base}.tmp"
             self.system.makedirs(folder, exist_ok=True)
-            if (state := self._state_of(name)) is None:
+            state = self._state_of(name)
+            if state is None:
                 continue
             self.system.put_file(str(self.folder / name), temporary)
             if base == LAST and self.system.exists(f"{folder}/{base}"):
                 self.system.mv(f"{folder}/{base}", f"{folder}/{PREVIOUS}")
             self.system.mv(temporary, f"{folder}/{base}")
             self._copied[name] = state
-        for name in [one for one in self._copied if self._state_of(one) is None]:
-            self.system.rm_file(f"{self.root}/{name}")
-            del self._copied[name]
+        for name in list(self._copied):
+            if self._state_of(name) is None:
+                self.system.rm_file(f"{self.root}/{name}")
+                del self._copied[name]
 
     def _state_of(self, name: str) -> tuple[int, int] | None:
         """Modification time and size, which show a change; None if there is no file."""
@@ -169,9 +170,9 @@ def fetch_run(address: str, folder: str | Path) -> bool:
         return False
     system, root = open_remote(address, folder)
     try:
-        found = system.find(root) if system.exists(root) else []
+        paths = system.find(root) if system.exists(root) else []
         begin = len(system._strip_protocol(root).rstrip("/")) + 1
-        names = [one[begin:] for one in found if not one.endswith(IGNORED_SUFFIXES)]
+        names = [path[begin:] for path in paths if not path.endswith(IGNORED_SUFFIXES)]
         for name in names:
             if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
                 raise RemoteError(f"{name!r} is a path outside the run folder")

@@ -2,7 +2,7 @@
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from speakernet.options import create, lookup
-from speakernet.parallel.sharding import ROW_SHARE, join_state, parameters_of
+from speakernet.parallel.sharding import is_cut_by_torch, join_state, parameters_of
 from speakernet.training.options import (
     OPTIMIZERS,
     AdamOptions,
@@ -18,6 +18,7 @@ from speakernet.training.options import (
     SgdOptions,
     TrainingOptions,
 )
+from speakernet.training.protocols import TunedTrunk
 
 Groups = list[dict[str, Any]]
 
@@ -27,6 +28,8 @@ EPSILON_FLOAT32 = 1e-8
 EPSILON_HALF = 1e-7
 LEARNING_RATE_FACTOR = "learning_rate_factor"
 """Key of a group's learning-rate factor; 1 if absent."""
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+"""The buffers of a batch norm."""
 
 
 def sgd(options: SgdOptions, groups: Groups, fused: bool) -> torch.optim.Optimizer:
@@ -43,15 +46,20 @@ def sgd(options: SgdOptions, groups: Groups, fused: bool) -> torch.optim.Optimiz
 
 
 def adam(
-    options: AdamOptions, groups: Groups, epsilon: float, fused: bool
+    options: AdamOptions, groups: Groups, is_float32: bool, fused: bool
 ) -> torch.optim.Optimizer:
     """Adam and its relatives."""
-    rates: dict[str, Any] = {
+    epsilon = options.epsilon
+    if epsilon == "auto":
+        epsilon = EPSILON_FLOAT32 if is_float32 else EPSILON_HALF
+    settings: dict[str, Any] = {
         "lr": options.learning_rate,
         "betas": (options.beta1, options.beta2),
         "eps": epsilon,
     }
-    return ADAMS[options.name](groups, **rates, **({"fused": True} if fused else {}))
+    if fused:
+        settings["fused"] = True
+    return ADAMS[options.name](groups, **settings)
 
 
 ADAMS = {
@@ -82,42 +90,40 @@ def parameter_groups(
     modules: Iterable[nn.Module],
     weight_decay: float,
     decay_all: bool = False,
-    factors: Sequence[float] = (),
+    first_factor: float = 1.0,
 ) -> Groups:
     """Groups with and without weight decay (none for normalisation weights, biases and scalars).
 
     A parameter with fewer than two dimensions does not decay: every normalisation weight and bias
-    has that shape. `factors` are the learning-rate factors of the first modules, 1 for the others;
-    each factor has separate groups.
+    has that shape. `first_factor` is the learning-rate factor of the first module, 1 that of the
+    others; each factor has separate groups.
     """
     # The order must not depend on the modules: a checkpoint identifies groups by number.
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
-    seen: set[int] = set()
-    for module, factor in zip(
-        modules, itertools.chain(factors, itertools.repeat(1.0)), strict=False
-    ):
+    seen: set[nn.Parameter] = set()
+    for number, module in enumerate(modules):
+        factor = 1.0 if number else first_factor
         # A pretrained backbone has factors for its lower layers, which learn more slowly.
-        parts: list[Any] = [
-            one for one in module.modules() if hasattr(one, "learning_rate_factors")
-        ]
-        own = {id(one): by for part in parts for one, by in part.learning_rate_factors()}
+        of_layers: dict[nn.Parameter, float] = {}
+        for part in module.modules():
+            if isinstance(part, TunedTrunk):
+                of_layers.update(part.learning_rate_factors())
         for parameter in module.parameters():
-            layer_factor = factor * own.get(id(parameter), 1.0)
-            decay_groups = [
-                groups.setdefault((layer_factor, decays), []) for decays in (True, False)
-            ]
+            own_factor = factor * of_layers.get(parameter, 1.0)
+            for decays in (True, False):
+                groups.setdefault((own_factor, decays), [])
             # Skip frozen parameters (RawNet3's norms) and weights that another module shares.
-            if not parameter.requires_grad or id(parameter) in seen:
-                continue
-            seen.add(id(parameter))
-            decay_groups[0 if decay_all or parameter.ndim > 1 else 1].append(parameter)
-    return [
-        # A factor of 1 is omitted, as in older checkpoints.
-        {"params": parameters, "weight_decay": weight_decay if decays else 0.0}
-        | ({} if factor == 1.0 else {LEARNING_RATE_FACTOR: factor})
-        for (factor, decays), parameters in groups.items()
-        if parameters
-    ]
+            if parameter.requires_grad and parameter not in seen:
+                seen.add(parameter)
+                groups[own_factor, decay_all or parameter.ndim > 1].append(parameter)
+    made: Groups = []
+    for (factor, decays), parameters in groups.items():
+        if parameters:
+            made.append({"params": parameters, "weight_decay": weight_decay if decays else 0.0})
+            # A factor of 1 is omitted, as in older checkpoints.
+            if factor != 1.0:
+                made[-1][LEARNING_RATE_FACTOR] = factor
+    return made
 
 
 def should_fuse(options: OptimizerOptions, device: torch.device) -> bool:
@@ -141,20 +147,19 @@ def create_optimizer(
     """The optimizer over all trainable parameters of `modules`; `is_float32` decides the value of
     `epsilon: auto`.
     """
-    part = lookup(OPTIMIZERS, options.name, "optimizer")
-    factors = [options.network_learning_rate_factor]
+    component = lookup(OPTIMIZERS, options.name, "optimizer")
     groups = parameter_groups(
-        modules, options.weight_decay, options.decay_norms_and_biases, factors
+        modules,
+        options.weight_decay,
+        options.decay_norms_and_biases,
+        options.network_learning_rate_factor,
     )
     if not groups:
         raise ValueError("nothing to train: every weight of the model and the loss is frozen")
-    epsilon = getattr(options, "epsilon", "auto")
-    if epsilon == "auto":
-        epsilon = EPSILON_FLOAT32 if is_float32 else EPSILON_HALF
     # torch lacks some fused updates for weights that `fully_shard` has sharded.
-    is_cut = any(hasattr(one, "to_local") for group in groups for one in group["params"])
+    is_cut = any(is_cut_by_torch(weights) for group in groups for weights in group["params"])
     fused = should_fuse(options, device) and not is_cut
-    return create(part, options, groups=groups, epsilon=epsilon, fused=fused)  # type: ignore[no-any-return]
+    return create(component, options, groups=groups, is_float32=is_float32, fused=fused)  # type: ignore[no-any-return]
 
 
 class OptimizerState:
@@ -165,34 +170,31 @@ class OptimizerState:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
         self._parameters = parameters_of(optimizer)
-        self._is_sharded = any(hasattr(one, ROW_SHARE) for one in self._parameters)
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain values; sharded state is gathered on rank 0, so every rank must call
         it.
         """
         state = self.optimizer.state_dict()
-        return (
-            {**state, "state": join_state(state["state"], self._parameters)}
-            if self._is_sharded
-            else state
-        )
+        state["state"] = join_state(state["state"], self._parameters)
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the moments; ValueError if they belong to a different optimizer or different
         parameters.
         """
-        own = self.optimizer.state_dict()["param_groups"]
+        current = self.optimizer.state_dict()["param_groups"]
         saved = state["param_groups"]
-        if [set(one) for one in own] != [set(one) for one in saved]:
+        if [set(group) for group in current] != [set(group) for group in saved]:
             raise ValueError(
                 f"the {len(saved)} saved parameter groups differ in number or options from the "
-                f"optimizer's {len(own)}"
+                f"optimizer's {len(current)}"
             )
         # torch takes the options from the state dictionary, so put the current ones there.
-        groups = [{**one, "params": other["params"]} for one, other in zip(own, saved, strict=True)]
-        own_state = join_state(state["state"], self._parameters, back=True)
-        self.optimizer.load_state_dict({"state": own_state, "param_groups": groups})
+        for group, of_saved in zip(current, saved, strict=True):
+            group["params"] = of_saved["params"]
+        moments = join_state(state["state"], self._parameters, back=True)
+        self.optimizer.load_state_dict({"state": moments, "param_groups": current})
         _fill_in_momentum(self.optimizer)
 
 
@@ -217,14 +219,16 @@ class Freezing:
         is_frozen = epoch < self._epochs
         for parameter in self._parameters:
             parameter.requires_grad_(not is_frozen)
-        modules: list[Any] = list(self._net.modules())
-        for module in modules:
-            if hasattr(module, "begin_epoch") and not is_frozen:
-                module.begin_epoch(epoch)
+        modules = list(self._net.modules())
+        if not is_frozen:
+            for module in modules:
+                if isinstance(module, TunedTrunk):
+                    module.begin_epoch(epoch)
         self._net.train()
-        for module in modules if is_frozen or self.keeps_statistics else ():
-            if isinstance(module, _BatchNorm):
-                module.eval()
+        if is_frozen or self.keeps_statistics:
+            for module in modules:
+                if isinstance(module, _BatchNorm):
+                    module.eval()
 
 
 class BufferGuard:
@@ -233,46 +237,40 @@ class BufferGuard:
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
-        buffers = [
-            buffer
-            for module in modules
-            for owner in module.modules()
-            if getattr(owner, "track_running_stats", True)
-            for name, buffer in owner.named_buffers(recurse=False)
-            if name in ("running_mean", "running_var", "num_batches_tracked")
-        ]
-        # Pairs of buffers and copies by dtype: on a GPU, a list of mixed dtypes is copied tensor by
-        # tensor.
-        by_dtype = [
-            [one for one in buffers if one.dtype == dtype]
-            for dtype in {one.dtype for one in buffers}
-        ]
-        self._pairs = [(group, [one.clone() for one in group]) for group in by_dtype]
+        # By dtype: on a GPU, a list of mixed dtypes is copied tensor by tensor.
+        self._buffers: dict[torch.dtype, list[torch.Tensor]] = {}
+        for module in modules:
+            for name, buffer in module.named_buffers():
+                if name.rpartition(".")[2] in STATISTICS:
+                    self._buffers.setdefault(buffer.dtype, []).append(buffer)
+        self._copies = {
+            dtype: [buffer.clone() for buffer in buffers]
+            for dtype, buffers in self._buffers.items()
+        }
 
     def remember(self) -> None:
         """Copy the current values, for `restore`."""
-        for buffers, copies in self._pairs:
-            torch._foreach_copy_(copies, buffers)
+        for dtype, buffers in self._buffers.items():
+            torch._foreach_copy_(self._copies[dtype], buffers)
 
     def restore(self) -> None:
         """Restore the remembered values."""
-        for buffers, copies in self._pairs:
-            torch._foreach_copy_(buffers, copies)
+        for dtype, buffers in self._buffers.items():
+            torch._foreach_copy_(buffers, self._copies[dtype])
 
     def restore_where(self, is_bad: torch.Tensor) -> None:
         """Restore the remembered values if `is_bad` (0-d bool) is true, without synchronising with
         the device.
         """
-        for buffers, copies in self._pairs:
+        for dtype, buffers in self._buffers.items():
             # Concatenated, a few launches suffice for hundreds of small tensors. `where` instead of
             # a weighted sum: the values to discard may be NaN.
-            before, after = (
-                torch.cat([one.reshape(-1) for one in some]) for some in (copies, buffers)
-            )
-            chosen = torch.where(is_bad, before, after).split([one.numel() for one in buffers])
-            torch._foreach_copy_(
-                buffers, [one.view_as(now) for one, now in zip(chosen, buffers, strict=True)]
-            )
+            before = torch.cat([copy.reshape(-1) for copy in self._copies[dtype]])
+            after = torch.cat([buffer.reshape(-1) for buffer in buffers])
+            sizes = [buffer.numel() for buffer in buffers]
+            chosen = torch.where(is_bad, before, after).split(sizes)
+            views = [part.view_as(buffer) for part, buffer in zip(chosen, buffers, strict=True)]
+            torch._foreach_copy_(buffers, views)
 
 
 class WeightAverage:
@@ -299,31 +297,32 @@ class WeightAverage:
         self.initial_share = initial_share
         self._steps = 0
         self.is_kept = decay > 0 or initial_share > 0
-        # Frozen weights need no average.
-        moving = (one for one in net.parameters() if one.requires_grad)
-        self._live = [*moving, *net.buffers()] if self.is_kept else []
-        self._floats = [
-            index for index, tensor in enumerate(self._live) if tensor.is_floating_point()
-        ]
-        self._others = [index for index in range(len(self._live)) if index not in self._floats]
+        self._live: list[torch.Tensor] = []
+        if self.is_kept:
+            # Frozen weights need no average.
+            weights = (weight for weight in net.parameters() if weight.requires_grad)
+            self._live = [*weights, *net.buffers()]
         self._kept = [tensor.detach().clone() for tensor in self._live]
-        self._initial = (
-            [self._kept[index].clone() for index in self._floats] if initial_share else []
-        )
+        # Views of the two lists above: what is averaged, and what is copied.
+        is_float = [tensor.is_floating_point() for tensor in self._live]
+        self._floats = list(itertools.compress(self._live, is_float))
+        self._kept_floats = list(itertools.compress(self._kept, is_float))
+        is_other = [not floats for floats in is_float]
+        self._others = list(itertools.compress(self._live, is_other))
+        self._kept_others = list(itertools.compress(self._kept, is_other))
+        self._initial: list[torch.Tensor] = []
+        if initial_share:
+            self._initial = [tensor.clone() for tensor in self._kept_floats]
 
     @torch.no_grad()
     def update(self) -> None:
         """Move the average towards the current weights."""
         decay = min(self.decay, (1 + self._steps) / (10 + self._steps))
         self._steps += 1
-        floats = [self._kept[index] for index in self._floats]
-        torch._foreach_lerp_(floats, [self._live[index] for index in self._floats], 1.0 - decay)
+        torch._foreach_lerp_(self._kept_floats, self._floats, 1.0 - decay)
         # In one call: on a GPU, hundreds of counters would take hundreds of launches.
         if self._others:
-            torch._foreach_copy_(
-                [self._kept[index] for index in self._others],
-                [self._live[index] for index in self._others],
-            )
+            torch._foreach_copy_(self._kept_others, self._others)
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
@@ -331,16 +330,16 @@ class WeightAverage:
         weights.
         """
         self.swap()
-        floats = [self._live[index] for index in self._floats] if self._initial else []
-        average = [one.detach().clone() for one in floats]
+        mixed = self._floats if self._initial else []
+        average = [tensor.detach().clone() for tensor in mixed]
         with torch.no_grad():
-            if floats:
-                torch._foreach_lerp_(floats, self._initial, self.initial_share)
+            if mixed:
+                torch._foreach_lerp_(mixed, self._initial, self.initial_share)
             try:
                 yield
             finally:
-                for live, held in zip(floats, average, strict=True):
-                    live.copy_(held)
+                for live, kept in zip(mixed, average, strict=True):
+                    live.copy_(kept)
                 self.swap()
 
     def state_dict(self) -> dict[str, Any]:
@@ -352,23 +351,27 @@ class WeightAverage:
         weights.
         """
         self._steps = int(state["steps"])
-        for kept, saved in zip(self._kept, state["kept"] or self._live, strict=bool(self._live)):
-            kept.copy_(saved)
-        if self._initial and not state.get("initial"):
+        if self._kept:
+            self._copy(self._kept, state["kept"] or self._live)
+        initial = state.get("initial") or []
+        if self._initial and not initial:
             raise ValueError(
                 "training.initial_weight was 0 when this run started, so its initial weights were "
                 "not saved; set it to 0, or choose a different --save_path"
             )
-        for initial, saved in zip(
-            self._initial, state.get("initial") or [], strict=bool(self._initial)
-        ):
-            initial.copy_(saved)
+        if self._initial:
+            self._copy(self._initial, initial)
+
+    @staticmethod
+    def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source)
 
     @torch.no_grad()
     def swap(self) -> None:
         """Exchange the average and the network's own weights."""
         for live, kept in zip(self._live, self._kept, strict=True):
             # One tensor at a time, to avoid a third copy of the whole network in memory.
-            held = live.detach().clone()
+            before = live.detach().clone()
             live.copy_(kept)
-            kept.copy_(held)
+            kept.copy_(before)

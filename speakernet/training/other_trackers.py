@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from speakernet.training.trackers import scalars
+from speakernet.training.trackers import Tracker, scalars
 
 PROJECT = "speakernet"
 
 
-class MLflow:
+class MLflow(Tracker):
     """A run of MLFLOW_EXPERIMENT_NAME (default `speakernet`), stored in `mlruns/` unless
     MLFLOW_TRACKING_URI is set.
     """
@@ -37,9 +37,11 @@ class MLflow:
         if known is None:
             kept.write_text(run.info.run_id, encoding="utf-8")
             # Only once: MLflow refuses changed parameters, such as the epochs of a continued run.
-            self._mlflow.log_params(
-                {f"{section}.{key}": of[key] for section, of in configuration.items() for key in of}
-            )
+            parameters = {}
+            for section, options in configuration.items():
+                for name, value in options.items():
+                    parameters[f"{section}.{name}"] = value
+            self._mlflow.log_params(parameters)
 
     def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """Log the numbers of one record; characters that MLflow refuses in names (of lists) become
@@ -62,7 +64,7 @@ class MLflow:
         self._mlflow.end_run()
 
 
-class WeightsAndBiases:
+class WeightsAndBiases(Tracker):
     """A run of the project WANDB_PROJECT (default `speakernet`); WANDB_MODE=offline writes files
     for `wandb sync`.
     """

@@ -19,19 +19,20 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from speakernet.files import error_line
+from speakernet.parallel.sharding import parameters_of
 from speakernet.training.optimizers import LEARNING_RATE_FACTOR
 from speakernet.training.options import RuntimeOptions
+from speakernet.training.protocols import Batch, TunedTrunk
 from speakernet.training.step import Results, TrainingStep
-
-if TYPE_CHECKING:
-    from speakernet.training.step import BatchLike
 
 logger = logging.getLogger(__name__)
 
@@ -65,17 +66,21 @@ def why_not_recorded(step: TrainingStep, options: RuntimeOptions, num_batches: i
     """The reason why the steps of a run, of `num_batches` micro-batches each, cannot be recorded;
     empty if they can.
     """
+    trunks = [module for module in step.net.modules() if isinstance(module, TunedTrunk)]
+    is_compiled = options.compile != "off"
     reasons = {
         "it needs a CUDA device": step.precision.device.type != "cuda",
         "the step accumulates micro-batches": num_batches > 1,
         "the gradient cache passes every batch twice": step.gradient_cache,
-        "several processes share each batch": not step.is_alone,
+        "several processes share each batch": not step.exchange.is_alone,
         "the head is sharded": step.is_sharded,
         f"optimizer {type(step.optimizer).__name__} has no fused update": not step.is_fused,
-        f"compile_mode {options.compile_mode} records by itself": options.compile != "off"
+        f"compile_mode {options.compile_mode} records by itself": is_compiled
         and options.compile_mode != "default",
         "blocks are checkpointed": options.gradient_checkpointing,
-        "something else is drawn on the host for each batch": step.draws_on_host,
+        "something else is drawn on the host for each batch": any(
+            trunk.is_pretrained for trunk in trunks
+        ),
     }
     return next((reason for reason, applies in reasons.items() if applies), "")
 
@@ -95,15 +100,13 @@ class StaticBatch:
 
     waveforms: Tensor
     labels: Tensor
-    numbers: Tensor | None
-    """(batch, numbers): the draws of masks and dither."""
+    rank_sizes: tuple[int, ...]
     rates: Tensor
     """(parameter groups,) float32, because torch's fused kernels read nothing else."""
-    margin: Tensor | None
+    numbers: Tensor | None = None
+    """(batch, numbers): the draws of masks and dither; None if nothing draws."""
+    margin: Tensor | None = None
     """0-d float64; None if the loss has no margin."""
-    # Host facts that the step counts; they are the same for a form, except for the indices.
-    shares: tuple[int, ...] = ()
-    indices: Tensor = dataclasses.field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
 
 @dataclasses.dataclass(eq=False)
@@ -125,17 +128,18 @@ class StepRecorder:
         self._capture = capture
         self._forms: dict[Any, Form] = {}
         self._is_full = False
+        self._parameters = parameters_of(step.optimizer)
+        self._norms = [module for module in step.net.modules() if isinstance(module, _BatchNorm)]
         for group in step.optimizer.param_groups:
             # Adam refuses to be captured without; its fused update keeps its counters on the
             # device anyway.
             if "capturable" in group:
                 group["capturable"] = True
 
-    def __call__(self, batch: "BatchLike", learning_rate: float) -> Results | None:
+    def __call__(self, batch: Batch, learning_rate: float) -> Results | None:
         """The results of a step over one batch; None if it has to run as usual."""
-        step = self._step
         # Trials of the compiler compare times of ordinary steps.
-        if step.compiler.is_observing:
+        if self._step.compiler.is_observing:
             return None
         form = self._form_of(batch)
         if form is None:
@@ -145,43 +149,46 @@ class StepRecorder:
             self._record(form)
         form.steps += 1
         if form.replay is None:
-            with self._beside(), self._searched(form.steps == WARMUP_STEPS):
+            with self._on_side_stream(), self._watch_host(form.steps == WARMUP_STEPS):
                 return self._body(form.static)
         form.replay()
         assert form.results is not None
         # The next replay overwrites them.
-        return type(form.results)(*torch.stack([*map(Tensor.float, form.results)]).unbind())
+        return Results(*torch.stack([*map(Tensor.float, form.results)]).unbind())
 
-    def _form_of(self, batch: "BatchLike") -> Form | None:
+    def _form_of(self, batch: Batch) -> Form | None:
         step = self._step
         waveforms = batch.waveforms
-        key = (waveforms.shape, waveforms.dtype, step.compiler.is_compiled, step.trained_form())
-        form = self._forms.get(key)
-        if form is None and len(self._forms) < MAX_RECORDINGS:
-            device = waveforms.device
-            margin = getattr(step.loss, "margin", None)
-            form = self._forms[key] = Form(
-                StaticBatch(
-                    torch.empty_like(waveforms),
-                    torch.empty_like(batch.labels),
-                    step.draw(batch).to(device) if step.is_drawing else None,
-                    torch.empty(len(step.optimizer.param_groups), device=device),
-                    None if margin is None else torch.empty((), dtype=torch.float64, device=device),
-                )
-            )
-        if form is None and not self._is_full:
+        # What freezing changes: which parameters learn and which norms are in training mode.
+        learning = [parameter.requires_grad for parameter in self._parameters]
+        modes = [norm.training for norm in self._norms]
+        is_compiled = step.compiler.is_compiled
+        key = (waveforms.shape, waveforms.dtype, is_compiled, *learning, *modes)
+        if key in self._forms:
+            return self._forms[key]
+        if len(self._forms) == MAX_RECORDINGS:
+            if not self._is_full:
+                count = MAX_RECORDINGS
+                logger.info("cuda_graph: more than %d forms of a step; others run as usual", count)
             self._is_full = True
-            logger.info(
-                "cuda_graph: more than %d forms of a step; further ones run as usual",
-                MAX_RECORDINGS,
-            )
-        return form
+            return None
+        device = waveforms.device
+        static = StaticBatch(
+            torch.empty_like(waveforms),
+            torch.empty_like(batch.labels),
+            batch.rank_sizes,
+            torch.empty(len(step.optimizer.param_groups), device=device),
+        )
+        if step.is_drawing:
+            static.numbers = step.draw(batch).to(device)
+        if step.loss.margin is not None:
+            static.margin = torch.empty((), dtype=torch.float64, device=device)
+        self._forms[key] = Form(static)
+        return self._forms[key]
 
-    def _fill(self, static: StaticBatch, batch: "BatchLike", learning_rate: float) -> None:
+    def _fill(self, static: StaticBatch, batch: Batch, learning_rate: float) -> None:
         static.waveforms.copy_(batch.waveforms, non_blocking=True)
         static.labels.copy_(batch.labels, non_blocking=True)
-        static.shares = batch.shares
-        static.indices = batch.indices
         if static.numbers is not None:
             numbers = self._step.draw(batch)
             if static.numbers.is_cuda:
@@ -191,16 +198,15 @@ class StepRecorder:
             # `fill_` passes the number with the launch: no copy from the host.
             static.rates[number].fill_(learning_rate * group.get(LEARNING_RATE_FACTOR, 1.0))
         if static.margin is not None:
-            static.margin.fill_(self._step.loss.margin)  # type: ignore[arg-type]
+            static.margin.fill_(self._step.loss.margin)
 
     def _body(self, static: StaticBatch) -> Results:
         """The step itself, with nothing from the host; ordinary, traced and recorded alike."""
         step = self._step
-        loss: Any = step.loss
-        margin = loss.margin if static.margin is not None else None
+        margin = step.loss.margin
         try:
             if static.margin is not None:
-                loss.margin = static.margin
+                step.loss.set_margin(static.margin)
             if static.numbers is not None:
                 step.announce(static.numbers)
             for group, rate in zip(step.optimizer.param_groups, static.rates.unbind(), strict=True):
@@ -209,7 +215,7 @@ class StepRecorder:
             return step.update()
         finally:
             if static.margin is not None:
-                loss.margin = margin
+                step.loss.set_margin(margin)
 
     def _record(self, form: Form) -> None:
         assert self._capture is not None
@@ -217,7 +223,7 @@ class StepRecorder:
             form.replay, form.results = self._capture(lambda: self._body(form.static))
             logger.info("cuda_graph: recorded a step of %d crops", len(form.static.labels))
         except RuntimeError as error:
-            self._give_up(str(error).partition("\n")[0])
+            self._give_up(error_line(error))
 
     def _give_up(self, reason: str) -> None:
         self._capture = None
@@ -227,21 +233,21 @@ class StepRecorder:
         logger.warning("cuda_graph: steps are not recorded: %s", reason)
 
     @contextlib.contextmanager
-    def _beside(self) -> Iterator[None]:
+    def _on_side_stream(self) -> Iterator[None]:
         """On a GPU the steps before a recording run on a stream of their own, as torch asks."""
         if self._step.precision.device.type != "cuda" or self._capture is None:
             yield
             return
         main = torch.cuda.current_stream()
-        beside = torch.cuda.Stream()
-        beside.wait_stream(main)
-        with torch.cuda.stream(beside):
+        side = torch.cuda.Stream()
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
             yield
-        main.wait_stream(beside)
+        main.wait_stream(side)
 
     @contextlib.contextmanager
-    def _searched(self, is_searched: bool) -> Iterator[None]:
-        if not is_searched or self._capture is None:
+    def _watch_host(self, is_watched: bool) -> Iterator[None]:
+        if not is_watched or self._capture is None:
             yield
             return
         with HostValues(self._step.precision.device) as host:

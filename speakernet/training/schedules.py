@@ -6,6 +6,7 @@ numbers.
 """
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from speakernet.options import lookup
@@ -92,12 +93,10 @@ def one_cycle(options: OneCycleOptions, top: float, epoch: float, num_epochs: fl
     Topin).
     """
     share = _share(epoch, num_epochs)
-    if share < options.peak_share:
-        return _half_cosine(top / 25.0, top, share / options.peak_share)
-    rest = 1.0 - options.peak_share
-    return _half_cosine(
-        top, options.final_learning_rate, (share - options.peak_share) / rest if rest else 1.0
-    )
+    peak = options.peak_share
+    if share < peak:
+        return _half_cosine(top / 25.0, top, share / peak)
+    return _half_cosine(top, options.final_learning_rate, _share(share - peak, 1.0 - peak))
 
 
 class LearningRateSchedule:
@@ -153,11 +152,8 @@ class LearningRateSchedule:
         if epoch < self._shape_begins:
             return self.factor * self.top * warmth
         begin = self._shape_begins
-        rate = (
-            self.factor
-            * warmth
-            * self._shape(self.options, self.top, epoch - begin, self.num_epochs - begin)
-        )
+        shape = self._shape(self.options, self.top, epoch - begin, self.num_epochs - begin)
+        rate = self.factor * warmth * shape
         if not isinstance(self.options, PlateauOptions):
             return rate
         # Recounted from all EERs each time, so a resume needs no further state.
@@ -217,6 +213,15 @@ class MarginSchedule:
         if ramp.margin == "exponential":
             share = (1.0 - 0.001**share) / 0.999
         return ramp.margin_initial + (self.full - ramp.margin_initial) * share
+
+
+@dataclass(frozen=True)
+class Schedules:
+    """What changes from step to step."""
+
+    learning_rate: LearningRateSchedule
+    margin: MarginSchedule | None = None
+    """None if the loss has no margin."""
 
 
 def _share(epoch: float, num_epochs: float) -> float:

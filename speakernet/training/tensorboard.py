@@ -15,13 +15,13 @@ import yaml
 from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 from torch.utils.tensorboard import SummaryWriter
 
-from speakernet.training.trackers import scalars
+from speakernet.training.trackers import Tracker, scalars
 
 FLUSH_SECONDS = 5
 """A killed run loses at most the events of this many seconds."""
 
 
-class EventFiles:
+class EventFiles(Tracker):
     """Event files of one training run, continued after `step`: TensorBoard hides what a killed run
     wrote beyond it.
     """
@@ -45,7 +45,7 @@ class EventFiles:
     def results(
         self, step: int, figures: Mapping[str, Any], plots: Sequence[Path], model: Path
     ) -> None:
-        """Add figures and plots of the final evaluation; `step` is the last of the training."""
+        """Add figures and plots."""
         self.record("test", step, figures)
         for path in plots:
             # The finished files: drawing the plots again would need the scores.

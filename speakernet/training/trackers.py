@@ -1,16 +1,14 @@
 """Trackers, which show the numbers of a run beyond its own files: TensorBoard, Weights & Biases,
 MLflow.
 
-A tracker is created with a run folder, the configuration (empty after training) and the step after
-which it continues. It has `record(kind, step, values)`, `results(step, figures, plots, model)` for
-the final evaluation, and `close()`. Its library is imported only if needed. A tracker that fails is
-dropped and never ends a run.
+The library of a tracker is imported only if needed. A tracker that fails is dropped and never ends
+a run.
 """
 
 import logging
 import math
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,32 +37,59 @@ TEST_FIGURES = (
 )
 
 
+class Tracker:
+    """What every tracker offers; it is made of a run folder, the configuration (empty after
+    training) and the step after which it continues.
+    """
+
+    def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+        """Send the numbers of one record."""
+
+    def results(
+        self, step: int, figures: Mapping[str, Any], plots: Sequence[Path], model: Path
+    ) -> None:
+        """Send figures, plots and model file of the final evaluation; `step` is the last of the
+        training.
+        """
+
+    def close(self) -> None:
+        """Flush and end."""
+
+
 @dataclass
-class Trackers:
+class Trackers(Tracker):
     """The requested trackers behind one interface; each is opened on first use."""
 
     names: list[str]
     folder: Path
     configuration: Mapping[str, Any]
     step: int
-    _open: dict[str, Any] = field(default_factory=dict)
+    _open: dict[str, Tracker] = field(default_factory=dict)
 
-    def each(self, action: str, *arguments: Any) -> None:
-        """Call a method on every tracker."""
+    def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+        """See `Tracker`; so do the other methods."""
+        self._each(lambda tracker: tracker.record(kind, step, values))
+
+    def results(
+        self, step: int, figures: Mapping[str, Any], plots: Sequence[Path], model: Path
+    ) -> None:
+        self._each(lambda tracker: tracker.results(step, figures, plots, model))
+
+    def close(self) -> None:
+        self._each(lambda tracker: tracker.close())
+
+    def _each(self, call: Callable[[Tracker], None]) -> None:
         for name in list(self.names):
             try:
                 if name not in self._open:
                     make = pkgutil.resolve_name(TRACKERS[name][1])
                     self._open[name] = make(self.folder, self.configuration, self.step)
-                getattr(self._open[name], action)(*arguments)
+                call(self._open[name])
             except Exception as error:
                 # Libraries raise anything: a full disk, no network, no account.
                 self.names.remove(name)
-                logger.warning(
-                    "training.trackers: %s failed and is disabled (%s)",
-                    name,
-                    error_line(error),
-                )
+                reason = error_line(error)
+                logger.warning("training.trackers: %s failed and is disabled (%s)", name, reason)
 
 
 def scalars(kind: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
@@ -79,8 +104,8 @@ def scalars(kind: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]
         if isinstance(value, Mapping):
             yield from scalars(tag, value)
         elif isinstance(value, list | tuple) and len(value) == 2:
-            yield from scalars(tag, dict(zip(("low", "high"), value, strict=True)))
-        elif (
-            isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        ):
+            yield from scalars(tag, {"low": value[0], "high": value[1]})
+        elif isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        elif math.isfinite(value):
             yield tag, value

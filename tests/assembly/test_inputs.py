@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from speakernet import distributed
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs, with_default_paths
 from speakernet.assembly.runs import score_experiment, train_experiment
@@ -24,9 +25,8 @@ from speakernet.data import sources
 from speakernet.data.audio import read_audio, write_audio
 from speakernet.data.packing import pack, pack_part
 from speakernet.data.parts import WorkPart
+from speakernet.distributed import refuse_differences
 from speakernet.models.model_file import model_file_contents
-from speakernet.parallel import distributed
-from speakernet.parallel.distributed import refuse_differences
 from tests.small_networks import small_network
 from tests.tiny_recipe import two_stages, write_recipe
 
@@ -272,7 +272,7 @@ def test_shares_of_a_batch(tiny_corpus, monkeypatch, caplog):
     for parts in zip(whole, *ranks, strict=True):
         assert torch.equal(parts[0].waveforms, torch.cat([one.waveforms for one in parts[1:]]))
         assert torch.equal(parts[0].labels, torch.cat([one.labels for one in parts[1:]]))
-        assert {one.shares for one in parts[1:]} == {(2, 3, 3)}
+        assert {one.rank_sizes for one in parts[1:]} == {(2, 3, 3)}
 
 
 @pytest.mark.parametrize(

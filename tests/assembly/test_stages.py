@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from speakernet import distributed
 from speakernet.assembly import fine_tuning, runs
 from speakernet.assembly.runs import train_experiment
 from speakernet.assembly.training import build_loss
@@ -17,7 +18,6 @@ from speakernet.config.schema import replaced
 from speakernet.data.batches import ResidentMaker
 from speakernet.evaluation.results import Results
 from speakernet.losses.sharded import shard_head
-from speakernet.parallel import distributed
 from speakernet.run_folder import later_stages
 from speakernet.training.trainer import Trainer
 from tests.outcomes import digests

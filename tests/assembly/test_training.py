@@ -22,7 +22,8 @@ from speakernet.config.schema import replaced, with_options
 from speakernet.losses import sharded
 from speakernet.losses.options import AAMSoftmaxOptions, CombinedOptions, GE2EOptions
 from speakernet.training.checkpoints import changed_options
-from speakernet.training.progress import Interrupted, Stage
+from speakernet.training.state import Stage
+from speakernet.training.stopping import Interrupted
 from tests.data.test_loader import epoch
 from tests.tiny_recipe import recipe_of, two_stages
 
@@ -89,7 +90,7 @@ def test_resume_with_another_batch_size(tiny_corpus, tmp_path, caplog):
     stopped.stop.number = signal.SIGINT
     with pytest.raises(Interrupted):
         stopped.train()
-    assert stopped.state.batch == 1
+    assert stopped.state.micro_batch == 1
     smaller = replaced(config, data={"batch_size": 4})
     resumed, _, _ = ready(smaller, tmp_path)
     resumed.train()

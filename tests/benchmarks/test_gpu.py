@@ -45,7 +45,7 @@ def test_correctness(folder, monkeypatch):
 
 @pytest.mark.slow
 def test_every_other_part_runs(folder):
-    for part in ("steps", "pipeline", "evaluation", "ranks"):
+    for part in ("steps", "launches", "pipeline", "evaluation", "ranks"):
         figures = run(folder, part)
     assert {"hardware", "versions", "quick", "device"} < set(figures)
     parts = {
@@ -61,6 +61,7 @@ def test_every_other_part_runs(folder):
     assert all(0 <= row["data_wait_share"] < 1 for row in measured)
     ranks = parts["ranks"]
     assert ranks["2 processes, own norms"]["utterances_per_second"] > 0 and len(ranks) == 3
+    assert parts["launches"]["kernel launches"]["reason"] == "needs a CUDA device"
 
 
 def test_finished_parts(tmp_path, monkeypatch, capsys):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy.signal import convolve, fftconvolve
 
+from speakernet import distributed
 from speakernet.corpora.pack_inputs import FolderInput
 from speakernet.data.audio import AudioError, write_audio
 from speakernet.data.augment import banks as banks_module
@@ -39,7 +40,6 @@ from speakernet.data.on_device import DeviceAudio
 from speakernet.data.packed import RamRows
 from speakernet.data.packing import pack
 from speakernet.data.sources import AudioCache
-from speakernet.parallel import distributed
 
 SAMPLES = 8000
 BATCH = 200

@@ -12,15 +12,26 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "speakernet"
 
-BASE = {"options", "terminal", "files", "random", "machine", "parallel", "checkpoint", "run_folder"}
+BASE = {
+    "options",
+    "terminal",
+    "files",
+    "random",
+    "distributed",
+    "machine",
+    "parallel",
+    "checkpoint",
+    "run_folder",
+}
 OPTIONS = {"data", "evaluation", "frontend", "losses", "models", "training"}
 ALLOWED = {
     "options": set(),
     "terminal": set(),
     "files": {"terminal"},
     "random": set(),
-    "machine": {"options", "files", "parallel"},
-    "parallel": {"files", "machine"},
+    "distributed": set(),
+    "machine": {"options", "files", "distributed"},
+    "parallel": {"files", "machine", "distributed"},
     "checkpoint": {"files"},
     "run_folder": {"files", "checkpoint"},
     # Composes the option modules of the packages (`test_config_imports`).

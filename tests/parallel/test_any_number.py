@@ -19,14 +19,14 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from speakernet import distributed
 from speakernet.assembly.runs import score_experiment, train_experiment
 from speakernet.checkpoint import read_own_checkpoint
 from speakernet.config import load_config
 from speakernet.data.audio import write_audio
-from speakernet.parallel import distributed
 from speakernet.training import progress
-from speakernet.training.progress import Interrupted
 from speakernet.training.step import TrainingStep
+from speakernet.training.stopping import Interrupted
 from speakernet.training.trainer import Trainer
 from tests.outcomes import numbers
 from tests.parallel.several import in_several

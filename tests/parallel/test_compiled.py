@@ -12,11 +12,11 @@ from speakernet.losses.options import LOSSES
 from speakernet.options import create, options_of
 from speakernet.parallel.sync_norm import synchronize_norms
 from speakernet.training.compiling import Compiler, enable_gradient_checkpointing
+from speakernet.training.exchange import SeveralProcesses
 from speakernet.training.optimizers import create_optimizer
 from speakernet.training.options import OPTIMIZERS, RuntimeOptions, TrainingOptions
 from speakernet.training.precision import Precision
-from speakernet.training.ranks import SeveralProcesses
-from speakernet.training.step import TrainingStep
+from speakernet.training.step import StepTools, TrainingStep
 from tests.parallel.several import in_several
 from tests.parallel.test_same_meaning import CASES, CLASSES, CPU, batch_of
 
@@ -77,13 +77,14 @@ def train(scope, shares_norms, checkpoints, when):
         Precision(RuntimeOptions(), "no", CPU),
         TrainingOptions(),
         utterances_per_speaker=1,
-        gradient_cache=False,
-        ranks=SeveralProcesses(net, loss, CPU),
-        compiler=Compiler(
-            net, RuntimeOptions(compile=when, compile_scope=scope), prepare=keep_draws_eager
+        tools=StepTools(
+            SeveralProcesses(net, loss, CPU),
+            Compiler(
+                net, RuntimeOptions(compile=when, compile_scope=scope), prepare=keep_draws_eager
+            ),
         ),
     )
-    step.ranks.begin_epoch()
+    step.exchange.begin_epoch()
     losses = []
     for number in range(STEPS):
         step.add(batch_of(CASES["amsoftmax"], number))

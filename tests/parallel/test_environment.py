@@ -8,15 +8,16 @@ import pytest
 import torch
 from torch.distributed import PrefixStore, TCPStore
 
-from speakernet.machine.options import MachineOptions
-from speakernet.parallel import distributed, group
-from speakernet.parallel.distributed import (
+from speakernet import distributed
+from speakernet.distributed import (
     Place,
     find_place,
     is_first,
     is_first_here,
     refuse_differences,
 )
+from speakernet.machine.options import MachineOptions
+from speakernet.parallel import group
 from speakernet.parallel.group import joined, launch, num_gpus
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}

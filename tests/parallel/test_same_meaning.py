@@ -17,20 +17,20 @@ import pytest
 import torch
 from torch import nn
 
+from speakernet import distributed
 from speakernet.losses.options import LOSSES
 from speakernet.losses.sharded import shard
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.options import create, options_of
-from speakernet.parallel import distributed
 from speakernet.parallel.sharding import sharded_names
 from speakernet.parallel.sync_norm import synchronize_norms
 from speakernet.training.compiling import OBSERVED_STEPS, Compiler
+from speakernet.training.exchange import SeveralProcesses, gather_rows
 from speakernet.training.fully_sharded import FullySharded
 from speakernet.training.optimizers import create_optimizer
 from speakernet.training.options import OPTIMIZERS, RuntimeOptions, TrainingOptions
 from speakernet.training.precision import Precision
-from speakernet.training.ranks import SeveralProcesses, gather_rows
-from speakernet.training.step import TrainingStep
+from speakernet.training.step import StepTools, TrainingStep
 from tests.losses import sharded_heads
 from tests.parallel.several import in_several
 
@@ -50,7 +50,6 @@ class Case:
     per_speaker: int = 1
     units: int = 4
     accumulation: int = 1
-    gradient_cache: bool = False
     head_only: bool = False
     is_sharded: bool = False
     """Whether each process holds a shard of the head."""
@@ -74,20 +73,20 @@ CASES = {
     "sphereface2": Case("sphereface2"),
     "uneven shares": Case("aamsoftmax", units=5),
     "accumulation of uneven shares": Case("amsoftmax", units=3, accumulation=2),
-    "gradient cache": Case("angleproto", per_speaker=2, accumulation=2, gradient_cache=True),
+    "gradient cache": Case("angleproto", per_speaker=2, accumulation=2),
     "shared head": Case(
         "aamsoftmax", (("sub_centers", 2), ("inter_top_k", 2)), is_sharded=True, units=5
     ),
     "shared head, accumulation": Case("amsoftmax", is_sharded=True, accumulation=2),
     "shared head of two losses, gradient cache": Case(
-        "softmaxproto", per_speaker=2, accumulation=2, gradient_cache=True, is_sharded=True
+        "softmaxproto", per_speaker=2, accumulation=2, is_sharded=True
     ),
     "only a shared head": Case("sphereface2", is_frozen=True, head_only=True, is_sharded=True),
     "fsdp, accumulation of uneven shares": Case(
         "aamsoftmax", units=3, accumulation=2, has_no_whole=True
     ),
     "fsdp, gradient cache, undone": Case(
-        "triplet", per_speaker=2, accumulation=2, gradient_cache=True, has_no_whole=True, poisoned=1
+        "triplet", per_speaker=2, accumulation=2, has_no_whole=True, poisoned=1
     ),
     "fsdp, adamw": Case("amsoftmax", has_no_whole=True, optimizer="adamw"),
     "fsdp, frozen layer": Case("aamsoftmax", has_no_whole=True, freezes=True),
@@ -102,7 +101,7 @@ class Share:
     waveforms: torch.Tensor
     labels: torch.Tensor
     indices: torch.Tensor
-    shares: tuple[int, ...]
+    rank_sizes: tuple[int, ...]
     draw_key: int = 3
 
     @property
@@ -122,10 +121,10 @@ def batch_of(case: Case, number: int) -> Share:
         waveforms[0, 0] = math.nan
     rank = distributed.rank()
     size = distributed.world_size()
-    edges = [case.units * one // size * case.per_speaker for one in range(size + 1)]
+    edges = [case.units * part // size * case.per_speaker for part in range(size + 1)]
     own = slice(edges[rank], edges[rank + 1])
-    shares = tuple(int(one) for one in np.diff(edges))
-    return Share(waveforms[own], labels[own], torch.arange(len(labels))[own] + 50 * number, shares)
+    sizes = tuple(np.diff(edges).tolist())
+    return Share(waveforms[own], labels[own], torch.arange(len(labels))[own] + 50 * number, sizes)
 
 
 def build(case: Case) -> tuple[nn.Module, nn.Module, TrainingStep]:
@@ -153,16 +152,15 @@ def build(case: Case) -> tuple[nn.Module, nn.Module, TrainingStep]:
         if case.is_sharded:
             shard(loss, distributed.rank(), distributed.world_size())
     kind = FullySharded if case.has_no_whole else SeveralProcesses
-    ranks = kind(net, loss, CPU) if distributed.is_distributed() else None
+    exchange = kind(net, loss, CPU) if distributed.is_distributed() else None
     step = TrainingStep(
         net,
         loss,
         create_optimizer(OPTIMIZERS[case.optimizer].options(learning_rate=0.05), [net, loss], CPU),
         Precision(RuntimeOptions(), "no", CPU),
-        TrainingOptions(),
+        TrainingOptions(accumulation_steps=case.accumulation),
         utterances_per_speaker=case.per_speaker,
-        gradient_cache=case.gradient_cache,
-        ranks=ranks,
+        tools=StepTools(exchange),
     )
     return net, loss, step
 
@@ -171,37 +169,28 @@ def train(case: Case) -> dict[str, Any]:
     """The results of some steps."""
     net, loss, step = build(case)
     rows = []
-    requests = []
-    # Only the last process makes a request, after the third step.
-    step.ranks.requests = lambda: [
-        len(rows) == 2 and distributed.rank() == distributed.world_size() - 1,
-        False,
-    ]
-    step.ranks.begin_epoch()
+    wishes = []
+    is_last_rank = distributed.rank() == distributed.world_size() - 1
+    # Only the last process has a wish, after the third step.
+    step.listen_to(lambda: [len(rows) == 2 and is_last_rank, False])
+    step.exchange.begin_epoch()
     for number in range(STEPS):
         for part in range(case.accumulation):
             step.add(
                 batch_of(case, number * case.accumulation + part),
                 is_last=part + 1 == case.accumulation,
             )
-        outcome = step.finish(0.05)
+        results = step.finish(0.05)
         if case.has_no_whole and number == 1 and distributed.is_distributed():
             # An evaluation between two steps, while statistics differ between processes.
-            step.ranks.share_statistics()
+            step.exchange.share_statistics()
             for _ in range(2 * distributed.rank()):
                 net.embed(torch.randn(1, SAMPLES), sample_rate=16000)
         if case.has_no_whole and number == 1:
             net.embedding.requires_grad_(not case.freezes)
-            step.ranks.begin_epoch()
-        requests.append(step.ranks.agreed)
-        rows.append(
-            [
-                float(outcome.loss),
-                float(outcome.accuracy),
-                float(outcome.grad_norm),
-                outcome.num_utterances,
-            ]
-        )
+            step.exchange.begin_epoch()
+        wishes.append(step.exchange.agreed_wishes())
+        rows.append([float(results.loss), float(results.accuracy), float(results.grad_norm)])
     states = net.state_dict(), loss.state_dict()
     if case.has_no_whole and distributed.rank():
         states = {}, {}
@@ -211,7 +200,7 @@ def train(case: Case) -> dict[str, Any]:
         },
         "loss": {name: one for name, one in states[1].items() if one.is_floating_point()},
         "rows": rows,
-        "requests": requests,
+        "wishes": wishes,
     }
 
 
@@ -252,14 +241,13 @@ def normed(shape: Sequence[int], momentum: float | None, passes: int) -> list[to
 def own_norms() -> list[list[torch.Tensor]]:
     """Running means of local norms after a step; the same after sharing; and the weights."""
     net, _, step = build(Case("amsoftmax", has_own_norms=True))
-    step.ranks.requests = lambda: [False, False]
-    step.ranks.begin_epoch()
+    step.exchange.begin_epoch()
     step.add(batch_of(CASES["amsoftmax"], 0))
     step.finish(0.05)
     found = [
         [value.clone() for name, value in net.state_dict().items() if name.endswith("running_mean")]
     ]
-    step.ranks.share_statistics()
+    step.exchange.share_statistics()
     found.append(
         [value.clone() for name, value in net.state_dict().items() if name.endswith("running_mean")]
     )
@@ -410,7 +398,7 @@ def _check_training(name: str, one: dict[str, Any], several: list[dict[str, Any]
             answer["rows"], one["rows"], rtol=1e-6, atol=1e-6, equal_nan=True, err_msg=name
         )
         # The last process made its request after the third step.
-        assert answer["requests"] == [[number == 2, False] for number in range(STEPS)], name
+        assert answer["wishes"] == [[number == 2, False] for number in range(STEPS)], name
     for part in () if not has_whole else ("net",) if is_shared else ("net", "loss"):
         assert all(
             torch.equal(several[0][part][key], several[1][part][key]) for key in one[part]

@@ -33,7 +33,7 @@ from speakernet.training import checkpoints, mirror
 from speakernet.training.checkpoints import CheckpointStore, average_weights, to_cpu
 from speakernet.training.mirror import RemoteError, fetch_run, mirrored
 from speakernet.training.options import TrainingOptions
-from speakernet.training.progress import NonFiniteError
+from speakernet.training.outcomes import NonFiniteError
 from tests.training.training_fakes import FakeLoader, assert_same_bits, step_of, trained
 
 

@@ -20,10 +20,10 @@ from speakernet.evaluation.options import EvaluationOptions
 from speakernet.losses.options import LOSSES
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.options import create, options_of
+from speakernet.training.exchange import SeveralProcesses
 from speakernet.training.optimizers import create_optimizer
 from speakernet.training.options import OPTIMIZERS, RuntimeOptions, TrainingOptions
 from speakernet.training.precision import Precision
-from speakernet.training.ranks import SeveralProcesses
 from speakernet.training.step import NUM_NUMBERS, TrainingStep
 from tests.parallel.test_same_meaning import CPU, Share
 
@@ -90,7 +90,6 @@ def step_of(net, loss, per_speaker, device):
         Precision(RuntimeOptions(), "no", device),
         TrainingOptions(),
         utterances_per_speaker=per_speaker,
-        gradient_cache=False,
     )
     # As with a fused optimizer on a GPU, whose kernel does not exist for this device.
     step._skips_on_device = True
@@ -138,14 +137,15 @@ def test_training_step(monkeypatch, loss, front_end, copies, made, device):
 
 
 @pytest.mark.parametrize("wishes", [(False, False), (True, False)])
-def test_requests_of_ranks(wishes):
+def test_wishes_of_ranks(wishes):
     for device in (DEVICE, CPU):
-        ranks = SeveralProcesses(nn.Linear(2, 2), nn.Identity(), device)
-        ranks.requests = lambda: wishes
+        exchange = SeveralProcesses(nn.Linear(2, 2), nn.Identity(), device)
+        exchange.wishes = lambda: wishes
         value = torch.zeros((), device=device, requires_grad=True)
         with Crossings() as seen:
             for is_last in (False, True):
-                ranks.backward(value * 2, torch.zeros(NUM_NUMBERS, device=device), is_last=is_last)
+                numbers = torch.zeros(NUM_NUMBERS, device=device)
+                exchange.backward(value * 2, numbers, is_last=is_last)
         assert (seen.asked, seen.waited, seen.made) == (0, 0, int(any(wishes)))
         assert seen.sent == (any(wishes) and device is DEVICE)
 

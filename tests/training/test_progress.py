@@ -193,8 +193,8 @@ def test_final_evaluation(tmp_path):
     results = {**evaluation(4.0), "cllr": 0.3, "performance": {"utterances_per_second": 200.0}}
     trackers = Trackers(["tensorboard"], tmp_path, {}, 10)
     figures = {name: one for name, one in results.items() if name in TEST_FIGURES}
-    trackers.each("results", 10, figures, [tmp_path / "plots" / "det.png"], tmp_path / "best.pt")
-    trackers.each("close")
+    trackers.results(10, figures, [tmp_path / "plots" / "det.png"], tmp_path / "best.pt")
+    trackers.close()
     found = read(tmp_path)
     assert points(found, "test/eer_percent") == [(10, 4.0)]
     assert points(found, "test/eer_interval_percent/high") == [(10, 5.0)]

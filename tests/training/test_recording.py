@@ -19,7 +19,6 @@ from speakernet.options import create
 from speakernet.training.optimizers import WeightAverage, create_optimizer
 from speakernet.training.options import OPTIMIZERS, RuntimeOptions, TrainingOptions
 from speakernet.training.precision import Precision
-from speakernet.training.progress import Interrupted
 from speakernet.training.recording import (
     WARMUP_STEPS,
     CudaCapture,
@@ -28,6 +27,7 @@ from speakernet.training.recording import (
     why_not_recorded,
 )
 from speakernet.training.step import Results, TrainingStep
+from speakernet.training.stopping import Interrupted
 from tests.training import training_fakes as fakes
 
 CPU = torch.device("cpu")
@@ -48,7 +48,7 @@ class Batch:
         return self.indices.numpy()
 
     @property
-    def shares(self):
+    def rank_sizes(self):
         return (len(self.labels),)
 
 
@@ -85,7 +85,6 @@ def step_of(device=CPU, loss="aamsoftmax", optimizer="adamw", precision="no", **
         Precision(RuntimeOptions(loss_scale=64.0), precision, device),
         TrainingOptions(**training),
         utterances_per_speaker=1,
-        gradient_cache=False,
     )
 
 
@@ -135,13 +134,13 @@ def taken(step, capture, batches, average=None, first=0):
     rows = []
     torch.manual_seed(9)
     for number, batch in enumerate(batches, start=first):
-        if hasattr(step.loss, "margin"):
-            step.loss.margin = 0.02 * number
+        if step.loss.margin is not None:
+            step.loss.set_margin(0.02 * number)
         outcome = step.run(iter([batch]), 1, "a step", 1e-3 * (1 + math.sin(number)))
         if average is not None:
             average.update()
-        numbers = [outcome.loss, outcome.accuracy, outcome.grad_norm]
-        rows.append([*map(float, numbers), bool(outcome.is_bad), outcome.num_utterances])
+        loss, accuracy, norm, is_bad, _ = map(float, outcome.results)
+        rows.append([loss, accuracy, norm, bool(is_bad), outcome.num_utterances])
     return rows
 
 
@@ -192,9 +191,9 @@ def test_ordinary_steps():
     other = step_of()
     losses = []
     for number, batch in enumerate(batches):
-        other.loss.margin = 0.02 * number
+        other.loss.set_margin(0.02 * number)
         outcome = other.run(iter([batch]), 1, "a step", 1e-3 * (1 + math.sin(number)))
-        losses.append(float(outcome.loss))
+        losses.append(float(outcome.results.loss))
     np.testing.assert_allclose([row[0] for row in rows], losses, rtol=1e-4)
 
 
@@ -312,7 +311,7 @@ def test_trainer(tmp_path):
         ({}, "CUDA"),
         ({"optimizer": SimpleNamespace()}, "fused"),
         ({"gradient_cache": True}, "cache"),
-        ({"ranks": SimpleNamespace()}, "processes"),
+        ({"exchange": SimpleNamespace(is_alone=False)}, "processes"),
         ({"is_sharded": True}, "sharded"),
     ],
 )
@@ -330,9 +329,9 @@ def test_reasons(changes, reason):
 def test_reasons_of_options():
     step = step_of()
     step.precision.device = torch.device("cuda")
-    step.net.is_pretrained = True
+    step.net.trunk.is_pretrained = True
     assert "host" in why_not_recorded(step, RuntimeOptions(), 1)
-    del step.net.is_pretrained
+    del step.net.trunk.is_pretrained
     assert "accumulates" in why_not_recorded(step, RuntimeOptions(), 2)
     assert "reduce-overhead" in why_not_recorded(
         step, RuntimeOptions(compile_mode="reduce-overhead"), 1

@@ -9,8 +9,8 @@ import time
 import psutil
 import pytest
 
-from speakernet.training import progress
-from speakernet.training.progress import Interrupted, StopRequest
+from speakernet.training import stopping
+from speakernet.training.stopping import Interrupted, StopRequest
 from tests.tiny_recipe import MANY_STEPS, write_recipe
 from tests.training.training_fakes import (
     FakeLoader,
@@ -135,9 +135,9 @@ EER = {"eer_percent": 9.0}
 
 def test_signal_during_a_collective(monkeypatch):
     stop = StopRequest()
-    monkeypatch.setattr(progress.distributed, "world_size", lambda: 2)
+    monkeypatch.setattr(stopping.distributed, "world_size", lambda: 2)
     monkeypatch.setattr(
-        progress, "requested", lambda _name: stop._remember(signal.SIGTERM, None) or 0
+        stopping, "requested", lambda _name: stop._remember(signal.SIGTERM, None) or 0
     )
     stop.is_requested()
     assert stop.number == signal.SIGTERM and stop.is_requested()

@@ -20,6 +20,7 @@ from speakernet.training.options import (
     OptimizerOptions,
     RuntimeOptions,
     SgdOptions,
+    TrainingOptions,
     schedules,
 )
 from speakernet.training.precision import Precision, choose_precision
@@ -28,10 +29,14 @@ from tests.training import training_fakes as fakes
 
 
 def sgd_step(net, loss, **options):
+    """Of a metric loss over two utterances of each speaker; `options` are those of training."""
     optimizer = create_optimizer(
         SgdOptions(learning_rate=1.0, momentum=0.0, nesterov=False), [net, loss], fakes.CPU
     )
-    return fakes.make_step(net, loss, optimizer, **options)
+    count = 2 if loss.is_metric else 1
+    return fakes.make_step(
+        net, loss, optimizer, options=TrainingOptions(**options), utterances_per_speaker=count
+    )
 
 
 def fresh(metric=False, frozen_norm=True, dropout=0.0):
@@ -91,15 +96,11 @@ def test_micro_batches(sizes, is_metric, clip):
     value, _ = loss(*inputs)
     gradients = torch.autograd.grad(value, parameters, allow_unused=True)
     norm = torch.stack([g.square().sum() for g in gradients if g is not None]).sum().sqrt()
-    how = {"utterances_per_speaker": 2, "gradient_cache": True} if is_metric else {}
-    step = sgd_step(net, loss, max_grad_norm=clip, **how)
+    step = sgd_step(net, loss, max_grad_norm=clip, accumulation_steps=len(sizes))
     for part in split(batch, sizes):
         step.add(part)
     outcome = step.finish(learning_rate=0.1)
-    assert (
-        outcome.loss.item() == pytest.approx(value.item(), rel=1e-5)
-        and outcome.num_utterances == 12
-    )
+    assert outcome.loss.item() == pytest.approx(value.item(), rel=1e-5)
     assert outcome.grad_norm.item() == pytest.approx(norm.item(), rel=1e-5)
     rate = 0.1 * clip / norm if clip else 0.1
     for old, gradient, new in zip(before, gradients, parameters, strict=True):
@@ -120,8 +121,12 @@ def test_seconds(monkeypatch):
             clock[0] += 5
             yield part
 
-    seconds = sgd_step(net, loss).run(batches(), 2, "step 1", 0.1).seconds
-    assert seconds == {"data": 10, "forward_backward": 2, "optimizer": 0, "processor": 2}
+    step = sgd_step(net, loss)
+    step.threads = SimpleNamespace(most=2, step=lambda *given, **others: watched.append(given))
+    watched = []
+    outcome = step.run(batches(), 2, "step 1", 0.1)
+    assert outcome.seconds == {"data": 10, "forward_backward": 2, "optimizer": 0}
+    assert watched == [(2, 2, 12)] and outcome.num_utterances == 12
 
 
 def test_gradient_cache():
@@ -133,7 +138,7 @@ def test_gradient_cache():
         twin(part.waveforms)
     drawn_after = torch.rand(1)
     torch.manual_seed(7)
-    step = sgd_step(net, loss, utterances_per_speaker=2, gradient_cache=True)
+    step = sgd_step(net, loss, accumulation_steps=3)
     for part in parts:
         step.add(part)
     step.finish(learning_rate=0.0)

@@ -28,8 +28,8 @@ def run(folder, name, first, last, *, ends=False):
         (folder / "best.pt").write_bytes(b"a model")
         (folder / "det.png").write_bytes(PICTURE)
         after = Trackers([name], folder, {}, last)
-        after.each("results", last, FIGURES, [folder / "det.png"], folder / "best.pt")
-        after.each("close")
+        after.results(last, FIGURES, [folder / "det.png"], folder / "best.pt")
+        after.close()
 
 
 PICTURE = bytes.fromhex(

@@ -17,7 +17,8 @@ from speakernet.run_folder import held
 from speakernet.training.checkpoints import epoch_paths
 from speakernet.training.optimizers import create_optimizer
 from speakernet.training.options import OPTIMIZERS, TrainingOptions
-from speakernet.training.progress import NonFiniteError, Stage
+from speakernet.training.outcomes import NonFiniteError
+from speakernet.training.state import Stage
 from tests.training import training_fakes as fakes
 
 
@@ -102,7 +103,7 @@ def test_bad_step(tmp_path, caplog):
         trainer.train()
     assert all(torch.equal(*pair) for pair in zip(before, fakes.weights_of(trainer), strict=True))
     assert (
-        not trainer.optimizer.state
+        not trainer.step.optimizer.state
         and trainer.state.bad_steps == 1
         and "utterance0.wav" in caplog.text
     )
@@ -200,7 +201,7 @@ def test_final_average(tmp_path):
     )
 
 
-GIVEN = Stage(given={"file": "theirs.pt"})
+GIVEN = Stage(initial_model={"file": "theirs.pt"})
 
 
 class Watching(fakes.FakeLoader):

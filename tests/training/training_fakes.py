@@ -26,11 +26,12 @@ from speakernet.training.options import (
 )
 from speakernet.training.options.schedules import FloorOptions
 from speakernet.training.precision import Precision
-from speakernet.training.progress import WHOLE_RUN, Interrupted, Progress, Stage
-from speakernet.training.schedules import LearningRateSchedule, MarginSchedule
-from speakernet.training.step import TrainingStep
-from speakernet.training.threads import ThreadWatch
-from speakernet.training.trainer import Trainer
+from speakernet.training.progress import Progress
+from speakernet.training.schedules import LearningRateSchedule, MarginSchedule, Schedules
+from speakernet.training.state import WHOLE_RUN, Stage
+from speakernet.training.step import StepTools, TrainingStep
+from speakernet.training.stopping import Interrupted
+from speakernet.training.trainer import RunOutput, Trainer
 
 SAMPLES = 12
 CLASSES = 4
@@ -62,10 +63,14 @@ class FakeLoss(nn.Module):
     """Softmax with a margin that is subtracted from the target's logit."""
 
     is_metric = False
+    sees_all_ranks = False
 
     def __init__(self, margin: float = 0.2) -> None:
         super().__init__()
         self.head = nn.Linear(8, CLASSES)
+        self.margin = margin
+
+    def set_margin(self, margin: float) -> None:
         self.margin = margin
 
     def forward(
@@ -83,6 +88,8 @@ class FakeMetricLoss(nn.Module):
     """
 
     is_metric = True
+    sees_all_ranks = True
+    margin = None
 
     def forward(
         self, embeddings: torch.Tensor, labels: torch.Tensor
@@ -108,7 +115,7 @@ class FakeBatch:
         return self.indices.numpy()
 
     @property
-    def shares(self) -> tuple[int, ...]:
+    def rank_sizes(self) -> tuple[int, ...]:
         """The whole batch is one process's."""
         return (len(self.labels),)
 
@@ -219,24 +226,27 @@ def make_trainer(
     schedule = FloorOptions(
         final_learning_rate=0.0, warmup_epochs=0.5, margin="linear", margin_end_epoch=2.0
     )
-    return Trainer(
-        make_step(
-            net, loss, moves, compiler=Compiler(net, compiles), max_grad_norm=settings.max_grad_norm
-        ),
-        loader,
-        lambda epoch: (validate or eer_in_turn)(),
+    schedules = Schedules(
         LearningRateSchedule(schedule, 0.01, steps_per_epoch=steps, num_epochs=epochs),
         MarginSchedule(schedule, 0.2, steps_per_epoch=steps),
+    )
+
+    def model_contents(training_summary: Mapping[str, Any], is_last: bool) -> dict[str, Any]:
+        return {"weights": net.state_dict(), "training_summary": training_summary}
+
+    return Trainer(
+        make_step(net, loss, moves, Compiler(net, compiles), settings),
+        loader,
+        lambda epoch: (validate or eer_in_turn)(),
+        schedules,
         settings,
-        store=CheckpointStore(folder, settings),
-        progress=Progress(folder, show_bar=False),
-        threads=ThreadWatch(1),
-        model_contents=lambda training_summary, is_last: {
-            "weights": net.state_dict(),
-            "training_summary": training_summary,
-        },
-        origin={},
-        stage=stage,
+        RunOutput(
+            CheckpointStore(folder, settings),
+            Progress(folder, show_bar=False),
+            model_contents,
+            origin={},
+        ),
+        stage,
     )
 
 
@@ -244,17 +254,18 @@ def make_step(
     net: nn.Module,
     loss: nn.Module,
     optimizer: torch.optim.Optimizer,
-    *,
-    utterances_per_speaker: int = 1,
-    gradient_cache: bool = False,
     compiler: Compiler | None = None,
-    **options: Any,
+    options: TrainingOptions | None = None,
+    utterances_per_speaker: int = 1,
 ) -> TrainingStep:
-    """`options` are those of training."""
-    how = {"utterances_per_speaker": utterances_per_speaker, "gradient_cache": gradient_cache}
-    precision = Precision(RuntimeOptions(), "no", CPU)
     return TrainingStep(
-        net, loss, optimizer, precision, TrainingOptions(**options), compiler=compiler, **how
+        net,
+        loss,
+        optimizer,
+        Precision(RuntimeOptions(), "no", CPU),
+        options or TrainingOptions(),
+        utterances_per_speaker=utterances_per_speaker,
+        tools=StepTools(compiler=compiler),
     )
 
 
@@ -294,10 +305,9 @@ def weights_of(trainer: Trainer) -> list[torch.Tensor]:
 
 def assert_same_bits(left: Trainer, right: Trainer) -> None:
     """Network, head and optimizer of two trainers are equal to the last bit."""
-    for one, other in zip(weights_of(left), weights_of(right), strict=True):
-        assert torch.equal(one, other)
-    for one, other in zip(
-        left.optimizer.state.values(), right.optimizer.state.values(), strict=True
-    ):
-        for key in one:
-            assert torch.equal(torch.as_tensor(one[key]), torch.as_tensor(other[key]))
+    for first, second in zip(weights_of(left), weights_of(right), strict=True):
+        assert torch.equal(first, second)
+    optimizers = left.step.optimizer.state.values(), right.step.optimizer.state.values()
+    for first, second in zip(*optimizers, strict=True):
+        for key in first:
+            assert torch.equal(torch.as_tensor(first[key]), torch.as_tensor(second[key]))

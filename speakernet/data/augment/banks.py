@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from speakernet import distributed
 from speakernet.data.audio import AudioError, read_audio
 from speakernet.data.folders import find_recordings
 from speakernet.data.lists import StringTable
@@ -33,7 +34,6 @@ from speakernet.data.sources import (
     RowReader,
 )
 from speakernet.files import own_command, parallel_map
-from speakernet.parallel import distributed
 from speakernet.terminal import MAX_NAMED, counted
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from speakernet.data.augment.options import AugmentOptions
 from speakernet.data.lookup import LookupTable
 from speakernet.data.options import DataOptions
 from speakernet.data.sources import AudioCache, RowReader
-from speakernet.parallel.distributed import refuse_differences
+from speakernet.distributed import refuse_differences
 
 logger = logging.getLogger(__name__)
 

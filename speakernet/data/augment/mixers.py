@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from speakernet import distributed
 from speakernet.data.augment.banks import (
     KINDS,
     SHOWN_RIRS,
@@ -35,7 +36,6 @@ from speakernet.data.augment.banks import (
 from speakernet.data.on_device import DeviceAudio, send, to_float
 from speakernet.data.packed import PackedRows
 from speakernet.files import parallel_map
-from speakernet.parallel import distributed
 
 CLASSIC_POWER_FLOOR = 1e-4  # voxceleb_trainer adds it to every power
 # -100 dB relative to full scale: keeps the ratio of silent speech or noise finite.

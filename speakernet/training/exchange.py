@@ -10,18 +10,20 @@ from torch import distributed as torch_distributed
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from speakernet.parallel import distributed
+from speakernet import distributed
 from speakernet.parallel.sharding import sharded_names
-from speakernet.parallel.sync_norm import SynchronizedNorm
-from speakernet.training.step import NUM_NUMBERS, NUM_REQUESTS, OneProcess
+from speakernet.parallel.sync_norm import SYNCHRONIZED
+from speakernet.training.step import NUM_NUMBERS, NUM_WISHES, OneProcess
 
 
 class SeveralProcesses(OneProcess):
     """Ranks that share every batch, by DistributedDataParallel.
 
-    They exchange only gradients: loss, accuracy and requests travel as the gradient of an extra
-    small parameter, in the same collectives.
+    They exchange only gradients: loss, accuracy and wishes travel as the gradient of an extra small
+    parameter, in the same collectives.
     """
+
+    is_alone = False
 
     def __init__(self, net: nn.Module, loss: nn.Module, device: torch.device) -> None:
         super().__init__(net)
@@ -29,18 +31,18 @@ class SeveralProcesses(OneProcess):
         self._device = device
         self._parallel: DistributedDataParallel | None = None
         self._trained: list[bool] = []
-        # On a GPU the host reads a step's requests one step later, when the copy has long finished.
+        # On a GPU the host reads a step's wishes one step later, when the copy has long finished.
         self._on_host: tuple[Tensor, torch.cuda.Event] | None = None
-        self.agreed = [False] * NUM_REQUESTS
-        self._no_requests = torch.zeros(NUM_REQUESTS, device=device)
+        self._agreed = [False] * NUM_WISHES
+        self._no_wishes = torch.zeros(NUM_WISHES, device=device)
 
     def begin_epoch(self) -> None:
         """Rebuild the gradient buckets if the set of trained parameters has changed."""
-        trained = [one.requires_grad for one in self._all.parameters()]
+        trained = [parameter.requires_grad for parameter in self._all.parameters()]
         if self._parallel is not None and trained == self._trained:
             return
         self._trained = trained
-        # Each rank has its own share of these, and computes the whole gradient of that share.
+        # Each rank has its own rows of these, and computes the whole gradient of those rows.
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
             self._all, sharded_names(self._all)
         )
@@ -64,31 +66,32 @@ class SeveralProcesses(OneProcess):
         assert self._parallel is not None
         return self._parallel(waveforms)  # type: ignore[no-any-return]
 
-    def rows_of_all(self, rows: Tensor, shares: Sequence[int]) -> Tensor:
+    def rows_of_all(self, rows: Tensor, rank_sizes: Sequence[int]) -> Tensor:
         """The rows of all ranks, gathered with gradients."""
-        return gather_rows(rows, shares)
+        return gather_rows(rows, rank_sizes)
 
     def backward(self, value: Tensor, numbers: Tensor, *, is_last: bool) -> None:
         """Backward pass; at the last micro-batch it also averages the gradients of all ranks."""
-        # The gradient of (messages * numbers).sum() by the parameter `messages` is `numbers`.
-        (value + (self._all.messages * self._messages(numbers, is_last)).sum()).backward()  # type: ignore[no-untyped-call]
+        # The gradient of (messages * sent).sum() by the parameter `messages` is `sent`.
+        sent = self._message(numbers, is_last)
+        (value + (self._all.messages * sent).sum()).backward()  # type: ignore[no-untyped-call]
 
     def totals(self, numbers: Tensor) -> Tensor:
         """The messages of all ranks, averaged."""
         assert self._all.messages.grad is not None
         means = self._all.messages.grad.clone()
         self._all.messages.grad = None
-        self._take_requests(means[NUM_NUMBERS:])
-        return means[:NUM_NUMBERS]
+        return self._read_message(means)
+
+    def agreed_wishes(self) -> Sequence[bool]:
+        """What any rank wished; on a GPU, in the step before."""
+        return self._agreed
 
     def share_statistics(self) -> None:
         """Broadcast rank 0's statistics of norms that are not synchronised."""
         for norm in self._all.modules():
-            is_own = isinstance(norm, _BatchNorm) and not isinstance(
-                norm, nn.SyncBatchNorm | SynchronizedNorm
-            )
-            if is_own and norm.track_running_stats:
-                for buffer in norm.buffers():
+            if isinstance(norm, _BatchNorm) and not isinstance(norm, SYNCHRONIZED):
+                for buffer in norm.buffers() if norm.track_running_stats else ():
                     torch_distributed.broadcast(buffer, src=0)
 
     def close(self) -> None:
@@ -97,28 +100,29 @@ class SeveralProcesses(OneProcess):
         """
         self._parallel = None
 
-    def _messages(self, numbers: Tensor, is_last: bool) -> Tensor:
-        """The messages of this rank: the numbers of a micro-batch and, with the last one,
-        requests.
-        """
-        requests = self.requests() if is_last else ()
-        sent = self._no_requests
-        if any(requests):
+    def _message(self, numbers: Tensor, is_last: bool) -> Tensor:
+        """This rank's message: the numbers of a micro-batch and, with the last one, wishes."""
+        wishes = self.wishes() if is_last else ()
+        sent = self._no_wishes
+        if any(wishes):
             # Only if needed: even an asynchronous copy costs host time in every step.
-            sent = torch.tensor(requests, dtype=numbers.dtype).to(self._device, non_blocking=True)
+            sent = torch.tensor(wishes, dtype=numbers.dtype).to(self._device, non_blocking=True)
         return torch.cat([numbers, sent])
 
-    def _take_requests(self, requests: Tensor) -> None:
+    def _read_message(self, means: Tensor) -> Tensor:
+        """Take the wishes from the mean of all messages, and return the numbers, (3,)."""
+        wishes = means[NUM_NUMBERS:]
         if self._device.type == "cpu":
-            self.agreed = [one > 0 for one in requests.tolist()]
-            return
+            self._agreed = [share > 0 for share in wishes.tolist()]
+            return means[:NUM_NUMBERS]
         if self._on_host is not None:
             copy, is_copied = self._on_host
             is_copied.synchronize()
-            self.agreed = [one > 0 for one in copy.tolist()]
-        copy = torch.empty(requests.shape, dtype=requests.dtype, pin_memory=True)
-        copy.copy_(requests, non_blocking=True)
+            self._agreed = [share > 0 for share in copy.tolist()]
+        copy = torch.empty(wishes.shape, dtype=wishes.dtype, pin_memory=True)
+        copy.copy_(wishes, non_blocking=True)
         self._on_host = copy, torch.cuda.current_stream(self._device).record_event()
+        return means[:NUM_NUMBERS]
 
 
 class _Everything(nn.Module):
@@ -130,13 +134,13 @@ class _Everything(nn.Module):
         super().__init__()
         self.net = net
         self.loss = loss
-        self.messages = nn.Parameter(torch.zeros(NUM_NUMBERS + NUM_REQUESTS, device=device))
+        self.messages = nn.Parameter(torch.zeros(NUM_NUMBERS + NUM_WISHES, device=device))
 
     def forward(self, waveforms: Tensor) -> Tensor:
         return self.net(waveforms)  # type: ignore[no-any-return]
 
 
-def gather_rows(rows: Tensor, shares: Sequence[int]) -> Tensor:
+def gather_rows(rows: Tensor, rank_sizes: Sequence[int]) -> Tensor:
     """The rows of all ranks, in the order of the ranks.
 
     Every rank must compute the same loss from them. In the backward pass each rank takes the
@@ -148,24 +152,25 @@ def gather_rows(rows: Tensor, shares: Sequence[int]) -> Tensor:
     """
     if not distributed.is_distributed():
         return rows
-    gathered: Tensor = _GatherRows.apply(rows, tuple(shares))  # type: ignore[no-untyped-call]
+    gathered: Tensor = _GatherRows.apply(rows, tuple(rank_sizes))  # type: ignore[no-untyped-call]
     return gathered
 
 
 class _GatherRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, shares: tuple[int, ...]) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, rank_sizes: tuple[int, ...]) -> Tensor:
         rank = distributed.rank()
-        assert shares[rank] == len(rows), "every rank knows the shares"
-        ctx.begin = sum(shares[:rank])
-        ctx.end = sum(shares[: rank + 1])
-        ctx.world_size = len(shares)
-        # Padded to the longest share: every backend can gather equal lengths.
-        padded = rows.new_zeros((max(shares), *rows.shape[1:]))
+        assert rank_sizes[rank] == len(rows), "every rank knows the sizes"
+        ctx.begin = sum(rank_sizes[:rank])
+        ctx.end = ctx.begin + len(rows)
+        ctx.world_size = len(rank_sizes)
+        # Padded to the largest size: every backend can gather equal lengths.
+        padded = rows.new_zeros((max(rank_sizes), *rows.shape[1:]))
         padded[: len(rows)] = rows
-        gathered = [torch.empty_like(padded) for _ in shares]
+        gathered = [torch.empty_like(padded) for _ in rank_sizes]
         torch_distributed.all_gather(gathered, padded)
-        return torch.cat([one[:count] for one, count in zip(gathered, shares, strict=True)])
+        pieces = zip(gathered, rank_sizes, strict=True)
+        return torch.cat([piece[:count] for piece, count in pieces])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:

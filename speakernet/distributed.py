@@ -69,8 +69,7 @@ def local_world_size() -> int:
 
 def is_main() -> bool:
     """Whether this process writes files and shows progress."""
-    group = _group()
-    return group is None or group.get_rank() == 0
+    return rank() == 0
 
 
 def barrier() -> None:
@@ -104,16 +103,17 @@ def from_main(make: Callable[[], T]) -> T:
     """Rank 0's result, or its ValueError or OSError, on every rank (other machines may not see rank
     0's files).
     """
-    made: Any = None
-    error: Exception | None = None
-    try:
-        made = make() if is_main() else None
-    except (ValueError, OSError) as found:
-        error = found
-    made, error = broadcast_object((made, error))
-    if error is not None:
-        raise error
-    return made  # type: ignore[no-any-return]
+    result: Any = None
+    failure: Exception | None = None
+    if is_main():
+        try:
+            result = make()
+        except (ValueError, OSError) as error:
+            failure = error
+    result, failure = broadcast_object((result, failure))
+    if failure is not None:
+        raise failure
+    return result  # type: ignore[no-any-return]
 
 
 def refuse_differences(values: Mapping[str, Any]) -> None:
@@ -121,18 +121,18 @@ def refuse_differences(values: Mapping[str, Any]) -> None:
     call it.
     """
     first, *others = gather_objects(dict(values))
-    differences = [
-        f"{name} is {first.get(name)!r} on rank 0 and {other.get(name)!r} on rank {number}"
-        for number, other in enumerate(others, 1)
-        for name in sorted({*first, *other})
-        if first.get(name) != other.get(name)
-    ]
+    differences = []
+    for number, other in enumerate(others, 1):
+        for name in sorted({*first, *other}):
+            if first.get(name) != other.get(name):
+                values_of = f"{first.get(name)!r} on rank 0 and {other.get(name)!r} on rank"
+                differences.append(f"{name} is {values_of} {number}")
     if differences:
-        more = f"; and {len(differences) - MAX_NAMED} more" if len(differences) > MAX_NAMED else ""
+        if len(differences) > MAX_NAMED:
+            differences[MAX_NAMED:] = [f"and {len(differences) - MAX_NAMED} more"]
         raise ValueError(
             f"the {world_size()} ranks were started with different settings: "
-            f"{'; '.join(differences[:MAX_NAMED])}{more}. Start all of them with the same command, "
-            "files and versions"
+            f"{'; '.join(differences)}. Start all of them with the same command, files and versions"
         )
 
 
@@ -157,37 +157,36 @@ def find_place(environment: Mapping[str, str], port: int) -> Place | None:
 
     `port` is where SLURM's tasks meet; 0 derives it from the job number.
     """
-    if "RANK" not in environment and int(environment.get(SLURM_TASKS) or 0) > 1:
+    if "RANK" not in environment and _is_slurm_task(environment):
         return _place_in_slurm(environment, port)
-    if (
-        "WORLD_SIZE" not in environment
-        or (world_size := _number(environment, "WORLD_SIZE", 1)) <= 1
-    ):
+    world_size = _number(environment, "WORLD_SIZE", 1)
+    if world_size <= 1:
         return None
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]
     number = -1 if missing else _number(environment, "RANK")
     if not 0 <= number < world_size:
-        found = f"these are not set: {', '.join(missing)}" if missing else f"RANK is {number}"
+        problem = f"these are not set: {', '.join(missing)}" if missing else f"RANK is {number}"
         raise ValueError(
-            f"WORLD_SIZE is {world_size}, but {found}; expected a rank from 0 to {world_size - 1} "
-            "and the master's address and port: start with torchrun --nproc_per_node=N, or unset "
-            "WORLD_SIZE for one process"
+            f"WORLD_SIZE is {world_size}, but {problem}; expected a rank from 0 to "
+            f"{world_size - 1} and the master's address and port: start with torchrun "
+            "--nproc_per_node=N, or unset WORLD_SIZE for one process"
         )
-    local = (
-        _number(environment, "LOCAL_RANK", number),
-        _number(environment, "LOCAL_WORLD_SIZE", world_size),
-    )
     return Place(
-        number, world_size, *local, environment["MASTER_ADDR"], _number(environment, "MASTER_PORT")
+        rank=number,
+        world_size=world_size,
+        local_rank=_number(environment, "LOCAL_RANK", number),
+        local_world_size=_number(environment, "LOCAL_WORLD_SIZE", world_size),
+        address=environment["MASTER_ADDR"],
+        port=_number(environment, "MASTER_PORT"),
     )
 
 
 def is_first(environment: Mapping[str, str]) -> bool:
     """Whether this process is alone or rank 0, which shows progress."""
-    is_task = int(environment.get(SLURM_TASKS) or 0) > 1
-    return (
-        environment.get("RANK") or (environment.get("SLURM_PROCID") if is_task else "") or "0"
-    ).strip() == "0"
+    number = environment.get("RANK", "")
+    if not number and _is_slurm_task(environment):
+        number = environment.get("SLURM_PROCID", "")
+    return number.strip() in ("", "0")
 
 
 def is_first_here(environment: Mapping[str, str]) -> bool:
@@ -201,9 +200,9 @@ def first_host(nodes: str) -> str:
     >>> first_host("gpu[07-09,12],login"), first_host("one,two")
     ('gpu07', 'one')
     """
-    found = re.match(r"([^,\[]*)(?:\[(\d+)[^\]]*\])?([^,]*)", nodes)
-    assert found is not None  # every part of the pattern may be empty
-    return "".join(part or "" for part in found.groups())
+    match = re.match(r"([^,\[]*)(?:\[(\d+)[^\]]*\])?([^,]*)", nodes)
+    assert match is not None  # every part of the pattern may be empty
+    return "".join(match.groups(default=""))
 
 
 def tasks_of_node(tasks_per_node: str, node: int) -> int:
@@ -214,13 +213,17 @@ def tasks_of_node(tasks_per_node: str, node: int) -> int:
     """
     counts: list[int] = []
     for part in tasks_per_node.split(","):
-        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
-        if found is None:
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if match is None:
             raise ValueError(
                 f"SLURM_STEP_TASKS_PER_NODE is {tasks_per_node!r}; expected counts such as 4(x2),3"
             )
-        counts += [int(found[1])] * int(found[2] or 1)
+        counts += [int(match[1])] * int(match[2] or 1)
     return counts[node] if node < len(counts) else counts[-1]
+
+
+def _is_slurm_task(environment: Mapping[str, str]) -> bool:
+    return int(environment.get(SLURM_TASKS) or 0) > 1
 
 
 def _place_in_slurm(environment: Mapping[str, str], port: int) -> Place:
@@ -242,14 +245,12 @@ def _place_in_slurm(environment: Mapping[str, str], port: int) -> Place:
 
 
 def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
-    found = environment.get(name, "").strip()
-    if not found and default is not None:
+    text = environment.get(name, "").strip()
+    if not text and default is not None:
         return default
-    if not found.isdigit():
-        raise ValueError(
-            f"{name} is {found!r}; expected a whole number, as set by torchrun or srun"
-        )
-    return int(found)
+    if not text.isdigit():
+        raise ValueError(f"{name} is {text!r}; expected a whole number, as set by torchrun or srun")
+    return int(text)
 
 
 def _group() -> Any:

@@ -1,0 +1,85 @@
+"""Requests to stop a run: the first signal ends it after the current step, the second at once."""
+
+import contextlib
+import dataclasses
+import logging
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from speakernet import distributed
+from speakernet.machine.threads import HANGUP, STOP_SIGNALS
+from speakernet.parallel.group import request_everywhere, requested
+
+logger = logging.getLogger(__name__)
+
+STOP = "stop"
+"""The key under which ranks share the number of a signal."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """The run was asked to stop (Ctrl-C, SIGTERM, SIGHUP, SIGUSR1) and has written last.pt."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.exit_status = 128 + number
+        """The command's exit status, as shells report it for a process ended by the signal."""
+
+
+@dataclasses.dataclass(eq=False)
+class StopRequest:
+    """Remembers the first signal: the current step finishes, last.pt is written, the run ends.
+
+    A second signal (except SIGHUP) ends the run immediately. Any rank may receive the signal; all
+    ranks end after the same step.
+    """
+
+    number: int = 0
+    """The signal that this process received; 0 if none."""
+    agreed: int = 0
+    """The signal that ends the run, known to all ranks."""
+    _is_passed_on: bool = False
+
+    def is_requested(self) -> bool:
+        """Whether this rank knows of a signal on any rank; for work that can stop at any moment."""
+        if not self.number:
+            # A signal may arrive during this query: an empty answer must not erase it.
+            if distributed.world_size() > 1 and (received := requested(STOP)):
+                self.number = received
+        elif not self._is_passed_on:
+            request_everywhere(STOP, self.number)
+            self._is_passed_on = True
+        return self.number != 0
+
+    def agree(self) -> None:
+        """Learn the signal of any rank; every rank calls it after the same step."""
+        self.agreed = self.agreed or max(distributed.gather_objects(self.number))
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Handle the signals inside the block; does nothing outside the main thread, where Python
+        forbids it.
+        """
+        handlers = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in STOP_SIGNALS:
+                # `nohup` makes a run ignore SIGHUP so that it outlives its terminal.
+                if number != HANGUP or signal.getsignal(number) != signal.SIG_IGN:
+                    handlers[number] = signal.signal(number, self._remember)
+        try:
+            yield
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    def _remember(self, number: int, _frame: Any) -> None:
+        if not self.number:
+            # The handler only records and logs it: it may have interrupted torch or a file write at
+            # any line.
+            self.number = number
+            logger.warning("stopping after this step; a second signal stops immediately")
+        # A closing terminal may send SIGHUP twice, and a service manager sends it along with
+        # SIGTERM.
+        elif number != HANGUP:
+            raise KeyboardInterrupt
