@@ -18,6 +18,7 @@ from speakernet.data.opening import open_source
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation.embedding import (
     Embedder,
+    Forward,
     embed_utterances,
     load_embeddings,
     save_embeddings,
@@ -149,7 +150,7 @@ def _embed_block(
             source,
             names,
             WHOLE_UTTERANCES,
-            device=verifier.device,
+            Forward(verifier.device),
             description="",
             wrapped_seconds=0.0,
         )[:, 0]
@@ -191,7 +192,7 @@ def calibrate_on_trials(
         audio or audio_folder_of(trials_path), verifier.sample_rate, show_progress=True
     )
     refuse_recording_as_output(out, source, trials.names)
-    embedder = Embedder(verifier.embedding_net, VERIFYING, verifier.device)
+    embedder = Embedder(verifier.embedding_net, VERIFYING, Forward(verifier.device))
     fits, scores = fit_for_verifying(embedder, verifier.contents, trials, source, prior, measures)
     results = figures(trials, scores, speakers_of(trials), EvaluationOptions(), DEFAULT_SEED)
     # Even an untrained network has an EER of only about 50 %.
@@ -220,7 +221,7 @@ def calibrate_on_people(
     if cohort is not None:
         refuse_recording_as_output(out, *cohort)
         strangers = embed_utterances(
-            verifier.embedding_net, *cohort, way, device=verifier.device, description="cohort"
+            verifier.embedding_net, *cohort, way, Forward(verifier.device), description="cohort"
         )
     trials, scores, speakers = _own_trials(
         verifier, store, mean_embeddings(strangers, verifier.mean)
