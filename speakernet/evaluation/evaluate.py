@@ -99,7 +99,7 @@ def score_trials(
     utterances.
     """
     embeddings: dict[Mode, np.ndarray] = {}
-    seconds = {}
+    seconds: dict[str, float] = {}
     stem = Path(trials.source).stem
     for mode in modes_of(embedder.options):
         start = time.perf_counter()

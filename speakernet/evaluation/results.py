@@ -209,13 +209,9 @@ class Results:
 
     def _repr_html_(self) -> str:
         """The headline figures as a table, for notebooks."""
-        rows = [
-            (one.name, f"{one.text} ({one.interval_text})" if one.interval_text else one.text)
-            for one in headline(self)
-        ]
-        return html_table(
-            [("trials", f"{self.num_trials:,} of {self.list_name() or 'a list'}"), *rows]
-        )
+        trials = f"{self.num_trials:,} of {self.list_name() or 'a list'}"
+        figures = [(figure.name, figure.with_interval) for figure in headline(self)]
+        return html_table([("trials", trials), *figures])
 
     def as_row(self, label: str) -> GroupResult:
         """The figures of the whole list as a table row."""
@@ -265,6 +261,11 @@ class ShownFigure:
     """The value with its unit."""
     interval_text: str
     """The interval with its unit; empty if there is none."""
+
+    @property
+    def with_interval(self) -> str:
+        """The value, and the interval in brackets."""
+        return f"{self.text} ({self.interval_text})" if self.interval_text else self.text
 
     @property
     def label(self) -> str:
