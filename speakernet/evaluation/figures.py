@@ -22,7 +22,7 @@ from scipy.special import ndtr, ndtri
 from speakernet.data.lists import TrialList, repeated_trials
 from speakernet.evaluation import metrics
 from speakernet.evaluation.options import EvaluationOptions
-from speakernet.evaluation.results import GroupResult, Interval, Results, headline
+from speakernet.evaluation.results import Band, GroupResult, Interval, Results, headline
 from speakernet.evaluation.speakers import Speakers
 from speakernet.random import numpy_generator
 from speakernet.terminal import Bar
@@ -321,21 +321,22 @@ class SpeakerBootstrap:
             f"{number} new speakers could still cause an error"
         )
 
-    def _det_band(self, drawn: np.ndarray) -> dict[str, list[float]] | None:
+    def _det_band(self, drawn: np.ndarray) -> Band | None:
         """The intervals of miss rates (false-accept rates, draws), as a report shows them."""
         if not drawn.size:
             return None
         tail = (100 - LEVEL_PERCENT) / 2
         low, high = np.percentile(drawn, [tail, 100 - tail], axis=1)
-        columns = {
-            "false_accept_percent": self._false_accepts,
-            "miss_low_percent": low,
-            "miss_high_percent": high,
-        }
-        # Five digits are enough for a plot.
         return {
-            name: [float(f"{100 * rate:.5g}") for rate in rates] for name, rates in columns.items()
+            "false_accept_percent": _percent(self._false_accepts),
+            "miss_low_percent": _percent(low),
+            "miss_high_percent": _percent(high),
         }
+
+
+def _percent(rates: np.ndarray) -> list[float]:
+    """Rates as percentages with five digits, which are enough for a plot."""
+    return [float(f"{100 * rate:.5g}") for rate in rates]
 
 
 def group_result(

@@ -579,12 +579,12 @@ def list_in_common(paths: Sequence[Path]) -> TrialList:
     raise refused or ListError(f"{names}: no labelled scores; give their list with --trials")
 
 
-def common_costs(systems: Iterable[Results | None]) -> dict[str, float]:
+def common_costs(systems: Iterable[Results | None]) -> dict[str, Any]:
     """The costs `c_miss` and `c_fa` that all results with costs share; empty if they differ or none
     is known.
     """
     known = [results.dcf_costs for results in systems if results is not None and results.dcf_costs]
-    return dict(known[0]) if known and all(costs == known[0] for costs in known) else {}
+    return {**known[0]} if known and all(costs == known[0] for costs in known) else {}
 
 
 def compare_runs(runs: Sequence[RunData], speakers: Speakers, seed: int) -> Comparison:

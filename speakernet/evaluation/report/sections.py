@@ -44,7 +44,14 @@ from speakernet.evaluation.metrics import (
 )
 from speakernet.evaluation.options import UNIT_COST
 from speakernet.evaluation.report.page import MISSING, Card, Cell, Pictures, Section, Table, Tile
-from speakernet.evaluation.results import FEW_TARGETS, GroupResult, Results, SliceResult, headline
+from speakernet.evaluation.results import (
+    FEW_TARGETS,
+    Costs,
+    GroupResult,
+    Results,
+    SliceResult,
+    headline,
+)
 from speakernet.evaluation.speakers import speakers_of
 from speakernet.files import human_bytes
 from speakernet.run_folder import DECISIONS, EVALUATIONS, SCORES
@@ -274,11 +281,9 @@ def _errors_of(run: RunData) -> RunErrors | None:
         return None
     rates = error_rates(run.scores, run.labels)
     results = run.results or Results()
-    costs = results.dcf_costs or {}
-    c_miss = costs.get("c_miss", UNIT_COST)
-    c_fa = costs.get("c_fa", UNIT_COST)
+    costs = results.dcf_costs or Costs(c_miss=UNIT_COST, c_fa=UNIT_COST)
     priors = sorted(map(float, results.min_dcf)) or ALWAYS_SHOWN_PRIORS
-    cheapest = {prior: min_dcf_point(rates, prior, c_miss, c_fa) for prior in priors}
+    cheapest = {prior: min_dcf_point(rates, prior, **costs) for prior in priors}
     return RunErrors(run, run.scores, run.labels, rates, cheapest)
 
 

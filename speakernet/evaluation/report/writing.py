@@ -119,21 +119,20 @@ def write_report(
     if "labels" in run.arrays:
         # Single precision is enough for drawing and halves the file.
         halved = {
-            name: one.astype(np.float32) if one.dtype.kind == "f" else one
-            for name, one in run.arrays.items()
+            name: array.astype(np.float32) if array.dtype.kind == "f" else array
+            for name, array in run.arrays.items()
         }
         with atomic_write(run.folder / ARRAYS_NAME, "wb") as file:
             np.savez_compressed(file, **halved)  # type: ignore[arg-type]
     pictures = Pictures(run.folder / PLOTS, [run])
     results = run.results or Results()
     amount = _amount_of_training(results)
+    decisions = run.decisions
     # A page about unlabelled pairs leaves the training curves to the page of the run.
-    trained = [run]
-    if run.decisions is not None and not (run.folder / METRICS).is_file():
-        trained = []
+    trained = [run] if decisions is None or (run.folder / METRICS).is_file() else []
     sections = {
         "result": result_section(run),
-        "trials": trials_section(run.decisions, pictures) if run.decisions else Section(),
+        "trials": trials_section(decisions, pictures) if decisions else Section(),
         "errors": errors_section([run], pictures),
         "data": data_section(run, amount),
         "training": training_section(trained, pictures),
@@ -144,7 +143,7 @@ def write_report(
         "facts": facts_section(run),
     }
     # The result in plain words, for readers new to the field.
-    lead = run.decisions.sentences() if run.decisions is not None else []
+    lead = decisions.sentences() if decisions else []
     if results.eer_percent is not None and results.eer_threshold is not None:
         lead = _verdict(run, results, bool(sections["result"].warnings))
     subtitle = _subtitle(run, results, amount)
@@ -251,7 +250,7 @@ def write_side_by_side(
         raise ValueError(
             f"a folder was given twice: {', '.join(map(str, folders))}; name each run once"
         )
-    names = short_names([str(one) for one in resolved])
+    names = short_names([str(folder) for folder in resolved])
     runs = [read_run(folder, name) for folder, name in zip(folders, names, strict=True)]
     pictures = Pictures(path.with_name(f"{path.stem}_plots"), runs)
     sections = {
