@@ -32,7 +32,7 @@ from speakernet.data.lists import StringTable, write_training_list
 from speakernet.data.opening import open_source
 from speakernet.data.packed import SAMPLES
 from speakernet.data.packing import pack
-from speakernet.evaluation.embedding import embed_utterances
+from speakernet.evaluation.embedding import Forward, embed_utterances
 from speakernet.evaluation.options import EvaluationOptions, Mode
 from speakernet.evaluation.scoring import (
     cohort_statistics,
@@ -212,7 +212,7 @@ def evaluation(setup: Setup) -> Iterator[Row]:
         options = EvaluationOptions(embedding=mode, num_crops=2 if setup.is_quick else 10)
         # The first run chooses kernels and allocates memory; only the second counts.
         embed = functools.partial(
-            embed_utterances, net, source, names, options, device=setup.device, description=""
+            embed_utterances, net, source, names, options, Forward(setup.device), description=""
         )
         embed()
         begin = time.perf_counter()

@@ -30,6 +30,7 @@ from speakernet import distributed
 from speakernet.assembly.training import prepare_machine
 from speakernet.machine.device import choose_device
 from speakernet.parallel.group import joined
+from speakernet.training.timing import time_steps
 
 MODEL = "ResNet34"
 QUICK_MODEL = "ResNet"

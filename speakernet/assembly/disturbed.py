@@ -19,7 +19,7 @@ from speakernet.config import Config
 from speakernet.data.augment.banks import RirBank, device_responses, noise_banks
 from speakernet.data.sources import AudioCache
 from speakernet.evaluation import adaptation
-from speakernet.evaluation.embedding import embed_utterances
+from speakernet.evaluation.embedding import Forward, embed_utterances
 from speakernet.evaluation.scoring import WHOLE
 from speakernet.evaluation.sweep import DegradedSource, Step, augmenting, run_sweep, sweep_steps
 from speakernet.inference.adapt import adapted_contents
@@ -79,7 +79,7 @@ def fit_plda(config: Config, inputs: Inputs, model: ModelFile, path: Path) -> No
         source = DegradedSource(source, rows.paths, Step("", through))
     net = folded(model.net.to(inputs.device))
     embeddings = embed_utterances(
-        net, source, rows.paths, WHOLE, device=inputs.device, description="embedding for PLDA"
+        net, source, rows.paths, WHOLE, Forward(inputs.device), description="embedding for PLDA"
     )
     if distributed.is_main():
         found = adaptation.plda(

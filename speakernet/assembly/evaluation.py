@@ -11,8 +11,8 @@ import functools
 import logging
 import sys
 import time
-from collections import ChainMap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,6 +34,7 @@ from speakernet.evaluation.calibration import (
 )
 from speakernet.evaluation.embedding import (
     Embedder,
+    Forward,
     Unions,
     as_heard,
     modes_of,
@@ -50,8 +51,12 @@ from speakernet.evaluation.evaluate import (
     score_trials,
     subset,
 )
-from speakernet.evaluation.figures import CHOSEN_ON_REPORTED, cautions, why_no_error_rate
-from speakernet.evaluation.options import EvaluationOptions
+from speakernet.evaluation.figures import (
+    CHOSEN_ON_REPORTED,
+    cautions,
+    group_draws,
+    why_no_error_rate,
+)
 from speakernet.evaluation.results import Results
 from speakernet.evaluation.scoring import (
     MIN_COHORT,
@@ -92,11 +97,6 @@ VALIDATION_WORK = 20_000_000
 latter (2 s)."""
 MEAN_STREAM = 6202
 COHORT_STREAM = 6203
-MAX_DRAWS = 200
-"""Draws of speakers for the interval of each slice and sweep step, of which there are many."""
-
-Sweep = Callable[..., Any]
-"""`run_sweep` with its steps."""
 
 
 def build_validation(
@@ -119,7 +119,8 @@ def build_validation(
     for name, trial_list in lists.items():
         prepared[name] = _prepare_validation(config, inputs.device, trial_list)
     embedder = build_embedder(config, net, inputs.device, section.validation_precision)
-    embedder = dataclasses.replace(embedder, is_stopped=is_stopped)
+    forward = dataclasses.replace(embedder.forward, is_stopped=is_stopped)
+    embedder = dataclasses.replace(embedder, forward=forward)
     at_the_end = {
         "subtract_mean": section.subtract_mean,
         "plda": section.plda,
@@ -163,7 +164,6 @@ class _Validation(NamedTuple):
     trials: TrialList
     source: AudioSource
     speakers: Speakers
-    options: EvaluationOptions
     seed: int
 
 
@@ -190,7 +190,7 @@ def _prepare_validation(
     options = section.model_copy(update={"score_norm": "none", "bootstrap_samples": num_draws})
     backend = Backend(options, config.loss.normalize_embeddings, device=device)
     speakers = speakers_of(trials, section.speaker_table)
-    return _Validation(backend, trials, trial_list.source, speakers, options, seed)
+    return _Validation(backend, trials, trial_list.source, speakers, seed)
 
 
 def run_evaluation(
@@ -200,7 +200,7 @@ def run_evaluation(
     lacks.
     """
     section = config.evaluation
-    path = Path(model_path)
+    seed = config.runtime.seed
     if section.metadata:
         # Unreadable metadata and an unknown sweep are refused before anything slow starts.
         read_metadata(section.metadata, list(inputs.test.trials.names))
@@ -211,367 +211,369 @@ def run_evaluation(
 
         sweep = build_sweep(config) if section.sweep else None
         if section.plda and after_training:
-            fit_plda(config, inputs, load_for_scoring(config, path), path)
-    scoring = _Scoring(config, inputs, path, after_training=after_training)
-    lists = {"": inputs.test}
-    if config.data.test_lists:
-        lists |= inputs.beside(inputs.test)
-    if len(lists) > 1:
-        scoring.embed_together(lists.values())
+            fit_plda(config, inputs, load_for_scoring(config, model_path), Path(model_path))
+    # A list is scored in steps, each of which reads only what the previous ones made: embed every
+    # utterance once, score all trials, turn scores into log-likelihood ratios, compute the figures,
+    # then the figures of subsets of the trials. Everything that these steps need besides the list
+    # (network, mean embedding, cohort, calibration) is the same for all lists, so it is prepared
+    # before the loop and frozen. Preparing it may take longer than scoring: the cohort and the
+    # calibration list are often larger than the test list.
+    parts = prepare_scoring(config, inputs, Path(model_path), after_training=after_training)
+    if after_training and parts.measured and distributed.is_main():
+        update_model_file(model_path, parts.measured, backs_up=False)
+        logger.info("wrote to %s: %s", model_path, ", ".join(parts.measured))
+    lists = {"": inputs.test, **(inputs.beside(inputs.test) if config.data.test_lists else {})}
+    shared = one_pass([(listed.trials.names, listed.source) for listed in lists.values()], {})
     evaluations = {}
-    for name, trial_list in lists.items():
-        evaluation = scoring.evaluate(name, trial_list, None if name else sweep)
-        for warning in evaluation.results.warnings or []:
+    for name, listed in lists.items():
+        embedder = dataclasses.replace(parts.embedder, embed_with=shared)
+        if name and embedder.stores:
+            store = evaluation_folder(Path(config.training.save_path), name) / EMBEDDINGS
+            embedder = dataclasses.replace(embedder, stores=(store, *embedder.stores))
+        speakers = speakers_of(listed.trials, section.speaker_table)
+        evaluation = evaluate(
+            embedder, parts.backend, listed.trials, listed.source, speakers, seed, parts.calibration
+        )
+        results = evaluation.results
+        if not results.why_no_eer:
+            # Every rank takes part, because the ranks share the embedding. The metadata describe
+            # the reported list only.
+            options = section.model_copy(update={"metadata": "", "slices": []} if name else {})
+            scored = (listed.trials, evaluation.scores, speakers)
+            slices = all_slices(*scored, listed.source, options, seed)
+            results = dataclasses.replace(results, slices=slices)
+            if sweep and not name:
+                # Each step embeds the list again, so only the reported list is swept.
+                score = functools.partial(_scores, parts, listed.trials)
+                swept = sweep(
+                    listed.source, score, *scored, num_draws=group_draws(section), seed=seed
+                )
+                results = dataclasses.replace(results, sweep=swept)
+        if after_training:
+            results = _with_training_lists(results, config, inputs)
+        results = _with_provenance(results, listed.trials, config, parts)
+        for warning in results.warnings or []:
             # The command's last line says this too: it is how the demo is meant to end.
             level = logging.INFO if warning == SYNTHETIC_ONLY else logging.WARNING
             logger.log(level, "%s%s", f"{name}: " if name else "", warning)
-        evaluations[name] = evaluation
+        evaluations[name] = dataclasses.replace(evaluation, results=results)
     reported = evaluations.pop("")
-    rows = {name: evaluation.results.as_row(name) for name, evaluation in evaluations.items()}
+    rows = {name: other.results.as_row(name) for name, other in evaluations.items()}
     results = dataclasses.replace(reported.results, test_lists=rows or None)
     return dataclasses.replace(reported, results=results, others=evaluations)
 
 
-def _scores(
-    embedder: Embedder, backend: Backend, trials: TrialList, source: AudioSource
-) -> np.ndarray:
-    return score_trials(embedder, backend, trials, source).scores
+def _scores(parts: "ScoringParts", trials: TrialList, source: AudioSource) -> np.ndarray:
+    """Scores of other audio than that of a store."""
+    embedder = dataclasses.replace(parts.embedder, stores=())
+    return score_trials(embedder, parts.backend, trials, source).scores
 
 
 def scores_of_model(config: Config, inputs: Inputs, model_path: str | Path) -> np.ndarray:
     """Scores of the test list, (trials,), as `run_evaluation` computes them."""
     config = replaced(config, evaluation={"keep_embeddings": False})
-    scoring = _Scoring(config, inputs, Path(model_path), after_training=False)
-    trials = inputs.test.trials
-    return _scores(scoring.embedder, scoring.backend(trials), trials, inputs.test.source)
+    parts = prepare_backend(config, inputs, Path(model_path), after_training=False)
+    return _scores(parts, inputs.test.trials, inputs.test.source)
 
 
-class _Scoring:
-    """A model file with everything that scoring a list needs; `measured` adds to or replaces its
-    contents.
-    """
+@dataclass(frozen=True)
+class ScoringParts:
+    """Everything that scoring needs besides the trials and their audio."""
 
-    def __init__(self, config: Config, inputs: Inputs, path: Path, *, after_training: bool) -> None:
-        self.config = config
-        self.inputs = inputs
-        self.path = path
-        self.after_training = after_training
-        self.model: ModelFile = load_for_scoring(config, path)
-        self.measured: dict[str, Any] = {}
-        self.contents = ChainMap(self.measured, self.model.contents)
-        self.warnings: list[str] = []
-        """Warnings about the list being scored."""
-        self.fitted_on = ""
-        """SHA-256 of the list that the calibration was fitted on."""
-        self._calibration: AffineCalibration | None = None
-        net = self.model.net.to(inputs.device)
-        embedder = build_embedder(config, net, inputs.device, config.evaluation.precision)
-        # In 16 bits, folding would round the weights a second time.
-        if embedder.precision == "no":
-            embedder = dataclasses.replace(embedder, net=folded(net))
-        if config.evaluation.keep_embeddings:
-            run = Path(config.training.save_path)
-            folder = run if after_training else evaluation_folder(run, config.data.test_list)
-            # Shared lists, such as the cohort, reuse embeddings of the run and of its other
-            # evaluations.
-            kept = (run / EMBEDDINGS, *sorted((run / EVALUATIONS).glob(f"*/{EMBEDDINGS}")))
-            digest = weights_digest(self.contents["weights"]) + str(net.spec())
-            embedder = dataclasses.replace(
-                embedder, stores=(folder / EMBEDDINGS, *kept), model_digest=digest
-            )
-        self.embedder = embedder
-        self._test_embedder = embedder
+    path: Path
+    model: ModelFile
+    embedder: Embedder
+    backend: Backend
+    cohort_speakers: frozenset[str] = frozenset()
+    calibration: AffineCalibration | None = None
+    fitted_on: str = ""
+    """SHA-256 of the list that the calibration was fitted on."""
+    measured: Mapping[str, Any] = field(default_factory=dict)
+    """New entries of the model file, which only training writes into it."""
+    warnings: Sequence[str] = ()
+    """Warnings that hold for every list."""
 
-    def embed_together(self, lists: Iterable[TrialInput]) -> None:
-        """Embed every utterance of several test lists once."""
-        audio = [(trial_list.trials.names, trial_list.source) for trial_list in lists]
-        self._test_embedder = dataclasses.replace(self.embedder, embed_with=one_pass(audio, {}))
+    @property
+    def contents(self) -> dict[str, Any]:
+        """The entries of the model file, with those that were measured."""
+        return {**self.model.contents, **self.measured}
 
-    def evaluate(self, name: str, trial_list: TrialInput, sweep: Sweep | None) -> Evaluation:
-        """Score and measure a test list; the one without a name is the reported one, with which
-        everything is fitted.
-        """
-        section = self.config.evaluation
-        seed = self.config.runtime.seed
-        trials, source = trial_list
-        embedder = self._test_embedder
-        if name and embedder.stores:
-            folder = evaluation_folder(Path(self.config.training.save_path), name) / EMBEDDINGS
-            embedder = dataclasses.replace(embedder, stores=(folder, *embedder.stores))
-        self.warnings = []
-        speakers = speakers_of(trials, section.speaker_table)
-        backend = self.backend(trials)
-        if not name:
-            self._calibration = self.calibration(backend)
-        evaluation = evaluate(
-            embedder, backend, trials, source, speakers, section, seed, self._calibration
+
+def prepare_scoring(
+    config: Config, inputs: Inputs, path: Path, *, after_training: bool
+) -> ScoringParts:
+    """Load a model file and prepare what scoring needs: mean, cohort and calibration."""
+    parts = prepare_backend(config, inputs, path, after_training=after_training)
+    return _calibrated(parts, config, inputs, after_training=after_training)
+
+
+def prepare_backend(
+    config: Config, inputs: Inputs, path: Path, *, after_training: bool
+) -> ScoringParts:
+    """Scoring without calibration: the embedder, and a back end with mean and cohort."""
+    section = config.evaluation
+    model = load_for_scoring(config, path)
+    embedder = _embedder_of(model, config, inputs, after_training=after_training)
+    backend = verifying_backend(model.contents)
+    measured: dict[str, Any] = {}
+    warnings: list[str] = []
+    cohort_speakers: frozenset[str] = frozenset()
+    if section.plda and not backend.adaptation:
+        warnings.append(
+            "evaluation.plda is on, but the model file has no PLDA; evaluation does not fit one"
         )
-        further: dict[str, Any] = {}
-        if not evaluation.results.why_no_eer:
-            # Every rank takes part, because the ranks share the embedding.
-            scored = (trials, evaluation.scores, speakers)
-            draws = min(MAX_DRAWS, section.bootstrap_samples)
-            # The metadata describe the reported list only.
-            sliced_by = section.model_copy(update={"metadata": "", "slices": []} if name else {})
-            further["slices"] = all_slices(
-                *scored,
-                source,
-                sliced_by,
-                num_threads=reader_threads(section),
-                num_draws=draws,
-                seed=seed,
-            )
-            # Each step embeds the list again, so only the reported list is swept.
-            if sweep:
-                score = functools.partial(
-                    _scores, dataclasses.replace(self.embedder, stores=()), backend, trials
-                )
-                further["sweep"] = sweep(source, score, *scored, num_draws=draws, seed=seed)
-        if self.after_training:
-            if self.measured and not name and distributed.is_main():
-                update_model_file(self.path, self.measured, backs_up=False)
-                logger.info("wrote to %s: %s", self.path, ", ".join(self.measured))
-            further |= self._facts_of_training(evaluation.results)
-        results = dataclasses.replace(evaluation.results, **further)
-        return dataclasses.replace(evaluation, results=self.with_facts(results, trials))
-
-    def _facts_of_training(self, results: Results) -> dict[str, Any]:
-        rows = self.inputs.training.rows
-        validation = self.inputs.validation.trials
-        lists = list(results.lists or [])
-        for role, name, sha256 in (
-            ("training", rows.source, rows.sha256),
-            ("validation", validation.source, validation.sha256),
-        ):
-            lists.append({"role": role, "name": Path(name).name, "sha256": sha256})
-        samples = np.maximum(self.inputs.training.table.num_samples, 0).sum()
-        training = {
-            "speakers": len(rows.speakers),
-            "utterances": len(rows),
-            "hours": round(float(samples) / self.config.data.sample_rate / 3600, 2),
-        }
-        return {"lists": lists, "training": training}
-
-    def backend(self, trials: TrialList) -> Backend:
-        """The scoring back end, with mean and cohort according to the options."""
-        section = self.config.evaluation
-        adapted = verifying_backend(self.contents)
-        if section.plda and not adapted.adaptation:
-            self.warnings.append(
-                "evaluation.plda is on, but the model file has no PLDA; evaluation does not fit one"
-            )
-        is_normalised = bool(self.contents["loss_normalizes"])
-        backend = dataclasses.replace(
-            adapted,
-            options=section,
-            is_normalised=is_normalised,
-            mean=self._mean,
-            device=self.embedder.device,
-        )
-        if section.score_norm == "none":
-            return backend
-        cohort, name, speakers = self._cohort
+    mean = None
+    # An adaptation subtracts its own mean.
+    if section.subtract_mean and not model.contents.get("adaptation"):
+        measured = _mean_entries(model.contents, embedder, config, inputs)
+        mean = np.asarray({**model.contents, **measured}["embedding_mean"], dtype=np.float32)
+    backend = dataclasses.replace(
+        backend,
+        options=section,
+        is_normalised=bool(model.contents["loss_normalizes"]),
+        mean=mean,
+        device=embedder.forward.device,
+    )
+    if section.score_norm != "none":
+        cohort, name, cohort_speakers = _embed_cohort(embedder, mean, config, inputs)
+        backend = dataclasses.replace(backend, cohort=cohort, cohort_name=name)
         if section.score_norm == "as" and len(cohort) <= section.cohort_size:
-            self.warnings.append(
+            warnings.append(
                 f"the cohort has {len(cohort)} speakers and evaluation.cohort_size is "
                 f"{section.cohort_size}, so all of them are used, which is s-norm; a smaller "
                 "cohort_size makes it adaptive"
             )
-        # Any folder of a path may name the speaker, because lists differ in depth.
-        folders = set()
+    return ScoringParts(
+        path, model, embedder, backend, cohort_speakers, measured=measured, warnings=warnings
+    )
+
+
+def _embedder_of(
+    model: ModelFile, config: Config, inputs: Inputs, *, after_training: bool
+) -> Embedder:
+    """The embedder of a model file, with the folders in which its embeddings are kept."""
+    net = model.net.to(inputs.device)
+    embedder = build_embedder(config, net, inputs.device, config.evaluation.precision)
+    # In 16 bits, folding would round the weights a second time.
+    if embedder.precision == "no":
+        embedder = dataclasses.replace(embedder, net=folded(net))
+    if not config.evaluation.keep_embeddings:
+        return embedder
+    run = Path(config.training.save_path)
+    folder = run if after_training else evaluation_folder(run, config.data.test_list)
+    # Shared lists, such as the cohort, reuse embeddings of the run and of its other evaluations.
+    shared = (run / EMBEDDINGS, *sorted((run / EVALUATIONS).glob(f"*/{EMBEDDINGS}")))
+    digest = weights_digest(model.contents["weights"]) + str(net.spec())
+    return dataclasses.replace(embedder, stores=(folder / EMBEDDINGS, *shared), model_digest=digest)
+
+
+def _mean_entries(
+    contents: Mapping[str, Any], embedder: Embedder, config: Config, inputs: Inputs
+) -> dict[str, Any]:
+    """The mean embedding of the training set as entries of a model file; empty if the file has
+    the mean of this way of embedding.
+    """
+    mode = modes_of(embedder.options)[0]
+    described = way_of(embedder.options.model_copy(update={"embedding": mode}))
+    has_mean = contents.get("embedding_mean") is not None
+    kept_of = contents.get("embedding_mean_of")
+    if has_mean and kept_of == described:
+        return {}
+    if not inputs.has_training_list():
+        present = "no mean embedding"
+        if has_mean:
+            present = f"the mean of {kept_of or 'an unknown kind of embedding'}"
+        raise ValueError(
+            f"subtract_mean: the model file has {present}, but scoring needs the mean of "
+            f"{described}, and there is no training list to measure it on; set --train_list "
+            "and --train_path, or evaluation.subtract_mean: false"
+        )
+    training = inputs.training
+    order = numpy_generator(config.runtime.seed, MEAN_STREAM).permutation(len(training.rows))
+    rows = np.sort(order[: config.evaluation.mean_utterances])
+    names = training.rows.paths.take(rows)
+    embeddings, _ = embedder.embed(names, training.source, mode, "training_mean")
+    mean = embeddings.mean(axis=(0, 1), dtype=np.float64).astype(np.float32)
+    return {"embedding_mean": torch.from_numpy(mean), "embedding_mean_of": described}
+
+
+def _embed_cohort(
+    embedder: Embedder, mean: np.ndarray | None, config: Config, inputs: Inputs
+) -> tuple[np.ndarray, str, frozenset[str]]:
+    """The cohort with one member per speaker, its name, and its speakers."""
+    members, source, left_out = cohort_of(config, inputs)
+    generator = numpy_generator(config.runtime.seed, COHORT_STREAM)
+    rows = some_of_each(members.labels, config.evaluation.cohort_utterances, generator)
+    rows = rows[~np.isin(members.labels[rows], left_out)]
+    mode = modes_of(embedder.options)[0]
+    path = Path(members.source)
+    name = f"{path.name} {members.sha256[:12]}"
+    if len(left_out):
+        num_left_out = counted(len(left_out), "speaker")
+        name += f" without {num_left_out}"
+        logger.info(
+            "the cohort of %s leaves out %s, who choose the model or calibrate its scores",
+            path.name,
+            num_left_out,
+        )
+    embeddings, _ = embedder.embed(members.paths.take(rows), source, mode, f"cohort_{path.stem}")
+    means = speaker_means(mean_embeddings(embeddings, mean), members.labels[rows])
+    speakers = np.unique(members.labels[rows]).tolist()
+    return means, name, frozenset(members.speakers[speaker] for speaker in speakers)
+
+
+def _calibrated(
+    parts: ScoringParts, config: Config, inputs: Inputs, *, after_training: bool
+) -> ScoringParts:
+    """Add the calibration for this scoring, fitted on a list if possible, otherwise from the model
+    file.
+    """
+    section = config.evaluation
+    embedder = parts.embedder
+    described = parts.backend.describe(embedder.options)
+    # Newest first: an older fit may use the score alone, the newer one quality measures too.
+    fits_in_file = list(reversed((parts.contents.get("calibration") or {}).get("fits", [])))
+    kept = next((fit for fit in fits_in_file if fit["backend"] == described), None)
+    listed = _calibration_trials(config, inputs, after_training=after_training)
+    keeps_others = False
+    if listed and after_training:
+        # A finished run that is started again must not replace what `speakernet calibrate` has
+        # fitted since.
+        sha256 = listed.trials.sha256
+        others = [fit for fit in fits_in_file if fit.get("list_sha256") != sha256]
+        keeps_others = bool(others)
+        if keeps_others:
+            names = ", ".join(sorted({str(fit.get("list") or "another list") for fit in others}))
+            logger.warning(
+                "%s keeps the calibration fitted on %s; `speakernet calibrate --trials %s` "
+                "replaces it",
+                parts.path,
+                names,
+                listed.trials.source,
+            )
+    if listed is None or (keeps_others and kept is not None):
+        if kept is None:
+            return parts
+        return dataclasses.replace(
+            parts,
+            calibration=AffineCalibration.from_dict(kept),
+            fitted_on=kept.get("list_sha256") or "",
+        )
+    trials = listed.trials
+    source = listed.source
+    if reason := why_no_error_rate(trials):
+        # Checked before hours of embedding.
+        raise ValueError(f"cannot calibrate: {reason}")
+    scored = score_trials(embedder, parts.backend, trials, source)
+    prior = section.calibration_prior
+    measures = section.quality_measures
+    heard = as_heard(source, embedder.options)
+    fits = fits_of(scored, trials, heard, prior, described, measures)
+    calibration = fits[-1].calibration
+    for sentence in fits[0].refused:
+        logger.info("%s: %s", trials.source, sentence)
+    # `speakernet verify` scores the detected speech of whole utterances by cosine or PLDA, however
+    # the list was scored. A threshold only holds for scores of its own kind, so the list is
+    # embedded again for it.
+    is_of_verify = described == verifying_backend(parts.contents).describe(VERIFYING)
+    if after_training and not keeps_others and not is_of_verify:
+        logger.info(
+            "embedding %s again for decisions, which use detected speech alone", trials.source
+        )
+        without_cohort = [measure for measure in measures if measure != "cohort"]
+        fits += fit_for_verifying(embedder, parts.contents, trials, source, prior, without_cohort)[
+            0
+        ]
+    measured = dict(parts.measured)
+    for fit in fits:
+        measured |= fit.changes({**parts.contents, **measured})
+    return dataclasses.replace(
+        parts, calibration=calibration, fitted_on=trials.sha256, measured=measured
+    )
+
+
+def _calibration_trials(
+    config: Config, inputs: Inputs, *, after_training: bool
+) -> TrialInput | None:
+    """The list to fit a calibration on; None if there is none that may be used."""
+    data = config.data
+    path = config.evaluation.calibration_list
+    if path:
+        return inputs.trial_input(path, config.evaluation.calibration_path or data.test_path)
+    if not after_training:
+        return None
+    # Trials that are reported must not select thresholds, just as they must not select the model.
+    if chosen_by_validation(config) or data.validation_list != data.test_list:
+        return inputs.validation
+    logger.info("no calibration, because all trials are reported; set evaluation.calibration_list")
+    return None
+
+
+def _with_training_lists(results: Results, config: Config, inputs: Inputs) -> Results:
+    """Add the lists of the run, and how much speech the network was trained on."""
+    training = inputs.training
+    lists = list(results.lists or [])
+    for role, rows in (("training", training.rows), ("validation", inputs.validation.trials)):
+        lists.append({"role": role, "name": Path(rows.source).name, "sha256": rows.sha256})
+    num_samples = float(np.maximum(training.table.num_samples, 0).sum())
+    amounts = {
+        "speakers": len(training.rows.speakers),
+        "utterances": len(training.rows),
+        "hours": round(num_samples / config.data.sample_rate / 3600, 2),
+    }
+    return dataclasses.replace(results, lists=lists, training=amounts)
+
+
+def _with_provenance(
+    results: Results, trials: TrialList, config: Config, parts: ScoringParts
+) -> Results:
+    """Add what is needed to reproduce the figures: model, checkpoint, versions, machine,
+    configuration, command; and what to know before trusting them.
+    """
+    contents = parts.contents
+    chosen_by = (contents.get("training_summary") or {}).get("chosen_by") or {}
+    warnings = list(results.warnings or [])
+    if caution := voices_caution(contents):
+        warnings.append(caution)
+    if trials.sha256 and chosen_by.get("list_sha256") == trials.sha256:
+        warnings.append(CHOSEN_ON_REPORTED)
+    warnings += parts.warnings
+    # Any folder of a path may name the speaker, because lists differ in depth.
+    folders: set[str] = set()
+    if parts.cohort_speakers:
         for name in trials.names:
             folders.update(name.replace("\\", "/").split("/")[:-1])
-        if shared := sorted(folders & set(speakers)):
-            self.warnings.append(
-                f"{len(shared)} speakers of the cohort may also be in the trials "
-                f"({', '.join(shared[:MAX_NAMED])}); if so, the scores are optimistic"
-            )
-        return dataclasses.replace(backend, cohort=cohort, cohort_name=name)
-
-    @functools.cached_property
-    def _mean(self) -> np.ndarray | None:
-        """The mean embedding of the training set, measured unless the model file has one for this
-        way of embedding.
-
-        None if it is not subtracted; an adaptation has its own mean.
-        """
-        if not self.config.evaluation.subtract_mean or self.contents.get("adaptation"):
-            return None
-        config = self.config
-        mode = modes_of(self.embedder.options)[0]
-        described = way_of(self.embedder.options.model_copy(update={"embedding": mode}))
-        kept = self.contents.get("embedding_mean")
-        kept_of = self.contents.get("embedding_mean_of")
-        if kept is not None and kept_of == described:
-            return np.asarray(kept, dtype=np.float32)
-        if not self.inputs.has_training_list():
-            found = "no mean embedding"
-            if kept is not None:
-                found = f"the mean of {kept_of or 'an unknown kind of embedding'}"
-            raise ValueError(
-                f"subtract_mean: the model file has {found}, but scoring needs the mean of "
-                f"{described}, and there is no training list to measure it on; set --train_list "
-                "and --train_path, or evaluation.subtract_mean: false"
-            )
-        training = self.inputs.training.rows
-        source = self.inputs.training.source
-        generator = numpy_generator(config.runtime.seed, MEAN_STREAM)
-        rows = np.sort(generator.permutation(len(training))[: config.evaluation.mean_utterances])
-        embeddings, _ = self.embedder.embed(
-            training.paths.take(rows), source, mode, "training_mean"
+    if shared := sorted(folders & parts.cohort_speakers):
+        warnings.append(
+            f"{len(shared)} speakers of the cohort may also be in the trials "
+            f"({', '.join(shared[:MAX_NAMED])}); if so, the scores are optimistic"
         )
-        mean = embeddings.mean(axis=(0, 1), dtype=np.float64).astype(np.float32)
-        self.measured |= {"embedding_mean": torch.from_numpy(mean), "embedding_mean_of": described}
-        return mean
-
-    @functools.cached_property
-    def _cohort(self) -> tuple[np.ndarray, str, list[str]]:
-        """The cohort with one member per speaker, its name, and its speakers."""
-        members, source, left_out = cohort_of(self.config, self.inputs)
-        generator = numpy_generator(self.config.runtime.seed, COHORT_STREAM)
-        rows = some_of_each(members.labels, self.config.evaluation.cohort_utterances, generator)
-        rows = rows[~np.isin(members.labels[rows], left_out)]
-        mode = modes_of(self.embedder.options)[0]
-        listed = Path(members.source)
-        name = f"{listed.name} {members.sha256[:12]}"
-        if len(left_out):
-            speakers = counted(len(left_out), "speaker")
-            name += f" without {speakers}"
-            logger.info(
-                "the cohort of %s leaves out %s, who choose the model or calibrate its scores",
-                listed.name,
-                speakers,
-            )
-        embeddings, _ = self.embedder.embed(
-            members.paths.take(rows), source, mode, f"cohort_{listed.stem}"
-        )
-        means = speaker_means(mean_embeddings(embeddings, self._mean), members.labels[rows])
-        labels = np.unique(members.labels[rows]).tolist()
-        return means, name, [members.speakers[label] for label in labels]
-
-    def calibration(self, backend: Backend) -> AffineCalibration | None:
-        """The calibration for this scoring, fitted on a list if possible, otherwise from the model
-        file.
-        """
-        described = backend.describe(self.embedder.options)
-        # Newest first: an older fit may use the score alone, the newer one quality measures too.
-        fits_in_file = list(reversed((self.contents.get("calibration") or {}).get("fits", [])))
-        kept = next((fit for fit in fits_in_file if fit["backend"] == described), None)
-        fitting_list = self._fitting_list()
-        others: set[str] = set()
-        if fitting_list and self.after_training:
-            # A finished run that is started again must not replace what `speakernet calibrate` has
-            # fitted since.
-            for fit in fits_in_file:
-                if fit.get("list_sha256") != fitting_list.trials.sha256:
-                    others.add(str(fit.get("list") or "another list"))
-        if fitting_list and others:
-            logger.warning(
-                "%s keeps the calibration fitted on %s; `speakernet calibrate --trials %s` replaces "
-                "it",
-                self.path,
-                ", ".join(sorted(others)),
-                fitting_list.trials.source,
-            )
-            if kept is not None:
-                fitting_list = None
-        if fitting_list is None:
-            if kept is None:
-                return None
-            self.fitted_on = kept.get("list_sha256") or ""
-            return AffineCalibration.from_dict(kept)
-        return self._fit(fitting_list, backend, for_decisions=self.after_training and not others)
-
-    def _fitting_list(self) -> TrialInput | None:
-        """The list on which to fit a calibration; None to use that of the model file."""
-        section = self.config.evaluation
-        data = self.config.data
-        if section.calibration_list:
-            folder = section.calibration_path or data.test_path
-            return self.inputs.trial_input(section.calibration_list, folder)
-        if not self.after_training:
-            return None
-        # Trials that are reported must not select thresholds, just as they must not select the
-        # model.
-        if chosen_by_validation(self.config) or data.validation_list != data.test_list:
-            return self.inputs.validation
-        logger.info(
-            "no calibration, because all trials are reported; set evaluation.calibration_list"
-        )
-        return None
-
-    def _fit(
-        self, fitting_list: TrialInput, backend: Backend, *, for_decisions: bool
-    ) -> AffineCalibration:
-        section = self.config.evaluation
-        embedder = self.embedder
-        trials, source = fitting_list
-        if reason := why_no_error_rate(trials):
-            # Checked before hours of embedding.
-            raise ValueError(f"cannot calibrate: {reason}")
-        scored = score_trials(embedder, backend, trials, source)
-        prior = section.calibration_prior
-        measures = section.quality_measures
-        described = backend.describe(embedder.options)
-        fits = fits_of(
-            scored, trials, as_heard(source, embedder.options), prior, described, measures
-        )
-        calibration = fits[-1].calibration
-        self.fitted_on = trials.sha256
-        for sentence in fits[0].refused:
-            logger.info("%s: %s", trials.source, sentence)
-        # `speakernet verify` scores the detected speech of whole utterances by cosine or PLDA,
-        # however the list was scored. A threshold only holds for scores of its own kind, so the
-        # list is embedded again for it.
-        if for_decisions and described != verifying_backend(self.contents).describe(VERIFYING):
-            logger.info(
-                "embedding %s again for decisions, which use detected speech alone", trials.source
-            )
-            usable = [measure for measure in measures if measure != "cohort"]
-            fits += fit_for_verifying(embedder, self.contents, trials, source, prior, usable)[0]
-        for fit in fits:
-            self.measured |= fit.changes(self.contents)
-        return calibration
-
-    def with_facts(self, results: Results, trials: TrialList) -> Results:
-        """Add what is needed to reproduce the figures: model, checkpoint, versions, machine,
-        configuration, command.
-        """
-        chosen_by = (self.contents.get("training_summary") or {}).get("chosen_by") or {}
-        sha256 = trials.sha256
-        net = self.model.net
-        spec = net.spec()
-        thresholds = self.contents.get("thresholds") or []
-        warnings = list(results.warnings or [])
-        if voices := voices_caution(self.contents):
-            warnings.append(voices)
-        if sha256 and chosen_by.get("list_sha256") == sha256:
-            warnings.append(CHOSEN_ON_REPORTED)
-        warnings += self.warnings
-        if sha256 and self.fitted_on == sha256:
-            warnings.append(FITTED_ON_REPORTED)
-        warnings += cautions(results)
-        return dataclasses.replace(
-            results,
-            model=spec["model"],
-            num_parameters=sum(parameter.numel() for parameter in net.parameters()),
-            front_end=spec["front_end"],
-            checkpoint={
-                "path": str(self.path),
-                "sha256": distributed.from_main(lambda: sha256_of(self.path)),
-            },
-            thresholds=[fit for fit in thresholds if fit["backend"] == results.backend],
-            versions={
-                "speakernet": speakernet.__version__,
-                "torch": torch.__version__,
-                "numpy": np.__version__,
-            },
-            machine=system_info(),
-            config=self.config.evaluation.model_dump(),
-            command=" ".join(sys.argv),
-            date=time.strftime("%Y-%m-%d %H:%M"),
-            warnings=warnings,
-        )
+    if trials.sha256 and parts.fitted_on == trials.sha256:
+        warnings.append(FITTED_ON_REPORTED)
+    warnings += cautions(results)
+    net = parts.model.net
+    thresholds = contents.get("thresholds") or []
+    return dataclasses.replace(
+        results,
+        model=net.spec()["model"],
+        num_parameters=sum(parameter.numel() for parameter in net.parameters()),
+        front_end=net.spec()["front_end"],
+        checkpoint={
+            "path": str(parts.path),
+            "sha256": distributed.from_main(lambda: sha256_of(parts.path)),
+        },
+        thresholds=[limit for limit in thresholds if limit["backend"] == results.backend],
+        versions={
+            "speakernet": speakernet.__version__,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+        },
+        machine=system_info(),
+        config=config.evaluation.model_dump(),
+        command=" ".join(sys.argv),
+        date=time.strftime("%Y-%m-%d %H:%M"),
+        warnings=warnings,
+    )
 
 
 class Cohort(NamedTuple):
@@ -640,15 +642,15 @@ def load_for_scoring(config: Config, path: str | Path) -> ModelFile:
 
 
 def build_embedder(
-    config: Config, net: "EmbeddingNet", device: torch.device, precision: str
+    config: Config, net: "EmbeddingNet", device: torch.device, wanted: str
 ) -> Embedder:
-    """An embedder with the options of section evaluation; precision auto is that of training."""
-    if precision == "auto":
-        precision = config.runtime.precision
-    name = choose_precision(precision, device).value
+    """An embedder with the options of section evaluation, in the `wanted` precision (auto: the
+    training precision).
+    """
+    name = choose_precision(config.runtime.precision if wanted == "auto" else wanted, device).value
     autocast = functools.partial(torch.autocast, device.type, DTYPES[name], enabled=name != "no")
     # The cores of this process are counted only here.
     options = config.evaluation.model_copy(
         update={"num_workers": reader_threads(config.evaluation)}
     )
-    return Embedder(net, options, device, autocast, name)
+    return Embedder(net, options, Forward(device, autocast), name)

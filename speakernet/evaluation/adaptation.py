@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.linalg import eigh
 
-from speakernet.evaluation.scoring import Plda, mean_embeddings
+from speakernet.evaluation.scoring import EPSILON, Plda, mean_embeddings
 
 MIN_VARIANCE = 1e-9
 """A direction with a smaller share of the mean variance than this counts as having no variance."""
@@ -78,10 +78,9 @@ class Covariances:
 
         Source: Garcia-Romero and McCree 2014, equations 6 and 7.
         """
-        pairs = (self.between, other.between), (self.within, other.within)
-        return Covariances(
-            self.mean, *((1 - share) * own + share * theirs for own, theirs in pairs)
-        )
+        between = (1 - share) * self.between + share * other.between
+        within = (1 - share) * self.within + share * other.within
+        return Covariances(self.mean, between, within)
 
     def adapted(
         self, rows: np.ndarray, between_share: float = 0.5, within_share: float = 0.5
@@ -123,19 +122,15 @@ def two_covariances(rows: np.ndarray, labels: np.ndarray) -> Covariances:
         labels: (utterances,) speaker numbers.
     """
     _, numbers, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    means = (
-        np.add.reduceat(rows[np.argsort(numbers, kind="stable")], np.cumsum(counts) - counts)
-        / counts[:, None]
-    )
+    sums = np.add.reduceat(rows[np.argsort(numbers, kind="stable")], np.cumsum(counts) - counts)
+    means = sums / counts[:, None]
     deviations = rows - means[numbers]
     within = deviations.T @ deviations / max(1, len(rows) - len(counts))
-    found = np.cov(means.T, bias=True) * len(counts) / max(1, len(counts) - 1) - within * np.mean(
-        1 / counts
-    )
-    variances, directions = np.linalg.eigh(found)
-    return Covariances(
-        means.mean(axis=0), (directions * np.maximum(variances, 0.0)) @ directions.T, within
-    )
+    of_means = np.cov(means.T, bias=True) * len(counts) / max(1, len(counts) - 1)
+    # Means vary between speakers, and because each is an estimate.
+    variances, directions = np.linalg.eigh(of_means - within * np.mean(1 / counts))
+    between = (directions * np.maximum(variances, 0.0)) @ directions.T
+    return Covariances(means.mean(axis=0), between, within)
 
 
 def shrunk(matrix: np.ndarray, share: float) -> np.ndarray:
@@ -166,7 +161,8 @@ def coral(
     Source: Sun et al. 2016, algorithm 1, with the domains exchanged, since target-domain embeddings
     are mapped here.
     """
-    here, there = (shrunk(np.cov(one.T, bias=True), shrinkage) for one in (rows, others))
+    here = shrunk(np.cov(rows.T, bias=True), shrinkage)
+    there = shrunk(np.cov(others.T, bias=True), shrinkage)
     return _mapped(rows, _power(there, 0.5) @ _power(here, -0.5))
 
 
@@ -188,10 +184,9 @@ def wccn(
 def lda(rows: np.ndarray, labels: np.ndarray, *, shrinkage: float, dim: int) -> Transform:
     """Zero mean, unit length, and the `dim` directions that separate speakers best."""
     first, lengths = _centred_units(rows)
-    found = two_covariances(lengths, labels)
-    (matrix, _), _ = Covariances(found.mean, found.between, shrunk(found.within, shrinkage)).plda(
-        dim
-    )
+    covariances = two_covariances(lengths, labels)
+    within = shrunk(covariances.within, shrinkage)
+    (matrix, _), _ = Covariances(covariances.mean, covariances.between, within).plda(dim)
     return Transform((first, *_mapped(lengths, matrix).maps))
 
 
@@ -219,9 +214,8 @@ def adapted_plda(
     theirs = two_covariances(_centred_units(others)[1], other_labels).shrunk(shrinkage)
     if labels is None:
         return with_plda(first, theirs.adapted(lengths))
-    return with_plda(
-        first, two_covariances(lengths, labels).shrunk(shrinkage).interpolated(theirs, share)
-    )
+    ours = two_covariances(lengths, labels).shrunk(shrinkage)
+    return with_plda(first, ours.interpolated(theirs, share))
 
 
 def with_plda(
@@ -233,7 +227,7 @@ def with_plda(
 
 
 def _units(rows: np.ndarray) -> np.ndarray:
-    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), EPSILON)
 
 
 def _centred_units(rows: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:

@@ -61,10 +61,12 @@ class AffineCalibration:
 
     def to_dict(self) -> AffineFit:
         """Plain values, as a model file stores them."""
-        weights = self.weights.tolist()
-        offset = float(self.offset)
-        prior = float(self.prior)
-        return {"inputs": list(self.inputs), "weights": weights, "offset": offset, "prior": prior}
+        return {
+            "inputs": list(self.inputs),
+            "weights": self.weights.tolist(),
+            "offset": float(self.offset),
+            "prior": float(self.prior),
+        }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "AffineCalibration":
@@ -125,11 +127,12 @@ def quality_columns(
 
 def too_few_nontargets(number: int) -> str:
     """A warning if there are too few pairs for even the most lenient threshold; otherwise empty."""
-    few = (
+    if number >= MIN_NONTARGETS:
+        return ""
+    return (
         f"only {number} different-speaker pairs, and a calibration fitted on so few is "
         "overconfident"
     )
-    return few if number < MIN_NONTARGETS else ""
 
 
 def threshold_label(name: str) -> str:

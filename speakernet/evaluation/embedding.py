@@ -12,7 +12,6 @@ keeps embeddings on disk and reuses them while model, audio and settings are unc
 
 import collections
 import contextlib
-import functools
 import hashlib
 import itertools
 import json
@@ -92,6 +91,33 @@ WIDTHS_PER_OCTAVE = 8
 
 
 @dataclass(frozen=True)
+class Forward:
+    """How a network is run over batches."""
+
+    device: torch.device | str = "cpu"
+    autocast: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
+    is_stopped: Callable[[], bool] = lambda: False
+    """Asked after each batch; `Stopped` is raised on all ranks soon after it is true on one."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Which waveforms are cut from an utterance: crops of equal length, or the whole."""
+
+    length: int
+    """Samples in a crop; 0: whole utterances."""
+    num_crops: int
+    shortest: int
+    """Whole utterances with fewer samples are wrapped around."""
+    preparation: Mapping[str, Any]
+    """Of whole utterances, see `prepared`."""
+
+    def starts(self, num_samples: int) -> np.ndarray:
+        """First samples of the distinct crops."""
+        return np.unique(crop_starts(num_samples, self.length, self.num_crops))
+
+
+@dataclass(frozen=True)
 class Stretch:
     """A unit of reading: an utterance (a row of the list of names), or a window of a long one."""
 
@@ -118,9 +144,7 @@ class Plan:
 
 def plan_of(
     stretches: list[Stretch],
-    length: int,
-    num_crops: int,
-    shortest: int,
+    cut: Cut,
     batch_size: int,
     sample_rate: int,
     *,
@@ -128,27 +152,30 @@ def plan_of(
 ) -> Plan:
     """Plan batches of at most batch_size waveforms and a bounded amount of padded audio."""
     samples = np.array([stretch.num_samples for stretch in stretches], dtype=np.int64)
-    counts = np.ones(len(samples), dtype=np.int64)
-    widths = np.maximum(samples, shortest)
-    if length:
+    are_windows = np.array([stretch.num_windows > 1 for stretch in stretches], dtype=bool)
+    if cut.length:
         # Short recordings give equal crops (28 of 40 in speechocean_mini, at 4 s), which are
         # embedded once.
-        counts = np.minimum(num_crops, np.where(samples > length, samples - length, 1) + 1)
-        widths = np.full(len(samples), length)
+        num_starts = np.maximum(samples - cut.length, 1) + 1
+        counts = np.minimum(cut.num_crops, num_starts)
+        widths = np.full(len(samples), cut.length)
+        # Crops all have the same length, and only their last batch is not full.
+        has_few_shapes = False
+    else:
+        counts = np.ones(len(samples), dtype=np.int64)
+        widths = np.maximum(samples, cut.shortest)
     stretch_of = np.repeat(np.arange(len(samples)), counts)
-    # Crops all have the same length, and only their last batch is not full.
-    few = has_few_shapes and not length
-    are_windows = np.array([stretch.num_windows > 1 for stretch in stretches], dtype=bool)
     items = zip(
         stretch_of, widths[stretch_of].tolist(), are_windows[stretch_of].tolist(), strict=True
     )
-    batches = [
-        (len(batch), width)
-        for batch, width in batches_of(items, batch_size, sample_rate, has_few_shapes=few)
-    ]
-    bounds = np.cumsum([0, *(size for size, _ in batches)])
-    shapes = [(1 << (size - 1).bit_length() if few else size, width) for size, width in batches]
-    return Plan(stretches, stretch_of, bounds, np.array(shapes, dtype=np.int64).reshape(-1, 2))
+    bounds = [0]
+    shapes = []
+    for batch, width in batches_of(items, batch_size, sample_rate, has_few_shapes=has_few_shapes):
+        bounds.append(bounds[-1] + len(batch))
+        rows = 1 << (len(batch) - 1).bit_length() if has_few_shapes else len(batch)
+        shapes.append((rows, width))
+    table = np.array(shapes, dtype=np.int64).reshape(-1, 2)
+    return Plan(stretches, stretch_of, np.array(bounds), table)
 
 
 def batches_of(
@@ -234,13 +261,12 @@ def preparation_in_words(preparation: Mapping[str, Any]) -> str:
     >>> preparation_in_words({"speech": "detected", "repeat_seconds": 16.0})
     'recordings are cut to their speech and repeated to 16 s'
     """
-    steps = {
-        "cut to their speech": preparation.get("speech") == "detected",
-        f"repeated to {preparation.get('repeat_seconds', 0.0):g} s": bool(
-            preparation.get("repeat_seconds")
-        ),
-    }
-    return "recordings are " + " and ".join(words for words, is_done in steps.items() if is_done)
+    steps = []
+    if preparation.get("speech") == "detected":
+        steps.append("cut to their speech")
+    if seconds := preparation.get("repeat_seconds"):
+        steps.append(f"repeated to {seconds:g} s")
+    return "recordings are " + " and ".join(steps)
 
 
 def crop_starts(num_samples: int, length: int, num_crops: int) -> np.ndarray:
@@ -257,30 +283,30 @@ def crop_starts(num_samples: int, length: int, num_crops: int) -> np.ndarray:
 
 def reader_threads(options: EvaluationOptions) -> int:
     """Threads that read audio ahead of the network."""
-    return (
-        min(MAX_READERS, usable_cores())
-        if options.num_workers == "auto"
-        else max(1, options.num_workers)
-    )
+    if options.num_workers == "auto":
+        return min(MAX_READERS, usable_cores())
+    return max(1, options.num_workers)
 
 
 def modes_of(options: EvaluationOptions) -> tuple[Mode, ...]:
     """The modes to embed in, one or two."""
-    auto: tuple[Mode, ...] = ("crops",) if options.eval_frames else ("whole",)
-    return {"auto": auto, "both": ("crops", "whole")}.get(options.embedding, (options.embedding,))  # type: ignore
+    if options.embedding == "both":
+        return ("crops", "whole")
+    if options.embedding == "auto":
+        return ("crops",) if options.eval_frames else ("whole",)
+    return (options.embedding,)
 
 
 def way_of(options: EvaluationOptions) -> dict[str, Any]:
     """How utterances are embedded, as plain values; calibrations and thresholds are tied to it."""
     modes = modes_of(options)
-    crops = (
-        {}
-        if modes == ("whole",)
-        else {"eval_frames": options.eval_frames, "num_crops": options.num_crops}
-    )
+    way: dict[str, Any] = {"embedding": modes[0] if len(modes) == 1 else "both"}
+    if "crops" in modes:
+        way |= {"eval_frames": options.eval_frames, "num_crops": options.num_crops}
     # Files of versions before 0.4.0 do not name `whole`.
-    speech = {} if options.speech == "whole" else {"speech": options.speech}
-    return {"embedding": modes[0] if len(modes) == 1 else "both", **crops, **speech}
+    if options.speech != "whole":
+        way["speech"] = options.speech
+    return way
 
 
 def as_heard(source: AudioSource, options: EvaluationOptions) -> AudioSource:
@@ -293,13 +319,10 @@ def embed_utterances(
     source: AudioSource,
     names: StringTable | Sequence[str],
     options: EvaluationOptions,
+    forward: Forward = Forward(),
     *,
-    device: torch.device | str = "cpu",
-    autocast: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
     description: str = "embedding",
     wrapped_seconds: float = MIN_WHOLE_SECONDS,
-    is_stopped: Callable[[], bool] = lambda: False,
-    has_few_shapes: bool | None = None,
 ) -> np.ndarray:
     """Embed all named utterances in one mode, as crops or whole.
 
@@ -309,79 +332,105 @@ def embed_utterances(
     """
     table = names if isinstance(names, StringTable) else StringTable.from_strings(names)
     source = as_heard(source, options)
-    is_on_cpu = torch.device(device).type == "cpu"
     num_threads = reader_threads(options)
     lengths = checked_lengths(source, table, num_threads)
-    are_crops = modes_of(options) == ("crops",)
-    length = crop_samples(options.eval_frames, net.sample_rate) if are_crops else 0
-    num_crops = options.num_crops if are_crops else 1
-    preparation = {} if are_crops else net.preparation
-    shortest_seconds = max(wrapped_seconds, preparation.get("repeat_seconds", 0.0))
-    shortest = max(round(shortest_seconds * net.sample_rate), net.min_samples)
+    if modes_of(options) == ("crops",):
+        cut = Cut(crop_samples(options.eval_frames, net.sample_rate), options.num_crops, 0, {})
+    else:
+        seconds = max(wrapped_seconds, net.preparation.get("repeat_seconds", 0.0))
+        shortest = max(round(seconds * net.sample_rate), net.min_samples)
+        cut = Cut(0, 1, shortest, net.preparation)
     # In order of length, utterances share a batch with little padding.
-    stretches = stretches_of(
-        np.argsort(lengths, kind="stable"), lengths, source.sample_rate, are_whole=not length
-    )
-    few = not is_on_cpu if has_few_shapes is None else has_few_shapes
-    batch_size = min(options.batch_size, CPU_BATCH) if is_on_cpu else options.batch_size
-    plan = plan_of(
-        stretches, length, num_crops, shortest, batch_size, net.sample_rate, has_few_shapes=few
-    )
+    order = np.argsort(lengths, kind="stable")
+    stretches = stretches_of(order, lengths, source.sample_rate, are_whole=not cut.length)
+    few = is_accelerator(forward.device)
+    batch_size = options.batch_size if few else min(options.batch_size, CPU_BATCH)
+    plan = plan_of(stretches, cut, batch_size, net.sample_rate, has_few_shapes=few)
+    mine = _batches_of_this_rank(plan)
+    stretch_of_mine = plan.stretch_of[plan.bounds[mine.start] : plan.bounds[mine.stop]]
+    total = len(np.unique(stretch_of_mine))
     # A one-minute window is enough work by itself, and only one should be in memory.
-    num_lanes = 1 if any(stretch.num_windows > 1 for stretch in stretches) else lanes_of(device)
-    # Adjacent batches, with about the same amount of audio on every rank.
-    done = np.concatenate([[0], np.cumsum(plan.shapes.prod(axis=1))])
-    rank = distributed.rank()
-    world_size = distributed.world_size()
-    own = range(
-        *np.searchsorted(done, [done[-1] * one / world_size for one in (rank, rank + 1)]).tolist()
-    )
-    waveforms_of_own = plan.stretch_of[plan.bounds[own.start] : plan.bounds[own.stop]]
-    total = len(np.unique(waveforms_of_own))
-    prepare = functools.partial(prepared, sample_rate=source.sample_rate, preparation=preparation)
-    read = functools.partial(_read, source, table, length, num_crops, shortest, prepare)
+    has_windows = any(stretch.num_windows > 1 for stretch in stretches)
+    num_lanes = 1 if has_windows else lanes_of(forward.device)
 
-    def embed(given: tuple[list[np.ndarray], tuple[int, int]]) -> np.ndarray:
-        batched, num_samples = padded(*given)
-        # Only page-locked memory can be copied while the device computes.
-        batched = batched if is_on_cpu else batched.pin_memory()
-        with autocast():
+    def read(stretch: Stretch) -> np.ndarray:
+        return _read(source, table[stretch.row], stretch, cut)
+
+    def embed(batch: tuple[list[np.ndarray], tuple[int, int]]) -> np.ndarray:
+        waveforms, shape = batch
+        padded_rows, num_samples = padded(waveforms, shape)
+        if is_accelerator(forward.device):
+            # Only page-locked memory can be copied while the device computes.
+            padded_rows = padded_rows.pin_memory()
+        with forward.autocast():
             embedded = net.embed(
-                batched.to(device, non_blocking=True), num_samples, sample_rate=source.sample_rate
+                padded_rows.to(forward.device, non_blocking=True),
+                num_samples,
+                sample_rate=source.sample_rate,
             )
         # Embeddings are float32 at any precision of the network; copied, since a view would keep
         # the batch alive.
-        return embedded[: len(given[0])].float().cpu().numpy().copy()
+        return embedded[: len(waveforms)].float().cpu().numpy().copy()
 
-    mine = []
+    parts = []
     was_stopped = False
     bar = Bar(description, total, "utterance", is_shown=bool(description) and distributed.is_main())
-    with ThreadPoolExecutor(num_threads) as pool, bar as progress, contextlib.ExitStack() as stack:
-        # Set once for all batches: otherwise a batch would restore training mode while others are
-        # still running.
-        if isinstance(net, nn.Module) and net.training:
-            net.eval()
-            stack.callback(net.train)
-        for embedded in in_lanes(
-            embed, _read_batches(pool, read, plan, own, description), num_lanes
-        ):
-            mine.append(embedded)
-            progress.update(len(embedded) * total / len(waveforms_of_own))
-            if was_stopped := is_stopped():
+    with ThreadPoolExecutor(num_threads) as pool, bar as progress, _in_evaluation_mode(net):
+        batches = _read_batches(pool, read, plan, mine, description)
+        for embedded in in_lanes(embed, batches, num_lanes):
+            parts.append(embedded)
+            progress.update(len(embedded) * total / len(stretch_of_mine))
+            was_stopped = forward.is_stopped()
+            if was_stopped:
                 break
-    gathered = distributed.gather_objects((was_stopped, np.concatenate(mine) if mine else None))
+    gathered = distributed.gather_objects((was_stopped, np.concatenate(parts) if parts else None))
     if any(stopped for stopped, _ in gathered):
         raise Stopped
     shares = [share for _, share in gathered if share is not None]
     embeddings = np.concatenate(shares) if shares else np.empty((0, 0), dtype=np.float32)
-    values = np.zeros((len(table), num_crops, embeddings.shape[1]), dtype=np.float32)
-    if not length:
+    return _by_utterance(embeddings, plan, cut, len(table))
+
+
+def is_accelerator(device: torch.device | str) -> bool:
+    """Whether a device is not a CPU."""
+    return torch.device(device).type != "cpu"
+
+
+@contextlib.contextmanager
+def _in_evaluation_mode(net: "EmbeddingNet") -> Iterator[None]:
+    """Set the mode once for all batches: otherwise a batch would restore training mode while others
+    are still running.
+    """
+    if not (isinstance(net, nn.Module) and net.training):
+        yield
+        return
+    net.eval()
+    try:
+        yield
+    finally:
+        net.train()
+
+
+def _batches_of_this_rank(plan: Plan) -> range:
+    """Adjacent batches, with about the same amount of audio on every rank."""
+    done = np.concatenate([[0], np.cumsum(plan.shapes.prod(axis=1))])
+    rank = distributed.rank()
+    world_size = distributed.world_size()
+    edges = [done[-1] * rank / world_size, done[-1] * (rank + 1) / world_size]
+    first, last = np.searchsorted(done, edges).tolist()
+    return range(first, last)
+
+
+def _by_utterance(embeddings: np.ndarray, plan: Plan, cut: Cut, num_utterances: int) -> np.ndarray:
+    """From waveforms (waveforms, dim) to utterances (utterances, crops, dim)."""
+    values = np.zeros((num_utterances, cut.num_crops, embeddings.shape[1]), dtype=np.float32)
+    if not cut.length:
         for stretch, embedding in zip(plan.stretches, embeddings, strict=True):
             values[stretch.row, 0] += embedding / stretch.num_windows
         return values
     first = np.searchsorted(plan.stretch_of, np.arange(len(plan.stretches)))
     for stretch, begin in zip(plan.stretches, first.tolist(), strict=True):
-        starts = crop_starts(stretch.num_samples, length, num_crops)
+        starts = crop_starts(stretch.num_samples, cut.length, cut.num_crops)
         values[stretch.row] = embeddings[begin + np.unique(starts, return_inverse=True)[1]]
     return values
 
@@ -394,17 +443,17 @@ def checked_lengths(source: AudioSource, names: StringTable, num_threads: int) -
     if not lookup.problems:
         return np.asarray(lookup.num_samples)
     rows = sorted(lookup.problems)
-    found = f"{len(rows):,} of {len(names):,} utterances cannot be read from {source.root}"
     # If all fail, the folder is probably wrong, and one example is enough.
-    if len(rows) == len(names):
-        found = f"{found}; give the folder that the list's paths start from"
-        rows = rows[:1]
-    # Most problems begin with the path of the file.
-    found_in = ((names[row], lookup.problems[row]) for row in rows[:MAX_NAMED])
-    shown = "; ".join(
-        problem if name in problem else f"{name}: {problem}" for name, problem in found_in
+    named = rows[:1] if len(rows) == len(names) else rows[:MAX_NAMED]
+    examples = []
+    for row in named:
+        problem = lookup.problems[row]
+        # Most problems begin with the path of the file.
+        examples.append(problem if names[row] in problem else f"{names[row]}: {problem}")
+    raise AudioError(
+        f"{len(rows):,} of {len(names):,} utterances cannot be read from {source.root}, where the "
+        f"list's paths start: {'; '.join(examples)}" + " …" * (len(rows) > len(named))
     )
-    raise AudioError(f"{found}: {shown}" + " …" * (len(rows) > MAX_NAMED))
 
 
 def window_edges(num_samples: int, sample_rate: int) -> list[int]:
@@ -423,12 +472,17 @@ def stretches_of(
     """The stretches to read for these rows of `lengths` (samples), in order: an utterance, or
     windows of a long one.
     """
-    # Crops of long recordings are read one by one, so they need no windows.
-    edges = [
-        (row, window_edges(int(lengths[row]), sample_rate) if are_whole else [0, int(lengths[row])])
-        for row in rows.tolist()
-    ]
-    if num_long := sum(len(one) > 2 for _, one in edges):
+    stretches = []
+    num_long = 0
+    for row in rows.tolist():
+        # Crops of long recordings are read one by one, so they need no windows.
+        edges = [0, int(lengths[row])]
+        if are_whole:
+            edges = window_edges(edges[1], sample_rate)
+        num_long += len(edges) > 2
+        for start, stop in itertools.pairwise(edges):
+            stretches.append(Stretch(row, start, stop - start, len(edges) - 1))
+    if num_long:
         logger.info(
             "%d recordings longer than %g s are embedded in windows of about %g s, whose "
             "embeddings are averaged",
@@ -436,87 +490,79 @@ def stretches_of(
             LONG_SECONDS,
             WINDOW_SECONDS,
         )
-    return [
-        Stretch(row, start, stop - start, len(one) - 1)
-        for row, one in edges
-        for start, stop in itertools.pairwise(one)
-    ]
+    return stretches
 
 
 def _read_batches(
     pool: ThreadPoolExecutor,
     read: Callable[[Stretch], np.ndarray],
     plan: Plan,
-    own: range,
+    batches: range,
     description: str,
 ) -> Iterator[tuple[list[np.ndarray], tuple[int, int]]]:
-    """Waveforms and shape of each batch in `own`; an utterance shared by two ranks is read by both.
-
-    A bounded number of stretches and samples is read ahead.
-    """
-    wanted = plan.stretch_of[plan.bounds[own.start] : plan.bounds[own.stop]]
-    to_come = collections.deque(plan.stretches[wanted[0] : wanted[-1] + 1] if len(wanted) else ())
-    waiting: collections.deque[tuple[int, Future[np.ndarray]]] = collections.deque()
+    """Waveforms and shape of each batch; an utterance shared by two ranks is read by both."""
+    numbers = plan.stretch_of[plan.bounds[batches.start] : plan.bounds[batches.stop]]
+    stretches = plan.stretches[numbers[0] : numbers[-1] + 1] if len(numbers) else []
+    pieces = _read_ahead(pool, read, stretches)
     # The position of each waveform in its stretch.
     index = np.arange(len(plan.stretch_of)) - np.searchsorted(plan.stretch_of, plan.stretch_of)
     current = -1
     piece = np.empty(0)
-    for batch in own:
+    for batch in batches:
         waveforms = []
         for number in range(plan.bounds[batch], plan.bounds[batch + 1]):
             if plan.stretch_of[number] != current:
-                while to_come and len(waiting) <= READ_AHEAD_UTTERANCES:
-                    if len(waiting) > 1 and sum(size for size, _ in waiting) > READ_AHEAD_SAMPLES:
-                        break
-                    stretch = to_come.popleft()
-                    waiting.append((stretch.num_samples, pool.submit(read, stretch)))
                 current = int(plan.stretch_of[number])
-                piece = waiting.popleft()[1].result()
+                piece = next(pieces)
             waveforms.append(piece[index[number]])
         distributed.work.at(f"{description}, batch {batch + 1}")
         yield waveforms, tuple(plan.shapes[batch].tolist())
 
 
-def _read(
-    source: AudioSource,
-    names: StringTable,
-    length: int,
-    num_crops: int,
-    shortest: int,
-    prepare: Callable[[np.ndarray], np.ndarray],
-    stretch: Stretch,
-) -> np.ndarray:
-    """The waveforms of a stretch, (waveforms, samples): its distinct crops, or all of it if
-    `length` is 0.
-    """
-    name = names[stretch.row]
-    starts = [stretch.start]
-    places: list[tuple[int, int | None]] = [
-        (stretch.start, stretch.num_samples) if stretch.num_windows > 1 else (0, None)
-    ]
-    # Crops of a long recording are read one by one: two hours would take half a gigabyte.
-    is_long = length > 0 and stretch.num_samples > max(
-        length, round(LONG_SECONDS * source.sample_rate)
-    )
-    if length:
-        starts = np.unique(crop_starts(stretch.num_samples, length, num_crops)).tolist()
-    if is_long:
-        places = [(start, length) for start in starts]
-    waveforms = [source.read(name, *place) for place in places]
-    for waveform in waveforms:
-        if not len(waveform) or not np.isfinite(waveform).all():
-            raise AudioError(f"{name}: {'NaN or infinite' if len(waveform) else 'no'} samples")
-    if is_long:
-        return np.stack(waveforms)
+def _read_ahead(
+    pool: ThreadPoolExecutor, read: Callable[[Stretch], np.ndarray], stretches: Sequence[Stretch]
+) -> Iterator[np.ndarray]:
+    """The waveforms of each stretch, in order; a bounded number of stretches and samples waits."""
+    to_come = collections.deque(stretches)
+    waiting: collections.deque[tuple[int, Future[np.ndarray]]] = collections.deque()
+    while to_come or waiting:
+        while to_come and len(waiting) <= READ_AHEAD_UTTERANCES:
+            if len(waiting) > 1 and sum(size for size, _ in waiting) > READ_AHEAD_SAMPLES:
+                break
+            stretch = to_come.popleft()
+            waiting.append((stretch.num_samples, pool.submit(read, stretch)))
+        yield waiting.popleft()[1].result()
+
+
+def _read(source: AudioSource, name: str, stretch: Stretch, cut: Cut) -> np.ndarray:
+    """The waveforms of a stretch, (waveforms, samples): its distinct crops, or all of it."""
+    long_samples = round(LONG_SECONDS * source.sample_rate)
+    if cut.length and stretch.num_samples > max(cut.length, long_samples):
+        # Crops of a long recording are read one by one: two hours would take half a gigabyte.
+        starts = cut.starts(stretch.num_samples).tolist()
+        return np.stack([_read_finite(source, name, start, cut.length) for start in starts])
+    if stretch.num_windows > 1:
+        waveform = _read_finite(source, name, stretch.start, stretch.num_samples)
+    else:
+        waveform = _read_finite(source, name)
+    waveform = prepared(waveform, source.sample_rate, cut.preparation)
     # If the header gave a wrong length, the crops are still those of the plan.
-    needed = max(stretch.num_samples, length + 1) if length else shortest
-    waveform = prepare(waveforms[0])
-    waveform = waveform if len(waveform) >= needed else wrap_to_length(waveform, needed)
-    return (
-        np.stack([waveform[start : start + length] for start in starts])
-        if length
-        else waveform[None, :]
-    )
+    needed = max(stretch.num_samples, cut.length + 1) if cut.length else cut.shortest
+    if len(waveform) < needed:
+        waveform = wrap_to_length(waveform, needed)
+    if not cut.length:
+        return waveform[None, :]
+    starts = cut.starts(stretch.num_samples).tolist()
+    return np.stack([waveform[start : start + cut.length] for start in starts])
+
+
+def _read_finite(
+    source: AudioSource, name: str, start: int = 0, num_samples: int | None = None
+) -> np.ndarray:
+    waveform = source.read(name, start, num_samples)
+    if not len(waveform) or not np.isfinite(waveform).all():
+        raise AudioError(f"{name}: {'NaN or infinite' if len(waveform) else 'no'} samples")
+    return waveform
 
 
 @dataclass(frozen=True)
@@ -525,17 +571,15 @@ class Embedder:
 
     net: "EmbeddingNet"
     options: EvaluationOptions
-    device: torch.device | str = "cpu"
-    autocast: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
+    forward: Forward = Forward()
     precision: str = "no"
-    """The precision that `autocast` sets."""
+    """The precision that `forward.autocast` sets."""
     stores: tuple[Path, ...] = ()
     """Folders searched for kept embeddings; new ones are written into the first."""
     model_digest: str = ""
     """Identifies the network's weights."""
-    is_stopped: Callable[[], bool] = lambda: False
-    embed_with: Callable[..., np.ndarray] | None = None
-    """Replaces `embed_utterances`, for example with `one_pass` over several lists."""
+    embed_with: Callable[..., np.ndarray] = embed_utterances
+    """For example `one_pass` over several lists."""
 
     def embed(
         self, names: StringTable, source: AudioSource, mode: Mode, list_name: str
@@ -547,34 +591,33 @@ class Embedder:
         path = f"{list_name}.{mode}{'.speech' if options.speech == 'detected' else ''}.npz"
         key = ""
         if self.stores:
-            frames = options.eval_frames if mode == "crops" else 0
             settings = {
-                "frames": frames,
-                "crops": options.num_crops if frames else 1,
+                "frames": options.eval_frames if mode == "crops" else 0,
+                "crops": options.num_crops if mode == "crops" else 1,
                 "precision": self.precision,
             }
-            table = as_heard(source, options).lookup_table(names, reader_threads(options))
-            key = store_key(self.model_digest, names, table, settings)
-            found = (load_embeddings(store / path, key) for store in self.stores)
+            lookup = as_heard(source, options).lookup_table(names, reader_threads(options))
+            key = store_key(self.model_digest, names, lookup, settings)
             # Only rank 0 searches, so that all ranks agree on the collectives that follow.
-            kept = distributed.from_main(
-                lambda: next((one for one in found if one is not None), None)
-            )
+            kept = distributed.from_main(lambda: self._find_kept(path, key))
             if kept is not None:
                 return kept, True
-        how: dict[str, Any] = {
-            "device": self.device,
-            "autocast": self.autocast,
-            "is_stopped": self.is_stopped,
-        }
         description = f"embedding {list_name.replace('_', ' ')}"
         # Whole utterances may all have different lengths.
         with many_shapes() if mode == "whole" else contextlib.nullcontext():
-            embed = self.embed_with or embed_utterances
-            embeddings = embed(self.net, source, names, options, description=description, **how)
+            embeddings = self.embed_with(
+                self.net, source, names, options, self.forward, description=description
+            )
         if self.stores and distributed.is_main():
             save_embeddings(self.stores[0] / path, key, names, embeddings)
         return embeddings, False
+
+    def _find_kept(self, path: str, key: str) -> np.ndarray | None:
+        for store in self.stores:
+            embeddings = load_embeddings(store / path, key)
+            if embeddings is not None:
+                return embeddings
+        return None
 
 
 def one_pass(
@@ -587,34 +630,48 @@ def one_pass(
     are embedded as usual. Pass the same `unions`, empty at first, to every pass, so that the audio
     headers of a union are read once.
     """
-    given = list(lists)
-    made: dict[tuple[int, str], tuple[dict[int, np.ndarray], np.ndarray]] = {}
+    lists = list(lists)
+    kept: dict[tuple[int, str], tuple[dict[int, np.ndarray], np.ndarray]] = {}
 
     def embed(
         net: "EmbeddingNet",
         source: AudioSource,
         names: StringTable,
         options: EvaluationOptions,
-        **how: Any,
+        forward: Forward,
+        *,
+        description: str,
     ) -> np.ndarray:
         key = id(source), options.embedding
-        if key not in made or id(names) not in made[key][0]:
-            same = [one for one, its in given if its is source]
-            place = next((place for place, one in enumerate(same) if one is names), len(same))
-            wanted = same[place:]
-            if len(wanted) < 2:
-                return embed_utterances(net, source, names, options, **how)
-            union = tuple(map(id, wanted))
-            if union not in unions:
-                known = numbers()
-                rows = {id(one): np.array([known[name] for name in one.raws()]) for one in wanted}
-                unions[union] = StringTable.from_bytes(known), rows
-            table, rows = unions[union]
-            made[key] = rows, embed_utterances(net, source, table, options, **how)
-        rows, embeddings = made[key]
+        if key not in kept or id(names) not in kept[key][0]:
+            tables = [table for table, its_source in lists if its_source is source]
+            while tables and tables[0] is not names:
+                del tables[0]
+            if len(tables) < 2:
+                return embed_utterances(
+                    net, source, names, options, forward, description=description
+                )
+            union, rows = _union_of(tables, unions)
+            embeddings = embed_utterances(
+                net, source, union, options, forward, description=description
+            )
+            kept[key] = rows, embeddings
+        rows, embeddings = kept[key]
         return embeddings[rows[id(names)]]
 
     return embed
+
+
+def _union_of(
+    tables: Sequence[StringTable], unions: Unions
+) -> tuple[StringTable, dict[int, np.ndarray]]:
+    """The union of several lists of names, and the rows of each list in it."""
+    key = tuple(map(id, tables))
+    if key not in unions:
+        known = numbers()
+        rows = {id(table): np.array([known[name] for name in table.raws()]) for table in tables}
+        unions[key] = StringTable.from_bytes(known), rows
+    return unions[key]
 
 
 def weights_digest(weights: Mapping[str, torch.Tensor]) -> str:

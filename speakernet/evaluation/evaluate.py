@@ -27,7 +27,7 @@ from speakernet.evaluation.embedding import MAX_READERS, Embedder, as_heard, mod
 from speakernet.evaluation.figures import figures, why_no_error_rate
 from speakernet.evaluation.files import Evaluation
 from speakernet.evaluation.fitting import Fit, fit_scores
-from speakernet.evaluation.options import EvaluationOptions, Mode
+from speakernet.evaluation.options import Mode
 from speakernet.evaluation.results import EMBEDDING, KEPT_EMBEDDINGS, headline_sentence
 from speakernet.evaluation.scoring import Backend, verifying_backend
 from speakernet.evaluation.slices import signal_to_noise_ratios
@@ -62,26 +62,24 @@ def evaluate(
     trials: TrialList,
     source: AudioSource,
     speakers: Speakers,
-    options: EvaluationOptions,
     seed: int,
     calibration: AffineCalibration | None = None,
 ) -> Evaluation:
     """Embed, score and measure one list."""
+    options = backend.options
     begin = time.perf_counter()
     scored = score_trials(embedder, backend, trials, source)
     llrs = None
     notes = []
-    if calibration is not None:
-        inputs = scored.scores
-        if calibration.inputs != SCORE_ONLY:
-            inputs = calibration_inputs(
-                calibration.inputs, scored, trials, as_heard(source, embedder.options)
-            )
-        llrs = calibration.apply(inputs)
-        if calibration.inputs != SCORE_ONLY and not why_no_error_rate(trials):
-            by_ratio = figures(
-                trials, llrs, speakers, options.model_copy(update={"bootstrap_samples": 0}), seed
-            )
+    if calibration is not None and calibration.inputs == SCORE_ONLY:
+        llrs = calibration.apply(scored.scores)
+    elif calibration is not None:
+        heard = as_heard(source, embedder.options)
+        llrs = calibration.apply(calibration_inputs(calibration.inputs, scored, trials, heard))
+        if not why_no_error_rate(trials):
+            # With quality measures, ratios rank the trials differently than scores.
+            plain = options.model_copy(update={"bootstrap_samples": 0})
+            by_ratio = figures(trials, llrs, speakers, plain, seed)
             notes = [f"{BY_QUALITY}: {headline_sentence(by_ratio)}"]
     start = time.perf_counter()
     results = figures(trials, scored.scores, speakers, options, seed, llrs)
@@ -107,18 +105,19 @@ def score_trials(
     """
     embeddings: dict[Mode, np.ndarray] = {}
     seconds: dict[str, float] = {}
+    stem = Path(trials.source).stem
     for mode in modes_of(embedder.options):
         start = time.perf_counter()
-        embeddings[mode], was_kept = embedder.embed(
-            trials.names, source, mode, Path(trials.source).stem
-        )
+        embeddings[mode], was_kept = embedder.embed(trials.names, source, mode, stem)
         name = KEPT_EMBEDDINGS if was_kept else EMBEDDING
         seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
     start = time.perf_counter()
-    found = [backend.score(one, trials) for one in embeddings.values()]
+    scored = [backend.score(table, trials) for table in embeddings.values()]
     seconds["scoring"] = time.perf_counter() - start
-    scores = np.mean([one[0] for one in found], axis=0) if len(found) > 1 else found[0][0]
-    return Scored(scores, embeddings, found[0][1], found[0][2], seconds)
+    scores, units, cohort_mean = scored[0]
+    if len(scored) > 1:
+        scores = np.mean([scores, scored[1][0]], axis=0)
+    return Scored(scores, embeddings, units, cohort_mean, seconds)
 
 
 def calibration_inputs(
@@ -128,16 +127,16 @@ def calibration_inputs(
 
     The source is as heard (`embedding.as_heard`), so that measures are of what was embedded.
     """
-    wanted = {name.partition(" ")[0] for name in inputs}
+    measures = {name.partition(" ")[0] for name in inputs}
     values = {}
-    if "duration" in wanted:
+    if "duration" in measures:
         values["duration"] = source.lookup_table(trials.names).seconds
-    if "magnitude" in wanted:
+    if "magnitude" in measures:
         first = next(iter(scored.embeddings.values()))
         values["magnitude"] = np.linalg.norm(first, axis=2).mean(axis=1)
-    if "snr" in wanted:
+    if "snr" in measures:
         values["snr"] = signal_to_noise_ratios(source, trials.names, MAX_READERS)
-    if "cohort" in wanted:
+    if "cohort" in measures:
         assert scored.cohort_mean is not None, "the options ask for a cohort"
         values["cohort"] = scored.cohort_mean
     return quality_columns(inputs, scored.scores, values, trials.enrol, trials.test)
@@ -176,21 +175,17 @@ def fit_for_verifying(
     Returns:
         The fits of `fits_of`, and the scores (trials,).
     """
-    whole = replace(
-        embedder,
-        options=embedder.options.model_copy(update={"embedding": "whole", "speech": "detected"}),
-        autocast=contextlib.nullcontext,
-        precision="no",
-    )
     if reason := why_no_error_rate(trials):
         # Checked before embedding, which may take hours.
         raise ValueError(f"cannot calibrate: {reason}")
+    options = embedder.options.model_copy(update={"embedding": "whole", "speech": "detected"})
+    in_float32 = replace(embedder.forward, autocast=contextlib.nullcontext)
+    embedder = replace(embedder, options=options, forward=in_float32, precision="no")
     backend = verifying_backend(contents)
-    source = as_heard(source, whole.options)
-    scored = score_trials(whole, backend, trials, source)
-    return fits_of(
-        scored, trials, source, prior, backend.describe(whole.options), measures
-    ), scored.scores
+    source = as_heard(source, options)
+    scored = score_trials(embedder, backend, trials, source)
+    fits = fits_of(scored, trials, source, prior, backend.describe(options), measures)
+    return fits, scored.scores
 
 
 def subset(trials: TrialList, max_trials: int, seed: int) -> TrialList:

@@ -14,6 +14,7 @@ biometric authentication using joint bootstrap, 2007 (drawing users); percentile
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from scipy.special import ndtr, ndtri
@@ -21,7 +22,7 @@ from scipy.special import ndtr, ndtri
 from speakernet.data.lists import TrialList, repeated_trials
 from speakernet.evaluation import metrics
 from speakernet.evaluation.options import EvaluationOptions
-from speakernet.evaluation.results import GroupResult, Interval, Results, headline
+from speakernet.evaluation.results import Band, GroupResult, Interval, Results, headline
 from speakernet.evaluation.speakers import Speakers
 from speakernet.random import numpy_generator
 from speakernet.terminal import Bar
@@ -48,6 +49,10 @@ STREAM = 6101
 LEVEL_PERCENT = 95.0
 OperatingPoint = tuple[float, float, float]
 """Target prior, cost of a miss and cost of a false accept."""
+MAX_GROUP_DRAWS = 200
+"""Draws for the interval of each slice and sweep step, of which there are many."""
+DRAWN = ("num_draws", "eer_interval_percent", "min_dcf_interval", "interval_note", "det_band")
+"""The figures that come from draws."""
 BAND_FALSE_ACCEPTS = ndtr(np.linspace(ndtri(1e-5), ndtri(0.98), 50))
 """False-accept rates at which a DET curve gets its interval: evenly spaced on its normal-deviate
 axis."""
@@ -63,69 +68,61 @@ def figures(
 ) -> Results:
     """Every figure that these scores support; `why_no_eer` is set if there can be no error rate."""
     metrics.refuse_rows(~np.isfinite(scores), "NaN or infinite")
-    reason = why_no_error_rate(trials)
     labels = trials.labels
-    found = Results(num_trials=len(trials), num_utterances=len(trials.names), why_no_eer=reason)
+    values: dict[str, Any] = {
+        "num_trials": len(trials),
+        "num_utterances": len(trials.names),
+        "why_no_eer": why_no_error_rate(trials),
+    }
     if labels is None:
-        return found
+        return Results(**values)
     num_repeated, contradicting = repeated_trials(trials)
-    found = replace(
-        found,
-        num_targets=int(np.count_nonzero(labels)),
-        num_duplicate_trials=num_repeated,
-        num_contradicting_trials=len(contradicting) or None,
-        num_same_session_targets=None
-        if speakers.sessions is None
-        else int(
-            np.count_nonzero(
-                (speakers.sessions[trials.enrol] == speakers.sessions[trials.test]) & (labels == 1)
-            )
-        ),
-    )
-    if reason:
-        return found
+    values["num_targets"] = int(np.count_nonzero(labels))
+    values["num_duplicate_trials"] = num_repeated
+    values["num_contradicting_trials"] = len(contradicting) or None
+    if speakers.sessions is not None:
+        is_same = speakers.sessions[trials.enrol] == speakers.sessions[trials.test]
+        values["num_same_session_targets"] = int(np.count_nonzero(is_same & (labels == 1)))
+    if values["why_no_eer"]:
+        return Results(**values)
     # One sort serves all figures: 10 million scores take 1.9 s on one core.
     rates = metrics.error_rates(scores, labels)
     points = operating_points([*ALWAYS_SHOWN_PRIORS, *options.dcf_target_priors], options)
     equal = metrics.equal_error_point(rates)
-    found = replace(
-        found,
-        eer_percent=100 * equal.miss,
-        eer_threshold=equal.threshold,
-        eer_convex_hull_percent=metrics.hull_eer_percent(rates),
-        eer_voxceleb_trainer_percent=metrics.voxceleb_trainer_eer_percent(rates),
-        min_dcf={name: metrics.min_dcf_point(rates, *point)[0] for name, point in points.items()},
-        dcf_costs={"c_miss": options.c_miss, "c_fa": options.c_fa},
-        area_under_roc=metrics.area_under_roc(rates),
-        min_cllr=metrics.min_cllr(rates),
-        num_speakers=speakers.count,
-        speaker_rule=speakers.rule,
-    )
+    values |= {
+        "eer_percent": 100 * equal.miss,
+        "eer_threshold": equal.threshold,
+        "eer_convex_hull_percent": metrics.hull_eer_percent(rates),
+        "eer_voxceleb_trainer_percent": metrics.voxceleb_trainer_eer_percent(rates),
+        "min_dcf": {
+            name: metrics.min_dcf_point(rates, *point)[0] for name, point in points.items()
+        },
+        "dcf_costs": {"c_miss": options.c_miss, "c_fa": options.c_fa},
+        "area_under_roc": metrics.area_under_roc(rates),
+        "min_cllr": metrics.min_cllr(rates),
+        "num_speakers": speakers.count,
+        "speaker_rule": speakers.rule,
+    }
     if llrs is not None:
+        # From the ratios, not the scores: with quality measures they rank the trials differently.
         llr_rates = metrics.error_rates(llrs, labels)
         cllr = metrics.cllr(llrs, labels)
-        actual = {name: metrics.act_dcf(llr_rates, *point) for name, point in points.items()}
-        # From the ratios, not the scores: with quality measures they rank the trials differently.
-        least = metrics.min_cllr(llr_rates)
-        found = replace(
-            found, min_cllr=least, cllr=cllr, act_dcf=actual, calibration_loss=cllr - least
-        )
-    if options.bootstrap_samples == 0:
-        return found
-    # A rate below one false accept in the whole list cannot be measured.
-    false_accepts = BAND_FALSE_ACCEPTS[BAND_FALSE_ACCEPTS * rates.num_nontargets >= 1]
-    sides = speakers.ids[trials.enrol], speakers.ids[trials.test]
-    drawn = SpeakerBootstrap(scores, labels, *sides, points, false_accepts).measure(
-        options.bootstrap_samples, seed
-    )
-    return replace(
-        found,
-        num_draws=drawn.num_draws,
-        eer_interval_percent=drawn.eer_interval_percent,
-        min_dcf_interval=drawn.min_dcf_interval,
-        interval_note=drawn.interval_note,
-        det_band=drawn.det_band,
-    )
+        min_cllr = metrics.min_cllr(llr_rates)
+        values |= {
+            "min_cllr": min_cllr,
+            "cllr": cllr,
+            "act_dcf": {name: metrics.act_dcf(llr_rates, *point) for name, point in points.items()},
+            "calibration_loss": cllr - min_cllr,
+        }
+    if options.bootstrap_samples:
+        # A rate below one false accept in the whole list cannot be measured.
+        false_accepts = BAND_FALSE_ACCEPTS[BAND_FALSE_ACCEPTS * rates.num_nontargets >= 1]
+        sides = speakers.ids[trials.enrol], speakers.ids[trials.test]
+        bootstrap = SpeakerBootstrap(scores, labels, *sides, points, false_accepts)
+        drawn = bootstrap.measure(options.bootstrap_samples, seed)
+        for name in DRAWN:
+            values[name] = getattr(drawn, name)
+    return Results(**values)
 
 
 def operating_points(
@@ -156,50 +153,56 @@ def why_no_error_rate(trials: TrialList) -> str:
 
 def cautions(results: Results) -> list[str]:
     """What a reader must know before trusting these figures, the most serious first."""
-    costs = results.dcf_costs or {}
-    num_nontargets = results.num_trials - (results.num_targets or 0)
-    # One false accept costs c_fa x (1 - prior) / nontargets, rejecting everybody c_miss x prior.
-    few = [
-        prior
-        for prior in results.min_dcf
-        if costs
-        and costs["c_fa"] * (1 - float(prior)) >= num_nontargets * costs["c_miss"] * float(prior)
-    ]
-    num_repeated = results.num_duplicate_trials or 0
-    num_contradicting = results.num_contradicting_trials or 0
-    odd = (
-        (
-            (results.eer_percent or 0.0) > WORSE_THAN_CHANCE,
+    sentences = []
+    num_targets = results.num_targets or 0
+    num_nontargets = results.num_trials - num_targets
+    if (results.eer_percent or 0.0) > WORSE_THAN_CHANCE:
+        sentences.append(
             "the scores are worse than chance; higher scores must mean the same speaker: check for "
-            "distances or swapped labels",
-        ),
-        (
-            num_contradicting,
-            f"{num_contradicting:,} trials appear with both labels; one of the labels is wrong",
-        ),
-        (
-            num_repeated,
-            f"{num_repeated:,} trials occur more than once in the list and count each time",
-        ),
-        (
-            results.num_same_session_targets,
-            f"{results.num_same_session_targets or 0:,} of {results.num_targets or 0:,} target "
-            "trials pair recordings of one session, whose shared microphone and room make the "
-            "error rate optimistic",
-        ),
-        (
-            results.num_targets and results.num_same_session_targets is None,
+            "distances or swapped labels"
+        )
+    if number := results.num_contradicting_trials:
+        sentences.append(f"{number:,} trials appear with both labels; one of the labels is wrong")
+    if number := results.num_duplicate_trials:
+        sentences.append(f"{number:,} trials occur more than once in the list and count each time")
+    if number := results.num_same_session_targets:
+        sentences.append(
+            f"{number:,} of {num_targets:,} target trials pair recordings of one session, whose "
+            "shared microphone and room make the error rate optimistic"
+        )
+    if num_targets and results.num_same_session_targets is None:
+        sentences.append(
             "the list does not show which recordings share a session; if same-speaker pairs come "
-            "from one session, the error rate is optimistic",
-        ),
-        (results.interval_note, results.interval_note),
-        (
-            few,
+            "from one session, the error rate is optimistic"
+        )
+    if results.interval_note:
+        sentences.append(results.interval_note)
+    if few := _priors_of_few_nontargets(results, num_nontargets):
+        sentences.append(
             f"{num_nontargets:,} different-speaker pairs are too few for minDCF({', '.join(few)}): "
-            "a single false accept costs as much as rejecting every trial",
-        ),
-    )
-    return [text for is_so, text in odd if is_so]
+            "a single false accept costs as much as rejecting every trial"
+        )
+    return sentences
+
+
+def _priors_of_few_nontargets(results: Results, num_nontargets: int) -> list[str]:
+    """The priors at which one false accept costs as much as rejecting everybody."""
+    costs = results.dcf_costs
+    if not costs:
+        return []
+    priors = []
+    for prior in results.min_dcf:
+        # One false accept costs c_fa x (1 - prior) / nontargets, rejecting everybody c_miss x
+        # prior.
+        of_false_accepts = costs["c_fa"] * (1 - float(prior))
+        if of_false_accepts >= num_nontargets * costs["c_miss"] * float(prior):
+            priors.append(prior)
+    return priors
+
+
+def group_draws(options: EvaluationOptions) -> int:
+    """Draws of speakers for the interval of a group of trials."""
+    return min(MAX_GROUP_DRAWS, options.bootstrap_samples)
 
 
 class SpeakerBootstrap:
@@ -267,62 +270,73 @@ class SpeakerBootstrap:
         rows = np.searchsorted(rejected, 1 - self._false_accepts - 1e-12)
         # Normalised by the better blind decision: accept all, as in the first row, or none, as in
         # the last.
-        least = [one.min() / min(one[0], one[-1]) for one in costs]
+        least = [cost.min() / min(cost[0], cost[-1]) for cost in costs]
         return np.array([100 * metrics.crossing(miss, false_accept)[1], *least, *miss[rows]])
 
-    def measure(self, wanted: int, seed: int) -> Results:
-        """EER and minDCFs with 95 % intervals from `wanted` draws, or a note saying why there are
-        none.
+    def measure(self, num_draws: int, seed: int) -> Results:
+        """EER and minDCFs with 95 % intervals from at most `num_draws` draws, or a note saying why
+        there are none.
         """
         plain = self.figures()
-        end = 1 + len(self._points)
         assert plain is not None, "there are trials of both kinds"
-        drawn = _drawn([self], wanted, seed)[0].T
-        # Scores without errors have none in any draw either, and equal draws give no interval.
-        eer, *costs = (
-            interval_of(values) if len(values) and np.ptp(values) > 0 else None
-            for values in drawn[:end]
-        )
-        band = None
-        note = speakers_note(self.num_speakers)
+        # (figures, draws): the EER, the minDCFs, and the miss rates of the DET curve.
+        drawn = _draw([self], num_draws, seed)[0].T
         num_draws = drawn.shape[1]
-        if num_draws and eer is None:
-            # Rule of three: Hanley and Lippman-Hand, If nothing goes wrong, is everything all
-            # right?, 1983. Only speakers with a target trial can be missed.
-            number = len(np.unique(self._first[self._labels]))
-            note = "every draw of speakers gives the same error rate"
-            if plain[0] == 0 and number < MIN_SPEAKERS:
-                note = (
-                    f"too few speakers with targets ({number}, at least {MIN_SPEAKERS} are needed)"
-                )
-            elif plain[0] == 0:
-                others = f"up to 3 of {number} new speakers could still cause an error"
-                note = f"no draw has an error; by the rule of three, {others}"
-            note = f"no interval: {note}"
-        if num_draws and len(self._false_accepts):
-            rows = (
-                self._false_accepts,
-                *np.transpose([interval_of(values) for values in drawn[end:]]),
-            )
-            # Five digits are enough for a plot.
-            found = ([float(f"{100 * one:.5g}") for one in row] for row in rows)
-            band = dict(
-                zip(
-                    ("false_accept_percent", "miss_low_percent", "miss_high_percent"),
-                    found,
-                    strict=True,
-                )
-            )
+        end = 1 + len(self._points)
+        # Scores without errors have none in any draw either, and equal draws give no interval.
+        intervals = [
+            interval_of(values) if num_draws and np.ptp(values) > 0 else None
+            for values in drawn[:end]
+        ]
+        note = speakers_note(self.num_speakers)
+        if num_draws and intervals[0] is None:
+            note = self._why_draws_are_equal(float(plain[0]))
         return Results(
             self.num_trials,
             eer_percent=float(plain[0]),
-            eer_interval_percent=eer,
+            eer_interval_percent=intervals[0],
             min_dcf=dict(zip(self._points, plain[1:end].tolist(), strict=True)),
             num_draws=num_draws,
-            min_dcf_interval=dict(zip(self._points, costs, strict=True)) if num_draws else None,
+            min_dcf_interval=dict(zip(self._points, intervals[1:], strict=True))
+            if num_draws
+            else None,
             interval_note=note,
-            det_band=band,
+            det_band=self._det_band(drawn[end:]),
         )
+
+    def _why_draws_are_equal(self, eer_percent: float) -> str:
+        """Rule of three: Hanley and Lippman-Hand, If nothing goes wrong, is everything all right?,
+        1983.
+        """
+        if eer_percent > 0:
+            return "no interval: every draw of speakers gives the same error rate"
+        # Only speakers with a target trial can be missed.
+        number = len(np.unique(self._first[self._labels]))
+        if number < MIN_SPEAKERS:
+            return (
+                f"no interval: {number} speakers with targets, at least {MIN_SPEAKERS} are needed"
+            )
+        return (
+            "no interval: no draw has an error; by the rule of three, up to 3 of "
+            f"{number} new speakers could still cause an error"
+        )
+
+    def _det_band(self, drawn: np.ndarray) -> Band | None:
+        """The intervals of miss rates (false-accept rates, draws), as a report shows them."""
+        if not drawn.size:
+            return None
+        tail = (100 - LEVEL_PERCENT) / 2
+        low, high = np.percentile(drawn, [tail, 100 - tail], axis=1)
+        return {
+            "false_accept_percent": _percent(self._false_accepts),
+            "miss_low_percent": _percent(low),
+            "miss_high_percent": _percent(high),
+        }
+
+
+def _percent(rates: np.ndarray) -> list[float]:
+    """Rates as percentages with five digits, which are enough for a plot."""
+    return [float(f"{100 * rate:.5g}") for rate in rates]
 
 
 def group_result(
@@ -331,19 +345,22 @@ def group_result(
     """The figures of a group of trials as a table row; without a number of targets and priors, the
     EER alone.
     """
-    found = prepared.measure(num_draws, seed)
-    few = (
-        f"only {num_targets} targets"
-        if num_targets is not None and num_targets < MIN_TARGETS
-        else ""
+    results = prepared.measure(num_draws, seed)
+    notes = [results.interval_note] if results.interval_note else []
+    if num_targets is not None and num_targets < MIN_TARGETS:
+        notes.insert(0, f"only {num_targets} targets")
+    return GroupResult(
+        label,
+        results.eer_percent,
+        results.eer_interval_percent,
+        "; ".join(notes),
+        None if num_targets is None else results.num_trials,
+        num_targets,
+        results.min_dcf or None,
     )
-    note = "; ".join(filter(None, (few, found.interval_note)))
-    num_trials = None if num_targets is None else found.num_trials
-    eer = found.eer_percent, found.eer_interval_percent
-    return GroupResult(label, *eer, note, num_trials, num_targets, found.min_dcf or None)
 
 
-def _drawn(systems: Sequence[SpeakerBootstrap], wanted: int, seed: int) -> np.ndarray:
+def _draw(systems: Sequence[SpeakerBootstrap], num_draws: int, seed: int) -> np.ndarray:
     """Figures of systems under the same draws, (systems, draws, figures).
 
     Draws that lack targets or non-targets are omitted; with too few speakers there are no draws.
@@ -352,39 +369,38 @@ def _drawn(systems: Sequence[SpeakerBootstrap], wanted: int, seed: int) -> np.nd
     num_speakers = systems[0].num_speakers
     assert plain is not None, "there are trials of both kinds"
     num_trials = len(systems) * systems[0].num_trials
-    num_draws = (
-        min(wanted, max(MIN_DRAWS, MAX_WORK // num_trials)) if num_speakers >= MIN_SPEAKERS else 0
-    )
+    num_draws = min(num_draws, max(MIN_DRAWS, MAX_WORK // num_trials))
+    if num_speakers < MIN_SPEAKERS:
+        num_draws = 0
     rows = []
     with Bar("intervals", num_draws, "draw", is_shown=num_draws * num_trials > SHOWN_WORK) as bar:
         for draw in bar.over(range(num_draws)):
             # Keyed by the draw: all systems get the same speakers, and more draws extend fewer.
             chosen = numpy_generator(seed, STREAM, draw).integers(0, num_speakers, num_speakers)
             counts = np.bincount(chosen, minlength=num_speakers)
-            found = [system.figures(counts) for system in systems]
-            rows += [found] if all(one is not None for one in found) else []
-    return (
-        np.array(rows, dtype=np.float64)
-        .reshape(len(rows), len(systems), len(plain))
-        .transpose(1, 0, 2)
-    )
+            figures = [system.figures(counts) for system in systems]
+            if all(values is not None for values in figures):
+                rows.append(figures)
+    table = np.array(rows, dtype=np.float64).reshape(len(rows), len(systems), len(plain))
+    return table.transpose(1, 0, 2)
 
 
 def speakers_note(num_speakers: int) -> str:
     """A note on an interval over few speakers; empty if there are enough."""
-    too_few = f"no interval: too few speakers ({num_speakers}, at least {MIN_SPEAKERS} are needed)"
-    rough = (
-        f"there are only {num_speakers} speakers, so the interval is rough"
-        if num_speakers < ROUGH_SPEAKERS
-        else ""
-    )
-    return too_few if num_speakers < MIN_SPEAKERS else rough
+    if num_speakers < MIN_SPEAKERS:
+        return f"no interval: too few speakers ({num_speakers}, at least {MIN_SPEAKERS} are needed)"
+    if num_speakers < ROUGH_SPEAKERS:
+        return f"there are only {num_speakers} speakers, so the interval is rough"
+    return ""
 
 
 def interval_of(values: np.ndarray) -> Interval:
     """The middle 95 % of the draws; None without draws."""
+    if not len(values):
+        return None
     tail = (100 - LEVEL_PERCENT) / 2
-    return tuple(np.percentile(values, [tail, 100 - tail]).tolist()) if len(values) else None
+    low, high = np.percentile(values, [tail, 100 - tail]).tolist()
+    return low, high
 
 
 @dataclass(frozen=True)
@@ -410,36 +426,39 @@ class Difference:
 
     def sentence(self, figure: str, first: str = "A", second: str = "B") -> str:
         """The result in words."""
-        better, other = (first, second) if self.value >= 0 else (second, first)
-        equal = f"{first} and {second} are equal"
-        distance = f"{better} is better than {other} by {abs(self.value):.3f}"
-        text = f"{figure}: {distance if self.value else equal}"
-        if self.interval is None:
-            return f"{text}; {self.note}"
-        low, high = self.interval if self.value >= 0 else (-self.interval[1], -self.interval[0])
-        verdict = "which is significant" if self.is_significant else "which is not significant"
-        if self.is_of_one_system:
-            verdict = "the spread between two trainings of one system"
-        text += f" ({LEVEL_PERCENT:g} % interval {low:.3f} to {high:.3f}), {verdict}"
+        better, worse = (first, second) if self.value >= 0 else (second, first)
+        text = f"{figure}: {better} is better than {worse} by {abs(self.value):.3f}"
+        if not self.value:
+            text = f"{figure}: {first} and {second} are equal"
+        if self.interval is not None:
+            low, high = self.interval if self.value >= 0 else (-self.interval[1], -self.interval[0])
+            verdict = "which is significant" if self.is_significant else "which is not significant"
+            if self.is_of_one_system:
+                verdict = "the spread between two trainings of one system"
+            text += f" ({LEVEL_PERCENT:g} % interval {low:.3f} to {high:.3f}), {verdict}"
         return f"{text}; {self.note}" if self.note else text
 
 
 def mean_differences(
-    first: Sequence[SpeakerBootstrap], second: Sequence[SpeakerBootstrap], wanted: int, seed: int
+    first: Sequence[SpeakerBootstrap], second: Sequence[SpeakerBootstrap], num_draws: int, seed: int
 ) -> list[Difference]:
     """Paired comparison under the same draws: EER in percent first, then every minDCF.
 
     Figures are means over several training runs of each system, all scored on the same trials. Only
     speakers are drawn, so the interval does not cover the variation between training runs.
     """
-    figures = np.array([one.figures() for one in (*first, *second)])
-    whole = figures[len(first) :].mean(axis=0) - figures[: len(first)].mean(axis=0)
-    drawn = _drawn([*first, *second], wanted, seed)
-    moved = drawn[len(first) :].mean(axis=0) - drawn[: len(first)].mean(axis=0)
+    systems = [*first, *second]
+    num_first = len(first)
+
+    def difference(figures: np.ndarray) -> np.ndarray:
+        return np.asarray(figures[num_first:].mean(axis=0) - figures[:num_first].mean(axis=0))
+
+    whole = difference(np.array([system.figures() for system in systems]))
+    drawn = difference(_draw(systems, num_draws, seed))
     note = speakers_note(first[0].num_speakers)
     return [
         Difference(float(value), interval_of(values), note)
-        for value, values in zip(whole, moved.T, strict=True)
+        for value, values in zip(whole, drawn.T, strict=True)
     ]
 
 
@@ -458,20 +477,19 @@ class Comparison:
         """Mark the systems (all but the first) that differ from the first in the seed of their
         training alone.
         """
-        differences = [
-            [replace(difference, is_of_one_system=same) for difference in of_system]
-            for of_system, same in zip(self.differences, is_same, strict=True)
-        ]
+        differences = []
+        for of_system, same in zip(self.differences, is_same, strict=True):
+            differences.append([replace(figure, is_of_one_system=same) for figure in of_system])
         return replace(self, differences=differences)
 
     def sentences(self, names: Sequence[str]) -> list[str]:
         """A sentence for each figure of each system but the first."""
         labels = [figure.label for figure in headline(self.systems[0])]
-        return [
-            difference.sentence(label, names[0], name)
-            for name, found in zip(names[1:], self.differences, strict=True)
-            for label, difference in zip(labels, found, strict=True)
-        ]
+        sentences = []
+        for name, differences in zip(names[1:], self.differences, strict=True):
+            for label, difference in zip(labels, differences, strict=True):
+                sentences.append(difference.sentence(label, names[0], name))
+        return sentences
 
 
 def compare_scores(
@@ -496,33 +514,28 @@ def compare_scores(
         )
     sides = speakers.ids[trials.enrol], speakers.ids[trials.test]
     points = operating_points(priors, options or EvaluationOptions())
-    first, *others = (SpeakerBootstrap(scores, trials.labels, *sides, points) for scores in systems)
-    measured = [one.measure(0, seed) for one in (first, *others)]
+    prepared = [SpeakerBootstrap(scores, trials.labels, *sides, points) for scores in systems]
+    first, *others = prepared
     return Comparison(
-        measured, [mean_differences([first], [other], num_draws, seed) for other in others]
+        [system.measure(0, seed) for system in prepared],
+        [mean_differences([first], [other], num_draws, seed) for other in others],
     )
 
 
 def short_names(paths: Sequence[str]) -> list[str]:
-    """Short names for paths: the last part in which all of them differ, otherwise what is left
-    without common ends.
+    """Short names for paths: as few of their last parts as distinguish them, without the parts in
+    which all end.
 
     >>> short_names(["exps/a/scores.txt", "exps/b/scores.txt"])
     ['a', 'b']
     >>> short_names(["exps/a/1/scores.txt", "exps/a/2/scores.txt", "exps/b/1/scores.txt"])
     ['a/1', 'a/2', 'b/1']
     """
-    split = [path.replace("\\", "/").rstrip("/").split("/") for path in paths]
-    for depth in range(1, max(map(len, split)) + 1):
-        names = [parts[-depth] if depth <= len(parts) else "" for parts in split]
+    heads = [path.replace("\\", "/").rstrip("/").split("/") for path in paths]
+    while all(heads) and len({parts[-1] for parts in heads}) == 1:
+        heads = [parts[:-1] for parts in heads]
+    for depth in range(1, max(map(len, heads)) + 1):
+        names = ["/".join(parts[-depth:]) or "." for parts in heads]
         if len(set(names)) == len(names):
-            return [name or "." for name in names]
-    shortest = min(map(len, split))
-    begin = next(
-        (place for place in range(shortest) if len({parts[place] for parts in split}) > 1), shortest
-    )
-    end = next(
-        (place for place in range(1, shortest) if len({parts[-place] for parts in split}) > 1),
-        shortest,
-    )
-    return ["/".join(parts[begin : len(parts) - end + 1]) or "." for parts in split]
+            return names
+    return list(paths)

@@ -53,14 +53,12 @@ from speakernet.run_folder import (
     evaluation_folder,
     later_stages,
 )
-from speakernet.terminal import MAX_NAMED, counted, plural, text_table
+from speakernet.terminal import MAX_NAMED, counted, text_table
 
 logger = logging.getLogger(__name__)
 
 FORM = "'enrol test score', optionally with a fourth column target|nontarget"
 KINDS = {b"target": 1, b"nontarget": 0}
-SCORE_HEADINGS = {b"score", b"scores", b"llr"}
-"""Headings of the column of scores in files of other toolkits and of NIST, in lower case."""
 LARGEST_SCORE = 1e30
 """Larger scores overflow when squared; no scoring method produces them."""
 SCORE_FORMAT = ".9g"
@@ -100,32 +98,31 @@ def find_scores(path: Path, trials: TrialList) -> tuple[Path, np.ndarray]:
     """
     if not path.is_dir():
         return path, scores_for(trials, path)
-    found = sorted((path / EVALUATIONS).glob(f"*/{SCORES}"))
-    own = path / SCORES
-    named = evaluation_folder(path, trials.source) / SCORES
-    names = ", ".join(one.parent.name for one in found)
-    refused = ListError(
-        f"{path}: no scores of {Path(trials.source).stem}, only of {names} in "
-        f"{path}/{EVALUATIONS}; score the list with --eval, or give the folder of one of these"
-        if found
-        else f"{path} contains no scores; give a run or evaluation folder that has {SCORES}"
-    )
+    evaluations = sorted((path / EVALUATIONS).glob(f"*/{SCORES}"))
+    candidates = [path / SCORES, evaluation_folder(path, trials.source) / SCORES]
     # If the folder is not named after the list, its results identify the list by checksum.
-    known = ((one, read_results(one.with_name(RESULTS))) for one in found if len(found) > 1)
-    digests = (
-        (one, {row.get("sha256") for row in (read.lists if read else None) or []})
-        for one, read in known
+    candidates += [
+        file for file in evaluations if len(evaluations) == 1 or _is_of(file, trials.sha256)
+    ]
+    refused = None
+    for file in filter(Path.is_file, candidates):
+        try:
+            return file, scores_for(trials, file)
+        except ListError as error:
+            # The run's own scores may belong to another list, and those of this one be under eval/.
+            refused = error
+    names = ", ".join(file.parent.name for file in evaluations) or "none"
+    raise refused or ListError(
+        f"{path} contains no scores of {Path(trials.source).stem} (lists in {EVALUATIONS}: "
+        f"{names}); score it with --eval, or give the folder that has its {SCORES}"
     )
-    others = (one for one, sha256 in digests if trials.sha256 and trials.sha256 in sha256)
-    for candidate in itertools.chain((own, named), found if len(found) == 1 else others):
-        if candidate.is_file():
-            try:
-                return candidate, scores_for(trials, candidate)
-            except ListError as error:
-                # The run's own scores may belong to another list, and the wanted ones be under
-                # eval/.
-                refused = error
-    raise refused
+
+
+def _is_of(scores: Path, sha256: str) -> bool:
+    """Whether the results beside a score file name the list with this checksum."""
+    results = read_results(scores.with_name(RESULTS))
+    lists = (results.lists if results else None) or []
+    return bool(sha256) and any(listed.get("sha256") == sha256 for listed in lists)
 
 
 def read_scores(path: str | Path) -> tuple[TrialList, np.ndarray]:
@@ -148,19 +145,14 @@ def read_scores(path: str | Path) -> tuple[TrialList, np.ndarray]:
             scores.append(float(fields[2]))
             kinds.extend(KINDS[kind] for kind in fields[3:])
         except (ValueError, KeyError):
-            if number == 1 and not SCORE_HEADINGS.isdisjoint(line.lower().split()):
-                file.refuse(
-                    number, "a heading line, not a score; remove it (tail -n +2 FILE > NEW_FILE)"
-                )
             file.expected(number, FORM, line)
         pairs += rows[fields[0]], rows[fields[1]]
     if not pairs:
         raise ListError(f"{path}: no scores; expected lines {FORM}")
     enrol, test = np.array(pairs, dtype=np.int32).reshape(-1, 2).T.copy()
     labels = np.array(kinds, dtype=np.int8) if len(kinds) == len(enrol) else None
-    trials = TrialList(
-        StringTable.from_bytes(rows), enrol, test, labels, str(path), sha256_of(path)
-    )
+    names = StringTable.from_bytes(rows)
+    trials = TrialList(names, enrol, test, labels, str(path), sha256_of(path))
     return trials, np.array(scores, dtype=np.float64)
 
 
@@ -183,25 +175,25 @@ def scores_for(trials: TrialList, path: str | Path) -> np.ndarray:
     """The scores of these trials, (trials,) float64, from a file that may list them in any
     order.
     """
-    found, all_scores = read_scores(path)
-    rows = _rows_of(trials, found)
+    theirs, all_scores = read_scores(path)
+    rows = _rows_of(trials, theirs)
     scores = all_scores[rows]
     # Not `>`, since NaN compares as false.
-    if len(bad := np.sort(rows[~(np.abs(scores) <= LARGEST_SCORE)])):
-        lines = ", ".join(str(_line_of(path, int(row))) for row in bad[:MAX_NAMED]) + " …" * (
-            len(bad) > MAX_NAMED
-        )
-        what = f"NaN, infinite or beyond {LARGEST_SCORE:g}: {plural(len(bad), 'line')} {lines}"
-        are = "is" if len(bad) == 1 else "are"
+    bad = np.sort(rows[~(np.abs(scores) <= LARGEST_SCORE)])
+    if len(bad):
+        lines = ", ".join(str(_line_of(path, row)) for row in bad[:MAX_NAMED].tolist())
         raise ValueError(
-            f"{path}: {len(bad):,} of {len(scores):,} scores {are} {what}; expected finite numbers"
+            f"{path}: {len(bad):,} of {len(scores):,} scores are NaN, infinite or beyond "
+            f"{LARGEST_SCORE:g}: lines {lines}{' …' * (len(bad) > MAX_NAMED)}; expected finite "
+            "numbers"
         )
-    if trials.labels is not None and found.labels is not None:
-        other = np.flatnonzero(trials.labels != found.labels[rows])
-        if len(other):
+    if trials.labels is not None and theirs.labels is not None:
+        different = np.flatnonzero(trials.labels != theirs.labels[rows])
+        if len(different):
             raise ListError(
-                f"{path}: {len(other):,} of {len(scores):,} labels differ from {trials.source}, "
-                f"first at {_entry(found, int(rows[other[0]]))}; correct the wrong file"
+                f"{path}: {len(different):,} of {len(scores):,} labels differ from "
+                f"{trials.source}, first at {_entry(theirs, int(rows[different[0]]))}; correct the "
+                "wrong file"
             )
     return scores
 
@@ -212,9 +204,8 @@ def _rows_of(ours: TrialList, theirs: TrialList) -> np.ndarray:
     """
     # Both number names by first mention, so lists in the same order have equal tables and equal
     # rows.
-    is_same = len(ours) == len(theirs) and ours.names == theirs.names
     if (
-        is_same
+        ours.names == theirs.names
         and np.array_equal(ours.enrol, theirs.enrol)
         and np.array_equal(ours.test, theirs.test)
     ):
@@ -222,31 +213,27 @@ def _rows_of(ours: TrialList, theirs: TrialList) -> np.ndarray:
     known = NameIndex(ours.names).find(theirs.names)
     enrol = known[theirs.enrol]
     test = known[theirs.test]
-    wanted = ours.enrol.astype(np.int64) * len(ours.names) + ours.test
-    there = np.where((enrol >= 0) & (test >= 0), enrol * len(ours.names) + test, -1)
-    order = np.argsort(wanted, kind="stable")
-    their_order = np.argsort(there, kind="stable")
-    if not np.array_equal(wanted[order], there[their_order]):
-        total = f"{len(ours):,} trials of {ours.source}"
-        found = []
-        if len(alone := np.flatnonzero(~np.isin(wanted, there))):
-            found.append(
-                f"{theirs.source} has scores for {len(ours) - len(alone):,} of the {total}; the "
-                f"first trial without a score is {_entry(ours, int(alone[0]))}"
-            )
-        if len(alone := np.flatnonzero(~np.isin(there, wanted))):
-            share = f"{len(alone):,} of the {len(theirs):,} scores of {theirs.source}"
-            found.append(
-                f"{share} are of other pairs, the first in {_entry(theirs, int(alone[0]))}"
-            )
-        if not found:
-            again = np.setdiff1d(np.arange(len(there)), np.unique(there, return_index=True)[1])
-            first = "".join(f", first repeat {_entry(theirs, int(row))}" for row in again[:1])
-            found = [
-                f"{theirs.source} has {len(theirs):,} scores for the {total}: pairs are not "
-                f"repeated alike{first}"
-            ]
-        raise ListError("; ".join(found) + "; expected the scores of exactly this list")
+    # One number for each pair, -1 for a pair of names that we do not have.
+    pairs = ours.enrol.astype(np.int64) * len(ours.names) + ours.test
+    their_pairs = np.where((enrol >= 0) & (test >= 0), enrol * len(ours.names) + test, -1)
+    order = np.argsort(pairs, kind="stable")
+    their_order = np.argsort(their_pairs, kind="stable")
+    if not np.array_equal(pairs[order], their_pairs[their_order]):
+        problems = []
+        for trials, rows, other in (
+            (ours, np.flatnonzero(~np.isin(pairs, their_pairs)), theirs),
+            (theirs, np.flatnonzero(~np.isin(their_pairs, pairs)), ours),
+        ):
+            if len(rows):
+                problems.append(
+                    f"{len(rows):,} pairs of {trials.source} are not in {other.source}, the first "
+                    f"in {_entry(trials, int(rows[0]))}"
+                )
+        raise ListError(
+            f"{theirs.source} has {len(theirs):,} scores for the {len(ours):,} trials of "
+            f"{ours.source}; expected each pair of the list equally often; "
+            + ("; ".join(problems) or "some are repeated more often than there")
+        )
     rows = np.empty(len(ours), dtype=np.int64)
     rows[order] = their_order
     return rows
@@ -294,38 +281,41 @@ class Decisions:
     def header(self) -> list[str]:
         """Machine-readable column names."""
         llr = [] if self.llrs is None else [LLR_COLUMN]
-        return ["enrol", "test", "score", *llr, *(str(one["name"]) for one in self.thresholds)]
+        return ["enrol", "test", "score", *llr, *(str(limit["name"]) for limit in self.thresholds)]
 
     def row(self, number: int) -> list[str]:
         """The columns of one trial."""
-        trials = self.trials
+        names = self.trials.names
         score = float(self.scores[number])
-        pair = (trials.names[int(side[number])] for side in (trials.enrol, trials.test))
-        llr = [] if self.llrs is None else [f"{self.llrs[number]:{SCORE_FORMAT}}"]
-        return [
-            *pair,
-            f"{score:{SCORE_FORMAT}}",
-            *llr,
-            *("accept" if score >= one["threshold"] else "refuse" for one in self.thresholds),
-        ]
+        columns = [names[int(self.trials.enrol[number])], names[int(self.trials.test[number])]]
+        columns.append(f"{score:{SCORE_FORMAT}}")
+        if self.llrs is not None:
+            columns.append(f"{self.llrs[number]:{SCORE_FORMAT}}")
+        for limit in self.thresholds:
+            columns.append("accept" if score >= limit["threshold"] else "refuse")
+        return columns
 
     def sentences(self) -> list[str]:
         """How many trials each threshold accepts, and what decisions still need."""
         total = counted(len(self.trials), "pair")
-        found = [
-            f"{int(np.count_nonzero(self.scores >= one['threshold'])):,} of {total} accepted at "
-            f"threshold {one['threshold']:.4f} ({described(one)})"
-            for one in self.thresholds
-        ]
-        decisions = "no decisions: this scoring method has no threshold"
-        ratios = "no log-likelihood ratios: this scoring method has no calibration"
-        missing = [decisions] * (not self.thresholds) + [ratios] * (self.llrs is None)
-        advice = (
-            "fit them on labelled trials: with --eval --evaluation.calibration_list LIST, or "
-            "`speakernet calibrate` for the model file; for score files with --fusion_scores and "
-            "--fusion_trials"
-        )
-        return [*found, *missing, *([advice] if missing else [])]
+        sentences = []
+        for limit in self.thresholds:
+            number = int(np.count_nonzero(self.scores >= limit["threshold"]))
+            sentences.append(
+                f"{number:,} of {total} accepted at threshold {limit['threshold']:.4f} "
+                f"({described(limit)})"
+            )
+        if not self.thresholds:
+            sentences.append("no decisions: this scoring method has no threshold")
+        if self.llrs is None:
+            sentences.append("no log-likelihood ratios: this scoring method has no calibration")
+        if not self.thresholds or self.llrs is None:
+            sentences.append(
+                "fit them on labelled trials: with --eval --evaluation.calibration_list LIST, or "
+                "`speakernet calibrate` for the model file; for score files with --fusion_scores "
+                "and --fusion_trials"
+            )
+        return sentences
 
     def lines(self) -> list[str]:
         """The first trials as a text table, then the sentences, for a terminal."""
@@ -354,11 +344,9 @@ def read_llrs(path: Path) -> np.ndarray | None:
     """
     with reading(path, "decisions; score the list again"), open_text(path) as file:
         rows = list(csv.DictReader(file))
-        return (
-            np.array([float(row[LLR_COLUMN]) for row in rows])
-            if rows and LLR_COLUMN in rows[0]
-            else None
-        )
+        if not rows or LLR_COLUMN not in rows[0]:
+            return None
+        return np.array([float(row[LLR_COLUMN]) for row in rows])
 
 
 @dataclass(frozen=True)
@@ -387,14 +375,10 @@ class Evaluation:
 
     def lines(self, digits: int = 2) -> list[str]:
         """The headline and, without error rates, the decisions, for a terminal."""
-        others = [
-            f"{name}: {headline_sentence(one.results, digits)}" for name, one in self.others.items()
-        ]
-        return [
-            headline_sentence(self.results, digits),
-            *others,
-            *(self.decisions.lines() if self.decisions else ()),
-        ]
+        lines = [headline_sentence(self.results, digits)]
+        for name, other in self.others.items():
+            lines.append(f"{name}: {headline_sentence(other.results, digits)}")
+        return lines + (self.decisions.lines() if self.decisions else [])
 
 
 @dataclass(frozen=True)
@@ -419,54 +403,44 @@ class RunData:
     @property
     def decisions(self) -> Decisions | None:
         """Decisions on each trial; None if there are error rates or no scores."""
-        results = self.results
-        trials = self.trials
-        scores = self.scores
-        if results is None or results.eer_percent is not None or trials is None or scores is None:
+        if self.results is None or self.trials is None or self.scores is None:
             return None
-        return Decisions(trials, scores, self.arrays.get("llrs"), results.thresholds or ())
+        llrs = self.arrays.get("llrs")
+        return Evaluation(self.trials, self.scores, self.results, llrs).decisions
 
     @property
     def labels(self) -> np.ndarray | None:
         """Labels (trials,) of the scores; None unless there are both targets and non-targets."""
-        labels = None if self.trials is None or self.scores is None else self.trials.labels
-        return None if labels is None or missing_kind(labels) else labels
+        if self.trials is None or self.scores is None or self.trials.labels is None:
+            return None
+        return None if missing_kind(self.trials.labels) else self.trials.labels
 
     @property
     def list_name(self) -> str:
         """The name of the scored list."""
         name = self.results.list_name() if self.results else ""
-        return name or (
-            Path(self.trials.source).name if self.trials is not None else "a list without a name"
-        )
+        if not name and self.trials is not None:
+            name = Path(self.trials.source).name
+        return name or "a list without a name"
 
     @property
     def configuration(self) -> Mapping[str, Any]:
         """The sections of the run; only `evaluation` in an evaluation folder without a run."""
-        section = (self.results.config if self.results else None) or {}
-        found = (
-            read_yaml(self.config, str(self.folder / CONFIG))
-            if self.config
-            else {"evaluation": section}
-        )
-        return found if isinstance(found, Mapping) else {}
+        if not self.config:
+            return {"evaluation": (self.results.config if self.results else None) or {}}
+        values = read_yaml(self.config, str(self.folder / CONFIG))
+        return values if isinstance(values, Mapping) else {}
 
 
 def read_run(folder: str | Path, name: str = "", evaluation: Evaluation | None = None) -> RunData:
     """Read a run or evaluation folder; scores and arrays come from `evaluation` if it is given."""
     folder = Path(folder)
-    results = read_results(folder / RESULTS) if evaluation is None else evaluation.results
+    results = evaluation.results if evaluation else read_results(folder / RESULTS)
     run_folder = folder
     if results is not None and results.checkpoint and not (folder / METRICS).is_file():
         # An evaluation folder: use the run whose checkpoint was scored.
         run_folder = Path(results.checkpoint.get("path", "")).parent
-    metrics = _read_metrics(run_folder / METRICS)
-    # Epochs and steps of a later stage continue those of the previous one.
-    for stage, path in later_stages(run_folder).items():
-        ends = {key: max((one.get(key, 0) for one in metrics), default=0) for key in COUNTED}
-        for one in _read_metrics(path / METRICS):
-            moved = {key: one.get(key, 0) + end for key, end in ends.items()}
-            metrics.append({**one, **moved, "begun": {"stage": stage, **ends}})
+    metrics = _metrics_of_stages(run_folder)
     if results is None and not metrics:
         raise FileError(
             f"{folder} contains neither {RESULTS} nor {METRICS}; give the folder of a run or an "
@@ -481,39 +455,61 @@ def read_run(folder: str | Path, name: str = "", evaluation: Evaluation | None =
         trained = read_results(run_folder / RESULTS)
         results = replace(results, training=trained.training if trained else None)
     run = RunData(folder, name or folder.resolve().name, results, metrics, config)
-    if evaluation is not None:
-        trials = evaluation.trials
-        scores = np.asarray(evaluation.scores, dtype=np.float64)
-        speakers = evaluation.speakers
-        units = evaluation.units
-        found = {
-            "labels": trials.labels,
-            "llrs": evaluation.llrs,
-            "durations": evaluation.durations,
-        }
-        if speakers is not None:
-            found |= {
-                "speakers": speakers.ids,
-                "speaker_names": np.array(speakers.names, dtype=np.str_),
-            }
-            # Without labels, the speakers are a guess.
-            if units is not None and trials.labels is not None:
-                found |= embedding_map(units, speakers.ids, list(trials.names))
-        known = {name: array for name, array in found.items() if array is not None}
-        return replace(run, trials=trials, scores=scores, arrays=known)
-    run = replace(run, arrays=_read_kept(folder / ARRAYS_NAME))
+    return _with_arrays(run, evaluation) if evaluation else _with_kept_arrays(run)
+
+
+def _with_arrays(run: RunData, evaluation: Evaluation) -> RunData:
+    """Add the arrays of an evaluation in memory."""
+    trials = evaluation.trials
+    arrays = {}
+    if trials.labels is not None:
+        arrays["labels"] = trials.labels
+    if evaluation.llrs is not None:
+        arrays["llrs"] = evaluation.llrs
+    if evaluation.durations is not None:
+        arrays["durations"] = evaluation.durations
+    if evaluation.speakers is not None:
+        arrays["speakers"] = evaluation.speakers.ids
+        arrays["speaker_names"] = np.array(evaluation.speakers.names, dtype=np.str_)
+        # Without labels, the speakers are a guess.
+        if evaluation.units is not None and trials.labels is not None:
+            names = list(trials.names)
+            arrays |= embedding_map(evaluation.units, evaluation.speakers.ids, names)
+    scores = np.asarray(evaluation.scores, dtype=np.float64)
+    return replace(run, trials=trials, scores=scores, arrays=arrays)
+
+
+def _with_kept_arrays(run: RunData) -> RunData:
+    """Add the arrays in the folder's files."""
+    folder = run.folder
+    arrays = _read_kept(folder / ARRAYS_NAME)
     if (folder / DECISIONS).is_file() and (llrs := read_llrs(folder / DECISIONS)) is not None:
-        run.arrays["llrs"] = llrs
+        arrays["llrs"] = llrs
+    run = replace(run, arrays=arrays)
     if not (folder / SCORES).is_file():
         return run
     trials, scores = read_scores(folder / SCORES)
     refuse_rows(~np.isfinite(scores), f"NaN or infinite in {folder / SCORES}")
-    labels = run.arrays.get("labels")
+    labels = arrays.get("labels")
     if labels is None or labels.shape != scores.shape:
         labels = None
+        results = run.results
         if results is None or not results.why_no_eer or results.num_targets is not None:
             logger.warning("%s: no labels were kept, so the report has no error curves", folder)
     return replace(run, trials=replace(trials, labels=labels), scores=scores)
+
+
+def _metrics_of_stages(folder: Path) -> list[dict[str, Any]]:
+    """The records of a run; epochs and steps of a later stage continue those of the previous
+    one.
+    """
+    metrics = _read_metrics(folder / METRICS)
+    for stage, path in later_stages(folder).items():
+        ends = {key: max((record.get(key, 0) for record in metrics), default=0) for key in COUNTED}
+        for record in _read_metrics(path / METRICS):
+            moved = {key: record.get(key, 0) + end for key, end in ends.items()}
+            metrics.append({**record, **moved, "begun": {"stage": stage, **ends}})
+    return metrics
 
 
 def embedding_map(
@@ -531,7 +527,8 @@ def embedding_map(
     """
     # Speakers with a single utterance form no group.
     counts = np.bincount(speakers)
-    chosen = [one for one in np.argsort(-counts, kind="stable")[:MAP_SPEAKERS] if counts[one] >= 2]
+    most = np.argsort(-counts, kind="stable")[:MAP_SPEAKERS]
+    chosen = most[counts[most] >= 2]
     if len(chosen) < 2 or embeddings.shape[1] < 2:
         return {}
     rows = [np.flatnonzero(speakers == speaker)[:MAP_UTTERANCES_EACH] for speaker in chosen]
@@ -542,14 +539,15 @@ def embedding_map(
     # The sign of an axis is arbitrary; fix it, so that the same run gives the same plot.
     points *= np.where(points[np.abs(points).argmax(axis=0), [0, 1]] < 0, -1, 1)
     shown = []
-    for number, one in enumerate(rows, start=1):
+    for number, of_speaker in enumerate(rows, start=1):
         # The last folder that all utterances of the speaker share, otherwise a number.
-        folders = [PurePosixPath(names[row].replace("\\", "/").lstrip("/")).parent for row in one]
-        shown.append(PurePosixPath(os.path.commonpath(folders)).name or f"speaker {number}")
+        paths = [names[row].replace("\\", "/").lstrip("/") for row in of_speaker]
+        shared = os.path.commonpath([PurePosixPath(path).parent for path in paths])
+        shown.append(PurePosixPath(shared).name or f"speaker {number}")
     shares = np.square(spread) / (np.square(spread).sum() or 1.0)
     return {
         "map_points": points,
-        "map_speakers": np.repeat(np.arange(len(rows)), [len(one) for one in rows]),
+        "map_speakers": np.repeat(np.arange(len(rows)), [len(of_speaker) for of_speaker in rows]),
         "map_names": np.array(shown, dtype=np.str_),
         "map_shares": shares[:2],
     }
@@ -559,32 +557,34 @@ def list_in_common(paths: Sequence[Path]) -> TrialList:
     """The labelled list that all these files and folders have scores for, with the labels kept in
     one of them.
     """
-    names = ", ".join(map(str, paths))
     refused = None
     for path in paths:
         for place in (path, *sorted((path / EVALUATIONS).glob("*/"))):
-            file = place / SCORES if place.is_dir() else place
-            if not file.is_file():
-                continue
-            run = read_run(place) if place.is_dir() else None
-            trials = run.trials if run is not None else read_scores(file)[0]
+            if place.is_dir():
+                if not (place / SCORES).is_file():
+                    continue
+                run = read_run(place)
+                trials = run.trials and replace(run.trials, source=run.list_name)
+            else:
+                trials = read_scores(place)[0] if place.is_file() else None
             if trials is None or trials.labels is None:
                 continue
             try:
                 for other in paths:
                     find_scores(other, trials)
-                return trials if run is None else replace(trials, source=run.list_name)
+                return trials
             except ListError as error:
                 refused = refused or error
+    names = ", ".join(map(str, paths))
     raise refused or ListError(f"{names}: no labelled scores; give their list with --trials")
 
 
-def common_costs(systems: Iterable[Results | None]) -> dict[str, float]:
+def common_costs(systems: Iterable[Results | None]) -> dict[str, Any]:
     """The costs `c_miss` and `c_fa` that all results with costs share; empty if they differ or none
     is known.
     """
     known = [results.dcf_costs for results in systems if results is not None and results.dcf_costs]
-    return dict(known[0]) if known and all(costs == known[0] for costs in known) else {}
+    return {**known[0]} if known and all(costs == known[0] for costs in known) else {}
 
 
 def compare_runs(runs: Sequence[RunData], speakers: Speakers, seed: int) -> Comparison:
@@ -617,11 +617,13 @@ def configuration_of(scores: Path) -> Mapping[str, Any]:
 
 def is_other_seed(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
     """Whether two configurations of runs differ in nothing but `runtime.seed`."""
-    runtimes = [configuration.get("runtime") for configuration in (first, second)]
-    if not all(isinstance(runtime, Mapping) for runtime in runtimes):
-        return False
-    without = [{**runtime, "seed": None} for runtime in runtimes if isinstance(runtime, Mapping)]
-    return {**first, "runtime": without[0]} == {**second, "runtime": without[1]}
+    values = []
+    for configuration in (first, second):
+        runtime = configuration.get("runtime")
+        if not isinstance(runtime, Mapping):
+            return False
+        values.append({**configuration, "runtime": {**runtime, "seed": None}})
+    return values[0] == values[1]
 
 
 def chosen_on_reported(scores: Path) -> str:
@@ -629,11 +631,11 @@ def chosen_on_reported(scores: Path) -> str:
     list; else empty.
     """
     results = read_results(scores.with_name(RESULTS))
-    warnings = (results.warnings if results else None) or []
-    return next(
-        (one for one in warnings if one.startswith(CHOSEN_ON_REPORTED.partition(" same list")[0])),
-        "",
-    )
+    beginning = CHOSEN_ON_REPORTED.partition(" same list")[0]
+    for warning in (results.warnings if results else None) or []:
+        if warning.startswith(beginning):
+            return warning
+    return ""
 
 
 def read_results(path: Path) -> Results | None:
@@ -649,9 +651,8 @@ def read_results(path: Path) -> Results | None:
 
 def is_number(value: object) -> bool:
     """Whether a value in a record can be plotted."""
-    return (
-        isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
-    )
+    is_boolean = isinstance(value, bool)
+    return isinstance(value, int | float) and not is_boolean and bool(np.isfinite(value))
 
 
 def _read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -667,37 +668,32 @@ def _read_metrics(path: Path) -> list[dict[str, Any]]:
                 logger.warning("%s, line %d: incomplete record skipped", path, number)
                 continue
             if isinstance(record, dict):
-                records.append(
-                    {
-                        key: one
-                        for key, one in record.items()
-                        if (
-                            isinstance(one, NOT_NUMBERS[key])
-                            if key in NOT_NUMBERS
-                            else is_number(one)
-                        )
-                    }
-                )
+                records.append({key: value for key, value in record.items() if _fits(key, value)})
     return records
+
+
+def _fits(key: str, value: object) -> bool:
+    """Whether a value in a record has the type that its key needs."""
+    return isinstance(value, NOT_NUMBERS[key]) if key in NOT_NUMBERS else is_number(value)
 
 
 def _read_kept(path: Path) -> dict[str, np.ndarray]:
     """The arrays of a report, checked so that drawing them cannot fail."""
-    arrays = read_arrays(path, ARRAYS_EXPECTED) if path.is_file() else {}
-    for name, kinds, dimensions in KEPT_ARRAYS:
-        if name in arrays and (
-            arrays[name].dtype.kind not in kinds or arrays[name].ndim != dimensions
-        ):
-            found = f"{arrays[name].dtype} of {arrays[name].ndim} dimensions"
-            raise FileError(f"{path}: {name} is {found}; expected {ARRAYS_EXPECTED}")
-    if "map_points" in arrays:
-        with reading(path, ARRAYS_EXPECTED):
-            points = arrays["map_points"]
+    if not path.is_file():
+        return {}
+    arrays = read_arrays(path, ARRAYS_EXPECTED)
+    with reading(path, ARRAYS_EXPECTED):
+        for name, kinds, dimensions in KEPT_ARRAYS:
+            array = arrays.get(name, np.empty(()))
+            if name in arrays and (array.dtype.kind not in kinds or array.ndim != dimensions):
+                raise FileError(f"{path}: {name}: found {array.dtype} of shape {array.shape}")
+        if "map_points" in arrays:
             speakers = arrays["map_speakers"]
-            is_whole = points.shape == (len(speakers), 2) and len(arrays["map_shares"]) == 2
-            if not is_whole or not set(speakers.tolist()) <= set(range(len(arrays["map_names"]))):
-                raise FileError(
-                    f"{path}: the arrays of the embedding map do not match; expected "
-                    f"{ARRAYS_EXPECTED}"
-                )
+            numbers_of_names = np.arange(len(arrays["map_names"]))
+            if (
+                arrays["map_points"].shape != (len(speakers), 2)
+                or len(arrays["map_shares"]) != 2
+                or not np.isin(speakers, numbers_of_names).all()
+            ):
+                raise FileError(f"{path}: the arrays of the embedding map do not match")
     return arrays

@@ -89,10 +89,12 @@ def fit_calibration(
     # Late: most commands apply a calibration and fit none.
     from scipy.optimize import minimize
 
-    found = minimize(cost, start, jac=True, method="L-BFGS-B", options=options).x
+    offset, *standard_weights = minimize(
+        cost, start, jac=True, method="L-BFGS-B", options=options
+    ).x
     # Undo the standardisation.
-    weights = found[1:] / spread
-    return AffineCalibration(weights, float(found[0] - weights @ centre), tuple(names), prior)
+    weights = np.array(standard_weights) / spread
+    return AffineCalibration(weights, float(offset - weights @ centre), tuple(names), prior)
 
 
 def named_thresholds(
@@ -155,37 +157,35 @@ class Fit:
         """The calibration in a model file that this one would replace; None if there is none for
         the same scoring.
         """
-        fits = (contents.get("calibration") or {}).get("fits", [])
-        way = self.backend, list(self.calibration.inputs)
-        return next((one for one in fits if (one["backend"], list(one["inputs"])) == way), None)
+        for kept in (contents.get("calibration") or {}).get("fits", []):
+            if (kept["backend"], tuple(kept["inputs"])) == (self.backend, self.calibration.inputs):
+                return kept
+        return None
 
     def changes(self, contents: Mapping[str, Any]) -> dict[str, Any]:
         """The new entries of a model file, in which this fit replaces any fit for the same
         scoring.
         """
-        inputs = list(self.calibration.inputs)
-        own = {**self.calibration.to_dict(), **self.origin, "backend": self.backend}
-
-        def stays(one: Mapping[str, Any]) -> bool:
-            # Each way of scoring has its own thresholds, so only a fit for the same scoring is
-            # replaced. A fit of the score alone also replaces those with quality measures, which
-            # were fitted on an earlier list.
-            theirs = one.get("inputs", one["backend"].get("inputs", list(SCORE_ONLY)))
-            way = {**one["backend"], "inputs": theirs}
-            return way != {
-                **self.backend,
-                "inputs": theirs if inputs == list(SCORE_ONLY) else inputs,
-            }
-
         fits = (contents.get("calibration") or {}).get("fits", [])
         thresholds = contents.get("thresholds") or []
+        fit = {**self.calibration.to_dict(), **self.origin, "backend": self.backend}
+        limits = [{**limit, **self.origin} for limit in self.thresholds]
         return {
-            "calibration": {"fits": [*filter(stays, fits), own]},
-            "thresholds": [
-                *filter(stays, thresholds),
-                *({**one, **self.origin} for one in self.thresholds),
-            ],
+            "calibration": {"fits": [*filter(self._leaves, fits), fit]},
+            "thresholds": [*filter(self._leaves, thresholds), *limits],
         }
+
+    def _leaves(self, entry: Mapping[str, Any]) -> bool:
+        """Whether an entry of a model file stays beside this fit.
+
+        Each way of scoring has its own thresholds, so only a fit for the same scoring is replaced.
+        A fit of the score alone also replaces those with quality measures, which were fitted on an
+        earlier list.
+        """
+        inputs = entry.get("inputs", entry["backend"].get("inputs", list(SCORE_ONLY)))
+        ours = list(self.calibration.inputs)
+        way = {name: value for name, value in entry["backend"].items() if name != "inputs"}
+        return way != self.backend or (ours != list(SCORE_ONLY) and list(inputs) != ours)
 
 
 def fit_scores(

@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from speakernet.evaluation.options import UNIT_COST
-from speakernet.terminal import MAX_NAMED, plural
+from speakernet.terminal import MAX_NAMED
 
 Rates = TypeVar("Rates", float, np.ndarray)
 
@@ -67,10 +67,10 @@ class ErrorRates:
             rows = rows[~above]
         hull: list[int] = []
         for row in rows.tolist():
-            while (
-                len(hull) >= 2
-                and _is_above_chord(false_accepts[[*hull[-2:], row]], misses[[*hull[-2:], row]])[1]
-            ):
+            while len(hull) >= 2:
+                last = [*hull[-2:], row]
+                if not _is_above_chord(false_accepts[last], misses[last])[1]:
+                    break
                 hull.pop()
             hull.append(row)
         return np.array(hull)
@@ -81,7 +81,9 @@ def missing_kind(labels: np.ndarray) -> str:
     kinds are present.
     """
     num_targets = int(np.count_nonzero(labels))
-    return "target" if num_targets == 0 else "non-target" if num_targets == len(labels) else ""
+    if num_targets == 0:
+        return "target"
+    return "non-target" if num_targets == len(labels) else ""
 
 
 def check_trials(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -105,11 +107,12 @@ def check_trials(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np
 
 def refuse_rows(is_bad: np.ndarray, what: str) -> None:
     """Refuse bad scores; the message names the first ten rows, counted from 1."""
-    if rows := (np.flatnonzero(is_bad) + 1).tolist():
+    if is_bad.any():
+        rows = (np.flatnonzero(is_bad) + 1).tolist()
         named = ", ".join(map(str, rows[:MAX_NAMED])) + " …" * (len(rows) > MAX_NAMED)
-        share = f"{len(rows):,} of {len(is_bad):,} scores {'is' if len(rows) == 1 else 'are'}"
         raise ValueError(
-            f"{share} {what}: {plural(len(rows), 'trial')} {named}; expected finite numbers"
+            f"{len(rows):,} of {len(is_bad):,} scores are {what} (trials {named}); expected finite "
+            "numbers"
         )
 
 
@@ -149,9 +152,9 @@ def error_rates(scores: np.ndarray, labels: np.ndarray) -> ErrorRates:
 
 def group_starts(ascending: np.ndarray) -> np.ndarray:
     """The start of each run of equal values in a sorted array."""
-    return np.flatnonzero(
-        np.append(np.ones(len(ascending[:1]), dtype=bool), ascending[1:] != ascending[:-1])
-    )
+    is_start = np.ones(len(ascending), dtype=bool)
+    is_start[1:] = ascending[1:] != ascending[:-1]
+    return np.flatnonzero(is_start)
 
 
 def eer(scores: np.ndarray, labels: np.ndarray) -> float:
@@ -315,10 +318,9 @@ def min_cllr(rates: ErrorRates) -> float:
     targets, nontargets, llrs = pooled_llrs(rates)
     # A pool of a single kind has an infinite ratio and costs nothing; 0 x infinity would give NaN.
     mixed = np.isfinite(llrs)
-    cost = targets[mixed] @ np.logaddexp(0, -llrs[mixed]) + nontargets[mixed] @ np.logaddexp(
-        0, llrs[mixed]
-    )
-    return float(cost / (2 * np.log(2)))
+    of_misses = targets[mixed] @ np.logaddexp(0, -llrs[mixed])
+    of_false_accepts = nontargets[mixed] @ np.logaddexp(0, llrs[mixed])
+    return float((of_misses + of_false_accepts) / (2 * np.log(2)))
 
 
 def pooled_llrs(rates: ErrorRates) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -1,7 +1,5 @@
 """A run in a notebook: its report page, its DET curve as a figure, and its trials as a table."""
 
-import functools
-import io
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +41,7 @@ class Report:
         band = self.results.det_band
         points = {"EER": equal_error_point(rates)}
         bands = {self.run.name: band} if band else {}
-        figure = plots.det_figure({self.run.name: rates}, points, bands)
-        # By default, notebooks display only figures made by pyplot.
-        figure._repr_png_ = functools.partial(_png, figure)  # type: ignore[attr-defined]
-        return figure
+        return plots.det_figure({self.run.name: rates}, points, bands)
 
     def frame(self) -> Any:
         """A pandas table with one row per trial: `enrol`, `test`, `score` and, if known, `label`
@@ -55,7 +50,8 @@ class Report:
         # Imported late: pandas is needed only here and may not be installed.
         import pandas
 
-        if (trials := self.run.trials) is None:
+        trials = self.run.trials
+        if trials is None:
             raise ValueError(f"{self.run.folder}: no scores; evaluate first")
         names = np.array(trials.names)
         columns = {
@@ -65,10 +61,6 @@ class Report:
             "label": trials.labels,
             "llr": self.run.arrays.get("llrs"),
         }
-        return pandas.DataFrame({name: one for name, one in columns.items() if one is not None})
-
-
-def _png(figure: Figure) -> bytes:
-    with io.BytesIO() as file:
-        figure.savefig(file, format="png")
-        return file.getvalue()
+        return pandas.DataFrame(
+            {name: column for name, column in columns.items() if column is not None}
+        )

@@ -22,7 +22,7 @@ from matplotlib.ticker import FixedLocator, MaxNLocator
 from scipy.special import ndtri
 
 from speakernet.evaluation.metrics import ErrorRates, OperatingPoint, det_points
-from speakernet.evaluation.results import NO_INTERVAL, GroupResult, threshold_text
+from speakernet.evaluation.results import NO_INTERVAL, Band, GroupResult, threshold_text
 from speakernet.files import atomic_write
 
 WIDTH_INCHES = 4.2
@@ -113,11 +113,20 @@ def drawn_in_house_style(draw: Callable[P, Figure]) -> Callable[P, Figure]:
     return drawn
 
 
+class Plot(Figure):
+    """A figure that notebooks display; by default they display only those made by pyplot."""
+
+    def _repr_png_(self) -> bytes:
+        with io.BytesIO() as file:
+            self.savefig(file, format="png")
+            return file.getvalue()
+
+
 def new_figure(
     x_name: str, y_name: str = "", height_inches: float = HEIGHT_INCHES
 ) -> tuple[Figure, Axes]:
     """An empty figure with one set of axes."""
-    figure = Figure(figsize=(WIDTH_INCHES, height_inches), layout="constrained")
+    figure = Plot(figsize=(WIDTH_INCHES, height_inches), layout="constrained")
     return figure, figure.add_subplot(xlabel=x_name, ylabel=y_name)
 
 
@@ -125,7 +134,7 @@ def new_figure(
 def det_figure(
     curves: Mapping[str, ErrorRates],
     points: Mapping[str, OperatingPoint],
-    bands: Mapping[str, Mapping[str, Sequence[float]]] = MappingProxyType({}),
+    bands: Mapping[str, Band] = MappingProxyType({}),
 ) -> Figure:
     """Detection error trade-off by system: misses against false accepts, both on normal-deviate
     axes.
@@ -145,13 +154,11 @@ def det_figure(
         shown += curve
         if name in bands:
             # Percentages to rates, kept off 0 and 1, whose normal deviates are infinite.
-            rows = [
-                bands[name][key]
-                for key in ("false_accept_percent", "miss_low_percent", "miss_high_percent")
-            ]
-            band = ndtri(np.clip(np.array(rows) / 100, 1e-9, 1 - 1e-9))
+            band = bands[name]
+            rows = band["false_accept_percent"], band["miss_low_percent"], band["miss_high_percent"]
+            deviates = ndtri(np.clip(np.array(rows) / 100, 1e-9, 1 - 1e-9))
             axes.fill_between(
-                *band, color=f"C{number}", label=None if label else "95 % interval", **BAND
+                *deviates, color=f"C{number}", label=None if label else "95 % interval", **BAND
             )
     for number, (name, point) in enumerate(points.items()):
         rates_there = np.array([[point.false_accept], [point.miss]])
@@ -229,8 +236,9 @@ def threshold_figure(rates: ErrorRates, chosen: float) -> Figure:
         np.diff(rates.false_accept_rates[rows])
     )
     place = np.concatenate([[0.0], np.cumsum(travelled)])
-    wanted = np.searchsorted(place, np.linspace(0.0, place[-1], MAX_CURVE_POINTS))
-    rows = rows[np.unique(np.clip([0, *wanted, len(rows) - 1], 0, len(rows) - 1))]
+    spaced = np.searchsorted(place, np.linspace(0.0, place[-1], MAX_CURVE_POINTS))
+    last = len(rows) - 1
+    rows = rows[np.unique([0, *np.minimum(spaced, last), last])]
     for name, values in (("misses", rates.miss_rates), ("false accepts", rates.false_accept_rates)):
         axes.plot(rates.thresholds[rows], 100 * values[rows], drawstyle="steps-pre", label=name)
     axes.axvline(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter
 from typing_extensions import TypedDict
 
 from speakernet.terminal import counted
@@ -25,6 +25,7 @@ KEPT_EMBEDDINGS = "reading_kept_embeddings"
 FEW_TARGETS = 30
 """With fewer targets, a single one moves the miss rate by more than three percent."""
 NO_INTERVAL = [None, None]
+CLLR_FIGURES = {"cllr": ("Cllr", "bits", 1), "min_cllr": ("min Cllr", "bits", 1)}
 FURTHER_FIGURES = {
     "eer_convex_hull_percent": ("EER on the ROC convex hull", "%", 0),
     "eer_voxceleb_trainer_percent": ("EER as voxceleb_trainer computes it", "%", 0),
@@ -39,38 +40,41 @@ def _interval(values: Any) -> Any:
     return None if values == NO_INTERVAL else values
 
 
-def _needs(*names: str) -> AfterValidator:
-    """A validator that a mapping has these keys; later versions may write more."""
-
-    def check(values: dict[str, Any]) -> dict[str, Any]:
-        if not values.keys() >= set(names):
-            raise ValueError(f"expected the keys {', '.join(names)}")
-        return values
-
-    return AfterValidator(check)
-
-
 Interval = Annotated[tuple[float, float] | None, BeforeValidator(_interval)]
 """Lower and upper end of a 95 % interval."""
 CostsByPrior = dict[Annotated[str, Field(pattern=r"^[0-9.]+(e-?[0-9]+)?$")], float]
 """Target prior, as text -> normalised detection cost."""
-Costs = Annotated[dict[str, float], _needs("c_miss", "c_fa")]
-Band = Annotated[
-    dict[str, list[float]], _needs("false_accept_percent", "miss_low_percent", "miss_high_percent")
-]
-KeptThreshold = Annotated[dict[str, Any], _needs("name", "threshold")]
-"""A named threshold; its other keys give the scoring and the list it was fitted on."""
 
 
-def _plain(one: "GroupResult | Results") -> dict[str, Any]:
+class Costs(TypedDict):
+    """The costs of a decision."""
+
+    c_miss: float
+    c_fa: float
+
+
+class Band(TypedDict):
+    """The intervals of a DET curve, in percent."""
+
+    false_accept_percent: list[float]
+    miss_low_percent: list[float]
+    miss_high_percent: list[float]
+
+
+class KeptThreshold(TypedDict):
+    """A named threshold; its other keys give the scoring and the list it was fitted on."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+    name: str
+    threshold: float
+
+
+def _plain(result: "GroupResult | Results") -> dict[str, Any]:
     """Values by name; unknown ones are left out, except the error rate and its interval."""
-    values = {
-        name: value
-        for name, value in vars(one).items()
-        if value not in (None, "") or name == "eer_percent"
-    }
+    values = {name: value for name, value in vars(result).items() if value not in (None, "")}
     # Readers may index [0] and [1] without checking for an interval.
-    return values | {"eer_interval_percent": list(one.eer_interval_percent or NO_INTERVAL)}
+    interval = list(result.eer_interval_percent or NO_INTERVAL)
+    return values | {"eer_percent": result.eer_percent, "eer_interval_percent": interval}
 
 
 @dataclass(frozen=True)
@@ -193,63 +197,60 @@ class Results:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values under the names in `results.json`."""
-        values = {**_plain(self), **self.extra}
+        values = _plain(self) | self.extra
         del values["extra"]
         if self.min_dcf_interval is not None:
             values["min_dcf_interval"] = {
-                name: list(one or NO_INTERVAL) for name, one in self.min_dcf_interval.items()
+                prior: list(interval or NO_INTERVAL)
+                for prior, interval in self.min_dcf_interval.items()
             }
         for name in {"slices", "sweep"} & values.keys():
-            values[name] = [
-                {**vars(one), "rows": [_plain(row) for row in one.rows]} for one in values[name]
-            ]
+            groups = []
+            for group in values[name]:
+                groups.append({**vars(group), "rows": [_plain(row) for row in group.rows]})
+            values[name] = groups
         if self.test_lists:
-            values["test_lists"] = {name: _plain(one) for name, one in self.test_lists.items()}
+            values["test_lists"] = {name: _plain(row) for name, row in self.test_lists.items()}
         return values
 
     def _repr_html_(self) -> str:
         """The headline figures as a table, for notebooks."""
-        rows = [
-            (one.name, f"{one.text} ({one.interval_text})" if one.interval_text else one.text)
-            for one in headline(self)
-        ]
-        return html_table(
-            [("trials", f"{self.num_trials:,} of {self.list_name() or 'a list'}"), *rows]
-        )
+        trials = f"{self.num_trials:,} of {self.list_name() or 'a list'}"
+        figures = [(figure.name, figure.with_interval) for figure in headline(self)]
+        return html_table([("trials", trials), *figures])
 
     def as_row(self, label: str) -> GroupResult:
         """The figures of the whole list as a table row."""
-        figures = (
+        return GroupResult(
+            label,
             self.eer_percent,
             self.eer_interval_percent,
             self.why_no_eer,
             self.num_trials,
             self.num_targets,
+            self.min_dcf,
         )
-        return GroupResult(label, *figures, self.min_dcf)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Results":
         """Read what `to_dict` of this or an earlier version returned; ValueError if a value has the
         wrong type.
         """
-        names = {one.name for one in dataclasses.fields(cls)} - {"extra"}
-        known = {
-            name: value for name, value in values.items() if name in names and value is not None
-        }
-        extra = {name: value for name, value in values.items() if name not in names}
-        return TypeAdapter(cls).validate_python({**known, "extra": extra})
+        names = {field.name for field in dataclasses.fields(cls)} - {"extra"}
+        known: dict[str, Any] = {"extra": {}}
+        for name, value in values.items():
+            if name not in names:
+                known["extra"][name] = value
+            elif value is not None:
+                known[name] = value
+        return TypeAdapter(cls).validate_python(known)
 
     def list_name(self, role: str = "trials") -> str:
         """The name of the list read in that role; empty if unknown."""
-        return next(
-            (
-                one["name"]
-                for one in self.lists or []
-                if one.get("role") == role and one.get("name")
-            ),
-            "",
-        )
+        for listed in self.lists or []:
+            if listed.get("role") == role and listed.get("name"):
+                return listed["name"]
+        return ""
 
 
 @dataclass(frozen=True)
@@ -265,6 +266,11 @@ class ShownFigure:
     """The value with its unit."""
     interval_text: str
     """The interval with its unit; empty if there is none."""
+
+    @property
+    def with_interval(self) -> str:
+        """The value, and the interval in brackets."""
+        return f"{self.text} ({self.interval_text})" if self.interval_text else self.text
 
     @property
     def label(self) -> str:
@@ -284,38 +290,28 @@ def headline(results: Results, digits: int = 2, *, further: bool = False) -> lis
     if results.eer_percent is None:
         return []
     intervals = results.min_dcf_interval or {}
+    figures = [_shown("EER", "%", digits, results.eer_percent, results.eer_interval_percent)]
     # Costs lie between 0 and 1, so they need one more digit than a percentage to separate two
     # systems.
-    shown = [("EER", "%", 0, results.eer_percent, results.eer_interval_percent)]
-    shown += [
-        (f"minDCF({prior})", "", 1, cost, intervals.get(prior))
-        for prior, cost in results.min_dcf.items()
-    ]
-    shown += [
-        (f"actual DCF({prior})", "", 1, cost, None)
-        for prior, cost in (results.act_dcf or {}).items()
-    ]
-    others = {
-        "cllr": ("Cllr", "bits", 1),
-        "min_cllr": ("min Cllr", "bits", 1),
-        **(FURTHER_FIGURES if further else {}),
-    }
-    shown += [
-        (*row, value, None)
-        for key, row in others.items()
-        if (value := getattr(results, key)) is not None
-    ]
-    figures = []
-    for name, unit, more, value, interval in shown:
-        places = digits + more
-        number = f"{value:.{places}f}"
-        both = (
-            f"{interval[0]:.{places}f} to {interval[1]:.{places}f} {unit}".rstrip()
-            if interval
-            else ""
-        )
-        figures.append(ShownFigure(name, unit, number, f"{number} {unit}".rstrip(), both))
+    for prior, cost in results.min_dcf.items():
+        figures.append(_shown(f"minDCF({prior})", "", digits + 1, cost, intervals.get(prior)))
+    for prior, cost in (results.act_dcf or {}).items():
+        figures.append(_shown(f"actual DCF({prior})", "", digits + 1, cost))
+    for key, (name, unit, more) in (CLLR_FIGURES | (FURTHER_FIGURES if further else {})).items():
+        value = vars(results)[key]
+        if value is not None:
+            figures.append(_shown(name, unit, digits + more, value))
     return figures
+
+
+def _shown(
+    name: str, unit: str, digits: int, value: float, interval: Interval = None
+) -> ShownFigure:
+    number = f"{value:.{digits}f}"
+    ends = ""
+    if interval is not None:
+        ends = f"{interval[0]:.{digits}f} to {interval[1]:.{digits}f} {unit}".rstrip()
+    return ShownFigure(name, unit, number, f"{number} {unit}".rstrip(), ends)
 
 
 def html_table(rows: Iterable[tuple[str, Any]]) -> str:
@@ -337,20 +333,17 @@ def headline_sentence(results: Results, digits: int = 2) -> str:
     """
     trials = counted(results.num_trials, "trial")
     if results.eer_percent is None:
-        return (
-            f"{trials} scored; "
-            f"{results.why_no_eer or 'they are unlabelled, so there is no error rate'}"
-        )
+        reason = results.why_no_eer or "they are unlabelled, so there is no error rate"
+        return f"{trials} scored; {reason}"
     eer, *others = headline(results, digits)
-    interval = (
-        eer.interval_text
-        and f" (95 % interval {eer.interval_text.removesuffix(' %')}, bootstrap over speakers)"
-    )
-    costs = "".join(f", {one.name} {one.text}" for one in others if one.name.startswith("minDCF"))
-    return (
-        f"{eer.name} {eer.text}{interval}{costs}; {trials}, {results.num_targets or 0:,} of "
-        "them targets"
-    )
+    text = f"{eer.name} {eer.text}"
+    if eer.interval_text:
+        interval = eer.interval_text.removesuffix(" %")
+        text += f" (95 % interval {interval}, bootstrap over speakers)"
+    for figure in others:
+        if figure.name.startswith("minDCF"):
+            text += f", {figure.name} {figure.text}"
+    return f"{text}; {trials}, {results.num_targets or 0:,} of them targets"
 
 
 def threshold_text(threshold: float, scores: np.ndarray) -> str:

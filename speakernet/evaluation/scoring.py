@@ -114,7 +114,7 @@ def cosine_scores(
     row_starts = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=num_rows))])
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse (CSR tensor support|invariant checks)")
-        wanted = torch.sparse_csr_tensor(
+        pattern = torch.sparse_csr_tensor(
             torch.from_numpy(row_starts.astype(np.int32)),
             torch.from_numpy(columns.astype(np.int32)),
             torch.zeros(len(columns)),
@@ -122,10 +122,9 @@ def cosine_scores(
             # Rows beyond the table would read out of bounds.
             check_invariants=True,
         )
+    products = torch.sparse.sampled_addmm(pattern, table, table.T, beta=0.0).values().numpy()
     scores = np.empty(len(order), dtype=np.float32)
-    scores[order] = np.repeat(
-        torch.sparse.sampled_addmm(wanted, table, table.T, beta=0.0).values().numpy(), repeats
-    )
+    scores[order] = np.repeat(products, repeats)
     return scores
 
 
@@ -135,18 +134,17 @@ def blocked_cosine_scores(
     """The same as `cosine_scores`, from rows gathered on a device in blocks of trials, without
     TF32.
     """
-    if len(enrol) and not 0 <= min(enrol.min(), test.min()) <= max(enrol.max(), test.max()) < len(
-        embeddings
-    ):
+    sides = np.stack([enrol, test])  # (2, trials)
+    if sides.size and not 0 <= sides.min() <= sides.max() < len(embeddings):
         raise ValueError(f"trials refer to rows beyond the {len(embeddings)} embeddings")
     table = torch.from_numpy(np.ascontiguousarray(embeddings, dtype=np.float32)).to(device)
-    sides = [torch.from_numpy(rows.astype(np.int64)).to(device) for rows in (enrol, test)]
+    rows, columns = torch.from_numpy(sides.astype(np.int64)).to(device)
     scores = torch.empty(len(enrol), device=device)
     # Both sides of a trial are gathered.
     block = max(1, DEVICE_BLOCK_BYTES // (2 * 4 * table.shape[1]))
     for first in range(0, len(scores), block):
         some = slice(first, first + block)
-        scores[some] = torch.linalg.vecdot(table[sides[0][some]], table[sides[1][some]])
+        scores[some] = torch.linalg.vecdot(table[rows[some]], table[columns[some]])
     return scores.cpu().numpy()
 
 
@@ -177,8 +175,9 @@ class Plda:
         """Log-likelihood ratios of all pairs, (first, second) float64, of embeddings (…, dim) of
         any length.
         """
-        (one, left), (other, right) = self._terms(first), self._terms(second)
-        return one @ other.T + (left[:, None] + right)
+        rows, row_terms = self._terms(first)
+        columns, column_terms = self._terms(second)
+        return rows @ columns.T + (row_terms[:, None] + column_terms)
 
     def trial_scores(
         self, embeddings: np.ndarray, enrol: np.ndarray, test: np.ndarray
@@ -190,9 +189,10 @@ class Plda:
         scores = np.empty(len(enrol), dtype=np.float32)
         block = max(1, BLOCK_BYTES // (8 * table.shape[1]))
         for first in range(0, len(scores), block):
-            some = slice(first, first + block)
-            products = np.einsum("td,td->t", table[enrol[some]], table[test[some]])
-            scores[some] = products + constant[enrol[some]] + constant[test[some]]
+            rows = enrol[first : first + block]
+            columns = test[first : first + block]
+            products = np.einsum("td,td->t", table[rows], table[columns])
+            scores[first : first + block] = products + constant[rows] + constant[columns]
         return scores
 
     def _terms(self, embeddings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -205,9 +205,9 @@ class Plda:
         rows = rows * np.sqrt(rows.shape[1] / squares)[:, None]
         # log N([x; y]; 0, [[b+1, b], [b, b+1]]) - log N(x; 0, b+1) - log N(y; 0, b+1), per
         # dimension.
-        own = between**2 / (2 * (1 + between) * (1 + 2 * between))
+        factors = between**2 / (2 * (1 + between) * (1 + 2 * between))
         constant = (2 * np.log1p(between) - np.log1p(2 * between)).sum() / 4
-        return rows * np.sqrt(between / (1 + 2 * between)), constant - (rows * rows) @ own
+        return rows * np.sqrt(between / (1 + 2 * between)), constant - (rows * rows) @ factors
 
 
 def pair_scores(first: np.ndarray, second: np.ndarray, plda: Plda | None = None) -> np.ndarray:
@@ -221,9 +221,10 @@ def plda_of(contents: Mapping[str, Any]) -> Plda | None:
     """The PLDA in an adapted model file; None without one."""
     if (contents.get("adaptation") or {}).get("score") != "plda":
         return None
-    named = (contents["weights"][f"adaptation.{name}"] for name in ("between", "weights"))
+    weights = contents["weights"]
     # NumPy has no bfloat16.
-    return Plda(*(one.double().numpy() for one in named))
+    between = weights["adaptation.between"].double().numpy()
+    return Plda(between, weights["adaptation.weights"].double().numpy())
 
 
 def mean_distance_scores(
@@ -332,23 +333,16 @@ def cohort_statistics(
     # Computed by torch, whose matrix products respect runtime.threads.
     members = torch.from_numpy(np.ascontiguousarray(cohort, dtype=np.float32)).to(device)
     takes = min(top or len(members), len(members))
-    mean, deviation = (np.empty(len(embeddings), dtype=np.float32) for _ in range(2))
+    table = np.ascontiguousarray(embeddings, dtype=np.float32)
+    mean = np.empty(len(table), dtype=np.float32)
+    deviation = np.empty(len(table), dtype=np.float32)
     block = max(1, BLOCK_SCORES // len(members))
-    bar = Bar(
-        "scores against the cohort",
-        len(embeddings),
-        "utterance",
-        is_shown=len(embeddings) > 2 * block,
-    )
+    is_shown = len(table) > 2 * block
+    bar = Bar("scores against the cohort", len(table), "utterance", is_shown=is_shown)
     with ThreadPoolExecutor(torch.get_num_threads()) as pool, bar:
-        for start in range(0, len(embeddings), block):
+        for start in range(0, len(table), block):
             rows = slice(start, start + block)
-            scores = (
-                torch.from_numpy(np.ascontiguousarray(embeddings[rows], dtype=np.float32)).to(
-                    device
-                )
-                @ members.T
-            )
+            scores = torch.from_numpy(table[rows]).to(device) @ members.T  # (rows, members)
             if takes < len(members):
                 scores = highest(scores, takes, pool, is_on_host=members.device.type == "cpu")
             block_deviation, block_mean = torch.std_mean(scores, dim=1, correction=0)
@@ -388,9 +382,9 @@ def normalize_scores(
     For `as`, the statistics come from the nearest cohort members.
     """
     mean, deviation = statistics
-    sides = {"z": (enrol,), "t": (test,)}.get(method, (enrol, test))
-    normalised = [(scores - mean[side]) / deviation[side] for side in sides]
-    return normalised[0] if len(sides) == 1 else 0.5 * (normalised[0] + normalised[1])
+    by_enrolment = (scores - mean[enrol]) / deviation[enrol]
+    by_test = (scores - mean[test]) / deviation[test]
+    return {"z": by_enrolment, "t": by_test}.get(method, 0.5 * (by_enrolment + by_test))
 
 
 def speaker_means(embeddings: np.ndarray, speakers: np.ndarray) -> np.ndarray:
@@ -429,9 +423,7 @@ class Backend:
         """
         options = self.options
         described: dict[str, Any] = {
-            "score": "plda"
-            if self.plda is not None and options.score == "cosine"
-            else options.score,
+            "score": self.score_name,
             **way_of(embedding),
             "subtract_mean": self.mean is not None,
             "score_norm": options.score_norm,
@@ -440,13 +432,17 @@ class Backend:
             described["is_normalised"] = self.is_normalised
         if self.adaptation:
             described["adaptation"] = self.adaptation
-        if self.cohort is not None:
-            described |= {"cohort": self.cohort_name, "cohort_members": len(self.cohort)}
+        num_members = 0 if self.cohort is None else len(self.cohort)
+        if num_members:
+            described |= {"cohort": self.cohort_name, "cohort_members": num_members}
         if options.score_norm == "as":
-            described["cohort_size"] = min(
-                options.cohort_size, 0 if self.cohort is None else len(self.cohort)
-            )
+            described["cohort_size"] = min(options.cohort_size, num_members)
         return described
+
+    @property
+    def score_name(self) -> str:
+        """What a trial is scored by: cosine, plda or mean_distance."""
+        return "plda" if self.plda and self.options.score == "cosine" else self.options.score
 
     def score(
         self, embeddings: np.ndarray, trials: TrialList
@@ -457,19 +453,33 @@ class Backend:
             Scores (trials,), unit-length embeddings (utterances, dim), and each utterance's mean
             score against the cohort (utterances,), None without a cohort.
         """
-        # The embedding map and the cohort need unit lengths with any score.
+        # What happens to a trial, from the top of this file to its bottom. Both recordings come as
+        # tables of crops, (crops, dim). Each crop is centred by the mean of the training set, if
+        # there is one, and scaled to length 1, so that loudness and length of a recording do not
+        # count; the average of its crops, again at length 1, represents the recording. Two
+        # recordings are compared by the cosine, or by PLDA, which also knows how much one voice
+        # varies. Some voices are close to everybody's, so their scores with strangers are high
+        # too: normalisation expresses a score in standard deviations above the scores of the same
+        # recordings against a cohort of strangers. As-norm asks only the nearest strangers. How
+        # many of them is best depends on corpus and network; 300 is wespeaker's number, and no
+        # measurement of ours says that it is the best.
+        #
+        # The mean distance of voxceleb_trainer compares all pairs of crops instead. It ignores
+        # cohort and PLDA, but the report's embedding map needs the unit lengths with any score.
         units = mean_embeddings(embeddings, self.mean)
-        if self.options.score == "mean_distance":
+        enrol = trials.enrol
+        test = trials.test
+        method = self.options.score_norm
+        if self.score_name == "mean_distance":
             centred = embeddings if self.mean is None else embeddings - self.mean.astype(np.float32)
             scores = mean_distance_scores(
-                centred, trials.enrol, trials.test, normalize=self.is_normalised, device=self.device
+                centred, enrol, test, normalize=self.is_normalised, device=self.device
             )
             return scores, units, None
-        method = self.options.score_norm
         if self.plda is None:
-            scores = cosine_scores(units, trials.enrol, trials.test, self.device)
+            scores = cosine_scores(units, enrol, test, self.device)
         else:
-            scores = self.plda.trial_scores(units, trials.enrol, trials.test)
+            scores = self.plda.trial_scores(units, enrol, test)
         if method == "none":
             return scores, units, None
         if self.plda is not None:
@@ -480,11 +490,7 @@ class Backend:
         assert self.cohort is not None, "normalisation needs a cohort"
         nearest = self.options.cohort_size if method == "as" else None
         statistics = cohort_statistics(units, self.cohort, nearest, self.device)
-        return (
-            normalize_scores(scores, trials.enrol, trials.test, statistics, method),
-            units,
-            statistics[0],
-        )
+        return normalize_scores(scores, enrol, test, statistics, method), units, statistics[0]
 
 
 def verifying_backend(contents: Mapping[str, Any]) -> Backend:

@@ -16,11 +16,12 @@ from speakernet.data.audio import AudioError
 from speakernet.data.levels import FRAME_SECONDS, frame_powers, power_ratio_db
 from speakernet.data.lists import StringTable, TrialList
 from speakernet.data.sources import AudioSource
-from speakernet.evaluation.embedding import checked_lengths
+from speakernet.evaluation.embedding import checked_lengths, reader_threads
 from speakernet.evaluation.figures import (
     ALWAYS_SHOWN_PRIORS,
     OperatingPoint,
     SpeakerBootstrap,
+    group_draws,
     group_result,
     operating_points,
 )
@@ -64,14 +65,12 @@ def all_slices(
     speakers: Speakers,
     source: AudioSource,
     options: EvaluationOptions,
-    *,
-    num_threads: int,
-    num_draws: int,
     seed: int,
 ) -> list[SliceResult]:
     """Results of a labelled list for every slicing in the options."""
     columns = read_metadata(options.metadata, list(trials.names)) if options.metadata else {}
     names = options.slices or ["duration", *usable_columns(columns)]
+    num_threads = reader_threads(options)
     slicings: list[Slicing] = []
     for name in dict.fromkeys(names):
         if name in columns:
@@ -91,8 +90,9 @@ def all_slices(
                 f"slices: {name!r} is not one of {', '.join(known)}; {suggestion(name, known)}"
             )
     points = operating_points(ALWAYS_SHOWN_PRIORS, options)
+    draws = group_draws(options)
     return [
-        slice_results(slicing, trials, scores, speakers, points, num_draws, seed)
+        slice_results(slicing, trials, scores, speakers, points, draws, seed)
         for slicing in slicings
     ]
 
@@ -116,11 +116,12 @@ def value_slicing(
     are omitted.
     """
     # A value equal to an edge belongs to the range above it.
-    found = np.searchsorted(np.asarray(edges), worse_side(values, trials), side="right")
-    ranges = (f"{low:g} to {high:g}{unit}" for low, high in itertools.pairwise(edges))
-    names = [f"under {edges[0]:g}{unit}", *ranges, f"{edges[-1]:g}{unit} and more"]
-    present, groups = np.unique(found, return_inverse=True)
-    return Slicing(by, [names[one] for one in present], groups, note)
+    ranges = np.searchsorted(np.asarray(edges), worse_side(values, trials), side="right")
+    names = [f"under {edges[0]:g}{unit}"]
+    names += [f"{low:g} to {high:g}{unit}" for low, high in itertools.pairwise(edges)]
+    names.append(f"{edges[-1]:g}{unit} and more")
+    present, groups = np.unique(ranges, return_inverse=True)
+    return Slicing(by, [names[number] for number in present], groups, note)
 
 
 def column_slicings(column: str, values: Sequence[str], trials: TrialList) -> list[Slicing]:
@@ -130,14 +131,12 @@ def column_slicings(column: str, values: Sequence[str], trials: TrialList) -> li
     sides share. At least six distinct numbers give one, by thirds of the smaller side.
     """
     different = sorted(set(values) - {""})
-    if len(different) >= MIN_NUMBERS and (numbers := _as_numbers(values)) is not None:
+    numbers = _as_numbers(values) if len(different) >= MIN_NUMBERS else None
+    if numbers is not None:
         # Thirds of the trials, not of the utterances; edges coincide if many values are equal.
-        edges = np.unique(np.quantile(worse_side(numbers, trials), [1 / 3, 2 / 3]))
-        return [
-            value_slicing(
-                f"{column}, smaller of the two sides", numbers, trials, edges.tolist(), ""
-            )
-        ]
+        edges = np.unique(np.quantile(worse_side(numbers, trials), [1 / 3, 2 / 3])).tolist()
+        by = f"{column}, smaller of the two sides"
+        return [value_slicing(by, numbers, trials, edges, "")]
     if not 2 <= len(different) <= MAX_VALUES:
         raise ValueError(
             f"column {column!r} has {len(different)} distinct values in this list; slicing needs 2 "
@@ -149,15 +148,12 @@ def column_slicings(column: str, values: Sequence[str], trials: TrialList) -> li
     # Trials with an unknown value are in no group.
     is_known = (enrol >= 0) & (test >= 0)
     same = np.where(is_known, enrol != test, -1)
-    both = np.where(is_known & (enrol == test), enrol, -1)
+    shared = np.where(is_known & (enrol == test), enrol, -1)
+    sides = [f"same {column}", f"different {column}"]
+    words = [f"{column} {value}" for value in different]
     return [
-        Slicing(
-            f"same or different {column}",
-            [f"same {column}", f"different {column}"],
-            same,
-            shares_targets=True,
-        ),
-        Slicing(f"{column} of both sides", [f"{column} {value}" for value in different], both),
+        Slicing(f"same or different {column}", sides, same, shares_targets=True),
+        Slicing(f"{column} of both sides", words, shared),
     ]
 
 
@@ -165,12 +161,13 @@ def usable_columns(metadata: Mapping[str, Sequence[str]]) -> list[str]:
     """Columns that trials can be sliced by: 2 to 12 distinct words, or at least 6 distinct
     numbers.
     """
-    return [
-        column
-        for column, values in metadata.items()
-        if 2 <= (count := len(set(values) - {""})) <= MAX_VALUES
-        or (count >= MIN_NUMBERS and _as_numbers(values) is not None)
-    ]
+    usable = []
+    for column, values in metadata.items():
+        num_values = len(set(values) - {""})
+        are_numbers = num_values >= MIN_NUMBERS and _as_numbers(values) is not None
+        if are_numbers or 2 <= num_values <= MAX_VALUES:
+            usable.append(column)
+    return usable
 
 
 def read_metadata(path: str | Path, names: Sequence[str]) -> dict[str, list[str]]:
@@ -178,11 +175,11 @@ def read_metadata(path: str | Path, names: Sequence[str]) -> dict[str, list[str]
     utterances are missing.
     """
     columns, rows = read_rows(path, (), names)
-    return {
-        column: [row[column].strip() for row in rows]
-        for column in columns
-        if column not in NOT_COLUMNS
-    }
+    metadata = {}
+    for column in columns:
+        if column not in NOT_COLUMNS:
+            metadata[column] = [row[column].strip() for row in rows]
+    return metadata
 
 
 def slice_results(
@@ -212,15 +209,13 @@ def slice_results(
         num_trials = len(labels)
         num_targets = int(np.count_nonzero(labels))
         if missing := missing_kind(labels):
-            rows.append(
-                GroupResult(
-                    label, note=f"no {missing}s", num_trials=num_trials, num_targets=num_targets
-                )
-            )
-            continue
-        enrol, test = (speakers.ids[side[chosen]] for side in (trials.enrol, trials.test))
-        prepared = SpeakerBootstrap(scores[chosen], labels, enrol, test, points)
-        rows.append(group_result(label, prepared, num_targets, num_draws, seed))
+            note = f"no {missing}s"
+            row = GroupResult(label, note=note, num_trials=num_trials, num_targets=num_targets)
+        else:
+            sides = speakers.ids[trials.enrol[chosen]], speakers.ids[trials.test[chosen]]
+            prepared = SpeakerBootstrap(scores[chosen], labels, *sides, points)
+            row = group_result(label, prepared, num_targets, num_draws, seed)
+        rows.append(row)
     return SliceResult(slicing.by, " ".join(notes), rows)
 
 
@@ -245,12 +240,12 @@ def signal_to_noise_ratios(source: AudioSource, names: StringTable, num_threads:
         for block in source.blocks(name, FRAMES_AT_ONCE * frame):
             if len(block) >= frame or (len(block) and not powers):
                 powers.append(frame_powers(block, source.sample_rate))
-        found = power_ratio_db(np.concatenate(powers)) if powers else float("nan")
-        if not np.isfinite(found):
+        decibels = power_ratio_db(np.concatenate(powers)) if powers else float("nan")
+        if not np.isfinite(decibels):
             raise AudioError(f"{name}: there are no samples, or some are NaN or infinite")
-        return found
+        return decibels
 
-    found = parallel_map(
+    ratios = parallel_map(
         ratio, names, num_threads, "signal-to-noise ratios", total=len(names), unit="utterance"
     )
-    return np.fromiter(found, dtype=np.float64, count=len(names))
+    return np.fromiter(ratios, dtype=np.float64, count=len(names))

@@ -83,45 +83,44 @@ def speakers_of(trials: TrialList, table: str | Path | None = None) -> Speakers:
     names = list(trials.names)
     if table:
         columns, rows = read_rows(table, ("speaker",), names)
-        found = _numbered([row["speaker"] for row in rows], "column 'speaker' of the CSV")
+        speakers = _numbered([row["speaker"] for row in rows], "column 'speaker' of the CSV")
         if "session" not in columns:
-            return found
-        return replace(found, sessions=_numbered([row["session"] for row in rows], "").ids)
+            return speakers
+        return replace(speakers, sessions=_numbered([row["session"] for row in rows], "").ids)
     folders = [name.replace("\\", "/").split("/") for name in names]
     if trials.labels is None:
         rule = "first part of each path (unchecked: the list has no labels)"
-        return _numbered([one[0] for one in folders], rule)
+        return _numbered([parts[0] for parts in folders], rule)
+    is_target = trials.labels == 1
     # The last part is the file name, which is never the speaker.
-    for position in range(min(map(len, folders)) - 1):
+    depth = min(map(len, folders)) - 1
+    for position in range(depth):
         ordinal = {0: "first", 1: "second", 2: "third"}.get(position, f"{position + 1}th")
         rule = (
             f"{ordinal} part of each path (it is equal in all target trials and different in "
             "all others)"
         )
-        found = _numbered([one[position] for one in folders], rule)
-        if np.array_equal(found.ids[trials.enrol] == found.ids[trials.test], trials.labels == 1):
-            if min(map(len, folders)) < position + 3:
-                return found
-            # There are folders between speaker and file, such as VoxCeleb's videos: these are
-            # sessions.
-            return replace(
-                found, sessions=_numbered(["/".join(one[:-1]) for one in folders], "").ids
-            )
+        speakers = _numbered([parts[position] for parts in folders], rule)
+        if np.array_equal(speakers.ids[trials.enrol] == speakers.ids[trials.test], is_target):
+            if position + 1 < depth:
+                # There are folders between speaker and file, such as VoxCeleb's videos: these are
+                # sessions.
+                sessions = _numbered(["/".join(parts[:-1]) for parts in folders], "").ids
+                speakers = replace(speakers, sessions=sessions)
+            return speakers
     # Connected components of the target trials; an utterance in none of them counts as its own
     # speaker.
-    is_target = trials.labels == 1
     edges = (trials.enrol[is_target], trials.test[is_target])
-    graph = coo_matrix(
-        (np.ones(len(edges[0]), dtype=np.int8), edges), shape=(len(names), len(names))
-    )
+    weights = np.ones(len(edges[0]), dtype=np.int8)
+    graph = coo_matrix((weights, edges), shape=(len(names), len(names)))
     count, ids = connected_components(graph, directed=False)
-    inside = int(np.count_nonzero((ids[trials.enrol] == ids[trials.test]) & ~is_target))
-    odd = (
-        f" ({inside} non-target trials pair members of one group, so labels contradict each other)"
-        if inside
-        else ""
-    )
-    return Speakers(ids.astype(np.int32), int(count), f"groups that target trials connect{odd}")
+    rule = "groups that target trials connect"
+    if inside := int(np.count_nonzero((ids[trials.enrol] == ids[trials.test]) & ~is_target)):
+        rule += (
+            f" ({inside} non-target trials pair members of one group, so labels contradict each "
+            "other)"
+        )
+    return Speakers(ids.astype(np.int32), int(count), rule)
 
 
 def some_of_each(labels: np.ndarray, count: int, generator: np.random.Generator) -> np.ndarray:

@@ -39,13 +39,10 @@ NOISE_SNR_DB = (20.0, 15.0, 10.0, 5.0, 0.0)
 REVERB_SHARES_PERCENT = (25, 50, 75, 100)
 DURATIONS_SECONDS = (4.0, 3.0, 2.0, 1.0)
 MICROPHONE_DB = (2.5, 5.0, 7.5, 10.0)
-# In critical distances of the room; at one, direct sound and reverberation are equally strong.
 DISTANCES = (0.25, 0.5, 1.0, 2.0, 4.0)
-NARROWED = "300-3400 Hz"
-CODED = "and mu-law"
-DIRECT_SECONDS = (
-    0.0025  # duration of the direct sound at the start of an RIR; the rest is reflected
-)
+"""In critical distances of the room; at one, direct sound and reverberation are equally strong."""
+DIRECT_SECONDS = 0.0025
+"""Duration of the direct sound at the start of an RIR; the rest is reflected."""
 AXES = {
     "noise": "signal-to-noise ratio (dB)",
     "reverb": "share of reverberated sound (%)",
@@ -80,7 +77,7 @@ class DegradedSource(AudioSource):
         super().__init__(source.root, source.sample_rate)
         self._source = source
         self._transform = step.transform
-        self._wanted = round(step.kept_seconds * source.sample_rate)
+        self._kept_samples = round(step.kept_seconds * source.sample_rate)
         self._row_of = {name: row for row, name in enumerate(names)}
         self._lengths = source.lookup_table(names).num_samples
 
@@ -89,32 +86,29 @@ class DegradedSource(AudioSource):
         row = self._row_of[name]
         total = int(self._lengths[row])
         if self._transform is None:
-            left = min(total, self._wanted) - start
+            left = min(total, self._kept_samples) - start
             count = left if num_samples is None else min(left, num_samples)
             if count <= 0:
                 return np.empty(0, dtype=np.float32)
-            return self._source.read(name, max(0, (total - self._wanted) // 2) + start, count)
+            return self._source.read(name, max(0, (total - self._kept_samples) // 2) + start, count)
         edges = window_edges(total, self.sample_rate)
+        stop = total if num_samples is None else start + num_samples
         if len(edges) == 2:
-            waveform = self._transform(self._source.read(name), row)
-            return waveform[start : None if num_samples is None else start + num_samples]
-        stop = total if num_samples is None else min(total, start + num_samples)
+            return self._transform(self._source.read(name), row)[start:stop]
         # The windows that overlap the crop, each cut to the overlap.
-        pieces = [
-            self._transform(self._source.read(name, begin, end - begin), row)[
-                max(0, start - begin) : stop - begin
-            ]
-            for begin, end in itertools.pairwise(edges)
-            if begin < stop and end > start
-        ]
-        return np.concatenate([np.empty(0, dtype=np.float32), *pieces])
+        pieces = [np.empty(0, dtype=np.float32)]
+        for begin, end in itertools.pairwise(edges):
+            if begin < stop and end > start:
+                window = self._transform(self._source.read(name, begin, end - begin), row)
+                pieces.append(window[max(0, start - begin) : max(0, stop - begin)])
+        return np.concatenate(pieces)
 
     def _look_up(self, names: StringTable, num_threads: int) -> LookupTable:
         whole = self._source.lookup_table(names, num_threads)
         if self._transform is not None:
             return whole
         cut = {
-            "native_samples": np.minimum(whole.num_samples, self._wanted),
+            "native_samples": np.minimum(whole.num_samples, self._kept_samples),
             "sample_rates": np.full(len(names), self.sample_rate),
         }
         return LookupTable(self.sample_rate, {**vars(whole), **cut}, whole.problems)
@@ -137,55 +131,51 @@ def sweep_steps(
     seed: int = 0,
 ) -> dict[str, list[Step]]:
     """The steps of each kind, from the weakest degradation to the strongest."""
-    for kind, is_there, option in (
-        ("noise", len(banks.get("noise", ())), "augment.noise_path"),
-        ("reverb", rirs, "augment.rir_path"),
-        ("distance", rirs, "augment.rir_path"),
-    ):
-        if kind in kinds and not is_there:
+    needed = {
+        "noise": (banks.get("noise"), "augment.noise_path"),
+        "reverb": (rirs, "augment.rir_path"),
+        "distance": (rirs, "augment.rir_path"),
+    }
+    for kind in kinds:
+        audio, option = needed.get(kind, (True, ""))
+        if not audio:
             raise ValueError(
                 f"the {kind} sweep needs audio: set {option}, or remove {kind} from "
                 "evaluation.sweep"
             )
+    return {kind: _steps_of(kind, banks, rirs, sample_rate, seed) for kind in kinds}
 
-    def always(rirs: RirBank | None, **options: object) -> Transform:
-        section = AugmentOptions(probability=1.0, **options)  # type: ignore[arg-type]
-        return augmenting({} if rirs else banks, rirs, section, sample_rate=sample_rate, seed=seed)
 
-    steps: dict[str, list[Step]] = {}
-    for kind in kinds:
-        match kind:
-            case "noise":
-                steps[kind] = [
-                    Step(f"{one:g}", always(None, categories=["noise"], noise_snr_db=[one, one]))
-                    for one in NOISE_SNR_DB
-                ]
-            case "reverb":
-                mixed = functools.partial(_mixed, always(rirs, categories=["reverb"]))
-                steps[kind] = [
-                    Step(f"{one}", functools.partial(mixed, one / 100))
-                    for one in REVERB_SHARES_PERCENT
-                ]
-            case "duration":
-                steps[kind] = [Step(f"{one:g}", kept_seconds=one) for one in DURATIONS_SECONDS]
-            case "microphone":
-                steps[kind] = [
-                    Step(
-                        f"{one:g}",
-                        always(None, categories=[], microphone_probability=1.0, microphone_db=one),
-                    )
-                    for one in MICROPHONE_DB
-                ]
-            case "distance":
-                assert rirs is not None
-                steps[kind] = [
-                    Step(f"{one:g}", functools.partial(_far, rirs, seed, one)) for one in DISTANCES
-                ]
-            case _:
-                steps[kind] = [
-                    Step(label, functools.partial(_narrowed, sample_rate, label == CODED))
-                    for label in (NARROWED, CODED)
-                ]
+def _steps_of(
+    kind: str, banks: Mapping[str, ClipBank], rirs: RirBank | None, sample_rate: int, seed: int
+) -> list[Step]:
+    augmented = functools.partial(augmenting, sample_rate=sample_rate, seed=seed)
+    always = functools.partial(AugmentOptions, probability=1.0)
+    steps = []
+    if kind == "noise":
+        for snr in NOISE_SNR_DB:
+            section = always(categories=["noise"], noise_snr_db=[snr, snr])
+            steps.append(Step(f"{snr:g}", augmented(banks, None, section)))
+    elif kind == "reverb":
+        wet = augmented({}, rirs, always(categories=["reverb"]))
+        for percent in REVERB_SHARES_PERCENT:
+            steps.append(Step(f"{percent}", functools.partial(_mixed, wet, percent / 100)))
+    elif kind == "duration":
+        steps = [Step(f"{seconds:g}", kept_seconds=seconds) for seconds in DURATIONS_SECONDS]
+    elif kind == "microphone":
+        for decibels in MICROPHONE_DB:
+            section = always(categories=[], microphone_probability=1.0, microphone_db=decibels)
+            steps.append(Step(f"{decibels:g}", augmented(banks, None, section)))
+    elif kind == "distance":
+        assert rirs is not None
+        for distance in DISTANCES:
+            steps.append(Step(f"{distance:g}", functools.partial(_far, rirs, seed, distance)))
+    else:
+        narrowed = functools.partial(_narrowed, sample_rate)
+        steps = [
+            Step("300-3400 Hz", functools.partial(narrowed, False)),
+            Step("and mu-law", functools.partial(narrowed, True)),
+        ]
     return steps
 
 
@@ -209,10 +199,9 @@ def run_sweep(
     assert labels is not None, "only labelled trials are swept"
     sides = speakers.ids[trials.enrol], speakers.ids[trials.test]
 
-    def row(label: str, found: np.ndarray) -> GroupResult:
-        return group_result(
-            label, SpeakerBootstrap(found, labels, *sides, {}), None, num_draws, seed
-        )
+    def row(label: str, scores: np.ndarray) -> GroupResult:
+        bootstrap = SpeakerBootstrap(scores, labels, *sides, {})
+        return group_result(label, bootstrap, None, num_draws, seed)
 
     unchanged = row("none", scores)
     results = []
@@ -220,39 +209,35 @@ def run_sweep(
         rows = [replace(unchanged, label="all") if kind == "duration" else unchanged]
         for step in amounts:
             rows.append(row(step.label, score(DegradedSource(source, trials.names, step))))
-            logger.info(
-                "sweep: %s, %s %s: EER %.2f %%", kind, AXES[kind], step.label, rows[-1].eer_percent
-            )
-        results.append(
-            SweepResult(kind, AXES[kind], "Both sides of every trial are degraded.", rows)
-        )
+            eer = rows[-1].eer_percent
+            logger.info("sweep: %s, %s %s: EER %.2f %%", kind, AXES[kind], step.label, eer)
+        note = "Both sides of every trial are degraded."
+        results.append(SweepResult(kind, AXES[kind], note, rows))
     return results
 
 
-def augmenting(*given: Any, **options: Any) -> Transform:
-    """A transform that uses an augmenter with these arguments and makes the same choices for the
-    same row.
+def augmenting(
+    banks: Mapping[str, ClipBank], rirs: RirBank | None, section: AugmentOptions, **options: Any
+) -> Transform:
+    """A transform by an augmenter with these arguments, which makes the same choices for the same
+    row.
     """
-    return functools.partial(_augmented, Augmenter(*given, **options), threading.Lock())
+    augmenter = Augmenter(banks, rirs, section, **options)
+    lock = threading.Lock()
 
+    def augment(waveform: np.ndarray, row: int) -> np.ndarray:
+        batch = torch.from_numpy(waveform.astype(np.float32, copy=True))[None]  # (1, samples)
+        # Always epoch 0, so that an utterance gets the same clip and position at every amount.
+        with lock:
+            return augmenter(batch, epoch=0, rows=np.array([row], dtype=np.int64))[0].numpy()
 
-def _augmented(
-    augmenter: Augmenter, lock: threading.Lock, waveform: np.ndarray, row: int
-) -> np.ndarray:
-    # Always epoch 0, so that an utterance gets the same clip and position at every amount.
-    with lock:
-        return augmenter(
-            torch.from_numpy(waveform.astype(np.float32, copy=True))[None],
-            epoch=0,
-            rows=np.array([row], dtype=np.int64),
-        )[0].numpy()
+    return augment
 
 
 def _mixed(wet: Transform, share: float, waveform: np.ndarray, row: int) -> np.ndarray:
     """A mix of the dry and the reverberated sound, both at the loudness of the dry one."""
-    return ((1 - share) * waveform + share * _as_loud_as(waveform, wet(waveform, row))).astype(
-        np.float32
-    )
+    reverberated = _as_loud_as(waveform, wet(waveform, row))
+    return ((1 - share) * waveform + share * reverberated).astype(np.float32)
 
 
 def _far(rirs: RirBank, seed: int, distance: float, waveform: np.ndarray, row: int) -> np.ndarray:
@@ -264,9 +249,8 @@ def _far(rirs: RirBank, seed: int, distance: float, waveform: np.ndarray, row: i
     # Equal energy at the critical distance; the amplitude of direct sound is inversely proportional
     # to the distance.
     gain = np.sqrt(np.dot(late, late) / max(np.dot(direct, direct), 1e-12)) / distance
-    wet = oaconvolve(waveform, np.concatenate([gain * direct, late]).astype(np.float32))[
-        : len(waveform)
-    ]
+    response = np.concatenate([gain * direct, late]).astype(np.float32)
+    wet = oaconvolve(waveform, response)[: len(waveform)]
     return _as_loud_as(waveform, wet).astype(np.float32)
 
 

@@ -33,6 +33,7 @@ from speakernet.evaluation import adaptation
 from speakernet.evaluation.adaptation import Transform
 from speakernet.evaluation.embedding import (
     Embedder,
+    Forward,
     embed_utterances,
     preparation_in_words,
     weights_digest,
@@ -522,7 +523,7 @@ def _embed(
         source,
         names,
         WHOLE,
-        device=verifier.device,
+        Forward(verifier.device),
         description=description,
         wrapped_seconds=0.0,
     )
@@ -681,7 +682,7 @@ def _compared(
         (verifier.embedding_net, verifier.contents),
         (folded(adapted.net), adapted.contents),
     ):
-        embedder = Embedder(net, WHOLE, verifier.device)
+        embedder = Embedder(net, WHOLE, Forward(verifier.device))
         scores.append(score_trials(embedder, verifying_backend(found), trials, source).scores)
     result = compare_scores(
         trials,

@@ -19,6 +19,7 @@ from speakernet.data.parts import WHOLE, WorkPart, share
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation.embedding import (
     Embedder,
+    Forward,
     embed_utterances,
     load_embeddings,
     save_embeddings,
@@ -150,7 +151,7 @@ def _embed_block(
             source,
             names,
             WHOLE_UTTERANCES,
-            device=verifier.device,
+            Forward(verifier.device),
             description="",
             wrapped_seconds=0.0,
         )[:, 0]
@@ -192,7 +193,7 @@ def calibrate_on_trials(
         audio or audio_folder_of(trials_path), verifier.sample_rate, show_progress=True
     )
     refuse_recording_as_output(out, source, trials.names)
-    embedder = Embedder(verifier.embedding_net, VERIFYING, verifier.device)
+    embedder = Embedder(verifier.embedding_net, VERIFYING, Forward(verifier.device))
     fits, scores = fit_for_verifying(embedder, verifier.contents, trials, source, prior, measures)
     results = figures(trials, scores, speakers_of(trials), EvaluationOptions(), DEFAULT_SEED)
     # Even an untrained network has an EER of only about 50 %.
@@ -221,7 +222,7 @@ def calibrate_on_people(
     if cohort is not None:
         refuse_recording_as_output(out, *cohort)
         strangers = embed_utterances(
-            verifier.embedding_net, *cohort, way, device=verifier.device, description="cohort"
+            verifier.embedding_net, *cohort, way, Forward(verifier.device), description="cohort"
         )
     trials, scores, speakers = _own_trials(
         verifier, store, mean_embeddings(strangers, verifier.mean)

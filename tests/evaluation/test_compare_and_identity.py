@@ -226,11 +226,11 @@ def test_other_results_are_not_overwritten(trials, systems, run):
         # b against a is not the same trial as a against b.
         (
             "b c -1\na b 3\na c 0.5\n",
-            r"2 of the 3 .*trials\.txt; .*line 4: 'c b'; 1 of the 3 .*line 1: 'b c'",
+            r"1 pairs of .*trials\.txt .*line 4: 'c b'; 1 pairs of .*line 1: 'b c'",
         ),
-        ("a b 3\na b 3\na c 0.5\nc b 1\n", r"4 scores .* 3 trials .* line 2: "),
+        ("a b 3\na b 3\na c 0.5\nc b 1\n", r"4 scores .* 3 trials .*repeated"),
         ("a b 0.5\n\na c nan\nc b -1e308\n", r"2 of 3 scores .*: lines 3, 4"),
-        ("modelid\tsegmentid\tside\tLLR\na\tb\ta\t3\n", r"line 1: a heading line"),
+        ("modelid\tsegmentid\tside\tLLR\na\tb\ta\t3\n", r"line 1: found 'modelid"),
         ("a b 3 maybe\n", r"line 1: found 'a b 3 maybe'; expected 'enrol test score'"),
         ("a b 1\na b\n", "line 2: found .*; expected"),
         ("a b 1\na b half\n", "line 2: found .*; expected"),

@@ -60,7 +60,10 @@ def test_whole_utterances(net, source, names, monkeypatch, has_few_shapes):
 
     monkeypatch.setattr(net, "embed", watched)
     options = EvaluationOptions(eval_frames=0, batch_size=5)
-    batched = embed_utterances(net, source, names, options, has_few_shapes=has_few_shapes)
+    # As on an accelerator, but for the copy from page-locked memory.
+    plan_of = partial(embedding.plan_of, has_few_shapes=has_few_shapes)
+    monkeypatch.setattr(embedding, "plan_of", lambda *plan, **_: plan_of(*plan))
+    batched = embed_utterances(net, source, names, options)
     assert len(shapes) > 2
     if has_few_shapes:
         assert all(
@@ -134,14 +137,11 @@ def test_reused_embeddings(net, source, tiny_corpus, tmp_path, monkeypatch):
         calls.append(1)
         return embed_utterances(*arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(embedding, "embed_utterances", counted)
     options = EvaluationOptions(eval_frames=60, num_crops=2)
-    embedder = Embedder(net, options, stores=(tmp_path,), model_digest="one")
+    embedder = Embedder(net, options, stores=(tmp_path,), model_digest="one", embed_with=counted)
 
     def evaluated(embedder):
-        return evaluate(
-            embedder, Backend(options), trials, source, speakers_of(trials), options, 0
-        ).scores
+        return evaluate(embedder, Backend(options), trials, source, speakers_of(trials), 0).scores
 
     first = evaluated(embedder)
     again = evaluated(embedder)
@@ -284,9 +284,6 @@ def test_memory_of_a_sweep(long_source, steps, kind, frames, monkeypatch):
     assert peak_of(lambda: embed_utterances(Counting(), degraded, names, options)) < WHOLE_BYTES
 
 
-PLAIN = {"num_threads": 2, "num_draws": 0, "seed": 0}
-
-
 def some_trials(num_speakers=8, utterances=3):
     names = [
         f"s{speaker}/{one}.wav" for speaker in range(num_speakers) for one in range(utterances)
@@ -328,7 +325,7 @@ def test_costs_of_slices(audio):
     source = open_source(audio)
     options = EvaluationOptions(slices=["snr"], c_miss=40.0, c_fa=0.5, bootstrap_samples=0)
     headline = figures(trials, scores, speakers, options, 0)
-    (found,) = slices.all_slices(trials, scores, speakers, source, options, **PLAIN)
+    (found,) = slices.all_slices(trials, scores, speakers, source, options, seed=0)
     (whole,) = (row.min_dcf for row in found.rows if row.num_trials == len(trials))
     # 0.5 x 0.95 x 1/4 against 0.5 x 0.95 for accepting everybody; with equal costs half the targets
     # are missed.
@@ -444,13 +441,13 @@ def test_all_slices(audio, random):
     trials = some_trials(2, 2)
     speakers = speakers_of(trials)
     source = open_source(audio)
-    options = EvaluationOptions(slices=["duration", "snr"])
-    found = slices.all_slices(trials, scores_of(trials, random), speakers, source, options, **PLAIN)
+    options = EvaluationOptions(slices=["duration", "snr"], bootstrap_samples=0)
+    found = slices.all_slices(trials, scores_of(trials, random), speakers, source, options, seed=0)
     assert [one.by.split(" of ")[0] for one in found] == ["duration", "signal-to-noise ratio"]
     assert [row.label for row in found[0].rows] == ["under 2 s", "2 to 4 s"]
     with pytest.raises(ValueError, match="'durations' is not one of duration, snr"):
         options = EvaluationOptions(slices=["durations"])
-        slices.all_slices(trials, scores_of(trials, random), speakers, source, options, **PLAIN)
+        slices.all_slices(trials, scores_of(trials, random), speakers, source, options, seed=0)
 
 
 def test_noise(steps, random):

@@ -144,7 +144,7 @@ def test_threshold_at_a_rate():
     [
         (0.2, [1, 1], "a non-target trial"),
         (0.2, [0, 0], "a target trial"),
-        (np.nan, [0, 1], "1 of 2 scores is NaN: trial 2"),
+        (np.nan, [0, 1], r"1 of 2 scores are NaN \(trials 2\)"),
     ],
 )
 def test_lists_without_error_rates(last, labels, found):

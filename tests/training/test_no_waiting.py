@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from speakernet.data.opening import open_source
-from speakernet.evaluation.embedding import embed_utterances
+from speakernet.evaluation.embedding import Forward, embed_utterances
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.losses.options import LOSSES
 from speakernet.models.speaker_net import SpeakerNet
@@ -178,7 +178,7 @@ def test_evaluation_pins_memory(tiny_corpus, monkeypatch):
         path.relative_to(tiny_corpus).as_posix() for path in sorted(tiny_corpus.rglob("*.wav"))
     ]
     options = EvaluationOptions(embedding="whole", batch_size=2)
-    assert embed_utterances(Net(), source, names, options, device=DEVICE).shape == (
+    assert embed_utterances(Net(), source, names, options, Forward(DEVICE)).shape == (
         len(names),
         1,
         4,

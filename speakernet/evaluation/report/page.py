@@ -1,30 +1,27 @@
 """The page of a report: sections in plain values, rendered as HTML, and their tables and plots as
 files.
 
-A page is a mapping of sections. A section has `cards` and optionally `tiles`, `warnings` and
-`remarks`; a card has a `heading` and a `note`, `drawing`, `table`, `facts`, `code` or `lines`; a
-table cell is text, or a mapping with `text`, `note` and `audio`. `templates/page.html.j2` renders
-them and escapes all text.
+Sections hold cards, and a card holds a drawing, a table or text; `templates/page.html.j2` is the
+only renderer and escapes all text.
 """
 
 import csv
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from speakernet.evaluation import plots
+from speakernet.evaluation.files import RunData
 from speakernet.files import atomic_write
 
 logger = logging.getLogger(__name__)
 
-Card = dict[str, Any]
-Section = dict[str, Any]
 MISSING = "–"
 SECTIONS = {
     "result": "Result",
@@ -44,7 +41,7 @@ SECTIONS = {
 FOLDED = {"data", "training", "hardest", "embeddings", "facts"}
 """Sections collapsed until clicked."""
 LATEX = str.maketrans(
-    {one: f"\\{one}" for one in "&%$#_{}"}
+    {letter: f"\\{letter}" for letter in "&%$#_{}"}
     | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"}
 )
 INVISIBLE = {
@@ -63,14 +60,104 @@ INVISIBLE = {
 another."""
 
 
-def drawn(
-    folder: Path, name: str, heading: str, figure: Figure, note: str = "", **more: Any
-) -> Card:
-    """A card with the figure, which is also saved as `name`.png."""
-    plots.save_figure(figure, folder / f"{name}.png")
-    # Safe as markup: matplotlib escapes the names in it.
-    drawing = Markup(plots.figure_svg(figure, name, heading))
-    return {"heading": heading, "note": note, "drawing": drawing, "figure": figure, **more}
+@dataclass(frozen=True)
+class Cell:
+    """A table cell with more than its text."""
+
+    text: str
+    note: str = ""
+    audio: str = ""
+    """Address of a sound to play."""
+    is_best: bool = False
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells under a header."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str | Cell]]
+    numbers: Collection[int] = ()
+    """Columns aligned to the right."""
+    weak: Collection[int] = ()
+    """Rows shown in grey."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """A box of the page; empty parts are not shown."""
+
+    heading: str
+    note: str = ""
+    table: Table | None = None
+    lines: Sequence[str] = ()
+    facts: Sequence[tuple[str, str]] = ()
+    code: str = ""
+    is_folded: bool = False
+    """Whether the code is hidden until clicked."""
+    figure: Figure | None = None
+    drawing: Markup | str = ""
+    """The figure as SVG."""
+    is_wide: bool = False
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A figure in large letters."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page under one heading; left out if it has neither cards nor texts."""
+
+    cards: Sequence[Card] = ()
+    tiles: Sequence[Tile] = ()
+    warnings: Sequence[str] = ()
+    remarks: Sequence[str] = ()
+    is_in_halves: bool = False
+    """Two cards in a row instead of three."""
+    columns: int = 0
+    """Number of cards in a row, if it is fixed."""
+
+
+class Pictures:
+    """The drawings of a page, which are also saved as PNGs; with several runs, their names say
+    whose they are.
+    """
+
+    def __init__(self, folder: Path, runs: Sequence[RunData]) -> None:
+        self.folder = folder
+        self.numbers = {run.name: number for number, run in enumerate(runs, start=1)}
+
+    def whose(self, text: str, run: RunData) -> str:
+        """A heading with the name of the run, if there are several."""
+        return f"{text}: {run.name}" if len(self.numbers) > 1 else text
+
+    def draw(
+        self,
+        name: str,
+        heading: str,
+        figure: Figure,
+        note: str = "",
+        *,
+        run: RunData | None = None,
+        table: Table | None = None,
+    ) -> Card:
+        """A card with the figure, which is also saved as `name`.png."""
+        if run is not None:
+            heading = self.whose(heading, run)
+            name += f"_{self.numbers[run.name]}" if len(self.numbers) > 1 else ""
+        plots.save_figure(figure, self.folder / f"{name}.png")
+        # Safe as markup: matplotlib escapes the names in it.
+        drawing = Markup(plots.figure_svg(figure, name, heading))
+        return Card(heading, note, table, figure=figure, drawing=drawing)
 
 
 def write_page(
@@ -81,20 +168,18 @@ def write_page(
     sections: Mapping[str, Section],
     export: Path | None,
 ) -> Path:
+    """Render the sections that have contents."""
     shown = {
-        name: one
-        for name, one in sections.items()
-        if any(one.get(part) for part in ("cards", "remarks", "warnings"))
+        name: section
+        for name, section in sections.items()
+        if section.cards or section.remarks or section.warnings
     }
-    template = Environment(loader=PackageLoader(__package__ or ""), autoescape=True).get_template(
-        "page.html.j2", globals={"headings": SECTIONS, "folded": FOLDED, "palette": plots.PALETTE}
-    )
+    environment = Environment(loader=PackageLoader(__package__ or ""), autoescape=True)
+    constants = {"headings": SECTIONS, "folded": FOLDED, "palette": plots.PALETTE}
+    template = environment.get_template("page.html.j2", globals=constants)
+    text = template.render(title=title, subtitle=subtitle, lead=lead, sections=shown)
     with atomic_write(path) as file:
-        file.write(
-            template.render(title=title, subtitle=subtitle, lead=lead, sections=shown).translate(
-                INVISIBLE
-            )
-        )
+        file.write(text.translate(INVISIBLE))
     logger.info("report: %s", path)
     if export is not None:
         _export(export, shown)
@@ -106,35 +191,26 @@ def _export(folder: Path, sections: Mapping[str, Section]) -> None:
     PDF.
     """
     for name, section in sections.items():
-        for number, card in enumerate(section.get("cards", ()), start=1):
-            heading = re.sub(r"[^a-z0-9]+", "_", card["heading"].lower()).strip("_")
+        for number, card in enumerate(section.cards, start=1):
+            heading = re.sub(r"[^a-z0-9]+", "_", card.heading.lower()).strip("_")
             path = folder / f"{name}_{number}_{heading}"
-            if table := card.get("table"):
-                rows = [
-                    [one["text"] if isinstance(one, Mapping) else one for one in row]
-                    for row in table["rows"]
-                ]
+            if card.table:
                 with atomic_write(path.with_suffix(".csv")) as file:
-                    csv.writer(file, lineterminator="\n").writerows([table["header"], *rows])
-                head, *body = (
-                    " & ".join(str(one).translate(LATEX) for one in row) + r" \\"
-                    for row in [table["header"], *rows]
-                )
-                sides = "".join(
-                    "r" if one in table.get("numbers", ()) else "l"
-                    for one in range(len(table["header"]))
-                )
-                lines = [
-                    rf"\begin{{tabular}}{{{sides}}}",
-                    r"\toprule",
-                    head,
-                    r"\midrule",
-                    *body,
-                    r"\bottomrule",
-                ]
+                    writer = csv.writer(file, lineterminator="\n")
+                    writer.writerows([card.table.header, *card.table.rows])
                 with atomic_write(path.with_suffix(".tex")) as file:
-                    file.write("\n".join([*lines, r"\end{tabular}", ""]))
-            if "figure" in card:
+                    file.write(_latex(card.table))
+            if card.figure:
                 for suffix in (".svg", ".pdf"):
-                    plots.save_figure(card["figure"], path.with_suffix(suffix))
+                    plots.save_figure(card.figure, path.with_suffix(suffix))
     logger.info("tables and plots: %s", folder)
+
+
+def _latex(table: Table) -> str:
+    lines = []
+    for row in (table.header, *table.rows):
+        lines.append(" & ".join(str(cell).translate(LATEX) for cell in row) + r" \\")
+    columns = range(len(table.header))
+    sides = "".join("r" if column in table.numbers else "l" for column in columns)
+    body = "\n".join([r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"])
+    return f"\\begin{{tabular}}{{{sides}}}\n{body}\n\\end{{tabular}}\n"

@@ -1,16 +1,19 @@
-"""The sections of a report, each made from the files of one run or of several."""
+"""The sections of a report, each made from the files of one run or of several.
+
+A section is data: figures become rows of tables and drawings here, and `page.py` renders them.
+"""
 
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
 
 from speakernet.data.audio import AudioError, flac_address
-from speakernet.data.lists import identify_trials
+from speakernet.data.lists import TrialList, identify_trials
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation import plots
 from speakernet.evaluation.calibration import (
@@ -40,33 +43,61 @@ from speakernet.evaluation.metrics import (
     pooled_llrs,
 )
 from speakernet.evaluation.options import UNIT_COST
-from speakernet.evaluation.report.page import MISSING, Card, Section, drawn
-from speakernet.evaluation.results import FEW_TARGETS, GroupResult, Results, SweepResult, headline
+from speakernet.evaluation.report.page import MISSING, Card, Cell, Pictures, Section, Table, Tile
+from speakernet.evaluation.results import (
+    FEW_TARGETS,
+    Costs,
+    GroupResult,
+    Results,
+    SliceResult,
+    headline,
+)
 from speakernet.evaluation.speakers import speakers_of
 from speakernet.files import human_bytes
 from speakernet.run_folder import DECISIONS, EVALUATIONS, SCORES
 from speakernet.terminal import counted
 
+
+class Curve(NamedTuple):
+    """A recorded quantity that is plotted over training."""
+
+    kind: str
+    """Of the records that have it."""
+    key: str
+    axis: str
+    heading: str
+    note: str = ""
+
+
+HELD_OUT_EER = "eer_percent"
 CURVES = (
-    ("evaluation", "eer_percent", "EER (%)", "Held-out EER"),
-    ("step", "loss", "loss", "Training loss"),
-    ("step", "accuracy_percent", "accuracy (%)", "Training accuracy"),
-    ("step", "learning_rate", "learning rate", "Learning rate"),
-    ("step", "margin", "margin", "Margin"),
-    ("step", "utterances_per_second", "utterances per second", "Speed"),
-    ("step", "data_wait_share", "waiting for data (% of time)", "Data wait"),
+    Curve(
+        "evaluation",
+        HELD_OUT_EER,
+        "EER (%)",
+        "Held-out EER",
+        "Measured on the validation list, which chooses the best checkpoint unless the last one is "
+        "kept.",
+    ),
+    Curve("step", "loss", "loss", "Training loss"),
+    Curve(
+        "step",
+        "accuracy_percent",
+        "accuracy (%)",
+        "Training accuracy",
+        "A margin lowers the accuracy by design; judge by the held-out EER.",
+    ),
+    Curve("step", "learning_rate", "learning rate", "Learning rate"),
+    Curve("step", "margin", "margin", "Margin"),
+    Curve("step", "utterances_per_second", "utterances per second", "Speed"),
+    Curve(
+        "step",
+        "data_wait_share",
+        "waiting for data (% of time)",
+        "Data wait",
+        "Near 0 % the device is the bottleneck; well above 10 %, reading and augmentation are.",
+    ),
 )
-"""Record kind, key, axis label and heading of each training curve."""
-CURVE_NOTES = {
-    "eer_percent": (
-        "Measured on the validation list, which chooses the best checkpoint unless the "
-        "last one is kept."
-    ),
-    "accuracy_percent": "A margin lowers the accuracy by design; judge by the held-out EER.",
-    "data_wait_share": (
-        "Near 0 % the device is the bottleneck; well above 10 %, reading and augmentation are."
-    ),
-}
 FACTS = (
     "model",
     "num_parameters",
@@ -92,8 +123,6 @@ ENOUGH_FOR_A_HISTOGRAM = 30
 USUAL_RATE = 0.01
 """`verify` uses the threshold at this false-accept rate if the model file has it, otherwise the one
 at the EER."""
-VERIFYING = ("whole", "none")
-"""How `verify` embeds, and its score normalisation."""
 DRAW_SEED = 0
 """Fixed, so that the same runs always give the same intervals."""
 
@@ -102,306 +131,282 @@ def result_section(run: RunData) -> Section:
     """The EER with its interval and caveats, minDCF and Cllr, then all figures in one table."""
     results = run.results
     if results is None:
-        return {"remarks": ["Not evaluated yet; the curves below show the training so far."]}
-    numbers = {
-        name: getattr(results, f"num_{name}")
-        for name in ("trials", "targets", "utterances", "speakers")
+        return Section(remarks=["Not evaluated yet; the curves below show the training so far."])
+    amounts = {
+        "Trials": results.num_trials,
+        "Targets": results.num_targets,
+        "Utterances": results.num_utterances,
+        "Speakers": results.num_speakers,
     }
-    facts = [
-        (name.capitalize(), f"{value:,}") for name, value in numbers.items() if value is not None
-    ]
-    of_list = {"heading": "Trial list", "note": _list_sentence(run), "facts": facts}
-    notes = [
-        *(cautions(results) if results.warnings is None else results.warnings),
-        results.interval_note,
-    ]
-    caveats = list(dict.fromkeys(filter(None, notes)))
-    figures = {one.name: one for one in headline(results)}
+    facts = [(name, f"{amount:,}") for name, amount in amounts.items() if amount is not None]
+    of_list = Card("Trial list", _list_sentence(run), facts=facts)
+    notes = cautions(results) if results.warnings is None else results.warnings
+    caveats = [note for note in dict.fromkeys([*notes, results.interval_note]) if note]
+    figures = headline(results)
     if not figures:
-        return {
-            "is_in_halves": True,
-            "cards": [of_list],
-            "warnings": [
-                f"no error rates: {results.why_no_eer or 'the list lacks targets or non-targets'}",
-                *caveats,
-            ],
-        }
-    shown = ["EER", "minDCF(0.01)", "actual DCF(0.01)", "Cllr" if "Cllr" in figures else "min Cllr"]
-    tiles: list[dict[str, Any]] = [
-        {
-            "name": name,
-            "value": one.text,
-            "note": f"95 %: {one.interval_text}" if one.interval_text else "",
-        }
-        for name, one in figures.items()
-        if name in shown
-    ]
-    tiles[0]["name"] = "Equal error rate"
-    if (kept := kept_threshold(run)) is not None:
-        name, fitted_for, point = kept
-        tiles.append(
-            {
-                "name": name.capitalize(),
-                "value": f"{point.threshold:.4f}",
-                "note": f"calibrated for {fitted_for}",
-            }
+        reason = results.why_no_eer or "the list lacks targets or non-targets"
+        return Section(
+            [of_list], warnings=[f"no error rates: {reason}", *caveats], is_in_halves=True
         )
-    rows = [[one.name, one.text, one.interval_text] for one in headline(results, further=True)]
-    table = {"header": ["figure", "value", "95 % interval"], "rows": rows, "numbers": (1, 2)}
-    cards = [{"heading": "All figures", "table": table}, of_list]
+    cllr = "min Cllr" if results.cllr is None else "Cllr"
+    tiles = []
+    for figure in figures:
+        if figure.name in ("EER", "minDCF(0.01)", "actual DCF(0.01)", cllr):
+            name = "Equal error rate" if figure.name == "EER" else figure.name
+            note = f"95 %: {figure.interval_text}" if figure.interval_text else ""
+            tiles.append(Tile(name, figure.text, note))
+    if limit := kept_threshold(run):
+        note = f"calibrated for {limit.fitted_for}"
+        tiles.append(Tile(limit.name.capitalize(), f"{limit.point.threshold:.4f}", note))
+    rows = [
+        [figure.name, figure.text, figure.interval_text]
+        for figure in headline(results, further=True)
+    ]
+    table = Table(["figure", "value", "95 % interval"], rows, (1, 2))
+    cards = [Card("All figures", table=table), of_list]
     if results.test_lists:
         cards.append(_lists_side_by_side(run.list_name, results, results.test_lists))
-    return {"is_in_halves": True, "tiles": tiles, "cards": cards, "warnings": caveats}
+    return Section(cards, tiles, caveats, is_in_halves=True)
 
 
-def kept_threshold(run: RunData) -> tuple[str, str, OperatingPoint] | None:
-    """The model's threshold for decisions: its name, what it was fitted for, and its errors on the
-    run's list.
-    """
+class DecisionThreshold(NamedTuple):
+    """The model's threshold for decisions."""
+
+    name: str
+    fitted_for: str
+    point: OperatingPoint
+    """With its errors on the run's list."""
+
+
+def kept_threshold(run: RunData) -> DecisionThreshold | None:
+    """The threshold that the model file holds for this scoring; None if it has none."""
     results = run.results or Results()
-    kept = {one["name"]: one for one in results.thresholds or []}
-    used = next(
-        (kept[name] for name in (threshold_name(USUAL_RATE), EER_NAME) if name in kept), None
-    )
+    limits = {limit["name"]: limit for limit in results.thresholds or []}
+    used = limits.get(threshold_name(USUAL_RATE)) or limits.get(EER_NAME)
     if used is None or run.scores is None or run.labels is None:
         return None
+    accepted = run.scores >= used["threshold"]
+    misses = float(1 - accepted[run.labels == 1].mean())
+    false_accepts = float(accepted[run.labels == 0].mean())
     # `verify` scores whole utterances without a cohort; other scorings have their own thresholds.
+    # With quality measures it moves the threshold for each pair.
     way = results.backend or {}
     is_of_verify = (
         way.get("score") in ("cosine", "plda")
-        and (way.get("embedding"), way.get("score_norm")) == VERIFYING
+        and way.get("embedding") == "whole"
+        and way.get("score_norm") == "none"
+        and not any(warning.startswith(BY_QUALITY) for warning in results.warnings or [])
     )
-    accepted = run.scores >= used["threshold"]
-    errors = float(1 - accepted[run.labels == 1].mean()), float(accepted[run.labels == 0].mean())
-    # With quality measures `verify` moves the threshold for each pair.
-    moves = any(one.startswith(BY_QUALITY) for one in results.warnings or [])
-    name = "threshold used by verify" if is_of_verify and not moves else "calibrated threshold"
-    return name, described(used), OperatingPoint(used["threshold"], *errors)
+    name = "threshold used by verify" if is_of_verify else "calibrated threshold"
+    point = OperatingPoint(used["threshold"], misses, false_accepts)
+    return DecisionThreshold(name, described(used), point)
+
+
+def _side_by_side(what: str, columns: Mapping[str, Mapping[str, str]]) -> Table:
+    """A table with a row for each name in any column."""
+    names = dict.fromkeys(itertools.chain(*columns.values()))
+    rows = [[name, *(column.get(name, MISSING) for column in columns.values())] for name in names]
+    return Table([what, *columns], rows)
+
+
+def _figure_texts(results: Results) -> dict[str, str]:
+    return {figure.name: figure.with_interval for figure in headline(results)}
 
 
 def _lists_side_by_side(name: str, reported: Results, others: Mapping[str, GroupResult]) -> Card:
     """A column for each test list: first the reported one, then those with their own pages under
     eval/.
     """
-    columns = {name: reported.as_row(name), **others}
-    cells = []
-    for one in columns.values():
-        figures = headline(
-            Results(0, None, one.eer_percent, one.eer_interval_percent, one.min_dcf or {})
-        )
-        column = {
-            one.name: one.text + (f" ({one.interval_text})" if one.interval_text else "")
-            for one in figures
+    columns = {}
+    for list_name, row in {name: reported.as_row(name), **others}.items():
+        figures = Results(0, None, row.eer_percent, row.eer_interval_percent, row.min_dcf or {})
+        columns[list_name] = {
+            **_figure_texts(figures),
+            "trials": f"{row.num_trials or 0:,}",
+            "targets": f"{row.num_targets or 0:,}",
         }
-        cells.append(
-            {**column, "trials": f"{one.num_trials or 0:,}", "targets": f"{one.num_targets or 0:,}"}
-        )
-    rows = [
-        [key, *(column.get(key, MISSING) for column in cells)]
-        for key in dict.fromkeys(itertools.chain(*cells))
-    ]
-    table = {"header": ["figure", *columns], "rows": rows}
     note = (
         f"In brackets: 95 % intervals. {EVALUATIONS}/ in the run folder has the reports on "
         f"{', '.join(others)}."
     )
-    return {"heading": "Test lists", "note": note, "table": table, "is_wide": True}
+    return Card("Test lists", note, _side_by_side("figure", columns), is_wide=True)
 
 
 def _list_sentence(run: RunData) -> str:
     """Names the trial list and the one it is often confused with; empty if there are no scores."""
     if run.trials is None:
         return ""
-    return identify_trials(run.trials) or (
-        f"{run.list_name}, {counted(len(run.trials), 'trial')}; not a known published list"
-    )
+    number = counted(len(run.trials), "trial")
+    return identify_trials(run.trials) or f"{run.list_name}, {number}; not a known published list"
 
 
-def trials_section(decisions: Decisions, folder: Path) -> Section:
+def trials_section(decisions: Decisions, pictures: Pictures) -> Section:
     """Unlabelled trials: a table of the first ones, and a histogram of all scores if there are
     enough.
     """
     total = len(decisions.trials)
     rows = [decisions.row(number) for number in range(min(NUM_TRIALS_SHOWN, total))]
-    limits = {str(one["name"]): float(one["threshold"]) for one in decisions.thresholds}
-    names = {
-        "enrol": "enrolment",
-        LLR_COLUMN: "log-likelihood ratio",
-        **{name: f"{threshold_label(name)}: {limit:.4f}" for name, limit in limits.items()},
-    }
+    names = {"enrol": "enrolment", LLR_COLUMN: "log-likelihood ratio"}
+    at_eer = np.nan
+    for limit in decisions.thresholds:
+        names[limit["name"]] = f"{threshold_label(limit['name'])}: {limit['threshold']:.4f}"
+        if limit["name"] == EER_NAME:
+            at_eer = limit["threshold"]
+    header = decisions.header
+    numbers = [header.index(name) for name in ("score", LLR_COLUMN) if name in header]
+    table = Table([names.get(name, name) for name in header], rows, numbers)
     file = DECISIONS if decisions.says_more_than_scores else SCORES
     note = f"The first {len(rows)} of {total:,}; all are in {file}." if len(rows) < total else ""
-    numbers = [
-        column for column, name in enumerate(decisions.header) if name in ("score", LLR_COLUMN)
-    ]
-    table = {
-        "header": [names.get(name, name) for name in decisions.header],
-        "rows": rows,
-        "numbers": numbers,
-    }
-    cards = [{"heading": "Scores and decisions", "note": note, "table": table, "is_wide": True}]
+    cards = [Card("Scores and decisions", note, table, is_wide=True)]
     if total >= ENOUGH_FOR_A_HISTOGRAM and np.ptp(decisions.scores) > 0:
-        figure = plots.histogram_figure(decisions.scores, None, limits.get(EER_NAME, np.nan))
-        cards.append(drawn(folder, "scores", "Scores", figure))
-    return {"cards": cards}
+        figure = plots.histogram_figure(decisions.scores, None, at_eer)
+        cards.append(pictures.draw("scores", "Scores", figure))
+    return Section(cards)
 
 
-def errors_section(runs: Sequence[RunData], folder: Path) -> Section:
+@dataclass(frozen=True)
+class RunErrors:
+    """A run with labelled scores and its errors at each threshold."""
+
+    run: RunData
+    scores: np.ndarray
+    labels: np.ndarray
+    rates: ErrorRates
+    cheapest: dict[float, tuple[float, OperatingPoint]]
+    """Target prior -> minDCF and its operating point, at the priors and costs of the results."""
+
+
+def _errors_of(run: RunData) -> RunErrors | None:
+    if run.scores is None or run.labels is None:
+        return None
+    rates = error_rates(run.scores, run.labels)
+    results = run.results or Results()
+    costs = results.dcf_costs or Costs(c_miss=UNIT_COST, c_fa=UNIT_COST)
+    priors = sorted(map(float, results.min_dcf)) or ALWAYS_SHOWN_PRIORS
+    cheapest = {prior: min_dcf_point(rates, prior, **costs) for prior in priors}
+    return RunErrors(run, run.scores, run.labels, rates, cheapest)
+
+
+def errors_section(runs: Sequence[RunData], pictures: Pictures) -> Section:
     """The DET curve, then each run's histograms, errors by threshold, calibration and operating
     points.
     """
-    rates = {}
-    for run in runs:
-        if run.labels is not None:
-            assert run.scores is not None, "labels come with scores"
-            rates[run.name] = error_rates(run.scores, run.labels)
-    shown = [run for run in runs if run.name in rates]
+    shown = [errors for run in runs if (errors := _errors_of(run))]
     if not shown:
-        return {}
-    # Run -> target prior -> minDCF and its operating point, at the priors and costs that the run
-    # reports.
-    cheapest: dict[str, dict[float, tuple[float, OperatingPoint]]] = {}
-    for run in shown:
-        results = run.results or Results()
-        priors = sorted(map(float, results.min_dcf)) or ALWAYS_SHOWN_PRIORS
-        costs = results.dcf_costs or {}
-        both = costs.get("c_miss", UNIT_COST), costs.get("c_fa", UNIT_COST)
-        cheapest[run.name] = {
-            prior: min_dcf_point(rates[run.name], prior, *both) for prior in priors
-        }
+        return Section()
     points: dict[str, OperatingPoint] = {}
     if len(shown) == 1:
-        only = shown[0].name
-        points = {
-            "EER": equal_error_point(rates[only]),
-            **{f"minDCF at {prior:g}": one for prior, (_, one) in cheapest[only].items()},
-        }
-    bands = {
-        run.name: run.results.det_band
-        for run in shown
-        if run.results is not None and run.results.det_band
-    }
+        points["EER"] = equal_error_point(shown[0].rates)
+        for prior, (_, point) in shown[0].cheapest.items():
+            points[f"minDCF at {prior:g}"] = point
+    curves = {}
+    bands = {}
+    for errors in shown:
+        curves[errors.run.name] = errors.rates
+        if errors.run.results and errors.run.results.det_band:
+            bands[errors.run.name] = errors.run.results.det_band
     note = "Closer to the lower left is better; the EER is where a curve crosses the diagonal."
     note += " Bands: 95 % intervals of the miss rate, over speakers." if bands else ""
-    cards = [
-        drawn(
-            folder, "det", "Detection error trade-off", plots.det_figure(rates, points, bands), note
-        )
-    ]
-    tables = []
-    for number, run in enumerate(shown, start=1):
-        suffix, after = (f"_{number}", f": {run.name}") if len(runs) > 1 else ("", "")
-        own = rates[run.name]
-        threshold = equal_error_point(rates[run.name]).threshold
-        assert run.scores is not None, "runs without scores are not shown"
-        figure = plots.histogram_figure(run.scores, run.labels, threshold)
-        cards.append(drawn(folder, f"scores{suffix}", f"Scores{after}", figure, HISTOGRAM_NOTE))
-        note = (
-            "A higher threshold accepts fewer different-speaker pairs and rejects more "
-            "same-speaker pairs."
-        )
-        figure = plots.threshold_figure(own, threshold)
-        cards.append(
-            drawn(folder, f"thresholds{suffix}", f"Errors by threshold{after}", figure, note)
-        )
-        cards += _calibration(run, own, folder, suffix, after)
-        tables.append(_operating_points(run, own, cheapest[run.name], after))
+    figure = plots.det_figure(curves, points, bands)
+    det = pictures.draw("det", "Detection error trade-off", figure, note)
+    # One list of cards for each run.
+    drawn = [_error_cards(errors, pictures) for errors in shown]
+    tables = [_operating_points(errors, pictures) for errors in shown]
     if len(runs) == 1:
-        return {"is_in_halves": True, "cards": [*cards, *tables]}
+        return Section([det, *drawn[0], *tables], is_in_halves=True)
     # One row per kind of plot, one column per run.
-    kinds = [card["heading"].partition(":")[0] for card in cards]
-    order = sorted(range(1, len(cards)), key=lambda row: kinds.index(kinds[row]))
-    return {
-        "columns": len(runs),
-        "cards": [cards[0] | {"is_wide": True}, *(cards[row] for row in order), *tables],
-    }
+    kinds = [card.heading.partition(":")[0] for card in drawn[0]]
+    in_rows = sorted(
+        itertools.chain(*drawn), key=lambda card: kinds.index(card.heading.partition(":")[0])
+    )
+    return Section([replace(det, is_wide=True), *in_rows, *tables], columns=len(runs))
 
 
-def _operating_points(
-    run: RunData, rates: ErrorRates, cheapest: dict[float, tuple[float, OperatingPoint]], after: str
-) -> Card:
+def _error_cards(errors: RunErrors, pictures: Pictures) -> list[Card]:
+    run = errors.run
+    at_eer = equal_error_point(errors.rates).threshold
+    histogram = plots.histogram_figure(errors.scores, errors.labels, at_eer)
+    note = (
+        "A higher threshold accepts fewer different-speaker pairs and rejects more same-speaker "
+        "pairs."
+    )
+    by_threshold = plots.threshold_figure(errors.rates, at_eer)
+    return [
+        pictures.draw("scores", "Scores", histogram, HISTOGRAM_NOTE, run=run),
+        pictures.draw("thresholds", "Errors by threshold", by_threshold, note, run=run),
+        *_calibration(errors, pictures),
+    ]
+
+
+def _operating_points(errors: RunErrors, pictures: Pictures) -> Card:
     """The model's threshold, and those at the EER, the lowest costs and the named false-accept
     rates, with errors.
     """
-    found = [(threshold_label(EER_NAME), equal_error_point(rates), MISSING)]
-    if (kept := kept_threshold(run)) is not None:
-        found.insert(0, (f"{kept[0]}: {kept[1]}", kept[2], MISSING))
-    found += [
-        (f"lowest cost, target prior {prior:g}", point, f"{cost:.3f}")
-        for prior, (cost, point) in reversed(cheapest.items())
-    ]
-    named, refused = named_thresholds(rates, {})
-    # The first is the EER, which is already in the table.
-    for one in named[1:]:
-        point = OperatingPoint(one["threshold"], one["miss_rate"], one["false_accept_rate"])
-        found.append((threshold_label(one["name"]), point, MISSING))
     rows = []
-    for name, point, cost_text in found:
+
+    def add(name: str, point: OperatingPoint, cost: str = MISSING) -> None:
         threshold = f"{point.threshold:.4f}" if np.isfinite(point.threshold) else "reject all"
-        rows.append(
-            [
-                name,
-                threshold,
-                f"{100 * point.miss:.2f} %",
-                f"{100 * point.false_accept:.2f} %",
-                cost_text,
-            ]
-        )
+        misses = f"{100 * point.miss:.2f} %"
+        rows.append([name, threshold, misses, f"{100 * point.false_accept:.2f} %", cost])
+
     note = (
         "A miss rejects a same-speaker pair, and a false accept accepts a different-speaker pair. "
-        f"The thresholds {'below the first row ' if kept else ''}were chosen on this list; with "
-        "other speakers their error rates differ."
+        "The thresholds "
     )
+    if limit := kept_threshold(errors.run):
+        note += "below the first row "
+        add(f"{limit.name}: {limit.fitted_for}", limit.point)
+    note += "were chosen on this list; with other speakers their error rates differ."
+    add(threshold_label(EER_NAME), equal_error_point(errors.rates))
+    for prior, (cost, point) in reversed(errors.cheapest.items()):
+        add(f"lowest cost, target prior {prior:g}", point, f"{cost:.3f}")
+    named, refused = named_thresholds(errors.rates, {})
+    # The first is the EER, which is already in the table.
+    for kept in named[1:]:
+        point = OperatingPoint(kept["threshold"], kept["miss_rate"], kept["false_accept_rate"])
+        add(threshold_label(kept["name"]), point)
     note += f" {refused[0].capitalize()}." if refused else ""
     header = ["threshold", "value", "misses", "false accepts", "minDCF"]
-    table = {"header": header, "rows": rows, "numbers": (1, 2, 3, 4)}
-    return {"heading": f"Operating points{after}", "note": note, "table": table, "is_wide": True}
+    heading = pictures.whose("Operating points", errors.run)
+    return Card(heading, note, Table(header, rows, (1, 2, 3, 4)), is_wide=True)
 
 
-def _calibration(
-    run: RunData, rates: ErrorRates, folder: Path, suffix: str, after: str
-) -> list[Card]:
+def _calibration(errors: RunErrors, pictures: Pictures) -> list[Card]:
     """The list's own log-likelihood ratios against the calibrated or, without calibration, the raw
     scores.
     """
-    assert run.scores is not None and run.labels is not None, "only labelled scores have errors"
+    run = errors.run
+    rates = errors.rates
     llrs = run.arrays.get("llrs")
-    cards = []
     fit = run.results.calibration if run.results else None
     if llrs is None and fit is not None and len(fit["weights"]) == 1:
-        llrs = AffineCalibration.from_dict(fit).apply(run.scores)
+        llrs = AffineCalibration.from_dict(fit).apply(errors.scores)
+    cards = []
     name = "score"
     note = "Not calibrated. The curve shows the log-likelihood ratio of each score on this list."
     if llrs is not None:
-        rates = error_rates(llrs, run.labels)
+        rates = error_rates(llrs, errors.labels)
         name = "calibrated log-likelihood ratio"
         note = "On the dashed line, the log-likelihood ratios are perfectly calibrated."
-        figure = plots.histogram_figure(
-            llrs,
-            run.labels,
-            equal_error_point(rates).threshold,
-            "log-likelihood ratio (natural log)",
-        )
+        at_eer = equal_error_point(rates).threshold
+        axis = "log-likelihood ratio (natural log)"
+        figure = plots.histogram_figure(llrs, errors.labels, at_eer, axis)
         text = (
             f"{HISTOGRAM_NOTE} Above {bayes_threshold(0.01):.1f}, accepting costs less than "
             "rejecting at a target prior of 0.01."
         )
-        cards.append(drawn(folder, f"llrs{suffix}", f"Log-likelihood ratios{after}", figure, text))
+        cards.append(pictures.draw("llrs", "Log-likelihood ratios", figure, text, run=run))
     # Convex-hull edges with a finite ratio; each covers the scores from its first threshold to its
     # last.
     best = pooled_llrs(rates)[2]
     rows = rates.hull
     x = (rates.thresholds[rows[:-1]] + rates.thresholds[np.maximum(rows[1:] - 1, rows[:-1])]) / 2
-    x = x[np.isfinite(best)]
-    best = best[np.isfinite(best)]
-    if len(x) < 2:
-        lines = [
-            "The scores of targets and non-targets do not overlap, so there is no calibration "
-            "curve."
-        ]
-        return [*cards, {"heading": f"Calibration{after}", "lines": lines}]
-    figure = plots.calibration_figure(x, best, name, is_llr=llrs is not None)
-    return [*cards, drawn(folder, f"calibration{suffix}", f"Calibration{after}", figure, note)]
+    is_finite = np.isfinite(best)
+    if np.count_nonzero(is_finite) < 2:
+        text = "The scores of targets and non-targets do not overlap, so there is no calibration curve."
+        return [*cards, Card(pictures.whose("Calibration", run), lines=[text])]
+    figure = plots.calibration_figure(x[is_finite], best[is_finite], name, is_llr=llrs is not None)
+    return [*cards, pictures.draw("calibration", "Calibration", figure, note, run=run)]
 
 
 def data_section(run: RunData, amount: str) -> Section:
@@ -409,172 +414,177 @@ def data_section(run: RunData, amount: str) -> Section:
     results = run.results or Results()
     configured = run.configuration
     options = configured.get("data") or {}
-    how = configured.get("training")
-    is_watched = isinstance(how, Mapping) and how.get("final_model") == "last"
+    training = configured.get("training")
+    is_watched = isinstance(training, Mapping) and training.get("final_model") == "last"
     purpose = "monitors training" if is_watched else "chooses the best checkpoint"
-    eers = [
-        one["eer_percent"]
-        for one in run.metrics
-        if one.get("kind") == "evaluation" and "eer_percent" in one
-    ]
-    found = f"best EER {min(eers):.2f} % in {counted(len(eers), 'evaluation')}" if eers else ""
+    evaluations = [record for record in run.metrics if record.get("kind") == "evaluation"]
+    eers = [record[HELD_OUT_EER] for record in evaluations if HELD_OUT_EER in record]
+    best = f"best EER {min(eers):.2f} % in {counted(len(eers), 'evaluation')}" if eers else ""
     numbers = counted(results.num_trials, "trial")
     numbers += f", {counted(results.num_speakers, 'speaker')}" if results.num_speakers else ""
-    lists = (
-        ("training", "train_list", "trains the network", amount),
-        ("validation", "validation_list", purpose, found),
-        ("trials", "", "gives the results on this page", numbers),
-    )
     rows = []
-    for role, option, what, contents in lists:
-        if listed := results.list_name(role) or str(options.get(option) or ""):
-            rows.append(["Test" if role == "trials" else role.capitalize(), listed, what, contents])
-    table = {"header": ["use", "list", "purpose", "contents"], "rows": rows}
-    cards: list[Card] = [{"heading": "Lists", "table": table, "is_wide": True}] if rows else []
+    for use, role, option, what, contents in (
+        ("Training", "training", "train_list", "trains the network", amount),
+        ("Validation", "validation", "validation_list", purpose, best),
+        ("Test", "trials", "", "gives the results on this page", numbers),
+    ):
+        if name := results.list_name(role) or str(options.get(option) or ""):
+            rows.append([use, name, what, contents])
+    cards = []
+    if rows:
+        table = Table(["use", "list", "purpose", "contents"], rows)
+        cards.append(Card("Lists", table=table, is_wide=True))
     drawn: Counter[str] = Counter()
-    for one in run.metrics:
-        drawn.update(
-            {name: number for name, number in one.get("drawn", {}).items() if is_number(number)}
-        )
+    for record in run.metrics:
+        for name, number in record.get("drawn", {}).items():
+            drawn[name] += number if is_number(number) else 0
     if total := drawn.total():
         shares = [
             [name, f"{number:,}", f"{100 * number / total:.1f} %"] for name, number in drawn.items()
         ]
-        table = {"header": ["corpus", "utterances drawn over all epochs", "share"], "rows": shares}
-        cards.append({"heading": "Corpora", "table": table})
-    return {"cards": cards}
+        table = Table(["corpus", "utterances drawn over all epochs", "share"], shares)
+        cards.append(Card("Corpora", table=table))
+    return Section(cards)
 
 
-def training_section(runs: Sequence[RunData], folder: Path) -> Section:
+def training_section(runs: Sequence[RunData], pictures: Pictures) -> Section:
     """A small plot of each recorded quantity that changed; a remark on those that did not."""
-    cards: list[Card] = []
-    constants: list[str] = []
-    for kind, key, axis, heading in CURVES:
-        is_evaluation = kind == "evaluation"
-        where = "epoch" if is_evaluation else "step"
-        scale = 100.0 if key.endswith("_share") else 1.0
+    cards = []
+    constants = []
+    for curve in CURVES:
         series = {}
         bands = {}
-        begins = []
-        note = CURVE_NOTES.get(key, "")
+        borders: list[float] = []
+        note = curve.note
+        where = "epoch" if curve.kind == "evaluation" else "step"
         for run in runs:
-            records = [one for one in run.metrics if one.get("kind") == kind and key in one]
-            if records:
-                x = np.array([one.get(where, 0) for one in records], dtype=np.float64)
-                series[run.name] = (x, scale * np.array([one[key] for one in records]))
-                after = f" of {run.name}" if len(runs) > 1 else ""
-                borders = {
-                    one["begun"]["stage"]: one["begun"][where] for one in records if "begun" in one
-                }
-                for stage, begin in borders.items():
-                    note += f" After {where} {begin}{after}: the {stage} stage."
-                    begins.append(begin)
-                # Each test list has its own curve, over the evaluations that included it.
-                listed = [
-                    (one.get(where, 0), one.get("test_lists", {}))
-                    for one in records
-                    if key == "eer_percent"
-                ]
-                for name in dict.fromkeys(itertools.chain(*(lists for _, lists in listed))):
-                    found = ((at, lists.get(name)) for at, lists in listed)
-                    points = [
-                        (at, one[key])
-                        for at, one in found
-                        if isinstance(one, dict) and is_number(one.get(key))
-                    ]
-                    if points:
-                        series[f"{run.name}, {name}" if len(runs) > 1 else name] = tuple(
-                            np.array(points, float).T
-                        )
-            rows = [(one.get("epoch", 0), *one.get("eer_interval_percent", ())) for one in records]
-            rows = [
-                one
-                for one in rows
-                if key == "eer_percent" and len(one) == 3 and all(map(is_number, one))
+            records = [
+                record
+                for record in run.metrics
+                if record.get("kind") == curve.kind and curve.key in record
             ]
-            if rows:
-                bands[run.name] = np.array(rows, dtype=np.float64).T
-        values = np.concatenate([y for _, y in series.values()]) if series else np.empty(0)
-        if len(values) and np.ptp(values) == 0:
-            constants.append(f"{heading} {values[0]:.4g}{' %' if '%' in axis else ''}")
-        elif len(values):
-            note += " Bands: 95 % intervals over speakers, from few draws." if bands else ""
-            how: dict[str, Any] = {
-                "mark_lowest": key == "eer_percent",
-                "has_ticks_at_points": is_evaluation,
-                "borders": begins,
-            }
-            figure = plots.curve_figure(series, where, axis, bands, **how)
-            cards.append(drawn(folder, f"training_{key}", heading, figure, note.strip()))
-    remarks = (
-        [f"Not plotted because constant or measured once: {', '.join(constants)}."]
-        if constants
-        else []
-    )
-    return {"cards": cards, "remarks": remarks}
+            for stage, begin in _stages(records, where).items():
+                of_run = f" of {run.name}" if len(runs) > 1 else ""
+                note += f" After {where} {begin}{of_run}: the {stage} stage."
+                borders.append(begin)
+            for list_name, points in _points(records, where, curve.key).items():
+                names = [run.name] if not list_name or len(runs) > 1 else []
+                series[", ".join([*names, *([list_name] if list_name else [])])] = points
+            if curve.key == HELD_OUT_EER and (intervals := _intervals(records)):
+                bands[run.name] = np.array(intervals, dtype=np.float64).T
+        if not series:
+            continue
+        values = np.concatenate([y for _, y in series.values()])
+        if np.ptp(values) == 0:
+            unit = " %" if "%" in curve.axis else ""
+            constants.append(f"{curve.heading} {values[0]:.4g}{unit}")
+            continue
+        note += " Bands: 95 % intervals over speakers, from few draws." if bands else ""
+        figure = plots.curve_figure(
+            series,
+            where,
+            curve.axis,
+            bands,
+            mark_lowest=curve.key == HELD_OUT_EER,
+            has_ticks_at_points=where == "epoch",
+            borders=borders,
+        )
+        cards.append(pictures.draw(f"training_{curve.key}", curve.heading, figure, note.strip()))
+    remarks = []
+    if constants:
+        remarks = [f"Not plotted because constant or measured once: {', '.join(constants)}."]
+    return Section(cards, remarks=remarks)
 
 
-def group_sections(runs: Sequence[RunData], folder: Path) -> dict[str, Section]:
-    """A plot and a table for each slicing; the EER against the amount of each degradation."""
+def _stages(records: Sequence[Mapping[str, Any]], where: str) -> dict[str, float]:
+    """Later stages -> the epoch or step after which they begin."""
+    return {
+        record["begun"]["stage"]: record["begun"][where] for record in records if "begun" in record
+    }
+
+
+def _points(
+    records: Sequence[Mapping[str, Any]], where: str, key: str
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Test list (empty: the validation list) -> x and y of a quantity, each over the records that
+    have it.
+    """
+    scale = 100.0 if key.endswith("_share") else 1.0
+    points: dict[str, list[tuple[float, float]]] = {}
+    for record in records:
+        x = record.get(where, 0)
+        points.setdefault("", []).append((x, scale * record[key]))
+        for name, figures in record.get("test_lists", {}).items():
+            if key == HELD_OUT_EER and isinstance(figures, dict) and is_number(figures.get(key)):
+                points.setdefault(name, []).append((x, figures[key]))
+    return {name: tuple(np.array(pairs, dtype=np.float64).T) for name, pairs in points.items()}
+
+
+def _intervals(records: Sequence[Mapping[str, Any]]) -> list[tuple[float, ...]]:
+    """Epoch, lower and upper end of the intervals of the EER."""
+    rows = [(record.get("epoch", 0), *record.get("eer_interval_percent", ())) for record in records]
+    return [row for row in rows if len(row) == 3 and all(map(is_number, row))]
+
+
+def slices_section(runs: Sequence[RunData], pictures: Pictures) -> Section:
+    """A plot and a table for each slicing."""
     cards = []
     undivided = []
-    kinds: dict[str, dict[str, SweepResult]] = {}
-    for number, run in enumerate(runs, start=1):
-        suffix, after = (f"_{number}", f": {run.name}") if len(runs) > 1 else ("", "")
+    for run in runs:
         results = run.results or Results()
-        for place, one in enumerate(results.slices or [], start=1):
-            if len(one.rows) == 1:
-                undivided.append(
-                    f"By {one.by}{after}: all trials are in one group, {one.rows[0].label}."
-                )
+        for place, sliced in enumerate(results.slices or [], start=1):
+            if len(sliced.rows) == 1:
+                by = pictures.whose(f"By {sliced.by}", run)
+                label = sliced.rows[0].label
+                undivided.append(f"{by}: all trials are in one group, {label}.")
                 continue
-            weak = [
-                number
-                for number, group in enumerate(one.rows)
-                if group.num_targets is not None and group.num_targets < FEW_TARGETS
-            ]
-            notes = [
-                one.note,
-                f"Grey: fewer than {FEW_TARGETS} targets, too few to rely on." if weak else "",
-            ]
-            rated = (row for row in one.rows if row.note and row.eer_percent is not None)
-            notes += [f"Slice {row.label!r}: {row.note}." for row in rated]
-            cells = []
-            for row in one.rows:
-                eer = row.note or "no EER"
-                if row.eer_percent is not None:
-                    interval = row.eer_interval_percent
-                    eer = f"{row.eer_percent:.2f} %" + (
-                        f" ({interval[0]:.2f}–{interval[1]:.2f})" if interval else ""
-                    )
-                cells.append(
-                    [row.label, f"{row.num_trials or 0:,}", f"{row.num_targets or 0:,}", eer]
-                )
-            header = ["slice", "trials", "targets", "EER"]
-            table = {"header": header, "rows": cells, "numbers": (1, 2, 3), "weak": weak}
-            figure = plots.slices_figure(one.rows, weak)
-            note = " ".join(filter(None, notes))
+            table, note = _slices_table(sliced)
+            figure = plots.slices_figure(sliced.rows, table.weak)
             cards.append(
-                drawn(
-                    folder,
-                    f"slices_{place}{suffix}",
-                    f"By {one.by}{after}",
-                    figure,
-                    note,
-                    table=table,
+                pictures.draw(
+                    f"slices_{place}", f"By {sliced.by}", figure, note, run=run, table=table
                 )
             )
-        for swept in results.sweep or []:
+    return Section(cards, remarks=undivided, is_in_halves=True)
+
+
+def _slices_table(sliced: SliceResult) -> tuple[Table, str]:
+    """One row per slice, and a note."""
+    weak = []
+    rows = []
+    notes = [sliced.note] if sliced.note else []
+    rated = []
+    for number, row in enumerate(sliced.rows):
+        if row.num_targets is not None and row.num_targets < FEW_TARGETS:
+            weak.append(number)
+        eer = row.note or "no EER"
+        if row.eer_percent is not None:
+            eer = f"{row.eer_percent:.2f} %"
+            if row.eer_interval_percent:
+                low, high = row.eer_interval_percent
+                eer += f" ({low:.2f}–{high:.2f})"
+            if row.note:
+                rated.append(f"Slice {row.label!r}: {row.note}.")
+        rows.append([row.label, f"{row.num_trials or 0:,}", f"{row.num_targets or 0:,}", eer])
+    if weak:
+        notes.append(f"Grey: fewer than {FEW_TARGETS} targets, too few to rely on.")
+    table = Table(["slice", "trials", "targets", "EER"], rows, (1, 2, 3), weak)
+    return table, " ".join([*notes, *rated])
+
+
+def robustness_section(runs: Sequence[RunData], pictures: Pictures) -> Section:
+    """The EER against the amount of each degradation."""
+    kinds: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        for swept in (run.results or Results()).sweep or []:
             kinds.setdefault(swept.kind, {})[run.name] = swept
-    sweeps = []
+    cards = []
     for kind, by_run in kinds.items():
         first = next(iter(by_run.values()))
-        figure = plots.sweep_figure(
-            {name: one.rows for name, one in by_run.items()}, first.axis or kind
-        )
-        sweeps.append(drawn(folder, f"sweep_{kind}", kind.capitalize(), figure, first.note))
-    sliced = {"is_in_halves": True, "cards": cards, "remarks": undivided}
-    return {"slices": sliced, "robustness": {"is_in_halves": True, "cards": sweeps}}
+        series = {name: swept.rows for name, swept in by_run.items()}
+        figure = plots.sweep_figure(series, first.axis or kind)
+        cards.append(pictures.draw(f"sweep_{kind}", kind.capitalize(), figure, first.note))
+    return Section(cards, is_in_halves=True)
 
 
 def hardest_section(run: RunData, audio: AudioSource | None) -> Section:
@@ -582,133 +592,121 @@ def hardest_section(run: RunData, audio: AudioSource | None) -> Section:
     given.
     """
     if run.labels is None or run.scores is None or run.trials is None:
-        return {}
+        return Section()
     cards = []
-    arrays = run.arrays
-    speakers, names, durations = (
-        arrays.get(name) for name in ("speakers", "speaker_names", "durations")
-    )
     for heading, label, sign in (
         ("False accepts: non-targets with the highest scores", 0, -1),
         ("Misses: targets with the lowest scores", 1, 1),
     ):
-        rows = np.flatnonzero(run.labels == label)
-        keys = sign * run.scores[rows]
-        few = min(NUM_HARDEST, len(rows))
+        trials = np.flatnonzero(run.labels == label)
+        keys = sign * run.scores[trials]
+        few = min(NUM_HARDEST, len(trials))
         # Partition first: sorting ten million trials to show twelve would be wasteful.
         nearest = np.argpartition(keys, few - 1)[:few]
-        cells: list[list[Any]] = []
-        for row in rows[nearest[np.lexsort((rows[nearest], keys[nearest]))]]:
-            sides: list[Any] = []
-            for one in (int(run.trials.enrol[row]), int(run.trials.test[row])):
-                facts = []
-                sound = ""
-                if speakers is not None:
-                    number = speakers[one]
-                    name = number + 1
-                    if names is not None and len(names):
-                        name = names[number]
-                    facts.append(f"speaker {name}")
-                if durations is not None:
-                    facts.append(f"{durations[one]:.1f} s")
-                if audio is not None:
-                    try:
-                        waveform = audio.read(
-                            run.trials.names[one], 0, MAX_PLAYED_SECONDS * audio.sample_rate
-                        )
-                    except AudioError as error:
-                        advice = (
-                            "give with --audio the folder that the list's paths start from "
-                            f"({error})"
-                        )
-                        raise AudioError(
-                            f"audio cannot be read from {audio.root}; {advice}"
-                        ) from error
-                    sound = flac_address(waveform, audio.sample_rate)
-                sides.append(
-                    {"text": run.trials.names[one], "note": ", ".join(facts), "audio": sound}
-                )
-            cells.append([*sides, f"{run.scores[row]:.4f}"])
-        table = {"header": ["enrolment", "test", "score"], "rows": cells, "numbers": (2,)}
-        cards.append({"heading": heading, "table": table})
+        rows = []
+        for trial in trials[nearest[np.lexsort((trials[nearest], keys[nearest]))]]:
+            enrol = _utterance_cell(run, run.trials, int(run.trials.enrol[trial]), audio)
+            test = _utterance_cell(run, run.trials, int(run.trials.test[trial]), audio)
+            rows.append([enrol, test, f"{run.scores[trial]:.4f}"])
+        cards.append(Card(heading, table=Table(["enrolment", "test", "score"], rows, (2,))))
     # Without the folder's name, so that a copy of the folder gives the same page.
     hint = (
         "To add their audio to this page: speakernet report FOLDER_OF_THIS_PAGE --audio "
         "FOLDER_OF_THE_AUDIO."
     )
-    return {"is_in_halves": True, "cards": cards, "remarks": [hint] if audio is None else []}
+    return Section(cards, remarks=[hint] if audio is None else [], is_in_halves=True)
 
 
-def embeddings_section(runs: Sequence[RunData], folder: Path) -> Section:
+def _utterance_cell(
+    run: RunData, trials: TrialList, utterance: int, audio: AudioSource | None
+) -> Cell:
+    """The name of an utterance, its speaker and length, and its sound."""
+    facts = []
+    name = trials.names[utterance]
+    if "speakers" in run.arrays:
+        number = int(run.arrays["speakers"][utterance])
+        names = run.arrays.get("speaker_names", ())
+        facts.append(f"speaker {names[number] if len(names) else number + 1}")
+    if "durations" in run.arrays:
+        facts.append(f"{run.arrays['durations'][utterance]:.1f} s")
+    sound = ""
+    if audio is not None:
+        try:
+            waveform = audio.read(name, 0, MAX_PLAYED_SECONDS * audio.sample_rate)
+        except AudioError as error:
+            raise AudioError(
+                f"audio cannot be read from {audio.root}; give with --audio the folder that the "
+                f"list's paths start from ({error})"
+            ) from error
+        sound = flac_address(waveform, audio.sample_rate)
+    return Cell(name, ", ".join(facts), sound)
+
+
+def embeddings_section(runs: Sequence[RunData], pictures: Pictures) -> Section:
     """The embeddings of some speakers, projected on a plane."""
     cards: list[Card] = []
-    for run in (one for one in runs if "map_points" in one.arrays):
-        points, speakers, names, shares = (
-            run.arrays[f"map_{name}"] for name in ("points", "speakers", "names", "shares")
+    for run in runs:
+        if "map_points" not in run.arrays:
+            continue
+        names = run.arrays["map_names"].tolist()
+        shares = run.arrays["map_shares"].tolist()
+        figure = plots.embedding_figure(
+            run.arrays["map_points"], run.arrays["map_speakers"], names, shares
         )
-        figure = plots.embedding_figure(points, speakers, names.tolist(), shares.tolist())
         note = (
             f"The {len(names)} speakers with the most utterances, on the first two principal "
             "components of their embeddings. Speakers that are apart here are apart in the "
             "embeddings; speakers that overlap here may be apart in other dimensions."
         )
-        after = f": {run.name}" if len(runs) > 1 else ""
-        cards.append(
-            drawn(folder, f"embeddings_{len(cards) + 1}", f"Embeddings{after}", figure, note)
-        )
-    return {"is_in_halves": True, "cards": cards}
+        heading = pictures.whose("Embeddings", run)
+        cards.append(pictures.draw(f"embeddings_{len(cards) + 1}", heading, figure, note))
+    return Section(cards, is_in_halves=True)
 
 
 def facts_section(run: RunData) -> Section:
     """Everything needed to reproduce the figures."""
     results = run.results or Results()
+    lists = [
+        f"{read.get('role')}: {read.get('name')} ({read.get('sha256')})"
+        for read in results.lists or []
+    ]
+    limits = [f"{limit['threshold']:.4f}: {described(limit)}" for limit in results.thresholds or []]
     values = {
-        **{name: getattr(results, name) for name in FACTS},
-        "lists": [
-            f"{one.get('role')}: {one.get('name')} ({one.get('sha256')})"
-            for one in results.lists or []
-        ],
-        "kept_thresholds": [
-            f"{one['threshold']:.4f}: {described(one)}" for one in results.thresholds or []
-        ],
+        **{name: vars(results)[name] for name in FACTS},
+        "lists": lists,
+        "kept_thresholds": limits,
         "against_the_initial_model": (results.initial_model or {}).get("sentences"),
         **results.extra,
     }
     settings = yaml.safe_dump(results.config, sort_keys=False) if results.config else ""
-    cards: list[Card] = [
-        {"heading": "Command", "code": results.command},
-        {"heading": "Evaluation", "facts": list(_flat(values).items())},
-        {"heading": "Training", "facts": list(_flat(results.performance or {}).items())},
-        {
-            "heading": "Machine",
-            "facts": list(_flat(results.machine or {"versions": results.versions}).items()),
-        },
-        {"heading": "Configuration", "code": run.config, "is_folded": True},
-        {"heading": "Evaluation settings", "code": settings, "is_folded": True},
+    machine = results.machine or {"versions": results.versions}
+    cards = [
+        Card("Command", code=results.command),
+        Card("Evaluation", facts=_flat(values)),
+        Card("Training", facts=_flat(results.performance or {})),
+        Card("Machine", facts=_flat(machine)),
+        Card("Configuration", code=run.config, is_folded=True),
+        Card("Evaluation settings", code=settings, is_folded=True),
     ]
-    return {
-        "cards": [{**one, "is_wide": True} for one in cards if one.get("code") or one.get("facts")]
-    }
+    return Section([replace(card, is_wide=True) for card in cards if card.code or card.facts])
 
 
-def _flat(values: Mapping[Any, Any], prefix: str = "") -> dict[str, str]:
-    """Nested values as `section.field` -> text; empty ones are omitted.
+def _flat(values: Mapping[Any, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Nested values as (`section.field`, text); empty ones are omitted.
 
     >>> _flat({"cpu_cores": 16, "gpus": [{"memory_bytes": 2**33}], "amp": False, "note": None})
-    {'cpu_cores': '16', 'gpus.1.memory_bytes': '8.0 GiB', 'amp': 'no'}
+    [('cpu_cores', '16'), ('gpus.1.memory_bytes', '8.0 GiB'), ('amp', 'no')]
     """
-    flat: dict[str, str] = {}
+    flat: list[tuple[str, str]] = []
     for key, value in values.items():
-        if isinstance(value, list | tuple) and any(isinstance(one, Mapping) for one in value):
+        if isinstance(value, list | tuple) and any(isinstance(entry, Mapping) for entry in value):
             value = dict(enumerate(value, start=1))
         if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{key}.")
+            flat += _flat(value, f"{prefix}{key}.")
+        elif str(key).endswith("_bytes") and is_number(value):
+            flat.append((f"{prefix}{key}", human_bytes(value)))
         elif value not in (None, "", []):
-            flat[f"{prefix}{key}"] = (
-                human_bytes(value)
-                if str(key).endswith("_bytes") and is_number(value)
-                else _text(value)
-            )
+            flat.append((f"{prefix}{key}", _text(value)))
     return flat
 
 
@@ -717,47 +715,50 @@ def _text(value: Any) -> str:
         return "; ".join(map(_text, value))
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return (
-        f"{value:,}"
-        if isinstance(value, int)
-        else f"{value:.6g}"
-        if isinstance(value, float)
-        else str(value)
-    )
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return str(value)
 
 
 def figures_side_by_side(runs: Sequence[RunData]) -> Card:
-    columns = []
-    values = []
+    """A column for each run, with the lowest figures in bold."""
+    columns = {}
+    values = {}
     for run in runs:
-        figures = headline(run.results) if run.results else []
-        values.append({one.name: float(one.number) for one in figures})
-        column = {
-            one.name: one.text + (f" ({one.interval_text})" if one.interval_text else "")
-            for one in figures
-        }
-        columns.append(column | ({"trials": f"{run.results.num_trials:,}"} if run.results else {}))
-        columns[-1] |= {"trial list": _list_sentence(run) or MISSING, "folder": str(run.folder)}
-    names = dict.fromkeys(name for column in columns for name in column)
-    rows: list[list[Any]] = [
-        [name, *(column.get(name, MISSING) for column in columns)] for name in names
-    ]
-    for row in rows:
-        numbers = [numbers_of.get(row[0], np.inf) for numbers_of in values]
+        column: dict[str, str] = {}
+        if run.results:
+            column = _figure_texts(run.results)
+            column["trials"] = f"{run.results.num_trials:,}"
+            for figure in headline(run.results):
+                values[run.name, figure.name] = float(figure.number)
+        column["trial list"] = _list_sentence(run) or MISSING
+        column["folder"] = str(run.folder)
+        columns[run.name] = column
+    table = _side_by_side("figure", columns)
+    rows: list[list[str | Cell]] = []
+    for name, *texts in table.rows:
+        numbers = [values.get((run.name, str(name)), np.inf) for run in runs]
+        cells: list[str | Cell] = list(texts)
         if np.isfinite(min(numbers)):
-            best = numbers.index(min(numbers)) + 1
-            row[best] = {"text": row[best], "is_best": True}
-    table = {"header": ["figure", *(run.name for run in runs)], "rows": rows}
+            best = numbers.index(min(numbers))
+            cells[best] = Cell(str(texts[best]), is_best=True)
+        rows.append([name, *cells])
     note = "Bold: lowest value. In brackets: 95 % intervals over speakers."
-    return {"heading": "Figures", "note": note, "table": table, "is_wide": True}
+    return Card("Figures", note, replace(table, rows=rows), is_wide=True)
 
 
 def differences_section(runs: Sequence[RunData]) -> Section:
     """Paired comparisons of runs scored on the same trials, against the first run with labelled
     scores.
     """
-    labelled = [(run, run.trials, run.scores) for run in runs if run.labels is not None]
-    same = [one for one in labelled if one[1].checksum == labelled[0][1].checksum]  # type: ignore[union-attr]
+    labelled = [run for run in runs if run.labels is not None]
+    lists = [run.trials for run in labelled if run.trials is not None]
+    checksums = [trials.checksum for trials in lists]
+    same = [
+        run for run, checksum in zip(labelled, checksums, strict=True) if checksum == checksums[0]
+    ]
     remarks = []
     if len(same) < len(labelled):
         remarks = [
@@ -765,29 +766,23 @@ def differences_section(runs: Sequence[RunData]) -> Section:
             "compared."
         ]
     if len(same) < 2:
-        return {"remarks": remarks or ["Fewer than two runs have labelled scores."]}
-    shown = [run for run, _, _ in same]
-    trials = same[0][1]
-    assert trials is not None, "runs with labels have trials"
-    speakers = speakers_of(trials)
-    lines = compare_runs(shown, speakers, DRAW_SEED).sentences([run.name for run in shown])
+        return Section(remarks=remarks or ["Fewer than two runs have labelled scores."])
+    speakers = speakers_of(lists[0])
+    lines = compare_runs(same, speakers, DRAW_SEED).sentences([run.name for run in same])
     note = f"All runs are measured on the same draws of speakers, taken from the {speakers.rule}."
-    card = {
-        "heading": f"Compared with {shown[0].name}",
-        "note": note,
-        "lines": lines,
-        "is_wide": True,
-    }
-    return {"cards": [card], "remarks": remarks}
+    card = Card(f"Compared with {same[0].name}", note, lines=lines, is_wide=True)
+    return Section([card], remarks=remarks)
 
 
 def settings_section(runs: Sequence[RunData]) -> Section:
+    """The options in which the configurations of runs differ."""
+    columns = {run.name: dict(_flat(run.configuration)) for run in runs}
     # A score file of another tool has no settings.
-    own = {run.name: flat for run in runs if (flat := _flat(run.configuration))}
-    tables = [*own.values()] if len(own) > 1 else []
-    found = {key: [one.get(key, MISSING) for one in tables] for one in tables for key in one}
-    rows = [[key, *values] for key, values in found.items() if len(set(values)) > 1]
+    columns = {name: options for name, options in columns.items() if options}
+    if len(columns) < 2:
+        return Section()
+    table = _side_by_side("option", columns)
+    rows = [row for row in table.rows if len(set(row[1:])) > 1]
     if not rows:
-        return {"remarks": ["All runs have the same configuration."] if found else []}
-    table = {"header": ["option", *own], "rows": rows}
-    return {"cards": [{"heading": "Configuration", "table": table, "is_wide": True}]}
+        return Section(remarks=["All runs have the same configuration."])
+    return Section([Card("Configuration", table=replace(table, rows=rows), is_wide=True)])

@@ -23,7 +23,7 @@ from speakernet.evaluation.files import (
     read_run,
     write_scores,
 )
-from speakernet.evaluation.report.page import write_page
+from speakernet.evaluation.report.page import Pictures, Section, write_page
 from speakernet.evaluation.report.sections import (
     USUAL_RATE,
     data_section,
@@ -32,11 +32,12 @@ from speakernet.evaluation.report.sections import (
     errors_section,
     facts_section,
     figures_side_by_side,
-    group_sections,
     hardest_section,
     kept_threshold,
     result_section,
+    robustness_section,
     settings_section,
+    slices_section,
     training_section,
     trials_section,
 )
@@ -118,33 +119,33 @@ def write_report(
     if "labels" in run.arrays:
         # Single precision is enough for drawing and halves the file.
         halved = {
-            name: one.astype(np.float32) if one.dtype.kind == "f" else one
-            for name, one in run.arrays.items()
+            name: array.astype(np.float32) if array.dtype.kind == "f" else array
+            for name, array in run.arrays.items()
         }
         with atomic_write(run.folder / ARRAYS_NAME, "wb") as file:
             np.savez_compressed(file, **halved)  # type: ignore[arg-type]
-    pictures = run.folder / PLOTS
+    pictures = Pictures(run.folder / PLOTS, [run])
     results = run.results or Results()
     amount = _amount_of_training(results)
+    decisions = run.decisions
     # A page about unlabelled pairs leaves the training curves to the page of the run.
-    trained = [run]
-    if run.decisions is not None and not (run.folder / METRICS).is_file():
-        trained = []
+    trained = [run] if decisions is None or (run.folder / METRICS).is_file() else []
     sections = {
         "result": result_section(run),
-        "trials": {} if run.decisions is None else trials_section(run.decisions, pictures),
+        "trials": trials_section(decisions, pictures) if decisions else Section(),
         "errors": errors_section([run], pictures),
         "data": data_section(run, amount),
         "training": training_section(trained, pictures),
-        **group_sections([run], pictures),
+        "slices": slices_section([run], pictures),
+        "robustness": robustness_section([run], pictures),
         "hardest": hardest_section(run, source),
         "embeddings": embeddings_section([run], pictures),
         "facts": facts_section(run),
     }
     # The result in plain words, for readers new to the field.
-    lead = run.decisions.sentences() if run.decisions is not None else []
+    lead = decisions.sentences() if decisions else []
     if results.eer_percent is not None and results.eer_threshold is not None:
-        lead = _verdict(run, results, bool(sections["result"]["warnings"]))
+        lead = _verdict(run, results, bool(sections["result"].warnings))
     subtitle = _subtitle(run, results, amount)
     return write_page(run.folder / REPORT, run.name, subtitle, lead, sections, export)
 
@@ -249,16 +250,17 @@ def write_side_by_side(
         raise ValueError(
             f"a folder was given twice: {', '.join(map(str, folders))}; name each run once"
         )
-    names = short_names([str(one) for one in resolved])
+    names = short_names([str(folder) for folder in resolved])
     runs = [read_run(folder, name) for folder, name in zip(folders, names, strict=True)]
-    pictures = path.with_name(f"{path.stem}_plots")
+    pictures = Pictures(path.with_name(f"{path.stem}_plots"), runs)
     sections = {
         "settings": settings_section(runs),
-        "result": {"cards": [figures_side_by_side(runs)]},
+        "result": Section([figures_side_by_side(runs)]),
         "difference": differences_section(runs),
         "errors": errors_section(runs, pictures),
         "training": training_section(runs, pictures),
-        **group_sections(runs, pictures),
+        "slices": slices_section(runs, pictures),
+        "robustness": robustness_section(runs, pictures),
         "embeddings": embeddings_section(runs, pictures),
     }
     return write_page(
