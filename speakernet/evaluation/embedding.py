@@ -14,10 +14,8 @@ import collections
 import contextlib
 import functools
 import hashlib
-import itertools
 import json
 import logging
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,12 +26,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from speakernet.data import windows
 from speakernet.data.audio import AudioError, crop_samples, wrap_to_length
 from speakernet.data.lists import StringTable, numbers
 from speakernet.data.lookup import COLUMNS, LookupTable
 from speakernet.data.sources import AudioSource
 from speakernet.data.speech import speech_of
 from speakernet.data.spoken import spoken
+from speakernet.data.windows import Stretch, stretches_of
 from speakernet.evaluation.options import EvaluationOptions, Mode
 from speakernet.files import FileError, atomic_write, read_arrays, reading
 from speakernet.machine.facts import usable_cores
@@ -80,25 +80,10 @@ MAX_READERS = 8
 READ_AHEAD_UTTERANCES = 64
 READ_AHEAD_SAMPLES = 1 << 25
 """Limit on the audio that waits for the network, 128 MiB; the last recording read may exceed it."""
-LONG_SECONDS = 180.0
-"""Longer recordings are not read in one piece; VoxCeleb's longest lasts 145 s."""
-WINDOW_SECONDS = 60.0
-"""As whole utterances, long recordings are embedded in windows of about this length and
-averaged."""
 MAX_BATCH_SECONDS_EACH = 4.0
 """A batch of whole utterances holds no more padded audio than batch_size crops of this length."""
 WIDTHS_PER_OCTAVE = 8
 """With few shapes, rounding a width up adds at most one eighth as padding."""
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """A unit of reading: an utterance (a row of the list of names), or a window of a long one."""
-
-    row: int
-    start: int
-    num_samples: int
-    num_windows: int = 1
 
 
 @dataclass(frozen=True)
@@ -407,42 +392,6 @@ def checked_lengths(source: AudioSource, names: StringTable, num_threads: int) -
     raise AudioError(f"{found}: {shown}" + " …" * (len(rows) > MAX_NAMED))
 
 
-def window_edges(num_samples: int, sample_rate: int) -> list[int]:
-    """First samples of a recording's windows, then its end; there is a single window unless it is
-    long.
-    """
-    is_long = num_samples > round(LONG_SECONDS * sample_rate)
-    count = math.ceil(num_samples / (WINDOW_SECONDS * sample_rate)) if is_long else 1
-    # Equally long, so that their plain mean gives every frame the same weight.
-    return [int(edge) for edge in np.linspace(0, num_samples, count + 1).astype(np.int64)]
-
-
-def stretches_of(
-    rows: np.ndarray, lengths: np.ndarray, sample_rate: int, *, are_whole: bool = True
-) -> list[Stretch]:
-    """The stretches to read for these rows of `lengths` (samples), in order: an utterance, or
-    windows of a long one.
-    """
-    # Crops of long recordings are read one by one, so they need no windows.
-    edges = [
-        (row, window_edges(int(lengths[row]), sample_rate) if are_whole else [0, int(lengths[row])])
-        for row in rows.tolist()
-    ]
-    if num_long := sum(len(one) > 2 for _, one in edges):
-        logger.info(
-            "%d recordings longer than %g s are embedded in windows of about %g s, whose "
-            "embeddings are averaged",
-            num_long,
-            LONG_SECONDS,
-            WINDOW_SECONDS,
-        )
-    return [
-        Stretch(row, start, stop - start, len(one) - 1)
-        for row, one in edges
-        for start, stop in itertools.pairwise(one)
-    ]
-
-
 def _read_batches(
     pool: ThreadPoolExecutor,
     read: Callable[[Stretch], np.ndarray],
@@ -496,7 +445,7 @@ def _read(
     ]
     # Crops of a long recording are read one by one: two hours would take half a gigabyte.
     is_long = length > 0 and stretch.num_samples > max(
-        length, round(LONG_SECONDS * source.sample_rate)
+        length, round(windows.LONG_SECONDS * source.sample_rate)
     )
     if length:
         starts = np.unique(crop_starts(stretch.num_samples, length, num_crops)).tolist()
