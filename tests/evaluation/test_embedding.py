@@ -110,8 +110,7 @@ def test_long_recordings(net, source, names, monkeypatch, caplog):
         num_long += 1
         cuts = np.array_split(audio, math.ceil(len(audio) / 11200))
         expected = [
-            net.embed(torch.from_numpy(one.copy())[None], sample_rate=16000).numpy()
-            for one in cuts
+            net.embed(torch.from_numpy(one.copy())[None], sample_rate=16000).numpy() for one in cuts
         ]
         np.testing.assert_allclose(found[row], np.mean(expected, axis=0), atol=1e-3)
     assert num_long == 12 and f"{num_long} recordings" in caplog.text
