@@ -13,10 +13,8 @@ keeps embeddings on disk and reuses them while model, audio and settings are unc
 import collections
 import contextlib
 import hashlib
-import itertools
 import json
 import logging
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,12 +26,14 @@ import torch
 from torch import Tensor, nn
 
 from speakernet import distributed
+from speakernet.data import windows
 from speakernet.data.audio import AudioError, crop_samples, wrap_to_length
 from speakernet.data.lists import StringTable, numbers
 from speakernet.data.lookup import COLUMNS, LookupTable
 from speakernet.data.sources import AudioSource
 from speakernet.data.speech import speech_of
 from speakernet.data.spoken import spoken
+from speakernet.data.windows import Stretch, stretches_of
 from speakernet.evaluation.options import EvaluationOptions, Mode
 from speakernet.files import FileError, atomic_write, read_arrays, reading
 from speakernet.machine.facts import usable_cores
@@ -79,11 +79,6 @@ MAX_READERS = 8
 READ_AHEAD_UTTERANCES = 64
 READ_AHEAD_SAMPLES = 1 << 25
 """Limit on the audio that waits for the network, 128 MiB; the last recording read may exceed it."""
-LONG_SECONDS = 180.0
-"""Longer recordings are not read in one piece; VoxCeleb's longest lasts 145 s."""
-WINDOW_SECONDS = 60.0
-"""As whole utterances, long recordings are embedded in windows of about this length and
-averaged."""
 MAX_BATCH_SECONDS_EACH = 4.0
 """A batch of whole utterances holds no more padded audio than batch_size crops of this length."""
 WIDTHS_PER_OCTAVE = 8
@@ -115,16 +110,6 @@ class Cut:
     def starts(self, num_samples: int) -> np.ndarray:
         """First samples of the distinct crops."""
         return np.unique(crop_starts(num_samples, self.length, self.num_crops))
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """A unit of reading: an utterance (a row of the list of names), or a window of a long one."""
-
-    row: int
-    start: int
-    num_samples: int
-    num_windows: int = 1
 
 
 @dataclass(frozen=True)
@@ -456,43 +441,6 @@ def checked_lengths(source: AudioSource, names: StringTable, num_threads: int) -
     )
 
 
-def window_edges(num_samples: int, sample_rate: int) -> list[int]:
-    """First samples of a recording's windows, then its end; there is a single window unless it is
-    long.
-    """
-    is_long = num_samples > round(LONG_SECONDS * sample_rate)
-    count = math.ceil(num_samples / (WINDOW_SECONDS * sample_rate)) if is_long else 1
-    # Equally long, so that their plain mean gives every frame the same weight.
-    return [int(edge) for edge in np.linspace(0, num_samples, count + 1).astype(np.int64)]
-
-
-def stretches_of(
-    rows: np.ndarray, lengths: np.ndarray, sample_rate: int, *, are_whole: bool = True
-) -> list[Stretch]:
-    """The stretches to read for these rows of `lengths` (samples), in order: an utterance, or
-    windows of a long one.
-    """
-    stretches = []
-    num_long = 0
-    for row in rows.tolist():
-        # Crops of long recordings are read one by one, so they need no windows.
-        edges = [0, int(lengths[row])]
-        if are_whole:
-            edges = window_edges(edges[1], sample_rate)
-        num_long += len(edges) > 2
-        for start, stop in itertools.pairwise(edges):
-            stretches.append(Stretch(row, start, stop - start, len(edges) - 1))
-    if num_long:
-        logger.info(
-            "%d recordings longer than %g s are embedded in windows of about %g s, whose "
-            "embeddings are averaged",
-            num_long,
-            LONG_SECONDS,
-            WINDOW_SECONDS,
-        )
-    return stretches
-
-
 def _read_batches(
     pool: ThreadPoolExecutor,
     read: Callable[[Stretch], np.ndarray],
@@ -536,7 +484,7 @@ def _read_ahead(
 
 def _read(source: AudioSource, name: str, stretch: Stretch, cut: Cut) -> np.ndarray:
     """The waveforms of a stretch, (waveforms, samples): its distinct crops, or all of it."""
-    long_samples = round(LONG_SECONDS * source.sample_rate)
+    long_samples = round(windows.LONG_SECONDS * source.sample_rate)
     if cut.length and stretch.num_samples > max(cut.length, long_samples):
         # Crops of a long recording are read one by one: two hours would take half a gigabyte.
         starts = cut.starts(stretch.num_samples).tolist()

@@ -24,7 +24,7 @@ from speakernet.data.augment.options import AugmentOptions
 from speakernet.data.lists import StringTable, TrialList
 from speakernet.data.lookup import LookupTable
 from speakernet.data.sources import AudioCache, AudioSource, RowReader
-from speakernet.evaluation.embedding import window_edges
+from speakernet.data.windows import window_edges
 from speakernet.evaluation.figures import SpeakerBootstrap, group_result
 from speakernet.evaluation.options import Sweep
 from speakernet.evaluation.results import GroupResult, SweepResult

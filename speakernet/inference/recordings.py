@@ -40,7 +40,7 @@ from speakernet.data.opening import KaldiSource, is_kaldi, kaldi_advice, open_so
 from speakernet.data.packed import PackedSource, is_packed
 from speakernet.data.sources import AudioSource, FolderSource
 from speakernet.data.speech import PIECE_SECONDS, SILENT_DB, find_speech, read_speech, sample_edges
-from speakernet.evaluation.embedding import Stretch, stretches_of
+from speakernet.data.windows import Stretch, stretches_of
 from speakernet.files import open_text, reading, refuse_overwriting
 from speakernet.inference import channels
 from speakernet.terminal import MAX_NAMED

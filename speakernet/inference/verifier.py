@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from speakernet.data.audio import AudioError, NoSpeechError
-from speakernet.evaluation.embedding import Stretch, batches_of, padded, prepared, weights_digest
+from speakernet.data.windows import Stretch
+from speakernet.evaluation.embedding import batches_of, padded, prepared, weights_digest
 from speakernet.evaluation.results import html_table
 from speakernet.evaluation.scoring import (
     VERIFYING,

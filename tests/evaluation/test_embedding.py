@@ -14,6 +14,7 @@ import pytest
 import soundfile
 import torch
 
+from speakernet.data import windows
 from speakernet.data.audio import AudioError, write_audio
 from speakernet.data.augment.banks import RirBank, noise_banks
 from speakernet.data.lists import StringTable, TrialList, read_trials
@@ -99,8 +100,8 @@ def test_crops(net, source, names, batch_size, frames):
 def test_long_recordings(net, source, names, monkeypatch, caplog):
     caplog.set_level("INFO", logger="speakernet")
     whole = embed_utterances(net, source, names, EvaluationOptions(eval_frames=0))
-    monkeypatch.setattr(embedding, "LONG_SECONDS", 1.05)
-    monkeypatch.setattr(embedding, "WINDOW_SECONDS", 0.7)
+    monkeypatch.setattr(windows, "LONG_SECONDS", 1.05)
+    monkeypatch.setattr(windows, "WINDOW_SECONDS", 0.7)
     found = embed_utterances(net, source, names, EvaluationOptions(eval_frames=0, batch_size=5))
     num_long = 0
     for row, name in enumerate(names):
@@ -109,10 +110,9 @@ def test_long_recordings(net, source, names, monkeypatch, caplog):
             np.testing.assert_allclose(found[row], whole[row], atol=1e-5)
             continue
         num_long += 1
-        windows = np.array_split(audio, math.ceil(len(audio) / 11200))
+        cuts = np.array_split(audio, math.ceil(len(audio) / 11200))
         expected = [
-            net.embed(torch.from_numpy(one.copy())[None], sample_rate=16000).numpy()
-            for one in windows
+            net.embed(torch.from_numpy(one.copy())[None], sample_rate=16000).numpy() for one in cuts
         ]
         np.testing.assert_allclose(found[row], np.mean(expected, axis=0), atol=1e-3)
     assert num_long == 12 and f"{num_long} recordings" in caplog.text
@@ -245,12 +245,12 @@ def peak_of(work):
 
 
 def test_degraded_crops_of_a_long_recording(long_source, steps, monkeypatch):
-    monkeypatch.setattr(embedding, "LONG_SECONDS", 0.2)
-    monkeypatch.setattr(embedding, "WINDOW_SECONDS", 0.1)
+    monkeypatch.setattr(windows, "LONG_SECONDS", 0.2)
+    monkeypatch.setattr(windows, "WINDOW_SECONDS", 0.1)
     names = StringTable.from_strings(["5.wav", "0.wav"])
     total = 12 * FRAME + 99
-    edges = embedding.window_edges(total, RATE)
-    assert len(edges) == 5 and embedding.window_edges(FRAME, RATE) == [0, FRAME]
+    edges = windows.window_edges(total, RATE)
+    assert len(edges) == 5 and windows.window_edges(FRAME, RATE) == [0, FRAME]
     for kind in ("noise", "reverb", "telephone"):
         step = steps[kind][0]
         degraded = DegradedSource(long_source, names, step)
