@@ -161,11 +161,11 @@ def test_name_that_the_terminal_cannot_show():
         (OSError(errno.EIO, "Input/output error"), "Input/output error"),
         (
             FileNotFoundError(errno.ENOENT, "No such file or directory", "a/b.txt"),
-            "a/b.txt: there is no such file or",
+            "a/b.txt: No such file or directory",
         ),
         (
             FileExistsError(errno.EEXIST, "File exists", "a/b"),
-            "a/b: a file is in the place of a folder",
+            "a/b: File exists",
         ),
         (BrokenPipeError(errno.EPIPE, "Broken pipe"), "Broken pipe"),
         (MemoryError("2 TiB"), "2 TiB"),

@@ -18,7 +18,6 @@ import errno
 import gc
 import importlib.metadata
 import io
-import itertools
 import logging
 import os
 import select
@@ -111,20 +110,11 @@ EXIT_STATUSES = {
 }
 
 SYSTEM_ADVICE = {
-    errno.ENOSPC: "the disk is full: free some space, then run the same command again",
-    errno.EDQUOT: "your disk quota is used up: free some space, then run the same command again",
-    errno.EROFS: "the disk is read-only: choose another folder",
-    errno.EACCES: "permission denied: choose another folder, or change the permissions",
-    errno.ENOTDIR: "part of the path is a file: choose another folder",
-    errno.EIO: "the disk or the network failed: check the system log",
-    errno.EMFILE: "too many open files: raise `ulimit -n`",
-    errno.ENOENT: "check the path",
-    errno.EEXIST: "choose another path",
+    errno.ENOSPC: "free some space, then run the same command again",
+    errno.EDQUOT: "free some space, then run the same command again",
+    errno.EMFILE: "raise `ulimit -n`",
 }
-SYSTEM_REASONS = {
-    errno.ENOENT: "there is no such file or folder",
-    errno.EEXIST: "a file is in the place of a folder",
-}
+"""What to do about a system error; for all others it is to check the path and its permissions."""
 
 
 EXTRAS = {
@@ -142,10 +132,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: one of `EXIT_STATUSES`.
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if not given or given[0] not in COMMANDS:
-        return run_command("speakernet.cli.overview", "speakernet", given)
-    return run_command(module_of(given[0]), f"speakernet {given[0]}", given[1:])
+    command, *rest = [*(sys.argv[1:] if arguments is None else arguments)] or [""]
+    if command not in COMMANDS:
+        return run_command("speakernet.cli.overview", "speakernet", [command, *rest])
+    return run_command(module_of(command), f"speakernet {command}", rest)
 
 
 def run_script(*command: str) -> NoReturn:
@@ -175,15 +165,14 @@ def run_command(module_name: str, program: str, arguments: Sequence[str]) -> int
     module = importlib.import_module(module_name)
     failed = getattr(module, "ERROR_STATUS", None)
     try:
-        done = (
-            module.main(arguments)
-            if hasattr(module, "main")
-            else module.run(_parse(module, program, arguments))
-        )
-        if isinstance(done, list):
-            sys.stdout.writelines(f"{line}\n" for line in done)
+        if hasattr(module, "main"):
+            result = module.main(arguments)
+        else:
+            result = module.run(_parse(module, program, arguments))
+        if isinstance(result, list):
+            sys.stdout.writelines(f"{line}\n" for line in result)
         sys.stdout.flush()
-        return done if isinstance(done, int) else 0
+        return result if isinstance(result, int) else 0
     except KeyboardInterrupt as interrupt:
         if is_first_here(os.environ):
             sys.stderr.write("\ninterrupted\n")
@@ -221,9 +210,8 @@ def _prepare_streams(package: str, *, is_quiet: bool) -> None:
     # A notebook shows stderr in red.
     handler = TerminalHandler(sys.stdout if "ipykernel" in sys.modules else None)
     # DEBUG is for diagnosis and goes to the run's log.txt only.
-    handler.setLevel(
-        (logging.WARNING if is_quiet else logging.INFO) if is_first(os.environ) else logging.ERROR
-    )
+    level = logging.WARNING if is_quiet else logging.INFO
+    handler.setLevel(level if is_first(os.environ) else logging.ERROR)
     handler.setFormatter(
         logging.Formatter("%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
     )
@@ -288,15 +276,10 @@ def _parse(module: ModuleType, program: str, rest: Sequence[str]) -> argparse.Na
     takes_config = getattr(module, "TAKES_CONFIG", False)
     parser = build_parser(module, program)
     _add_components(rest)
-    asked = next((number for number, one in enumerate(rest) if one in ("-h", "--help")), None)
-    if takes_config and asked is not None:
-        # Late: only --help needs the options of every component.
-        from speakernet.config.reference import help_text
-
-        topic = "".join(one for one in rest[asked + 1 : asked + 2] if not one.startswith("-"))
-        statuses = (f"  {code:<5} {meaning}" for code, meaning in EXIT_STATUSES.items())
-        parser.epilog = "\n".join([help_text(topic), "", "exit status:", *statuses])
     if takes_config:
+        for place, word in enumerate(rest):
+            if word in ("-h", "--help"):
+                parser.epilog = _help_on_configuration(rest[place + 1 : place + 2])
         parsed, config_arguments = parser.parse_known_args(rest)
         parsed.config_arguments = config_arguments
     else:
@@ -304,6 +287,16 @@ def _parse(module: ModuleType, program: str, rest: Sequence[str]) -> argparse.Na
         parsed = parser.parse_args(rest)
     _check_outputs(module, parser, parsed)
     return parsed
+
+
+def _help_on_configuration(words: Sequence[str]) -> str:
+    """The options of the section or component that follows --help, and the exit statuses."""
+    # Late: only --help needs the options of every component.
+    from speakernet.config.reference import help_text
+
+    topic = "".join(word for word in words if not word.startswith("-"))
+    statuses = (f"  {code:<5} {meaning}" for code, meaning in EXIT_STATUSES.items())
+    return "\n".join([help_text(topic), "", "exit status:", *statuses])
 
 
 def output_path(text: str) -> Path:
@@ -325,13 +318,15 @@ def _check_outputs(
     if not names:
         return
     inputs: list[str | Path] = []
+    outputs: dict[Path, bool] = {}
     for name, value in vars(parsed).items():
-        values = value if isinstance(value, list) else [value]
-        # Path.exists would raise for a person's name that is too long for a file.
-        if name not in names:
-            inputs += [one for one in values if isinstance(one, str | Path) and os.path.exists(one)]  # noqa: PTH110
-    paths = [path for path in (getattr(parsed, name) for name in names) if path is not None]
-    outputs = {path: is_own(path) for path in paths}
+        if name in names and value is not None:
+            outputs[value] = is_own(value)
+        elif name not in names:
+            for item in value if isinstance(value, list) else [value]:
+                # Path.exists would raise for a person's name that is too long for a file.
+                if isinstance(item, str | Path) and os.path.exists(item):  # noqa: PTH110
+                    inputs.append(item)
     if hasattr(module, "outputs"):
         outputs = module.outputs(parsed)
     check_outputs(outputs, inputs, is_forced=parsed.force)
@@ -342,15 +337,17 @@ def _refuse_unknown_options(parser: argparse.ArgumentParser, rest: Sequence[str]
     as missing.
     """
     known = parser._option_string_actions
-    given = itertools.takewhile(lambda one: one != "--", (one.partition("=")[0] for one in rest))
-    if unknown := next((one for one in given if one.startswith("--") and one not in known), None):
-        # Late: only a mistyped option needs it.
-        from speakernet.options import nearest
+    for word in rest:
+        option = word.partition("=")[0]
+        if option == "--":
+            return
+        if option.startswith("--") and option not in known:
+            # Late: only a mistyped option needs it.
+            from speakernet.options import nearest
 
-        meant = "".join(
-            f"did you mean {one}? " for one in nearest(unknown, known.keys() - {"--help"}, 1)
-        )
-        parser.error(f"unknown option {unknown!r}; {meant}see `{parser.prog} --help`")
+            names = nearest(option, known.keys() - {"--help"}, 1)
+            meant = f"did you mean {names[0]}? " if names else ""
+            parser.error(f"unknown option {option!r}; {meant}see `{parser.prog} --help`")
 
 
 def _add_components(rest: Sequence[str]) -> None:
@@ -388,9 +385,9 @@ def _message(error: Exception) -> str | None:
     """
     if is_out_of_memory(error):
         # torch adds lines of statistics.
-        found = str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0]
         return (
-            f"out of memory ({found}); use a smaller batch (`speakernet find-batch-size` finds one "
+            f"out of memory ({reason}); use a smaller batch (`speakernet find-batch-size` finds one "
             "that fits, training.accumulation_steps keeps the recipe's size), fewer workers or a "
             "machine with more memory"
         )
@@ -406,10 +403,10 @@ def _message(error: Exception) -> str | None:
     if not isinstance(error, OSError) or not error.strerror:
         return str(error) or type(error).__name__
     # filename2 is the target of a rename.
-    where = error.filename2 or error.filename
-    advice = SYSTEM_ADVICE.get(error.errno or 0, "fix that, then run the same command again")
-    reason = SYSTEM_REASONS.get(error.errno or 0, error.strerror)
-    return f"{where}: {reason}; {advice}" if where else f"{reason}; {advice}"
+    path = error.filename2 or error.filename
+    advice = SYSTEM_ADVICE.get(error.errno or 0, "check the path and its permissions")
+    message = f"{error.strerror}; {advice}"
+    return f"{path}: {message}" if path else message
 
 
 def load_configuration(arguments: Sequence[str]) -> "LoadedConfig":
@@ -500,38 +497,30 @@ models."""
 CHANNEL = {
     "--channel": {
         "metavar": "1|2|mix",
-        "help": (
-            "channel of recordings with several (default: their mean; one channel if they "
-            "cancel each other)"
-        ),
+        "help": "channel of recordings with several (default: their mean; one channel if they "
+        "cancel each other)",
     }
 }
 STORE = {
     "--store": {"type": Path, "required": True, "help": "the store of people, such as people.db"},
     "--key-file": {
         "type": Path,
-        "help": (
-            "file with the key that encrypts its embeddings (default: the variable "
-            f"{STORE_KEY_VARIABLE}, if set)"
-        ),
+        "help": "file with the key that encrypts its embeddings (default: the variable "
+        f"{STORE_KEY_VARIABLE}, if set)",
     },
 }
 DECISION = {
     "--far": {
         "type": float,
         "metavar": "RATE",
-        "help": (
-            "false-accept rate of the threshold to use (default 0.01, or the EER threshold if "
-            "there is none)"
-        ),
+        "help": "false-accept rate of the threshold to use (default 0.01, or the EER threshold if "
+        "there is none)",
     },
     "--threshold": {
         "type": _threshold,
         "metavar": "SCORE",
-        "help": (
-            "a score, or the name of a threshold in the model file (eer, far_1%%); `default` "
-            "is a cosine of 0.4"
-        ),
+        "help": "a score, or the name of a threshold in the model file (eer, far_1%%); `default` "
+        "is a cosine of 0.4",
     },
 }
 
@@ -589,13 +578,13 @@ def answer_first(*, is_verbose: bool) -> Iterator[None]:
 
     Other messages are shown only if verbose, and then at once.
     """
-    held = {} if is_verbose else {handler: _Later() for handler in logging.root.handlers}
-    for handler, later in held.items():
+    filters = {} if is_verbose else {handler: _Later() for handler in logging.root.handlers}
+    for handler, later in filters.items():
         handler.addFilter(later)
     try:
         yield
     finally:
-        for handler, later in held.items():
+        for handler, later in filters.items():
             handler.removeFilter(later)
             for record in later.records:
                 handler.handle(record)

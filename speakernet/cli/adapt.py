@@ -1,9 +1,8 @@
 """Adapt a model to recordings of your own telephones, microphones or rooms.
 
-    speakernet adapt --model best.pt --recordings calls/                      no speaker labels
-    needed speakernet adapt --model best.pt --recordings calls/ --labels folders     one folder of
-    calls per speaker speakernet adapt --model best.pt --recordings calls/ --labels who.csv --trials
-    trials.txt
+    speakernet adapt --model best.pt --recordings calls/            no speaker labels needed
+    speakernet adapt --model best.pt --recordings calls/ --labels folders     one per speaker
+    speakernet adapt --model best.pt --recordings calls/ --labels who.csv --trials trials.txt
 
 A back end (mean, whitening, LDA, WCCN or PLDA) is fitted to the recordings and written to a new
 model file, which every command accepts; the network itself does not change. With labels, the best
@@ -25,10 +24,8 @@ ARGUMENTS = {
     "--recordings": {
         "nargs": "+",
         "required": True,
-        "help": (
-            "recordings of the target domain: files, folders, lists, a packed corpus, or the "
-            ".npz of `embed`"
-        ),
+        "help": "recordings of the target domain: files, folders, lists, a packed corpus, or the "
+        ".npz of `embed`",
     },
     "--labels": {
         "help": (
@@ -40,10 +37,8 @@ ARGUMENTS = {
     "--method": {
         "choices": ADAPTATIONS,
         "default": "auto",
-        "help": (
-            "what to fit (default: with labels the best, otherwise whitening, or mean if "
-            "recordings are few)"
-        ),
+        "help": "what to fit (default: with labels the best, otherwise whitening, or mean if "
+        "recordings are few)",
     },
     "--out-of-domain": {
         "metavar": "FOLDER",
@@ -90,12 +85,10 @@ def run(arguments: argparse.Namespace) -> list[str]:
     # Late: --help and a mistyped option need no torch.
     from speakernet.inference import adapt, decision
 
-    foreign = (
-        adapt.ForeignFiles(arguments.plda, arguments.mean, arguments.transform)
-        if arguments.plda
-        else None
-    )
-    found = adapt.adapt(
+    foreign = None
+    if arguments.plda:
+        foreign = adapt.ForeignFiles(arguments.plda, arguments.mean, arguments.transform)
+    adapted = adapt.adapt(
         arguments.model,
         arguments.recordings,
         labels=arguments.labels,
@@ -107,19 +100,19 @@ def run(arguments: argparse.Namespace) -> list[str]:
         audio=arguments.audio,
         device=arguments.device,
     )
-    tried = (
-        ["EER on held-out speakers:", *(f"  {one}" for one in adapt.in_words(found.tried))]
-        if found.tried
-        else []
-    )
-    people = f" of {counted(found.num_speakers, 'speaker')}" if found.num_speakers else ""
-    fitted = f"{found.method}, fitted on {counted(found.num_recordings, 'recording')}{people}"
-    thresholds = [
-        f"no calibration; fit one with: speakernet calibrate --model {found.path} --trials LIST"
-    ]
-    if found.fit is not None:
-        thresholds = [
-            f"threshold {decision.described_threshold(one)}" for one in found.fit.thresholds
-        ]
-    written = f"{found.path} was written; {arguments.model} is unchanged"
-    return [*tried, fitted, *found.notes, *thresholds, written]
+    lines = []
+    if adapted.tried:
+        lines.append("EER on held-out speakers:")
+        lines += [f"  {line}" for line in adapt.in_words(adapted.tried)]
+    fitted = f"{adapted.method}, fitted on {counted(adapted.num_recordings, 'recording')}"
+    if adapted.num_speakers:
+        fitted += f" of {counted(adapted.num_speakers, 'speaker')}"
+    lines += [fitted, *adapted.notes]
+    path = adapted.path
+    if adapted.fit is None:
+        command = f"speakernet calibrate --model {path} --trials LIST"
+        lines.append(f"no calibration; fit one with: {command}")
+    else:
+        for threshold in adapted.fit.thresholds:
+            lines.append(f"threshold {decision.described_threshold(threshold)}")
+    return [*lines, f"{path} was written; {arguments.model} is unchanged"]

@@ -1,8 +1,9 @@
 """Fit calibration and thresholds and write them into a model file, so that `verify` can decide.
 
-    speakernet calibrate --model best.pt --trials trials.txt              labelled trials of any
-    speakers speakernet calibrate --model best.pt --store people.db --cohort others/   your own
-    people against strangers
+    speakernet calibrate --model best.pt --trials trials.txt
+                                                         labelled trials of any speakers
+    speakernet calibrate --model best.pt --store people.db --cohort others/
+                                                         your own people against strangers
 
 Both apply to cosine scores of whole utterances, or to PLDA scores if the file scores by PLDA, as
 `verify` and `identify` do. The first time, the old model file is kept next to the new one.
@@ -87,11 +88,9 @@ def run(arguments: argparse.Namespace) -> list[str]:
             arguments.quality,
         )
     else:
-        cohort = (
-            recordings.audio_inputs(arguments.cohort, verifier.sample_rate, sys.stdin)
-            if arguments.cohort
-            else None
-        )
+        cohort = None
+        if arguments.cohort:
+            cohort = recordings.audio_inputs(arguments.cohort, verifier.sample_rate, sys.stdin)
         with verifier.people(arguments.store, store_key(arguments), must_exist=True) as store:
             fit, results, backup = bulk.calibrate_on_people(
                 verifier, store, cohort, arguments.prior, arguments.out
@@ -108,9 +107,14 @@ def run(arguments: argparse.Namespace) -> list[str]:
             f"{num_targets} same-speaker pairs are too few to rely on; use {FEW_TARGETS} or more, "
             "from more people"
         )
-    thresholds = [f"threshold {decision.described_threshold(one)}" for one in fit.thresholds]
-    written = f"now has a calibration and {counted(len(thresholds), 'threshold')}"
-    written += f" for {verifier.rule.scores} scores of whole utterances"
-    written += f" (old file: {backup})" if backup else ""
-    target = arguments.out or verifier.name
-    return [headline_sentence(results), *notes, *thresholds, *fit.refused, f"{target} {written}"]
+    lines = [headline_sentence(results), *notes]
+    for threshold in fit.thresholds:
+        lines.append(f"threshold {decision.described_threshold(threshold)}")
+    thresholds = counted(len(fit.thresholds), "threshold")
+    written = (
+        f"{arguments.out or verifier.name} now has a calibration and {thresholds} for "
+        f"{verifier.rule.scores} scores of whole utterances"
+    )
+    if backup:
+        written += f" (old file: {backup})"
+    return [*lines, *fit.refused, written]

@@ -79,11 +79,11 @@ def run(arguments: argparse.Namespace) -> list[str]:
         raise ValueError(
             f"--draws {arguments.draws}: expected at least {MIN_DRAWS}; fewer give no interval"
         )
-    if missing := [path for path in arguments.scores if not path.exists()]:
-        raise ValueError(
-            f"{missing[0]}: there is no such file or folder; give a score file or the folder of a "
-            "run"
-        )
+    for path in arguments.scores:
+        if not path.exists():
+            raise ValueError(
+                f"{path}: there is no such file or folder; give a score file or the folder of a run"
+            )
     if len({path.resolve() for path in arguments.scores}) < len(arguments.scores):
         raise ValueError(
             f"a system was given twice: {', '.join(map(str, arguments.scores))}; name each one once"
@@ -101,26 +101,26 @@ def run(arguments: argparse.Namespace) -> list[str]:
         options=EvaluationOptions().model_copy(update=costs),
         priors=arguments.priors,
     )
-    first, *others = map(configuration_of, paths)
-    result = result.with_one_system([is_other_seed(first, other) for other in others])
+    first, *further = map(configuration_of, paths)
+    result = result.with_one_system([is_other_seed(first, other) for other in further])
     letters = [chr(ord("A") + number) for number in range(len(paths))]
     names = short_names([str(path) for path in paths])
-    lines = [
-        f"{letter} = {name} ({path})"
-        for letter, name, path in zip(letters, names, paths, strict=True)
-    ]
-    taken = f"{speakers.count:,} speakers, taken from the {speakers.rule}"
-    lines.append(f"{len(trials):,} trials of {trials.source}; {taken}")
+    lines = []
+    for letter, name, path in zip(letters, names, paths, strict=True):
+        lines.append(f"{letter} = {name} ({path})")
+    origin = f"{speakers.count:,} speakers, taken from the {speakers.rule}"
+    lines.append(f"{len(trials):,} trials of {trials.source}; {origin}")
     if set(costs.values()) - {UNIT_COST}:
-        both = f"{costs['c_miss']:g} of a miss, {costs['c_fa']:g} of a false accept"
-        lines.append(f"costs, as in their results: {both}")
-    lines.append("")
-    lines.append(f"{'':<16}" + "".join(f"{letter:>10}" for letter in letters))
-    for row in zip(*(headline(one, DIGITS) for one in result.systems), strict=True):
+        miss_and_accept = f"{costs['c_miss']:g} of a miss, {costs['c_fa']:g} of a false accept"
+        lines.append(f"costs, as in their results: {miss_and_accept}")
+    lines += ["", f"{'':<16}" + "".join(f"{letter:>10}" for letter in letters)]
+    columns = [headline(system, DIGITS) for system in result.systems]
+    for row in zip(*columns, strict=True):
         lines.append(f"{row[0].label:<16}" + "".join(f"{figure.number:>10}" for figure in row))
-    chosen = [
-        (letter, chosen_on_reported(path)) for letter, path in zip(letters, paths, strict=True)
-    ]
-    scope = "Intervals are over speakers: another seed can change the figures as much."
-    caveats = (f"{letter}: {text}" for letter, text in chosen if text)
-    return [*lines, "", *result.sentences(letters), scope, *caveats]
+    lines += ["", *result.sentences(letters)]
+    lines.append("Intervals are over speakers: another seed can change the figures as much.")
+    for letter, path in zip(letters, paths, strict=True):
+        caveat = chosen_on_reported(path)
+        if caveat:
+            lines.append(f"{letter}: {caveat}")
+    return lines

@@ -29,10 +29,8 @@ ARGUMENTS = {
         "type": float,
         "default": 0.0,
         "metavar": "SECONDS",
-        "help": (
-            "leave out this many seconds on each side of every reference boundary (default "
-            "%(default)s)"
-        ),
+        "help": "leave out this many seconds on each side of every reference boundary (default "
+        "%(default)s)",
     },
     "--skip-overlap": {
         "action": "store_true",
@@ -89,23 +87,22 @@ def run(arguments: argparse.Namespace) -> list[str]:
     for path, errors, drawn in zip(arguments.hypothesis, systems, draws, strict=True):
         lines.append(_row(str(path)[-23:], errors, slice(None)))
         if arguments.each:
-            lines += [
-                _row(f"  {name[-20:]}", errors, slice(row, row + 1))
-                for row, name in enumerate(errors.names)
-            ]
+            for row, name in enumerate(errors.names):
+                lines.append(_row(f"  {name[-20:]}", errors, slice(row, row + 1)))
         low, high = interval(drawn)
-        sure = (
-            no_interval or f"DER 95 % interval {low:.2f} to {high:.2f}, bootstrap over recordings"
-        )
+        certainty = f"DER 95 % interval {low:.2f} to {high:.2f}, bootstrap over recordings"
         num_right = f"{errors.num_right} of {counted(len(errors.names), 'recording')}"
-        lines.append(f"  {sure}; the number of speakers is correct in {num_right}")
-    for path, errors, drawn in list(zip(arguments.hypothesis, systems, draws, strict=True))[1:]:
+        lines.append(
+            f"  {no_interval or certainty}; the number of speakers is correct in {num_right}"
+        )
+    first = arguments.hypothesis[0]
+    for path, errors, drawn in zip(arguments.hypothesis[1:], systems[1:], draws[1:], strict=True):
         low, high = interval(drawn - draws[0])
         word = "not significant" if low <= 0 <= high else "significant"
-        sure = no_interval or f"interval {low:+.2f} to {high:+.2f}: {word}"
+        certainty = f"interval {low:+.2f} to {high:+.2f}: {word}"
         difference = errors.rates()[0] - systems[0].rates()[0]
-        shown_difference = "undefined" if math.isnan(difference) else f"{difference:+.2f}"
-        lines.append(f"{path} against {arguments.hypothesis[0]}: DER {shown_difference}, {sure}")
+        shown = "undefined" if math.isnan(difference) else f"{difference:+.2f}"
+        lines.append(f"{path} against {first}: DER {shown}, {no_interval or certainty}")
     return lines
 
 
@@ -127,13 +124,14 @@ def _compare_recordings(
         raise ValueError(
             f"{path} {what} none of the recordings in {reference_path}, such as {first!r}"
         )
-    if unlike := sorted(reference.keys() ^ turns.keys()):
-        everything = list({**reference, **turns})
-        names = dict(zip(everything, shown(everything), strict=True))
+    unlike = reference.keys() ^ turns.keys()
+    if unlike:
+        channels = list({**reference, **turns})
+        names = dict(zip(channels, shown(channels), strict=True))
         logger.warning(
             "only one of %s and the reference has %s; a missing recording counts as silence",
             path,
-            ", ".join(names[channel] for channel in unlike[:MAX_NAMED]),
+            ", ".join(names[channel] for channel in sorted(unlike)[:MAX_NAMED]),
         )
 
 

@@ -37,10 +37,8 @@ ARGUMENTS = {
     "--list": {"type": Path, "help": "training list"},
     "--root": {
         "type": Path,
-        "help": (
-            "folder or packed corpus that the lists' paths are relative to (default: the "
-            "list's own)"
-        ),
+        "help": "folder or packed corpus that the lists' paths are relative to (default: the "
+        "list's own)",
     },
     "--trials": {
         "type": Path,
@@ -70,117 +68,96 @@ ARGUMENTS = {
 
 def run(arguments: argparse.Namespace) -> int:
     """Check, print the table, the histograms and the conclusion."""
-    config = (
-        load_configuration(arguments.config_arguments).config
-        if arguments.config_arguments
-        else None
-    )
+    config = None
+    if arguments.config_arguments:
+        config = load_configuration(arguments.config_arguments).config
     findings, durations = full_check(_request(arguments, config))
     if config is not None:
         # Late: torch takes two seconds to import, and a mistyped option should not wait for it.
         from speakernet.assembly.runs import check_options
         from speakernet.checks.augmentation import augmentation_findings
 
-        findings += _pending_corpus(config)
+        if _is_corpus_pending(config):
+            folder = config.data.synthetic_corpus
+            message = f"nothing to check yet: the synthetic corpus is made in {folder} on first use"
+            findings.append(Finding("ok", "lists", message))
         findings += augmentation_findings(
             config.augment, config.data.sample_rate, is_fast=arguments.fast
         )
         findings += check_options(config)
-    if has_picture := arguments.png is not None and bool(durations):
+    has_picture = arguments.png is not None and bool(durations)
+    if has_picture:
         write_duration_png(arguments.png, durations)
     level = worst(findings)
     if arguments.json:
         shown = [dataclasses.asdict(finding) for finding in findings]
-        lines = [
-            json.dumps({"level": level, "findings": shown, "machine": system_info()}, indent=2)
-        ]
+        report = {"level": level, "findings": shown, "machine": system_info()}
+        lines = [json.dumps(report, indent=2)]
     else:
-        histograms = [
-            f"\n{title}, durations\n{duration_histogram(one)}" for title, one in durations.items()
-        ]
-        picture = [f"\nhistograms: {arguments.png}"] if has_picture else []
+        lines = [table(findings)]
+        for title, seconds in durations.items():
+            lines.append(f"\n{title}, durations\n{duration_histogram(seconds)}")
+        if has_picture:
+            lines.append(f"\nhistograms: {arguments.png}")
         has_data = bool(config or arguments.list or arguments.trials)
-        lines = [
-            table(findings),
-            *histograms,
-            *picture,
-            f"\n{closing_line(findings, has_data=has_data)}",
-        ]
-    sys.stdout.write("\n".join([*lines, ""]))
+        lines.append(f"\n{closing_line(findings, has_data=has_data)}")
+    sys.stdout.writelines(f"{line}\n" for line in lines)
     return int(level == "error")
 
 
 def _request(arguments: argparse.Namespace, config: Config | None) -> CheckRequest:
     if not arguments.min_seconds >= 0:
         raise ValueError(f"--min_seconds {arguments.min_seconds:g}; expected at least 0")
-    thoroughness = {
-        "min_seconds": arguments.min_seconds,
-        "is_fast": arguments.fast,
-        "num_jobs": arguments.jobs,
-    }
     root = arguments.trial_root or arguments.root
-    given = tuple((path, root or audio_folder_of(path)) for path in arguments.trials)
+    request = CheckRequest(
+        trials=tuple((path, root or audio_folder_of(path)) for path in arguments.trials),
+        min_seconds=arguments.min_seconds,
+        is_fast=arguments.fast,
+        num_jobs=arguments.jobs,
+    )
     if config is None:
-        return CheckRequest(
-            train_list=arguments.list,
-            train_root=arguments.root
-            or (audio_folder_of(arguments.list) if arguments.list else None),
-            trials=given,
-            **thoroughness,
-        )
+        if arguments.list:
+            train_root = arguments.root or audio_folder_of(arguments.list)
+            request = dataclasses.replace(request, train_list=arguments.list, train_root=train_root)
+        return request
+    request = dataclasses.replace(request, save_path=Path(config.training.save_path or "exps"))
+    if _is_corpus_pending(config):
+        return dataclasses.replace(request, trials=())
     data = config.data
-    save_path = Path(config.training.save_path or "exps")
-    if _pending_corpus(config):
-        return CheckRequest(save_path=save_path, **thoroughness)
-    lists = {
-        (Path(path), _audio_of(root or audio_folder_of(path)))
-        for path, root in (
-            (data.validation_list, data.validation_path),
-            (data.test_list, data.test_path),
-        )
-        if path
-    }
+    trials = [
+        (data.validation_list, data.validation_path),
+        (data.test_list, data.test_path),
+    ]
     # Optional lists are checked when training starts.
-    required = [one for one in data.test_lists.values() if not one.optional]
-    lists |= {
-        (Path(one.list), _audio_of(one.path or data.test_path or audio_folder_of(one.list)))
-        for one in required
-    }
-    return CheckRequest(
-        train_list=Path(data.train_list) if data.train_list else None,
-        train_root=_audio_of(data.train_path or audio_folder_of(data.train_list))
-        if data.train_list
-        else None,
-        corpora={
-            name: (
-                Path(one.train_list),
-                _audio_of(one.train_path or audio_folder_of(one.train_list)),
-            )
-            for name, one in data.corpora.items()
-        },
-        trials=tuple(sorted(lists, key=str)) + given,
-        save_path=save_path,
+    for test_list in data.test_lists.values():
+        if not test_list.optional:
+            trials.append((test_list.list, test_list.path or data.test_path))
+    lists = {_located(path, audio) for path, audio in trials if path}
+    corpora = {}
+    for name, corpus in data.corpora.items():
+        corpora[name] = _located(corpus.train_list, corpus.train_path)
+    if data.train_list:
+        train_list, train_root = _located(data.train_list, data.train_path)
+        request = dataclasses.replace(request, train_list=train_list, train_root=train_root)
+    return dataclasses.replace(
+        request,
+        corpora=corpora,
+        trials=(*sorted(lists, key=str), *request.trials),
         min_utterances=data.utterances_per_speaker,
         # The same tolerance for missing files as in training.
         max_bad_share=data.max_bad_share if data.on_bad_audio == "skip" else 0.0,
         sample_rate=data.sample_rate,
-        **thoroughness,
     )
 
 
-def _audio_of(root: str | Path) -> str | Path:
-    return root if is_address(root) else Path(root)
+def _located(path: str, audio: str) -> tuple[Path, str | Path]:
+    """A list and the folder or packed corpus of its audio, which may be at an address."""
+    if is_address(audio):
+        return Path(path), audio
+    return Path(path), Path(audio or audio_folder_of(path))
 
 
-def _pending_corpus(config: Config) -> list[Finding]:
-    """A finding if the synthetic corpus is still to be made, on first use."""
+def _is_corpus_pending(config: Config) -> bool:
+    """Whether the synthetic corpus is still to be made, on first use."""
     folder = config.data.synthetic_corpus
-    if not folder or (Path(folder) / "complete.json").exists():
-        return []
-    return [
-        Finding(
-            "ok",
-            "lists",
-            f"nothing to check yet: the synthetic corpus is made in {folder} on first use",
-        )
-    ]
+    return bool(folder) and not (Path(folder) / "complete.json").exists()

@@ -30,10 +30,8 @@ ARGUMENTS = {
     "--out": {"type": output_path, "required": True, "help": "output file, such as e.npz"},
     "--part": {
         "metavar": "I/N",
-        "help": (
-            f"{PART_HELP}; give every process the same recordings, model and --out; the last "
-            "to finish writes it"
-        ),
+        "help": f"{PART_HELP}; give every process the same recordings, model and --out; the last "
+        "to finish writes it",
     },
     "--speech": {"action": "store_true", "help": "embed detected speech alone, as decisions do"},
     "--skip-broken": {
@@ -65,22 +63,22 @@ def run(arguments: argparse.Namespace) -> int:
     source, names = audio_inputs(
         arguments.audio, verifier.sample_rate, sys.stdin, arguments.channel
     )
+    if arguments.speech:
+        source = spoken(source)
     num_embedded, num_kept, problems, missing = embed_files(
-        verifier,
-        spoken(source) if arguments.speech else source,
-        names,
-        arguments.out,
-        skips_broken=arguments.skip_broken,
-        part=part,
+        verifier, source, names, arguments.out, skips_broken=arguments.skip_broken, part=part
     )
     for name, warning in source.warnings.items():
         logger.warning("%s: %s", name, warning)
     for problem in problems:
         logger.warning("left out: %s", problem)
-    text = f"part {part} is done; missing: {list_parts(missing)}"
-    if not missing:
+    if missing:
+        text = f"part {part} is done; missing: {list_parts(missing)}"
+    else:
         text = f"{counted(num_embedded, 'embedding')} of {verifier.embedding_dim} numbers"
-        text += f", {num_kept} of them from an earlier run" if num_kept else ""
-        text += f"; {len(problems)} left out" if problems else ""
+        if num_kept:
+            text += f", {num_kept} of them from an earlier run"
+        if problems:
+            text += f"; {len(problems)} left out"
     sys.stdout.write(f"{arguments.out}: {text}\n")
     return int(bool(problems))

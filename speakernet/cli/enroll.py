@@ -2,8 +2,7 @@
 exist.
 
     speakernet enroll Ada a1.wav a2.wav a3.wav --model best.pt --store people.db
-    speakernet enroll --folder my_voices --model best.pt --store people.db      one subfolder per
-    person
+    speakernet enroll --folder my_voices --model best.pt --store people.db    one subfolder per person
 
 The store keeps the name, and the embedding and path of each recording, never audio. Too little
 speech, clipping, noise, a narrow band or a voice unlike the person's other recordings causes a
@@ -51,58 +50,62 @@ def run(arguments: argparse.Namespace) -> int:
     # Path.is_file would raise for a name that is too long for a file.
     if arguments.name and os.path.isfile(arguments.name):  # noqa: PTH113
         raise ValueError(f"{arguments.name} is a file; the first argument is the person's name")
-    people = [(arguments.name, arguments.audio)]
     # Late: --help and a mistyped option need no torch.
     from speakernet.data.audio import AudioError
-    from speakernet.data.folders import is_hidden
 
+    people = [(arguments.name, arguments.audio)]
     if folder:
-        people = [
-            (path.name, [str(path)])
-            for path in sorted(folder.iterdir())
-            if path.is_dir() and not is_hidden(path.name)
-        ]
-        if not people:
-            raise ValueError(
-                f"{folder} has no subfolders; expected one per person, containing recordings"
-            )
+        people = _subfolders(folder)
     # Late, as above.
     from speakernet.inference.people import checked_name
     from speakernet.inference.recordings import audio_inputs
     from speakernet.inference.verifier import enroll
 
+    # All names are checked before anybody is enrolled.
+    people = [(checked_name(name), recordings) for name, recordings in people]
     verifier = load_verifier(arguments)
     warn_of_model(verifier)
     # The word "new" reveals a mistyped path, which creates a second store.
     new = "" if store.exists() else "the new store "
-    left_out = 0
-    opened = functools.cache(functools.partial(verifier.people, store, store_key(arguments)))
-    # All names are checked before anybody is enrolled.
-    for name, given in [(checked_name(name), given) for name, given in people]:
+    num_left_out = 0
+    open_store = functools.cache(functools.partial(verifier.people, store, store_key(arguments)))
+    for name, inputs in people:
         try:
-            files = audio_inputs(given, verifier.sample_rate, sys.stdin)[1]
+            files = audio_inputs(inputs, verifier.sample_rate, sys.stdin)[1]
             recordings = [verifier.open(file, channel=arguments.channel) for file in files]
-            done = enroll(
-                verifier,
-                opened() if store.exists() else opened,
-                name,
-                recordings,
-                is_strict=arguments.strict,
-            )
+            # A store that does not exist is created once there is somebody to add.
+            opened = open_store() if store.exists() else open_store
+            enrolled = enroll(verifier, opened, name, recordings, is_strict=arguments.strict)
         except AudioError as error:
             if not folder:
                 raise
             logger.warning("%s is left out: %s", name, error)
-            left_out += 1
+            num_left_out += 1
             continue
-        for warning in done.warnings:
+        for warning in enrolled.warnings:
             logger.warning("%s", warning)
-        seconds = sum(one.speech_seconds for one in done.qualities)
-        speech = f" ({seconds:.1f} s of speech)" if done.added else ""
-        added = f"{counted(done.added, 'recording')} added{speech}, {done.total} in all"
-        sys.stdout.write(f"{done.name}: {added}, in {new}{store}\n")
+        added = f"{counted(enrolled.added, 'recording')} added"
+        if enrolled.added:
+            seconds = sum(quality.speech_seconds for quality in enrolled.qualities)
+            added += f" ({seconds:.1f} s of speech)"
+        sys.stdout.write(f"{enrolled.name}: {added}, {enrolled.total} in all, in {new}{store}\n")
     if folder:
-        sys.stdout.write(
-            f"{counted(len(people) - left_out, 'person')} of {len(people)} enrolled in {store}\n"
+        enrolled_people = counted(len(people) - num_left_out, "person")
+        sys.stdout.write(f"{enrolled_people} of {len(people)} enrolled in {store}\n")
+    return int(num_left_out > 0)
+
+
+def _subfolders(folder: Path) -> list[tuple[str, list[str]]]:
+    """Each person's name and the folder with their recordings."""
+    # Late: --help and a mistyped option need not read audio.
+    from speakernet.data.folders import is_hidden
+
+    people = []
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and not is_hidden(path.name):
+            people.append((path.name, [str(path)]))
+    if not people:
+        raise ValueError(
+            f"{folder} has no subfolders; expected one per person, containing recordings"
         )
-    return int(left_out > 0)
+    return people

@@ -117,41 +117,39 @@ def outputs(arguments: argparse.Namespace) -> dict[Path, bool]:
 
 def run(arguments: argparse.Namespace) -> list[str] | int:
     """Evaluate the score files, or score the test list of the configuration."""
+    folder = arguments.save_path
     if not arguments.scores:
-        where = ["--save_path", str(arguments.save_path)] if arguments.save_path else []
-        arguments.config_arguments += [*where, "--eval"]
+        if folder:
+            arguments.config_arguments += ["--save_path", str(folder)]
+        arguments.config_arguments.append("--eval")
         return train.run(arguments)
     if arguments.config_arguments:
         raise ValueError(
             f"{arguments.config_arguments[0]} does not apply to --scores, which runs no model"
         )
-    if arguments.save_path and any(
-        (arguments.save_path / name).exists() for name in (METRICS, LAST, BEST)
-    ):
-        raise ValueError(
-            f"{arguments.save_path} is the folder of a training run; give another one with --out"
-        )
+    if folder and any((folder / name).exists() for name in (METRICS, LAST, BEST)):
+        raise ValueError(f"{folder} is the folder of a training run; give another one with --out")
     evaluation = evaluate_scores(arguments)
     lines = [*evaluation.lines(DIGITS), *_details(evaluation.results)]
     if arguments.json:
         lines = [json.dumps(evaluation.results.to_dict(), indent=2)]
-    if arguments.save_path:
+    if folder:
         # Late: matplotlib takes a second to import.
         from speakernet.evaluation.report import write_evaluation
 
-        written = write_evaluation(arguments.save_path, evaluation)
+        written = write_evaluation(folder, evaluation)
         if not arguments.json:
-            lines.append(train.written_line([arguments.save_path / name for name in written]))
+            lines.append(train.written_line([folder / name for name in written]))
     return lines
 
 
 def evaluate_scores(arguments: argparse.Namespace) -> Evaluation:
     """Evaluate one score file, or several fused ones."""
-    for name, values in (("--prior", [arguments.prior]), ("--priors", arguments.priors)):
-        if not all(0 < prior < 1 for prior in values):
-            raise ValueError(
-                f"{name} {' '.join(map(str, values))}: expected probabilities between 0 and 1"
-            )
+    if not all(0 < prior < 1 for prior in (arguments.prior, *arguments.priors)):
+        raise ValueError(
+            f"--prior {arguments.prior}, --priors {' '.join(map(str, arguments.priors))}: "
+            "expected probabilities between 0 and 1"
+        )
     if arguments.draws != 0 and arguments.draws < MIN_DRAWS:
         raise ValueError(
             f"--draws {arguments.draws}: expected 0 (no intervals) or at least {MIN_DRAWS}"
@@ -168,31 +166,30 @@ def evaluate_scores(arguments: argparse.Namespace) -> Evaluation:
         # their inputs.
         refuse_overwriting([arguments.save_path / name for name in EVALUATION_FILES], files)
     fit = _fit(arguments, len(columns))
+    # A single system keeps its own scores; fused systems have only the ratios.
     scores = columns[0]
-    llrs = None
+    llrs = scores if arguments.scores_are_llrs else None
     if fit is not None:
-        llrs = fit.apply(np.stack(columns, axis=1))
-        # A single system keeps its own scores; fused systems have only the ratios.
-        scores = llrs if len(columns) > 1 else scores
-    elif arguments.scores_are_llrs:
-        llrs = scores
+        llrs = fit.apply(np.stack(columns, axis=1))  # (trials, systems) -> (trials,)
+        if len(columns) > 1:
+            scores = llrs
     speakers = speakers_of(trials, arguments.csv)
     results = figures(trials, scores, speakers, options, DEFAULT_SEED, llrs)
-    read = [("scores", file) for file in files]
-    if arguments.trials:
-        read = [("trials", arguments.trials), *read]
+    lists = [("trials", arguments.trials), *(("scores", file) for file in files)]
+    is_fitted_here = False
     if fit is not None:
-        read += [("fusion trials", arguments.fusion_trials)]
+        lists.append(("fusion trials", arguments.fusion_trials))
+        is_fitted_here = sha256_of(arguments.fusion_trials) == trials.sha256
     results = dataclasses.replace(
         results,
-        lists=[{"role": role, "name": path.name, "sha256": sha256_of(path)} for role, path in read],
-        calibration=None if fit is None else fit.to_dict(),
+        lists=[
+            {"role": role, "name": path.name, "sha256": sha256_of(path)}
+            for role, path in lists
+            if path
+        ],
+        calibration=fit.to_dict() if fit else None,
         command=" ".join(sys.argv),
-        warnings=_warnings(
-            results,
-            files,
-            is_fitted_here=fit is not None and sha256_of(arguments.fusion_trials) == trials.sha256,
-        ),
+        warnings=_warnings(results, files, is_fitted_here=is_fitted_here),
     )
     return Evaluation(trials, scores, results, llrs, speakers=speakers)
 
@@ -201,39 +198,38 @@ def _warnings(results: Results, files: Sequence[Path], *, is_fitted_here: bool) 
     """The caveats of the figures, for the report; those not printed beside the figures are also
     logged.
     """
-    found = cautions(results)
-    found += [f"{file}: {one}" for file in files if (one := chosen_on_reported(file))]
+    caveats = cautions(results)
+    for file in files:
+        choice = chosen_on_reported(file)
+        if choice:
+            caveats.append(f"{file}: {choice}")
     if is_fitted_here:
-        found.append(
+        caveats.append(
             "weights were fitted on the reported list: error rates and costs are optimistic"
         )
-    for odd in found:
-        if odd != results.interval_note:
-            # The interval note is printed beside the figures.
-            logger.warning("%s", odd)
-    return found
+    for caveat in caveats:
+        # The interval note is printed beside the figures.
+        if caveat != results.interval_note:
+            logger.warning("%s", caveat)
+    return caveats
 
 
 def _fit(arguments: argparse.Namespace, num_systems: int) -> AffineCalibration | None:
-    if not arguments.fusion_scores:
-        if num_systems > 1:
-            raise ValueError(
-                f"{num_systems} score files need fusion weights fitted on another list; "
-                "name the list with --fusion_trials and its scores with --fusion_scores"
-            )
+    """The weights of the systems, fitted on another list; None for a single system without one."""
+    paths = arguments.fusion_scores or []
+    if not paths and num_systems == 1:
         return None
-    if not arguments.fusion_trials or len(arguments.fusion_scores) != num_systems:
+    if not arguments.fusion_trials or len(paths) != num_systems:
         raise ValueError(
-            f"--fusion_scores has {counted(len(arguments.fusion_scores), 'file')} for "
-            f"{num_systems} in --scores; give the same systems in the same order, and their list "
-            "with --fusion_trials"
+            f"--fusion_scores has {counted(len(paths), 'file')} for {num_systems} in --scores; give "
+            "the scores of the same systems in the same order, and their list with --fusion_trials"
         )
     trials = read_trials(arguments.fusion_trials)
     if trials.labels is None:
         raise ValueError(
             f"{arguments.fusion_trials} has no labels; fusion weights are fitted on a labelled list"
         )
-    columns = [find_scores(path, trials)[1] for path in arguments.fusion_scores]
+    columns = [find_scores(path, trials)[1] for path in paths]
     names = [path.stem if path.stem != "scores" else path.parent.name for path in arguments.scores]
     return fit_calibration(np.stack(columns, axis=1), trials.labels, arguments.prior, names)
 
@@ -243,9 +239,10 @@ def _details(results: Results) -> list[str]:
     if results.eer_percent is None:
         return []
     # The first line names the EER and the minDCFs.
-    others = headline(results, DIGITS, further=True)[1 + len(results.min_dcf) :]
-    lines = [f"{one.name}: {one.text}" for one in others]
-    lines.append(
-        f"{counted(results.num_speakers or 0, 'speaker')}, taken from the {results.speaker_rule}"
-    )
-    return [*lines, *filter(None, [results.interval_note])]
+    further = headline(results, DIGITS, further=True)[1 + len(results.min_dcf) :]
+    lines = [f"{figure.name}: {figure.text}" for figure in further]
+    speakers = counted(results.num_speakers or 0, "speaker")
+    lines.append(f"{speakers}, taken from the {results.speaker_rule}")
+    if results.interval_note:
+        lines.append(results.interval_note)
+    return lines

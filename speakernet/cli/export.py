@@ -25,18 +25,14 @@ ARGUMENTS = {
         "nargs": "+",
         "default": [],
         "metavar": "FILE",
-        "help": (
-            "recordings to compare embeddings on (default: some of --trials, otherwise "
-            "synthetic voices)"
-        ),
+        "help": "recordings to compare embeddings on (default: some of --trials, otherwise "
+        "synthetic voices)",
     },
     "--for": {
         "dest": "runtime",
         "default": "",
         "metavar": "PROGRAM",
-        "help": (
-            "for .onnx: sherpa-onnx (a graph from features, with its metadata) or onnxruntime-web"
-        ),
+        "help": "for .onnx: sherpa-onnx (a graph from features, with its metadata) or onnxruntime-web",
     },
     "--int8": {"action": "store_true", "help": "for .onnx: 8-bit weights and activations"},
     "--trials": {

@@ -40,9 +40,9 @@ def run(arguments: argparse.Namespace) -> list[str]:
         config, arguments.min_batch_size, arguments.max_batch_size, limit
     )
     lines = []
-    for size, one in sorted(finder.tried.items()):
-        figures = f"{one.throughput:8.1f} utterances/s, {one.memory_bytes / 2**20:8.0f} MiB"
-        lines.append(f"{size:6d}  {figures if one.fits else 'does not fit'}")
+    for size, trial in sorted(finder.tried.items()):
+        figures = f"{trial.throughput:8.1f} utterances/s, {trial.memory_bytes / 2**20:8.0f} MiB"
+        lines.append(f"{size:6d}  {figures if trial.fits else 'does not fit'}")
     advice = recommendation(config, finder.tried[configured_batch_size(config)], finder.tried[best])
     largest = f"largest tried that fits: {finder.largest}"
     return [*lines, f"fastest: {best} utterances per batch; {largest}", f"recommendation: {advice}"]

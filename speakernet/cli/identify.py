@@ -87,38 +87,34 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def answer_lines(found: "Identification", wanted_rate: float | None = None) -> list[str]:
-    """The answer, the nearest people, and the share of strangers that passes, compared with the
-    rate asked for.
-    """
-    if found.decision is None:
+def answer_lines(answer: "Identification", requested_rate: float | None = None) -> list[str]:
+    """The answer, the nearest people, and how far the answer can be trusted."""
+    decision = answer.decision
+    if decision is None:
         return ["unknown", "nobody is enrolled in this store"]
-    decision = found.decision
-    ratio = decision.log_likelihood_ratio
-    odds = "" if ratio is None else f" log-likelihood-ratio {ratio:.2f}"
-    lines = [
-        f"{found.name or 'unknown'} score {decision.score:.4f} threshold "
-        f"{decision.threshold:.4f}{odds}"
-    ]
-    lines += [
-        f"  {row}. {score:.4f} {name}"
-        for row, (name, score) in enumerate(found.candidates, start=1)
-    ]
+    name = answer.name or "unknown"
+    line = f"{name} score {decision.score:.4f} threshold {decision.threshold:.4f}"
+    if decision.log_likelihood_ratio is not None:
+        line += f" log-likelihood-ratio {decision.log_likelihood_ratio:.2f}"
+    lines = [line]
+    for row, (candidate, score) in enumerate(answer.candidates, start=1):
+        lines.append(f"  {row}. {score:.4f} {candidate}")
     if not decision.is_made:
         lines.append(decision.sentence)
-    if found.name is None and decision.same_speaker:
+    if answer.name is None and decision.same_speaker:
         lines.append("the score reaches the threshold, but two speakers are more likely than one")
-    if found.stranger_rate is not None and decision.false_accept_rate is not None:
-        missed = (
-            f", more than the {100 * wanted_rate:.3g} % asked for; the model file has no stricter "
-            "threshold"
-            if wanted_rate is not None and found.stranger_rate > wanted_rate
-            else ""
-        )
-        lines.append(
+    if answer.stranger_rate is not None and decision.false_accept_rate is not None:
+        people = counted(answer.num_people, "person")
+        line = (
             "on the list it was fitted on, the threshold accepts "
             f"{100 * decision.false_accept_rate:.3g} % of different-speaker pairs: with "
-            f"{counted(found.num_people, 'person')} enrolled, up to "
-            f"{100 * found.stranger_rate:.3g} % of strangers may be taken for one of them{missed}"
+            f"{people} enrolled, up to {100 * answer.stranger_rate:.3g} % of strangers may be "
+            "taken for one of them"
         )
+        if requested_rate is not None and answer.stranger_rate > requested_rate:
+            line += (
+                f", more than the {100 * requested_rate:.3g} % asked for; the model file has no "
+                "stricter threshold"
+            )
+        lines.append(line)
     return lines

@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
     files = [*arguments.files]
     if arguments.large_margin:
         files.append(arguments.large_margin)
-    read = [read_yaml_file(one, EXPECTED) for one in files]
+    read = [read_yaml_file(path, EXPECTED) for path in files]
     names = ", ".join(map(str, files))
     for path, contents in zip(files, read, strict=True):
         if not isinstance(contents, dict):

@@ -15,17 +15,13 @@ ARGUMENTS = {
     "--from": {
         "dest": "source",
         "default": "voxceleb_trainer",
-        "help": (
-            "its toolkit: voxceleb_trainer (the default), wespeaker, 3dspeaker, speechbrain, "
-            "redimnet or but"
-        ),
+        "help": "its toolkit: voxceleb_trainer (the default), wespeaker, 3dspeaker, speechbrain, "
+        "redimnet or but",
     },
     "--model": {
         "required": True,
-        "help": (
-            "its architecture, by the toolkit's name or ours, such as CAMPPlus; checked "
-            "against the file"
-        ),
+        "help": "its architecture, by the toolkit's name or ours, such as CAMPPlus; checked "
+        "against the file",
     },
     "--licence": {"default": "", "help": "licence of the weights, kept in the model file"},
     "--trained-on": {"default": "", "help": "training data of the weights, kept in the model file"},

@@ -24,62 +24,49 @@ def run(arguments: argparse.Namespace) -> list[str]:
     net = model.net
     contents = model.contents
     summary = contents.get("training_summary") or {}
+    front_end = contents["front_end"]
     options = dict(contents["model"]["options"])
     # The configuration of a pretrained backbone is as long as the rest of the table.
     config = options.pop("config", {})
     source = options.pop("source", {})
-    source |= {"architecture": config["model_type"]} if config else {}
+    if config:
+        source["architecture"] = config["model_type"]
+    num_bytes = human_bytes(path.stat().st_size)
     rows = [
-        (
-            "file",
-            f"{path} ({human_bytes(path.stat().st_size)}, format version "
-            f"{contents['format_version']})",
-        ),
+        ("file", f"{path} ({num_bytes}, format version {contents['format_version']})"),
         ("SHA-256", sha256_of(path)),
         (
             "fingerprint",
             f"{model.fingerprint} (of weights and front end; ties a store of people to this model)",
         ),
         ("model", f"{contents['model']['name']} {_options(options)}"),
-        *(
-            ("backbone" if key == "name" else f"backbone {key}", _value(one))
-            for key, one in source.items()
-            if one
-        ),
-        (
-            "front end",
-            f"{contents['front_end']['name']} {_options(contents['front_end']['options'])}",
-        ),
-        ("parameters", f"{sum(parameter.numel() for parameter in net.parameters()):,}"),
+    ]
+    for key, value in source.items():
+        rows.append(("backbone" if key == "name" else f"backbone {key}", _value(value)))
+    num_parameters = sum(parameter.numel() for parameter in net.parameters())
+    mean = _mean(contents.get("embedding_mean"), contents.get("embedding_mean_of"))
+    licence = summary.get("licence") or "not stated; ask the people who trained it"
+    calibrated = f"no: {model.rule.advice}"
+    if model.is_calibrated:
+        calibrated = f"yes; {model.rule.caution}".removesuffix("; ")
+    rows += [
+        ("front end", f"{front_end['name']} {_options(front_end['options'])}"),
+        ("parameters", f"{num_parameters:,}"),
         ("embedding", f"{net.embedding_dim} numbers"),
         ("sample rate", f"{net.sample_rate} Hz"),
-        *([("adaptation", _options(contents["adaptation"]))] if contents.get("adaptation") else []),
-        (
-            "mean embedding",
-            _mean(contents.get("embedding_mean"), contents.get("embedding_mean_of")),
-        ),
-        *([("caution", model.caution)] if model.caution else []),
-        ("licence", str(summary.get("licence") or "not stated; ask the people who trained it")),
-        (
-            "calibrated",
-            f"yes; {model.rule.caution}".removesuffix("; ")
-            if model.is_calibrated
-            else f"no: {model.rule.advice}",
-        ),
-        *(
-            ("calibration", _fit(one))
-            for one in (contents.get("calibration") or {}).get("fits", ())
-        ),
-        *(
-            (
-                "threshold",
-                f"{one['name']} {decision.described_threshold(one)}; {_options(one['backend'])}",
-            )
-            for one in contents.get("thresholds") or ()
-        ),
-        *((f"training {key}", _value(one)) for key, one in summary.items()),
+        ("adaptation", _options(contents.get("adaptation") or {})),
+        ("mean embedding", mean),
+        ("caution", model.caution),
+        ("licence", licence),
+        ("calibrated", calibrated),
     ]
-    return [f"{name:<28} {value}" for name, value in rows]
+    for fit in (contents.get("calibration") or {}).get("fits", ()):
+        rows.append(("calibration", _fit(fit)))
+    for threshold in contents.get("thresholds") or ():
+        text = f"{threshold['name']} {decision.described_threshold(threshold)}"
+        rows.append(("threshold", f"{text}; {_options(threshold['backend'])}"))
+    lines = [f"{name:<28} {value}" for name, value in rows if value]
+    return lines + [f"{f'training {key}':<28} {_value(value)}" for key, value in summary.items()]
 
 
 def _value(value: Any) -> Any:
@@ -94,9 +81,8 @@ def _options(options: Mapping[str, Any]) -> str:
 
 def _fit(fit: Mapping[str, Any]) -> str:
     """A calibration: its formula, the list it was fitted on, and the scoring method."""
-    terms = " + ".join(
-        f"{weight:.4f} x {name}" for weight, name in zip(fit["weights"], fit["inputs"], strict=True)
-    )
+    inputs = zip(fit["weights"], fit["inputs"], strict=True)
+    terms = " + ".join(f"{weight:.4f} x {name}" for weight, name in inputs)
     fitted_on = f", fitted on {fit['list']}" if fit.get("list") else ""
     if "num_targets" in fit:
         fitted_on += (

@@ -38,12 +38,16 @@ def run(arguments: argparse.Namespace) -> list[str]:
         if kind == "recipes":
             lines += _recipes()
         else:
-            names = [
-                f"  {name:<24} {one.summary}" for name, one in CHOICES[HOLDERS[kind]].table.items()
-            ]
-            lines += _models() if arguments.kind == "models" else names
-            lines += _options(HOLDERS[kind]) if arguments.kind else []
+            holder = HOLDERS[kind]
+            lines += _models() if arguments.kind == "models" else _names(holder)
+            if arguments.kind:
+                lines += _options(holder)
     return lines
+
+
+def _names(holder: str) -> Iterator[str]:
+    for name, component in CHOICES[holder].table.items():
+        yield f"  {name:<24} {component.summary}"
 
 
 def _models() -> Iterator[str]:
@@ -53,10 +57,9 @@ def _models() -> Iterator[str]:
     for sizes in FAMILIES.values():
         yield summary(next(iter(sizes.values())).options)
         for name, component in sizes.items():
-            one: Any = component.options.published
-            giga = f"{one.macs / 1e9:.2f} G"
-            mels = str(one.mels or "raw")
-            yield MODEL_ROW.format(name, f"{one.parameters:,}", giga, one.dim, mels, one.paper)
+            facts: Any = component.options.published
+            cost = (f"{facts.parameters:,}", f"{facts.macs / 1e9:.2f} G")
+            yield MODEL_ROW.format(name, *cost, facts.dim, str(facts.mels or "raw"), facts.paper)
 
 
 def _options(holder: str) -> Iterator[str]:

@@ -3,11 +3,11 @@
     speakernet pack CORPUS --source FOLDER                        every audio file in a folder
     speakernet pack CORPUS --source FOLDER --list train_list.txt  the files named in a list
     speakernet pack CORPUS --source part_aa part_ab --list LIST   directly from zip and tar archives
-    speakernet pack CORPUS --source raw.list --write-list train.txt   wespeaker's raw.list or
-    shard.list, a Kaldi folder speakernet pack CORPUS --source … --part 2/4                  one of
-    four parts; the last to finish joins them speakernet pack s3://bucket/CORPUS --source …
-           in shards to object storage (also gs://, file:// …) speakernet pack CORPUS --verify
-                                   read everything and compare every checksum
+    speakernet pack CORPUS --source raw.list --write-list train.txt
+                                                 wespeaker's raw.list or shard.list, a Kaldi folder
+    speakernet pack CORPUS --source … --part 2/4     one of four parts; the last joins them
+    speakernet pack s3://bucket/CORPUS --source …    in shards to object storage (also gs://, file://)
+    speakernet pack CORPUS --verify                  read everything and compare every checksum
 
 Afterwards, use the corpus in place of the folder (`--data.train_path CORPUS`). The same command
 resumes after a kill. At an address, `--part 2/4` is one of four writers, each of which writes a
@@ -15,15 +15,15 @@ quarter of the shards.
 """
 
 import argparse
-import contextlib
 import logging
 from pathlib import Path
+
+import numpy as np
 
 from speakernet.cli import output_path
 from speakernet.corpora.listing import positive_int
 from speakernet.corpora.pack_inputs import open_inputs
 from speakernet.data.lists import (
-    ListError,
     NameIndex,
     StringTable,
     read_training_list,
@@ -31,7 +31,7 @@ from speakernet.data.lists import (
     write_training_list,
 )
 from speakernet.data.packed import read_index, verify
-from speakernet.data.packing import SKIPPED, join_parts, pack, pack_part
+from speakernet.data.packing import SKIPPED, PackInput, join_parts, pack, pack_part
 from speakernet.data.parts import PART_HELP, WHOLE, WorkPart, list_parts, parse_part
 from speakernet.files import (
     FileError,
@@ -54,10 +54,8 @@ ARGUMENTS = {
     "--source": {
         "nargs": "+",
         "metavar": "PATH",
-        "help": (
-            "a folder, a Kaldi folder, wespeaker's raw.list or shard.list, or zip and tar "
-            "archives (all parts)"
-        ),
+        "help": "a folder, a Kaldi folder, wespeaker's raw.list or shard.list, or zip and tar "
+        "archives (all parts)",
     },
     "--list": {
         "action": "append",
@@ -71,17 +69,13 @@ ARGUMENTS = {
     },
     "--strip": {
         "type": int,
-        "help": (
-            "number of leading folders to drop from names in archives (default: found from "
-            "the list, if any)"
-        ),
+        "help": "number of leading folders to drop from names in archives (default: found from "
+        "the list, if any)",
     },
     "--write-list": {
         "type": output_path,
-        "help": (
-            "write a training list of what was packed (raw.list, shards, Kaldi folders with "
-            "utt2spk)"
-        ),
+        "help": "write a training list of what was packed (raw.list, shards, Kaldi folders with "
+        "utt2spk)",
     },
     "--sample-rate": {
         "type": positive_int,
@@ -99,10 +93,8 @@ ARGUMENTS = {
     },
     "--part": {
         "metavar": "I/N",
-        "help": (
-            f"{PART_HELP}; give every process the same sources and lists; the last to finish "
-            "joins the parts"
-        ),
+        "help": f"{PART_HELP}; give every process the same sources and lists; the last to finish "
+        "joins the parts",
     },
     "--shards": {
         "type": positive_int,
@@ -131,35 +123,30 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError("--part needs --source; --merge joins existing parts and takes neither")
     if (arguments.strip or 0) < 0:
         raise ValueError(f"--strip {arguments.strip}; expected at least 0")
-    if is_address(arguments.corpus) and arguments.merge:
+    is_remote = is_address(arguments.corpus)
+    if (is_remote and arguments.merge) or (arguments.shards and not is_remote):
         raise ValueError(
-            "--merge joins parts in a folder; at an address, the last writer joins them"
-        )
-    if arguments.shards and not is_address(arguments.corpus):
-        raise ValueError(
-            "--shards applies to a corpus at an address (s3://…); use --part for a corpus on disk"
+            "--shards is for a corpus at an address (s3://…), whose last writer joins it; --part and "
+            "--merge are for a corpus on disk"
         )
     if arguments.source:
         _pack(arguments)
     if arguments.merge:
         join_parts(arguments.corpus)
-    return (
-        _verify(arguments.corpus, arguments.num_threads, arguments.sample_rate)
-        if arguments.verify
-        else 0
-    )
+    if arguments.verify:
+        return _verify(arguments.corpus, arguments.num_threads, arguments.sample_rate)
+    return 0
 
 
 def _pack(arguments: argparse.Namespace) -> None:
-    source = open_inputs(arguments.source, _wanted(arguments), arguments.strip)
+    corpus = arguments.corpus
+    source = open_inputs(arguments.source, _listed_names(arguments), arguments.strip)
     if arguments.write_list and source.speakers is None:
         raise ValueError(
             f"--write-list: {source.description} has no speaker labels; expected raw.list, shards "
             "or a Kaldi folder with utt2spk. For a plain folder, make lists with `speakernet "
             "prepare folder`"
         )
-    if arguments.write_list and not arguments.force:
-        _check_list(arguments.write_list, source.names)
     part = parse_part(arguments.part) if arguments.part else None
     options = {
         "sample_rate": arguments.sample_rate,
@@ -167,97 +154,71 @@ def _pack(arguments: argparse.Namespace) -> None:
         "skip_bad": arguments.skip_bad,
         "show_progress": True,
     }
-    missing: list[WorkPart] = []
-    num_missing = 0
-    if is_address(arguments.corpus):
+    missing = ""
+    folder = corpus
+    if is_address(corpus):
         # Late: it imports fsspec.
         from speakernet.data.stores import pack_to_address
 
+        folder = f"{corpus}/part-…"
         summary, num_missing = pack_to_address(
-            source, arguments.corpus, part or WHOLE, arguments.shards, **options
+            source, corpus, part or WHOLE, arguments.shards, **options
         )
+        if num_missing:
+            missing = f"{counted(num_missing, 'shard')} from other writers"
     elif part is None:
-        summary = pack(source, arguments.corpus, **options)
+        summary = pack(source, corpus, **options)
     else:
-        summary, missing = pack_part(source, arguments.corpus, part, **options)
+        folder = f"{corpus}/{part.name}"
+        summary, parts = pack_part(source, corpus, part, **options)
+        if parts:
+            missing = f"parts {list_parts(parts)}"
+    hours = summary.num_samples / arguments.sample_rate / 3600
     logger.info(
-        "%s%s: %s, %.1f hours, %s; %d of them from an earlier run",
-        arguments.corpus,
-        f", part {part}" if part else "",
+        "%s: %s, %.1f hours, %s; %d of them from an earlier run",
+        f"{corpus}, part {part}" if part else corpus,
         counted(summary.num_utterances, "utterance"),
-        summary.num_samples / arguments.sample_rate / 3600,
+        hours,
         human_bytes(2 * summary.num_samples),
         summary.num_resumed,
     )
     if summary.num_skipped:
-        folder = f"{arguments.corpus}/{part.name}" if part else arguments.corpus
-        folder = f"{arguments.corpus}/part-…" if is_address(arguments.corpus) else folder
         unreadable = counted(summary.num_skipped, "file")
         logger.warning("%s could not be read; %s/%s names them", unreadable, folder, SKIPPED)
-    if num_missing:
-        logger.info(
-            "%s: %s from other writers still missing",
-            arguments.corpus,
-            counted(num_missing, "shard"),
-        )
-    elif missing:
-        logger.info("%s: parts still missing: %s", arguments.corpus, list_parts(missing))
-    elif arguments.write_list and source.speakers is not None:
-        _write_list(
-            arguments.write_list,
-            source.names,
-            source.speakers,
-            _names_of(arguments.corpus, arguments.sample_rate),
-            is_forced=arguments.force,
-        )
-
-
-def _check_list(path: Path, names: StringTable) -> None:
-    """Refuse before packing to replace a file that is not a list of these utterances."""
-    if not path.is_file() or not path.stat().st_size:
-        return
-    with contextlib.suppress(ListError):
-        if (NameIndex(names).find(read_training_list(path).paths) >= 0).all():
-            return
-    raise _foreign_list(path)
-
-
-def _foreign_list(path: Path) -> FileError:
-    return FileError(
-        f"{path} exists, and is not the list of what was packed; choose another name, or replace "
-        "it with --force"
-    )
+    if missing:
+        logger.info("%s: still missing: %s", corpus, missing)
+    elif arguments.write_list:
+        packed = _names_of(corpus, arguments.sample_rate)
+        _write_list(arguments.write_list, source, packed, is_forced=arguments.force)
 
 
 def _write_list(
-    path: Path,
-    names: StringTable,
-    speakers: StringTable,
-    packed: StringTable,
-    *,
-    is_forced: bool = False,
+    path: Path, source: PackInput, packed: StringTable, *, is_forced: bool = False
 ) -> None:
     """Write a training list of the packed utterances with a known speaker; an existing file must be
     the same list.
     """
-    is_packed = (NameIndex(packed).find(names) >= 0).tolist()
-    rows = [row for row, speaker in enumerate(speakers) if speaker and is_packed[row]]
+    assert source.speakers is not None, "checked before packing"
+    rows = np.flatnonzero(NameIndex(packed).find(source.names) >= 0).tolist()
+    speakers = source.speakers
+    labelled = [(speakers[row], source.names[row]) for row in rows if speakers[row]]
     temporary = temporary_beside(path)
     try:
-        write_training_list(temporary, ((speakers[row], names[row]) for row in rows))
-        has_other = path.is_file() and path.stat().st_size and not is_forced
-        if has_other and sha256_of(path) != sha256_of(temporary):
-            raise _foreign_list(path)
+        write_training_list(temporary, labelled)
+        has_content = path.is_file() and path.stat().st_size > 0
+        if has_content and not is_forced and sha256_of(path) != sha256_of(temporary):
+            raise FileError(
+                f"{path} exists, and is not the list of what was packed; choose another name, or "
+                "replace it with --force"
+            )
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    logger.info("%s: %s", path, counted(len(rows), "utterance"))
-    if len(rows) < sum(is_packed):
-        logger.warning(
-            "%s without a speaker left out of %s",
-            counted(sum(is_packed) - len(rows), "utterance"),
-            path,
-        )
+    logger.info("%s: %s", path, counted(len(labelled), "utterance"))
+    num_unknown = len(rows) - len(labelled)
+    if num_unknown:
+        unknown = counted(num_unknown, "utterance")
+        logger.warning("%s without a speaker left out of %s", unknown, path)
 
 
 def _names_of(corpus: str, sample_rate: int) -> StringTable:
@@ -269,7 +230,7 @@ def _names_of(corpus: str, sample_rate: int) -> StringTable:
     return RemoteSource(corpus, sample_rate).index.names
 
 
-def _wanted(arguments: argparse.Namespace) -> StringTable | None:
+def _listed_names(arguments: argparse.Namespace) -> StringTable | None:
     """The unique names in the lists; None without a list."""
     tables = [read_training_list(path).paths for path in arguments.list]
     tables += [read_trials(path).names for path in arguments.trials]

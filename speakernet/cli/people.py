@@ -1,11 +1,12 @@
 """Manage a store of people: list, remove, purge, reembed, export.
 
-speakernet people list --store people.db             names, recordings, seconds of speech, dates
-speakernet people remove Ada --store people.db       keeps copies in backups
-speakernet people purge Ada --store people.db        also erases copies in backups
-speakernet people reembed --model new.pt --store people.db     reads recordings again from their
-paths speakernet people export --store people.db --out people.json [--name Ada]     includes
-embeddings
+speakernet people list --store people.db           names, recordings, seconds of speech, dates
+speakernet people remove Ada --store people.db     keeps copies in backups
+speakernet people purge Ada --store people.db      also erases copies in backups
+speakernet people reembed --model new.pt --store people.db
+                                                   reads recordings again from their paths
+speakernet people export --store people.db --out people.json [--name Ada]
+                                                   includes embeddings
 """
 
 import argparse
@@ -33,6 +34,14 @@ ARGUMENTS = {
     "--name": {"dest": "person", "help": "export: name of one person (default: everybody)"},
 }
 
+NEEDS = {
+    "remove": ("name", "the person's name"),
+    "purge": ("name", "the person's name"),
+    "reembed": ("model", "the new model with --model"),
+    "export": ("out", "the output file with --out"),
+}
+"""Action -> the argument it needs, and how to give it."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -45,14 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
     action = arguments.action
     name = arguments.name
     problems = []
-    needed = {
-        "remove": ("name", "the person's name"),
-        "purge": ("name", "the person's name"),
-        "reembed": ("model", "the new model with --model"),
-        "export": ("out", "the output file with --out"),
-    }.get(action)
-    if needed and not getattr(arguments, needed[0]):
-        raise ValueError(f"to {action}, give {needed[1]}")
+    if action in NEEDS and not getattr(arguments, NEEDS[action][0]):
+        raise ValueError(f"to {action}, give {NEEDS[action][1]}")
     with PeopleStore(
         arguments.store, fingerprint=None, embedding_dim=None, key=store_key(arguments)
     ) as store:
@@ -74,8 +77,8 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             verifier = load_verifier(arguments)
             problems = store.reembed(
-                lambda one: verifier.embed(
-                    one.source or "no file (enrolled from memory)", speech=True
+                lambda recording: verifier.embed(
+                    recording.source or "no file (enrolled from memory)", speech=True
                 ),
                 fingerprint=verifier.fingerprint,
                 embedding_dim=verifier.embedding_dim,
@@ -85,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
                 speech=verifier.rule.speech,
                 drops_missing=arguments.drop_missing,
             )
-            backup = max(backups_of(store.path), key=lambda one: one.stat().st_mtime)
+            backup = max(backups_of(store.path), key=lambda path: path.stat().st_mtime)
             text = (
                 f"{store.path} now has embeddings of {counted(len(store), 'person')} from "
                 f"{verifier.name}; the old store is kept as {backup}"
@@ -100,10 +103,9 @@ def _listed(store: "PeopleStore") -> str:
     people = store.people()
     facts = store.facts
     rows = [("name", "recordings", "speech", "first", "last")]
-    rows += [
-        (one.name, str(one.recordings), f"{one.speech_seconds:.1f} s", one.created, one.changed)
-        for one in people
-    ]
+    for person in people:
+        seconds = f"{person.speech_seconds:.1f} s"
+        rows.append((person.name, str(person.recordings), seconds, person.created, person.changed))
     encrypted = ", encrypted" if facts["is_encrypted"] else ""
     model = (
         f"model {facts['model']} (fingerprint {facts['fingerprint'][:12]}, "

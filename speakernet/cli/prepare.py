@@ -61,21 +61,23 @@ def build_parser(name: str) -> argparse.ArgumentParser:
     """The parser of a corpus; its help names the command as this user started it."""
     from speakernet.corpora.listing import HelpFormatter  # late: the overview does not need it
 
-    command = own_command(f"prepare {name}")
-    description = (_module(name).__doc__ or "").replace(f"speakernet prepare {name}", command)
-    parser = argparse.ArgumentParser(
-        prog=command, description=description, allow_abbrev=False, formatter_class=HelpFormatter
-    )
     module = _module(name)
-    debug = {"--debug": {"action": "store_true", "help": "show the traceback of an error"}}
-    tables = {parser: debug | getattr(module, "ARGUMENTS", {})}
+    command = own_command(f"prepare {name}")
+    parser = argparse.ArgumentParser(
+        prog=command,
+        description=(module.__doc__ or "").replace(f"speakernet prepare {name}", command),
+        allow_abbrev=False,
+        formatter_class=HelpFormatter,
+    )
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    tables = {parser: getattr(module, "ARGUMENTS", {})}
     if hasattr(module, "ACTIONS"):
         actions = parser.add_subparsers(dest="action", required=True)
         for action, (what, table) in module.ACTIONS.items():
             tables[actions.add_parser(action, help=what, formatter_class=HelpFormatter)] = table
-    for one, table in tables.items():
+    for subparser, table in tables.items():
         for option, settings in table.items():
-            one.add_argument(option, **settings)
+            subparser.add_argument(option, **settings)
     return parser
 
 

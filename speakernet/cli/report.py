@@ -2,8 +2,8 @@
 
     speakernet report exps/a                              rebuilds exps/a/report.html
     speakernet report exps/a --audio corpus/              the same, with the hardest trials playable
-    speakernet report exps/a --export paper/              tables as CSV and LaTeX, plots as SVG and
-    PDF speakernet report exps/a exps/b --output both.html    one page for several runs
+    speakernet report exps/a --export paper/              tables as CSV, LaTeX; plots as SVG, PDF
+    speakernet report exps/a exps/b --output both.html    one page for several runs
 
 A run that is still training or was never evaluated shows its curves so far.
 """
@@ -31,17 +31,13 @@ ARGUMENTS = {
     },
     "--audio": {
         "type": Path,
-        "help": (
-            "folder or packed corpus with the trial list's audio, to play the hardest trials "
-            "on the page"
-        ),
+        "help": "folder or packed corpus with the trial list's audio, to play the hardest trials "
+        "on the page",
     },
     "--export": {
         "type": output_path,
         "metavar": "FOLDER",
-        "help": (
-            "also write each table as CSV and LaTeX, and each plot as SVG and PDF, into this folder"
-        ),
+        "help": "also write each table as CSV and LaTeX, and each plot as SVG and PDF, into this folder",
     },
     "--output": {"type": output_path, "help": f"output page for several runs (default: {PAGE})"},
 }

@@ -31,10 +31,8 @@ ARGUMENTS = {
     "--in-browser": {
         "type": Path,
         "metavar": "FOLDER",
-        "help": (
-            "run the model in the page, which then sends no recording; FOLDER is `dist` of "
-            "onnxruntime-web"
-        ),
+        "help": "run the model in the page, which then sends no recording; FOLDER is `dist` of "
+        "onnxruntime-web",
     },
     "--token-file": {
         "type": Path,

@@ -26,10 +26,8 @@ ARGUMENTS = {
     },
     "--schedule": {
         "action": "store_true",
-        "help": (
-            "show learning rate and margin in the first and last epochs, after warm-up and in "
-            "the margin ramp"
-        ),
+        "help": "show learning rate and margin in the first and last epochs, after warm-up and in "
+        "the margin ramp",
     },
     "--diff": {
         "nargs": 2,

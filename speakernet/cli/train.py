@@ -38,25 +38,23 @@ def run(arguments: argparse.Namespace) -> int | list[str]:
     """Train or score; return the results and the next commands."""
     loaded = load_configuration(arguments.config_arguments)
     config = loaded.config
-    plugins = [word for one in arguments.plugin for word in ("--plugin", one)]
+    plugins = [word for path in arguments.plugin for word in ("--plugin", path)]
     is_alone = find_place(os.environ, config.runtime.port) is None
     # Late: a mistyped option should not wait for torch to be imported.
     from speakernet.parallel import group
 
-    if config.runtime.distributed and is_alone and (count := group.num_gpus(config.runtime)) > 1:
-        return group.launch(
-            count, config.runtime.port, ["train", *plugins, *arguments.config_arguments]
-        )
+    if config.runtime.distributed and is_alone:
+        count = group.num_gpus(config.runtime)
+        if count > 1:
+            command = ["train", *plugins, *arguments.config_arguments]
+            return group.launch(count, config.runtime.port, command)
     with group.joined(config.runtime):
+        folder = Path(config.training.save_path)
         distributed.from_main(lambda: refuse_unusable(config.training.save_path))
         # Late: every rank imports it after the process group exists.
         from speakernet.assembly.runs import score_experiment, train_experiment
 
-        with (
-            contextlib.nullcontext()
-            if loaded.evaluate_only
-            else _log_file(Path(config.training.save_path) / LOG)
-        ):
+        with contextlib.nullcontext() if loaded.evaluate_only else _log_file(folder / LOG):
             # A file in sections gets speakernet's defaults, as everybody expects.
             level = logging.DEBUG if loaded.files and not loaded.is_classic else logging.INFO
             logger.log(level, "options not given have the defaults of %s", loaded.defaults)
@@ -65,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int | list[str]:
             if loaded.evaluate_only:
                 evaluation, written = score_experiment(loaded)
                 lines = [*evaluation.lines(), written_line(written)]
-                results = next((one for one in written if one.name == RESULTS), Path())
+                results = [path for path in written if path.name == RESULTS]
             else:
                 outcome = train_experiment(loaded)
                 lines = _training_lines(
@@ -75,12 +73,14 @@ def run(arguments: argparse.Namespace) -> int | list[str]:
                     has_stages=bool(config.training.stages),
                     final_model=config.training.final_model,
                 )
-                results = outcome.run_folder / RESULTS
+                results = [outcome.run_folder / RESULTS]
             # The results go to standard output and to log.txt.
             logger.debug("%s", "\n".join(lines))
-            if arguments.json and distributed.is_main():
-                lines = [results.read_text(encoding="utf-8")]
-            return lines if distributed.is_main() else 0
+            if not distributed.is_main():
+                return 0
+            if arguments.json:
+                return [path.read_text(encoding="utf-8") for path in results]
+            return lines
 
 
 @contextlib.contextmanager
@@ -96,7 +96,9 @@ def _log_file(path: Path) -> Iterator[None]:
 
 
 def written_line(files: Sequence[Path]) -> str:
-    return f"written: {files[0].parent}/{', '.join(one.name for one in files)}" if files else ""
+    if not files:
+        return ""
+    return f"written: {files[0].parent}/{', '.join(file.name for file in files)}"
 
 
 def _training_lines(
@@ -109,46 +111,46 @@ def _training_lines(
 ) -> list[str]:
     summary = outcome.summary
     folder = outcome.run_folder
-    quoted = shlex.quote(str(folder))
-    # The run's copy of the configuration also has the options of the command line.
-    command = " ".join(
-        [
-            own_command("train"),
-            *map(shlex.quote, plugins),
-            "--config",
-            shlex.quote(str(folder / CONFIG)),
-        ]
-    )
-    stage = f" of the {summary['best_stage']}" if summary["best_stage"] else ""
+    best = folder / BEST
+    epochs = counted(summary["epochs"], "epoch")
     kind = "last model" if final_model == "last" else "best model"
-    best = f"{kind}: {folder / BEST} (epoch {summary['best_epoch']}{stage})"
+    stage = f" of the {summary['best_stage']}" if summary["best_stage"] else ""
+    model = f"{kind}: {best} (epoch {summary['best_epoch']}{stage})"
     if outcome.evaluation is None:
-        epochs = summary["epochs"]
+        eer = f"{summary['best_eer_percent']:.2f} %"
         return [
-            f"this run is finished: {counted(epochs, 'epoch')}, best held-out EER "
-            f"{summary['best_eer_percent']:.2f} %",
-            best,
+            f"this run is finished: {epochs}, best held-out EER {eer}",
+            model,
             "to start another run, give a different folder with --save_path",
         ]
-    with open_text(folder / LOG) as log:
-        warnings = sum(" WARNING " in line for line in log)
-    return [
-        # Marked "test", because the figures logged during training are of the validation list.
-        *(
-            f"test {line}" if line.startswith("EER") else line
-            for line in outcome.evaluation.lines()
-        ),
-        *(outcome.evaluation.results.initial_model or {}).get("sentences", ()),
-        *filter(None, [summary["performance_sentence"]]),
-        f"time: {duration(summary['seconds'])} for {counted(summary['epochs'], 'epoch')}",
-        best,
-        f"report: {folder / REPORT}",
-        *([f"warnings: {warnings}, in {folder / LOG}"] if warnings else []),
-        "next:",
-        f"  {command} --eval --initial_model {shlex.quote(str(folder / BEST))}    score a trial "
-        "list with it",
-        f"  tensorboard --logdir {quoted}    show the curves"
-        if has_stages
-        else f"  {command} --max_epoch {2 * max_epochs}    continue training",
-        *([f"note: {summary['caution']}"] if summary["caution"] else []),
+    # Marked "test", because the figures logged during training are of the validation list.
+    lines = [
+        f"test {line}" if line.startswith("EER") else line for line in outcome.evaluation.lines()
     ]
+    lines += (outcome.evaluation.results.initial_model or {}).get("sentences", ())
+    if summary["performance_sentence"]:
+        lines.append(summary["performance_sentence"])
+    lines += [
+        f"time: {duration(summary['seconds'])} for {epochs}",
+        model,
+        f"report: {folder / REPORT}",
+    ]
+    with open_text(folder / LOG) as log:
+        num_warnings = sum(" WARNING " in line for line in log)
+    if num_warnings:
+        lines.append(f"warnings: {num_warnings}, in {folder / LOG}")
+    # The run's copy of the configuration also has the options of the command line.
+    words = [*plugins, "--config", str(folder / CONFIG)]
+    command = f"{own_command('train')} {shlex.join(words)}"
+    lines += [
+        "next:",
+        f"  {command} --eval --initial_model {shlex.quote(str(best))}    score a trial "
+        "list with it",
+    ]
+    if has_stages:
+        lines.append(f"  tensorboard --logdir {shlex.quote(str(folder))}    show the curves")
+    else:
+        lines.append(f"  {command} --max_epoch {2 * max_epochs}    continue training")
+    if summary["caution"]:
+        lines.append(f"note: {summary['caution']}")
+    return lines

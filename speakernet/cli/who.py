@@ -57,9 +57,7 @@ ARGUMENTS = {
         "action": "append",
         "default": [],
         "metavar": "SPEAKER=NAME",
-        "help": (
-            'add a speaker of the recording to the store, such as "speaker 2=Anna" (repeatable)'
-        ),
+        "help": 'add a speaker of the recording to the store, such as "speaker 2=Anna" (repeatable)',
     },
     "--transcript": {
         "type": Path,
@@ -86,7 +84,7 @@ def outputs(arguments: argparse.Namespace) -> dict[Path, bool]:
     suffixes = []
     if arguments.transcript:
         is_subtitle = arguments.transcript.suffix.lower() == ".srt"
-        suffixes = [".transcript.srt" if is_subtitle else ".transcript.json"]
+        suffixes.append(".transcript.srt" if is_subtitle else ".transcript.json")
     return written_before(arguments.out, arguments.audio, suffixes)
 
 
@@ -117,32 +115,31 @@ def run(arguments: argparse.Namespace) -> list[str]:
     if recording.channel_warning:
         logger.warning("%s: %s", recording.name, recording.channel_warning)
     begun = time.monotonic()
-    found = verifier.who(
+    conversation = verifier.who(
         recording,
         store,
         num_speakers=arguments.speakers,
         max_speakers=arguments.max_speakers,
         **limits,
     )
-    _log(found, time.monotonic() - begun)
+    _log(conversation, time.monotonic() - begun)
     # A mistyped speaker is refused before anything is written.
-    voices = [(speaker_called(found, label.strip()), name) for label, name in to_enroll]
+    voices = [(speaker_called(conversation, label.strip()), name) for label, name in to_enroll]
     if arguments.out is None:
-        lines = rttm_lines(files.name_of(found.recording), found.turns)
+        lines = rttm_lines(files.name_of(conversation.recording), conversation.turns)
     else:
         texts = {}
         if transcript is not None:
-            texts[transcript.suffix] = transcripts.label_transcript(transcript, found.exclusive)
-        lines = [
-            *summary(found),
-            *map(str, files.write_files(arguments.out, found, recording, texts)),
-        ]
+            turns = conversation.exclusive
+            texts[transcript.suffix] = transcripts.label_transcript(transcript, turns)
+        written = files.write_files(arguments.out, conversation, recording, texts)
+        lines = [*summary(conversation), *map(str, written)]
     if not voices:
         return lines
     # The output first: it is complete even if the store cannot be written.
     sys.stdout.writelines(f"{line}\n" for line in lines)
     sys.stdout.flush()
-    _enroll(arguments, verifier, store, found, voices)
+    _enroll(arguments, verifier, store, conversation, voices)
     return []
 
 
@@ -150,24 +147,27 @@ def _enroll(
     arguments: argparse.Namespace,
     verifier: "SpeakerVerifier",
     store: "PeopleStore | None",
-    found: "Conversation",
+    conversation: "Conversation",
     voices: "list[tuple[Speaker, str]]",
 ) -> None:
     """Add the voices to the store, which is created if it does not exist."""
     # Late: --help and a mistyped option need no torch.
     from speakernet.inference.who.enrolment import enroll_speaker
 
-    opened = functools.cache(
+    open_store = functools.cache(
         functools.partial(verifier.people, arguments.store, store_key(arguments))
     )
     for speaker, name in voices:
         if store is None and arguments.store.exists():
-            store = opened()
-        done = enroll_speaker(verifier, opened if store is None else store, found, speaker, name)
-        for warning in done.warnings:
+            store = open_store()
+        opened = open_store if store is None else store
+        enrolled = enroll_speaker(verifier, opened, conversation, speaker, name)
+        for warning in enrolled.warnings:
             logger.warning("%s", warning)
-        total = counted(done.total, "recording")
-        logger.info("%s is now %s in %s, with %s", speaker.label, done.name, arguments.store, total)
+        total = counted(enrolled.total, "recording")
+        logger.info(
+            "%s is now %s in %s, with %s", speaker.label, enrolled.name, arguments.store, total
+        )
 
 
 def _check(arguments: argparse.Namespace, to_enroll: list[tuple[str, str]]) -> None:
@@ -199,27 +199,29 @@ def _check(arguments: argparse.Namespace, to_enroll: list[tuple[str, str]]) -> N
         checked_name(name)
 
 
-def _log(found: "Conversation", seconds: float) -> None:
-    factor = f"real-time factor {seconds / found.seconds:.3f}"
-    logger.info("%.0f s of audio in %.1f s (%s)", found.seconds, seconds, factor)
-    if found.detector == "energy":
+def _log(conversation: "Conversation", seconds: float) -> None:
+    factor = f"real-time factor {seconds / conversation.seconds:.3f}"
+    logger.info("%.0f s of audio in %.1f s (%s)", conversation.seconds, seconds, factor)
+    if conversation.detector == "energy":
         logger.warning(
             "speech is detected by energy alone, which takes music and doors for speech; pip "
             "install 'silero-vad>=6.2,<7'"
         )
-    if not found.turns:
-        logger.warning("%s: no speech found", found.recording)
+    if not conversation.turns:
+        logger.warning("%s: no speech found", conversation.recording)
 
 
-def summary(found: "Conversation") -> list[str]:
+def summary(conversation: "Conversation") -> list[str]:
     """One line per speaker: how long they speak, and how certain the name is."""
-    head = (
-        f"{counted(len(found.speakers), 'speaker')} in {duration(found.speech_seconds)} of speech"
-    )
-    lines = [f"{head}, {duration(found.seconds)} in all"]
-    for one in found.speakers:
-        sure = f", probability {one.posterior:.4f}" if one.posterior is not None else ""
-        score = "score" if one.name != one.label else "not named, closest score"
-        nearest = "" if one.score is None else f", {score} {one.score:.4f}{sure}"
-        lines.append(f"  {one.name}: {duration(one.seconds)}{nearest}")
+    speakers = counted(len(conversation.speakers), "speaker")
+    speech = duration(conversation.speech_seconds)
+    lines = [f"{speakers} in {speech} of speech, {duration(conversation.seconds)} in all"]
+    for speaker in conversation.speakers:
+        line = f"  {speaker.name}: {duration(speaker.seconds)}"
+        if speaker.score is not None:
+            is_named = speaker.name != speaker.label
+            line += f", {'score' if is_named else 'not named, closest score'} {speaker.score:.4f}"
+            if speaker.posterior is not None:
+                line += f", probability {speaker.posterior:.4f}"
+        lines.append(line)
     return lines

@@ -434,8 +434,8 @@ def _no_effect_message(key: str, names: Names) -> str:
         )
     wanted = key.split(".")[1]
     takers = []
-    for name, component in CHOICES[section].table.items():
-        if wanted in component.options.model_fields:
+    for name, taker in CHOICES[section].table.items():
+        if wanted in taker.options.model_fields:
             takers.append(name)
     return (
         f"{key} has no effect: the {CHOICES[section].kind} {chosen(section, names)} does not take "

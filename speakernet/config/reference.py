@@ -177,8 +177,9 @@ def rows(holder: str) -> list[Row]:
     made = []
     for (key, words, takes, text), defaults in takers_of.items():
         default = _all_defaults(defaults)
-        takers = list(dict.fromkeys(itertools.chain(*defaults.values())))
-        made.append(Row(key, words, takes, text, default, _list_takers(takers, every)))
+        components_with_it = list(dict.fromkeys(itertools.chain(*defaults.values())))
+        with_it = _list_takers(components_with_it, every)
+        made.append(Row(key, words, takes, text, default, with_it))
     order = [f"{holder}.name", *itertools.chain(*EVERYDAY.values())]
     return sorted(made, key=lambda row: order.index(row.key) if row.key in order else len(order))
 

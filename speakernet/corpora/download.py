@@ -69,7 +69,7 @@ class RemoteFile:
     num_bytes: int
     """0 if unknown."""
     access: str
-    needs_key: bool = False
+    """What the user can do if no address works."""
 
 
 @dataclass(frozen=True)
@@ -138,8 +138,6 @@ def load_corpus(
                 md5=facts.get("md5"),
                 num_bytes=int(facts.get("gigabytes", 0) * BYTES_PER_GIGABYTE),
                 access=entry.get("access", ""),
-                # The table does not know whether a mirror needs a key.
-                needs_key=bool(entry.get("needs_key")) and base_url is None,
             )
         joined = entry.get("joined", {})
         return Corpus(
@@ -236,7 +234,7 @@ def download_file(
     """Fetch and verify one file, named as in the table, in `root`; addresses are tried in order."""
     target = root.path(file.name)
     part = _part_of(root, file.name)
-    if file.needs_key and any(url.endswith("key=") for url in file.urls):
+    if any(url.endswith("key=") for url in file.urls):
         raise DownloadError(f"{file.name}: needs an access key, but none was given. {file.access}")
     reasons = [] if file.urls else ["no address is known"]
     for url in file.urls:

@@ -45,8 +45,9 @@ def optimize_torch_settings(
     torch.backends.cudnn.deterministic = deterministic
     cores = usable_cores()
     # torch counts the machine's cores or OMP_NUM_THREADS, but ignores quotas.
-    threads = options.threads
-    if threads == "auto":
+    if options.threads != "auto":
+        threads = options.threads
+    else:
         threads = min(torch.get_num_threads(), max(1, cores // distributed.local_world_size()))
     most = MAX_THREADS_PER_CORE * cores
     for name, number in (("threads", threads), ("interop_threads", options.interop_threads)):

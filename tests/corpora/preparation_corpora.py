@@ -49,20 +49,9 @@ def write_voices(root, speakers, utterances, pattern, seconds=1.0):
 
 def to_m4a(ffmpeg, source, target):
     target.parent.mkdir(parents=True, exist_ok=True)
-    command = [
-        ffmpeg,
-        "-nostdin",
-        "-loglevel",
-        "error",
-        "-y",
-        "-i",
-        str(source),
-        "-c:a",
-        "aac",
-        "-b:a",
-        "48k",
-    ]
-    subprocess.run([*command, str(target)], check=True)
+    options = "-c:a aac -b:a 48k"
+    command = [ffmpeg, "-nostdin", "-loglevel", "error", "-y", "-i", str(source)]
+    subprocess.run([*command, *options.split(), str(target)], check=True)
 
 
 def zip_tree(root):
@@ -135,15 +124,12 @@ def publish(root, ffmpeg, copies=1):
     """Tiny archives in the published layouts, VoxCeleb's development sets in parts; each m4a
     `copies` times.
     """
-    write_voices(
-        root / "vox1_dev", 3, 3 * copies, "wav/id1000{speaker}/video0/{utterance:05}.wav", 1.2
-    )
-    write_voices(root / "vox1_test", 2, 2, "wav/id1004{speaker}/video0/{utterance:05}.wav", 1.2)
-    for name in write_voices(
-        root / "plain", 4, 3, "id0000{speaker}/video0/{utterance:05}.wav", 1.2
-    ):
-        for below in ("vox2_dev/dev/aac", "vox2_test/aac"):
-            target = root / below / name.replace(".wav", ".m4a")
+    below = "video0/{utterance:05}.wav"
+    write_voices(root / "vox1_dev", 3, 3 * copies, f"wav/id1000{{speaker}}/{below}", 1.2)
+    write_voices(root / "vox1_test", 2, 2, f"wav/id1004{{speaker}}/{below}", 1.2)
+    for name in write_voices(root / "plain", 4, 3, f"id0000{{speaker}}/{below}", 1.2):
+        for folder in ("vox2_dev/dev/aac", "vox2_test/aac"):
+            target = root / folder / name.replace(".wav", ".m4a")
             to_m4a(ffmpeg, root / "plain" / name, target)
             for copy in range(1, copies):
                 target.with_name(f"{copy}{target.name}").write_bytes(target.read_bytes())

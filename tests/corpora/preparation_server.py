@@ -71,11 +71,15 @@ class _Handler(BaseHTTPRequestHandler):
         source = self.source
         start = 0
         code = 200
-        wanted = self.headers.get("Range")
+        byte_range = self.headers.get("Range")
         tag = f'"{zlib.crc32(content)}"'
         headers = {"ETag": tag}
-        if wanted and source.behaviour != "no ranges" and self.headers.get("If-Range", tag) == tag:
-            start = int(wanted.removeprefix("bytes=").split("-")[0])
+        if (
+            byte_range
+            and source.behaviour != "no ranges"
+            and self.headers.get("If-Range", tag) == tag
+        ):
+            start = int(byte_range.removeprefix("bytes=").split("-")[0])
             if start >= len(content):
                 self._answer(416, {"Content-Range": f"bytes */{len(content)}"})
                 return

@@ -107,10 +107,10 @@ def test_responses(tmp_path):
         whole, _ = soundfile.read(
             tmp_path / "data/RIRS_NOISES/real_rirs_isotropic_noises/RWCP_type1_rir_a.wav"
         )
-        found = read_audio(path)
+        prepared = read_audio(path)
         expected = whole[: info.num_samples, channel]
         np.testing.assert_allclose(
-            found / np.abs(found).max(), expected / np.abs(expected).max(), atol=1e-3
+            prepared / np.abs(prepared).max(), expected / np.abs(expected).max(), atol=1e-3
         )
     assert run_data_prep("rirs", "--save_path", tmp_path / "data", "--prepare") == 0
 

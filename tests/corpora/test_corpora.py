@@ -4,6 +4,7 @@ trials.
 
 import itertools
 
+import numpy as np
 import pytest
 from preparation_corpora import (
     catalogue_entry,
@@ -27,14 +28,13 @@ def speakers_of(path, depth):
 
 def make_librispeech(root):
     speakers = {"train-clean-100": (0, 1, 2), "dev-clean": (10, 11, 12), "test-clean": (20, 21, 22)}
-    for part, speaker in ((part, one) for part, some in speakers.items() for one in some):
-        for chapter, row in itertools.product((1, 2), range(2)):
+    lines = ["; a comment | x | y"]
+    for part, numbers in speakers.items():
+        for speaker, chapter, row in itertools.product(numbers, (1, 2), range(2)):
             name = f"LibriSpeech/{part}/{speaker}/{chapter}/{speaker}-{chapter}-{row:04}.flac"
             write_audio(root / name, voice(speaker, 10 * chapter + row, 0.6), 16000)
-    genders = "\n".join(
-        f"{row}  | {'FM'[row % 2]} | x | 1.0 | Name" for some in speakers.values() for row in some
-    )
-    (root / "LibriSpeech" / "SPEAKERS.TXT").write_text(f"; a comment | x | y\n{genders}\n")
+            lines.append(f"{speaker}  | {'FM'[speaker % 2]} | x | 1.0 | Name")
+    (root / "LibriSpeech" / "SPEAKERS.TXT").write_text("\n".join(lines))
 
 
 def test_librispeech(tmp_path):
@@ -46,13 +46,9 @@ def test_librispeech(tmp_path):
     assert speakers_of(lists / "validation_trials.txt", 2) == {"10", "11", "12"}
     assert speakers_of(lists / "test_trials.txt", 2) == {"20", "21", "22"}
     trials = read_trials(lists / "test_trials.txt")
-    for enrol, test, label in zip(
-        trials.enrol.tolist(), trials.test.tolist(), trials.labels.tolist(), strict=True
-    ):
-        if label:
-            assert trials.names[enrol].split("/")[3] != trials.names[test].split("/")[3], (
-                "different chapters"
-            )
+    chapters = np.array([name.split("/")[3] for name in trials.names])
+    is_target = trials.labels == 1
+    assert (chapters[trials.enrol[is_target]] != chapters[trials.test[is_target]]).all()
 
 
 @pytest.mark.slow
@@ -69,10 +65,8 @@ def test_vctk(tmp_path):
     training = read_training_list(tmp_path / "vctk_lists" / "train_list.txt")
     assert all(name.endswith("_mic1.flac") for name in training.paths)
     trials = read_trials(tmp_path / "vctk_lists" / "validation_trials.txt")
-    odd = [int(name.split("/")[2][1:]) % 2 for name in trials.names]
-    assert all(
-        odd[a] == odd[b] for a, b in zip(trials.enrol.tolist(), trials.test.tolist(), strict=True)
-    )
+    is_odd = np.array([int(name.split("/")[2][1:]) % 2 for name in trials.names])
+    assert (is_odd[trials.enrol] == is_odd[trials.test]).all()
 
 
 def test_common_voice(tmp_path):
@@ -150,8 +144,6 @@ def test_cnceleb(tmp_path):
     [
         ([], []),
         ([1, 1], [[0, 1]]),
-        ([5, 1], [[0, 1]]),
-        ([3, 3, 3, 3], [[0, 1], [2, 3]]),
         ([3, 3, 1], [[0, 1, 2]]),
     ],
 )

@@ -68,7 +68,7 @@ def test_resuming(tmp_path):
     (tmp_path / "a.zip.part").write_bytes(CONTENT[:150_000])
     with fake_source({"a.zip": CONTENT}) as source:
         fetch(remote(source), tmp_path)
-        assert [one["Range"] for one in source.seen] == ["bytes=150000-"]
+        assert [headers["Range"] for headers in source.seen] == ["bytes=150000-"]
     assert (tmp_path / "a.zip").read_bytes() == CONTENT
 
 
@@ -209,7 +209,7 @@ def test_shipped_catalogue(tmp_path):
                 url.startswith("http") and "{" not in url for url in file.urls
             )
         assert corpus.files and all(
-            piece in corpus.files for one in corpus.joined for piece in corpus.pieces(one)
+            piece in corpus.files for archive in corpus.joined for piece in corpus.pieces(archive)
         )
     assert "key=k%20y" in load_corpus("voxceleb", key="k y").files["vox1_test_wav.zip"].urls[0]
     summary = fetch(load_corpus("voxceleb").files["vox1_dev_wav_partaa"], tmp_path, num_retries=0)

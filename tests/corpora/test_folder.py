@@ -7,6 +7,7 @@ import dataclasses
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from preparation_corpora import run_data_prep, to_m4a, write_voices
@@ -76,8 +77,8 @@ def test_recipe_for_little_data(tmp_path, capsys, monkeypatch, num_train, epochs
     write_voices(root, 8, 4, "spk{speaker}/{utterance}.wav", 0.6)
     prepared = own_folder.prepare_lists
 
-    def counted(*given):
-        return dataclasses.replace(prepared(*given), num_train=num_train, median_seconds=4.0)
+    def counted(*arguments):
+        return dataclasses.replace(prepared(*arguments), num_train=num_train, median_seconds=4.0)
 
     monkeypatch.setattr(own_folder, "prepare_lists", counted)
     assert prepare(root, out, "--rir_path", tmp_path) == 0
@@ -121,11 +122,8 @@ def test_table(tmp_path):
             )
     assert prepare(root, out, "--csv", tmp_path / "voices.csv", "--same_gender") == 0
     trials = read_trials(out / "validation_trials.txt")
-    parity = [int(name.split("_")[0]) % 2 for name in trials.names]
-    assert all(
-        parity[a] == parity[b]
-        for a, b in zip(trials.enrol.tolist(), trials.test.tolist(), strict=True)
-    )
+    is_odd = np.array([int(name.split("_")[0]) % 2 for name in trials.names])
+    assert (is_odd[trials.enrol] == is_odd[trials.test]).all()
     assert read_training_list(out / "train_list.txt").speakers[0].startswith("Anna_Maria_")
 
 
@@ -179,7 +177,7 @@ def test_copies_in_another_format(tmp_path, caplog):
     assert prepare(root, out) == 0
     listed = [read_training_list(out / "train_list.txt").paths]
     listed += [read_trials(out / f"{part}_trials.txt").names for part in ("validation", "test")]
-    names = sorted(name for some in listed for name in some)
+    names = [*listed[0], *listed[1], *listed[2]]
     assert len(names) == 24 and len({name.split(".")[0] for name in names}) == 24
     assert "24 files skipped as the same recording" in caplog.text and "s0/0.flac" in caplog.text
 
@@ -213,7 +211,8 @@ def parts_of(out):
     """First letters of the speakers in each written part."""
     lists = {path.name.removesuffix("_list.txt"): path for path in out.glob("*_list.txt")}
     return {
-        name: {one[0] for one in read_training_list(path).speakers} for name, path in lists.items()
+        name: {speaker[0] for speaker in read_training_list(path).speakers}
+        for name, path in lists.items()
     }
 
 
@@ -306,12 +305,10 @@ def test_warnings(tmp_path, caplog, patterns, errors):
     (tmp_path / "voices" / "peter").mkdir()
     assert prepare(tmp_path / "voices", tmp_path / "out") == 0
     assert re.search("1 of 7 speakers' folders .*: peter", caplog.text)
-    warnings = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
-    assert (
-        any(errors in one for one in warnings)
-        if errors
-        else not any("session" in one for one in warnings)
+    warnings = "".join(
+        record.getMessage() for record in caplog.records if record.levelname == "WARNING"
     )
+    assert errors in warnings and bool(errors) == ("session" in warnings)
 
 
 def test_unusable_files_are_listed(tmp_path, caplog):

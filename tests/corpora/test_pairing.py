@@ -64,11 +64,11 @@ def test_rules(speakers, count, sessions, other_session, same_gender, seed):
         balanced_pairs(utterances, rows, rules, seed, 3, 2),
         hard_pairs(utterances, rows, embeddings, rules, 2, seed),
     ):
-        found = [
+        made = [
             frozenset(pair) for pair in zip(pairs.enrol.tolist(), pairs.test.tolist(), strict=True)
         ]
-        assert len(set(found)) == len(found), "no pair twice, in either order"
-        assert set(found) <= allowed
+        assert len(set(made)) == len(made), "no pair twice, in either order"
+        assert set(made) <= allowed
         is_target = utterances.labels[pairs.enrol] == utterances.labels[pairs.test]
         assert (pairs.labels == is_target).all()
         is_other = utterances.sessions[pairs.enrol] != utterances.sessions[pairs.test]
@@ -94,8 +94,8 @@ def test_hard_negatives():
     embeddings = np.stack([np.cos(angles), np.sin(angles)], axis=1)
     pairs = hard_pairs(utterances, every_row(utterances), embeddings, ANY, nearest=1, seed=1)
     is_hard = pairs.labels == 0
-    found = np.sort(np.stack([pairs.enrol[is_hard], pairs.test[is_hard]], axis=1), axis=1).tolist()
-    assert sorted(found) == [[0, 2], [1, 2], [3, 4], [3, 5]]
+    made = np.sort(np.stack([pairs.enrol[is_hard], pairs.test[is_hard]], axis=1), axis=1).tolist()
+    assert sorted(made) == [[0, 2], [1, 2], [3, 4], [3, 5]]
 
 
 @settings(max_examples=40, deadline=None)

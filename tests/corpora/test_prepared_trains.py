@@ -22,13 +22,13 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 def inputs_of(recipe):
     """Section.key -> path of every input named by a recipe."""
     sections = yaml.safe_load((CONFIGS / recipe).read_text(encoding="utf-8"))
-    found = {
+    values = {
         f"{section}.{key}": value
         for section, keys in sections.items()
         for key, value in dict(keys).items()
     }
     return {
-        name: value for name, value in found.items() if name.endswith(("_list", "_path")) and value
+        name: value for name, value in values.items() if name.endswith(("_list", "_path")) and value
     }
 
 
@@ -36,7 +36,7 @@ def inputs_of(recipe):
 RECIPES = [
     name
     for name in sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*.yaml"))
-    if any(one.startswith("data.") for one in inputs_of(name))
+    if any(key.startswith("data.") for key in inputs_of(name))
 ]
 
 
@@ -69,7 +69,7 @@ def test_inputs_of_recipes(prepared, monkeypatch, recipe):
         trials=[(read_trials(data.test_list), open_source(data.test_path))],
         **{"min_utterances": 1, "max_bad_share": 0.0, "min_seconds": 0.0},
     )
-    assert [str(one) for one in findings if one.level == "error"] == []
+    assert [str(finding) for finding in findings if finding.level == "error"] == []
     for name, path in inputs.items():
         is_there = Path(path).is_file() or any(Path(path).rglob("*.wav"))
         assert name.startswith("data.") or is_there, f"{name}: {path}"

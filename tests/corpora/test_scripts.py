@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from preparation_corpora import SCRIPTS, run_data_prep, write_voices
+from preparation_corpora import SCRIPTS
 
 from speakernet.cli import main
 from speakernet.cli.prepare import CORPORA, build_parser
@@ -40,14 +40,6 @@ def test_secrets(monkeypatch):
     archives = PublicArchives("voxceleb", parser.parse_args([]))
     assert (archives.options.user, archives.options.password) == ("TOPSECRET", "TOPSECRET")
     assert "key=TOPSECRET" in archives.corpus.files["vox1_test_wav.zip"].urls[0]
-
-
-def test_two_runs_at_once(tmp_path, capsys):
-    write_voices(tmp_path / "voices", 6, 3, "{speaker}/{utterance}.wav", 0.6)
-    with exclusive(tmp_path / "out"):
-        assert run_data_prep("folder", tmp_path / "voices", "--save_path", tmp_path / "out") == 1
-    assert "another process is preparing" in capsys.readouterr().err
-    assert run_data_prep("folder", tmp_path / "voices", "--save_path", tmp_path / "out") == 0
 
 
 def test_leftovers_of_a_kill(tmp_path):

@@ -64,11 +64,11 @@ def test_poles_of_the_cascade():
     bandwidth = np.array([[60.0, 90.0, 150.0]])
     polynomial = _resonator_polynomials(hz, bandwidth)
     roots = np.roots(polynomial[0])
-    found = roots[roots.imag > 0]
-    found = found[np.argsort(np.angle(found))]
-    np.testing.assert_allclose(np.angle(found) * SAMPLE_RATE / (2 * np.pi), hz[0], rtol=1e-6)
+    poles = roots[roots.imag > 0]
+    poles = poles[np.argsort(np.angle(poles))]
+    np.testing.assert_allclose(np.angle(poles) * SAMPLE_RATE / (2 * np.pi), hz[0], rtol=1e-6)
     np.testing.assert_allclose(
-        -np.log(np.abs(found)) * SAMPLE_RATE / np.pi, bandwidth[0], rtol=1e-6
+        -np.log(np.abs(poles)) * SAMPLE_RATE / np.pi, bandwidth[0], rtol=1e-6
     )
     assert polynomial.sum() == pytest.approx(1.0)  # unit gain at 0 Hz
 
@@ -155,8 +155,8 @@ def test_lists_and_tables(corpus):
         assert all(audio_info(root / name).sample_rate == 16000 for name in names)
     assert len(corpus.speakers.read_text().splitlines()) == 1 + 8
     people = [
-        {name.split("/")[0] for name in one}
-        for one in (training.paths, trials.names, validation.names)
+        {name.split("/")[0] for name in names}
+        for names in (training.paths, trials.names, validation.names)
     ]
     assert not people[2] & (people[0] | people[1])
 

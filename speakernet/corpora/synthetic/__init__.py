@@ -124,18 +124,14 @@ def run(arguments: argparse.Namespace) -> int:
     paths = make_corpus(arguments.save_path, parameters, num_workers=arguments.workers)
     seconds = time.perf_counter() - started
     made = json.loads((paths.train_list.parent / "complete.json").read_text(encoding="utf-8"))
-    inputs = {
-        name: shlex.quote(str(path))
-        for name, path in vars(paths).items()
-        if name.endswith(("_list", "_path"))
-    }
-    options = " ".join(
-        f"--{name.replace('noise', 'musan')} {path}" for name, path in inputs.items()
-    )
+    command = f"{own_command('train')} --config exp01.yaml --data.synthetic_corpus ''"
+    command += " --save_path exps/synthetic"
+    for name, path in vars(paths).items():
+        if name.endswith(("_list", "_path")):
+            command += f" --{name.replace('noise', 'musan')} {shlex.quote(str(path))}"
     sys.stdout.write(
         f"{made['files']} files ({made['seconds'] / 3600:.2f} h of speech) in "
-        f"{arguments.save_path}, {seconds:.1f} s\ntrain on it:\n  {own_command('train')} --config "
-        f"exp01.yaml --data.synthetic_corpus '' --save_path exps/synthetic {options}\n"
+        f"{arguments.save_path}, {seconds:.1f} s\ntrain on it:\n  {command}\n"
     )
     return 0
 
@@ -171,7 +167,7 @@ def make_corpus(
     from speakernet.corpora.synthetic.scenes import do, tasks, write_lists
 
     waiting = list(tasks(paths, parameters))
-    num_files = sum(count for count, _, _ in waiting)
+    num_files = sum(count for count, _ in waiting)
     if num_workers is None:
         num_workers = usable_cores() if num_files >= MIN_UTTERANCES_FOR_PROCESSES else 0
     logger.info("Making the synthetic corpus in %s: %s files", folder, f"{num_files:,}")
@@ -186,14 +182,13 @@ def make_corpus(
                 min(num_workers, len(waiting)), mp_context=context
             )
             done = stack.enter_context(pool).map(do, waiting)
-        for (count, _, _), some in zip(waiting, done, strict=True):
-            rows += some
+        for (count, _), rows_of_task in zip(waiting, done, strict=True):
+            rows += rows_of_task
             bar.update(count)
     write_lists(paths, parameters.seed, rows)
+    seconds = round(sum(row["seconds"] for row in rows), 1)
     with atomic_write(folder / "complete.json") as file:
-        json.dump(
-            {"files": num_files, "seconds": round(sum(row["seconds"] for row in rows), 1)}, file
-        )
+        json.dump({"files": num_files, "seconds": seconds}, file)
     return paths
 
 
@@ -212,41 +207,39 @@ def _is_complete(folder: Path, parameters: CorpusParameters) -> bool:
     """Whether the corpus is complete; writes the parameters to an empty folder, raises ValueError
     for any other.
     """
-    wanted = asdict(parameters)
+    requested = asdict(parameters)
     # Target trials need two sessions.
     lowest = {"trial_utterances_per_speaker": max(2, parameters.utterances_per_session + 1)}
     lowest |= dict.fromkeys(("num_trial_speakers", "num_validation_speakers"), 2)
     lowest |= dict.fromkeys(("num_noises", "num_rooms", "seed"), 0)
-    for name, value in wanted.items():
+    for name, value in requested.items():
         if value < lowest.get(name, 1):
             raise ValueError(
                 f"synthetic corpus: {name} is {value}; it must be at least {lowest.get(name, 1)}"
             )
-    written = folder / PARAMETERS
-    if written.exists():
-        with reading(
-            written,
-            f"the parameters of a synthetic corpus; delete {folder} or give a different folder",
-        ):
-            found = dict(json.loads(written.read_text(encoding="utf-8")))
+    path = folder / PARAMETERS
+    if path.exists():
+        expected = f"parameters of a synthetic corpus; delete {folder} or give a different folder"
+        with reading(path, expected):
+            stored = dict(json.loads(path.read_text(encoding="utf-8")))
         # Refused rather than made again: deleting thousands of files is the user's decision.
         changed = [
-            f"{name} {found[name]!r} -> {value!r}"
-            for name, value in wanted.items()
-            if found.get(name, value) != value
+            f"{name} {stored[name]!r} -> {value!r}"
+            for name, value in requested.items()
+            if stored.get(name, value) != value
         ]
         if changed:
             raise ValueError(
                 f"{folder} has a synthetic corpus with different parameters "
                 f"({', '.join(changed)}); delete it or give a different folder"
             )
-        if found.keys() >= wanted.keys():
+        if stored.keys() >= requested.keys():
             return (folder / "complete.json").exists()
     elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(
             f"{folder} exists and is not a synthetic corpus; give an empty or new folder"
         )
     # A corpus of an earlier version lacks parameters that were added since: its rest is made.
-    with atomic_write(written) as file:
-        json.dump(wanted, file, indent=1)
+    with atomic_write(path) as file:
+        json.dump(requested, file, indent=1)
     return False

@@ -11,6 +11,7 @@ Source: Allen & Berkley, "Image method for efficiently simulating small-room aco
 import csv
 import itertools
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -356,58 +357,40 @@ MAX_TARGETS = 12
 NONTARGETS_PER_TARGET = 8
 """Maximum number of target trials of a speaker, and non-target trials for each of them."""
 
-# A task makes some files and returns one row per utterance: (number of files, function, arguments).
+# A task makes some files and returns one row per utterance; with the number of files.
 Row = dict[str, Any]
-Task = tuple[int, Callable[..., list[Row]], tuple[Any, ...]]
+Task = tuple[int, Callable[[], list[Row]]]
 
 
 def tasks(paths: SimpleNamespace, parameters: Any) -> Iterator[Task]:
     seed = parameters.seed
+    few = parameters.trial_utterances_per_speaker
     for split, count, utterances, root in (
         ("train", parameters.num_speakers, parameters.utterances_per_speaker, paths.train_path),
-        (
-            "trial",
-            parameters.num_trial_speakers,
-            parameters.trial_utterances_per_speaker,
-            paths.test_path,
-        ),
-        (
-            "validation",
-            parameters.num_validation_speakers,
-            parameters.trial_utterances_per_speaker,
-            paths.validation_path,
-        ),
+        ("trial", parameters.num_trial_speakers, few, paths.test_path),
+        ("validation", parameters.num_validation_speakers, few, paths.validation_path),
     ):
+        per_session = parameters.utterances_per_session
         for speaker in range(count):
             yield (
                 utterances,
-                _make_speaker,
-                (root, split, speaker, utterances, parameters.utterances_per_session, seed),
+                partial(_make_speaker, root, split, speaker, utterances, per_session, seed),
             )
     # Talkers twice, because babble mixes three to seven different ones.
     makers = itertools.cycle([*NOISES, "talker"])
     for number, kind in zip(range(parameters.num_noises), makers, strict=False):
         category = NOISES[kind][0]
-        path = (
-            paths.noise_path
-            / category
-            / "synthetic"
-            / f"{category}-{kind}-{number:04d}"
-            / "00000.wav"
-        )
-        yield 1, _make_noise, (path, kind, number, seed)
+        name = f"{category}/synthetic/{category}-{kind}-{number:04d}/00000.wav"
+        yield 1, partial(_make_noise, paths.noise_path / name, kind, number, seed)
     for number, kind in zip(range(parameters.num_rooms), itertools.cycle(ROOM_KINDS), strict=False):
         room = f"Room{number // len(ROOM_KINDS) + 1:03d}"
-        yield (
-            1,
-            _make_room,
-            (paths.rir_path / kind / room / f"{room}-00001.wav", kind, number, seed),
-        )
+        path = paths.rir_path / kind / room / f"{room}-00001.wav"
+        yield 1, partial(_make_room, path, kind, number, seed)
 
 
 def do(task: Task) -> list[Row]:
-    _, function, arguments = task
-    return function(*arguments)
+    """Run a task; a function of its own, because processes can only be sent names."""
+    return task[1]()
 
 
 def _make_speaker(
@@ -448,21 +431,18 @@ def _make_speaker(
 
 def _make_noise(path: Path, kind: str, number: int, seed: int) -> list[Row]:
     if not path.exists():
-        clip = NOISES[kind][1](
-            numpy_generator(seed, _CLIP_KEY, number), round(NOISE_SECONDS * SAMPLE_RATE)
-        )
-        write_audio(path, clip, SAMPLE_RATE)
+        make = NOISES[kind][1]
+        generator = numpy_generator(seed, _CLIP_KEY, number)
+        write_audio(path, make(generator, round(NOISE_SECONDS * SAMPLE_RATE)), SAMPLE_RATE)
     return []
 
 
 def _make_room(path: Path, kind: str, number: int, seed: int) -> list[Row]:
     if not path.exists():
-        response = draw_room_response(
-            numpy_generator(seed, _ROOM_KEY, number), kind, distance_metres=(0.5, 4.0)
-        )
-        write_audio(
-            path, response * np.float32(RESPONSE_PEAK / np.abs(response).max()), SAMPLE_RATE
-        )
+        generator = numpy_generator(seed, _ROOM_KEY, number)
+        response = draw_room_response(generator, kind, distance_metres=(0.5, 4.0))
+        gain = np.float32(RESPONSE_PEAK / np.abs(response).max())
+        write_audio(path, response * gain, SAMPLE_RATE)
     return []
 
 
@@ -493,19 +473,25 @@ def draw_trials(rows: list[Row], seed: int) -> list[tuple[int, str, str]]:
     for row in rows:
         by_speaker.setdefault(row["speaker"], []).append(row)
     trials: list[tuple[int, str, str]] = []
-    for speaker, own in by_speaker.items():
-        pairs = [(a, b) for a, b in itertools.combinations(own, 2) if a["session"] != b["session"]]
+    for speaker, utterances in by_speaker.items():
+        pairs = [
+            (enrol["path"], test["path"])
+            for enrol, test in itertools.combinations(utterances, 2)
+            if enrol["session"] != test["session"]
+        ]
         chosen = generator.permutation(len(pairs))[:MAX_TARGETS]
-        trials += [(1, pairs[i][0]["path"], pairs[i][1]["path"]) for i in sorted(chosen)]
-        others = [row for row in rows if row["speaker"] != speaker]
-        alike = [row for row in others if row["gender"] == own[0]["gender"]] or others
-        wanted = len(chosen) * NONTARGETS_PER_TARGET
-        seen: set[tuple[str, str]] = set()
-        for attempt in range(3 * wanted):
-            pool = alike if attempt % 2 else others
-            enrol = own[int(generator.integers(len(own)))]
+        trials += [(1, *pairs[pair]) for pair in sorted(chosen)]
+        strangers = [row for row in rows if row["speaker"] != speaker]
+        gender = utterances[0]["gender"]
+        alike = [row for row in strangers if row["gender"] == gender] or strangers
+        num_nontargets = len(chosen) * NONTARGETS_PER_TARGET
+        nontargets: set[tuple[str, str]] = set()
+        # The number of draws is fixed, so that the trials of a speaker do not move the next one's.
+        for attempt in range(3 * num_nontargets):
+            pool = alike if attempt % 2 else strangers
+            enrol = utterances[int(generator.integers(len(utterances)))]
             test = pool[int(generator.integers(len(pool)))]
-            if len(seen) < wanted:
-                seen.add((enrol["path"], test["path"]))
-        trials += [(0, enrol, test) for enrol, test in sorted(seen)]
+            if len(nontargets) < num_nontargets:
+                nontargets.add((enrol["path"], test["path"]))
+        trials += [(0, *pair) for pair in sorted(nontargets)]
     return trials
