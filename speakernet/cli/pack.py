@@ -32,7 +32,7 @@ from speakernet.data.lists import (
 )
 from speakernet.data.packed import read_index, verify
 from speakernet.data.packing import SKIPPED, PackInput, join_parts, pack, pack_part
-from speakernet.data.parts import PART_HELP, WHOLE, WorkPart, list_parts, parse_part
+from speakernet.data.parts import PART_HELP, WHOLE, list_parts, parse_part
 from speakernet.files import (
     FileError,
     human_bytes,
