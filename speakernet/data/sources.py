@@ -34,7 +34,6 @@ from speakernet.files import is_address
 from speakernet.machine.facts import usable_memory_bytes
 
 if TYPE_CHECKING:
-    from speakernet.data.batches import CropMaker
     from speakernet.data.sampling import EpochPlan, Sampler
 
 # How one crop is read. Nearly every crop of a training run comes from a plain file (16 bits, one
@@ -212,12 +211,12 @@ class RowReader(ABC):
 
     def ahead(
         self,
-        maker: "CropMaker",
+        maker: Any,
         num_asked: int,
         choose: Callable[[np.ndarray], np.ndarray] = np.asarray,
-    ) -> "CropMaker":
-        """Wrap `maker`, which prepares `num_asked` batches at once, so that what must be fetched is
-        there in time. `choose` finds the rows of this reader among those of a request.
+    ) -> Any:
+        """Wrap `maker` (a `CropMaker`, which prepares `num_asked` batches at once) so that what must
+        be fetched is there in time. `choose` finds the rows of this reader among those of a request.
         """
         return maker
 
