@@ -159,7 +159,7 @@ def test_malformed_trials(tmp_path):
         trials = read_trials(write(tmp_path, "\n".join(rows)), notes)
         assert trials.labels is not None and trials.labels.tolist() == [1, 0]
         assert list(trials.names) == ["a", "b", "c"] and trials.enrol.tolist() == [0, 1]
-        assert [one.split(":")[0] for one in notes] == ["line 1", "line 3", "line 4", "line 6"]
+        assert [note.split(":")[0] for note in notes] == ["line 1", "line 3", "line 4", "line 6"]
 
 
 def test_cache_of_a_long_list(tmp_path, monkeypatch):
