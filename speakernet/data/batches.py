@@ -23,7 +23,6 @@ from speakernet.data.audio import RESAMPLER_REACH, AudioError, to_int16
 from speakernet.data.augment.augmenter import Augmenter
 from speakernet.data.on_device import DeviceAudio, send, to_float
 from speakernet.data.packed import PackedRows
-from speakernet.data.sharing import Shareable
 from speakernet.data.sources import RowReader
 from speakernet.random import REPLACEMENT_STREAM, START_STREAM, KeyedRandom
 
@@ -77,10 +76,8 @@ class BatchReport:
 Made = tuple[BatchRequest, Tensor, BatchReport]
 
 
-class SpeakerIndex(Shareable):
+class SpeakerIndex:
     """The rows of each speaker, for finding another utterance of the same speaker."""
-
-    shared_arrays = ("order", "first", "labels")
 
     def __init__(self, labels: np.ndarray, eligible: np.ndarray) -> None:
         self.labels = labels
@@ -196,23 +193,15 @@ class WrappedMaker(CropMaker):
 
 
 @dataclass(eq=False)
-class BatchMaker(Shareable, CropMaker):
+class BatchMaker(CropMaker):
     """Reads and augments one batch at a time; augmentation works on float32 at its final speed."""
 
-    shared_arrays = ("lengths",)
     dtype: type = np.float32
     """Type of the returned samples; int16 is possible only without augmentation."""
 
     def width(self, num_samples: int) -> int:
         """Samples per returned row for crops of `num_samples`."""
         return num_samples if self.changes_speed else most_samples_to_read(self.speeds, num_samples)
-
-    def share(self) -> None:
-        """See `Shareable.share`."""
-        super().share()
-        self.reader.share()
-        if self.speakers is not None:
-            self.speakers.share()
 
     def run(self, requests: Sequence[BatchRequest]) -> Iterator[Made]:
         """Make the batches in this process, one after the other; see `CropMaker.run`."""

@@ -42,7 +42,7 @@ def choose_num_workers(
 
     `is_waiting_for_disk`: files that do not fit into memory; their readers wait most of the time.
     """
-    share = max(1, cores // max(1, processes_on_machine))
+    share = max(1, cores // processes_on_machine)
     if share == 1:
         return Choice(
             0, "this process has only one core, for which a worker would compete with training"
@@ -51,29 +51,37 @@ def choose_num_workers(
         return Choice(
             0, f"an epoch of {num_batches} batches is over before workers have started up"
         )
-    speed_milliseconds = changed_share * SPEED_MILLISECONDS
+    milliseconds = changed_share * SPEED_MILLISECONDS
     is_copy = is_reading_free and not augments_in_workers
-    if is_copy and speed_milliseconds <= HANDOVER_MILLISECONDS:
+    if is_copy and milliseconds <= HANDOVER_MILLISECONDS:
         return Choice(
             0, "reading a crop is one copy in memory: passing it between processes would cost more"
         )
-    useful = math.ceil(speed_milliseconds * MAX_CROPS_PER_SECOND / 1000)
     # Half of the free memory, at two batches per worker, so that `choose_prefetch` finds memory for
     # two each.
     fitting = int(free_shared_bytes // 2 // max(1, 2 * batch_bytes))
-    memory = (
-        f"shared memory has {human_bytes(free_shared_bytes)} left and a batch takes "
-        f"{human_bytes(batch_bytes)}"
-    )
     limits = [
-        (max(1, share // 4), f"the network itself needs most of the {share} cores", trains_on_cpu),
-        (share - 1, f"{share} cores, one of them for training", not trains_on_cpu),
-        (useful, f"changing speed takes about {speed_milliseconds:.1f} ms per crop", is_copy),
-        (MAX_WORKERS, f"more than {MAX_WORKERS} workers gain nothing", not is_waiting_for_disk),
-        (MAX_SPAWNED_WORKERS, "each worker imports everything again on this platform", is_spawned),
-        (fitting, f"{memory} (in Docker: --shm-size or --ipc=host)", True),
+        (
+            fitting,
+            f"shared memory has {human_bytes(free_shared_bytes)} left and a batch takes "
+            f"{human_bytes(batch_bytes)} (in Docker: --shm-size or --ipc=host)",
+        ),
     ]
-    return Choice(*min((number, reason) for number, reason, applies in limits if applies))
+    if not is_waiting_for_disk:
+        limits.append((MAX_WORKERS, f"more than {MAX_WORKERS} workers gain nothing"))
+    if trains_on_cpu:
+        limits.append((max(1, share // 4), f"the network itself needs most of the {share} cores"))
+    else:
+        limits.append((share - 1, f"{share} cores, one of them for training"))
+    if is_copy:
+        useful = math.ceil(milliseconds * MAX_CROPS_PER_SECOND / 1000)
+        limits.append((useful, f"changing speed takes about {milliseconds:.1f} ms per crop"))
+    if is_spawned:
+        limits.append(
+            (MAX_SPAWNED_WORKERS, "each worker imports everything again on this platform")
+        )
+    number, reason = min(limits)
+    return Choice(number, reason)
 
 
 def choose_prefetch(*, num_workers: int, batch_bytes: int, free_shared_bytes: int) -> Choice[int]:
@@ -133,6 +141,8 @@ def choose_device_resident(
     sizes = (
         f"the corpus takes {human_bytes(corpus_bytes)}, the limit is {human_bytes(budget_bytes)}"
     )
+    if switch == "off" or (switch == "auto" and device_type != "cuda"):
+        return Choice(False, "switched off" if switch == "off" else "no GPU")
     obstacle = ""
     if not is_flat:
         obstacle = "the corpus is neither packed (speakernet pack) nor in memory"
@@ -145,8 +155,6 @@ def choose_device_resident(
         obstacle = sizes
     if switch == "on" and obstacle:
         raise ValueError(f"data.device_resident: on, but {obstacle}")
-    if switch == "off" or (switch == "auto" and device_type != "cuda"):
-        return Choice(False, "switched off" if switch == "off" else "no GPU")
     return Choice(not obstacle, obstacle or sizes)
 
 

@@ -34,6 +34,8 @@ ADVICE = (
 _INPUT = re.compile(r"^Input #(\d+),", re.MULTILINE)
 #: No other protocol: a playlist posing as audio must not make ffmpeg open other files or addresses.
 _SAFELY = ("-protocol_whitelist", "file", "-format_whitelist", CONTAINERS)
+#: No encoder name or date in the output, so that the same source gives the same bytes.
+_REPRODUCIBLY = ["-map_metadata", "-1", "-fflags", "+bitexact", "-flags:a", "+bitexact"]
 _VIDEO = re.compile(r"^\s*Stream #\d+:\d+.*: Video:(?!.*attached pic)", re.MULTILINE)
 _REASON = re.compile(r"error|invalid|no space|permission|not found|does not", re.IGNORECASE)
 _NO_SOUND = "matches no streams"
@@ -57,10 +59,6 @@ class FfmpegError(ValueError):
     """ffmpeg is missing or failed on a file."""
 
 
-class NoSoundError(FfmpegError):
-    """A file without a sound track."""
-
-
 class Decoded(NamedTuple):
     """What ffmpeg says about one source."""
 
@@ -74,14 +72,14 @@ class Decoded(NamedTuple):
     """Channels of the decoded samples."""
 
 
-def find_ffmpeg(given: str | None = None) -> str:
-    """Path of ffmpeg: the given one, or from the environment variable, the PATH or
+def find_ffmpeg(named: str | None = None) -> str:
+    """Path of ffmpeg: the named one, or from the environment variable, the PATH or
     `imageio-ffmpeg`, in that order.
     """
-    named = given or os.environ.get(FFMPEG_VARIABLE)
-    found = shutil.which(named or "ffmpeg")
-    if found is not None:
-        return found
+    named = named or os.environ.get(FFMPEG_VARIABLE)
+    path = shutil.which(named or "ffmpeg")
+    if path is not None:
+        return path
     if named:
         raise FfmpegError(f"no ffmpeg at {named}; {ADVICE}")
     if importlib.util.find_spec("imageio_ffmpeg") is not None:
@@ -113,29 +111,10 @@ def decode_batch(
     for source in sources:
         # One thread per file: the callers run several batches at once.
         command += [*_SAFELY, "-threads", "1", "-i", _as_url(source)]
-    # Without a map, ffmpeg would choose each output's stream from among all inputs.
     for row, target in enumerate(targets):
-        command += [
-            "-map",
-            f"{row}:a:0",
-            "-ac",
-            "1",
-            "-ar",
-            str(sample_rate),
-            *ENCODINGS[file_format],
-        ]
-        # No encoder name or date in the output, so that the same source gives the same bytes.
-        command += [
-            "-map_metadata",
-            "-1",
-            "-fflags",
-            "+bitexact",
-            "-flags:a",
-            "+bitexact",
-            "-threads",
-            "1",
-        ]
-        command.append(_as_url(target))
+        # Without a map, ffmpeg would choose each output's stream from among all inputs.
+        command += ["-map", f"{row}:a:0", "-ac", "1", "-ar", str(sample_rate)]
+        command += [*ENCODINGS[file_format], *_REPRODUCIBLY, "-threads", "1", _as_url(target)]
     return _run(ffmpeg, command, len(sources))[0]
 
 
@@ -225,24 +204,25 @@ def _run(
     except OSError as error:
         raise FfmpegError(f"{ffmpeg} does not run ({error}); {ADVICE}") from error
     log = outcome.stderr.decode("utf-8", "replace")
-    if outcome.returncode != 0 and _NO_SOUND in log:
-        raise NoSoundError("the file has no sound track")
     if outcome.returncode != 0:
+        if _NO_SOUND in log:
+            raise FfmpegError("the file has no sound track")
         lines = [line.strip() for line in log.splitlines() if line.strip()]
         # The last line may only say that it failed.
-        reasons = [line for line in lines if _REASON.search(line)] or lines
-        raise FfmpegError(f"ffmpeg: {reasons[-1] if reasons else f'status {outcome.returncode}'}")
+        reasons = [line for line in lines if _REASON.search(line)]
+        status = f"status {outcome.returncode}"
+        raise FfmpegError(f"ffmpeg: {[status, *lines[-1:], *reasons[-1:]][-1]}")
     starts = [match.start() for match in _INPUT.finditer(log)][:num_inputs]
+    # In a batch, the log does not say whose damage it is.
+    is_damaged = num_inputs == 1 and _DAMAGED.search(log) is not None
     reports = []
     for start, end in zip(starts, [*starts[1:], len(log)], strict=True):
         seconds = None
         if match := _DURATION.search(log, start, end):
             hours, minutes, rest = map(float, match.groups())
             seconds = 3600 * hours + 60 * minutes + rest
-        is_guess = "Estimating duration from bitrate" in log[: start + 1] + log[start:end]
-        is_guess = is_guess or _VIDEO.search(log, start, end) is not None
-        # In a batch, the log does not say whose it is.
-        is_damaged = num_inputs == 1 and _DAMAGED.search(log) is not None
-        reports.append(Decoded(seconds, is_guess, is_damaged))
+        is_estimate = "Estimating duration from bitrate" in log[: start + 1] + log[start:end]
+        has_picture = _VIDEO.search(log, start, end) is not None
+        reports.append(Decoded(seconds, is_estimate or has_picture, is_damaged))
     reports += [Decoded(None, is_guess=True)] * (num_inputs - len(reports))
     return reports, log

@@ -164,7 +164,7 @@ class UnicodeNames:
 
     def table(self, names: StringTable) -> StringTable:
         """The names on disk of a list's files; the same object if they do not differ."""
-        if (names.content < 128).all():
+        if names.is_ascii:
             return names
         on_disk = StringTable.from_strings(map(self.on_disk, names))
         return names if on_disk == names else on_disk

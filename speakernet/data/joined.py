@@ -60,7 +60,8 @@ def join(
     source = JoinedSource(sources, lists, options)
     owners = np.repeat(np.arange(len(sizes), dtype=np.int16), sizes)
     # The corpora's own tables are kept, so that a million names need not be split again.
-    source.splits.get(joined.paths, lambda: Split(owners, [one.paths for one in lists.values()]))
+    tables = [listed.paths for listed in lists.values()]
+    source.splits.get(joined.paths, lambda: Split(owners, tables))
     return joined, source
 
 
@@ -181,10 +182,10 @@ class JoinedSource(AudioSource):
         split = self._split(names)
         readers = []
         for number, source in enumerate(self.sources.values()):
-            own = split.tables[number]
+            names = split.tables[number]
             # One cache per corpus, since a cache is keyed by the corpus's own rows.
             part = cache and AudioCache(cache.budget_bytes // len(self.sources))
-            readers.append(source.rows(own, source.lookup_table(own), part))
+            readers.append(source.rows(names, source.lookup_table(names), part))
         return JoinedRows(split.owners, split.places, readers)
 
     def order(
@@ -202,7 +203,7 @@ class JoinedSource(AudioSource):
         for (name, source), part in zip(self.sources.items(), parts, strict=True):
             options = sampler.options.model_copy(update={"batch_size": part})
             try:
-                own = type(sampler)(
+                part_sampler = type(sampler)(
                     sampler.labels,
                     options,
                     seed=sampler.seed,
@@ -214,8 +215,8 @@ class JoinedSource(AudioSource):
                     f"data.corpora: {name} gets {part} of the {size} items in a batch, but {error}"
                 ) from error
             # One stream: each process has its share of every batch.
-            source.order(own, training, table, 1)
-            self._samplers[name] = own
+            source.order(part_sampler, training, table, 1)
+            self._samplers[name] = part_sampler
         sampler.in_parts = functools.partial(mixed, self._samplers)
 
     def _parts(self, utterances: np.ndarray, batch_size: int) -> list[int]:
@@ -253,8 +254,6 @@ class JoinedSource(AudioSource):
 class JoinedRows(RowReader):
     """Rows of a joined list, each read by its corpus's own reader."""
 
-    shared_arrays = ("owners", "places")
-
     owners: np.ndarray
     places: np.ndarray
     readers: list[RowReader]
@@ -266,12 +265,6 @@ class JoinedRows(RowReader):
     def counts(self) -> Counter[str]:  # type: ignore[override]
         """See `RowReader.counts`."""
         return sum((Counter(reader.counts) for reader in self.readers), Counter())
-
-    def share(self) -> None:
-        """See `Shareable.share`."""
-        super().share()
-        for reader in self.readers:
-            reader.share()
 
     def read_row(self, row: int, start: int, out: np.ndarray) -> int:
         """See `RowReader.read_row`."""
@@ -296,13 +289,13 @@ class JoinedRows(RowReader):
         self,
         maker: "CropMaker",
         num_asked: int,
-        own: Callable[[np.ndarray], np.ndarray] = np.asarray,
+        choose: Callable[[np.ndarray], np.ndarray] = np.asarray,
     ) -> "CropMaker":
         """See `RowReader.ahead`: the shards of all corpora at addresses are fetched in time."""
         for number, reader in enumerate(self.readers):
-            maker = reader.ahead(maker, num_asked, functools.partial(self._own, number))
+            maker = reader.ahead(maker, num_asked, functools.partial(self._rows_of, number))
         return maker
 
-    def _own(self, number: int, rows: np.ndarray) -> np.ndarray:
+    def _rows_of(self, number: int, rows: np.ndarray) -> np.ndarray:
         """The rows of a corpus among rows of the joined list."""
         return self.places[rows[self.owners[rows] == number]]

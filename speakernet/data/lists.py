@@ -23,7 +23,6 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 
 from speakernet.data.names import normal_name
-from speakernet.data.sharing import Shareable
 from speakernet.files import FileError, atomic_write, digest_of, open_regular, own_command, reading
 
 Value = TypeVar("Value")
@@ -130,10 +129,8 @@ def one_word(speaker: str) -> str:
     return "_".join(speaker.split())
 
 
-class StringTable(Shareable, Sequence[str]):
+class StringTable(Sequence[str]):
     """Many strings in one UTF-8 buffer: `offsets[i]:offsets[i + 1]` are the bytes of string i."""
-
-    shared_arrays = parts = ("content", "offsets")
 
     def __init__(self, content: np.ndarray, offsets: np.ndarray) -> None:
         self.content = np.asarray(content, dtype=np.uint8)

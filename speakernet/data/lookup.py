@@ -20,7 +20,6 @@ import numpy as np
 from speakernet.data.audio import FFMPEG, SAMPLE_BYTES, AudioError, AudioInfo, audio_info
 from speakernet.data.lists import StringTable, TrainingList, read_training_list
 from speakernet.data.options import DataOptions
-from speakernet.data.sharing import Shareable
 from speakernet.files import FileError, atomic_write, exclusive, parallel_map, read_arrays, reading
 from speakernet.terminal import counted
 
@@ -53,10 +52,9 @@ COLUMNS = {
 }
 
 
-class LookupTable(Shareable):
+class LookupTable:
     """Facts about every row of a list, as arrays (rows,)."""
 
-    shared_arrays = tuple(COLUMNS)
     native_samples: np.ndarray
     sample_rates: np.ndarray
     num_channels: np.ndarray

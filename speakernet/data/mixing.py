@@ -39,7 +39,7 @@ def streamed(sampler: Sampler, shards: np.ndarray, num_streams: int, *turn: int)
     rows = eligible[np.argsort(place, kind="stable")]
     rows = sampler.limit_speakers(rows)
     smallest = buffer if sampler.needs_many_speakers else min(FIRST_BLOCK, buffer)
-    found = []
+    streams = []
     for stream in range(num_streams):
         mine = rows[len(rows) * stream // num_streams : len(rows) * (stream + 1) // num_streams]
         first = 0
@@ -50,8 +50,8 @@ def streamed(sampler: Sampler, shards: np.ndarray, num_streams: int, *turn: int)
             blocks.append(sampler.units_of(random, mine[first : first + size]))
             first = first + size
             size = min(2 * size, max(1, buffer // num_streams))
-        found.append(np.concatenate(blocks))
-    return Parts(found, np.arange(1, num_streams + 1) / num_streams)
+        streams.append(np.concatenate(blocks))
+    return Parts(streams, np.arange(1, num_streams + 1) / num_streams)
 
 
 def mixed(samplers: Mapping[str, Sampler], epoch: int) -> Parts:
@@ -66,21 +66,21 @@ def mixed(samplers: Mapping[str, Sampler], epoch: int) -> Parts:
         samplers: one per corpus, by name, all over the same list.
         epoch: counted from 0.
     """
-    sizes = np.array([one.batch_size for one in samplers.values()])
+    sizes = np.array([sampler.batch_size for sampler in samplers.values()])
     orders = [
         _units_of_pass(sampler, epoch, number, 0)
         for number, sampler in enumerate(samplers.values())
     ]
     total = sum(map(len, orders))
     for number, sampler in enumerate(samplers.values()):
-        found = [orders[number]]
-        have = len(orders[number])
+        passes = [orders[number]]
+        count = len(orders[number])
         needed = -(-total * int(sizes[number]) // int(sizes.sum()))
-        while 0 < have < needed:
-            again = _units_of_pass(sampler, epoch, number, len(found))
-            found.append(again.astype(np.int64) + len(found) * len(sampler.labels))
-            have += len(again)
-        orders[number] = np.concatenate(found)[:needed]
+        while 0 < count < needed:
+            again = _units_of_pass(sampler, epoch, number, len(passes))
+            passes.append(again.astype(np.int64) + len(passes) * len(sampler.labels))
+            count += len(again)
+        orders[number] = np.concatenate(passes)[:needed]
     return Parts(orders, np.cumsum(sizes) / sizes.sum(), tuple(samplers))
 
 

@@ -161,52 +161,45 @@ class DataOptions(Options):
         """Conflicting training lists, weights or validation, a corpus given twice, and bounds that
         leave nothing.
         """
+        names = ", ".join(self.corpora)
         if self.corpora and (self.train_list or self.train_path):
-            found = (
-                f"{', '.join(self.corpora)} together with train_list: "
-                f"{self.train_list or self.train_path}"
-            )
             yield (
                 "corpora",
-                f"{found}; give only one of them (train_list: '' and train_path: '' unset the "
-                "other)",
+                f"{names} together with train_list: {self.train_list or self.train_path}; give "
+                "only one of them (train_list: '' and train_path: '' unset the other)",
             )
-        if len({(one.train_list, one.train_path) for one in self.corpora.values()}) < len(
-            self.corpora
-        ):
-            found = (
-                f"{', '.join(self.corpora)}, two of them with the same train_list and train_path"
-            )
+        places = {(corpus.train_list, corpus.train_path) for corpus in self.corpora.values()}
+        if len(places) < len(self.corpora):
             yield (
                 "corpora",
-                f"{found}; expected different corpora, because each speaker would become two "
-                "classes",
+                f"{names}, two of them with the same train_list and train_path; expected different "
+                "corpora, because each speaker would become two classes",
             )
-        weighted = [name for name, one in self.corpora.items() if one.weight != "auto"]
+        weighted = [name for name, corpus in self.corpora.items() if corpus.weight != "auto"]
         if weighted and (len(weighted) < len(self.corpora) or self.corpora_temperature != 1):
-            found = f"a weight for {', '.join(weighted)}"
             yield (
                 "corpora",
-                f"{found}; expected weights for all corpora and no corpora_temperature, or no "
-                "weights",
+                f"a weight for {', '.join(weighted)}; expected weights for all corpora and no "
+                "corpora_temperature, or no weights",
             )
         if self.validation_speakers and self.validation_list:
-            found = (
-                f"{self.validation_speakers} together with validation_list: {self.validation_list}"
+            yield (
+                "validation_speakers",
+                f"{self.validation_speakers} together with validation_list: "
+                f"{self.validation_list}; give only one of them",
             )
-            yield "validation_speakers", f"{found}; give only one of them"
         if self.validation_speakers == 1:
             yield "validation_speakers", "1; expected 0 or at least 2"
-        stem = Path(self.test_list).stem.casefold()
-        own = {
-            name.casefold() for name, one in self.test_lists.items() if one.list != self.test_list
-        }
-        if stem in own or len({name.casefold() for name in self.test_lists}) < len(self.test_lists):
-            found = f"{', '.join(self.test_lists)} together with test_list: {self.test_list}"
+        # The list of test_list may have a name as well.
+        columns = [Path(self.test_list).stem.casefold()]
+        for name, options in self.test_lists.items():
+            if options.list != self.test_list or name.casefold() != columns[0]:
+                columns.append(name.casefold())
+        if len(set(columns)) < len(columns):
             yield (
                 "test_lists",
-                f"{found}; expected names that differ from each other and test_list's, ignoring "
-                "case",
+                f"{', '.join(self.test_lists)} together with test_list: {self.test_list}; expected "
+                "names that differ from each other and test_list's, ignoring case",
             )
         if self.max_seconds and self.max_seconds < self.min_seconds:
             yield (

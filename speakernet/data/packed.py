@@ -27,7 +27,7 @@ from speakernet.data.audio import SAMPLE_RATE, AudioError
 from speakernet.data.lists import NameIndex, StringTable, normal_names
 from speakernet.data.lookup import COLUMNS, LONG_ROWS, PCM_S16, LookupTable, mapped
 from speakernet.data.parts import PART_NAME, list_parts, missing_parts, parts_in
-from speakernet.data.sharing import shared_zeros
+from speakernet.data.sharing import shared_array, shared_zeros
 from speakernet.data.sources import (
     CAN_READ_AT,
     INT16_SCALE,
@@ -155,16 +155,12 @@ class JoinedSamples:
 
     def __getitem__(self, some: slice) -> np.ndarray:
         first, stop, _ = some.indices(len(self))
-        shard = bisect.bisect_right(self.begins, first) - 1
-        if shard < len(self.shards) and stop <= self.begins[shard + 1]:
-            # A slice within one shard, such as any utterance, is a view of it.
-            return self.shards[shard][first - self.begins[shard] : stop - self.begins[shard]]
-        pieces = [
-            samples[max(first - begin, 0) : max(stop - begin, 0)]
-            for samples, begin in zip(self.shards, self.begins, strict=False)
-            if begin < stop
-        ]
-        return np.concatenate(pieces) if pieces else self.shards[0][:0]
+        shard = max(0, bisect.bisect_right(self.begins, first, hi=len(self.shards)) - 1)
+        begin = self.begins[shard]
+        # A slice within one shard, such as any utterance, is a view of it.
+        samples = self.shards[shard][first - begin : max(first, stop) - begin]
+        rest = first + len(samples)
+        return np.concatenate([samples, self[rest:stop]]) if rest < stop else samples
 
 
 Samples: TypeAlias = np.ndarray | JoinedSamples | FileSamples
@@ -510,14 +506,12 @@ class PackedSource(AudioSource):
     ) -> "PackedRows":
         """See `AudioSource.rows`; nothing is decoded, so nothing is cached."""
         offsets, lengths = table.data_offsets, table.native_samples
-        return PackedRows(self.root, self.samples, offsets, lengths, is_mapped=self.is_mapped)
+        return DiskRows(self.root, self.samples, offsets, lengths, self.is_mapped)
 
 
 @dataclass(eq=False)
 class PackedRows(RowReader):
     """Rows of a list read from packed samples, wherever those lie: one copy per crop."""
-
-    shared_arrays = ("offsets", "lengths")
 
     root: str
     samples: Samples
@@ -596,12 +590,17 @@ class PackedRows(RowReader):
                     out[place] *= INT16_SCALE
         return problems
 
+
+class DiskRows(PackedRows):
+    """Rows of a packed corpus on disk. Another process opens it again: pickling a map would copy
+    the corpus.
+    """
+
     def __getstate__(self) -> dict[str, Any]:
-        # The other process opens the map again: pickling it would copy the corpus.
-        return {**super().__getstate__(), "samples": len(self.samples)}
+        return self.__dict__ | {"samples": len(self.samples)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        self.__dict__ |= state
         self.samples = open_samples(self.root, state["samples"], is_mapped=self.is_mapped)
 
 
@@ -617,8 +616,7 @@ class RamRows(PackedRows):
         lengths: np.ndarray,
         problems: dict[int, str],
     ) -> None:
-        super().__init__("the RAM corpus", samples.numpy(), 2 * starts, lengths)
-        self._handles = {"samples": samples}
+        super().__init__("the RAM corpus", shared_array(samples), 2 * starts, lengths)
         self._problems = problems
 
     def span(self, row: int) -> tuple[int, int]:
@@ -626,9 +624,6 @@ class RamRows(PackedRows):
         if row in self._problems:
             raise AudioError(self._problems[row])
         return super().span(row)
-
-    __getstate__ = RowReader.__getstate__
-    __setstate__ = RowReader.__setstate__
 
 
 def load_into_ram(

@@ -46,7 +46,7 @@ from speakernet.data.packed import (
 )
 from speakernet.data.packing import HEADER_BYTES
 from speakernet.data.sampling import Sampler
-from speakernet.data.sources import OPEN_FLAGS, AudioCache, RowReader
+from speakernet.data.sources import OPEN_FLAGS, AudioCache
 from speakernet.data.stores import PARTIAL, ShardError, Store
 from speakernet.files import exclusive, hold_lock, human_bytes, parallel_map, sha256_of
 
@@ -277,8 +277,8 @@ class RemoteSource(PackedSource):
         self, names: StringTable, table: LookupTable, cache: AudioCache | None = None
     ) -> "RemoteRows":
         """See `AudioSource.rows`."""
-        rows = super().rows(names, table)
-        return RemoteRows(rows.root, rows.samples, rows.offsets, rows.lengths, is_mapped=False)
+        offsets, lengths = table.data_offsets, table.native_samples
+        return RemoteRows(self.root, self.samples, offsets, lengths, is_mapped=False)
 
 
 def _copy_index(store: Store, name: str, folder: Path, digest: str) -> None:
@@ -308,11 +308,9 @@ class RemoteRows(PackedRows):
     def shards_of(self, rows: np.ndarray) -> list[int]:
         """The shards of some rows, each once."""
         assert isinstance(self.samples, JoinedSamples)
-        is_here = self.lengths[rows] > 0
-        found = (
-            np.searchsorted(self.samples.begins, self.starts_of(rows[is_here]), side="right") - 1
-        )
-        return np.unique(found).tolist()
+        starts = self.starts_of(rows[self.lengths[rows] > 0])
+        shards = np.searchsorted(self.samples.begins, starts, side="right") - 1
+        return np.unique(shards).tolist()
 
     @property
     def cache(self) -> ShardCache:
@@ -328,13 +326,13 @@ class RemoteRows(PackedRows):
         return super().fill(rows, starts, out)
 
     def ahead(
-        self, maker: CropMaker, num_asked: int, own: Callable[[np.ndarray], np.ndarray] = np.asarray
+        self,
+        maker: CropMaker,
+        num_asked: int,
+        choose: Callable[[np.ndarray], np.ndarray] = np.asarray,
     ) -> "ShardsAhead":
         """See `RowReader.ahead`: threads fetch the shards."""
-        return ShardsAhead(maker, self, num_asked, own)
-
-    __getstate__ = RowReader.__getstate__
-    __setstate__ = RowReader.__setstate__
+        return ShardsAhead(maker, self, num_asked, choose)
 
 
 class ShardsAhead(WrappedMaker):
@@ -347,12 +345,12 @@ class ShardsAhead(WrappedMaker):
         maker: CropMaker,
         rows: RemoteRows,
         num_asked: int,
-        own: Callable[[np.ndarray], np.ndarray],
+        choose: Callable[[np.ndarray], np.ndarray],
     ) -> None:
         super().__init__(maker)
         self._rows = rows
         self._num_asked = num_asked
-        self._own = own
+        self._choose = choose
 
     def run(self, requests: Sequence[BatchRequest]) -> Iterator[Made]:
         """See `CropMaker.run`."""
@@ -367,7 +365,7 @@ class ShardsAhead(WrappedMaker):
                 for shard in last_use:
                     cache.touch(shard)
                 while asked < len(requests):
-                    rows = self._own(requests[asked].rows % len(self.lengths))
+                    rows = self._choose(requests[asked].rows % len(self.lengths))
                     shards = self._rows.shards_of(rows)
                     num_bytes = sum(map(cache.bytes_of, last_use.keys() | shards))
                     # Shards that are being read now are fetched immediately, whether they fit or

@@ -1,11 +1,11 @@
-"""Arrays that worker processes share: the same memory under fork and under spawn, neither copied
-nor pickled.
-"""
+"""Arrays that worker processes share: the same memory under fork and under spawn."""
 
 import math
 import shutil
+import weakref
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import torch
 
 SHARED_MEMORY = Path("/dev/shm")
+LEAST_SHARED_BYTES = 1 << 20
+"""Smaller arrays are copied."""
 
 
 class SharedMemoryError(ValueError):
@@ -51,28 +53,34 @@ def shared_zeros(shape: tuple[int, ...], dtype: Any) -> "torch.Tensor":
         raise SharedMemoryError(full) from error
 
 
-class Shareable:
-    """Holds NumPy arrays that `share()` moves into shared memory; other processes then receive
-    handles.
-    """
+# A forked worker has the arrays of its parent. One that is spawned is sent them, and pickling would
+# copy a list of a million rows into each worker; so a large array is sent as the handle of a tensor
+# in shared memory, into which it is copied once.
+_tensors: dict[int, "torch.Tensor"] = {}
+"""id of an array -> the tensor that other processes are sent for it."""
 
-    shared_arrays: ClassVar[tuple[str, ...]] = ()
-    """Names of the attributes to move."""
 
-    def share(self) -> None:
-        """Move the arrays, once."""
-        handles = self.__dict__.setdefault("_handles", {})
-        for name in self.shared_arrays:
-            array = getattr(self, name)
-            if name not in handles and array.size:
-                handles[name] = shared_zeros(array.shape, array.dtype)
-                handles[name].numpy()[...] = array
-                setattr(self, name, handles[name].numpy())
+def shared_array(tensor: "torch.Tensor") -> np.ndarray:
+    """The array of a tensor in shared memory; other processes are sent the tensor's handle."""
+    array = tensor.numpy()
+    _remember(array, tensor)
+    return array
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, **dict.fromkeys(self.__dict__.get("_handles", ()))}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        for name, tensor in state.get("_handles", {}).items():
-            setattr(self, name, tensor.numpy())
+def _remember(array: np.ndarray, tensor: "torch.Tensor") -> None:
+    _tensors[id(array)] = tensor
+    weakref.finalize(array, _tensors.pop, id(array), None)
+
+
+def _reduce(array: np.ndarray) -> Any:
+    """How an array is pickled for another process."""
+    if id(array) not in _tensors:
+        if array.nbytes < LEAST_SHARED_BYTES or array.dtype.kind not in "if":
+            return array.__reduce__()
+        tensor = shared_zeros(array.shape, array.dtype)
+        tensor.numpy()[...] = array
+        _remember(array, tensor)
+    return shared_array, (_tensors[id(array)],)
+
+
+ForkingPickler.register(np.ndarray, _reduce)

@@ -30,12 +30,10 @@ from speakernet.data.audio import (
 from speakernet.data.folders import UnicodeNames
 from speakernet.data.lists import ByTable, StringTable, TrainingList
 from speakernet.data.lookup import LookupTable, build_lookup_table, default_cache_folder
-from speakernet.data.sharing import Shareable
 from speakernet.files import is_address
 from speakernet.machine.facts import usable_memory_bytes
 
 if TYPE_CHECKING:
-    from speakernet.data.batches import CropMaker
     from speakernet.data.sampling import EpochPlan, Sampler
 
 # How one crop is read. Nearly every crop of a training run comes from a plain file (16 bits, one
@@ -155,12 +153,9 @@ class AudioSource(ABC):
 
     def missing(self, names: StringTable) -> np.ndarray:
         """Rows of `names` whose audio is missing, int64 (rows,)."""
-        found = [
-            row
-            for row in sorted(self.lookup_table(names).problems)
-            if not Path(self.path_of(names[row])).is_file()
-        ]
-        return np.array(found, dtype=np.int64)
+        problems = sorted(self.lookup_table(names).problems)
+        rows = [row for row in problems if not Path(self.path_of(names[row])).is_file()]
+        return np.array(rows, dtype=np.int64)
 
     def lookup_table(self, names: StringTable, num_threads: int = 8) -> LookupTable:
         """Lengths, rates and channels of the named utterances; unreadable ones are in its
@@ -196,7 +191,7 @@ class AudioSource(ABC):
         return ""
 
 
-class RowReader(Shareable, ABC):
+class RowReader(ABC):
     """Fills batches with crops of rows of one list; cheap to send to worker processes."""
 
     counts: Mapping[str, int] = MappingProxyType({})
@@ -212,15 +207,16 @@ class RowReader(Shareable, ABC):
         """Read the `counts` samples from `starts` on of some rows and discard them, so that they
         are in the system's page cache; whoever needs them reports problems.
         """
+        return
 
     def ahead(
         self,
-        maker: "CropMaker",
+        maker: Any,
         num_asked: int,
-        own: Callable[[np.ndarray], np.ndarray] = np.asarray,
-    ) -> "CropMaker":
-        """Wrap `maker`, which prepares `num_asked` batches at once, so that what must be fetched is
-        there in time. `own` finds the rows of this reader among those of a request.
+        choose: Callable[[np.ndarray], np.ndarray] = np.asarray,
+    ) -> Any:
+        """Wrap `maker` (a `CropMaker`, which prepares `num_asked` batches at once) so that what must
+        be fetched is there in time. `choose` finds the rows of this reader among those of a request.
         """
         return maker
 
@@ -342,11 +338,6 @@ class FolderRows(RowReader):
     table: LookupTable
     cache: AudioCache | None = None
     counts: Counter[str] = field(default_factory=Counter)
-
-    def share(self) -> None:
-        """See `Shareable.share`."""
-        self.names.share()
-        self.table.share()
 
     @property
     def is_on_disk(self) -> bool:

@@ -11,7 +11,7 @@ Source: https://github.com/snakers4/silero-vad, version 6.
 import functools
 import importlib.util
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -133,9 +133,16 @@ def _network() -> Callable[[torch.Tensor], torch.Tensor] | None:
         # Only its tensors are used.
         warnings.filterwarnings("ignore", "`torch.jit.load` is deprecated", FutureWarning)
         weights = torch.jit.load(path).state_dict()  # type: ignore[no-untyped-call]
-    return SileroNetwork(
-        {name[len("_model.") :]: one for name, one in weights.items() if name.startswith("_model.")}
-    )
+    return SileroNetwork(_below("_model.", weights))
+
+
+def _below(prefix: str, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The weights whose names begin with `prefix`, without it."""
+    return {
+        name.removeprefix(prefix): weight
+        for name, weight in weights.items()
+        if name.startswith(prefix)
+    }
 
 
 class SileroNetwork:
@@ -145,7 +152,7 @@ class SileroNetwork:
     convolutions reduce to one vector; an LSTM follows these over time.
     """
 
-    def __init__(self, weights: dict[str, torch.Tensor]) -> None:
+    def __init__(self, weights: Mapping[str, torch.Tensor]) -> None:
         self.spectrum = weights["stft.forward_basis_buffer"]
         self.layers = [
             [weights[f"encoder.{number}.reparam_conv.{kind}"] for kind in ("weight", "bias")]
@@ -155,17 +162,10 @@ class SileroNetwork:
             weights["decoder.decoder.2.weight"][0, :, 0],
             weights["decoder.decoder.2.bias"],
         )
-        self.memory = nn.LSTM(
-            *weights["decoder.rnn.weight_hh"].T.shape[:1], len(self.output[0]), batch_first=True
-        )
-        recurrent = "decoder.rnn."
-        self.memory.load_state_dict(
-            {
-                f"{name[len(recurrent) :]}_l0": one
-                for name, one in weights.items()
-                if name.startswith(recurrent)
-            }
-        )
+        recurrent = _below("decoder.rnn.", weights)
+        size = recurrent["weight_hh"].shape[1]
+        self.memory = nn.LSTM(size, size, batch_first=True)
+        self.memory.load_state_dict({f"{name}_l0": weight for name, weight in recurrent.items()})
 
     @torch.inference_mode()
     def __call__(self, waveform: torch.Tensor) -> torch.Tensor:
@@ -178,10 +178,11 @@ class SileroNetwork:
             pad(frames, (0, CONTEXT_SAMPLES), mode="reflect"), self.spectrum, stride=STFT_HOP
         )
         real, imaginary = parts.chunk(2, dim=1)
-        found = (real.square() + imaginary.square()).sqrt()
+        states = (real.square() + imaginary.square()).sqrt()
         for (weight, bias), stride in zip(self.layers, STRIDES, strict=True):
-            found = conv1d(found, weight, bias, stride=stride, padding=1).relu()
-        states, _ = self.memory(found.transpose(1, 2).reshape(1, num_frames, -1))
+            states = conv1d(states, weight, bias, stride=stride, padding=1).relu()
+        # (frames, channels, 1) -> (1, frames, channels)
+        states, _ = self.memory(states.transpose(1, 2).reshape(1, num_frames, -1))
         weight, bias = self.output
         return (states[0].relu() @ weight + bias).sigmoid()
 
@@ -191,11 +192,9 @@ def frame_levels(waveform: np.ndarray) -> np.ndarray:
     (samples,) at 16 kHz.
     """
     count = max(1, len(waveform) // FRAME_SAMPLES)
-    powers = (
-        np.square(waveform, dtype=np.float64)[: count * FRAME_SAMPLES]
-        .reshape(count, -1)
-        .mean(axis=1)
-    )
+    # (frames, samples of a frame)
+    frames = waveform[: count * FRAME_SAMPLES].reshape(count, -1)
+    powers = np.square(frames, dtype=np.float64).mean(axis=1)
     return np.asarray(10 * np.log10(powers + 1e-12))
 
 
@@ -259,19 +258,18 @@ def read_speech(
     shift = edges[:, 1] - lasts
     begins = np.maximum(edges[:, 0], start + shift)
     ends = np.minimum(edges[:, 1], stop + shift)
-    wanted = [
-        (int(begin), int(end)) for begin, end in zip(begins, ends, strict=True) if begin < end
-    ]
-    if not wanted:
+    spans = np.stack([begins, ends], axis=1)[begins < ends].tolist()
+    if not spans:
         return np.zeros(0, np.float32)
-    origin = wanted[0][0]
-    span = wanted[-1][1] - wanted[0][0]
-    if span > MAX_SPAN_SAMPLES:
-        speech = np.concatenate([read(begin, end - begin) for begin, end in wanted])
+    origin = spans[0][0]
+    num_spread = spans[-1][1] - origin
+    if num_spread > MAX_SPAN_SAMPLES:
+        pieces = [read(begin, end - begin) for begin, end in spans]
     else:
         # One read is faster than many from files that must be decoded.
-        whole = read(origin, span)
-        speech = np.concatenate([whole[begin - origin : end - origin] for begin, end in wanted])
+        whole = read(origin, num_spread)
+        pieces = [whole[begin - origin : end - origin] for begin, end in spans]
+    speech = np.concatenate(pieces)
     return speech - speech.mean(dtype=np.float64).astype(np.float32)
 
 
@@ -283,6 +281,6 @@ def speech_of(
     min_gap_seconds: float = MIN_GAP_SECONDS,
 ) -> np.ndarray:
     """The speech in a waveform, (samples,), joined; empty if there is none."""
-    found = find_speech(waveform, sample_rate, detector, min_gap_seconds=min_gap_seconds)
-    edges = sample_edges(found, sample_rate)
+    spoken = find_speech(waveform, sample_rate, detector, min_gap_seconds=min_gap_seconds)
+    edges = sample_edges(spoken, sample_rate)
     return np.concatenate([waveform[:0], *(waveform[start:stop] for start, stop in edges)])

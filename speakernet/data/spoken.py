@@ -2,13 +2,14 @@
 decisions are made.
 """
 
+import functools
 import logging
 import weakref
 
 import numpy as np
 
 from speakernet.data.lists import StringTable
-from speakernet.data.lookup import COLUMNS, LookupTable
+from speakernet.data.lookup import LookupTable
 from speakernet.data.sources import AudioCache, AudioSource, RowReader
 from speakernet.data.speech import PIECE_SECONDS, find_speech, read_speech, sample_edges
 from speakernet.files import parallel_map
@@ -58,9 +59,8 @@ class SpokenSource(AudioSource):
         edges = self.edges_of(name)
         if not len(edges):
             return self.source.read(name, start, num_samples)
-        return read_speech(
-            lambda first, count: self.source.read(name, first, count), edges, start, num_samples
-        )
+        read = functools.partial(self.source.read, name)
+        return read_speech(read, edges, start, num_samples)
 
     def path_of(self, name: str) -> str:
         """An utterance's file; empty if it does not have its own."""
@@ -74,15 +74,13 @@ class SpokenSource(AudioSource):
 
     def _look_up(self, names: StringTable, num_threads: int) -> LookupTable:
         table = self.source.lookup_table(names, num_threads)
-        columns = {name: np.array(getattr(table, name)) for name in COLUMNS}
+        columns = {name: column.copy() for name, column in table.columns().items()}
         rows = [row for row in range(len(names)) if row not in table.problems]
-        searched = parallel_map(
-            lambda row: self.edges_of(names[row]),
-            rows,
-            num_threads,
-            "finding speech",
-            total=len(rows),
-        )
+
+        def search(row: int) -> np.ndarray:
+            return self.edges_of(names[row])
+
+        searched = parallel_map(search, rows, num_threads, "finding speech", total=len(rows))
         without = []
         for row, edges in zip(rows, searched, strict=True):
             if len(edges):
@@ -91,17 +89,14 @@ class SpokenSource(AudioSource):
             else:
                 without.append(names[row])
         if without:
-            listed = ", ".join(without[:MAX_NAMED]) + (" …" if len(without) > MAX_NAMED else "")
             # A few recordings of a long list may well be empty.
-            level = logging.WARNING
-            if len(without) < EXPECTED_SHARE * len(names):
-                level = logging.INFO
+            is_usual = len(without) < EXPECTED_SHARE * len(names)
             logger.log(
-                level,
+                logging.INFO if is_usual else logging.WARNING,
                 "no speech was found in %d of %d recordings, which are used whole: %s",
                 len(without),
                 len(names),
-                listed,
+                ", ".join(without[:MAX_NAMED]) + " …" * (len(without) > MAX_NAMED),
             )
         return LookupTable(self.sample_rate, columns, table.problems)
 

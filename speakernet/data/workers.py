@@ -116,9 +116,6 @@ class Workers(WrappedMaker):
         self._workers: list[Worker] = []
         # The number of the worker of each unanswered request, in order.
         self._owing: deque[int] = deque()
-        # Workers that are not forked import everything again and are sent what they need.
-        if self._context.get_start_method() != "fork":
-            maker.share()
 
     def run(self, requests: Sequence[BatchRequest]) -> Iterator[Made]:
         """Yield each request, in order, with its crops (valid until the next request) and

@@ -19,7 +19,6 @@ MACHINE |= {"trains_on_cpu": False, "batch_bytes": 8 << 20, "free_shared_bytes":
     [
         ({}, 12, "more than 12"),
         ({"is_waiting_for_disk": True, "cores": 32}, 31, "one of them for training"),
-        ({"cores": 8}, 7, "one of them for training"),
         ({"cores": 1}, 0, "one core"),
         ({"cores": 16, "processes_on_machine": 8}, 1, "2 cores"),
         ({"num_batches": 3}, 0, "3 batches"),
@@ -32,7 +31,6 @@ MACHINE |= {"trains_on_cpu": False, "batch_bytes": 8 << 20, "free_shared_bytes":
         ({"trains_on_cpu": True, "cores": 2}, 1, "network"),
         ({"is_spawned": True}, 4, "this platform"),
         ({"free_shared_bytes": 64 << 20}, 2, "--shm-size"),
-        ({"free_shared_bytes": 0}, 0, "--shm-size"),
     ],
 )
 def test_num_workers(changes, value, reason):
@@ -66,16 +64,13 @@ CHOICES = {
 @pytest.mark.parametrize(
     ("choose", "changes", "value"),
     [
-        (choose_prefetch, {}, 2),
         (choose_prefetch, {"batch_bytes": 1 << 20, "free_shared_bytes": 1 << 30}, 4),
         (choose_ram_corpus, {"switch": "auto"}, True),
         (choose_ram_corpus, {"switch": "auto", "is_compressed": False}, False),
-        (choose_ram_corpus, {"switch": "auto", "budget_bytes": 8}, False),
         (choose_ram_corpus, {"switch": "on", "is_packed": True}, False),
         (choose_device_resident, {"switch": "auto"}, True),
         (choose_device_resident, {"switch": "auto", "device_type": "cpu"}, False),
         (choose_device_resident, {"switch": "on", "device_type": "cpu"}, True),
-        (choose_device_banks, {}, True),
         (choose_device_banks, {"needs_corpus": True, "is_corpus_there": True}, True),
         (choose_device_banks, {"needs_corpus": True}, False),
         (choose_device_banks, {"bank_bytes": 10}, False),

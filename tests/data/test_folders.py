@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from speakernet.data.audio import AudioError, write_audio
-from speakernet.data.augment.banks import RirBank, noise_banks
 from speakernet.data.folders import LeftOut, UnicodeNames, find_recordings, walk_files
 from speakernet.data.lists import ListError, StringTable
 from speakernet.data.opening import open_source
@@ -77,27 +76,6 @@ def test_what_is_left_out_is_counted_and_named(tmp_path, caplog):
     assert find_recordings(tmp_path) == ["1.wav"]
     assert "2 .txt (first: a/2.TXT), 1 without a suffix (first: b/LICENSE)" in caplog.text
     assert "._" not in caplog.text and "MACOSX" not in caplog.text
-
-
-def test_every_reader_of_folders_follows_links(tmp_path, random):
-    for kind in ("noise", "music"):
-        write_audio(tmp_path / "store" / kind / "1.wav", 0.1 * random.standard_normal(2000), 16000)
-        (tmp_path / "store" / kind / "._1.wav").write_bytes(bytes(50))
-        link(tmp_path / "linked" / kind, tmp_path / "store" / kind)
-    assert {
-        kind: len(bank) for kind, bank in noise_banks(tmp_path / "linked", 16000, None).items()
-    } == {
-        "noise": 1,
-        "music": 1,
-    }
-    assert list(RirBank(tmp_path / "linked", 16000, is_aligned=True).names) == [
-        "music/1.wav",
-        "noise/1.wav",
-    ]
-    _, names = audio_inputs([str(tmp_path / "linked")], 16000)
-    assert list(names) == [
-        str(tmp_path / "linked" / name) for name in ("music/1.wav", "noise/1.wav")
-    ]
 
 
 def test_a_folder_without_recordings_says_what_it_has(tmp_path):

@@ -2,7 +2,6 @@
 resuming, mistakes.
 """
 
-import itertools
 import json
 import shutil
 from collections import Counter
@@ -197,24 +196,6 @@ def test_folder_beside_a_packed_corpus(tiny_corpus, corpora, where):
             places = np.flatnonzero(found[:whole] == crop[0])
             assert any(np.array_equal(found[at : at + 100], crop[:100]) for at in places.tolist())
             assert label % half == alone.training.labels[row % count]
-    begun = list(
-        itertools.islice(
-            first := loader_of(options_of(tiny_corpus, corpora, where, num_workers=2)), 3
-        )
-    )
-    state = first.state_dict()
-    first.close()
-    resumed = loader_of(options_of(tiny_corpus, corpora, where))
-    resumed.load_state_dict(state)
-    for one, other in zip(straight, [*begun, *resumed], strict=True):
-        assert torch.equal(one.waveforms, other.waveforms) and torch.equal(one.labels, other.labels)
-    made.world_size = 2
-    for changed, message in (
-        ({"checksum": 1}, "the seed or"),
-        ({"checksum": 1, "processes": 3}, "processes .from 3 to 2"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            made.load_state_dict({**state, "processes": 2, **changed})
 
 
 @pytest.mark.slow
@@ -233,8 +214,9 @@ def test_report(tiny_corpus, corpora, tmp_path, caplog):
     recipe = write_recipe(tmp_path / "run.yaml", tiny_corpus, run := tmp_path / "run", changes)
     assert main(["train", "--config", str(recipe)]) == 0
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    drawn = [one["drawn"] for one in records if one["kind"] == "epoch"]
-    assert len(drawn) == 2 and all(one["other"] == 3 * one["files"] > 0 for one in drawn)
+    drawn = [record["drawn"] for record in records if record["kind"] == "epoch"]
+    assert len(drawn) == 2
+    assert all(epoch["other"] == 3 * epoch["files"] > 0 for epoch in drawn)
     assert "per batch" in caplog.text
     page = (run / "report.html").read_text()
     assert (

@@ -58,21 +58,6 @@ def test_utterances(folder, corpus):
         packed.read("absent.wav")
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.int16])
-def test_rows(folder, corpus, dtype):
-    names = StringTable.from_strings(NAMES[::-1])
-    readers = []
-    for source in (FolderSource(folder, keep_lookup=False), open_source(corpus)):
-        readers.append(source.rows(names, source.lookup_table(names)))
-    starts = np.array([0, 0, 3000, 6500, 100])
-    batches = np.empty((2, 5, 2000), dtype=dtype)
-    for reader, batch in zip(readers, batches, strict=True):
-        assert reader.fill(np.arange(5), starts, batch) == {}
-    np.testing.assert_allclose(
-        batches[1], batches[0], atol=1.01 if dtype is np.int16 else 0.51 / 32768
-    )
-
-
 def test_flipped_bit(corpus):
     assert verify(corpus) == []
     index = PackedSource(corpus).index

@@ -52,7 +52,7 @@ def parts(folder, tmp_path_factory):
 
 def test_parts_equal_the_whole(whole, parts):
     joined = b"".join(
-        (one / SAMPLES).read_bytes()[HEADER_BYTES:] for one in sorted(parts.glob("part-*"))
+        (part / SAMPLES).read_bytes()[HEADER_BYTES:] for part in sorted(parts.glob("part-*"))
     )
     assert joined == (whole / SAMPLES).read_bytes()[HEADER_BYTES:]
     left = read_index(whole)
@@ -158,13 +158,18 @@ def test_damage(folder, tmp_path):
     kept = (corpus / DESCRIPTION).read_text()
     for damage, message in (
         (
-            lambda one: one["parts"].__setitem__(0, {**one["parts"][0], "name": "../elsewhere"}),
+            lambda description: description["parts"].__setitem__(
+                0, {**description["parts"][0], "name": "../elsewhere"}
+            ),
             "elsewhere",
         ),
-        (lambda one: one.__setitem__("num_utterances", 9), "does not match corpus"),
-        (lambda one: one["parts"][1].__setitem__("index_sha256", "0"), "not the part that"),
+        (lambda description: description.__setitem__("num_utterances", 9), "does not match corpus"),
         (
-            lambda one: one.__setitem__("version", 3),
+            lambda description: description["parts"][1].__setitem__("index_sha256", "0"),
+            "not the part that",
+        ),
+        (
+            lambda description: description.__setitem__("version", 3),
             "format version 3, but this speakernet reads 2; update",
         ),
     ):

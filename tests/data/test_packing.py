@@ -146,7 +146,7 @@ def test_resuming(kind, folder, tmp_path, expected):
     assert summary.num_resumed == 7 and summary.num_utterances == 12
     assert content_of(corpus) == expected and verify(corpus) == []
     assert not (tmp_path / "corpus.partial").exists()
-    assert sorted(one.name for one in corpus.iterdir()) == [
+    assert sorted(path.name for path in corpus.iterdir()) == [
         "corpus.json",
         "index.npz",
         "samples.npy",

@@ -91,7 +91,8 @@ def test_writers_and_reader(store, tiny_corpus, tmp_path):
 def open_inputs_of(corpus, path):
     listed = read_training_list(path).paths
     return open_inputs(
-        [corpus], listed.from_strings([*listed] + [f"spk0{one}/utt0.wav" for one in range(1, 6)])
+        [corpus],
+        listed.from_strings([*listed] + [f"spk0{speaker}/utt0.wav" for speaker in range(1, 6)]),
     )
 
 
@@ -288,7 +289,7 @@ def test_order_of_a_stream(num_streams):
             for first in range(len(plan) - 1)
         ]
         assert max(at_once) <= 2 * (600 // num_streams // 200 + 2)
-    assert all(len(one & other) <= 1 for one, other in itertools.combinations(theirs, 2))
+    assert all(len(left & right) <= 1 for left, right in itertools.combinations(theirs, 2))
     assert set.union(*theirs) == set(range(20))
 
 
@@ -338,11 +339,11 @@ def test_resuming(packed, tiny_corpus):
     after = [*begun, *resumed]
     assert len(after) == len(straight) == 8
     files = open_source(tiny_corpus, keep_lookup=False)
-    for one, other in zip(straight, after, strict=True):
-        assert torch.equal(one.waveforms, other.waveforms) and torch.equal(
-            one.indices, other.indices
+    for left, right in zip(straight, after, strict=True):
+        assert torch.equal(left.waveforms, right.waveforms) and torch.equal(
+            left.indices, right.indices
         )
-        for row, crop in zip(one.indices.tolist(), one.waveforms.numpy(), strict=True):
+        for row, crop in zip(left.indices.tolist(), left.waveforms.numpy(), strict=True):
             whole = files.read(first.training.paths[row])
             assert any(
                 np.array_equal(whole[at : at + 160], crop[:160]) for at in range(len(whole) - 160)

@@ -67,7 +67,7 @@ def test_cached_lookup(folder, tmp_path, monkeypatch):
         lookup_module, "audio_info", lambda path: read.append(path) or audio_info(path)
     )
     second = build_lookup_table(folder, names, sample_rate=16000, cache_folder=tmp_path / "kept")
-    assert [Path(one).name for one in read] == ["absent.wav"], "only failed files are read again"
+    assert [Path(path).name for path in read] == ["absent.wav"], "only failed files are read again"
     np.testing.assert_array_equal(first.num_samples, second.num_samples)
     # A damaged table is rebuilt.
     (kept,) = (tmp_path / "kept").glob("*.npz")
