@@ -296,7 +296,8 @@ def test_model_in_the_browser(browser, models, voices, runtime, shared_data):
                   const headers = {{Authorization: "Bearer {"t" * 16}"}};
                   const ask = async path => (await fetch(path)).json();
                   {own};
-                  const bytes = Uint8Array.from(atob({base64.b64encode(content).decode()!r}), one => one.charCodeAt(0));
+                  const text = atob({base64.b64encode(content).decode()!r});
+                  const bytes = Uint8Array.from(text, letter => letter.charCodeAt(0));
                   return (await own.embed({{blob: new Blob([bytes]), name: "a clip"}})).embedding;
                 }})()"""
             )
