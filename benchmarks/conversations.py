@@ -18,7 +18,7 @@ enrolment.
 import argparse
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -206,8 +206,13 @@ def remember(verifier: speakernet.SpeakerVerifier) -> None:
     verifier.embed_windows = embed_new  # type: ignore[method-assign]
 
 
-def main() -> None:
-    """Generate the conversations, find who speaks, print the figures."""
+def audio_files(folder: Path | None) -> list[Path]:
+    if folder is None:
+        return []
+    return sorted(path for path in folder.rglob("*") if path.suffix in (".wav", ".flac"))
+
+
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -226,14 +231,17 @@ def main() -> None:
     parser.add_argument("--snr", type=float, default=15.0)
     parser.add_argument("--collar", type=float, default=0.25)
     parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Generate the conversations, find who speaks, print the figures."""
+    given = parse_arguments()
     folders = sorted(one for one in given.speech.iterdir() if one.is_dir())[given.half :: 2]
     people = {one.name: sorted(one.rglob("*.flac")) + sorted(one.rglob("*.wav")) for one in folders}
     people = {name: files for name, files in people.items() if len(files) >= 5}
-    noises, rirs = (
-        sorted(p for p in one.rglob("*") if p.suffix in (".wav", ".flac")) if one else []
-        for one in (given.noise, given.rirs)
-    )
+    noises = audio_files(given.noise)
+    rirs = audio_files(given.rirs)
     verifier, (low, high) = speakernet.load(given.model, "cpu"), given.speakers
     remember(verifier)
     for kind in ("reference", *KINDS):
@@ -276,34 +284,26 @@ def main() -> None:
                 "\n".join([*rttm_lines(name, found.turns), ""])
             )
             named[row] += name_seconds(turns, found.turns, enrolled, given.collar)
-            print(
-                name,
-                count,
-                kind,
-                len(found.speakers),
-                json.dumps(named[row].round(1).tolist()),
-                flush=True,
-            )
+            seconds = json.dumps(named[row].round(1).tolist())
+            print(name, count, kind, len(found.speakers), seconds, flush=True)
         work = work + took
         audio = audio + audio_info(path).seconds
-    for kind, (right, known, wrong, strangers) in zip(KINDS, named.tolist(), strict=True):
-        reference = read_turns(given.out / "reference")
-        errors = diarization_errors(reference, read_turns(given.out / kind), collar=given.collar)
-        rates = zip(
-            ("DER", "missed", "false alarm", "confusion", "JER"),
-            errors.rates().round(2).tolist(),
-            strict=True,
-        )
-        print(
-            f"number {kind}: {json.dumps(dict(rates))}, right in {errors.num_right} of "
-            f"{len(errors.names)}",
-            end="; ",
-        )
-        print(
-            f"enrolled people named for {100 * right / max(known, 1):.1f} % of their time", end=", "
-        )
-        print(f"strangers given a name for {100 * wrong / max(strangers, 1):.1f} % of theirs")
+    for kind, row_seconds in zip(KINDS, named.tolist(), strict=True):
+        print_rates(given.out, kind, row_seconds, given.collar)
     print(f"real-time factor {work / audio:.4f} in processor time")
+
+
+def print_rates(folder: Path, kind: str, named_seconds: Sequence[float], collar: float) -> None:
+    reference = read_turns(folder / "reference")
+    errors = diarization_errors(reference, read_turns(folder / kind), collar=collar)
+    names = ("DER", "missed", "false alarm", "confusion", "JER")
+    rates = dict(zip(names, errors.rates().round(2).tolist(), strict=True))
+    right, known, wrong, strangers = named_seconds
+    print(
+        f"number {kind}: {json.dumps(rates)}, right in {errors.num_right} of {len(errors.names)}; "
+        f"enrolled people named for {100 * right / max(known, 1):.1f} % of their time, "
+        f"strangers given a name for {100 * wrong / max(strangers, 1):.1f} % of theirs"
+    )
 
 
 if __name__ == "__main__":

@@ -51,22 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
     # Path.is_file would raise for a name that is too long for a file.
     if arguments.name and os.path.isfile(arguments.name):  # noqa: PTH113
         raise ValueError(f"{arguments.name} is a file; the first argument is the person's name")
-    people = [(arguments.name, arguments.audio)]
+    people = _people_of(folder) if folder else [(arguments.name, arguments.audio)]
     # Late: --help and a mistyped option need no torch.
     from speakernet.data.audio import AudioError
-    from speakernet.data.folders import is_hidden
-
-    if folder:
-        people = [
-            (path.name, [str(path)])
-            for path in sorted(folder.iterdir())
-            if path.is_dir() and not is_hidden(path.name)
-        ]
-        if not people:
-            raise ValueError(
-                f"{folder} has no subfolders; expected one per person, containing recordings"
-            )
-    # Late, as above.
     from speakernet.inference.people import checked_name
     from speakernet.inference.recordings import audio_inputs
     from speakernet.inference.verifier import enroll
@@ -106,3 +93,17 @@ def run(arguments: argparse.Namespace) -> int:
             f"{counted(len(people) - left_out, 'person')} of {len(people)} enrolled in {store}\n"
         )
     return int(left_out > 0)
+
+
+def _people_of(folder: Path) -> list[tuple[str, list[str]]]:
+    """Name and recordings of each person with a subfolder."""
+    # Late, as in `run`.
+    from speakernet.data.folders import is_hidden
+
+    paths = [path for path in sorted(folder.iterdir()) if path.is_dir()]
+    people = [(path.name, [str(path)]) for path in paths if not is_hidden(path.name)]
+    if not people:
+        raise ValueError(
+            f"{folder} has no subfolders; expected one per person, containing recordings"
+        )
+    return people

@@ -4,12 +4,15 @@ thresholds.
 
 import argparse
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from speakernet.cli import MODEL_ARGUMENT
 from speakernet.files import human_bytes, sha256_of
+
+if TYPE_CHECKING:
+    from speakernet.inference.verifier import SpeakerVerifier
 
 ARGUMENTS = {"model": MODEL_ARGUMENT}
 
@@ -17,69 +20,63 @@ ARGUMENTS = {"model": MODEL_ARGUMENT}
 def run(arguments: argparse.Namespace) -> list[str]:
     """Return a table of facts."""
     # Late: --help needs no torch.
-    from speakernet.inference import decision, verifier
+    from speakernet.inference import verifier
 
     model = verifier.load(arguments.model, "cpu")
-    path = Path(arguments.model)
-    net = model.net
+    rows = [*_network_rows(Path(arguments.model), model), *_use_rows(model)]
+    summary = model.contents.get("training_summary") or {}
+    rows += [(f"training {key}", _value(value)) for key, value in summary.items()]
+    return [f"{name:<28} {value}" for name, value in rows]
+
+
+def _network_rows(path: Path, model: "SpeakerVerifier") -> Iterator[tuple[str, Any]]:
     contents = model.contents
-    summary = contents.get("training_summary") or {}
+    net = model.net
+    version = contents["format_version"]
+    yield "file", f"{path} ({human_bytes(path.stat().st_size)}, format version {version})"
+    yield "SHA-256", sha256_of(path)
+    ties = "(of weights and front end; ties a store of people to this model)"
+    yield "fingerprint", f"{model.fingerprint} {ties}"
     options = dict(contents["model"]["options"])
     # The configuration of a pretrained backbone is as long as the rest of the table.
     config = options.pop("config", {})
     source = options.pop("source", {})
-    source |= {"architecture": config["model_type"]} if config else {}
-    rows = [
-        (
-            "file",
-            f"{path} ({human_bytes(path.stat().st_size)}, format version "
-            f"{contents['format_version']})",
-        ),
-        ("SHA-256", sha256_of(path)),
-        (
-            "fingerprint",
-            f"{model.fingerprint} (of weights and front end; ties a store of people to this model)",
-        ),
-        ("model", f"{contents['model']['name']} {_options(options)}"),
-        *(
-            ("backbone" if key == "name" else f"backbone {key}", _value(one))
-            for key, one in source.items()
-            if one
-        ),
-        (
-            "front end",
-            f"{contents['front_end']['name']} {_options(contents['front_end']['options'])}",
-        ),
-        ("parameters", f"{sum(parameter.numel() for parameter in net.parameters()):,}"),
-        ("embedding", f"{net.embedding_dim} numbers"),
-        ("sample rate", f"{net.sample_rate} Hz"),
-        *([("adaptation", _options(contents["adaptation"]))] if contents.get("adaptation") else []),
-        (
-            "mean embedding",
-            _mean(contents.get("embedding_mean"), contents.get("embedding_mean_of")),
-        ),
-        *([("caution", model.caution)] if model.caution else []),
-        ("licence", str(summary.get("licence") or "not stated; ask the people who trained it")),
-        (
-            "calibrated",
-            f"yes; {model.rule.caution}".removesuffix("; ")
-            if model.is_calibrated
-            else f"no: {model.rule.advice}",
-        ),
-        *(
-            ("calibration", _fit(one))
-            for one in (contents.get("calibration") or {}).get("fits", ())
-        ),
-        *(
-            (
-                "threshold",
-                f"{one['name']} {decision.described_threshold(one)}; {_options(one['backend'])}",
-            )
-            for one in contents.get("thresholds") or ()
-        ),
-        *((f"training {key}", _value(one)) for key, one in summary.items()),
-    ]
-    return [f"{name:<28} {value}" for name, value in rows]
+    if config:
+        source |= {"architecture": config["model_type"]}
+    yield "model", f"{contents['model']['name']} {_options(options)}"
+    for key, value in source.items():
+        if value:
+            yield "backbone" if key == "name" else f"backbone {key}", _value(value)
+    front_end = contents["front_end"]
+    yield "front end", f"{front_end['name']} {_options(front_end['options'])}"
+    yield "parameters", f"{sum(parameter.numel() for parameter in net.parameters()):,}"
+    yield "embedding", f"{net.embedding_dim}-dimensional"
+    yield "sample rate", f"{net.sample_rate} Hz"
+
+
+def _use_rows(model: "SpeakerVerifier") -> Iterator[tuple[str, Any]]:
+    """What decisions need to know."""
+    # Late, as in `run`.
+    from speakernet.inference.decision import described_threshold
+
+    contents = model.contents
+    if contents.get("adaptation"):
+        yield "adaptation", _options(contents["adaptation"])
+    mean = _mean(contents.get("embedding_mean"), contents.get("embedding_mean_of"))
+    yield "mean embedding", mean
+    if model.caution:
+        yield "caution", model.caution
+    licence = (contents.get("training_summary") or {}).get("licence")
+    yield "licence", licence or "not stated; ask the people who trained it"
+    if model.is_calibrated:
+        yield "calibrated", f"yes; {model.rule.caution}".removesuffix("; ")
+    else:
+        yield "calibrated", f"no: {model.rule.advice}"
+    for fit in (contents.get("calibration") or {}).get("fits", ()):
+        yield "calibration", _fit(fit)
+    for threshold in contents.get("thresholds") or ():
+        described = f"{threshold['name']} {described_threshold(threshold)}"
+        yield "threshold", f"{described}; {_options(threshold['backend'])}"
 
 
 def _value(value: Any) -> Any:
