@@ -563,7 +563,7 @@ class _Scoring:
 
 
 def cohort_of(config: Config, inputs: Inputs) -> tuple[TrainingInput, np.ndarray]:
-    """The list of the cohort, and its speakers (rows of its table) who are no members.
+    """The list of the cohort, and its speakers (rows of its table) who are not members.
 
     Speakers who choose the model or calibrate its scores are left out. Otherwise their trials would
     be normalised against themselves, which lowers the scores of their targets, and the calibration

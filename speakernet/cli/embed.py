@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         logger.warning("left out: %s", problem)
     text = f"part {part} is done; missing: {list_parts(missing)}"
     if not missing:
-        text = f"{counted(num_embedded, 'embedding')} of {verifier.embedding_dim} numbers"
+        text = f"{counted(num_embedded, 'embedding')} with {verifier.embedding_dim} dimensions"
         text += f", {num_kept} of them from an earlier run" if num_kept else ""
         text += f"; {len(problems)} left out" if problems else ""
     sys.stdout.write(f"{arguments.out}: {text}\n")
