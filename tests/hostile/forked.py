@@ -9,6 +9,7 @@ import functools
 import gc
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,8 @@ from speakernet.cli import enroll, main, people, train  # noqa: F401
 from speakernet.data import speech
 
 DROPOUT = 0.2
+END_SECONDS = 120
+"""A command that takes longer is killed by SIGALRM."""
 
 
 def with_dropout(build: Callable[[Any], Any], config: Any) -> Any:
@@ -41,6 +44,7 @@ def with_dropout(build: Callable[[Any], Any], config: Any) -> Any:
 def run(order: dict[str, Any]) -> None:
     """Run the command in the fork, with its own files and session."""
     os.setsid()
+    signal.alarm(END_SECONDS)
     # silero-vad finds no speech in the crude voices of the tests: take all of each recording.
     speech.default_detector = lambda: speech.ENERGY
     speech.are_speech = lambda levels: levels > -1000
