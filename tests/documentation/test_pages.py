@@ -135,12 +135,6 @@ def test_named_configurations():
                     assert (ROOT / "configs" / name).is_file(), name
 
 
-def test_navigation():
-    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
-    named = re.findall(r"(\w+\.md)", navigation)
-    assert sorted(named) == sorted({path.name for path in (ROOT / "docs").glob("*.md")})
-
-
 def test_exit_statuses():
     page = (ROOT / "docs" / "runs.md").read_text(encoding="utf-8")
     codes = re.findall(r"^\| (\d+) \|", page, flags=re.MULTILINE)
