@@ -184,6 +184,18 @@ def our_epoch(config: Config, folder: Path) -> tuple[Callable[[], int], Callable
     return train, evaluate
 
 
+def original_augmentation(
+    config: Config, folder: Path, generator: random.Random
+) -> classic.ClassicAugmentation | None:
+    augment = config.augment
+    if not (augment.enabled and augment.noise_path and augment.rir_path):
+        return None
+    write_noise(config, folder)
+    noise = str(folder / "musan")
+    rooms = str(folder / "rirs")
+    return classic.ClassicAugmentation(noise, rooms, config.data.crop_frames, generator)
+
+
 def original_epoch(config: Config, folder: Path) -> tuple[Callable[[], int], Callable[[], None]]:
     """The same work by the original pipeline: same number of utterances, same recordings to embed,
     same trials.
@@ -193,27 +205,18 @@ def original_epoch(config: Config, folder: Path) -> tuple[Callable[[], int], Cal
     data = config.data
     section = config.evaluation
     generator = random.Random(config.runtime.seed)
-    augmentation = None
-    if config.augment.enabled and config.augment.noise_path and config.augment.rir_path:
-        write_noise(config, folder)
-        noise = str(folder / "musan")
-        rooms = str(folder / "rirs")
-        augmentation = classic.ClassicAugmentation(noise, rooms, data.crop_frames, generator)
+    augmentation = original_augmentation(config, folder, generator)
     training = read_training_list(data.train_list)
     paths = [str(Path(data.train_path) / name) for name in training.paths]
     labels = [int(label) for label in training.labels]
     dataset = classic.ClassicTrainingSet(paths, labels, data.crop_frames, generator, augmentation)
     trials = read_trials(data.validation_list)
     recordings = [str(Path(data.validation_path) / name) for name in trials.names]
-    pairs = [
-        (recordings[one], recordings[other])
-        for one, other in zip(trials.enrol, trials.test, strict=True)
-    ]
-    if trials.labels is None:
-        raise ValueError(
-            f"{data.validation_list} has no labels; the benchmark computes the EER of its trials"
-        )
+    sides = zip(trials.enrol, trials.test, strict=True)
+    pairs = [(recordings[enrol], recordings[test]) for enrol, test in sides]
     trial_labels = trials.labels
+    if trial_labels is None:
+        raise ValueError(f"{data.validation_list} has no labels to compute an EER with")
     torch.manual_seed(config.runtime.seed)
     dim = config.model.embedding_dim
     device = find_device(config.runtime)
@@ -231,9 +234,8 @@ def original_epoch(config: Config, folder: Path) -> tuple[Callable[[], int], Cal
         # Utterances in random order, like the shuffled sampler, so there are as many steps as in
         # ours.
         rows = [[row] for row in torch.randperm(len(paths)).tolist()]
-        for crops, speakers in classic.training_loader(
-            dataset, rows, data.batch_size, usable_cores()
-        ):
+        loader = classic.training_loader(dataset, rows, data.batch_size, usable_cores())
+        for crops, speakers in loader:
             optimizer.zero_grad()
             value = loss(net(crops.squeeze(1).to(device)), speakers.to(device))
             value.backward()

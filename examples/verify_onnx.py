@@ -1,4 +1,5 @@
-"""Are these two recordings of one person? Needs only onnxruntime, numpy and a file from `speakernet export`.
+"""Are these two recordings of one person? Needs onnxruntime, numpy and a file of `speakernet
+export`.
 
 python verify_onnx.py model.onnx a.wav b.wav [threshold]   (16-bit WAV at the model's rate)
 """
@@ -26,34 +27,40 @@ def read_wav(path: str, sample_rate: int) -> np.ndarray:
 
 
 def plda_score(
-    between: np.ndarray, weights: np.ndarray, one: np.ndarray, other: np.ndarray
+    between: np.ndarray, weights: np.ndarray, first: np.ndarray, second: np.ndarray
 ) -> float:
     """Log-likelihood ratio of two directions (dim,) under the model's PLDA."""
-    x, y = (row * math.sqrt(len(row) / (weights @ row**2)) for row in (one, other))
-    own = between**2 / (2 * (1 + between) * (1 + 2 * between))
+    x = first * math.sqrt(len(first) / (weights @ first**2))
+    y = second * math.sqrt(len(second) / (weights @ second**2))
+    quadratic = between**2 / (2 * (1 + between) * (1 + 2 * between))
     terms = (
         between / (1 + 2 * between) * x * y
-        - own * (x**2 + y**2)
+        - quadratic * (x**2 + y**2)
         + np.log1p(between)
         - np.log1p(2 * between) / 2
     )
     return float(terms.sum())
 
 
-def main(model: str, first: str, second: str, threshold: str = "") -> None:
+def main(model: str, first_path: str, second_path: str, threshold: str = "") -> None:
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     facts = json.loads(session.get_modelmeta().custom_metadata_map["speakernet"])
-    # `direction` is ready for comparison: the mean is subtracted and the length is 1, so a dot product is the cosine.
-    clips = [read_wav(path, facts["sample_rate"]) for path in (first, second)]
-    one, other = (session.run(["direction"], {"waveforms": clip})[0][0] for clip in clips)
-    plda = {name: np.array(values) for name, values in facts.get("plda", {}).items()}
-    score = plda_score(**plda, one=one, other=other) if plda else float(one @ other)
+    # The mean of `direction` is subtracted and its length is 1, so a dot product is the cosine.
+    directions = []
+    for path in (first_path, second_path):
+        clip = read_wav(path, facts["sample_rate"])
+        directions.append(session.run(["direction"], {"waveforms": clip})[0][0])
+    first, second = directions
+    if "plda" in facts:
+        between, weights = (np.array(facts["plda"][name]) for name in ("between", "weights"))
+        score = plda_score(between, weights, first, second)
+    else:
+        score = float(first @ second)
     print(f"score {score:.4f}")
     if facts["calibration"]:
         ratio = facts["calibration"]["weight"] * score + facts["calibration"]["offset"]
-        print(
-            f"log-likelihood ratio {ratio:.2f}: {1 / (1 + math.exp(-ratio)):.1%} if both answers were equally likely"
-        )
+        share = 1 / (1 + math.exp(-ratio))
+        print(f"log-likelihood ratio {ratio:.2f}: {share:.1%} if both answers were equally likely")
     limits = {"given": float(threshold)} if threshold else facts["thresholds"]
     for name, limit in limits.items():
         print(f"{'same' if score >= limit else 'different'} at the threshold {limit:.4f} ({name})")

@@ -228,81 +228,91 @@ SECOND_STAGE_VALUES: dict[str, dict[str, Any]] = {
 # Options of each recipe other than schedules; null removes one.
 _VALUES = yaml.safe_load("""
 sgd: &sgd
-  {optimizer.name: sgd, optimizer.momentum: 0.9, optimizer.nesterov: true, optimizer.weight_decay: 0.0001,
-  optimizer.decay_norms_and_biases: true, training.max_grad_norm: 0, training.accumulation_steps: 1,
-  evaluation.score: cosine, evaluation.eval_frames: 0, data.sampler: shuffled, augment.speed_factors: [0.9, 1.0,
-  1.1], augment.noise_snr_db: [0, 15], frontend.spec_augment: false}
+  {optimizer.name: sgd, optimizer.momentum: 0.9, optimizer.nesterov: true,
+  optimizer.weight_decay: 0.0001, optimizer.decay_norms_and_biases: true,
+  training.max_grad_norm: 0, training.accumulation_steps: 1, evaluation.score: cosine,
+  evaluation.eval_frames: 0, data.sampler: shuffled, augment.speed_factors: [0.9, 1.0, 1.1],
+  augment.noise_snr_db: [0, 15], frontend.spec_augment: false}
 aam: &aam
   {loss.name: aamsoftmax, loss.scale: 32, loss.easy_margin: false, loss.sub_centers: 1}
 wespeaker: &wespeaker
-  {<<: [*sgd, *aam], data.batch_size: 256, data.crop_frames: 200, data.min_seconds: 1.0, augment.probability: 0.6,
-  augment.rir_path: data/RIRS_NOISES/simulated_rirs, augment.music_snr_db: [5, 15], augment.babble_snr_db: [10, 30],
-  augment.babble_speakers: [1, 1], frontend.name: fbank, frontend.num_mels: 80, frontend.dither: 1.0,
-  frontend.window: hamming, frontend.normalize: mean, frontend.scale: 32768, training.average_checkpoints: 10,
+  {<<: [*sgd, *aam], data.batch_size: 256, data.crop_frames: 200, data.min_seconds: 1.0,
+  augment.probability: 0.6, augment.rir_path: data/RIRS_NOISES/simulated_rirs,
+  augment.music_snr_db: [5, 15], augment.babble_snr_db: [10, 30], augment.babble_speakers: [1, 1],
+  frontend.name: fbank, frontend.num_mels: 80, frontend.dither: 1.0, frontend.window: hamming,
+  frontend.normalize: mean, frontend.scale: 32768, training.average_checkpoints: 10,
   evaluation.subtract_mean: true, evaluation.score_norm: as, evaluation.cohort_size: 300,
   evaluation.cohort_utterances: 0}
 trainer: &trainer
-  {optimizer.name: adam, optimizer.learning_rate: 0.001, training.max_epochs: 500, training.test_interval: 10,
-  training.max_grad_norm: 0, data.max_utterances_per_speaker: 500, data.sampler: balanced,
-  evaluation.eval_frames: 400, evaluation.num_crops: 10, evaluation.score: mean_distance}
+  {optimizer.name: adam, optimizer.learning_rate: 0.001, training.max_epochs: 500,
+  training.test_interval: 10, training.max_grad_norm: 0, data.max_utterances_per_speaker: 500,
+  data.sampler: balanced, evaluation.eval_frames: 400, evaluation.num_crops: 10,
+  evaluation.score: mean_distance}
 pairs: &pairs
   {<<: [*trainer], frontend.log_input: true, data.batch_size: 200, data.utterances_per_speaker: 2,
   data.crop_frames: 200, optimizer.weight_decay: 0.0, model.embedding_dim: 512}
 voxceleb/resnet34.yaml:
   {<<: [*wespeaker], model.name: ResNet34, model.pooling: TSTP, model.embedding_dim: 256}
 voxceleb/ecapa1024_aam.yaml:
-  {<<: [*wespeaker], model.name: ECAPA_TDNN_1024, model.pooling: GlobalASTP, model.embedding_dim: 192}
+  {<<: [*wespeaker], model.name: ECAPA_TDNN_1024, model.pooling: GlobalASTP,
+  model.embedding_dim: 192}
 voxceleb/campplus_aam.yaml:
   {<<: [*wespeaker], model.name: CAMPPlus, model.pooling: TSTP, model.embedding_dim: 512}
 voxceleb/simam_resnet34.yaml:
   {<<: [*wespeaker], model.name: SimAM_ResNet34, model.pooling: ASP, model.embedding_dim: 256}
 voxceleb/redimnet_b2.yaml:
   {<<: [*wespeaker], optimizer.weight_decay: 2.0e-05, data.batch_size: 512, frontend.num_mels: 72,
-  evaluation.score_norm: none, model.name: ReDimNetB2, model.pooling: GlobalASTP, model.embedding_dim: 192,
-  model.options: {embedding_norm: false, pooled_norm: false}, evaluation.cohort_size: null,
-  evaluation.cohort_utterances: null}
+  evaluation.score_norm: none, model.name: ReDimNetB2, model.pooling: GlobalASTP,
+  model.embedding_dim: 192, model.options: {embedding_norm: false, pooled_norm: false},
+  evaluation.cohort_size: null, evaluation.cohort_utterances: null}
 voxceleb/redimnet2_b0.yaml:
   {<<: [*wespeaker], optimizer.weight_decay: 2.0e-05, data.batch_size: 1024, data.min_seconds: 0.0,
-  evaluation.score_norm: none, frontend.name: tf_mel, frontend.num_mels: 72, frontend.preemphasis: 0.97,
-  frontend.low_hz: 20, frontend.high_hz: 7600, frontend.normalize_waveform: true, loss.name: sphereface2,
-  loss.margin_type: C, loss.positive_weight: 0.7, loss.exponent: 3, model.name: ReDimNet2B0,
-  model.pooling: GlobalASTP, model.embedding_dim: 192, loss.easy_margin: null, loss.sub_centers: null,
-  frontend.dither: null, frontend.window: null, frontend.scale: null, evaluation.cohort_size: null,
+  evaluation.score_norm: none, frontend.name: tf_mel, frontend.num_mels: 72,
+  frontend.preemphasis: 0.97, frontend.low_hz: 20, frontend.high_hz: 7600,
+  frontend.normalize_waveform: true, loss.name: sphereface2, loss.margin_type: C,
+  loss.positive_weight: 0.7, loss.exponent: 3, model.name: ReDimNet2B0, model.pooling: GlobalASTP,
+  model.embedding_dim: 192, loss.easy_margin: null, loss.sub_centers: null, frontend.dither: null,
+  frontend.window: null, frontend.scale: null, evaluation.cohort_size: null,
   evaluation.cohort_utterances: null}
 voxceleb/eres2netv2_aam.yaml:
   {<<: [*sgd, *aam], model.name: ERes2NetV2, model.pooling: TSTP, model.embedding_dim: 192,
   model.options: {base_width: 26, channels: 64, expansion: 2, scale: 2},
   model.pooling_options: {variance_floor: 1.0e-08}, data.batch_size: 168, data.crop_frames: 300,
   data.min_seconds: 0.0, augment.probability: 0.8, augment.categories: [reverb, noise],
-  augment.rir_path: data/RIRS_NOISES/real_rirs_isotropic_noises, frontend.name: fbank, frontend.num_mels: 80,
-  frontend.scale: 1, frontend.window: povey, frontend.dither: 0.0, frontend.normalize: mean,
-  training.average_checkpoints: 0, evaluation.subtract_mean: false, evaluation.score_norm: none}
+  augment.rir_path: data/RIRS_NOISES/real_rirs_isotropic_noises, frontend.name: fbank,
+  frontend.num_mels: 80, frontend.scale: 1, frontend.window: povey, frontend.dither: 0.0,
+  frontend.normalize: mean, training.average_checkpoints: 0, evaluation.subtract_mean: false,
+  evaluation.score_norm: none}
 voxceleb/w2v_bert.yaml:
-  {<<: [*aam], data.batch_size: 512, data.crop_frames: 200, data.crop_frames_max: 300, data.min_seconds: 2.0,
-  augment.speed_factors: [0.9, 1.0, 1.1], augment.noise_snr_db: [5, 20], training.max_grad_norm: 1.0,
-  model.name: Pretrained, model.pooling: AdapterMFA, model.embedding_dim: 256,
-  model.options: {backbone: facebook/w2v-bert-2.0, lora_rank: 64, lora_alpha: 128, trained: lora},
-  model.pooling_options: {dim: 128}, optimizer.name: adamw, optimizer.weight_decay: 0.0001, loss.margin: 0.2,
-  evaluation.subtract_mean: true, evaluation.score_norm: none}
+  {<<: [*aam], data.batch_size: 512, data.crop_frames: 200, data.crop_frames_max: 300,
+  data.min_seconds: 2.0, augment.speed_factors: [0.9, 1.0, 1.1], augment.noise_snr_db: [5, 20],
+  training.max_grad_norm: 1.0, model.name: Pretrained, model.pooling: AdapterMFA,
+  model.embedding_dim: 256, model.options: {backbone: facebook/w2v-bert-2.0, lora_rank: 64,
+  lora_alpha: 128, trained: lora}, model.pooling_options: {dim: 128}, optimizer.name: adamw,
+  optimizer.weight_decay: 0.0001, loss.margin: 0.2, evaluation.subtract_mean: true,
+  evaluation.score_norm: none}
 voxceleb/wavlm_base_plus_mhfa.yaml: &mhfa
   {data.batch_size: 512, data.crop_frames: 300, data.min_seconds: 1.0, augment.probability: 0.6,
-  augment.speed_factors: [1.0], model.name: Pretrained, model.pooling: MHFA, model.embedding_dim: 256,
-  model.options: {backbone: microsoft/wavlm-base-plus, trained: nothing}, model.pooling_options: {heads: 64},
-  loss.scale: 32, loss.sub_centers: 3, loss.inter_top_k: 5, loss.inter_top_k_penalty: 0.06, optimizer.name: sgd,
-  optimizer.weight_decay: 1.0e-07, evaluation.subtract_mean: true, evaluation.score_norm: as,
-  evaluation.cohort_size: 300}
+  augment.speed_factors: [1.0], model.name: Pretrained, model.pooling: MHFA,
+  model.embedding_dim: 256, model.options: {backbone: microsoft/wavlm-base-plus, trained: nothing},
+  model.pooling_options: {heads: 64}, loss.scale: 32, loss.sub_centers: 3, loss.inter_top_k: 5,
+  loss.inter_top_k_penalty: 0.06, optimizer.name: sgd, optimizer.weight_decay: 1.0e-07,
+  evaluation.subtract_mean: true, evaluation.score_norm: as, evaluation.cohort_size: 300}
 voxceleb/wavlm_large_mhfa.yaml:
   {<<: [*mhfa], model.options: {backbone: microsoft/wavlm-large, trained: nothing}}
 voxceleb/rawnet3_aam.yaml:
-  {<<: [*trainer], data.batch_size: 32, data.utterances_per_speaker: 1, data.crop_frames: 300, augment.enabled: true,
-  augment.style: classic, augment.rir_path: data/RIRS_NOISES/simulated_rirs, model.pooling: ECA,
-  model.embedding_dim: 256, model.options: {sinc_stride: 10}, loss.name: aamsoftmax, loss.margin: 0.1,
-  loss.scale: 30, optimizer.weight_decay: 5.0e-05, optimizer.decay_norms_and_biases: true}
+  {<<: [*trainer], data.batch_size: 32, data.utterances_per_speaker: 1, data.crop_frames: 300,
+  augment.enabled: true, augment.style: classic, augment.rir_path: data/RIRS_NOISES/simulated_rirs,
+  model.pooling: ECA, model.embedding_dim: 256, model.options: {sinc_stride: 10},
+  loss.name: aamsoftmax, loss.margin: 0.1, loss.scale: 30, optimizer.weight_decay: 5.0e-05,
+  optimizer.decay_norms_and_biases: true}
 voxceleb/resnet_se34l_ap.yaml:
-  {<<: [*pairs], augment.enabled: false, frontend.num_mels: 40, model.pooling: SAP, loss.name: angleproto}
+  {<<: [*pairs], augment.enabled: false, frontend.num_mels: 40, model.pooling: SAP,
+  loss.name: angleproto}
 voxceleb/resnet_se34v2_ap.yaml:
-  {<<: [*pairs], augment.enabled: true, augment.style: classic, augment.rir_path: data/RIRS_NOISES/simulated_rirs,
-  frontend.num_mels: 64, model.pooling: ASP, loss.name: softmaxproto}
+  {<<: [*pairs], augment.enabled: true, augment.style: classic,
+  augment.rir_path: data/RIRS_NOISES/simulated_rirs, frontend.num_mels: 64, model.pooling: ASP,
+  loss.name: softmaxproto}
 """)
 VALUES: dict[str, dict[str, Any]] = {
     recipe: {key: value for key, value in values.items() if value is not None}
@@ -311,8 +321,9 @@ VALUES: dict[str, dict[str, Any]] = {
 }
 
 _MILLIONS = yaml.safe_load("""
-  {resnet34: 6.63, ecapa1024_aam: 14.65, campplus_aam: 7.18, simam_resnet34: 25.2, redimnet_b2: 4.89,
-  redimnet2_b0: 0.70, eres2netv2_aam: 17.8, rawnet3_aam: 16.28, resnet_se34l_ap: 1.44, resnet_se34v2_ap: 8.03}
+  {resnet34: 6.63, ecapa1024_aam: 14.65, campplus_aam: 7.18, simam_resnet34: 25.2,
+  redimnet_b2: 4.89, redimnet2_b0: 0.70, eres2netv2_aam: 17.8, rawnet3_aam: 16.28,
+  resnet_se34l_ap: 1.44, resnet_se34v2_ap: 8.03}
 """)
 PARAMETERS = {f"voxceleb/{name}.yaml": millions for name, millions in _MILLIONS.items()}
 """Millions, as counted by the sources (redimnet2_b0: by its wespeaker definition)."""

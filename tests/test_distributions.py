@@ -116,8 +116,19 @@ def test_wheel_alone(distributions, tmp_path):
     libraries = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
     (packages / "libraries.pth").write_text("\n".join(libraries) + "\n", encoding="utf-8")
     (wheel,) = distributions.glob("*.whl")
-    run(sys.executable, "-m", "pip", "--python", places.env_exe, "install", "-q", "--no-deps", "--no-index", wheel,
-        folder=tmp_path)  # fmt: skip
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        places.env_exe,
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-index",
+        wheel,
+        folder=tmp_path,
+    )
     empty = tmp_path / "empty"
     empty.mkdir()
     command = Path(places.bin_path) / "speakernet"

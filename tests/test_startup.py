@@ -250,7 +250,8 @@ from speakernet.cli import main
 from speakernet.inference.verifier import SpeakerVerifier
 from speakernet.models.model_file import model_file_contents, model_of
 from speakernet.models.speaker_net import SpeakerNet
-net = SpeakerNet.named("CAMPPlus", front_end="fbank", front_end_options={"spec_augment": True}).eval()
+options = {"spec_augment": True}
+net = SpeakerNet.named("CAMPPlus", front_end="fbank", front_end_options=options).eval()
 file = model_of(model_file_contents(net, loss_normalizes=True), "file")
 clip = np.sin(np.arange(16000) / 20).astype(np.float32)
 verifier = SpeakerVerifier(file)

@@ -200,12 +200,23 @@ def _resident_batches(setup: Setup) -> Row:
     batches: list[list[Any]] = []
     for device, resident in ((torch.device("cpu"), "off"), (setup.device, "on")):
         config = setup.config(
-            data={"train_list": str(paths.train_list), "train_path": str(paths.train_path), "batch_size": 8,
-                  "crop_frames": 100, "num_workers": 0, "ram_corpus": "on", "device_resident": resident},
-            augment={"enabled": True, "noise_path": str(paths.noise_path), "rir_path": str(paths.rir_path),
-                     "speed_factors": [0.9, 1.0, 1.1]},
+            data={
+                "train_list": str(paths.train_list),
+                "train_path": str(paths.train_path),
+                "batch_size": 8,
+                "crop_frames": 100,
+                "num_workers": 0,
+                "ram_corpus": "on",
+                "device_resident": resident,
+            },
+            augment={
+                "enabled": True,
+                "noise_path": str(paths.noise_path),
+                "rir_path": str(paths.rir_path),
+                "speed_factors": [0.9, 1.0, 1.1],
+            },
             loss={"name": "softmax"},
-        )  # fmt: skip
+        )
         loader = build_training_loader(config, Inputs(config, device))
         assert len(loader.maker.speeds) == len(speed_fractions([0.9, 1.0, 1.1]))
         batches.append(list(loader))
@@ -227,13 +238,24 @@ def _weights(setup: Setup, name: str) -> dict[str, torch.Tensor]:
     paths = setup.corpus()
     folder = setup.folder / "runs" / name
     options = {
-        "data.train_list": paths.train_list, "data.train_path": paths.train_path, "data.test_list": paths.test_list,
-        "data.test_path": paths.test_path, "data.crop_frames": 60, "data.batch_size": 4, "data.num_workers": 0,
-        "model.name": "ResNet", "model.embedding_dim": 8, "evaluation.eval_frames": 60, "evaluation.num_crops": 1,
-        "augment.enabled": "false", "training.max_epochs": 1, "training.log_interval": 1,
-        "training.save_path": folder, "runtime.device": setup.device.type,
+        "data.train_list": paths.train_list,
+        "data.train_path": paths.train_path,
+        "data.test_list": paths.test_list,
+        "data.test_path": paths.test_path,
+        "data.crop_frames": 60,
+        "data.batch_size": 4,
+        "data.num_workers": 0,
+        "model.name": "ResNet",
+        "model.embedding_dim": 8,
+        "evaluation.eval_frames": 60,
+        "evaluation.num_crops": 1,
+        "augment.enabled": "false",
+        "training.max_epochs": 1,
+        "training.log_interval": 1,
+        "training.save_path": folder,
+        "runtime.device": setup.device.type,
         "runtime.keep_memory": not setup.is_quick,
-    }  # fmt: skip
+    }
     words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
     loaded = load_config(["--config", str(PRESET), *words])
     if name == "stopped":

@@ -22,9 +22,13 @@ logger = logging.getLogger(__name__)
 Row = dict[str, Any]
 NEEDS_CUDA = "needs a CUDA device"
 QUICK_CORPUS = CorpusParameters(
-    num_speakers=4, utterances_per_speaker=8, num_trial_speakers=3, trial_utterances_per_speaker=3, num_noises=6,
+    num_speakers=4,
+    utterances_per_speaker=8,
+    num_trial_speakers=3,
+    trial_utterances_per_speaker=3,
+    num_noises=6,
     num_rooms=3,
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)

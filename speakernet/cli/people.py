@@ -109,6 +109,6 @@ def _listed(store: "PeopleStore") -> str:
     encrypted = ", encrypted" if facts["is_encrypted"] else ""
     model = (
         f"model {facts['model']} (fingerprint {facts['fingerprint'][:12]}, "
-        f"{facts['embedding_dim']} numbers)"
+        f"{facts['embedding_dim']}-dimensional)"
     )
     return "\n".join([*text_table(rows), f"{counted(len(people), 'person')}, {model}{encrypted}"])

@@ -204,7 +204,7 @@ def _log(conversation: "Conversation", seconds: float) -> None:
     logger.info("%.0f s of audio in %.1f s (%s)", conversation.seconds, seconds, factor)
     if conversation.detector == "energy":
         logger.warning(
-            "speech is detected by energy alone, which takes music and doors for speech; pip "
+            "speech is detected by energy alone, which mistakes music and doors for speech; pip "
             "install 'silero-vad>=6.2,<7'"
         )
     if not conversation.turns:

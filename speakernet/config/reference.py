@@ -77,18 +77,22 @@ speakernet show-config --config my.yaml
 speakernet show-config --config exp01.yaml --given
 ```
 
-The first command trains, the second prints the configuration with every default, the third only the options that were
-set.
+The first command trains, the second prints the configuration with every default, the third only the
+options that were set.
 
-- Later values override earlier ones: defaults, then the files in the order of `--config`, then the command line.
+- Later values override earlier ones: defaults, then the files in the order of `--config`, then the
+  command line.
 - A file is looked up as a path, then among the recipes in `configs/`; `.yaml` may be left out.
-- Files and folders are relative to the working directory, or to the folder of the file that names them.
-- An unknown key, a wrong type or a value out of bounds stops the command before it starts; the message gives the file,
-  the line and the nearest key. An option that the chosen components do not take is refused by name.
-- A section with a `name` chooses a component with its own options. The column "with" lists the components that take an
-  option; if it is empty, all do.
-- Old names are those of voxceleb_trainer and of common trainers; they work on the command line and in flat YAML files
-  ([migration.md](migration.md)). `--defaults {OURS}` or `--defaults {CLASSIC}` selects the defaults.
+- Files and folders are relative to the working directory, or to the folder of the file that names
+  them.
+- An unknown key, a wrong type or a value out of bounds stops the command before it starts. The
+  message gives file, line and the nearest key. An option that the chosen components do not take is
+  refused by name.
+- A section with a `name` chooses a component with its own options. The column "with" lists the
+  components that take an option; if it is empty, all do.
+- Old names are those of voxceleb_trainer and of common trainers; they work on the command line and
+  in flat YAML files ([migration.md](migration.md)). `--defaults {OURS}` or `--defaults {CLASSIC}`
+  selects the defaults.
 """
 
 

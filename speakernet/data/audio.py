@@ -2,7 +2,7 @@
 
 What a file is, its content decides, never its name. PCM and float WAV files are read by seeking to
 the samples; FLAC, OGG, MP3, A-law … go through soundfile's seek, behind a header with the right
-length where their own one only guesses (`lengths.py`). Only the crop is read. What soundfile cannot
+length if their own only guesses (`lengths.py`). Only the crop is read. What soundfile cannot
 read whole (m4a, aac, webm, video, chained Ogg …) is decoded by ffmpeg to 16 kHz, as in `prepare
 folder`. Other rates are resampled, several channels mixed down. Positions and lengths passed in are
 in samples at the requested rate. `sources.FolderRows` has its own faster path for plain 16-bit WAV
@@ -215,7 +215,7 @@ def open_audio_bytes(
 ) -> tuple[IO[bytes], AudioInfo]:
     """`open_audio` for a whole file that is already in memory; `name` is for messages.
 
-    What only ffmpeg can read is decoded for at most `max_seconds`, in memory where the system
+    What only ffmpeg can read is decoded for at most `max_seconds`, in memory if the system
     allows it.
     """
     with reading(name, EXPECTED, AudioError):

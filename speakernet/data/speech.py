@@ -1,7 +1,7 @@
-"""Find speech in a recording: with silero-vad, or by energy alone where its weights are missing.
+"""Find speech in a recording: with silero-vad, or by energy alone if its weights are missing.
 
 silero-vad's network is small, and its weights lie in its wheel. They are read here into plain torch
-layers, which take all frames at once: ten times as fast as its own loop over frames. Its package is
+layers, which take all frames at once: 10x faster than its own loop over frames. Its package is
 never imported, since that would set torch to one thread. Only silero-vad distinguishes speech from
 other sounds (music, doors, dogs).
 

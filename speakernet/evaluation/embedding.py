@@ -73,7 +73,7 @@ MIN_WHOLE_SECONDS = 0.5
 crops."""
 CPU_BATCH = 16
 """Largest batch on a CPU: activations of a larger one do not fit its caches (with 64 crops of 3 s,
-a small ResNet took 1.6 times as long)."""
+a small ResNet was 1.6x slower)."""
 MAX_READERS = 8
 """More threads would wait for each other, since cutting crops holds the interpreter lock."""
 READ_AHEAD_UTTERANCES = 64

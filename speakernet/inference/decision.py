@@ -91,7 +91,7 @@ class Decision:
         """The decision in words."""
         if not self.is_made:
             return (
-                f"undecided: only {self.speech_seconds:.2f} s of speech was heard, expected at "
+                f"undecided: only {self.speech_seconds:.2f} s of speech was detected, expected at "
                 f"least {MIN_TEST_SECONDS:g} s (score {self.score:.4f}, threshold "
                 f"{self.threshold:.4f})"
             )

@@ -144,7 +144,7 @@ def keep_freed_memory(*, keeps: bool = True) -> bool:
 def bound_compiled_shapes() -> None:
     """Limit what torch keeps for every new length of audio on a CPU, before its first convolution.
 
-    oneDNN compiles each convolution anew for each input shape and keeps a thousand. With this limit
+    oneDNN compiles each convolution for each input shape and keeps a thousand. With this limit
     300 lengths add 64 MB instead of 327 and rising (CAM++), at the same speed
     (benchmarks/measurements.md).
     """

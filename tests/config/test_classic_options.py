@@ -15,26 +15,30 @@ from speakernet.config.loading import load_config
 # Our section -> option, our key, value as written, and our value if it differs.
 OPTIONS = yaml.safe_load("""
 data:
-  {max_frames: [crop_frames, 300], batch_size: [batch_size, 32], max_seg_per_spk: [max_utterances_per_speaker, 100],
-  nDataLoaderThread: [num_workers, 8], nPerSpeaker: [utterances_per_speaker, 2], nClasses: [num_classes, 5991],
-  train_list: [train_list, a.txt], test_list: [test_list, b.txt], train_path: [train_path, a],
-  test_path: [test_path, b], prefetch_factor: [prefetch_factor, 3], persistent_workers: [persistent_workers, true],
+  {max_frames: [crop_frames, 300], batch_size: [batch_size, 32],
+  max_seg_per_spk: [max_utterances_per_speaker, 100], nDataLoaderThread: [num_workers, 8],
+  nPerSpeaker: [utterances_per_speaker, 2], nClasses: [num_classes, 5991], train_list: [train_list,
+  a.txt], test_list: [test_list, b.txt], train_path: [train_path, a], test_path: [test_path, b],
+  prefetch_factor: [prefetch_factor, 3], persistent_workers: [persistent_workers, true],
   pin_memory: [pin_memory, false]}
 evaluation:
-  {eval_frames: [eval_frames, 400], dcf_p_target: [dcf_target_priors, 0.01, [0.01]], dcf_c_miss: [c_miss, 10],
-  dcf_c_fa: [c_fa, 2], num_eval: [num_crops, 5], max_test_pairs: [max_trials, 50000],
-  eval_batch_size: [batch_size, 128]}
+  {eval_frames: [eval_frames, 400], dcf_p_target: [dcf_target_priors, 0.01, [0.01]],
+  dcf_c_miss: [c_miss, 10], dcf_c_fa: [c_fa, 2], num_eval: [num_crops, 5],
+  max_test_pairs: [max_trials, 50000], eval_batch_size: [batch_size, 128]}
 augment: {augment: [enabled, true], musan_path: [noise_path, m], rir_path: [rir_path, r]}
 runtime:
-  {seed: [seed, 11], mixedprec: [precision, true, auto], gpu_id: [gpu_id, 1], compile_model: [compile, false, "off"],
-  enable_profiling: [profiling, true], distributed: [distributed, true], port: [port, 1234]}
+  {seed: [seed, 11], mixedprec: [precision, true, auto], gpu_id: [gpu_id, 1],
+  compile_model: [compile, false, "off"], enable_profiling: [profiling, true],
+  distributed: [distributed, true], port: [port, 1234]}
 training:
-  {test_interval: [test_interval, 5], max_epoch: [max_epochs, 36], initial_model: [initial_model, a.model],
-  save_path: [save_path, exps/a], gradient_accumulation_steps: [accumulation_steps, 4], patience: [patience, 15]}
+  {test_interval: [test_interval, 5], max_epoch: [max_epochs, 36], initial_model: [initial_model,
+  a.model], save_path: [save_path, exps/a], gradient_accumulation_steps: [accumulation_steps, 4],
+  patience: [patience, 15]}
 loss:
-  {trainfunc: [name, ge2e], hard_prob: [hard_probability, 0.7], hard_rank: [hard_rank, 3], margin: [margin, 0.3],
-  scale: [scale, 15]}
-optimizer: {optimizer: [name, sgd], lr: [learning_rate, 0.01], weight_decay: [weight_decay, 5.0e-05]}
+  {trainfunc: [name, ge2e], hard_prob: [hard_probability, 0.7], hard_rank: [hard_rank, 3],
+  margin: [margin, 0.3], scale: [scale, 15]}
+optimizer:
+  {optimizer: [name, sgd], lr: [learning_rate, 0.01], weight_decay: [weight_decay, 5.0e-05]}
 schedule: {scheduler: [name, steplr, step], lr_decay: [decay, 0.75]}
 frontend: {n_mels: [num_mels, 64], log_input: [log_input, true]}
 model:
@@ -49,13 +53,15 @@ ROWS = [
 # The defaults of its argument parser.
 DEFAULTS = yaml.safe_load("""
 data:
-  {crop_frames: 200, batch_size: 200, max_utterances_per_speaker: 500, utterances_per_speaker: 1, num_workers: 5,
-  train_list: data/train_list.txt, test_list: data/veri_test.txt, train_path: data/voxceleb2/dev/wav,
-  test_path: data/voxceleb1/test/wav}
+  {crop_frames: 200, batch_size: 200, max_utterances_per_speaker: 500, utterances_per_speaker: 1,
+  num_workers: 5, train_list: data/train_list.txt, test_list: data/veri_test.txt,
+  train_path: data/voxceleb2/dev/wav, test_path: data/voxceleb1/test/wav}
 evaluation:
-  {eval_frames: 300, num_crops: 10, score: mean_distance, dcf_target_priors: [0.05], c_miss: 1.0, c_fa: 1.0}
+  {eval_frames: 300, num_crops: 10, score: mean_distance, dcf_target_priors: [0.05], c_miss: 1.0,
+  c_fa: 1.0}
 augment:
-  {enabled: false, style: classic, noise_path: data/musan_split, rir_path: data/RIRS_NOISES/simulated_rirs}
+  {enabled: false, style: classic, noise_path: data/musan_split,
+  rir_path: data/RIRS_NOISES/simulated_rirs}
 runtime: {seed: 10, precision: 'no'}
 training: {test_interval: 10, max_epochs: 500, max_grad_norm: 0.0}
 optimizer: {name: adam, learning_rate: 0.001, weight_decay: 0.0}
@@ -64,14 +70,16 @@ loss: {margin: 0.1, scale: 30.0}
 frontend: {num_mels: 40, log_input: false}
 model: {pooling: SAP, embedding_dim: 512}
 """)
-RAWNET3_AAM = """{model: RawNet3, encoder_type: ECA, nOut: 256, sinc_stride: 10, max_frames: 300, batch_size: 32,
-  eval_frames: 400, trainfunc: aamsoftmax, lr_decay: 0.75, weight_decay: 5e-05, max_seg_per_spk: 500, augment: True}"""
+RAWNET3_AAM = """{model: RawNet3, encoder_type: ECA, nOut: 256, sinc_stride: 10, max_frames: 300,
+  batch_size: 32, eval_frames: 400, trainfunc: aamsoftmax, lr_decay: 0.75, weight_decay: 5e-05,
+  max_seg_per_spk: 500, augment: True}"""
 LIGHT_AP = (
     "{model: ResNetSE34L, log_input: True, encoder_type: SAP, trainfunc: angleproto, "
     "nPerSpeaker: 2}"
 )
-FORK = """{model: ResNetSE34L, trainfunc: amsoftmax, patience: 15, max_test_pairs: 50000, eval_batch_size: 128,
-  persistent_workers: true, compile_model: false, nLcasses: 5991, mixedprec: true}"""
+FORK = """{model: ResNetSE34L, trainfunc: amsoftmax, patience: 15, max_test_pairs: 50000,
+  eval_batch_size: 128, persistent_workers: true, compile_model: false, nLcasses: 5991,
+  mixedprec: true}"""
 # Other options needed for an option to have an effect; voxceleb_trainer ignores it otherwise.
 CHOOSES = {
     "lr_decay": {"scheduler": "steplr"},

@@ -78,7 +78,8 @@ STAGES = """loss: {name: aamsoftmax, margin: 0.2}
 schedule: {margin: linear}
 stages:
   - {name: head, epochs: 3, augment: {speed_factors: [0.9, 1.0]}}
-  - {name: joint, epochs: 2, optimizer: {name: adamw, learning_rate: 1.0e-5}, data: {crop_frames: 300}}
+  - {name: joint, epochs: 2, optimizer: {name: adamw, learning_rate: 1.0e-5},
+     data: {crop_frames: 300}}
   - {name: last, epochs: 1, loss: {margin: 0.5}, augment: {speed_factors: [1.0]}}
 """
 

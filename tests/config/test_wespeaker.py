@@ -33,8 +33,8 @@ model: ResNet34
 model_args: {feat_dim: 80, embed_dim: 256, pooling_func: "TSTP", two_emb_layer: False}
 projection_args: {project_type: "arc_margin", scale: 32.0, easy_margin: False}
 margin_update:
-  {initial_margin: 0.0, final_margin: 0.2, increase_start_epoch: 20, fix_start_epoch: 40, update_margin: True,
-   increase_type: "exp"}
+  {initial_margin: 0.0, final_margin: 0.2, increase_start_epoch: 20, fix_start_epoch: 40,
+   update_margin: True, increase_type: "exp"}
 optimizer: SGD
 optimizer_args: {momentum: 0.9, nesterov: True, weight_decay: 0.0001}
 scheduler: ExponentialDecrease

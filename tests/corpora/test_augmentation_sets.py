@@ -57,10 +57,15 @@ def test_musan(tmp_path):
     split = tmp_path / "data" / "musan_split"
     pieces = sorted(path.relative_to(split).as_posix() for path in split.rglob("*.wav"))
     assert pieces == [
-        "music/jazz/1/00000.wav", "music/jazz/1/00003.wav", "music/jazz/1/00006.wav",
-        "noise/free/0/00000.wav", "noise/free/0/00003.wav", "noise/free/0/00006.wav", "noise/free/0/00009.wav",
+        "music/jazz/1/00000.wav",
+        "music/jazz/1/00003.wav",
+        "music/jazz/1/00006.wav",
+        "noise/free/0/00000.wav",
+        "noise/free/0/00003.wav",
+        "noise/free/0/00006.wav",
+        "noise/free/0/00009.wav",
         "speech/gov/2/00000.wav",
-    ]  # fmt: skip
+    ]
     whole = read_audio(tmp_path / "made/musan/noise/free/0.wav")
     assert np.array_equal(read_audio(split / "noise/free/0/00003.wav"), whole[48000:128000])
 

@@ -14,8 +14,17 @@ from preparation_corpora import TRIALS, publish, run_in_own_session, write_catal
 from preparation_server import fake_source
 
 # The first file of each step: download, unpack, cut, join, unpack, convert, link.
-SIGNS = ("musan.tar.gz.part", "musan", "musan_split", "rirs_noises.zip", "vox1_dev_wav_partaa", "vox1_dev_wav.zip",
-         "voxceleb1/dev", "voxceleb2/dev/wav", "voxceleb1/wav")  # fmt: skip
+SIGNS = (
+    "musan.tar.gz.part",
+    "musan",
+    "musan_split",
+    "rirs_noises.zip",
+    "vox1_dev_wav_partaa",
+    "vox1_dev_wav.zip",
+    "voxceleb1/dev",
+    "voxceleb2/dev/wav",
+    "voxceleb1/wav",
+)
 RANDOM = np.random.default_rng(20260101)
 pytestmark = pytest.mark.slow
 

@@ -233,8 +233,14 @@ def test_speeds_after_the_transfer(tiny_corpus, num_workers):
     here = loader(tiny_corpus, **options)
     there = loader(tiny_corpus, **options)
     there.augmenter = there.maker.augmenter
-    raw = BatchMaker(there.maker.reader, there.maker.lengths, seed=there.maker.seed, speeds=there.maker.speeds,
-                     dtype=np.int16, changes_speed=False)  # fmt: skip
+    raw = BatchMaker(
+        there.maker.reader,
+        there.maker.lengths,
+        seed=there.maker.seed,
+        speeds=there.maker.speeds,
+        dtype=np.int16,
+        changes_speed=False,
+    )
     there.options = there.options.model_copy(
         update={"num_workers": num_workers, "prefetch_factor": 1}
     )

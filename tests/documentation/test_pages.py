@@ -24,23 +24,12 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 SCRIPTS = {"trainSpeakerNet.py": ["train"]}
-SCRIPTS |= {
-    f"data_prep/{path.name}": ["prepare", path.stem] for path in (ROOT / "data_prep").glob("*.py")
-}
-OTHER_PROGRAMS = {
-    "pip",
-    "pytest",
-    "make",
-    "curl",
-    "arecord",
-    "git",
-    "export",
-    "source",
-    "tensorboard",
-    "cd",
-    "head",
-}
-OTHER_PROGRAMS |= {"docker", "mkdir", "npm", "tar", "cp", "base64"}
+for script in (ROOT / "data_prep").glob("*.py"):
+    SCRIPTS[f"data_prep/{script.name}"] = ["prepare", script.stem]
+OTHER_PROGRAMS = """pip pytest make curl arecord git export source tensorboard cd head docker mkdir
+npm tar cp base64"""
+SECTIONS = ("data", "augment", "model", "loss", "training", "frontend")
+TAKES_CONFIG = ("train", "doctor", "benchmark", "find-batch-size", "show-config")
 
 
 def blocks(page, *languages):
@@ -67,10 +56,7 @@ def commands(page):
     backticks.
     """
     lines = [line for text in blocks(page, "sh") for line in text.replace("\\\n", " ").splitlines()]
-    lines += [
-        " ".join(one.split())
-        for one in re.findall(r"(?<!`)`((?:speakernet|python) [^`]+)`", prose(page))
-    ]
+    lines += re.findall(r"(?<!`)`((?:speakernet|python) [^`]+)`", prose(page))
     for line in lines:
         for part in re.split(r" (?:&&|\|) ", line.replace("\\|", "|")):
             words = [word for word in shlex.split(part, comments=True) if word not in ("…", "...")]
@@ -93,32 +79,22 @@ def test_examples(page, tmp_path):
     for text in blocks(page, "python"):
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.ImportFrom):
-                assert all(
-                    hasattr(importlib.import_module(node.module or ""), one.name)
-                    for one in node.names
-                )
+                module = importlib.import_module(node.module or "")
+                assert all(hasattr(module, alias.name) for alias in node.names)
             elif isinstance(node, ast.Import):
-                assert all(importlib.import_module(one.name) for one in node.names)
+                assert all(importlib.import_module(alias.name) for alias in node.names)
     for text in blocks(page, "yaml"):
-        if next(iter(yaml.safe_load(text))) in (
-            "data",
-            "augment",
-            "model",
-            "loss",
-            "training",
-            "frontend",
-        ):
+        if next(iter(yaml.safe_load(text))) in SECTIONS:
             (tmp_path / "page.yaml").write_text(text, encoding="utf-8")
             load_config(["--config", str(tmp_path / "page.yaml")])
 
 
 @functools.cache
 def help_of(*words):
-    takes_config = words[0] in ("train", "doctor", "benchmark", "find-batch-size", "show-config")
     printed = io.StringIO()
-    for more in ([], ["all"]) if takes_config else ([],):
+    for topic in ("", "all") if words[0] in TAKES_CONFIG else ("",):
         with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-            main([*words, "--help", *more])
+            main([*words, "--help", *topic.split()])
     return printed.getvalue()
 
 
@@ -126,10 +102,8 @@ def help_of(*words):
 def test_commands(page):
     for words in commands(page):
         if words[0] == "torchrun":
-            words = [
-                "python",
-                *words[next(i for i, word in enumerate(words) if word.endswith(".py")) :],
-            ]
+            script = next(row for row, word in enumerate(words) if word.endswith(".py"))
+            words = ["python", *words[script:]]
         if words[0] == "python" and words[1] in SCRIPTS:
             words = [*SCRIPTS[words[1]], *words[2:]]
         elif words[0] == "python":
@@ -139,15 +113,16 @@ def test_commands(page):
         elif words[0] == "speakernet":
             words = words[1:]
         else:
-            assert words[0] in OTHER_PROGRAMS or "=" in words[0], words
+            assert words[0] in OTHER_PROGRAMS.split() or "=" in words[0], words
             continue
         if words[0].startswith("-") or words[0].isupper():
             continue
         assert words[0] in COMMANDS, words
-        depth = {"prepare": 3 if words[1:2] == ["trials"] else 2, "people": 2}.get(words[0], 1)
-        name = [word for word in words[:depth] if not word.isupper()]
-        known = help_of(*name)
-        for option in (word.partition("=")[0] for word in words if word.startswith("--")):
+        depth = 1
+        if words[0] in ("prepare", "people"):
+            depth = 3 if words[1] == "trials" else 2
+        known = help_of(*(word for word in words[:depth] if not word.isupper()))
+        for option in re.findall(r"(?<!\S)--[\w.-]+", " ".join(words)):
             assert re.search(rf"{re.escape(option)}\b", known), f"{' '.join(words)}: {option}"
 
 
@@ -155,22 +130,14 @@ def test_named_configurations():
     for page in PAGES:
         for words in commands(page):
             for option, name in itertools.pairwise(words):
-                is_reader_s = name.startswith(("my", "data/", "exps/", "ResNetSE34L_AP"))
-                assert option != "--config" or is_reader_s or (ROOT / "configs" / name).is_file(), (
-                    name
-                )
-
-
-def test_navigation():
-    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
-    named = re.findall(r"(\w+\.md)", navigation)
-    assert sorted(named) == sorted({path.name for path in (ROOT / "docs").glob("*.md")})
+                is_of_reader = name.startswith(("my", "data/", "exps/", "ResNetSE34L_AP"))
+                if option == "--config" and not is_of_reader:
+                    assert (ROOT / "configs" / name).is_file(), name
 
 
 def test_exit_statuses():
-    codes = re.findall(
-        r"^\| (\d+) \|", (ROOT / "docs" / "runs.md").read_text(encoding="utf-8"), flags=re.MULTILINE
-    )
+    page = (ROOT / "docs" / "runs.md").read_text(encoding="utf-8")
+    codes = re.findall(r"^\| (\d+) \|", page, flags=re.MULTILINE)
     assert [int(code) for code in codes] == sorted(EXIT_STATUSES)
 
 
@@ -188,10 +155,10 @@ def test_commands_of_the_manifests():
     assert config.training.mirror and config.data.train_path == "/local/vox2_dev_packed"
     program, command, *options = command_of(MANIFESTS / "slurm_pack.sh")
     assert (program, command) == ("speakernet", "pack")
-    given = build_parser(pack, "speakernet pack").parse_args(options)
-    assert parse_part(given.part.replace("$SLURM_ARRAY_TASK_ID", "16")) != WHOLE
-    last = re.search(r"--array=1-(\d+)", (MANIFESTS / "slurm_pack.sh").read_text())
-    assert last is not None and given.part.endswith(f"/{last[1]}")
+    part = build_parser(pack, "speakernet pack").parse_args(options).part
+    assert parse_part(part.replace("$SLURM_ARRAY_TASK_ID", "16")) != WHOLE
+    last = part.partition("/")[2]
+    assert f"--array=1-{last}\n" in (MANIFESTS / "slurm_pack.sh").read_text()
 
 
 def test_kubernetes_manifest():
@@ -209,6 +176,5 @@ def test_kubernetes_manifest():
     assert parsed.rdzv_endpoint == f"{job['metadata']['name']}-0.{pod['subdomain']}:29500"
     assert parsed.training_script == "trainSpeakerNet.py"
     assert load_config(parsed.training_script_args).config.training.mirror.startswith("s3://")
-    assert {one["name"] for one in container["volumeMounts"]} == {
-        one["name"] for one in pod["volumes"]
-    }
+    mounts = {mount["name"] for mount in container["volumeMounts"]}
+    assert mounts == {volume["name"] for volume in pod["volumes"]}

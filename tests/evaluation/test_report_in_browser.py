@@ -35,8 +35,9 @@ pytestmark = [
     ),
 ]
 
-MEASURE = """<!DOCTYPE html><html><body style="margin:0"><iframe id="frame" style="border:0;width:WIDTHpx;height:900px"
-src="PAGE"></iframe><pre id="found"></pre><script>
+MEASURE = """<!DOCTYPE html><html><body style="margin:0">
+<iframe id="frame" style="border:0;width:WIDTHpx;height:900px" src="PAGE"></iframe>
+<pre id="found"></pre><script>
 const frame = document.getElementById("frame");
 function boxes(root, selector) {
   return [...root.querySelectorAll(selector)].map(e => [e, e.getBoundingClientRect()])

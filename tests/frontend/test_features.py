@@ -68,9 +68,15 @@ def test_log_mel(options):
         options.get("window", "hamming")
     ]
     reference = torchaudio.transforms.MelSpectrogram(
-        16000, n_fft=512, win_length=400, hop_length=160, window_fn=window, n_mels=options["num_mels"],
-        f_min=options.get("low_hz", 0.0), f_max=options.get("high_hz"),
-    )  # fmt: skip
+        16000,
+        n_fft=512,
+        win_length=400,
+        hop_length=160,
+        window_fn=window,
+        n_mels=options["num_mels"],
+        f_min=options.get("low_hz", 0.0),
+        f_max=options.get("high_hz"),
+    )
     signal = waves
     if "normalize_waveform" in options:
         signal = (waves - waves.mean(1, keepdim=True)) / (

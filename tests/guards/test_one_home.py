@@ -7,48 +7,22 @@ from speakernet.config.schema import CHOICES, SECTIONS
 from speakernet.options import Options
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = [*sorted((ROOT / "speakernet").rglob("*.py")), *sorted((ROOT / "data_prep").glob("*.py"))]
-
-OWNERS = {
-    *SECTIONS.values(),
-    *(component.options for choice in CHOICES.values() for component in choice.table.values()),
-}
+SOURCES = [*(ROOT / "speakernet").rglob("*.py"), *(ROOT / "data_prep").glob("*.py")]
+COMPONENTS = [component for choice in CHOICES.values() for component in choice.table.values()]
+OWNERS = {*SECTIONS.values(), *(component.options for component in COMPONENTS)}
 OPTION_NAMES = {name for owner in OWNERS for name in owner.model_fields}
-# Words with other meanings in code without configuration.
-COMMON_WORDS = {
-    "name",
-    "options",
-    "seed",
-    "style",
-    "device",
-    "scale",
-    "channels",
-    "threads",
-    "metadata",
-    "score",
-    "window",
-    "normalize",
-    "speech",
-}
+COMMON_WORDS = """name options seed style device scale channels threads metadata score window
+normalize speech"""
+# They have other meanings in code without configuration.
+OPTION_NAMES -= set(COMMON_WORDS.split())
 
 
 def defaults_of(function):
+    """Name and default of each argument that has one."""
     arguments = function.args
     positional = [*arguments.posonlyargs, *arguments.args]
-    named = zip(
-        positional[len(positional) - len(arguments.defaults) :], arguments.defaults, strict=True
-    )
-    only = [
-        (one, value)
-        for one, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-        if value
-    ]
-    return [(one.arg, value) for one, value in [*named, *only]]
-
-
-def is_literal_default(value):
-    """Whether a default is a literal, other than None and an empty string."""
-    return isinstance(value, ast.Constant) and value.value not in (None, "")
+    yield from zip(reversed(positional), reversed(arguments.defaults), strict=False)
+    yield from zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
 
 
 def test_defaults():
@@ -57,11 +31,10 @@ def test_defaults():
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                for name, value in defaults_of(node):
-                    is_second = name in OPTION_NAMES - COMMON_WORDS and is_literal_default(value)
-                    assert not is_second, (
-                        f"{path}:{node.lineno}: {name} has its default in an options class"
-                    )
+                for argument, value in defaults_of(node):
+                    is_literal = isinstance(value, ast.Constant) and value.value not in (None, "")
+                    is_second = is_literal and argument.arg in OPTION_NAMES
+                    assert not is_second, f"{path}:{node.lineno}: {argument.arg} has another home"
 
 
 def test_docstrings_of_options():

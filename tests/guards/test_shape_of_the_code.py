@@ -1,6 +1,4 @@
-"""Files and functions stay short, public names are documented, and nothing is unfinished or
-machine-specific.
-"""
+"""Files and functions stay short, and nothing is unfinished or specific to a machine."""
 
 import ast
 import re
@@ -10,20 +8,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = sorted(
-    path
-    for place in ("speakernet", "benchmarks", "data_prep", ".")
-    for path in (ROOT / place).glob("**/*.py" if place != "." else "*.py")
-)
+SOURCES = [*ROOT.glob("*.py")]
+for folder in ("speakernet", "benchmarks", "data_prep"):
+    SOURCES += sorted((ROOT / folder).rglob("*.py"))
 MAX_FILE_LINES = 800
 MAX_FUNCTION_LINES = 100
 LONG_FUNCTION_LINES = 60
-MAX_LONG_FUNCTIONS = 45
+MAX_LONG_FUNCTIONS = 40
 MAX_ARGUMENTS = 10
-
-
-def identity(path):
-    return path.relative_to(ROOT).as_posix()
+UNTRACKED = (".wav", ".flac", ".m4a", ".pt", ".onnx", ".safetensors")
 
 
 def parse(path):
@@ -31,59 +24,47 @@ def parse(path):
 
 
 def functions_of(path):
-    """Name, number of lines and number of arguments of every function in a file."""
     for node in ast.walk(parse(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            names = [
-                one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
-            ]
-            lines = (node.end_lineno or node.lineno) - node.lineno + 1
-            yield f"{identity(path)}:{node.name}", lines, len({*names} - {"self", "cls"})
+            yield f"{path}:{node.name}", node
 
 
 def test_size():
-    long_files = [
-        identity(path) for path in SOURCES if len(path.read_text().splitlines()) > MAX_FILE_LINES
-    ]
-    sizes = [one for path in SOURCES for one in functions_of(path)]
-    lengths = {name: length for name, length, _ in sizes}
-    assert not long_files
-    assert not [name for name, length in lengths.items() if length > MAX_FUNCTION_LINES]
-    assert sum(length > LONG_FUNCTION_LINES for length in lengths.values()) <= MAX_LONG_FUNCTIONS
-    of_package = [
-        name for name, _, count in sizes if count > MAX_ARGUMENTS and name.startswith("speakernet/")
-    ]
-    assert len(of_package) <= 1, of_package
+    long = []
+    with_many_arguments = []
+    for path in SOURCES:
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= MAX_FILE_LINES, path
+        for name, node in functions_of(path):
+            lines = node.end_lineno - node.lineno + 1
+            assert lines <= MAX_FUNCTION_LINES, name
+            if lines > LONG_FUNCTION_LINES:
+                long.append(name)
+            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            names = {argument.arg for argument in arguments} - {"self", "cls"}
+            if len(names) > MAX_ARGUMENTS and "benchmarks" not in path.parts:
+                with_many_arguments.append(name)
+    assert len(long) <= MAX_LONG_FUNCTIONS, long
+    assert len(with_many_arguments) <= 1, with_many_arguments
 
 
 def test_docstrings_of_files():
-    assert not [
-        identity(path) for path in SOURCES if len(ast.get_docstring(parse(path)) or "") <= 20
-    ]
+    for path in SOURCES:
+        assert len(ast.get_docstring(parse(path)) or "") > 20, path
 
 
 def test_unfinished():
     for path in SOURCES:
         text = path.read_text(encoding="utf-8")
-        assert not re.search(r"\b(TODO|FIXME|XXX)\b", text), path
+        assert not re.search(r"\b(TODO|FIXME|XXX)\b|except:", text), path
         assert "NotImplementedError" not in text or "abstract" in text, path
-        bare = [
-            node
-            for node in ast.walk(parse(path))
-            if isinstance(node, ast.ExceptHandler) and node.type is None
-        ]
-        assert not bare, f"{path}: bare except"
 
 
 def test_tracked_files():
-    listing = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    command = ["git", "ls-files"]
+    listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if listing.returncode:
         pytest.skip("not a git checkout")
     for path in (ROOT / name for name in listing.stdout.splitlines()):
         if path.is_file():
             assert path.stat().st_size < 1_000_000, path
-            assert path.suffix not in (".wav", ".flac", ".m4a", ".pt", ".onnx", ".safetensors"), (
-                path
-            )
+            assert path.suffix not in UNTRACKED, path

@@ -48,10 +48,9 @@ def run(name: str, seeds: Sequence[int]) -> tuple[Counter[str], list[str]]:
         with tempfile.TemporaryDirectory(prefix="hostile-") as folder:
             records = list(_run_some(name, folder, left))
         outcomes.update(outcome for outcome, _ in records)
-        found = zip(left, records, strict=False)
-        failures += [
-            f"{name}, seed {seed}: {words}" for seed, (outcome, words) in found if outcome == FAILED
-        ]
+        for seed, (outcome, words) in zip(left, records, strict=False):
+            if outcome == FAILED:
+                failures.append(f"{name}, seed {seed}: {words}")
         left = left[len(records) :]
     return outcomes, failures
 
@@ -100,36 +99,29 @@ def run_cases(answers: Connection, name: str, folder: str, seeds: Sequence[int])
     answers.send("ready")
     for seed in seeds:
         # Every target has its own draws from the same seed.
-        answers.send(
-            run_case(target, original, case, random.Random(zlib.crc32(name.encode()) ^ seed), right)
-        )
+        draw = random.Random(zlib.crc32(name.encode()) ^ seed)
+        shutil.rmtree(case)
+        shutil.copytree(original, case)
+        answers.send(run_case(target, case, draw, right))
 
 
-def run_case(
-    target: Target, original: Path, case: Path, draw: random.Random, right: Any
-) -> tuple[str, str]:
+def run_case(target: Target, case: Path, draw: random.Random, right: Any) -> tuple[str, str]:
     """Damage a copy of the files and read it; returns the outcome and, for a failure, a
     description.
     """
-    shutil.rmtree(case)
-    shutil.copytree(original, case)
     damaged = target.damage(case, draw)
     try:
-        found = target.read(case)
+        answer = target.read(case)
     except BaseException as error:
-        output = f"{damaged}: {type(error).__name__}: {error}"[:300]
-        names = {path.name for path in case.rglob("*")} | {case.name, Path(damaged).name}
+        description = f"{damaged}: {type(error).__name__}: {error}"[:300]
         # UnicodeDecodeError and similar are ValueErrors too, but readers must not let them through.
-        is_ours = isinstance(error, ValueError) and (
-            type(error) is ValueError or type(error).__module__ != "builtins"
-        )
-        if not is_ours:
-            return FAILED, output
-        return (
-            (REFUSED, "")
-            if any(one in str(error) for one in names)
-            else (FAILED, f"names no file: {output}")
-        )
-    if target.is_checked and found != right:
+        is_foreign = type(error) is not ValueError and type(error).__module__ == "builtins"
+        if not isinstance(error, ValueError) or is_foreign:
+            return FAILED, description
+        names = {path.name for path in case.rglob("*")} | {case.name, Path(damaged).name}
+        if any(name in str(error) for name in names):
+            return REFUSED, ""
+        return FAILED, f"names no file: {description}"
+    if target.is_checked and answer != right:
         return FAILED, f"{damaged}: damage was not noticed"
     return READ, ""

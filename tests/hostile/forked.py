@@ -9,6 +9,7 @@ import functools
 import gc
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,8 @@ from speakernet.cli import enroll, main, people, train  # noqa: F401
 from speakernet.data import speech
 
 DROPOUT = 0.2
+END_SECONDS = 120
+"""A command that takes longer is killed by SIGALRM."""
 
 
 def with_dropout(build: Callable[[Any], Any], config: Any) -> Any:
@@ -41,7 +44,8 @@ def with_dropout(build: Callable[[Any], Any], config: Any) -> Any:
 def run(order: dict[str, Any]) -> None:
     """Run the command in the fork, with its own files and session."""
     os.setsid()
-    # silero-vad does not take the crude voices of the tests for speech: all of each recording is.
+    signal.alarm(END_SECONDS)
+    # silero-vad finds no speech in the crude voices of the tests: take all of each recording.
     speech.default_detector = lambda: speech.ENERGY
     speech.are_speech = lambda levels: levels > -1000
     output = os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -49,14 +53,11 @@ def run(order: dict[str, Any]) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     if fault := order.get("fault"):
-        place = os.fsencode(fault["folder"])
-        count = os.fsencode(fault["count"])
-        numbers = (
-            ctypes.c_long(fault["call"]),
-            ctypes.c_int(fault["error"]),
-            ctypes.c_int(fault["lasts"]),
-        )
-        ctypes.CDLL(os.environ["LD_PRELOAD"]).hostile_arm(place, *numbers, count)
+        arm = ctypes.CDLL(os.environ["LD_PRELOAD"]).hostile_arm
+        integer = ctypes.c_int
+        arm.argtypes = [ctypes.c_char_p, ctypes.c_long, integer, integer, ctypes.c_char_p]
+        names = (fault["folder"].encode(), fault["count"].encode())
+        arm(names[0], fault["call"], fault["error"], fault["lasts"], names[1])
     status = 70
     try:
         status = main(order["arguments"])

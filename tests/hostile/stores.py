@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from runs import Starter, fault, printed
+from runs import Starter, end_of_output, fault
 from targets import tiny_net
 
 from speakernet.checkpoint import write_checkpoint
@@ -39,32 +39,30 @@ class StoreFaults:
             with torch.no_grad():
                 net.embedding.weight.add_(seed)
             write_checkpoint(self.folder / name, model_file_contents(net, loss_normalizes=True))
+        people = enumerate(("Ada", GONE, "Bo"))
+        enrolled = [self._enroll(whole, name, speaker) for speaker, name in people]
         # Embedding again with the same model makes a backup with everybody.
-        enrolled = [
-            self._enroll(whole, name, speaker) for speaker, name in enumerate(("Ada", GONE, "Bo"))
-        ]
         for arguments in (*enrolled, self._reembed(whole, "model.pt")):
-            assert starter.command(arguments, whole) == 0, printed(whole)
+            assert starter.command(arguments, whole) == 0, end_of_output(whole)
         self.places: list[tuple[str, int]] = []
         self.after: dict[str, Any] = {}
         for command in self.commands(whole):
             folder = self.folder / "straight"
             count = self.folder / "count.txt"
-            order = fault(folder / "people.db", 0, 0, False, count)
-            assert starter.command(self._begin(folder, command), folder, fault=order) == 0, printed(
-                folder
-            )
+            order = fault(folder / "people.db", 0, count=count)
+            status = starter.command(self._begin(folder, command), folder, fault=order)
+            assert status == 0, end_of_output(folder)
             self.places += [(command, call) for call in range(1, int(count.read_text()) + 1)]
             self.after[command] = _state(folder)
 
     def commands(self, folder: Path) -> dict[str, list[str]]:
         """Name -> words of each command for the store in a folder."""
-        store = str(folder / "people.db")
+        store = ["--store", str(folder / "people.db")]
         return {
             "enroll": self._enroll(folder, "Cy", 6),
             NEW: self._enroll(folder, "Cy", 6),
-            "remove": ["people", "remove", GONE, "--store", store],
-            "purge": ["people", "purge", GONE, "--store", store],
+            "remove": ["people", "remove", GONE, *store],
+            "purge": ["people", "purge", GONE, *store],
             "reembed": self._reembed(folder, "new.pt"),
         }
 
@@ -72,67 +70,51 @@ class StoreFaults:
         """Run the command with the fault, then without; returns problems in words."""
         folder = self.folder / "failing"
         arguments = self._begin(folder, command)
-        begun = _state(folder)
-        expected = self.after[command]
+        before = _state(folder)
+        after = self.after[command]
         order = fault(folder / "people.db", call, error, lasts)
         status = self.starter.command(arguments, folder, fault=order)
-        words = printed(folder)
+        output = end_of_output(folder)
         problems = []
-        if "Traceback" in words or status not in ((KILL,) if error == KILL else (0, 1)):
-            problems.append(f"status {status}: {words}")
-        if status == 1 and "people.db" not in words:
-            problems.append(f"does not name the store: {words}")
-        found = _state(folder)
-        if found not in ((expected,) if status == 0 else (begun, expected)):
-            problems.append(f"half done: {found}")
+        if "Traceback" in output or status not in ((KILL,) if error == KILL else (0, 1)):
+            problems.append(f"status {status}: {output}")
+        if status == 1 and "people.db" not in output:
+            problems.append(f"does not name the store: {output}")
+        state = _state(folder)
+        if state != after and (status == 0 or state != before):
+            problems.append(f"half done: {state}")
         (folder / "output.txt").unlink()
-        if self.starter.command(arguments, folder) and not any(
-            end in printed(folder) for end in SAME_ENDS
-        ):
-            problems.append(f"does not resume: {printed(folder)}")
-        if _state(folder) != expected:
+        status = self.starter.command(arguments, folder)
+        output = end_of_output(folder)
+        if status and not any(end in output for end in SAME_ENDS):
+            problems.append(f"does not resume: {output}")
+        if _state(folder) != after:
             problems.append("the next try does not come to what it should")
-        if command == "purge" and any(
-            GONE.encode() in one.read_bytes() for one in folder.glob("people.db*")
-        ):
-            problems.append(f"{GONE} can still be read")
-        left = [
-            one.name
-            for one in folder.iterdir()
-            if one.name.endswith("-journal") or HALF_WORD in one.name
-        ]
-        return problems + [f"{name} was left behind" for name in left]
+        for path in folder.iterdir():
+            if path.name.endswith("-journal") or HALF_WORD in path.name:
+                problems.append(f"{path.name} was left behind")
+            is_store = path.name.startswith("people.db")
+            if command == "purge" and is_store and GONE.encode() in path.read_bytes():
+                problems.append(f"{GONE} can still be read in {path.name}")
+        return problems
 
     def _begin(self, folder: Path, command: str) -> list[str]:
         """Copy the store; returns the words of a command on it."""
         shutil.rmtree(folder, ignore_errors=True)
-        kept = ("output.txt", "people.db*") if command == NEW else ("output.txt",)
-        shutil.copytree(self.folder / "whole", folder, ignore=shutil.ignore_patterns(*kept))
+        left_out = ("output.txt", "people.db*" if command == NEW else "")
+        shutil.copytree(self.folder / "whole", folder, ignore=shutil.ignore_patterns(*left_out))
         return self.commands(folder)[command]
 
     def _enroll(self, folder: Path, name: str, speaker: int) -> list[str]:
-        audio = [
-            str(self.starter.folder / "corpus" / f"spk{speaker}" / f"{row}.wav") for row in range(2)
-        ]
-        return [
-            "enroll",
-            name,
-            *audio,
-            "--model",
-            str(self.folder / "model.pt"),
-            "--store",
-            str(folder / "people.db"),
-        ]
+        voice = self.starter.folder / "corpus" / f"spk{speaker:02}"
+        audio = [str(voice / f"utt{row}.wav") for row in range(2)]
+        return ["enroll", name, *audio, *self._model_and_store("model.pt", folder)]
 
     def _reembed(self, folder: Path, model: str) -> list[str]:
-        return [
-            "people",
-            "reembed",
-            "--model",
-            str(self.folder / model),
-            "--store",
-            str(folder / "people.db"),
-        ]
+        return ["people", "reembed", *self._model_and_store(model, folder)]
+
+    def _model_and_store(self, model: str, folder: Path) -> list[str]:
+        return ["--model", str(self.folder / model), "--store", str(folder / "people.db")]
 
 
 def _state(folder: Path) -> Any:
@@ -144,10 +126,11 @@ def _state(folder: Path) -> Any:
         return None
     try:
         with PeopleStore(path, fingerprint=None, embedding_dim=None) as store:
-            kept = sorted(
-                (one.name, one.source, one.embedding.tobytes().hex()) for one in store.recordings()
+            recordings = sorted(
+                (recording.name, recording.source, recording.embedding.tobytes())
+                for recording in store.recordings()
             )
-            return (store.facts["fingerprint"], kept) if kept else None
+            return (store.facts["fingerprint"], recordings) if recordings else None
     except ValueError as error:
         # Its creation was undone, or it has no model yet.
         if "an empty file" in str(error) or "of no model yet" in str(error):

@@ -2,7 +2,6 @@
 their answers.
 """
 
-import copy
 import json
 import random
 import shutil
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import soundfile
 import torch
-from mutation import VALUES, mutated, mutated_tree
+from mutation import VALUES, mutate, mutate_tree
 from safetensors.torch import save_file
 
 from speakernet.checkpoint import read_checkpoint, read_own_checkpoint
@@ -41,7 +40,12 @@ from speakernet.models.model_file import load_model_file, model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
 from tests.outcomes import digest
 
-NAMES = ["spk1/a.wav", "spk1/b.wav", "spk2/a.wav", "spk2/b.wav", "spk3/a.wav", "spk3/b.wav"]
+RATE = 16_000
+NAMES = [f"spk{speaker}/{name}.wav" for speaker in (1, 2, 3) for name in "ab"]
+
+
+def mutate_file(path: Path, draw: random.Random) -> None:
+    path.write_bytes(mutate(path.read_bytes(), draw))
 
 
 @dataclass(frozen=True)
@@ -54,61 +58,35 @@ class Target:
     """Reads them; raises AssertionError if the answer cannot be right."""
     files: tuple[str, ...]
     """The files that are damaged, one at a time."""
-    changes: Callable[[Path, random.Random], None] | None = None
-    """How they are damaged; random bytes if None."""
+    changes: Callable[[Path, random.Random], None] = mutate_file
+    """How they are damaged."""
     is_checked: bool = False
     """Whether the answer must equal that of the undamaged files, unless the damage is reported."""
 
     def damage(self, folder: Path, draw: random.Random) -> str:
         """Change one of the files written by `make` into `folder`; returns its name."""
         name = draw.choice(self.files)
-        path = folder / name
-        if self.changes is not None:
-            self.changes(path, draw)
-        else:
-            path.write_bytes(mutated(path.read_bytes(), draw))
+        self.changes(folder / name, draw)
         return name
 
 
 def voice(seconds: float = 0.2, channels: int = 1) -> np.ndarray:
-    samples = 0.1 * np.random.default_rng(7).standard_normal((int(16_000 * seconds), channels))
-    return samples[:, 0] if channels == 1 else samples
+    """(samples, channels)."""
+    return 0.1 * np.random.default_rng(7).standard_normal((int(RATE * seconds), channels))
 
 
-def tiny_voice_corpus(root: Path) -> None:
-    """Six training speakers with two utterances each, four trial speakers with three; lists beside
-    the audio.
-    """
-    names = [
-        f"spk{speaker}/{row}.wav" for speaker in range(10) for row in range(2 if speaker < 6 else 3)
-    ]
-    for name in names:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        speaker = int(name[3])
-        row = int(name[5])
-        draw = np.random.default_rng([speaker, row])
-        times = np.arange(int(16_000 * (0.6 + 0.1 * row))) / 16_000
-        tone = np.sin(2 * np.pi * (200 + 150 * speaker) * times + draw.random())
-        write_audio(root / name, 0.2 * tone + 0.05 * draw.standard_normal(len(times)))
-    pairs = [f"{int(a[:4] == b[:4])} {a} {b}\n" for a in names[12:] for b in names[12:] if a < b]
-    (root / "train_list.txt").write_text("".join(f"{name[:4]} {name}\n" for name in names[:12]))
-    (root / "trials.txt").write_text("".join(pairs))
-
-
-def _audio(
-    name: str, subtype: str, *, rate: int = 16_000, channels: int = 1, form: str | None = None
-) -> Target:
+def _audio(name: str, subtype: str, form: str | None = None, channels: int = 1) -> Target:
     def make(folder: Path) -> None:
-        soundfile.write(folder / name, voice(channels=channels), rate, subtype=subtype, format=form)
+        samples = voice(channels=channels)
+        soundfile.write(folder / name, samples, RATE // channels, subtype=subtype, format=form)
 
-    def read(folder: Path) -> Any:
+    def read(folder: Path) -> None:
         whole = read_audio(folder / name)
         assert whole.dtype == np.float32 and whole.ndim == 1 and np.isfinite(whole).all()
         assert len(read_audio(folder / name, 0, 100)) == min(100, len(whole))
         names = StringTable.from_strings([name])
-        table = build_lookup_table(
-            str(folder), names, sample_rate=16_000, cache_folder=None, num_threads=1
-        )
+        options = {"sample_rate": RATE, "cache_folder": None, "num_threads": 1}
+        table = build_lookup_table(str(folder), names, **options)
         assert table.problems or table.num_samples[0] == len(whole)
 
     return Target(make, read, (name,))
@@ -122,17 +100,16 @@ def _lines(name: str, text: str, read: Callable[[Path], Any]) -> Target:
 
 
 def _training_list(path: Path) -> None:
-    found = read_training_list(path)
-    assert len(found.paths) == len(found.labels) and found.labels.max() < len(found.speakers)
-    assert all(found.paths[row] for row in range(len(found.paths)))
+    rows = read_training_list(path)
+    assert len(rows.paths) == len(rows.labels) and rows.labels.max() < len(rows.speakers)
+    assert all(rows.paths[row] for row in range(len(rows.paths)))
 
 
 def _trials(path: Path) -> None:
-    found = read_trials(path)
-    assert len(found.enrol) == len(found.test) and max(found.enrol.max(), found.test.max()) < len(
-        found.names
-    )
-    assert found.labels is None or set(np.unique(found.labels)) <= {0, 1}
+    trials = read_trials(path)
+    assert len(trials.enrol) == len(trials.test)
+    assert max(trials.enrol.max(), trials.test.max()) < len(trials.names)
+    assert trials.labels is None or set(np.unique(trials.labels)) <= {0, 1}
 
 
 def _scores(path: Path) -> None:
@@ -144,9 +121,7 @@ TRAINING = "".join(f"{name.split('/')[0]} {name}\n" for name in NAMES)
 TRIALS = "".join(f"{int(a[:4] == b[:4])} {a} {b}\n" for a in NAMES for b in NAMES if a < b)
 PAIRS = [line.split()[1:] for line in TRIALS.splitlines()]
 SCORES = "".join(f"{enrol} {test} {row / 7 - 1:.4f}\n" for row, (enrol, test) in enumerate(PAIRS))
-TABLE = "path,speaker,gender,age\n" + "".join(
-    f"{name},{name[:4]},{'fm'[n % 2]},{20 + n}\n" for n, name in enumerate(NAMES)
-)
+TABLE = "path,speaker,gender,age\n" + "".join(f"{name},{name[:4]},f,20\n" for name in NAMES)
 YAML = """# a run
 data: {train_list: a.txt, batch_size: 8, crop_frames: 60, num_workers: 0}
 model:
@@ -197,21 +172,21 @@ HOSTILE_TENSORS = (
 
 
 def _model_content(path: Path, draw: random.Random) -> None:
-    torch.save(mutated_tree(copy.deepcopy(tiny_model()), draw, (*VALUES, *HOSTILE_TENSORS)), path)
+    torch.save(mutate_tree(tiny_model(), draw, (*VALUES, *HOSTILE_TENSORS)), path)
 
 
 def _load_model(folder: Path) -> None:
     model = load_model_file(folder / "best.pt")
-    embedding = model.net.embed(
-        torch.from_numpy(voice(0.5))[None].float(), sample_rate=model.net.sample_rate
-    )
+    waveforms = torch.from_numpy(voice(0.5)).float().T  # (1, samples)
+    embedding = model.net.embed(waveforms, sample_rate=model.net.sample_rate)
     assert embedding.ndim == 2 and bool(torch.isfinite(embedding).all())
 
 
 def _make_packed(folder: Path) -> None:
     for row, name in enumerate(NAMES[:3]):
-        (folder / "audio" / name).parent.mkdir(parents=True, exist_ok=True)
-        write_audio(folder / "audio" / name, voice(0.05 + 0.02 * row))
+        path = folder / "audio" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_audio(path, voice(0.05 + 0.02 * row)[:, 0])
     pack(FolderInput(folder / "audio"), folder / "corpus", num_threads=1)
 
 
@@ -219,15 +194,15 @@ def _read_packed(folder: Path) -> Any:
     source = open_source(folder / "corpus")
     assert isinstance(source, PackedSource)
     problems = verify(folder / "corpus", 1)
-    read = [source.read(name) for name in NAMES[:3]]
+    samples = [source.read(name).tobytes() for name in NAMES[:3]]
     if problems:
         raise ValueError(f"{folder / 'corpus'}: {problems[0]}")
-    return [one.tobytes() for one in read]
+    return samples
 
 
 def _index_with_its_sum(path: Path, draw: random.Random) -> None:
     """A hostile index with a valid checksum."""
-    path.write_bytes(mutated(path.read_bytes(), draw))
+    mutate_file(path, draw)
     description = json.loads((path.parent / "corpus.json").read_text())
     description["index_sha256"] = sha256_of(path)
     (path.parent / "corpus.json").write_text(json.dumps(description))
@@ -242,8 +217,9 @@ def _read_packed_again(folder: Path) -> None:
 def _archive(name: str, kind: str) -> Target:
     def make(folder: Path) -> None:
         for row in range(4):
-            (folder / "in" / "wav" / f"id{row}").mkdir(parents=True)
-            (folder / "in" / "wav" / f"id{row}" / "a.wav").write_bytes(bytes([row]) * 3000)
+            member = folder / "in" / "wav" / f"id{row}" / "a.wav"
+            member.parent.mkdir(parents=True)
+            member.write_bytes(bytes([row]) * 3000)
         shutil.make_archive(str(folder / "a"), kind, folder / "in")
         shutil.rmtree(folder / "in")
 
@@ -258,47 +234,27 @@ def _archive(name: str, kind: str) -> Target:
     return Target(make, read, (name,))
 
 
-def _results() -> dict[str, Any]:
-    row = {"label": "10", "eer_percent": 9.0, "eer_interval_percent": [1, 9]}
-    known = Results(
-        len(PAIRS),
-        6,
-        12.5,
-        (10.0, 15.0),
-        {"0.01": 0.5, "0.05": 0.4},
-        3,
-        backend={"score": "cosine"},
-    )
-    return {
-        **known.to_dict(),
-        "slices": [{"by": "duration", "note": "", "rows": [row]}],
-        "sweep": [{"kind": "noise", "axis": "dB", "note": "", "rows": [row]}],
-        "lists": [{"role": "trials", "name": "t", "sha256": "0"}],
-        "machine": {"cpu": "x"},
-        "versions": {"torch": "2"},
-        "thresholds": [{"name": "eer", "threshold": 0.1, "backend": {}}],
-        "training": {"speakers": 3, "utterances": 6, "hours": 0.1},
-    }
-
-
+RESULTS = Results(
+    len(PAIRS), 6, 12.5, (10.0, 15.0), {"0.01": 0.5, "0.05": 0.4}, 3, backend={"score": "cosine"}
+).to_dict() | json.loads("""{
+  "slices": [{"by": "duration", "note": "", "rows": [
+    {"label": "10", "eer_percent": 9.0, "eer_interval_percent": [1, 9]}]}],
+  "sweep": [{"kind": "noise", "axis": "dB", "note": "", "rows": [
+    {"label": "10", "eer_percent": 9.0, "eer_interval_percent": [1, 9]}]}],
+  "lists": [{"role": "trials", "name": "t", "sha256": "0"}],
+  "machine": {"cpu": "x"}, "versions": {"torch": "2"},
+  "thresholds": [{"name": "eer", "threshold": 0.1, "backend": {}}],
+  "training": {"speakers": 3, "utterances": 6, "hours": 0.1}
+}""")
 METRICS = "".join(
-    json.dumps(
-        {
-            "kind": kind,
-            "step": step,
-            "epoch": 1,
-            "loss": 1.0,
-            "eer_percent": 9.0,
-            "learning_rate": 0.1,
-        }
-    )
-    + "\n"
+    f'{{"kind": "{kind}", "step": {step}, "epoch": 1, "loss": 1.0, "eer_percent": 9.0, '
+    '"learning_rate": 0.1}\n'
     for step, kind in enumerate(("step", "step", "epoch", "evaluation"))
 )
 
 
 def _make_run(folder: Path) -> None:
-    (folder / "results.json").write_text(json.dumps(_results()))
+    (folder / "results.json").write_text(json.dumps(RESULTS))
     (folder / "scores.txt").write_text(SCORES)
     (folder / "metrics.jsonl").write_text(METRICS)
     (folder / "config.yaml").write_text(YAML)
@@ -308,9 +264,9 @@ def _make_run(folder: Path) -> None:
 
 def _result_content(path: Path, draw: random.Random) -> None:
     if path.name == "results.json" and draw.random() < 0.7:
-        path.write_text(json.dumps(mutated_tree(_results(), draw)))
+        path.write_text(json.dumps(mutate_tree(RESULTS, draw)))
     else:
-        path.write_bytes(mutated(path.read_bytes(), draw))
+        mutate_file(path, draw)
 
 
 def _report(folder: Path) -> None:
@@ -319,12 +275,8 @@ def _report(folder: Path) -> None:
 
 
 def _make_embeddings(folder: Path) -> None:
-    save_embeddings(
-        folder / "e.npz",
-        "key",
-        StringTable.from_strings(NAMES),
-        np.ones((len(NAMES), 1, 8), np.float32),
-    )
+    names = StringTable.from_strings(NAMES)
+    save_embeddings(folder / "e.npz", "key", names, np.ones((len(NAMES), 1, 8), np.float32))
 
 
 def _embeddings(folder: Path) -> Any:
@@ -349,12 +301,12 @@ PACKED_FILES = ("corpus/corpus.json", "corpus/index.npz", "corpus/samples.npy")
 RUN_FILES = ("results.json", "scores.txt", "metrics.jsonl", "config.yaml", ARRAYS_NAME)
 TARGETS: dict[str, Target] = {
     "wav 16": _audio("a.wav", "PCM_16"),
-    "wav 24 stereo": _audio("a.wav", "PCM_24", rate=8000, channels=2),
+    "wav 24 stereo": _audio("a.wav", "PCM_24", channels=2),
     "wav 32": _audio("a.wav", "PCM_32"),
     "wav float": _audio("a.wav", "FLOAT"),
     "wav a-law": _audio("a.wav", "ALAW"),
-    "rf64": _audio("a.wav", "PCM_16", form="RF64"),
-    "wav extensible": _audio("a.wav", "PCM_24", form="WAVEX"),
+    "rf64": _audio("a.wav", "PCM_16", "RF64"),
+    "wav extensible": _audio("a.wav", "PCM_24", "WAVEX"),
     "mp3": _audio("a.mp3", "MPEG_LAYER_III"),
     "flac": _audio("a.flac", "PCM_16"),
     "ogg": _audio("a.ogg", "VORBIS"),

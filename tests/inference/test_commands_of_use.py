@@ -360,7 +360,7 @@ def test_embed_skipped_files(call, voices, uncalibrated, tmp_path):
     status, out, err = call(
         "embed", tmp_path / "packed", "--model", uncalibrated, "--out", tmp_path / "p.npz"
     )
-    assert status == 0 and "4 embeddings of 11 numbers" in out, err
+    assert status == 0 and "4 embeddings with 11 dimensions" in out, err
     (tmp_path / "text.wav").write_text("no audio")
     words = [
         "embed",
@@ -373,7 +373,7 @@ def test_embed_skipped_files(call, voices, uncalibrated, tmp_path):
     status, _, err = call(*words, "--out", tmp_path / "x.npz")
     assert status == 1 and "2 of 3 recordings" in err and not (tmp_path / "x.npz").exists()
     status, out, _ = call(*words, "--out", tmp_path / "x.npz", "--skip-broken")
-    assert status == 1 and "1 embedding of 11 numbers; 2 left out" in out
+    assert status == 1 and "1 embedding with 11 dimensions; 2 left out" in out
     listed.write_text("spk nope.wav\n")
     err = call("embed", listed, "--model", uncalibrated, "--out", tmp_path / "y.npz")[2]
     assert "line 1" in err and "'nope.wav'" in err

@@ -285,7 +285,7 @@ def _ctm_row(columns: list[str]) -> tuple[Channel, float, float, str]:
     is_moved = len(columns) > 8 and columns[6].lower() not in WORD_TYPES
     if is_moved or not (_is_number(columns[5]) or columns[5].upper() in UNKNOWN_CONFIDENCES):
         raise ValueError(
-            "columns 6 and 7 are no confidence and type of word, so a column has moved "
+            "columns 6 and 7 are not confidence and type of word, so a column has moved "
             f"({NO_SPACES})"
         )
     return (columns[0], columns[1]), start, start + seconds, _speaker(columns[7:])

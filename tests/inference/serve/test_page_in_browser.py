@@ -299,7 +299,8 @@ def test_model_in_the_browser(browser, models, runtime, shared_data, monkeypatch
                   const headers = {{Authorization: "Bearer {"t" * 16}"}};
                   const ask = async path => (await fetch(path)).json();
                   {own};
-                  const bytes = Uint8Array.from(atob({base64.b64encode(content).decode()!r}), one => one.charCodeAt(0));
+                  const text = atob({base64.b64encode(content).decode()!r});
+                  const bytes = Uint8Array.from(text, letter => letter.charCodeAt(0));
                   return (await own.embed({{blob: new Blob([bytes]), name: "a clip"}})).embedding;
                 }})()"""
             )
@@ -314,9 +315,8 @@ def test_model_in_the_browser(browser, models, runtime, shared_data, monkeypatch
             browser.run("document.querySelector('#compare').click()")
             clips = [read_audio_bytes(clip, "a clip") for clip in (first, second)]
             score = verifier.verify(*clips, sample_rate=16000).score
-            browser.wait(
-                f"document.querySelector('#compare-answer').textContent.includes('score {score:.3f}')"
-            )
+            answer = "document.querySelector('#compare-answer').textContent"
+            browser.wait(f"{answer}.includes('score {score:.3f}')")
         drop(browser, "first", wav(np.zeros(16000, np.float32)))
         browser.run("document.querySelector('#compare').click()")
         browser.wait(

@@ -249,7 +249,7 @@ function showDecision(box, found, prefix = "") {
     return;
   }
   if (isShort(found)) {
-    show(box, "unsure", "Undecided: too little speech", sentence(`${prefix}less than a second of speech was heard; record a few seconds`));
+    show(box, "unsure", "Undecided: too little speech", sentence(`${prefix}less than a second of speech was detected; record a few seconds`));
     return;
   }
   const words = found.same_speaker ? "The same person" : "Different people";
