@@ -83,7 +83,7 @@ def test_batches(corpora, monkeypatch, kind):
             torch.equal(left, right)
             for left, right in zip(batches_of(maker, requests), wanted, strict=True)
         )
-    assert not [one for one in threading.enumerate() if one.name.startswith("read-ahead")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("read-ahead")]
 
 
 def test_read_errors(corpora, monkeypatch, tmp_path):
