@@ -87,7 +87,7 @@ def test_ge2e_against_a_loop(utterances):
             for other_index, other in enumerate(speakers):
                 members = [
                     member
-                    for row, utterance_of_other in enumerate(other)
+                    for row, member in enumerate(other)
                     if (other_index, row) != (index, place)
                 ]
                 centroid = [sum(column) / len(members) for column in zip(*members, strict=True)]
