@@ -26,9 +26,8 @@ from speakernet.data.packed import PackedRows
 from speakernet.data.sources import RowReader
 from speakernet.random import REPLACEMENT_STREAM, START_STREAM, KeyedRandom
 
-RESAMPLER_MARGIN = (
-    32  # samples read beyond a crop whose speed is changed, so that its end has no filter transient
-)
+# Samples read beyond a crop whose speed is changed, so that its end has no filter transient.
+RESAMPLER_MARGIN = 32
 KAISER_BETA = 5.0  # of scipy's default window
 LARGEST_DENOMINATOR = 20  # of a factor: larger ones would make the resampler's filter long
 KEPT_FILTERS = 64
@@ -85,12 +84,15 @@ class SpeakerIndex:
         counts = np.bincount(labels[eligible], minlength=int(labels.max(initial=0)) + 1)
         self.first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
-    def another(self, row: int, uniform: float) -> int:
-        """Another row of the speaker of `row`, chosen by a number in [0, 1); `row` itself if it is
-        the only one.
+    def others(self, rows: np.ndarray, uniform: np.ndarray) -> np.ndarray:
+        """For each row another row of its speaker, chosen by a number in [0, 1); the row itself if
+        its speaker has no eligible one.
         """
-        first, last = self.first[self.labels[row] :][:2].tolist()
-        return int(self.order[first + int(uniform * (last - first))]) if last > first else row
+        labels = self.labels[rows]
+        first = self.first[labels]
+        counts = self.first[labels + 1] - first
+        places = first + (uniform * counts).astype(np.int64)
+        return np.where(counts > 0, self.order[np.minimum(places, len(self.order) - 1)], rows)
 
 
 @dataclass(eq=False)
@@ -128,11 +130,10 @@ class CropMaker(ABC):
 
         Keyed by the requested row, so that a replacement is cut where the original would have been.
         """
-        uniform = KeyedRandom(self.seed, request.epoch, request.rows[places]).uniform(START_STREAM)[
-            :, 0
-        ]
-        counts = np.array([samples_to_read(factor, request.num_samples) for factor in self.speeds])
-        counts = counts[request.speeds[places]]
+        random = KeyedRandom(self.seed, request.epoch, request.rows[places])
+        uniform = random.uniform(START_STREAM)[:, 0]
+        by_speed = [samples_to_read(factor, request.num_samples) for factor in self.speeds]
+        counts = np.array(by_speed)[request.speeds[places]]
         return (uniform * np.maximum(lengths - counts + 1, 1)).astype(np.int64), counts
 
     def _read(
@@ -149,27 +150,19 @@ class CropMaker(ABC):
         attempt = 0
         while problems := self._read(request, report.rows[places], places, out):
             if self.speakers is None or attempt == MAX_REPLACEMENTS:
-                advice = (
-                    ""
-                    if self.speakers
-                    else " (data.on_bad_audio: skip replaces such utterances and counts them)"
-                )
-                raise AudioError(next(iter(problems.values())) + advice)
+                first = next(iter(problems.values()))
+                if self.speakers is None:
+                    first += " (data.on_bad_audio: skip replaces such utterances and counts them)"
+                raise AudioError(first)
             # A new draw for each attempt, keyed by the requested row, so that workers and ranks do
             # not matter.
             attempt += 1
             report.problems.extend(problems.values())
             places = np.array(sorted(problems))
-            wanted = request.rows[places]
-            uniform = KeyedRandom(self.seed, request.epoch, wanted).uniform(
-                REPLACEMENT_STREAM, attempt
-            )[:, -1]
-            report.rows[places] = [
-                self.speakers.another(row, number)
-                for row, number in zip(
-                    (wanted % len(self.lengths)).tolist(), uniform.tolist(), strict=True
-                )
-            ]
+            random = KeyedRandom(self.seed, request.epoch, request.rows[places])
+            uniform = random.uniform(REPLACEMENT_STREAM, attempt)[:, -1]
+            rows = request.rows[places] % len(self.lengths)
+            report.rows[places] = self.speakers.others(rows, uniform)
 
 
 class WrappedMaker(CropMaker):

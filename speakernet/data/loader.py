@@ -91,30 +91,34 @@ class TrainingLoader:
         return self._plan
 
     def __iter__(self) -> Iterator[Batch]:
-        plan = self.plan
-        options = self.options
-        requests = Requests(self, plan, range(self.batch, len(plan)))
-        # Utterances in this rank's share of the epoch.
-        total = max(1, len(plan.rows) // self.world_size)
-        allowed = options.max_bad_share * total
-        made = self._batches(requests)
-        for batch, report in made if self.device.type != "cuda" else _one_ahead(made, self.device):
-            bad = self._counts["bad_utterances"] + len(report.problems)
-            problems = [*self._problems, *report.problems]
-            # Stop early, before hours are lost, but not because of one file in the first batch.
-            if bad > allowed and (self.batch + 1 == len(plan) or bad > max(10, allowed)):
-                raise AudioError(
-                    f"{bad} of {total} utterances could not be read, more than data.max_bad_share "
-                    f"({options.max_bad_share}) allows; the first: {problems[0]}"
-                )
-            if report.problems:
-                self._counts["bad_utterances"] = bad
-                self._problems = problems[:MAX_NAMED]
+        batches = self._batches(Requests(self, self.plan, range(self.batch, len(self.plan))))
+        if self.device.type == "cuda":
+            batches = _one_ahead(batches, self.device)
+        for batch, report in batches:
+            self._count_problems(report.problems)
             self._counts.update(report.counts)
             self._read_seconds += report.read_seconds
             self._read_bytes += 2 * batch.waveforms.numel()
             self.batch += 1
             yield batch
+
+    def _count_problems(self, problems: Sequence[str]) -> None:
+        """Count the unreadable utterances of a batch; AudioError if there are too many."""
+        bad = self._counts["bad_utterances"] + len(problems)
+        first_problems = [*self._problems, *problems][:MAX_NAMED]
+        # Of the utterances in this rank's share of the epoch.
+        total = max(1, len(self.plan.rows) // self.world_size)
+        allowed = self.options.max_bad_share * total
+        # Stop early, before hours are lost, but not because of one file in the first batch.
+        if bad > allowed and (self.batch + 1 == len(self.plan) or bad > max(10, allowed)):
+            raise AudioError(
+                f"{bad} of {total} utterances could not be read, more than data.max_bad_share "
+                f"({self.options.max_bad_share}) allows; the first: {first_problems[0]}"
+            )
+        if problems:
+            # Only now: a batch that stopped the run is counted when the run resumes with it.
+            self._counts["bad_utterances"] = bad
+            self._problems = first_problems
 
     @functools.cached_property
     def identity(self) -> dict[str, int]:
@@ -173,8 +177,11 @@ class TrainingLoader:
         out.
         """
         gathered = distributed.gather_objects((dict(self._counts), self._problems))
-        counts = sum((Counter(one) for one, _ in gathered), Counter())
-        problems = [problem for _, some in gathered for problem in some]
+        counts: Counter[str] = Counter()
+        problems: list[str] = []
+        for counts_of_rank, problems_of_rank in gathered:
+            counts.update(counts_of_rank)
+            problems += problems_of_rank
         if problems:
             logger.warning(
                 "%d unreadable utterances were replaced with others of the same speakers in epoch "
@@ -220,12 +227,16 @@ class TrainingLoader:
             )
             if self.device.type == "cuda":
                 labels = labels.pin_memory().to(self.device, non_blocking=True)
-            counts = tuple(one.stop - one.start for one in shares)
-            key = derive_seed(sampler.seed, request.epoch)
-            indices = torch.from_numpy(report.rows)
-            # Masks and dither are keyed like crops: by the requested row, which differs between
-            # repeats of an utterance.
-            batch = Batch(waveforms, labels, indices, counts, key, request.rows)
+            batch = Batch(
+                waveforms,
+                labels,
+                indices=torch.from_numpy(report.rows),
+                shares=tuple(share.stop - share.start for share in shares),
+                # Masks and dither are keyed like crops: by the requested row, which differs between
+                # repeats of an utterance.
+                draw_key=derive_seed(sampler.seed, request.epoch),
+                draw_rows=request.rows,
+            )
             yield batch, report
             # One of the ring's spare slots holds the last batch, still being copied; the other is
             # written next.
@@ -239,11 +250,8 @@ class TrainingLoader:
             return crops
         if self.device.type == "cpu":
             # Crops of workers are in the ring, which the workers keep writing to.
-            return (
-                crops
-                if crops.dtype == torch.float32 and self.options.num_workers == 0
-                else to_float(crops)
-            )
+            is_ours = crops.dtype == torch.float32 and self.options.num_workers == 0
+            return crops if is_ours else to_float(crops)
         # Only page-locked memory can be copied while the GPU computes.
         staged = crops.pin_memory() if self.options.pin_memory else crops
         moved = staged.to(self.device, non_blocking=bool(self.options.pin_memory))
@@ -273,7 +281,7 @@ class Requests(Sequence[BatchRequest]):
 
     def __getitem__(self, place):  # type: ignore[no-untyped-def, override]
         if isinstance(place, slice):
-            return [self[one] for one in range(*place.indices(len(self)))]
+            return [self[number] for number in range(*place.indices(len(self)))]
         loader = self.loader
         number = self.numbers[place]
         plan = self.plan

@@ -73,14 +73,14 @@ class Voices:
         choice, order = KeyedRandom(seed, epoch, rows).uniforms((VOICE_STREAM, REAL_STREAM))[..., 0]
         if self.real_share is None:
             return (choice * len(self)).astype(np.int64)
-        others = 1 + (choice * (len(self) - 1)).astype(np.int64)
+        changed = 1 + (choice * (len(self) - 1)).astype(np.int64)
         # Rounded over the whole epoch, not per batch: a tenth of batches of 4 is one in every
         # second or third batch.
         num_real = np.diff(np.floor(self.real_share * bounds + 0.5)).astype(np.int64)
         batches = np.repeat(np.arange(len(num_real)), np.diff(bounds))
         places = np.empty(len(rows), dtype=np.int64)
         places[np.lexsort((order, batches))] = np.arange(len(rows)) - bounds[batches]
-        return np.where(places < num_real[batches], 0, others)
+        return np.where(places < num_real[batches], 0, changed)
 
 
 @dataclass(frozen=True)

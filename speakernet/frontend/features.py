@@ -7,7 +7,6 @@ is imported only here and in `kaldi.py`.
 """
 
 import copy
-import types
 from typing import cast
 
 import torch
@@ -55,6 +54,13 @@ class FrontEnd(nn.Module):
     span_samples: int
     """Samples that a window of `spectrum` covers."""
 
+    kernels: Tensor | None
+    """Convolution kernels of `spectrum`, set by `use_convolution`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kernels", None, persistent=False)
+
     def num_frames(self, num_samples: Tensor) -> Tensor:
         """Number of frames of `num_samples` samples; accepts integers too."""
         raise NotImplementedError
@@ -75,6 +81,10 @@ class FrontEnd(nn.Module):
 
     def power(self, waveforms: Tensor) -> Tensor:
         """Squared magnitudes of `spectrum`, (batch, bins, frames)."""
+        if self.kernels is not None:
+            parts = functional.conv1d(waveforms.unsqueeze(1), self.kernels, stride=self.hop_samples)
+            real, imaginary = parts.chunk(2, dim=1)  # (batch, bins, frames) each
+            return real.square() + imaginary.square()
         spectrum = self.spectrum(waveforms)
         # re² + im² instead of abs()² avoids a square root, which costs as much as the FFT.
         return spectrum.real.square() + spectrum.imag.square()
@@ -225,17 +235,7 @@ def use_convolution(front_end: FrontEnd) -> None:
     impulses = torch.eye(front_end.span_samples, dtype=torch.float64)
     spectra = precise.spectrum(impulses)[:, :, 0]  # (samples, bins)
     kernels = torch.cat((spectra.real, spectra.imag), dim=1).T  # (2 bins, samples)
-    kernels = kernels.unsqueeze(1).float().contiguous()  # (2 bins, 1, samples)
-    front_end.register_buffer("kernels", kernels, persistent=False)
-    front_end.power = types.MethodType(_convolve_power, front_end)  # type: ignore[method-assign]
-
-
-def _convolve_power(front_end: FrontEnd, waveforms: Tensor) -> Tensor:
-    """Squared magnitudes, (batch, bins, frames)."""
-    kernels = cast(Tensor, front_end.kernels)
-    spectra = functional.conv1d(waveforms.unsqueeze(1), kernels, stride=front_end.hop_samples)
-    real, imaginary = spectra.chunk(2, dim=1)  # (batch, bins, frames) each
-    return real.square() + imaginary.square()
+    front_end.kernels = kernels.unsqueeze(1).float().contiguous()  # (2 bins, 1, samples)
 
 
 def band_edges(options: TfMelOptions, sample_rate: int) -> tuple[float, float]:

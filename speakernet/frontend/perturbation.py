@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from speakernet.frontend.options import SpecAugmentOptions
+from speakernet.parallel.sync_norm import SynchronizedNorm
 from speakernet.random import GOLDEN, KeyedRandom, derive_seed
 
 MEL_STREAM = 0
@@ -26,14 +27,20 @@ MIXING = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64), (3
 
 
 def keep_draws_eager(net: nn.Module) -> None:
-    """Keep methods that draw on the host out of compiled graphs; call it before compiling a
-    network.
+    """Keep what draws on the host or waits for other ranks out of compiled graphs; call it before
+    compiling a network.
     """
     for module in net.modules():
-        for name in getattr(module, "eager_methods", ()):
-            # Not as decorators, which would load torch's compiler: two seconds for every command.
-            eager = torch.compiler.disable(getattr(type(module), name))
-            setattr(module, name, types.MethodType(eager, module))
+        if isinstance(module, KeyedDraws):
+            _keep_eager(module, "unannounced")
+        elif isinstance(module, SynchronizedNorm | nn.SyncBatchNorm):
+            _keep_eager(module, "forward")
+
+
+def _keep_eager(module: nn.Module, method: str) -> None:
+    # Not as a decorator, which would load torch's compiler: two seconds for every command.
+    eager = torch.compiler.disable(getattr(type(module), method))
+    setattr(module, method, types.MethodType(eager, module))
 
 
 class KeyedDraws(nn.Module):
@@ -43,8 +50,6 @@ class KeyedDraws(nn.Module):
     device in one copy, and hands them over (`announce`). Without that, the n-th pass draws the same
     numbers in every run; the count is part of the state dictionary.
     """
-
-    eager_methods = ("unannounced",)
 
     def __init__(self, seed: int, num_numbers: int = 1) -> None:
         super().__init__()

@@ -205,8 +205,10 @@ def test_processes_share_decoded_files(folders, tmp_path, monkeypatch, random):
         # Only the first decodes: nine clips of three kinds.
         assert len(decoded) == 27
         made.append(together)
-    for one in made:
-        torch.testing.assert_close(augment(one, clean)[0], augment(alone, clean)[0], atol=0, rtol=0)
+    for augmenter in made:
+        torch.testing.assert_close(
+            augment(augmenter, clean)[0], augment(alone, clean)[0], atol=0, rtol=0
+        )
     assert len(list(tmp_path.glob("tables/*/samples.npy"))) == 4
     os.utime(next(folders[1].rglob("*.wav")), ns=(1, 1))
     make(folders)

@@ -77,11 +77,11 @@ def epoch(made, number=0):
     return list(made)
 
 
-def assert_same(first, second):
+def assert_same(first, second, atol=1e-6, rtol=0.0):
     assert len(first) == len(second) > 0
-    for one, other in zip(first, second, strict=True):
-        torch.testing.assert_close(one.waveforms, other.waveforms, atol=1e-6, rtol=0)
-        assert torch.equal(one.labels, other.labels) and torch.equal(one.indices, other.indices)
+    for batch, other in zip(first, second, strict=True):
+        torch.testing.assert_close(batch.waveforms, other.waveforms, atol=atol, rtol=rtol)
+        assert torch.equal(batch.labels, other.labels) and torch.equal(batch.indices, other.indices)
 
 
 def test_crops(tiny_corpus):
@@ -134,8 +134,7 @@ def test_packed_corpus(tiny_corpus, packed, num_workers):
     }
     files = loader(tiny_corpus, **options)
     made = loader(tiny_corpus, data__train_path=packed, **options)
-    for one, other in zip(epoch(files, 1), epoch(made, 1), strict=True):
-        assert torch.equal(one.waveforms, other.waveforms) and torch.equal(one.labels, other.labels)
+    assert_same(epoch(files, 1), epoch(made, 1), atol=0.0)
     files.close()
     made.close()
 
@@ -208,16 +207,14 @@ def test_speeds_of_a_resident_corpus(tiny_corpus, disturbances, factors):
         "augment__telephone_probability": 0.3,
     }
     host, resident = (
-        loader(tiny_corpus, disturbances, **options, data__device_resident=one)
-        for one in ("off", "on")
+        loader(tiny_corpus, disturbances, **options, data__device_resident=switch)
+        for switch in ("off", "on")
     )
     assert isinstance(resident.maker, ResidentMaker) and isinstance(
         resident.augmenter.mixer, DeviceMixer
     )
     for number in (0, 1):
-        for one, other in zip(epoch(host, number), epoch(resident, number), strict=True):
-            torch.testing.assert_close(one.waveforms, other.waveforms, atol=1e-5, rtol=1e-4)
-            assert torch.equal(one.labels, other.labels) and torch.equal(one.indices, other.indices)
+        assert_same(epoch(host, number), epoch(resident, number), atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -247,11 +244,11 @@ def test_speeds_after_the_transfer(tiny_corpus, num_workers):
     there.maker = Workers(raw, there.options) if num_workers else raw
     labels = []
     speakers = []
-    for one, other in zip(epoch(here), epoch(there), strict=True):
-        torch.testing.assert_close(one.waveforms, other.waveforms, atol=1e-5, rtol=1e-4)
-        assert torch.equal(one.labels, other.labels)
-        labels += one.labels.tolist()
-        speakers += [int(name[3:5]) for name in here.file_names(one.indices)]
+    for batch, other in zip(epoch(here), epoch(there), strict=True):
+        torch.testing.assert_close(batch.waveforms, other.waveforms, atol=1e-5, rtol=1e-4)
+        assert torch.equal(batch.labels, other.labels)
+        labels += batch.labels.tolist()
+        speakers += [int(name[3:5]) for name in here.file_names(batch.indices)]
     # A speaker at a different speed is a different class.
     assert (
         here.num_classes == 24 and max(labels) >= 16 and [label % 8 for label in labels] == speakers
@@ -274,9 +271,9 @@ def test_slot_reuse_waits_for_its_copy(tiny_corpus, monkeypatch):
         return crops
 
     def run(requests):
-        for one in make(requests):
+        for made_batch in make(requests):
             before.append(list(done))
-            yield one
+            yield made_batch
 
     make = made.maker.run
     monkeypatch.setattr(made, "_to_device", moved)
@@ -355,8 +352,8 @@ def test_bad_files(root, num_workers):
     resumed.load_state_dict(strict.state_dict())
     with pytest.raises(AudioError, match="2 of 32 utterances"):
         list(resumed)
-    for one in (failing, lenient, resumed):
-        one.close()
+    for used in (failing, lenient, resumed):
+        used.close()
 
 
 @pytest.mark.usefixtures("trusted_lookup")
@@ -376,8 +373,8 @@ def test_bad_files_of_a_resident_corpus(root):
             epoch(loader(root, **options, data__max_bad_share=0.05))
         made.append(loader(root, **options, data__max_bad_share=0.1))
     assert isinstance(made[1].maker, ResidentMaker)
-    assert_same(*(epoch(one) for one in made))
-    assert [one.epoch_report()["bad_utterances"] for one in made] == [2, 2]
+    assert_same(*(epoch(loader_of) for loader_of in made))
+    assert [loader_of.epoch_report()["bad_utterances"] for loader_of in made] == [2, 2]
 
 
 def test_resident_row_shorter_than_its_header():

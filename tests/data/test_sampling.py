@@ -120,7 +120,10 @@ def test_balanced_batches_of_drawn_lengths(has_corpora):
         }
         sampler.in_parts = lambda epoch: mixed(corpora, epoch)
     plan = sampler.epoch(0)
-    batches = [labels[one % 360][::2].tolist() for one in np.split(plan.rows, plan.bounds[1:-1])]
+    batches = [
+        labels[rows_of_batch % 360][::2].tolist()
+        for rows_of_batch in np.split(plan.rows, plan.bounds[1:-1])
+    ]
     assert len({len(batch) for batch in batches}) > 2 and len(np.unique(plan.rows)) > 300
     assert all(len(set(batch)) == len(batch) for batch in batches)
 
@@ -151,7 +154,7 @@ def test_shares_of_ranks(data):
         assert (
             min(sizes) >= unit
             and max(sizes) - min(sizes) <= unit
-            and {one % unit for one in sizes} == {0}
+            and {size_of_share % unit for size_of_share in sizes} == {0}
         )
         assert sum(sizes) == plan.bounds[batch + 1] - plan.bounds[batch]
 

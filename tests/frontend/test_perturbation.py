@@ -145,7 +145,7 @@ def test_distribution_of_dither():
     # With 320,000 numbers the standard error of a mean or a correlation is 0.0018.
     pairs = [(noise[:, :-1], noise[:, 1:]), (noise[:, :-2], noise[:, 2:]), (noise[:-1], noise[1:])]
     assert (
-        all((one * other).mean().abs() < 0.009 for one, other in pairs)
+        all((noise * other).mean().abs() < 0.009 for noise, other in pairs)
         and noise.mean().abs() < 0.009
     )
 

@@ -90,10 +90,10 @@ def compare(options, rank):
     for step in range(STEPS):
         waveforms, labels = batch_of(step)
         results = []
-        for one, trunk, optimizer in ((whole, net, own), (shard, twin, own_optimizer)):
+        for loss, trunk, optimizer in ((whole, net, own), (shard, twin, own_optimizer)):
             embeddings = trunk(waveforms)
             embeddings.retain_grad()
-            value, accuracy = loss_of(one, embeddings, labels)
+            value, accuracy = loss_of(loss, embeddings, labels)
             value.backward()
             results.append((value, accuracy, embeddings.grad, total_norm(parameters_of(optimizer))))
             optimizer.step()
@@ -112,7 +112,9 @@ def compare(options, rank):
             note("moments", saved["momentum_buffer"], moments[number]["momentum_buffer"])
     for left, right in zip(net.parameters(), twin.parameters(), strict=True):
         note("weights", left, right)
-    worst["rows"] = sum(len(one) for one in shard.parameters() if share_of(one) is not None)
+    worst["rows"] = sum(
+        len(parameter) for parameter in shard.parameters() if share_of(parameter) is not None
+    )
     worst["loaded"] = float(_loads_into_shares(whole, options, own.state_dict()["state"], rank))
     return worst
 
@@ -128,14 +130,19 @@ def _loads_into_shares(whole, options, moments, rank):
     fresh.load_state_dict(saved)
     parameters = parameters_of(optimizer_over(net, fresh))
     taken = join_state(moments, parameters, back=True)
-    shards = [(name, one) for name, one in fresh.named_parameters() if share_of(one) is not None]
+    shards = [
+        (name, parameter)
+        for name, parameter in fresh.named_parameters()
+        if share_of(parameter) is not None
+    ]
     return (
         all(torch.equal(saved[name], tensor) for name, tensor in before.items())
         and all(
-            torch.equal(one, share_of(one).take(whole.get_parameter(name))) for name, one in shards
+            torch.equal(parameter, share_of(parameter).take(whole.get_parameter(name)))
+            for name, parameter in shards
         )
         and all(
-            taken[number]["momentum_buffer"].shape == one.shape
-            for number, one in enumerate(parameters)
+            taken[number]["momentum_buffer"].shape == parameter.shape
+            for number, parameter in enumerate(parameters)
         )
     )

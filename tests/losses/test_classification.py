@@ -38,7 +38,8 @@ def loop_loss(loss, embeddings, labels, own_logit, scale):
     total = 0.0
     for cosines, label in zip(cosines_of(loss, embeddings), labels.tolist(), strict=True):
         logits = [
-            scale * (own_logit(one) if row == label else one) for row, one in enumerate(cosines)
+            scale * (own_logit(cosine) if row == label else cosine)
+            for row, cosine in enumerate(cosines)
         ]
         total += math.log(sum(map(math.exp, logits))) - logits[label]
     return total / len(labels)
@@ -140,11 +141,11 @@ def test_sub_centers_and_inter_top_k_against_a_loop(margin, centers):
         # 0.1 at a margin of 0.2, as in wespeaker: mp * margin / 0.2
         penalty = 0.1 * margin / 0.2
         logits = [
-            math.cos(math.acos(one) - penalty) if row in nearest else one
-            for row, one in enumerate(cosines)
+            math.cos(math.acos(cosine) - penalty) if row in nearest else cosine
+            for row, cosine in enumerate(cosines)
         ]
         logits[label] = widened(cosines[label], margin)
-        total += math.log(sum(math.exp(20 * one) for one in logits)) - 20 * logits[label]
+        total += math.log(sum(math.exp(20 * logit) for logit in logits)) - 20 * logits[label]
     assert loss(embeddings, labels)[0].item() == pytest.approx(total / 20, rel=1e-5)
 
 

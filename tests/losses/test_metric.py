@@ -86,7 +86,9 @@ def test_ge2e_against_a_loop(utterances):
             logits = []
             for other_index, other in enumerate(speakers):
                 members = [
-                    one for row, one in enumerate(other) if (other_index, row) != (index, place)
+                    member
+                    for row, member in enumerate(other)
+                    if (other_index, row) != (index, place)
                 ]
                 centroid = [sum(column) / len(members) for column in zip(*members, strict=True)]
                 logits.append(10 * max(cosine(utterance, centroid), 1e-6) - 5)
@@ -110,12 +112,12 @@ def test_supervised_contrastive_against_a_loop(utterances, temperature):
     right = 0
     for place, (speaker, anchor) in enumerate(flat):
         others = [
-            (cosine(anchor, row) / temperature, one)
-            for at, (one, row) in enumerate(flat)
+            (cosine(anchor, row) / temperature, who)
+            for at, (who, row) in enumerate(flat)
             if at != place
         ]
         everything = math.log(sum(math.exp(score) for score, _ in others))
-        positives = [score - everything for score, one in others if one == speaker]
+        positives = [score - everything for score, who in others if who == speaker]
         total -= sum(positives) / len(positives)
         right += max(others)[1] == speaker
     value, accuracy = SupervisedContrastive(SupervisedContrastiveOptions(temperature=temperature))(

@@ -34,9 +34,9 @@ def test_shards_make_the_whole():
         ClassShard(3, 0, 4)
     whole = torch.arange(22.0).reshape(11, 2)
     shares = [RowShare(11, rank, 4) for rank in range(4)]
-    assert torch.equal(torch.cat([one.take(whole) for one in shares]), whole)
+    assert torch.equal(torch.cat([share.take(whole) for share in shares]), whole)
     centres = [RowShare(11, rank, 4, rows_per_unit=3).rows for rank in range(4)]
-    assert [len(one) % 3 for one in centres] == [0, 0, 0, 0]
+    assert [len(rows) % 3 for rows in centres] == [0, 0, 0, 0]
     assert centres[-1].stop == 33
 
 

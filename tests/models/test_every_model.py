@@ -52,7 +52,7 @@ LENGTHS = (12600, 11373, 10122)
 LARGER = ("CAMPPlus", "Gemini_DF_ResNet60", "RawNet3", "ReDimNetB0", "ReDimNet2B0", "ResNetSE34V2")
 EACH = [pytest.param(name, marks=[pytest.mark.slow] if name in LARGER else []) for name in SMALLEST]
 SIXTEEN_BITS = [
-    pytest.param(name, torch.bfloat16, marks=one.marks) for one in EACH for name in one.values
+    pytest.param(name, torch.bfloat16, marks=param.marks) for param in EACH for name in param.values
 ] + [
     # float16 is emulated on a CPU; these have special code for it.
     pytest.param(name, torch.float16, marks=pytest.mark.slow)
@@ -109,7 +109,7 @@ def test_gradients(name, pooling):
 
 @pytest.mark.parametrize(
     ("name", "pooling", "options"),
-    [(*one, None) for one in EVERY]
+    [(*pair, None) for pair in EVERY]
     + [(name, "auto", options) for name in FORMS for options in FORMS[name]],
 )
 def test_lengths(name, pooling, options):
@@ -177,7 +177,7 @@ LATER = [pytest.param(name, "inductor", marks=pytest.mark.compiled) for name in 
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    ("name", "backend"), [pytest.param(*one, marks=pytest.mark.slow) for one in SOON] + LATER
+    ("name", "backend"), [pytest.param(*pair, marks=pytest.mark.slow) for pair in SOON] + LATER
 )
 def test_compiled(name, backend, monkeypatch):
     net = make(name).train()
@@ -228,12 +228,14 @@ def distance(found, expected):
 
 
 def distances(found, expected):
-    largest = max(one.norm() for one in expected)
+    largest = max(value.norm() for value in expected)
     pairs = zip(found, expected, strict=True)
-    return [float((one - other).norm() / (other.norm() + 0.01 * largest)) for one, other in pairs]
+    return [
+        float((value - other).norm() / (other.norm() + 0.01 * largest)) for value, other in pairs
+    ]
 
 
-@pytest.mark.parametrize("name", [one for one in SMALLEST if one != "XVector"])
+@pytest.mark.parametrize("name", [name for name in SMALLEST if name != "XVector"])
 def test_gradient_checkpointing(name):
     gradients = []
     for is_checkpointed in (False, True):

@@ -260,8 +260,8 @@ def test_import_weights(tmp_path, capsys):
     assert main(["info", str(tmp_path / "model.pt")]) == 0
     facts = capsys.readouterr().out
     assert all(
-        one in facts
-        for one in (f"{case['num_parameters']:,}", case["model"], f"pooling={case['pooling']}")
+        fact in facts
+        for fact in (f"{case['num_parameters']:,}", case["model"], f"pooling={case['pooling']}")
     )
 
 

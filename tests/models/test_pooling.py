@@ -80,7 +80,7 @@ def test_queries_and_heads_by_hand():
 
 
 @pytest.mark.parametrize(
-    "name", [one for one in POOLINGS if not POOLINGS[one].options.takes_layers]
+    "name", [name for name in POOLINGS if not POOLINGS[name].options.takes_layers]
 )
 def test_lengths(name):
     torch.manual_seed(0)

@@ -69,8 +69,8 @@ KINDS = {
 }
 # Fast tests use these two; the others differ in details.
 EVERY = [
-    pytest.param(one, marks=[] if one in ("wavlm", "w2v-bert") else pytest.mark.slow)
-    for one in KINDS
+    pytest.param(kind, marks=[] if kind in ("wavlm", "w2v-bert") else pytest.mark.slow)
+    for kind in KINDS
 ]
 GOLDEN = json.loads(
     lzma.decompress(Path(__file__).with_name("golden_pretrained.json.xz").read_bytes())
@@ -181,8 +181,8 @@ def test_poolings_against_loops():
         found = pooling(states, lengths)
         for row, length in enumerate(lengths.tolist()):
             key_share, value_share = (
-                one.logits.exp() / one.logits.exp().sum()
-                for one in (pooling.key_weights, pooling.value_weights)
+                weights.logits.exp() / weights.logits.exp().sum()
+                for weights in (pooling.key_weights, pooling.value_weights)
             )
             keys = []
             values = []
@@ -256,19 +256,21 @@ def test_trained_parameters(folders):
         freezing.begin_training(epoch)
         seen.append(
             [
-                next(one.parameters()).requires_grad
-                for one in (layers[1], layers[0], net.trunk.backbone)
+                next(module.parameters()).requires_grad
+                for module in (layers[1], layers[0], net.trunk.backbone)
             ]
         )
     assert seen == [[False] * 3, [True, False, False], [True, True, False], [True] * 3]
     groups = parameter_groups([net], 0.1)
     factors = {
-        id(one): group.get("learning_rate_factor", 1.0)
+        id(parameter): group.get("learning_rate_factor", 1.0)
         for group in groups
-        for one in group["params"]
+        for parameter in group["params"]
     }
     below = net.trunk.backbone.feature_projection.projection.weight
-    found = [factors[id(next(one.parameters()))] for one in (net.embedding, layers[1], layers[0])]
+    found = [
+        factors[id(next(module.parameters()))] for module in (net.embedding, layers[1], layers[0])
+    ]
     assert [*found, factors[id(below)]] == [1.0, 0.5, 0.25, 0.125]
     tune(net, trained="all", trained_layers=1, gradient_factor=0.0)
     net.train()(waves(6000, 6000)).sum().backward()
@@ -291,15 +293,15 @@ def test_gradient_checkpointing_of_adapters(folders):
     def gradients():
         net.zero_grad()
         net.train()(batch).square().sum().backward()
-        return [one.grad for one in net.parameters() if one.requires_grad]
+        return [parameter.grad for parameter in net.parameters() if parameter.requires_grad]
 
     plain = gradients()
     enable_gradient_checkpointing(net)
     net.trunk.backbone.encoder.layers[1].attention.register_forward_pre_hook(
         lambda *given: layers.append(1)
     )
-    for one, other in zip(plain, gradients(), strict=True):
-        torch.testing.assert_close(one, other)
+    for gradient, other in zip(plain, gradients(), strict=True):
+        torch.testing.assert_close(gradient, other)
     assert len(layers) == 2
     net.embed(batch, sample_rate=16000)
     assert len(layers) == 3
@@ -457,7 +459,8 @@ def test_origin_of_trained_weights(folders, tmp_path):
     other = network(folder)
     tune(other, trained="all").load_state_dict(state)
     origins = [
-        one.spec()["model"]["options"]["source"]["files"] for one in (net, other, network(folder))
+        network_of_run.spec()["model"]["options"]["source"]["files"]
+        for network_of_run in (net, other, network(folder))
     ]
     assert origins[0] == origins[1] != origins[2]
     assert torch.equal(

@@ -92,7 +92,7 @@ def test_golden_embeddings(case):
     net, not_loaded = import_network(
         PUBLISHED[case["toolkit"]], case["model"], contents_of(case), "file.pt"
     )
-    assert all("pooling" in one for one in not_loaded)
+    assert all("pooling" in name for name in not_loaded)
     assert sum(parameter.numel() for parameter in net.parameters()) == case["num_parameters"]
     first, second = (torch.tensor(values) for values in case["embeddings"])
     assert (first - second).norm() / first.norm() > 0.05, "embeddings move with their input"
@@ -301,7 +301,7 @@ def test_command(tmp_path, capsys):
     assert (options["window"], options["scale"], options["num_mels"]) == ("hamming", 32768.0, 80)
     assert main(["info", out]) == 0
     shown = capsys.readouterr().out
-    assert all(one in shown for one in ("Apache-2.0", "VoxCeleb2", "wespeaker", "XVector"))
+    assert all(fact in shown for fact in ("Apache-2.0", "VoxCeleb2", "wespeaker", "XVector"))
     again = [
         "import-weights",
         out,

@@ -60,7 +60,8 @@ PUBLISHED = [name for name in MODELS if MODELS[name].options.published.parameter
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in PUBLISHED]
+    "name",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in PUBLISHED],
 )
 def test_counts_of_options(name):
     trunk = MODELS[name].options

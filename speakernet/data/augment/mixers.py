@@ -150,8 +150,8 @@ class HostMixer(Mixer):
         for kind in np.unique(drawn.source_kinds).tolist():
             places = np.flatnonzero(drawn.source_kinds == kind)
             bank = self._banks[KINDS[kind]]
-            found = bank.crops(drawn.clips[places], drawn.places[places], num_samples)
-            crops.update(zip(places.tolist(), found, strict=True))
+            crops_of_bank = bank.crops(drawn.clips[places], drawn.places[places], num_samples)
+            crops.update(zip(places.tolist(), crops_of_bank, strict=True))
         return [crops[place] for place in range(len(crops))]
 
     def _add(

@@ -89,9 +89,9 @@ class AugmentOptions(Options):
         """Invalid plugins, bounds or factors, and options for a recorded voice that is not listed
         or the only one.
         """
-        for name, given in self.components.items():
+        for name, values in self.components.items():
             try:
-                options_of(AUGMENTATIONS, name, given, "augmentation")
+                options_of(AUGMENTATIONS, name, values, "augmentation")
             except ValueError as error:
                 yield "components", f"{name}: {error}"
         for name in (
