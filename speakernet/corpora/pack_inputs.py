@@ -132,11 +132,11 @@ class ArchiveInput(PackInput):
         description = ", ".join(archive.name for archive in archives[:MAX_NAMED])
         if len(archives) > MAX_NAMED:
             description += " and more"
-        repeated = collections.Counter(names) - collections.Counter(set(names))
-        if repeated:
+        if len(set(names)) < len(names):
+            (repeated, _), *_ = collections.Counter(names).most_common(1)
             raise ArchiveError(
-                f"{description}: {min(repeated)!r} occurs twice; pack the archives separately or "
-                "change --strip"
+                f"{description}: {repeated!r} occurs twice; pack the archives separately or change "
+                "--strip"
             )
         # If one archive has no speakers, there is no training list for the whole.
         has_speakers = len(speakers) == len(names)
