@@ -103,9 +103,12 @@ def training_findings(training: TrainingList, min_utterances: int) -> list[Findi
     """Check size and balance of a training list, and look for repeated paths."""
     counts = np.bincount(training.labels, minlength=len(training.speakers))
     median = np.median(counts)
+    each = f"{counts.min()} to {counts.max()} each, median {median:.0f}"
+    if counts.min() == counts.max():
+        each = f"{counts.min()} each"
     size = (
-        f"{counted(len(training), 'utterance')} of {counted(len(counts), 'speaker')} "
-        f"({counts.min()} to {counts.max()} each, median {median:.0f}) in {training.source}"
+        f"{counted(len(training), 'utterance')} of {counted(len(counts), 'speaker')} ({each}) in "
+        f"{training.source}"
     )
     if len(counts) < 2:
         advice = (

@@ -148,6 +148,11 @@ def module_of(command: str) -> str:
     return f"speakernet.cli.{'list_components' if command == 'list' else command.replace('-', '_')}"
 
 
+# What a command may do to the user, in order: print its answer to standard output and nothing else
+# there; log to standard error, one line at a time, beside a progress bar; stop with one sentence if
+# the user can mend what is wrong, and with a traceback only if we can; never leave a broken pipe, a
+# full disk or Ctrl-C to Python's own message. All of that happens here once, so a command's module
+# only returns its lines or raises.
 def run_command(module_name: str, program: str, arguments: Sequence[str]) -> int:
     """Run a command module as `main` does; scripts of the checkout outside the package use it too.
 

@@ -52,9 +52,9 @@ def completion(shell: str) -> str:
     commands = parser.add_subparsers()
     for name, what in COMMANDS.items():
         module = importlib.import_module(module_of(name))
-        own = [] if hasattr(module, "main") else [build_parser(module, name)]
+        parents = [] if hasattr(module, "main") else [build_parser(module, name)]
         command = commands.add_parser(
-            name, help=what, parents=own, add_help=False, conflict_handler="resolve"
+            name, help=what, parents=parents, add_help=False, conflict_handler="resolve"
         )
         if getattr(module, "TAKES_CONFIG", False):
             command.add_argument("--config", help="configuration file").complete = shtab.FILE  # type: ignore[attr-defined]

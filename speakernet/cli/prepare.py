@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
+from speakernet import cli
 from speakernet.files import own_command
 from speakernet.options import suggestion
 
@@ -63,21 +64,15 @@ def build_parser(name: str) -> argparse.ArgumentParser:
 
     module = _module(name)
     command = own_command(f"prepare {name}")
-    parser = argparse.ArgumentParser(
-        prog=command,
-        description=(module.__doc__ or "").replace(f"speakernet prepare {name}", command),
-        allow_abbrev=False,
-        formatter_class=HelpFormatter,
-    )
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    tables = {parser: getattr(module, "ARGUMENTS", {})}
+    parser = cli.build_parser(module, command)
+    parser.formatter_class = HelpFormatter
+    parser.description = (module.__doc__ or "").replace(f"speakernet prepare {name}", command)
     if hasattr(module, "ACTIONS"):
         actions = parser.add_subparsers(dest="action", required=True)
         for action, (what, table) in module.ACTIONS.items():
-            tables[actions.add_parser(action, help=what, formatter_class=HelpFormatter)] = table
-    for subparser, table in tables.items():
-        for option, settings in table.items():
-            subparser.add_argument(option, **settings)
+            subparser = actions.add_parser(action, help=what, formatter_class=HelpFormatter)
+            for option, settings in table.items():
+                subparser.add_argument(option, **settings)
     return parser
 
 

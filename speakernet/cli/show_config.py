@@ -61,12 +61,14 @@ def run(arguments: argparse.Namespace) -> list[str]:
         return [schedule_table(loaded.config)]
     values = loaded.config.model_dump()
     if arguments.given:
-        given = {tuple(key.split(".")[:2]) for key in loaded.given}
-        found = {
-            section: {field: value for field, value in fields.items() if (section, field) in given}
-            for section, fields in values.items()
-        }
-        values = {section: fields for section, fields in found.items() if fields}
+        # Options of a component have a third part.
+        given = {".".join(key.split(".")[:2]) for key in loaded.given}
+        every_value = values
+        values = {}
+        for section, fields in every_value.items():
+            for field, value in fields.items():
+                if f"{section}.{field}" in given:
+                    values.setdefault(section, {})[field] = value
     return [yaml.safe_dump(values, sort_keys=False, allow_unicode=True).rstrip("\n")]
 
 

@@ -70,8 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
             stream = verifier.stream(info.sample_rate, enrolled, **limits)
             for chunk in recordings.chunks_of(sys.stdin.buffer, info, begun):
                 for state in stream.add(chunk):
-                    found = state.decision.sentence if state.decision else "no speech yet"
-                    sys.stderr.write(f"after {state.seconds:.0f} s: {found}\n")
+                    interim = state.decision.sentence if state.decision else "no speech yet"
+                    sys.stderr.write(f"after {state.seconds:.0f} s: {interim}\n")
             decision = stream.finish().decision
             assert decision is not None, "there is a threshold, and speech"
         else:

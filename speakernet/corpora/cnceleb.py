@@ -20,9 +20,8 @@ import numpy as np
 
 from speakernet.corpora.listing import PUBLIC_ARGUMENTS, prepare_public
 from speakernet.corpora.steps import Folder, StepSummary, audio_seconds
-from speakernet.corpora.utterances import Row
+from speakernet.corpora.utterances import Row, rows_of_corpus
 from speakernet.data.audio import SAMPLE_RATE, AudioError, audio_info, read_audio, write_audio
-from speakernet.data.folders import walk_files
 from speakernet.data.lists import ListError, write_trials
 from speakernet.files import parallel_map
 
@@ -30,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 # FLAC releases first: the published trials are taken from the first folder that exists.
 CORPORA = ("CN-Celeb_flac", "CN-Celeb2_flac", "CN-Celeb", "CN-Celeb2")
+#: id00011/singing-02-013.flac: speaker, then genre and recording (the session), and utterance.
+RECORDING = r"^(?P<speaker>[^/]+)/(?:(?P<session>[^/]*)-)?[^-/]*$"
 JOINED_FOLDER = "CN-Celeb_joined"
 DEFAULT_JOIN_SECONDS = 5.0
 
@@ -78,12 +79,9 @@ def cnceleb_rows(root: Path) -> Iterator[Row]:
         speakers = None
         if dev_list.is_file():
             speakers = set(dev_list.read_text(encoding="utf-8").split())
-        for name in walk_files(root / corpus / "data", {".flac", ".wav"}):
-            speaker, _, file_name = name.partition("/")
-            if file_name and "/" not in file_name and (speakers is None or speaker in speakers):
-                # singing-02-013.flac: genre, recording, utterance.
-                session = file_name.rpartition("-")[0]
-                yield Row(speaker, f"{corpus}/data/{name}", session)
+        for row in rows_of_corpus(root, f"{corpus}/data", RECORDING):
+            if speakers is None or row.speaker in speakers:
+                yield row
 
 
 def join_short(

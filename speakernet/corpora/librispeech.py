@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from speakernet.corpora.listing import PUBLIC_ARGUMENTS, prepare_public
-from speakernet.corpora.utterances import Row, read_genders
-from speakernet.data.folders import walk_files
+from speakernet.corpora.utterances import Row, read_genders, rows_of_corpus
 
 PARTS = (
     "train-clean-100",
@@ -24,6 +23,8 @@ PARTS = (
     "test-clean",
     "test-other",
 )
+#: PART/SPEAKER/CHAPTER/FILE; a chapter is a session.
+RECORDING = r"^[^/]+/(?P<speaker>[^/]+)/(?P<session>[^/]+)/[^/]+$"
 SPLITS = {"dev": "validation", "test": "test", "train": "train"}
 
 ARGUMENTS = PUBLIC_ARGUMENTS | {
@@ -44,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def librispeech_rows(root: Path) -> Iterator[Row]:
-    """LibriSpeech/PART/SPEAKER/CHAPTER/*.flac; a chapter is a session."""
+    """The recordings of all parts; READMEs and transcripts are elsewhere."""
     corpus = root / "LibriSpeech"
     if not corpus.is_dir():
         raise ValueError(
@@ -52,12 +53,7 @@ def librispeech_rows(root: Path) -> Iterator[Row]:
         )
     # ID | SEX | SUBSET | MINUTES | NAME
     genders = read_genders(corpus / "SPEAKERS.TXT", 1, "|")
-    for name in walk_files(corpus, {".flac", ".wav"}):
-        folders = name.split("/")
-        # READMEs and transcripts are elsewhere.
-        if len(folders) == 4:
-            _, speaker, chapter, _ = folders
-            yield Row(speaker, f"LibriSpeech/{name}", chapter, genders.get(speaker, ""))
+    return rows_of_corpus(root, "LibriSpeech", RECORDING, genders)
 
 
 def librispeech_split(name: str) -> str:

@@ -67,7 +67,7 @@ SHOWN_CHARACTERS = 120  # of a malformed value
 
 
 class FileInput(PackInput):
-    """Files by name: all recordings, or the wanted ones; relative paths are below `root` or the
+    """Files by name: all recordings, or the listed ones; relative paths are below `root` or the
     working directory.
     """
 
@@ -75,15 +75,15 @@ class FileInput(PackInput):
         self,
         recordings: Recordings,
         description: str,
-        wanted: StringTable | None = None,
+        listed: StringTable | None = None,
         root: str = "",
     ) -> None:
         names = recordings.names
         files = recordings.files
         speakers = recordings.speakers
-        if wanted is not None:
-            rows = NameIndex(names).find(wanted)
-            names = wanted
+        if listed is not None:
+            rows = NameIndex(names).find(listed)
+            names = listed
             files = files.take(rows)
             speakers = speakers.take(rows) if speakers else None
         super().__init__(names, description, speakers)
@@ -113,17 +113,17 @@ class FolderInput(FileInput):
 
 
 class ArchiveInput(PackInput):
-    """Members of one or several archives, and the wanted names that none of them has."""
+    """Members of one or several archives, and the listed names that none of them has."""
 
     def __init__(
-        self, archives: Sequence["Archive"], wanted: StringTable | None, strip: int | None
+        self, archives: Sequence["Archive"], listed: StringTable | None, strip: int | None
     ) -> None:
         names: list[str] = []
         speakers: list[str] = []
         of_archive = [np.zeros(0, dtype=np.int64)]
         of_member = [np.zeros(0, dtype=np.int64)]
         for number, archive in enumerate(archives):
-            members, chosen = match_members(archive, wanted, strip)
+            members, chosen = match_members(archive, listed, strip)
             names += chosen
             of_archive.append(np.full(len(members), number))
             of_member.append(members)
@@ -132,17 +132,17 @@ class ArchiveInput(PackInput):
         description = ", ".join(archive.name for archive in archives[:MAX_NAMED])
         if len(archives) > MAX_NAMED:
             description += " and more"
-        repeated = collections.Counter(names) - collections.Counter(set(names))
-        if repeated:
+        if len(set(names)) < len(names):
+            (repeated, _), *_ = collections.Counter(names).most_common(1)
             raise ArchiveError(
-                f"{description}: {min(repeated)!r} occurs twice; pack the archives separately or "
-                "change --strip"
+                f"{description}: {repeated!r} occurs twice; pack the archives separately or change "
+                "--strip"
             )
         # If one archive has no speakers, there is no training list for the whole.
         has_speakers = len(speakers) == len(names)
-        if wanted is not None:
-            absent = np.flatnonzero(NameIndex(StringTable.from_strings(names)).find(wanted) < 0)
-            names += wanted.take(absent)
+        if listed is not None:
+            absent = np.flatnonzero(NameIndex(StringTable.from_strings(names)).find(listed) < 0)
+            names += listed.take(absent)
             speakers += [""] * len(absent)
             of_archive.append(np.full(len(absent), NOT_IN_ANY))
             of_member.append(np.zeros_like(absent))
@@ -184,7 +184,7 @@ def _absent(source: PackInput, row: int) -> AudioError:
 
 
 def open_inputs(
-    sources: Sequence[str | Path], wanted: StringTable | None = None, strip: int | None = None
+    sources: Sequence[str | Path], listed: StringTable | None = None, strip: int | None = None
 ) -> PackInput:
     """Open `sources` as one input: one folder, one list, or archives (the pieces of one archive
     count as one).
@@ -193,11 +193,11 @@ def open_inputs(
     path, kind = next(iter(kinds.items()))
     if len(kinds) == 1:
         if kind == FOLDER:
-            return FolderInput(path, wanted)
+            return FolderInput(path, listed)
         if kind == KALDI:
-            return FileInput(_read_kaldi_folder(path), str(path), wanted)
+            return FileInput(_read_kaldi_folder(path), str(path), listed)
         if kind == RAW_LIST:
-            return FileInput(read_raw_list(path), str(path), wanted)
+            return FileInput(read_raw_list(path), str(path), listed)
     archives: list[Path] = []
     for path, kind in kinds.items():
         if kind == SHARD_LIST:
@@ -209,11 +209,11 @@ def open_inputs(
                 "a folder or list is among several sources; expected one folder, one list, or only "
                 "archives"
             )
-    return ArchiveInput([open_archive(pieces) for pieces in group_pieces(archives)], wanted, strip)
+    return ArchiveInput([open_archive(pieces) for pieces in group_pieces(archives)], listed, strip)
 
 
 def match_members(
-    archive: "Archive", wanted: StringTable | None, strip: int | None
+    archive: "Archive", listed: StringTable | None, strip: int | None
 ) -> tuple[np.ndarray, list[str]]:
     """Members to take, ascending, and their names in the corpus.
 
@@ -222,7 +222,7 @@ def match_members(
     the archive, `.wav` in the list).
     """
     folders = [name.split("/") for name in archive.names]
-    if wanted is None:
+    if listed is None:
         stripped = ["/".join(steps[strip or 0 :]) for steps in folders]
         rows = [row for row, name in enumerate(stripped) if name]
         return np.array(rows, dtype=np.int64), [stripped[row] for row in rows]
@@ -230,7 +230,7 @@ def match_members(
     best = np.full(len(folders), -1)
     for plain in (str, without_suffix):
         # A Mac's archive has decomposed names.
-        index = NameIndex(StringTable.from_strings(plain(composed(name)) for name in wanted))
+        index = NameIndex(StringTable.from_strings(plain(composed(name)) for name in listed))
         for depth in depths:
             names = (plain(composed("/".join(steps[depth:]))) for steps in folders)
             rows_of_list = index.find(StringTable.from_strings(names))
@@ -239,7 +239,7 @@ def match_members(
         if (best >= 0).any():
             break
     members = np.flatnonzero(best >= 0)
-    return members, list(wanted.take(best[members]))
+    return members, list(listed.take(best[members]))
 
 
 def _kind(path: Path) -> str:
@@ -347,6 +347,12 @@ def open_archive(paths: Sequence[Path]) -> "Archive":
         return ZipAudio(paths) if is_zip else TarAudio(paths)
 
 
+# How archives are read. A member of a zip can be unpacked on its own, so the threads that decode do
+# that too, and every core unpacks. A plain tar is scanned once for the place of each member, which is
+# then read like any file. A compressed tar is one stream: it is walked from end to end for the names
+# and once more for the contents, by the one thread that feeds the others, which is slow but needs
+# neither memory nor disk. Joining the pieces of an archive on disk first would be simpler, but needs
+# the space of the whole archive once more.
 class Archive:
     """The audio files in an archive, in stored order."""
 
@@ -442,11 +448,11 @@ class TarAudio(Archive):
                     content = file.read(size)
                     yield content if len(content) == size else None
                 return
-            wanted = set(members.tolist())
+            chosen = set(members.tolist())
             number = 0
             for archive, member in self._walk(file):
                 if _is_audio(member.name):
-                    if number in wanted:
+                    if number in chosen:
                         yield archive.extractfile(member).read()  # type: ignore[union-attr]
                     number += 1
 

@@ -124,6 +124,11 @@ def random_pairs(
     return Pairs.of(utterances, rows[low], rows[high])
 
 
+# Why balanced. A speaker with n utterances has n (n - 1) / 2 target pairs, so among all pairs, or
+# random ones, a few talkative speakers decide the error rate. Here each speaker gives the same number
+# as far as possible. Non-targets are drawn by speaker first, then by utterance, for the same reason.
+# Fifty targets and five non-targets for each are round figures: more trials of the same speakers
+# narrow the interval little, because it is the speakers that are drawn.
 def balanced_pairs(
     utterances: Utterances,
     rows: np.ndarray,

@@ -7,13 +7,14 @@ Built from list files, tables or folder walks; no audio is read here. `pairs` ma
 import csv
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from speakernet.data.folders import walk_files
 from speakernet.data.lists import ListError, StringTable, TrainingList
 from speakernet.data.names import composed, normal_name
 from speakernet.files import open_text, reading
@@ -216,6 +217,18 @@ def rows_by_pattern(names: Iterable[str], pattern: str) -> Iterator[Row]:
         yield Row(
             groups.get("speaker", ""), name, groups.get("session", ""), groups.get("gender", "")
         )
+
+
+def rows_of_corpus(
+    root: Path, folder: str, pattern: str, genders: Mapping[str, str] | None = None
+) -> Iterator[Row]:
+    """The recordings in a corpus's `folder` whose paths match `pattern`, as in `rows_by_pattern`;
+    names are relative to `root`.
+    """
+    for row in rows_by_pattern(walk_files(root / folder, {".flac", ".wav"}), pattern):
+        if row.speaker:
+            gender = (genders or {}).get(row.speaker, "")
+            yield row._replace(name=f"{folder}/{row.name}", gender=gender)
 
 
 def row_by_folder(name: str, depth: int = 0) -> Row:

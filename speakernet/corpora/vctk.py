@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from speakernet.corpora.listing import PUBLIC_ARGUMENTS, prepare_public
-from speakernet.corpora.utterances import Row, read_genders
-from speakernet.data.folders import walk_files
+from speakernet.corpora.utterances import Row, read_genders, rows_of_corpus
 
 AUDIO = "wav48_silence_trimmed"
 
@@ -31,17 +30,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def vctk_rows(root: Path, microphone: str) -> Iterator[Row]:
-    """wav48_silence_trimmed/SPEAKER/SPEAKER_TEXT_MIC.flac of one microphone."""
-    corpus = root / "VCTK-Corpus-0.92"
-    if not corpus.is_dir():
-        corpus = root
-    if not (corpus / AUDIO).is_dir():
+    """The recordings of one microphone: p280 and p315 have only the first, s5 none of the second."""
+    folder = f"VCTK-Corpus-0.92/{AUDIO}"
+    if not (root / folder).is_dir():
+        folder = AUDIO
+    audio = root / folder
+    if not audio.is_dir():
         raise ValueError(f"{root} has no folder {AUDIO} (VCTK 0.92); fetch it with --download")
     # ID AGE GENDER ACCENTS REGION
-    genders = read_genders(corpus / "speaker-info.txt", 2)
-    for name in walk_files(corpus / AUDIO, {".flac", ".wav"}):
-        speaker = name.split("/")[0]
-        # p280 and p315 have only the first microphone; s5 has no recordings of the second.
-        if "/" in name and Path(name).stem.endswith(f"_{microphone}"):
-            path = (corpus / AUDIO / name).relative_to(root).as_posix()
-            yield Row(speaker, path, "", genders.get(speaker, ""))
+    genders = read_genders(audio.with_name("speaker-info.txt"), 2)
+    # SPEAKER/SPEAKER_TEXT_MIC.flac
+    pattern = rf"^(?P<speaker>[^/]+)/.*_{microphone}\.[^.]+$"
+    return rows_of_corpus(root, folder, pattern, genders)

@@ -10,6 +10,7 @@ and male talkers", JASA 87 (1990), for the pulse (KLGLOTT88) and the nasal pole-
 """
 
 import collections
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,6 +18,7 @@ from scipy import fft
 from scipy.ndimage import gaussian_filter1d
 
 from speakernet.data.audio import audio_of_array
+from speakernet.files import read_yaml_file
 from speakernet.random import numpy_generator
 
 FRAME_SECONDS = 0.008
@@ -24,49 +26,8 @@ SYNTHETIC_SYLLABLES = 16
 """Minimum number of syllables of `synthetic_speech`, about four seconds."""
 SPEECH_STREAM = 7001
 
-# Formants 1-3 in Hz of a 17.5-cm vocal tract. Vowels: means of the 33 men of Peterson & Barney,
-# "Control methods used in a study of the vowels", JASA 24 (1952), table II. Consonants: round
-# figures in the range of Klatt, "Software for a cascade/parallel formant synthesizer", JASA 67
-# (1980), table III.
-VOWELS: dict[str, tuple[float, float, float]] = {
-    "i": (270, 2290, 3010),
-    "I": (390, 1990, 2550),
-    "e": (530, 1840, 2480),
-    "ae": (660, 1720, 2410),
-    "a": (730, 1090, 2440),
-    "o": (570, 840, 2410),
-    "U": (440, 1020, 2240),
-    "u": (300, 870, 2240),
-    "V": (640, 1190, 2390),
-    "er": (490, 1350, 1690),
-}
-
-
-SONORANTS = {  # formants, nasality
-    "m": ((300, 1000, 2200), 1.0),
-    "n": ((300, 1650, 2600), 0.8),
-    "ng": ((300, 2100, 2700), 0.9),
-    "l": ((330, 1100, 2800), 0.0),
-    "r": ((330, 1120, 1500), 0.0),
-    "w": ((290, 650, 2200), 0.0),
-    "j": ((270, 2150, 2950), 0.0),
-}
-FRICATIVES = {  # formants, gain, centre and width of the band of noise in Hz, voicing
-    "f": ((340, 1100, 2080), 0.035, 5500, 3500, 0.0),
-    "v": ((280, 1100, 2080), 0.02, 5500, 3500, 0.25),
-    "th": ((320, 1290, 2540), 0.03, 6000, 3000, 0.0),
-    "s": ((320, 1500, 2600), 0.20, 6200, 1100, 0.0),
-    "z": ((280, 1500, 2600), 0.12, 6200, 1100, 0.2),
-    "sh": ((300, 1840, 2750), 0.20, 3300, 900, 0.0),
-}
-STOPS = {  # formants, centre and width of the burst in Hz, whether voiced
-    "p": ((300, 900, 2100), 1200, 900, False),
-    "b": ((250, 900, 2100), 1000, 800, True),
-    "t": ((300, 1750, 2650), 4800, 1400, False),
-    "d": ((250, 1750, 2650), 4500, 1400, True),
-    "k": ((300, 1950, 2500), 2200, 600, False),
-    "g": ((250, 1950, 2500), 2100, 600, True),
-}
+PHONE_TABLE = read_yaml_file(Path(__file__).with_name("phones.yaml"), "the table of phones")
+VOWELS: dict[str, list[float]] = PHONE_TABLE["vowels"]
 
 Segment = collections.namedtuple(
     "Segment",
@@ -83,7 +44,7 @@ PHONES = {
     **{name: (Segment(formants, 0.115, voicing=1.0),) for name, formants in VOWELS.items()},
     **{
         name: (Segment(formants, 0.065, voicing=0.45, nasality=nasality),)
-        for name, (formants, nasality) in SONORANTS.items()
+        for name, (formants, nasality) in PHONE_TABLE["sonorants"].items()
     },
     **{
         name: (
@@ -91,7 +52,7 @@ PHONES = {
                 formants, 0.095, voicing=voicing, frication=gain, noise_hz=hz, noise_width_hz=width
             ),
         )
-        for name, (formants, gain, hz, width, voicing) in FRICATIVES.items()
+        for name, (formants, gain, hz, width, voicing) in PHONE_TABLE["fricatives"].items()
     },
     "h": (Segment(None, 0.06, aspiration=0.12),),
     # Closure, burst, then voice onset: immediately after a voiced stop, otherwise after some
@@ -104,7 +65,7 @@ PHONES = {
             ),
             *(() if is_voiced else (ASPIRATION,)),
         )
-        for name, (formants, hz, width, is_voiced) in STOPS.items()
+        for name, (formants, hz, width, is_voiced) in PHONE_TABLE["stops"].items()
     },
 }
 PHONE_NAMES = tuple(PHONES)
