@@ -25,7 +25,7 @@ from speakernet.assembly.training import build_model
 from speakernet.checkpoint import read_checkpoint
 from speakernet.config import Config
 from speakernet.config.schema import replaced
-from speakernet.data.lists import StringTable, TrainingList, TrialList
+from speakernet.data.lists import TrainingList, TrialList
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation.calibration import (
     FITTED_ON_REPORTED,
@@ -144,7 +144,8 @@ def build_validation(
         due = [name for name in prepared if is_due(name, epoch)]
         used = embedder
         if len(prepared) > 1:
-            together = one_pass([_audio_of(prepared[name]) for name in due], unions)
+            audio = [(prepared[name].trials.names, prepared[name].source) for name in due]
+            together = one_pass(audio, unions)
             used = dataclasses.replace(embedder, embed_with=together)
         results = {name: evaluate(used, *prepared[name]).results for name in due}
         # No plot uses the DET band of a validation, which would make each record ten times as long.
@@ -165,10 +166,6 @@ class _Validation(NamedTuple):
     speakers: Speakers
     options: EvaluationOptions
     seed: int
-
-
-def _audio_of(validation: _Validation) -> tuple[StringTable, AudioSource]:
-    return validation.trials.names, validation.source
 
 
 def _prepare_validation(
@@ -199,6 +196,15 @@ def run_evaluation(
     """Score the test lists with a model file; training data is needed only for what the file
     lacks.
     """
+    # What a list is scored with comes from the model file first: it is the same for whoever uses the
+    # model, and it is what the thresholds in it belong to. Only what the file lacks is measured on
+    # the lists of the configuration (the mean embedding, the cohort, a calibration), and only the
+    # evaluation that ends a training writes what it has measured back into the file. Scoring alone
+    # must leave every file as it was, because somebody else may be using it.
+    #
+    # Several test lists often share recordings (VoxCeleb1-O, -E and -H do), so each recording is
+    # embedded once for all of them. The first list, without a name, is the reported one: the model
+    # is calibrated with its back end, and only it is sliced by metadata and swept.
     section = config.evaluation
     path = Path(model_path)
     if section.metadata:
@@ -458,19 +464,19 @@ class _Scoring:
         fits_in_file = list(reversed((self.contents.get("calibration") or {}).get("fits", [])))
         kept = next((fit for fit in fits_in_file if fit["backend"] == described), None)
         fitting_list = self._fitting_list()
-        others: set[str] = set()
+        foreign: set[str] = set()
         if fitting_list and self.after_training:
             # A finished run that is started again must not replace what `speakernet calibrate` has
             # fitted since.
             for fit in fits_in_file:
                 if fit.get("list_sha256") != fitting_list.trials.sha256:
-                    others.add(str(fit.get("list") or "another list"))
-        if fitting_list and others:
+                    foreign.add(str(fit.get("list") or "another list"))
+        if fitting_list and foreign:
             logger.warning(
                 "%s keeps the calibration fitted on %s; `speakernet calibrate --trials %s` replaces "
                 "it",
                 self.path,
-                ", ".join(sorted(others)),
+                ", ".join(sorted(foreign)),
                 fitting_list.trials.source,
             )
             if kept is not None:
@@ -480,7 +486,7 @@ class _Scoring:
                 return None
             self.fitted_on = kept.get("list_sha256") or ""
             return AffineCalibration.from_dict(kept)
-        return self._fit(fitting_list, backend, for_decisions=self.after_training and not others)
+        return self._fit(fitting_list, backend, for_decisions=self.after_training and not foreign)
 
     def _fitting_list(self) -> TrialInput | None:
         """The list on which to fit a calibration; None to use that of the model file."""

@@ -100,8 +100,8 @@ def build_loss(config: Config, num_classes: int) -> SpeakerLoss:
 
 def refuse_impossible(config: Config, net: SpeakerNet, device: torch.device) -> None:
     """Refuse options that contradict each other in training, or that this machine lacks."""
-    if found := [f"{key}: {message}" for key, message in training_problems(config)]:
-        raise ConfigError("\n".join(found))
+    if problems := [f"{key}: {message}" for key, message in training_problems(config)]:
+        raise ConfigError("\n".join(problems))
     for tracker in config.training.trackers:
         if importlib.util.find_spec(TRACKERS[tracker][0]) is None:
             raise ConfigError(
