@@ -279,8 +279,6 @@ def test_shares_of_a_batch(tiny_corpus, monkeypatch, caplog):
     "options",
     [
         ["--data.batch_size", "2"],
-        # Crops of several lengths: each batch has an even number.
-        ["--data.batch_size", "4", "--data.crop_frames_max", "40"],
         [
             "--data.batch_size",
             "2",

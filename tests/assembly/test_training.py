@@ -19,8 +19,6 @@ from speakernet.checkpoint import CheckpointError
 from speakernet.config import Config
 from speakernet.config.loading import save_config
 from speakernet.config.schema import replaced, with_options
-from speakernet.losses import sharded
-from speakernet.losses.options import AAMSoftmaxOptions, CombinedOptions, GE2EOptions
 from speakernet.training.checkpoints import changed_options
 from speakernet.training.progress import Interrupted, Stage
 from tests.data.test_loader import epoch
@@ -273,28 +271,6 @@ def test_narrow_networks_are_not_channels_last(tiny_corpus, tmp_path, caplog):
         )
     wide = training.build_model(tiny_config(tiny_corpus))
     assert not wide.trunk.stages[1].blocks[0].conv1.weight.is_contiguous()
-
-
-@pytest.mark.parametrize(
-    ("options", "speakers", "processes", "is_shared", "reason"),
-    [
-        (
-            AAMSoftmaxOptions(),
-            sharded.MIN_SHARDED_CLASSES,
-            2,
-            True,
-            "20,000 classes on 2 processes",
-        ),
-        (AAMSoftmaxOptions(), sharded.MIN_SHARDED_CLASSES - 1, 64, False, "from 20,000"),
-        (AAMSoftmaxOptions(sharded="on"), 10, 2, True, "as configured"),
-        (AAMSoftmaxOptions(sharded="off"), 10**6, 8, False, "switched off"),
-        (CombinedOptions(), 10**6, 8, True, "1,000,000 classes on 8 processes"),
-        (GE2EOptions(), 0, 8, False, "no head"),
-    ],
-)
-def test_choices_have_reasons(options, speakers, processes, is_shared, reason):
-    choice = sharded.choose_sharding(options, speakers, processes)
-    assert choice.value is is_shared and reason in choice.reason
 
 
 VOICES = {"speed_factors": [0.9, 1.0], "real_share": 0.25}
