@@ -101,7 +101,7 @@ SCHEDULES: dict[str, list[Moment]] = {
     "voxceleb/w2v_bert.yaml": [
         (0, 1e-7, 0.2),
         # No step has the rate after the fall at the end.
-        *((e, rate, 0.2) for e, rate in ((5, 1e-4), (14, 1e-5), (15, 1e-5))),
+        *((e, rate, 0.2) for e, rate in ((15, 1e-4), (44, 1e-5), (45, 1e-5))),
     ],
     "voxceleb/wavlm_base_plus_mhfa.yaml": _FROZEN,
     "voxceleb/wavlm_large_mhfa.yaml": _FROZEN,
@@ -140,7 +140,7 @@ SCHEDULES: dict[str, list[Moment]] = {
 
 LATER_STAGES: dict[str, dict[str, list[Moment]]] = {
     "voxceleb/w2v_bert.yaml": {
-        "joint": [(e, half_cosine(1e-5, 5e-6, e / 4), 0.2) for e in (0, 1, 3, 4)],
+        "joint": [(e, half_cosine(1e-5, 5e-6, e / 12), 0.2) for e in (0, 1, 11, 12)],
         "large_margin": [(e, half_cosine(1e-5, 5e-6, e / 2), 0.5) for e in (0, 1, 2)],
     },
     "voxceleb/wavlm_base_plus_mhfa.yaml": {
@@ -157,10 +157,16 @@ LATER_VALUES: dict[str, dict[str, dict[str, Any]]] = {
     "voxceleb/w2v_bert.yaml": {
         "joint": {
             "model.options.trained": "all",
-            "data.batch_size": 64,
+            "data.batch_size": 512,
             "optimizer.weight_decay": 1e-4,
         },
-        "large_margin": {"data.crop_frames": 600, "data.batch_size": 32, "augment.enabled": False},
+        "large_margin": {
+            "data.crop_frames": 500,
+            "data.crop_frames_max": 600,
+            "data.min_seconds": 5.0,
+            "data.batch_size": 256,
+            "augment.enabled": False,
+        },
     },
     "voxceleb/wavlm_base_plus_mhfa.yaml": {
         "joint": {
@@ -272,11 +278,12 @@ voxceleb/eres2netv2_aam.yaml:
   frontend.scale: 1, frontend.window: povey, frontend.dither: 0.0, frontend.normalize: mean,
   training.average_checkpoints: 0, evaluation.subtract_mean: false, evaluation.score_norm: none}
 voxceleb/w2v_bert.yaml:
-  {<<: [*aam], data.batch_size: 64, data.crop_frames: 300, augment.speed_factors: [0.9, 1.0, 1.1],
+  {<<: [*aam], data.batch_size: 512, data.crop_frames: 200, data.crop_frames_max: 300, data.min_seconds: 2.0,
+  augment.speed_factors: [0.9, 1.0, 1.1], augment.noise_snr_db: [5, 20], training.max_grad_norm: 1.0,
   model.name: Pretrained, model.pooling: AdapterMFA, model.embedding_dim: 256,
   model.options: {backbone: facebook/w2v-bert-2.0, lora_rank: 64, lora_alpha: 128, trained: lora},
   model.pooling_options: {dim: 128}, optimizer.name: adamw, optimizer.weight_decay: 0.0001, loss.margin: 0.2,
-  evaluation.subtract_mean: false, evaluation.score_norm: none}
+  evaluation.subtract_mean: true, evaluation.score_norm: none}
 voxceleb/wavlm_base_plus_mhfa.yaml: &mhfa
   {data.batch_size: 512, data.crop_frames: 300, data.min_seconds: 1.0, augment.probability: 0.6,
   augment.speed_factors: [1.0], model.name: Pretrained, model.pooling: MHFA, model.embedding_dim: 256,

@@ -113,7 +113,9 @@ def test_values(recipe):
     assert "Source: " in head and any(
         name in head for name in ("wespeaker", "3D-Speaker", "voxceleb_trainer")
     )
-    assert config.runtime.sync_batch_norm == "off"
+    # Only the authors of the w2v-BERT recipe synchronise it.
+    synchronised = "on" if recipe == "voxceleb/w2v_bert.yaml" else "off"
+    assert config.runtime.sync_batch_norm == synchronised
     assert (
         config.training.final_model == "last"
         or "best epoch on the reported list" in text.splitlines()[0]

@@ -65,9 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         # Refuse impossible limits before audio is read.
         verifier.decide(0.0, **limits)
         if arguments.first == recordings.STANDARD_INPUT:
-            enrolled = verifier.embed(
-                verifier.open(arguments.second, channel=arguments.channel), speech=True
-            )
+            enrolled = verifier.hear(verifier.open(arguments.second, channel=arguments.channel))
             info, begun = recordings.open_piped(sys.stdin.buffer)
             stream = verifier.stream(info.sample_rate, enrolled, **limits)
             for chunk in recordings.chunks_of(sys.stdin.buffer, info, begun):

@@ -24,6 +24,7 @@ SAME = {
     "dataset_args.tfmel_args.f_max": "frontend.high_hz",
     "dataset_args.tfmel_args.norm_signal": "frontend.normalize_waveform",
     "dataset_args.spec_aug": "frontend.spec_augment",
+    "dataset_args.spec_aug_args.prob": "frontend.spec_augment_probability",
     "dataset_args.spec_aug_args.num_f_mask": "frontend.mel_masks",
     "dataset_args.spec_aug_args.max_f": "frontend.mel_mask_width",
     "dataset_args.spec_aug_args.num_t_mask": "frontend.frame_masks",
@@ -287,11 +288,6 @@ def _convert_data(options: _Unread, sections: Sections, batch_size: int) -> None
         sections["loss"]["inter_top_k"] = 0
     sections["augment"]["speed_factors"] = [0.9, 1.0, 1.1] if has_speeds else [1.0]
     sections["augment"]["enabled"] = has_speeds or sections["augment"].get("probability") != 0
-    if not sections["frontend"].get("spec_augment"):
-        options.take("dataset_args.spec_aug_args.prob", None)
-    else:
-        # Our masks are drawn for every utterance.
-        options.cross_off("dataset_args.spec_aug_args.prob", 1.0)
 
 
 def _convert_network(

@@ -19,6 +19,8 @@ class SpecAugmentOptions(Options):
 
     spec_augment: bool = False
     """Mask bands and stretches of time in training, differently for every utterance."""
+    spec_augment_probability: Share = 1.0
+    """SpecAugment: share of utterances that are masked."""
     mel_masks: MaskCount = 1
     """SpecAugment: masks along the mel axis."""
     mel_mask_width: Annotated[int, Ge(0), Le(512)] = 8

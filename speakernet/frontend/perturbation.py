@@ -18,6 +18,7 @@ from speakernet.random import GOLDEN, KeyedRandom, derive_seed
 
 MEL_STREAM = 0
 FRAME_STREAM = 1
+CHOICE_STREAM = 2
 # SplitMix64's step as a signed number: torch has no unsigned 64-bit arithmetic.
 STEP = int(GOLDEN) - 2**64
 # Shifts and factors of SplitMix64's mixing, as signed numbers; the last one only shifts.
@@ -137,7 +138,7 @@ class SpecAugment(nn.Module):
     def __init__(self, options: SpecAugmentOptions, seed: int = 0) -> None:
         super().__init__()
         self.options = options
-        self.draws = MaskDraws(seed, options.mel_masks, options.frame_masks)
+        self.draws = MaskDraws(seed, options)
 
     def forward(self, features: Tensor) -> Tensor:
         """(batch, mels, frames), masked in training mode."""
@@ -146,22 +147,32 @@ class SpecAugment(nn.Module):
         batch, num_mels, num_frames = features.shape
         options = self.options
         numbers = self.draws.take(batch, features.device)
-        of_mels = numbers[:, : 2 * options.mel_masks]
-        of_frames = numbers[:, 2 * options.mel_masks :]
+        of_mels, of_frames, of_choice = numbers.split(self.draws.widths, dim=1)
         mels = place_stretches(of_mels, options.mel_mask_width, num_mels)
         frames = place_stretches(of_frames, options.frame_mask_width, num_frames)
-        return masked(features, mels, frames)
+        result = masked(features, mels, frames)
+        if not self.draws.chooses:
+            return result
+        is_masked = of_choice < options.spec_augment_probability  # (batch, 1)
+        return torch.where(is_masked.unsqueeze(2), result, features)
 
 
 class MaskDraws(KeyedDraws):
-    """Two numbers for each mask, of mel bands and then of frames."""
+    """Two numbers for each mask, of mel bands and then of frames, and one that chooses the
+    utterances if not all are masked.
+    """
 
-    def __init__(self, seed: int, mel_masks: int, frame_masks: int) -> None:
-        super().__init__(seed, 2 * (mel_masks + frame_masks))
-        self._streams = ((MEL_STREAM, 2 * mel_masks), (FRAME_STREAM, 2 * frame_masks))
+    def __init__(self, seed: int, options: SpecAugmentOptions) -> None:
+        chooses = options.spec_augment_probability < 1
+        widths = [2 * options.mel_masks, 2 * options.frame_masks, int(chooses)]
+        super().__init__(seed, sum(widths))
+        self.chooses = chooses
+        self.widths = widths
+        """Numbers of each kind, in the order of the streams."""
 
     def _uniform(self, random: KeyedRandom) -> np.ndarray:
-        parts = [random.uniform(stream, count) for stream, count in self._streams]
+        streams = zip((MEL_STREAM, FRAME_STREAM, CHOICE_STREAM), self.widths, strict=True)
+        parts = [random.uniform(stream, count) for stream, count in streams]
         return np.concatenate(parts, axis=1)
 
 

@@ -49,6 +49,7 @@ class SpeakerStream:
         verifier: Any,
         sample_rate: int,
         enrolled: Array | None,
+        enrolled_seconds: float,
         limits: dict[str, Any],
     ) -> None:
         # Check the arguments now rather than after the first second.
@@ -56,6 +57,8 @@ class SpeakerStream:
         self.verifier = verifier
         self.sample_rate = int(sample_rate)
         self.enrolled = enrolled
+        self.enrolled_seconds = enrolled_seconds
+        """Speech in the enrolled recording."""
         self.limits = limits
         self.decides = verifier.is_calibrated or any(value is not None for value in limits.values())
         if enrolled is not None:
@@ -151,5 +154,6 @@ class SpeakerStream:
         decision = None
         score = None if self.enrolled is None else self.verifier.compare(embedding, self.enrolled)
         if score is not None and self.decides:
-            decision = self.verifier.decide(score, **self.limits, speech_seconds=speech_seconds)
+            shorter = min(speech_seconds, self.enrolled_seconds)
+            decision = self.verifier.decide(score, **self.limits, speech_seconds=shorter)
         return StreamState(self.seconds, embedding, score, decision, speech_seconds)

@@ -470,7 +470,7 @@ class SpeakerVerifier:
     def stream(
         self,
         sample_rate: int,
-        enrolled: Array | None = None,
+        enrolled: Array | Heard | None = None,
         *,
         false_accept_rate: float | None = None,
         threshold: float | str | None = None,
@@ -480,7 +480,9 @@ class SpeakerVerifier:
 
         Args:
             sample_rate: sample rate of the chunks in Hz.
-            enrolled: (dim,) or (1, dim), from `embed`; with None, the stream only embeds.
+            enrolled: a recording from `hear`, or its embedding, (dim,) or (1, dim), from `embed`;
+                with None, the stream only embeds. Only a recording shows how much speech it has:
+                with less than a second of it nothing is decided.
             false_accept_rate: as for `decide`.
             threshold: as for `decide`.
 
@@ -496,12 +498,12 @@ class SpeakerVerifier:
             >>> [state.seconds for state in stream.add(clip) + stream.add(clip)]
             [1.0, 2.0]
         """
-        return SpeakerStream(
-            self,
-            sample_rate,
-            enrolled,
-            {"false_accept_rate": false_accept_rate, "threshold": threshold},
-        )
+        limits = {"false_accept_rate": false_accept_rate, "threshold": threshold}
+        if isinstance(enrolled, Heard):
+            embedding = self.embed(enrolled.recording)
+            seconds = enrolled.quality.speech_seconds
+            return SpeakerStream(self, sample_rate, embedding, seconds, limits)
+        return SpeakerStream(self, sample_rate, enrolled, np.inf, limits)
 
     def who(
         self,

@@ -86,8 +86,10 @@ class CAMPPlus(Trunk):
         hidden = hidden.flatten(1, 2)  # (batch, 32 x mels / 8, frames)
         hidden = relu(self.norm_in(self.conv_in(hidden, lengths)))  # (batch, 128, frames / 2)
         lengths = strided_length(lengths, 2)
+        # The same in all 52 layers, so counted once: on a GPU each operation is a launch.
+        counts = frames_of_segments(hidden, lengths)
         for block, transition in zip(self.dense, self.transitions, strict=True):
-            hidden = transition(block(hidden, lengths))
+            hidden = transition(block(hidden, counts, lengths))
         return mask_frames(relu(self.norm_out(hidden)), lengths), lengths
 
 
@@ -113,10 +115,10 @@ class DenseBlock(nn.Module):
             DenseLayer(channels_in + index * GROWTH, dilation) for index in range(num_layers)
         )
 
-    def forward(self, features: Tensor, lengths: Lengths = None) -> Tensor:
+    def forward(self, features: Tensor, counts: Tensor, lengths: Lengths = None) -> Tensor:
         """(batch, channels, frames) in and out; each layer adds 32 channels."""
         for layer in self.layers:
-            features = torch.cat((features, layer(features, lengths)), dim=1)
+            features = torch.cat((features, layer(features, counts, lengths)), dim=1)
         return features
 
 
@@ -135,12 +137,14 @@ class DenseLayer(Foldable):
         self.squeeze = nn.Conv1d(BOTTLENECK, BOTTLENECK // 2, 1)
         self.excite = nn.Conv1d(BOTTLENECK // 2, GROWTH, 1)
 
-    def forward(self, features: Tensor, lengths: Lengths = None) -> Tensor:
-        """(batch, channels, frames) to (batch, 32, frames)."""
+    def forward(self, features: Tensor, counts: Tensor, lengths: Lengths = None) -> Tensor:
+        """(batch, channels, frames) to (batch, 32, frames); `counts` is from
+        `frames_of_segments`.
+        """
         # Context-aware masking: what was said around a frame, and in the whole utterance, decides
         # which channels of the local convolution count.
         hidden = mask_frames(relu(self.norm(self.bottleneck(features))), lengths)
-        means = mean_contexts(hidden, lengths)  # (batch, 128, segments)
+        means = mean_contexts(hidden, counts, lengths)  # (batch, 128, segments)
         gate = self.excite(self.squeeze(means).relu()).sigmoid()  # (batch, 32, segments)
         # Constant over each segment, as in the original; the last segment is cut to the available
         # frames.
@@ -152,27 +156,38 @@ class DenseLayer(Foldable):
         return self.local(hidden, lengths) * gate
 
 
-def mean_contexts(features: Tensor, lengths: Lengths) -> Tensor:
-    """Mean over the utterance plus mean over each segment of 100 frames.
+def frames_of_segments(features: Tensor, lengths: Lengths) -> Tensor:
+    """The number of frames in each segment of 100, at least 1.
 
     Returns:
-        (batch, channels, segments).
+        (1, segments), or (batch, 1, segments) with `lengths`.
     """
     num_frames = features.shape[2]
     # Not a negated floor division: exported graphs divide towards zero.
     # torch's exporter would fix the number of segments to its example's. One more, pooled without
     # reshaping, avoids it.
-    is_exporting = torch.compiler.is_exporting()
-    num_segments = (num_frames + SEGMENT_FRAMES - 1) // SEGMENT_FRAMES + is_exporting
-    padded = nn.functional.pad(features, (0, num_segments * SEGMENT_FRAMES - num_frames))
-    if is_exporting:
+    num_segments = (num_frames + SEGMENT_FRAMES - 1) // SEGMENT_FRAMES
+    num_segments += torch.compiler.is_exporting()
+    starts = SEGMENT_FRAMES * torch.arange(num_segments, device=features.device)
+    # The last segment ends with the utterance: (segments,) or (batch, segments) frames are left.
+    left = (num_frames if lengths is None else lengths.unsqueeze(1)) - starts
+    return left.clamp(1, SEGMENT_FRAMES).unsqueeze(-2)
+
+
+def mean_contexts(features: Tensor, counts: Tensor, lengths: Lengths) -> Tensor:
+    """Mean over the utterance plus mean over each segment; `counts` is from `frames_of_segments`.
+
+    Returns:
+        (batch, channels, segments).
+    """
+    num_segments = counts.shape[-1]
+    missing = num_segments * SEGMENT_FRAMES - features.shape[2]
+    padded = nn.functional.pad(features, (0, missing))
+    if torch.compiler.is_exporting():
         sums = SEGMENT_FRAMES * nn.functional.avg_pool1d(padded, SEGMENT_FRAMES)
     else:
         # (batch, channels, segments, 100)
         segments = padded.unflatten(2, (num_segments, SEGMENT_FRAMES))
         sums = segments.sum(dim=3, dtype=torch.promote_types(features.dtype, torch.float32))
-    starts = SEGMENT_FRAMES * torch.arange(num_segments, device=features.device)
-    # The last segment ends with the utterance: (segments,) or (batch, segments) frames are left.
-    left = (num_frames if lengths is None else lengths.unsqueeze(1)) - starts
-    means = (sums / left.clamp(1, SEGMENT_FRAMES).unsqueeze(-2)).to(features.dtype)
+    means = (sums / counts).to(features.dtype)
     return means + mean_over_frames(features, lengths).unsqueeze(2)

@@ -91,7 +91,7 @@ NOT_THERE = {
     },
     **{"augment": {"noise_path", "rir_path"}, "runtime": {"seed", "precision"}},
     # SpecAugment is off.
-    "frontend": {"frame_mask_width"},
+    "frontend": {"frame_mask_width", "spec_augment_probability"},
     "evaluation": {
         "calibration_list",
         "calibration_path",
@@ -179,7 +179,11 @@ def test_recipes(recipe, tmp_path, capsys):
     [
         (
             {"dataset_args": {"spec_aug": True}},
-            {"frontend.spec_augment": True, "frontend.frame_mask_width": 10},
+            {
+                "frontend.spec_augment": True,
+                "frontend.frame_mask_width": 10,
+                "frontend.spec_augment_probability": 0.6,
+            },
         ),
         (
             {"projection_args": {"project_type": "arc_margin_intertopk_subcenter"}},
@@ -324,10 +328,7 @@ def test_three_stages_of_a_backbone(tmp_path):
     ("changes", "note"),
     [
         ({"dataset_args": {"fbank_args": {"frame_shift": 5}}}, "fbank_args.frame_shift: 5"),
-        (
-            {"dataset_args": {"spec_aug": True, "spec_aug_args": {"prob": 0.6}}},
-            "spec_aug_args.prob: 0.6",
-        ),
+        ({"model_init": "avg.pt"}, "model_init: avg.pt"),
         ({"loss_args": {"label_smoothing": 0.1}}, "loss_args.label_smoothing: 0.1"),
         ({"dataset_args": {"speed_perturb_mode": "expanded"}}, "speed_perturb_mode: expanded"),
     ],

@@ -74,6 +74,18 @@ def test_masks_by_utterance():
     assert torch.equal(augment.eval()(features), features)
 
 
+def test_share_of_masked_utterances():
+    """Those that are masked have the masks that they would have if all were."""
+    features = torch.ones(400, 40, 60)
+    everywhere = spec_augment()(features)
+    chosen = spec_augment(spec_augment_probability=0.6)(features)
+    is_masked = (chosen != features).flatten(1).any(dim=1)
+    # Six standard deviations of 400 draws; a mask may also have no width.
+    assert abs(is_masked.float().mean() - 0.6) < 0.15
+    assert torch.equal(chosen[is_masked], everywhere[is_masked])
+    assert torch.equal(spec_augment(spec_augment_probability=0)(features), features)
+
+
 def test_masks_resume():
     features = torch.ones(4, 40, 200)
     first = spec_augment()

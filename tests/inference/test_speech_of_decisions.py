@@ -253,3 +253,15 @@ def test_files_of_0_3_compare_whole_recordings(whole_model, verifier, spoken, tm
     caplog.clear()
     main(["verify", *files, "--model", str(tmp_path / "new.pt")])
     assert RECALIBRATE not in caplog.text
+
+
+def test_streams_count_the_speech_of_both_sides(verifier):
+    """Against a word there is no decision, however long the stream is."""
+    live = clip(0, 1)
+    word = clip(0, 0)[: int(0.8 * RATE)]
+    for reference, is_made in ((clip(0, 0), True), (word, False)):
+        enrolled = verifier.hear(reference, RATE)
+        assert (enrolled.quality.speech_seconds >= 1) == is_made
+        stream = verifier.stream(RATE, enrolled)
+        stream.add(live)
+        assert stream.finish().decision.is_made == is_made

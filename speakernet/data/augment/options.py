@@ -56,7 +56,8 @@ class AugmentOptions(Options):
     music_snr_db: list[Decibels] = Field(default=[5.0, 15.0])
     """Lowest and highest signal-to-noise ratio of music."""
     babble_snr_db: list[Decibels] = Field(default=[13.0, 20.0])
-    """Lowest and highest signal-to-noise ratio of babble."""
+    """Lowest and highest signal-to-noise ratio of babble: of the sum of its talkers, or with `style:
+    classic` of each talker (five of them at 16.5 dB have 9.5 dB in all)."""
     babble_speakers: list[Annotated[int, Ge(1), Le(100)]] = Field(default=[3, 7])
     """Minimum and maximum number of talkers in babble."""
     volume_db: list[Decibels] = Field(default=[0.0, 0.0])

@@ -302,8 +302,7 @@ class Service:
     ) -> Answer:
         """Start comparing live speech with a clip."""
         with self._opened([reference]) as (heard, _):
-            enrolled = self.verifier.embed(heard[0].recording)
-            stream = self.verifier.stream(sample_rate, enrolled, threshold=threshold)
+            stream = self.verifier.stream(sample_rate, heard[0], threshold=threshold)
         with self._streams_lock:
             self._close_idle()
             if len(self.streams) >= self.limits.streams:

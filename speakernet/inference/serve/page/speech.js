@@ -41,10 +41,11 @@ export function stretches(scores, seconds) {
   return joined.filter(([begin, end]) => end - begin >= LEAST_SPEECH_SECONDS);
 }
 
-// The samples between these seconds, one stretch after the other.
+// The samples between these seconds, one stretch after the other, without their offset (DC).
 export function cut(samples, rate, found) {
   const parts = found.map(([begin, end]) => samples.subarray(Math.round(begin * rate), Math.round(end * rate)));
   const joined = new Float32Array(parts.reduce((sum, part) => sum + part.length, 0));
   parts.reduce((at, part) => { joined.set(part, at); return at + part.length; }, 0);
-  return joined;
+  const mean = joined.reduce((sum, value) => sum + value, 0) / joined.length;
+  return joined.map(value => value - mean);
 }
