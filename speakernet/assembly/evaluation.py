@@ -586,7 +586,7 @@ class Cohort(NamedTuple):
     rows: TrainingList
     source: AudioSource
     left_out: np.ndarray
-    """Speakers, as rows of the list's table, who are no members."""
+    """Speakers, as rows of the list's table, who are not members."""
 
 
 def cohort_of(config: Config, inputs: Inputs) -> Cohort:

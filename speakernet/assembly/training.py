@@ -346,7 +346,7 @@ def build_trainer(
 def _origin_of_run(
     values: Mapping[str, Any], loader: "trainer.Loader", stage: progress.Stage
 ) -> dict[str, Any]:
-    """What a resumed run is compared with, so that the log can name what has changed since."""
+    """What a resumed run is compared with, so that changes since its start are logged."""
     components = {name: digest for name, (_, digest) in OUTSIDE.items()}
     origin: dict[str, Any] = {
         "config": {**values, "components": components},

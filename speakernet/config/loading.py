@@ -133,7 +133,7 @@ class LoadedConfig:
     defaults: str
     """Which defaults apply, and why; for the log."""
     assumed: str = ""
-    """What a checkpoint does not show and nobody has said; for the log."""
+    """What a checkpoint does not show and no option sets; for the log."""
 
 
 def load_config(

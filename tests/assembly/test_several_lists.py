@@ -65,7 +65,11 @@ def run(tiny_corpus: Path, lists: Path, tmp_path_factory: pytest.TempPathFactory
 def columns_of(run: Path) -> dict[int, dict[str, Any]]:
     """Epoch -> list -> figures."""
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return {one["epoch"]: one["test_lists"] for one in records if one["kind"] == "evaluation"}
+    return {
+        record["epoch"]: record["test_lists"]
+        for record in records
+        if record["kind"] == "evaluation"
+    }
 
 
 class Counting:
@@ -121,7 +125,9 @@ def test_columns_and_folders(run: Path, lists: Path) -> None:
         == eer
     )
     assert f", H {eer:.2f} %," in log and "leaving out gone" in log and "leaving out silent" in log
-    assert {*results["test_lists"]} == {one.name for one in (run / "eval").iterdir()} == {"E", "H"}
+    assert (
+        {*results["test_lists"]} == {path.name for path in (run / "eval").iterdir()} == {"E", "H"}
+    )
     assert (
         len(scores_of(run)) == results["num_trials"] == 153
         and "Test lists" in (run / "report.html").read_text()

@@ -89,8 +89,12 @@ def test_stages_build_on_each_other(tmp_path):
         ("joint", 2),
         ("last", 1),
     ]
-    assert [one.optimizer.name for one in stages.values()] == ["adam", "adamw", "adamw"]
-    assert [one.schedule.margin for one in stages.values()] == ["linear", "constant", "constant"]
+    assert [stage.optimizer.name for stage in stages.values()] == ["adam", "adamw", "adamw"]
+    assert [stage.schedule.margin for stage in stages.values()] == [
+        "linear",
+        "constant",
+        "constant",
+    ]
     assert stages["last"].data.crop_frames == 300 and stages["last"].loss.margin == 0.5
     save_config(config, tmp_path / "saved.yaml")
     saved = load_config(["--config", str(tmp_path / "saved.yaml"), "--save_path", "run"]).config
@@ -106,9 +110,9 @@ def test_unfreezing_is_of_one_stage(tmp_path):
     pretrained = {"name": "Pretrained", "options": {"backbone": "b"}}
     text = yaml.safe_dump({"model": pretrained, "stages": plans})
     stages = stages_of(load_config(["--config", write(tmp_path, text)]).config)
-    options = [one.model.options for one in stages.values()]
-    assert [one.unfreeze_epochs for one in options] == [0, 2, 0, 2]
-    assert [one.trained for one in options] == ["nothing", "all", "all", "all"]
+    options = [stage.model.options for stage in stages.values()]
+    assert [option.unfreeze_epochs for option in options] == [0, 2, 0, 2]
+    assert [option.trained for option in options] == ["nothing", "all", "all", "all"]
 
 
 @pytest.mark.parametrize(

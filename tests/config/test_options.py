@@ -57,7 +57,7 @@ def words(owner, field):
     return in_words(owner.model_fields[field].rebuild_annotation())
 
 
-NUMBERS = [one for one in OPTIONS if "number" in words(*one[2:]).split()]
+NUMBERS = [option for option in OPTIONS if "number" in words(*option[2:]).split()]
 
 
 def test_described_and_default_valid():
@@ -69,7 +69,7 @@ def test_described_and_default_valid():
 
 
 def test_numbers_have_finite_bounds():
-    assert len(NUMBERS) > 140 and {one[0] for one in NUMBERS} >= {*SECTIONS, *CHOICES}
+    assert len(NUMBERS) > 140 and {number[0] for number in NUMBERS} >= {*SECTIONS, *CHOICES}
     for _, _, owner, field in NUMBERS:
         is_list = "list" in words(owner, field)
         for value in (

@@ -273,7 +273,7 @@ def test_stage_with_another_optimizer(tmp_path, capsys):
     assert convert(tmp_path, first, str(tmp_path / "lm.yaml")) == 0
     stages = stages_of(load_config(["--config", str(tmp_path / "ours.yaml")]).config)
     optimizers = [stages[name].optimizer for name in ("base", "large_margin")]
-    assert [(one.name, one.weight_decay) for one in optimizers] == [
+    assert [(optimizer.name, optimizer.weight_decay) for optimizer in optimizers] == [
         ("adamw", 0.05),
         ("sgd", 0.0001),
     ]
@@ -318,7 +318,7 @@ def test_three_stages_of_a_backbone(tmp_path):
     assert convert(tmp_path, first, str(tmp_path / "second.yaml")) == 0
     stages = stages_of(load_config(["--config", str(tmp_path / "ours.yaml")]).config)
     options = [stages[name].model.options for name in ("base", "stage2")]
-    assert [one.trained for one in options] == ["lora", "all"]
+    assert [option.trained for option in options] == ["lora", "all"]
     assert (options[0].lora_rank, options[0].lora_alpha) == (64, 128)
     assert rates(tmp_path / "ours.yaml", "base", [2.5, 5, 10]) == pytest.approx([5e-5, 1e-4, 1e-5])
     assert rates(tmp_path / "ours.yaml", "stage2", [0, 4]) == pytest.approx([1e-5, 5e-6])
