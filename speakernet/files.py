@@ -79,7 +79,10 @@ def in_place_of_a_file(file: IO[bytes]) -> str:
     if unknown.
     """
     start = file.read(64).lstrip().lower()
-    return next((found for mark, found in IN_PLACE_OF_A_FILE.items() if start.startswith(mark)), "")
+    for mark, description in IN_PLACE_OF_A_FILE.items():
+        if start.startswith(mark):
+            return description
+    return ""
 
 
 class FileError(ValueError):
@@ -102,24 +105,18 @@ def reading(path: object, expected: str, kind: type[FileError] = FileError) -> I
             raise
         raise kind(str(error)) from error
     except OSError as error:
-        found = f"cannot be read ({error.strerror or error_line(error)})"
-        is_missing = isinstance(error, FileNotFoundError)
-        raise kind(
-            f"{path}: {'there is no such file' if is_missing else found}; expected {expected}"
-        ) from error
+        problem = f"cannot be read ({error.strerror or error_line(error)})"
+        if isinstance(error, FileNotFoundError):
+            problem = "there is no such file"
+        raise kind(f"{path}: {problem}; expected {expected}") from error
     except Exception as error:
-        found = (
-            "not UTF-8 text"
-            if isinstance(error, UnicodeDecodeError)
-            else "damaged or of the wrong kind"
-        )
+        problem = "damaged or of the wrong kind"
+        if isinstance(error, UnicodeDecodeError):
+            problem = "not UTF-8 text"
         # The text of these errors is about our code, not about the file.
-        reason = (
-            ""
-            if isinstance(error, LookupError | TypeError | AttributeError | EOFError)
-            else f" ({error_line(error).partition(': ')[2] or type(error).__name__})"
-        )
-        raise kind(f"{path}: {found}{reason}; expected {expected}") from error
+        if not isinstance(error, LookupError | TypeError | AttributeError | EOFError):
+            problem += f" ({error_line(error).partition(': ')[2] or type(error).__name__})"
+        raise kind(f"{path}: {problem}; expected {expected}") from error
 
 
 @contextlib.contextmanager
@@ -155,8 +152,8 @@ def read_secret(file: Path | None, variable: str) -> bytes | None:
     either.
     """
     if file is None:
-        found = os.environ.get(variable)
-        return None if found is None else os.fsencode(found)
+        secret_text = os.environ.get(variable)
+        return None if secret_text is None else os.fsencode(secret_text)
     expected = (
         f"a regular file that holds the key or token in one line, up to {LONGEST_SECRET} bytes"
     )
@@ -591,9 +588,9 @@ def _read_array(
         )
         shape, _, dtype = read_header(stream)
         claimed = math.prod(shape) * dtype.itemsize
-        found = member.file_size - stream.tell()
-    if claimed != found:
-        raise ValueError(f"{member.filename} claims {claimed:,} bytes and has {found:,}")
+        held = member.file_size - stream.tell()
+    if claimed != held:
+        raise ValueError(f"{member.filename} claims {claimed:,} bytes and has {held:,}")
     with archive.open(member) as stream:
         array = np.lib.format.read_array(stream, allow_pickle=False)
         # The checksum of a member is only compared at its end.

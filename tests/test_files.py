@@ -103,8 +103,8 @@ def test_arrays(tmp_path):
         found = files.read_arrays(tmp_path / f"{name}.npz", "arrays")
         assert list(found) == list(arrays)
         assert all(
-            np.array_equal(found[one], arrays[one]) and found[one].dtype == arrays[one].dtype
-            for one in arrays
+            np.array_equal(found[name], arrays[name]) and found[name].dtype == arrays[name].dtype
+            for name in arrays
         )
 
 
@@ -170,8 +170,8 @@ def test_a_log_on_a_full_device(caplog, capsys):
 @given(some.integers(0, 200), some.integers(1, 40))
 def test_parts_make_the_whole(num_rows, count):
     shares = [parts.share(range(num_rows), number, count) for number in range(1, count + 1)]
-    assert [row for one in shares for row in one] == list(range(num_rows))
-    sizes = {len(one) for one in shares}
+    assert [row for share in shares for row in share] == list(range(num_rows))
+    sizes = {len(share) for share in shares}
     assert max(sizes) - min(sizes) <= 1
 
 

@@ -136,7 +136,7 @@ def test_full_size(recipe):
     )
     refuse_impossible(config, net, torch.device("cpu"))
     optimizer = create_optimizer(config.optimizer, [net, loss], torch.device("cpu"))
-    held = sum(one.numel() for group in optimizer.param_groups for one in group["params"])
+    held = sum(param.numel() for group in optimizer.param_groups for param in group["params"])
     trained = [one for part in (net, loss) for one in part.parameters() if one.requires_grad]
     assert held == sum(one.numel() for one in trained)
 

@@ -75,10 +75,12 @@ def test_the_run_folder(finished, tiny_corpus):
     assert [line.split()[:2] for line in (run / "scores.txt").read_text().splitlines()] == trials
     assert all(score == score for score in scores_of(run))
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert {one["kind"] for one in records} >= {"step", "epoch", "evaluation"}
+    assert {record["kind"] for record in records} >= {"step", "epoch", "evaluation"}
     # Six speakers are enough for a rough interval at every validation.
     assert all(
-        len(one["eer_interval_percent"]) == 2 for one in records if one["kind"] == "evaluation"
+        len(record["eer_interval_percent"]) == 2
+        for record in records
+        if record["kind"] == "evaluation"
     )
     assert any("chosen on" in warning for warning in results["warnings"])
     messages = [

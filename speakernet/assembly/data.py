@@ -6,7 +6,7 @@ log.txt only.
 
 import logging
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -87,10 +87,10 @@ def build_training_loader(
     changes_speed = device.type == "cpu" or with_reading is not None
     is_int16 = with_reading is None and (is_flat or training.table.all_plain)
     options = _resolve_auto(
-        data,
+        # A corpus on the device needs no workers.
+        data.model_copy(update={"num_workers": 0}) if placement.corpus else data,
         sampler,
         device,
-        num_workers=0 if placement.corpus else data.num_workers,
         sample_bytes=2 if is_int16 else 4,
         # Threads read ahead what is not in memory.
         is_reading_free=is_flat,
@@ -278,7 +278,6 @@ def _resolve_auto(
     sampler: sampling.Sampler,
     device: torch.device,
     *,
-    num_workers: int | Literal["auto"],
     sample_bytes: int,
     is_reading_free: bool,
     augments_in_workers: bool,
@@ -290,6 +289,7 @@ def _resolve_auto(
     samples = audio.crop_samples(max(data.crop_frames, data.crop_frames_max), data.sample_rate)
     batch_bytes = data.batch_size * sampler.unit * samples * sample_bytes
     free_shared = sharing.free_shared_memory()
+    num_workers = data.num_workers
     if num_workers == "auto":
         choice = choices.choose_num_workers(
             cores=usable_cores(),

@@ -82,7 +82,7 @@ def fit_plda(config: Config, inputs: Inputs, model: ModelFile, path: Path) -> No
         net, source, rows.paths, WHOLE, Forward(inputs.device), description="embedding for PLDA"
     )
     if distributed.is_main():
-        found = adaptation.plda(
+        fitted = adaptation.plda(
             embeddings[:, 0].astype(np.float64), rows.labels, shrinkage=SHRINKAGE
         )
         facts = {
@@ -91,7 +91,7 @@ def fit_plda(config: Config, inputs: Inputs, model: ModelFile, path: Path) -> No
             "speakers": len(rows.speakers),
         }
         write_checkpoint(
-            path, {**model.contents, **adapted_contents(model.contents, model.net, found, facts)}
+            path, {**model.contents, **adapted_contents(model.contents, model.net, fitted, facts)}
         )
         logger.info(
             "wrote PLDA, fitted on %d recordings of %d speakers, to %s",

@@ -130,14 +130,14 @@ def fetch(name: str) -> Path:
         # fetch, the hub's.
         note = target.with_suffix(".sha256")
         first = note.read_text("utf-8").strip() if note.is_file() else of_hub
-        found = _checked(file, entry.get("sha256") or first, name)
+        digest = _checked(file, entry.get("sha256") or first, name)
         net, _ = import_network(
             PUBLISHED[entry["importer"]], entry["model"], read_checkpoint(file), file
         )
         with atomic_write(note) as kept:
-            kept.write(found)
+            kept.write(digest)
         facts = {
-            **{"imported_from": entry["importer"], "name": name, "sha256": found},
+            **{"imported_from": entry["importer"], "name": name, "sha256": digest},
             "address": f"{entry['hub']}/{file.name}" if "hub" in entry else entry["url"],
             "licence": entry.get("licence", "not given"),
             **{"trained_on": entry["trained_on"], "published_eer_percent": entry.get("eer", {})},

@@ -103,8 +103,8 @@ def build_loss(config: Config, num_classes: int) -> SpeakerLoss:
 
 def refuse_impossible(config: Config, net: SpeakerNet, device: torch.device) -> None:
     """Refuse options that contradict each other in training, or that this machine lacks."""
-    if found := [f"{key}: {message}" for key, message in training_problems(config)]:
-        raise ConfigError("\n".join(found))
+    if problems := [f"{key}: {message}" for key, message in training_problems(config)]:
+        raise ConfigError("\n".join(problems))
     for tracker in config.training.trackers:
         if importlib.util.find_spec(TRACKERS[tracker][0]) is None:
             raise ConfigError(
@@ -344,7 +344,7 @@ def build_trainer(
 
 
 def _origin_of_run(values: Mapping[str, Any], loader: Loader, stage: Stage) -> dict[str, Any]:
-    """What a resumed run is compared with, so that the log can name what has changed since."""
+    """What a resumed run is compared with, so that changes since its start are logged."""
     components = {name: digest for name, (_, digest) in OUTSIDE.items()}
     origin: dict[str, Any] = {
         "config": {**values, "components": components},

@@ -77,12 +77,12 @@ def _add(module_name: str, where: str) -> None:
         return
     try:
         module = importlib.import_module(module_name)
-        found = list(_rows(module))
+        rows = list(_rows(module))
     except Exception as error:
         raise ValueError(
             f"{where}: {type(error).__name__}: {error}; --debug shows the traceback"
         ) from error
-    for table, name, component in found:
+    for table, name, component in rows:
         table[name] = component
     source = Path(inspect.getfile(module)).read_bytes()
     OUTSIDE[module_name] = source, hashlib.sha256(source).hexdigest()
@@ -90,13 +90,13 @@ def _add(module_name: str, where: str) -> None:
 
 def _rows(module: ModuleType) -> Iterator[tuple[dict[str, Component], str, Component]]:
     """The components of a module, each with its table and name."""
-    given = getattr(module, "COMPONENTS", None)
-    if not isinstance(given, dict):
+    kinds = getattr(module, "COMPONENTS", None)
+    if not isinstance(kinds, dict):
         raise ValueError(
             "found no dictionary COMPONENTS; expected one such as "
             "COMPONENTS = {'pooling': {'Max': Component(MaxOptions, 'my_parts:Max')}}"
         )
-    for kind, rows in given.items():
+    for kind, rows in kinds.items():
         table = lookup(TABLES, kind, "kind of component")
         for name, component in rows.items():
             if not issubclass(component.options, BASES[kind]):

@@ -144,6 +144,15 @@ def load_config(
     """Read `--config FILE` (repeatable, later wins), `--defaults NAME` and all other options of a
     command line.
     """
+    # Everything that is given becomes a list of `Setting`s, one layer for each file and the last for
+    # the command line; each setting remembers where it was written, so that a message about a wrong
+    # value can say so long after the files are closed. Old names, other programs' names and nested
+    # mappings are translated at once, so that from here on there are only our dotted keys.
+    #
+    # Two things are less obvious. Defaults are not a layer, because those of voxceleb_trainer hold
+    # for *omitted* options only and must not count as given. And a component may be chosen in a
+    # later layer than its options, or replaced in one: what an option means is therefore decided
+    # after all layers are read, in `compose`.
     config_names, asked, options = _split_command_line(arguments)
     files = tuple(map(find_config, config_names))
     layers = [_read_file(file) for file in files]
@@ -329,6 +338,11 @@ def compose(settings: Sequence[Setting], forgiven: Collection[int] = ()) -> Conf
 
     A setting without effect is refused, or only warned about if its layer is `forgiven`.
     """
+    # First the components, then their options: `loss.margin` exists only if the loss that is chosen
+    # in the end has a margin. An option that the chosen component does not take is a mistake, except
+    # in three cases, tried in this order: it was implied by a model or another program (nobody wrote
+    # it), it was meant for a component that a later layer has replaced (said in the log), or its
+    # layer was written for another program, whose options always exist (a warning).
     names, chosen_in = _choose_components(settings)
     last = {setting.key: setting for setting in settings}
     values: dict[str, Any] = {}
@@ -365,17 +379,17 @@ def compose(settings: Sequence[Setting], forgiven: Collection[int] = ()) -> Conf
     try:
         config = config_from_dict(values)
     except OptionError as error:
-        found = [(error.field, f"{error.field} {error.found}")]
+        mistakes = [(error.field, f"{error.field} {error.found}")]
     else:
         epochs = last.get("training.max_epochs")
         if config.training.stages and (epochs is None or epochs.is_implied):
             first = config.training.stages[0]
             config = with_options(config, "training", max_epochs=first.epochs)
-        found = [(key, f"{key}: {message}") for key, message in problems(config)]
-    if found:
+        mistakes = [(key, f"{key}: {message}") for key, message in problems(config)]
+    if mistakes:
         nowhere = Setting("", None, "default")
         raise ConfigError(
-            "\n".join(f"{last.get(key, nowhere).where}: {message}" for key, message in found)
+            "\n".join(f"{last.get(key, nowhere).where}: {message}" for key, message in mistakes)
         )
     return config
 
@@ -426,16 +440,16 @@ def _no_effect_message(key: str, names: Names) -> str:
     if owner is not None and field and holder in CHOICES:
         options = [name for name in owner.model_fields if name != "name"]
         lacks = f"no option {option!r}; {suggestion(option, options)}" if options else "no options"
-        component = f"{CHOICES[holder].kind} {chosen(holder, names)}"
-        return f"{key} has no effect: the {component} has {lacks}"
+        kind = CHOICES[holder].kind
+        return f"{key} has no effect: the {kind} {chosen(holder, names)} has {lacks}"
     if section not in CHOICES:
         return (
             f"{key} does not exist; options in this section are not nested: write {section}.OPTION"
         )
-    wanted = key.split(".")[1]
+    option = key.split(".")[1]
     takers = []
     for name, taker in CHOICES[section].table.items():
-        if wanted in taker.options.model_fields:
+        if option in taker.options.model_fields:
             takers.append(name)
     return (
         f"{key} has no effect: the {CHOICES[section].kind} {chosen(section, names)} does not take "
@@ -488,7 +502,7 @@ def _read_file(path: Path) -> list[Setting]:
         if BEGINS_AS_JSON.match(text):
             # JSON may be indented with tabs, which YAML does not allow, and have comments; a string
             # may contain //.
-            text = COMMENT.sub(lambda found: found[1] or "", text.replace("\t", "    "))
+            text = COMMENT.sub(lambda match: match[1] or "", text.replace("\t", "    "))
         root = yaml_nodes(text, str(path), has_lines=True)
         if root is not None and not isinstance(root, yaml.MappingNode):
             raise ConfigError(f"{path}:1: expected `key: value` lines")

@@ -173,9 +173,8 @@ def rows(holder: str) -> list[Row]:
         for field, info in owner.model_fields.items():
             key = f"{holder}.{field}"
             takes = "a name" if key in names else in_words(info.rebuild_annotation())
-            alternative = alternatives(info.annotation)
-            words = tuple(word for word in alternative if isinstance(word, str))
-            option = (key, words, takes, description_of(owner, field))
+            accepted = [word for word in alternatives(info.annotation) if isinstance(word, str)]
+            option = (key, tuple(accepted), takes, description_of(owner, field))
             default = names.get(key) or _default(key, default_of(owner, field))
             takers_of.setdefault(option, {}).setdefault(default, {})[component] = None
     every = list(dict.fromkeys(name for name, _ in components))

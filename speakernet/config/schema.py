@@ -235,7 +235,8 @@ def config_from_dict(values: Mapping[str, Mapping[str, Any]]) -> Config:
     sections: dict[str, Any] = {}
     for section in SECTIONS:
         sections[section] = without_removed(section, values.get(section, {}), [])
-    # Fields of a section are built before the section.
+    # Fields of a section (the options of the network, the losses within a combined one) are built
+    # before the section, whose own validator expects finished objects.
     for holder in [*FIELDS, *SECTIONS]:
         section, _, field = holder.partition(".")
         target, key = (sections[section], field) if field else (sections, section)
@@ -292,6 +293,10 @@ def stages_of(config: Config) -> dict[str, Config]:
     Raises:
         ValueError: a stage sets options that it cannot change.
     """
+    # A stage is written as its differences from the stage before, like a YAML file over another
+    # one. Most options belong to the whole run: lists, network and seed cannot change halfway. What
+    # is tied to the start or the end of a stage (thawing a network, a margin that ramps up) happens
+    # once and is reset for the next stage, which would otherwise freeze the network again.
     if not config.training.stages:
         return {"": config}
     stages: dict[str, Config] = {}

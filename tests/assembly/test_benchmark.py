@@ -105,8 +105,8 @@ def test_ready_crops_cost_the_same(tiny_corpus):
     batches = list(loader)
     assert len(made) == 1 and len(augmented) == len(batches) > 1
     # Augmentation works in place, and must not change the crops of the next batch.
-    assert all(torch.equal(one.waveforms, 2 * first.waveforms) for one in batches)
-    assert all(torch.equal(one.labels, first.labels) for one in batches)
+    assert all(torch.equal(batch.waveforms, 2 * first.waveforms) for batch in batches)
+    assert all(torch.equal(batch.labels, first.labels) for batch in batches)
 
 
 def test_waiting_and_mfu(tiny_corpus, tmp_path, capsys):

@@ -112,7 +112,7 @@ def test_training_calibrates_for_detected_speech(tiny_corpus, tmp_path, model, m
     results = evaluated(config, model, after_training=True).results
     assert results.backend.get("speech", "whole") == "whole"
     thresholds = read_checkpoint(model)["thresholds"]
-    kinds = {one["backend"].get("speech", "whole") for one in thresholds}
+    kinds = {threshold["backend"].get("speech", "whole") for threshold in thresholds}
     assert kinds == {"whole", "detected"}
     assert len(searched) == len(read_trials(str(trials)).names)
     assert speakernet.load(model, "cpu").cuts_speech
@@ -334,7 +334,7 @@ def test_impossible_plda_is_refused(tiny_corpus, tmp_path, capsys, options):
     lines = (tiny_corpus / "train_list.txt").read_text().splitlines()[::4]
     (tmp_path / "one_each.txt").write_text("\n".join(lines) + "\n")
     path = write_recipe(tmp_path / "tiny.yaml", tiny_corpus, tmp_path / "run", SHORT)
-    options = [one.format(list=tmp_path / "one_each.txt") for one in options]
+    options = [option.format(list=tmp_path / "one_each.txt") for option in options]
     assert main(["train", "--config", str(path), "--evaluation.plda", "true", *options]) == 1
     assert (
         "evaluation.plda" in capsys.readouterr().err and not (tmp_path / "run" / "best.pt").exists()

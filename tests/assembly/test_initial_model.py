@@ -171,7 +171,9 @@ def test_no_gain_keeps_the_initial_weights(given, recipe, tmp_path, caplog):
         and "best_less_initial" not in results["initial_model"]
     )
     assert len(results["initial_model"]["sentences"]) == 1
-    assert any("no epoch was better than the initial model" in one for one in results["warnings"])
+    assert any(
+        "no epoch was better than the initial model" in warning for warning in results["warnings"]
+    )
     assert "no epoch was better than the initial model" in (run / "report.html").read_text()
 
 
@@ -212,7 +214,7 @@ def test_a_difference_that_may_be_chance_is_no_warning(
     results = fine_tuning.compared_with_initial_model(config, None, summary, scored).results
     assert any("not significant" in sentence for sentence in results.initial_model["sentences"])
     assert (
-        not [one for one in results.warnings if "not significant" in one]
+        not [warning for warning in results.warnings if "not significant" in warning]
         and "not significant" not in caplog.text
     )
 

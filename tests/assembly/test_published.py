@@ -86,7 +86,7 @@ def refused(capsys, *words):
 
 
 def models_kept(tmp_path):
-    return sorted(one.name for one in (tmp_path / "ours").rglob("*.pt"))
+    return sorted(path.name for path in (tmp_path / "ours").rglob("*.pt"))
 
 
 def test_table():
@@ -184,7 +184,7 @@ def test_names_that_cannot_be_fetched(server, tmp_path, monkeypatch, capsys):
         ("authors/empty", ("authors/empty", "no model.pt")),
     ):
         line = refused(capsys, "fetch", name)
-        assert all(one in line for one in words), line
+        assert all(word in line for word in words), line
     for words in (
         ("verify", "a.wav", "b.wav", "--model", "redimnet/tny"),
         ("embed", "a.wav", "--out", "e.npz", "--model", "redimnet/tny"),
@@ -237,9 +237,9 @@ def test_push(server, tmp_path, monkeypatch, capsys):
         assert speakernet.load(name, "cpu").fingerprint == speakernet.load(file, "cpu").fingerprint
     # A different model on the hub gets a different file in the cache; damage to it is noticed.
     (blob,) = (
-        one
-        for one in (tmp_path / "hub").rglob("*")
-        if one.is_file() and one.name == sha256_of(file)
+        path
+        for path in (tmp_path / "hub").rglob("*")
+        if path.is_file() and path.name == sha256_of(file)
     )
     blob.write_bytes(b"x" + blob.read_bytes()[1:])
     assert "SHA-256" in refused(capsys, "info", "us/voices")

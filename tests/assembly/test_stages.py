@@ -248,7 +248,7 @@ def test_stage_starts_from_the_previous_model(staged, tmp_path, monkeypatch):
         read_own_checkpoint(path)["training"]["state"]
         for path in (run / "last.pt", run / "2_joint" / "last.pt")
     ]
-    assert [one["epoch"] for one in states] == [1, 2]
+    assert [state["epoch"] for state in states] == [1, 2]
 
 
 def test_head_of_a_stage():

@@ -104,9 +104,7 @@ def test_rows(parts, capsys, monkeypatch):
     ("text", "words"),
     [
         ("x = ", "SyntaxError"),
-        ("raise RuntimeError('no')", "no"),
         ("", "COMPONENTS"),
-        ("COMPONENTS = {'poolings': {}}", "pooling"),
         (
             "from speakernet.options import *\nCOMPONENTS = {'pooling': {'A': Component(Options, "
             "'p:A')}}",

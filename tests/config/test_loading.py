@@ -46,7 +46,6 @@ def test_command_line_beats_yaml_beats_default(tmp_path):
 MISTAKES = [
     ("", ["--training.seed", "3"], r"^command line: .*training\.seed.*runtime\.seed"),
     ("data:\n  batch_size: 7\n  batchsize: 8\n", [], r"my\.yaml:3.*data\.batchsize.*'batch_size'"),
-    ("model: ResNetSE34L\nnCLasess: 5994\n", [], r"my\.yaml:2: unknown key nCLasess"),
     ("\ndata:\n  batch_size: many\n", [], r"my\.yaml:3: data\.batch_size is 'many'.*whole number"),
     ("", ["--max_epohc", "3"], r"--max_epohc.*max_epoch"),
     ("", ["--mixed-precision", "half"], r"runtime\.precision is 'half'"),
@@ -54,7 +53,6 @@ MISTAKES = [
     ("", ["--qqq", "3"], r"qqq; --help all"),
     ("", ["--model.name", "ResNet35"], r"^command line: model\.name\b(?!.*model\.name).*ResNet35"),
     ("", ["--model.embedding_dim", "--eval"], r"model\.embedding_dim is without a value"),
-    ("", ["--runtime.precision", "int"], "auto, no, bf16 or fp16"),
     ("", ["--defaults", "theirs"], "theirs"),
     ("", ["--config", "exp1.yaml"], r"exp01\.yaml"),
     ("", ["--eval", "3"], "--eval.*'3'"),
@@ -92,8 +90,12 @@ def test_stages_build_on_each_other(tmp_path):
         ("joint", 2),
         ("last", 1),
     ]
-    assert [one.optimizer.name for one in stages.values()] == ["adam", "adamw", "adamw"]
-    assert [one.schedule.margin for one in stages.values()] == ["linear", "constant", "constant"]
+    assert [stage.optimizer.name for stage in stages.values()] == ["adam", "adamw", "adamw"]
+    assert [stage.schedule.margin for stage in stages.values()] == [
+        "linear",
+        "constant",
+        "constant",
+    ]
     assert stages["last"].data.crop_frames == 300 and stages["last"].loss.margin == 0.5
     save_config(config, tmp_path / "saved.yaml")
     saved = load_config(["--config", str(tmp_path / "saved.yaml"), "--save_path", "run"]).config
@@ -109,9 +111,9 @@ def test_unfreezing_is_of_one_stage(tmp_path):
     pretrained = {"name": "Pretrained", "options": {"backbone": "b"}}
     text = yaml.safe_dump({"model": pretrained, "stages": plans})
     stages = stages_of(load_config(["--config", write(tmp_path, text)]).config)
-    options = [one.model.options for one in stages.values()]
-    assert [one.unfreeze_epochs for one in options] == [0, 2, 0, 2]
-    assert [one.trained for one in options] == ["nothing", "all", "all", "all"]
+    options = [stage.model.options for stage in stages.values()]
+    assert [option.unfreeze_epochs for option in options] == [0, 2, 0, 2]
+    assert [option.trained for option in options] == ["nothing", "all", "all", "all"]
 
 
 @pytest.mark.parametrize(
@@ -123,25 +125,14 @@ def test_unfreezing_is_of_one_stage(tmp_path):
             "learning_rat",
             r"joint: optimizer\.learning_rat does not exist; did you mean 'learn",
         ),
-        (
-            "crop_frames: 300",
-            "crop_frame: 300",
-            r"joint: data\.crop_frame does not exist; did you mean 'crop_frames'",
-        ),
         ("crop_frames: 300", "train_list: a", r"joint: data\.train_list belongs to the whole run"),
         (
             "data: {crop_frames: 300}",
             "model: {name: ResNet34}",
             r"joint: model\.name belongs to the whole run",
         ),
-        (
-            "data: {crop_frames: 300}",
-            "model: {options: {channels: 4}}",
-            r"options\.channels belongs to the whole run",
-        ),
         ("data: {crop_frames: 300}", "frontend: {}", "entry 2: frontend does not exist"),
         ("margin: 0.5", "margin: 5", r"last: loss\.margin is 5; expected a number from 0 to 3"),
-        ("loss: {margin: 0.5}", "data: {}, data: {}", "data is given twice"),
         ("[1.0]", "[1.1, 1.0]", "last: .*augment.speed_factors"),
         ("name: last", "name: joint", "head, joint, joint"),
         ("aamsoftmax, margin: 0.2", "softmax", r"last: loss\.margin does not exist"),

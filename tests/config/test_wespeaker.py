@@ -186,14 +186,6 @@ def test_recipes(recipe, tmp_path, capsys):
             },
         ),
         (
-            {"model": "XVEC", "model_args": {"embed_dim": 512, "pooling_func": "TSTP"}},
-            {"model.name": "XVector"},
-        ),
-        (
-            {"model_args": {"embed_dim": 9, "two_emb_layer": True}},
-            {"model.options": {"two_layers": True}},
-        ),
-        (
             {"projection_args": {"project_type": "arc_margin_intertopk_subcenter"}},
             {"loss.name": "aamsoftmax", "loss.sub_centers": 3, "loss.inter_top_k": 5},
         ),
@@ -201,7 +193,6 @@ def test_recipes(recipe, tmp_path, capsys):
             {"projection_args": {"project_type": "ham_margin", "curvature": 3.0}},
             {"loss.curvature": 3.0},
         ),
-        ({"optimizer": "AdamW", "optimizer_args": None}, {"optimizer.name": "adamw"}),
         ({"margin_update": {"update_margin": False, "initial_margin": 0.3}}, {"loss.margin": 0.3}),
         (
             {"gpus": "[0]", "enable_amp": True},
@@ -225,10 +216,8 @@ def test_other_options(changes, expected, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model": "REPVGG_TINY_A0"}, "REPVGG_TINY_A0"),
         ({"model": "ResNet35"}, "'ResNet34'"),
         ({"dataset_args": {"frontend": "s3prl"}}, "s3prl"),
-        ({"projection_args": {"project_type": "sphere"}}, "sphere"),
         ({"scheduler": "TriAngular2"}, "TriAngular2"),
         ({"dataloader_args": None}, "dataloader_args"),
         ({"dataset_args": {"num_frms": "many"}}, "many"),
@@ -284,7 +273,7 @@ def test_stage_with_another_optimizer(tmp_path, capsys):
     assert convert(tmp_path, first, str(tmp_path / "lm.yaml")) == 0
     stages = stages_of(load_config(["--config", str(tmp_path / "ours.yaml")]).config)
     optimizers = [stages[name].optimizer for name in ("base", "large_margin")]
-    assert [(one.name, one.weight_decay) for one in optimizers] == [
+    assert [(optimizer.name, optimizer.weight_decay) for optimizer in optimizers] == [
         ("adamw", 0.05),
         ("sgd", 0.0001),
     ]
@@ -329,7 +318,7 @@ def test_three_stages_of_a_backbone(tmp_path):
     assert convert(tmp_path, first, str(tmp_path / "second.yaml")) == 0
     stages = stages_of(load_config(["--config", str(tmp_path / "ours.yaml")]).config)
     options = [stages[name].model.options for name in ("base", "stage2")]
-    assert [one.trained for one in options] == ["lora", "all"]
+    assert [option.trained for option in options] == ["lora", "all"]
     assert (options[0].lora_rank, options[0].lora_alpha) == (64, 128)
     assert rates(tmp_path / "ours.yaml", "base", [2.5, 5, 10]) == pytest.approx([5e-5, 1e-4, 1e-5])
     assert rates(tmp_path / "ours.yaml", "stage2", [0, 4]) == pytest.approx([1e-5, 5e-6])
@@ -342,8 +331,6 @@ def test_three_stages_of_a_backbone(tmp_path):
         ({"model_init": "avg.pt"}, "model_init: avg.pt"),
         ({"loss_args": {"label_smoothing": 0.1}}, "loss_args.label_smoothing: 0.1"),
         ({"dataset_args": {"speed_perturb_mode": "expanded"}}, "speed_perturb_mode: expanded"),
-        ({"dataset_args": {"cmvn": False}}, "dataset_args.cmvn: False"),
-        ({"dataloader_args": {"drop_last": False}}, "dataloader_args.drop_last: False"),
     ],
 )
 def test_what_is_not_converted(changes, note, tmp_path, capsys):

@@ -8,7 +8,13 @@ from torch.nn import functional
 
 from speakernet.losses import LOSSES, sharded
 from speakernet.losses.classification import AMSoftmax
-from speakernet.losses.options import AMSoftmaxOptions, CombinedOptions, GE2EOptions, SoftmaxOptions
+from speakernet.losses.options import (
+    AAMSoftmaxOptions,
+    AMSoftmaxOptions,
+    CombinedOptions,
+    GE2EOptions,
+    SoftmaxOptions,
+)
 from speakernet.losses.sharded import MIN_SHARDED_CLASSES, ClassShard
 from speakernet.options import create
 from speakernet.parallel.sharding import RowShare
@@ -95,3 +101,25 @@ def test_our_losses_can_be_sharded():
         assert sharded.can_be_sharded(
             create(LOSSES[options.name], options, embedding_dim=2, num_classes=60, seed=0)
         )
+
+
+@pytest.mark.parametrize(
+    ("options", "speakers", "processes", "is_shared", "reason"),
+    [
+        (
+            AAMSoftmaxOptions(),
+            sharded.MIN_SHARDED_CLASSES,
+            2,
+            True,
+            "20,000 classes on 2 processes",
+        ),
+        (AAMSoftmaxOptions(), sharded.MIN_SHARDED_CLASSES - 1, 64, False, "from 20,000"),
+        (AAMSoftmaxOptions(sharded="on"), 10, 2, True, "as configured"),
+        (AAMSoftmaxOptions(sharded="off"), 10**6, 8, False, "switched off"),
+        (CombinedOptions(), 10**6, 8, True, "1,000,000 classes on 8 processes"),
+        (GE2EOptions(), 0, 8, False, "no head"),
+    ],
+)
+def test_choices_have_reasons(options, speakers, processes, is_shared, reason):
+    choice = sharded.choose_sharding(options, speakers, processes)
+    assert choice.value is is_shared and reason in choice.reason
