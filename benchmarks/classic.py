@@ -211,7 +211,7 @@ def score_one_by_one(
     for enrol, test in trials:
         pair = [embeddings[enrol], embeddings[test]]
         if normalize:
-            pair = [torch.nn.functional.normalize(one, p=2, dim=1) for one in pair]
+            pair = [torch.nn.functional.normalize(crops, p=2, dim=1) for crops in pair]
         distances = torch.cdist(pair[0], pair[1]).detach().cpu().numpy()
         scores.append(float(-1 * np.mean(distances)))
     return scores

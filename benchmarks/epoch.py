@@ -66,31 +66,36 @@ def compare_epochs(
         for _ in range(rounds + 1):
             for process in processes.values():
                 process.run()
-    figures = {name: process.figures[1:] for name, process in processes.items()}
-    return {
-        name: {key: statistics.median(one[key] for one in found) for key in found[0]}
-        for name, found in figures.items()
-    }
+    medians = {}
+    for name, process in processes.items():
+        epochs = process.figures[1:]
+        medians[name] = {
+            key: statistics.median(epoch[key] for epoch in epochs) for key in epochs[0]
+        }
+    return medians
 
 
 def epoch_table(figures: Mapping[str, Mapping[str, float]]) -> str:
     """The figures of `compare_epochs` as a Markdown table."""
-    original = figures[ORIGINAL]
-    ours = figures[OURS]
     rows = [
         "| pipeline | epoch | utterances/s | batch | evaluation | peak memory | GPU | speed-up |",
         "|---" * 8 + "|",
     ]
     for name in (ORIGINAL, OURS):
-        one = figures[name]
-        gpu = f"{one['gpu_percent']:.0f} %" if "gpu_percent" in one else "none"
-        rows.append(
-            f"| {name} | {one['epoch_seconds']:.2f} s | {one['utterances_per_second']:,.0f} "
-            f"| {1000 * one['batch_seconds']:.1f} ms | {one['evaluation_seconds']:.2f} s "
-            f"| {human_bytes(one['peak_bytes'])} | {gpu} | "
-            f"{original['epoch_seconds'] / one['epoch_seconds']:.2f} |"
-        )
-    rows += ["", f"overall speed-up: {original['epoch_seconds'] / ours['epoch_seconds']:.2f}"]
+        epoch = figures[name]
+        speed_up = figures[ORIGINAL]["epoch_seconds"] / epoch["epoch_seconds"]
+        cells = [
+            name,
+            f"{epoch['epoch_seconds']:.2f} s",
+            f"{epoch['utterances_per_second']:,.0f}",
+            f"{1000 * epoch['batch_seconds']:.1f} ms",
+            f"{epoch['evaluation_seconds']:.2f} s",
+            human_bytes(epoch["peak_bytes"]),
+            f"{epoch['gpu_percent']:.0f} %" if "gpu_percent" in epoch else "none",
+            f"{speed_up:.2f}",
+        ]
+        rows.append(f"| {' | '.join(cells)} |")
+    rows += ["", f"overall speed-up: {speed_up:.2f}"]
     return "\n".join(rows)
 
 

@@ -93,12 +93,10 @@ class Course:
             maker = rows.ahead(maker, 0)
         plan = sampler.epoch(0)
         speeds = np.zeros(self.options.batch_size, dtype=np.int64)
-        requests = [
-            BatchRequest(
-                0, plan.rows[plan.bounds[one] : plan.bounds[one + 1]], speeds, CROP_SAMPLES, one
-            )
-            for one in range(len(plan))
-        ]
+        requests = []
+        for number in range(len(plan)):
+            batch = plan.rows[plan.bounds[number] : plan.bounds[number + 1]]
+            requests.append(BatchRequest(0, batch, speeds, CROP_SAMPLES, number))
         return [(maker, requests, cache)]
 
     def _run(self, ready: list[tuple[CropMaker, list[BatchRequest], Any]]) -> int:

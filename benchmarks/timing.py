@@ -119,16 +119,10 @@ def timings(samples: Mapping[str, Samples]) -> list[Timing]:
     """
     reference = next(iter(samples.values())).seconds
     made = []
-    for name, one in samples.items():
-        ratios = [value / base for value, base in zip(one.seconds, reference, strict=True)]
-        made.append(
-            Timing(
-                name,
-                statistics.median(one.seconds),
-                _spread(one.seconds),
-                statistics.median(ratios),
-            )
-        )
+    for name, runs in samples.items():
+        seconds = runs.seconds
+        ratio = _median_ratio(seconds, reference)
+        made.append(Timing(name, statistics.median(seconds), _spread(seconds), ratio))
     return made
 
 
@@ -169,7 +163,7 @@ def compare(
     samples = run_in_turn({"classic": first, "ours": second}, rounds=rounds, clock=clock)
     slow = samples["classic"].rates
     fast = samples["ours"].rates
-    ratios = [two / one for one, two in zip(slow, fast, strict=True)]
+    ratios = [ours / classic for classic, ours in zip(slow, fast, strict=True)]
     return Speedup(
         measure,
         statistics.median(slow),
@@ -220,6 +214,11 @@ def finish_device() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+def _median_ratio(values: list[float], reference: list[float]) -> float:
+    ratios = [value / base for value, base in zip(values, reference, strict=True)]
+    return statistics.median(ratios)
 
 
 def _spread(values: list[float]) -> float:

@@ -139,9 +139,14 @@ class Record:
 
 
 def _table(rows: Sequence[Row]) -> list[str]:
-    columns = list(dict.fromkeys(name for one in rows for name in one))
+    columns: dict[str, None] = {}
+    for figures in rows:
+        columns |= dict.fromkeys(figures)
     lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
-    return lines + [f"| {' | '.join(_cell(one.get(name)) for name in columns)} |" for one in rows]
+    for figures in rows:
+        cells = [_cell(figures.get(name)) for name in columns]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
 
 
 def _cell(value: Any) -> str:

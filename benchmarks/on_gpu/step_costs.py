@@ -15,7 +15,7 @@ from benchmarks.timing import Way, run_in_turn, timings
 from speakernet.assembly.training import prepare_machine
 from speakernet.config.schema import Config, replaced
 from speakernet.machine.device import synchronize, utilisation_monitor
-from speakernet.training.profiler import peak_tensor_bytes
+from speakernet.machine.memory import process_peak_bytes
 from speakernet.training.timing import warm_up
 
 MODELS = ("ResNetSE34L", "ResNet34", "ECAPA_TDNN_1024", "CAMPPlus")
@@ -123,7 +123,7 @@ def _measure(setup: Setup, name: str, step: Callable[[], None]) -> Row:
     if setup.is_cuda:
         peak = torch.cuda.max_memory_allocated(setup.device)
     else:
-        peak = peak_tensor_bytes(step)
+        peak = process_peak_bytes()
     return row(
         name,
         step_seconds=seconds,

@@ -6,10 +6,8 @@ profiler records.
 """
 
 import contextlib
-import json
 import logging
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,30 +77,15 @@ class StepProfiler:
         trace = self.folder / "steps.pt.trace.json"
         profiler.export_chrome_trace(str(trace))
         averages = profiler.key_averages()
-        times = {one.key.removeprefix("speakernet."): one.cpu_time_total for one in averages}
-        whole = sum(times.get(phase, 0.0) for phase in PHASES) or 1.0
+        times = dict.fromkeys(PHASES, 0.0)
+        for event in averages:
+            phase = event.key.removeprefix("speakernet.")
+            if phase in times:
+                times[phase] = event.cpu_time_total
+        whole = sum(times.values()) or 1.0
+        shares = ", ".join(f"{phase} {time / whole:.0%}" for phase, time in times.items())
         logger.info("trace of %d steps in %s (open it at ui.perfetto.dev)", recorded, trace)
-        logger.info(
-            "time by phase: %s",
-            ", ".join(f"{name} {times.get(name, 0.0) / whole:.0%}" for name in PHASES),
-        )
+        logger.info("time by phase: %s", shares)
         order = "self_device_time_total" if self.device.type == "cuda" else "self_cpu_time_total"
         table = averages.table(sort_by=order, row_limit=NUM_OPERATIONS, max_name_column_width=56)
         logger.info("most expensive operations:\n%s", table)
-
-
-def peak_tensor_bytes(run: Callable[[], None]) -> int:
-    """Peak CPU memory of the tensors that `run()` creates, as counted by torch's allocator."""
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-    ) as profiler:
-        run()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-    changes = [event["args"] for event in events if event.get("name") == "[memory]"]
-    # GPU events have other device types.
-    on_host = [change for change in changes if not change["Device Type"]]
-    before = on_host[0]["Total Allocated"] - on_host[0]["Bytes"] if on_host else 0
-    return max([change["Total Allocated"] - before for change in on_host], default=0)

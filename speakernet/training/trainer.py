@@ -40,11 +40,10 @@ from speakernet.training.checkpoints import (
 )
 from speakernet.training.optimizers import Freezing, OptimizerState, WeightAverage
 from speakernet.training.options import TrainingOptions
-from speakernet.training.outcomes import NonFiniteError, RecentSteps
 from speakernet.training.progress import Progress, RunSpeed, performance_sentence, rates
 from speakernet.training.protocols import Batch, Loader
 from speakernet.training.schedules import Schedules
-from speakernet.training.state import WHOLE_RUN, Stage, TrainingState
+from speakernet.training.state import WHOLE_RUN, NonFiniteError, RecentSteps, Stage, TrainingState
 from speakernet.training.step import TrainingStep
 from speakernet.training.stopping import Interrupted, StopRequest
 

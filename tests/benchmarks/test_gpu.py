@@ -31,16 +31,12 @@ def test_correctness(folder, monkeypatch):
     monkeypatch.setattr("benchmarks.on_gpu.correctness.SMALLEST", ("ResNet", "Pretrained"))
     figures = run(folder, "correctness")
     rows = figures["parts"]["correctness"]["rows"]
-    compared = [one for one in rows if "reason" not in one]
-    assert {"error", "tolerance", "passed"} < set(compared[0]) and all(
-        one["passed"] for one in compared
-    )
-    named = {one["name"] for one in compared}
-    assert {
-        "resident corpus and banks, samples",
-        "preset_reproducible twice: tensors that differ",
-    } < named
-    assert any(one.get("reason") == "needs a CUDA device" for one in rows)
+    compared = {row["name"]: row for row in rows if "reason" not in row}
+    assert all(row["passed"] for row in compared.values())
+    twice = compared["preset_reproducible twice: tensors that differ"]
+    assert {"error", "tolerance", "passed"} < set(twice)
+    assert "resident corpus and banks, samples" in compared
+    assert any(row.get("reason") == "needs a CUDA device" for row in rows)
 
 
 @pytest.mark.slow
@@ -91,6 +87,10 @@ def test_finished_parts(tmp_path, monkeypatch, capsys):
             gpu.main(["--device", "cuda", "--out", str(tmp_path / "other.json")])
 
 
+def names_of(part):
+    return [row["name"] for row in part["rows"]]
+
+
 def test_rows_are_stored_as_they_are_measured(tmp_path, monkeypatch):
     """A part that fails or takes too long keeps its rows; only one that failed is measured
     again.
@@ -101,7 +101,7 @@ def test_rows_are_stored_as_they_are_measured(tmp_path, monkeypatch):
     def fails(setup):
         yield row("a", error=0.5)
         stored = json.loads(out.read_text(encoding="utf-8"))["parts"]["steps"]
-        assert [one["name"] for one in stored["rows"]] == ["a"] and not stored["is_done"]
+        assert names_of(stored) == ["a"] and not stored["is_done"]
         raise ValueError("no disk is left")
 
     def endless(setup):
@@ -119,8 +119,8 @@ def test_rows_are_stored_as_they_are_measured(tmp_path, monkeypatch):
     for _ in range(2):
         assert gpu.main([*words, "--part", "ranks"]) == 0
     parts = json.loads(out.read_text(encoding="utf-8"))["parts"]
-    assert [one["name"] for one in parts["steps"]["rows"]] == ["a"]
-    assert [one["name"] for one in parts["ranks"]["rows"]] == ["b", "what follows"]
+    assert names_of(parts["steps"]) == ["a"]
+    assert names_of(parts["ranks"]) == ["b", "what follows"]
     assert len(calls) == 1
 
 

@@ -3,11 +3,13 @@
 import pytest
 
 from speakernet.data.choices import (
+    LoadingFacts,
     choose_device_banks,
     choose_device_resident,
     choose_num_workers,
     choose_prefetch,
     choose_ram_corpus,
+    data_wait_advice,
 )
 
 MACHINE = {"cores": 16, "num_batches": 1000, "is_reading_free": False, "augments_in_workers": True}
@@ -94,3 +96,21 @@ def test_impossible_requests(choose, changes, word):
     assert not choose(switch="auto", **facts).value
     with pytest.raises(ValueError, match=word):
         choose(switch="on", **facts)
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (LoadingFacts(7, 8, False, False, False, True, 40e6), "40 MB/s"),
+        (LoadingFacts(7, 8, False, False, True, True), "augment.device"),
+        (LoadingFacts(2, 8, False, False, False, True), "num_workers from 2 to 7"),
+        (LoadingFacts(7, 8, False, True, False, True), "decodes a file"),
+        (LoadingFacts(7, 8, False, False, False, True, 900e6), "opens a file"),
+        (LoadingFacts(1, 2, True, False, True, False), "busy augmenting"),
+        (LoadingFacts(1, 2, True, False, False, False), "all cores are busy"),
+        (LoadingFacts(0, 8, True, False, False, True, is_on_disk=True), "faster disk"),
+    ],
+)
+def test_advice(facts, words):
+    assert words in data_wait_advice(0.3, facts) and "30 %" in data_wait_advice(0.3, facts)
+    assert data_wait_advice(0.1, facts) == ""

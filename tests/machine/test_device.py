@@ -179,12 +179,13 @@ def test_order_bounds_and_threads():
             threading.current_thread() is threading.main_thread(),
         )
 
-    found = []
-    for one in in_lanes(work, items(), 2):
-        found.append(one)
-        assert len(taken) <= len(found) + 3
-    assert [one[0] for one in found] == list(range(12)) and most == 2
-    assert {one[1:] for one in found} == {(2, False)} and torch.get_num_threads() == 4
+    results = []
+    for result in in_lanes(work, items(), 2):
+        results.append(result)
+        assert len(taken) <= len(results) + 3
+    assert [number for number, *_ in results] == list(range(12)) and most == 2
+    assert {tuple(rest) for _, *rest in results} == {(2, False)}
+    assert torch.get_num_threads() == 4
 
 
 def test_errors_in_order():

@@ -194,7 +194,7 @@ def test_unusable_gpu(machine, caplog, monkeypatch, cuda, found):
     assert "535.129.03" in warning and found in warning and facts.FOR_OLDER_CUDA in warning
     with pytest.raises(ValueError, match=r"runtime\.device is cuda.*535.*pip install"):
         choose_device(MachineOptions(device="cuda"))
-    (finding,) = [one for one in machine_findings(machine) if one.check == "GPU"]
+    (finding,) = [found for found in machine_findings(machine) if found.check == "GPU"]
     assert finding.level == "warning" and facts.FOR_OLDER_CUDA in finding.advice
     caplog.clear()
     choose_device(MachineOptions(device="cpu"))

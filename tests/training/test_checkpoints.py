@@ -4,7 +4,6 @@ damage.
 
 import contextlib
 import errno
-import logging
 import os
 import threading
 import time
@@ -33,7 +32,7 @@ from speakernet.training import checkpoints, mirror
 from speakernet.training.checkpoints import CheckpointStore, average_weights, to_cpu
 from speakernet.training.mirror import RemoteError, fetch_run, mirrored
 from speakernet.training.options import TrainingOptions
-from speakernet.training.outcomes import NonFiniteError
+from speakernet.training.state import NonFiniteError
 from tests.training.training_fakes import FakeLoader, assert_same_bits, step_of, trained
 
 
@@ -271,18 +270,13 @@ def _soon(monkeypatch):
     monkeypatch.setattr(mirror, "RETRY_SECONDS", 0.011)
 
 
-def fill(folder, word="one"):
-    for name in (
-        LAST,
-        BEST,
-        LOG,
-        METRICS,
-        RESULTS,
-        f"{LARGE_MARGIN_FOLDER}/{LAST}",
-        "embeddings/a.npz",
-    ):
+COPIED = (LAST, BEST, LOG, METRICS, RESULTS, f"{LARGE_MARGIN_FOLDER}/{LAST}")
+
+
+def fill(folder):
+    for name in (*COPIED, "embeddings/a.npz"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(f"{word} {name}")
+        (folder / name).write_text(f"one {name}")
 
 
 def wait_until(is_so):
@@ -305,8 +299,8 @@ def test_fresh_folder(tmp_path, kind):
     found = sorted(
         path.relative_to(fresh).as_posix() for path in fresh.rglob("*") if path.is_file()
     )
-    assert found == sorted([LAST, BEST, LOG, METRICS, RESULTS, f"{LARGE_MARGIN_FOLDER}/{LAST}"])
-    assert all((fresh / name).read_text() == f"one {name}" for name in found)
+    assert found == sorted(COPIED)
+    assert all((fresh / name).read_text() == f"one {name}" for name in COPIED)
     (fresh / LAST).write_text("its own")
     assert not fetch_run("nonsense://not asked", fresh), "a folder with a last.pt resumes from that"
     assert not fetch_run(str(tmp_path / "empty"), tmp_path / "other")
@@ -378,9 +372,8 @@ def test_hanging_folder(tmp_path, monkeypatch, caplog):
     fill(tmp_path / "run")
     with mirrored(str(tmp_path / "there"), tmp_path / "run", with_epochs=False):
         assert entered.wait(30)
-    assert [one.levelno for one in caplog.records] == [
-        logging.WARNING
-    ] and "best.pt, last.pt" in caplog.text
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "best.pt, last.pt" in caplog.text
     let_go.set()
 
 

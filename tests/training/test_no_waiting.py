@@ -45,16 +45,14 @@ class Crossings(TorchDispatchMode):
         kwargs = kwargs or {}
         self.asked += func._overloadpacket is torch.ops.aten._local_scalar_dense
         made = func(*args, **kwargs)
-        given = [
-            one.device.type
-            for one in tree_leaves((args, kwargs))
-            if isinstance(one, torch.Tensor) and one.ndim
-        ]
+        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        given = [tensor.device.type for tensor in leaves if tensor.ndim]
         # A tensor made from Python numbers; on another device, its copy is below what a mode sees.
         self.made += func._overloadpacket is torch.ops.aten.lift_fresh
         if isinstance(made, torch.Tensor) and {made.device.type, *given} == {"cpu", "meta"}:
             is_free = kwargs.get("non_blocking") is True and made.device.type == "meta"
-            self.sent, self.waited = self.sent + is_free, self.waited + (not is_free)
+            self.sent += is_free
+            self.waited += not is_free
         return made
 
 
@@ -72,12 +70,11 @@ def on_device(module, device):
     """A module of the same shapes on the device."""
     for owner in module.modules():
         for kind in (owner._parameters, owner._buffers):
-            for name, one in kind.items():
-                if one is not None:
-                    made = torch.zeros(one.shape, dtype=one.dtype, device=device)
-                    kind[name] = (
-                        nn.Parameter(made, one.requires_grad) if kind is owner._parameters else made
-                    )
+            for name, tensor in kind.items():
+                if tensor is not None:
+                    kind[name] = torch.zeros(tensor.shape, dtype=tensor.dtype, device=device)
+                    if kind is owner._parameters:
+                        kind[name] = nn.Parameter(kind[name], tensor.requires_grad)
     return module
 
 
@@ -184,4 +181,4 @@ def test_evaluation_pins_memory(tiny_corpus, monkeypatch):
         4,
     )
     assert len(sent) == len(locked) > 1
-    assert all(one is own and is_free for (one, is_free), own in zip(sent, locked, strict=True))
+    assert all(tensor is own and free for (tensor, free), own in zip(sent, locked, strict=True))

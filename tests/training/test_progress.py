@@ -12,13 +12,8 @@ from torch import nn
 from speakernet import terminal
 from speakernet.evaluation.plots import new_figure, save_figure
 from speakernet.training.options import RuntimeOptions
-from speakernet.training.profiler import StepProfiler, peak_tensor_bytes
-from speakernet.training.progress import (
-    LoadingFacts,
-    Progress,
-    RunSpeed,
-    data_wait_advice,
-)
+from speakernet.training.profiler import StepProfiler
+from speakernet.training.progress import Progress, RunSpeed
 from speakernet.training.trackers import TEST_FIGURES, Trackers
 
 VALUES = {
@@ -97,25 +92,6 @@ def test_rates_and_shares():
     assert tracker.take_epoch()["utterances_per_second"] == pytest.approx((4 * 64 + 62) / 4)
 
 
-@pytest.mark.parametrize(
-    ("facts", "words"),
-    [
-        (LoadingFacts(7, 8, False, False, False, True, 40e6), "40 MB/s"),
-        (LoadingFacts(7, 8, False, False, True, True), "augment.device"),
-        (LoadingFacts(2, 8, False, False, False, True), "num_workers from 2 to 7"),
-        (LoadingFacts(7, 8, False, True, False, True), "decodes a file"),
-        (LoadingFacts(7, 8, False, False, False, True, 900e6), "opens a file"),
-        (LoadingFacts(1, 2, True, False, True, False), "busy augmenting"),
-        (LoadingFacts(1, 2, True, False, False, False), "all cores are busy"),
-        (LoadingFacts(0, 8, True, False, False, True, is_on_disk=True), "faster disk"),
-        (LoadingFacts(2, 8, True, False, True, False, is_on_disk=True), "num_workers from 2 to 7"),
-    ],
-)
-def test_advice(facts, words):
-    assert words in data_wait_advice(0.3, facts) and "30 %" in data_wait_advice(0.3, facts)
-    assert data_wait_advice(0.1, facts) == ""
-
-
 CONFIGURATION = {
     "data": {"batch_size": 64, "speed_factors": [1.0]},
     "model": {"options": {"channels": 16}},
@@ -161,8 +137,8 @@ def read(folder):
     return found
 
 
-def points(found, tag):
-    return [(one.step, one.value) for one in found.Scalars(tag)]
+def points(events, tag):
+    return [(point.step, point.value) for point in events.Scalars(tag)]
 
 
 def test_curves_of_costs_and_intervals(tmp_path):
@@ -192,7 +168,7 @@ def test_final_evaluation(tmp_path):
     save_figure(figure, tmp_path / "plots" / "det.png")
     results = {**evaluation(4.0), "cllr": 0.3, "performance": {"utterances_per_second": 200.0}}
     trackers = Trackers(["tensorboard"], tmp_path, {}, 10)
-    figures = {name: one for name, one in results.items() if name in TEST_FIGURES}
+    figures = {name: value for name, value in results.items() if name in TEST_FIGURES}
     trackers.results(10, figures, [tmp_path / "plots" / "det.png"], tmp_path / "best.pt")
     trackers.close()
     found = read(tmp_path)
@@ -228,16 +204,3 @@ def test_profile(tmp_path, caplog, num_steps, expected):
         assert (
             "addmm" in caplog.text and "data 0%" in caplog.text and "backward 0%" not in caplog.text
         )
-
-
-def test_peak_of_tensors():
-    kept = torch.ones(1024, 1024)
-
-    def run():
-        first = kept + 1  # 4 MiB
-        second = first * 2  # 8 MiB at once
-        del first
-        torch.add(second, 1)  # 8 MiB again
-
-    assert 8 * 2**20 <= peak_tensor_bytes(run) < 8.1 * 2**20
-    assert peak_tensor_bytes(lambda: None) == 0

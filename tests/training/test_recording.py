@@ -30,7 +30,6 @@ from speakernet.training.step import Results, TrainingStep
 from speakernet.training.stopping import Interrupted
 from tests.training import training_fakes as fakes
 
-CPU = torch.device("cpu")
 SAMPLES = 4800
 CLASSES = 5
 STEPS = 10
@@ -52,7 +51,7 @@ class Batch:
         return (len(self.labels),)
 
 
-def batch_of(number, size=4, device=CPU, *, is_bad=False):
+def batch_of(number, size=4, device=fakes.CPU, *, is_bad=False):
     generator = torch.Generator().manual_seed(number)
     waveforms = 0.1 * torch.randn(size, SAMPLES, generator=generator)
     if is_bad:
@@ -62,7 +61,7 @@ def batch_of(number, size=4, device=CPU, *, is_bad=False):
     return Batch(waveforms.to(device), labels.to(device), rows, draw_key=number // 4)
 
 
-def step_of(device=CPU, loss="aamsoftmax", optimizer="adamw", precision="no", **training):
+def step_of(device=fakes.CPU, loss="aamsoftmax", optimizer="adamw", precision="no", **training):
     """A step of a small network with dither, masks and dropout-free batch norms."""
     torch.manual_seed(1)
     net = SpeakerNet.named(
@@ -146,15 +145,13 @@ def taken(step, capture, batches, average=None, first=0):
 
 def assert_equal(rows, others, step, other):
     np.testing.assert_array_equal(np.array(rows), np.array(others))
-    for tensor, expected in zip(state_of(step), state_of(other), strict=True):
-        assert torch.equal(tensor, expected)
+    fakes.assert_equal(state_of(step), state_of(other))
 
 
 CASES = {
     "AAM-softmax with AdamW": {},
     "clipped": {"max_grad_norm": 0.1},
     "SGD": {"optimizer": "sgd"},
-    "AM-softmax with Adam": {"loss": "amsoftmax", "optimizer": "adam"},
     "SphereFace2": {"loss": "sphereface2"},
     "softmax without margin": {"loss": "softmax"},
     "bfloat16": {"precision": "bf16"},
@@ -177,8 +174,7 @@ def test_replayed_steps(case):
     assert len(tracer.operations) == 1 and tracer.operations[0] > 200
     assert [row[3] for row in expected] == [number == 6 for number in range(STEPS)]
     assert_equal(rows, expected, step, other)
-    for kept, wanted in zip(average._kept, expected_average._kept, strict=True):
-        assert torch.equal(kept, wanted)
+    fakes.assert_equal(average._kept, expected_average._kept)
 
 
 def test_ordinary_steps():
@@ -271,7 +267,7 @@ def test_resume():
     saved = copy.deepcopy(
         [first.net.state_dict(), first.loss.state_dict(), first.optimizer.state_dict()]
     )
-    second = step_of(CPU)
+    second = step_of()
     for part, state in zip((second.net, second.loss, second.optimizer), saved, strict=True):
         part.load_state_dict(state)
     rows_of_parts += taken(second, Tracer(second), batches[6:], first=6)

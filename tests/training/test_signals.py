@@ -79,7 +79,7 @@ def test_disturbed_run(running, tmp_path, disturb, status, words):
     disturb(running)
     shown = running.communicate(timeout=60)[1]
     assert running.returncode == status
-    assert "Traceback" not in shown and all(one in shown for one in words)
+    assert "Traceback" not in shown and all(word in shown for word in words)
     assert step_of(tmp_path / "run")["step"] >= 3
     with pytest.raises(ProcessLookupError):
         os.killpg(running.pid, 0)

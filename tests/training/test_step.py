@@ -160,27 +160,22 @@ def test_loss_scale():
             step.add(part)
         outcome = step.finish(learning_rate=0.1)
         results.append([outcome.grad_norm, *[p.detach() for p in net.parameters()]])
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("is_bad", [True, False])
-def test_bad_gradient(is_bad):
+def test_bad_gradient():
     net, loss = fresh(frozen_norm=False)
     step = sgd_step(net, loss)
     before = fakes.tensors(net)
-    if is_bad:
-        net.last.weight.register_hook(lambda gradient: gradient * float("inf"))
+    net.last.weight.register_hook(lambda gradient: gradient * float("inf"))
     step.add(whole_batch())
-    outcome = step.finish(learning_rate=0.1)
-    assert bool(outcome.is_bad) is is_bad and not outcome.loss_is_bad
-    assert (
-        all(torch.equal(before[key], value) for key, value in fakes.tensors(net).items()) is is_bad
-    )
-    assert all(p.grad is None for p in net.parameters())
+    results = step.finish(learning_rate=0.1)
+    assert results.is_bad and not results.loss_is_bad
+    fakes.assert_equal(before.values(), fakes.tensors(net).values())
+    assert all(parameter.grad is None for parameter in net.parameters())
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
 def test_skipped_first_step(name, monkeypatch):
     """A GPU's fused SGD allocates its momentum in the first step and leaves it uninitialised if it
     skips the step.
@@ -205,8 +200,8 @@ def test_skipped_first_step(name, monkeypatch):
         results.append(
             [parameter.detach() for parameter in [*net.parameters(), *loss.parameters()]]
         )
-    for one, other in zip(*results, strict=True):
-        assert torch.isfinite(one).all() and torch.equal(one, other)
+    assert all(torch.isfinite(weights).all() for weights in results[0])
+    fakes.assert_equal(*results)
 
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
@@ -288,11 +283,9 @@ CUDA = torch.device("cuda")
     ("requested", "device", "flags", "capability", "expected"),
     [
         ("auto", fakes.CPU, {"avx512_bf16"}, None, "bf16"),
-        ("auto", fakes.CPU, {"bf16"}, None, "bf16"),
         ("auto", fakes.CPU, {"avx2"}, None, "no"),
         ("bf16", fakes.CPU, {"avx2"}, None, "bf16"),
         ("fp16", fakes.CPU, {"avx512_fp16"}, None, "fp16"),
-        ("no", fakes.CPU, {"avx512_bf16"}, None, "no"),
         ("auto", CUDA, set(), (8, 0), "bf16"),
         ("auto", CUDA, set(), (7, 5), "fp16"),
         ("auto", CUDA, set(), (5, 0), "no"),
@@ -319,21 +312,8 @@ def test_scale_against_torch():
     theirs = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=3)
     weight = nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=0.0)
-    for is_bad in [
-        False,
-        False,
-        False,
-        True,
-        False,
-        True,
-        True,
-        False,
-        False,
-        False,
-        False,
-        False,
-        False,
-    ]:
+    for digit in "0001011000000":
+        is_bad = digit == "1"
         scaled = theirs.scale(weight.sum())
         weight.grad = torch.full_like(weight, float("inf") if is_bad else float(scaled.detach()))
         theirs.step(optimizer)
@@ -343,10 +323,11 @@ def test_scale_against_torch():
 
 
 def test_scale_in_a_checkpoint():
-    one = Precision(RuntimeOptions(loss_scale=8.0, loss_scale_growth_interval=2), "fp16", fakes.CPU)
-    one.update(torch.tensor(False))
+    options = RuntimeOptions(loss_scale=8.0, loss_scale_growth_interval=2)
+    saved = Precision(options, "fp16", fakes.CPU)
+    saved.update(torch.tensor(False))
     other = Precision(RuntimeOptions(loss_scale_growth_interval=2), "fp16", fakes.CPU)
-    other.load_state_dict(one.state_dict())
+    other.load_state_dict(saved.state_dict())
     other.update(torch.tensor(False))
     assert float(other.scale) == 16.0
 
@@ -485,10 +466,10 @@ def test_share_of_initial_weights(decay):
     # Resumed with other weights in the network, the initial weights are still those of the run.
     again = WeightAverage(nn.Linear(2, 2), decay, initial_share=0.25)
     again.load_state_dict(average.state_dict())
-    for one in (average, again):
+    for kept in (average, again):
         for _ in range(2):
-            with one.applied():
-                torch.testing.assert_close(one._live[0].detach(), expected)
+            with kept.applied():
+                torch.testing.assert_close(kept._live[0].detach(), expected)
     assert torch.equal(net.weight.detach(), torch.full((2, 2), 4.0))
     with pytest.raises(ValueError, match=r"training\.initial_weight"):
         again.load_state_dict(plain.state_dict())

@@ -66,7 +66,7 @@ def written(file, parse):
     while not (found and found[-1].HasField("exit")):
         assert time.monotonic() < ends, found
         time.sleep(0.1)
-        found = [parse(one) for one in log_records(file.read_bytes())]
+        found = [parse(record) for record in log_records(file.read_bytes())]
     return found
 
 
@@ -90,21 +90,21 @@ def test_wandb_offline(tmp_path, monkeypatch):
     history = []
     artifacts = []
     # Training and final evaluation, which `wandb sync` joins into one run.
-    assert len(files) == 2 and all(kept in one.name for one in files)
+    assert len(files) == 2 and all(kept in file.name for file in files)
     for file in files:
         found = written(file, wandb_internal_pb2.Record.FromString)
         for record in found:
-            config |= {one.key: json.loads(one.value_json) for one in record.run.config.update}
-            row = {
-                "/".join(one.nested_key) or one.key: one.value_json for one in record.history.item
-            }
-            history += [row] if row else []
-            artifacts += (
-                [record.request.log_artifact.artifact.name]
-                if record.request.HasField("log_artifact")
-                else []
-            )
-            artifacts += [record.artifact.name] if record.HasField("artifact") else []
+            for option in record.run.config.update:
+                config[option.key] = json.loads(option.value_json)
+            row = {}
+            for item in record.history.item:
+                row["/".join(item.nested_key) or item.key] = item.value_json
+            if row:
+                history.append(row)
+            if record.request.HasField("log_artifact"):
+                artifacts.append(record.request.log_artifact.artifact.name)
+            if record.HasField("artifact"):
+                artifacts.append(record.artifact.name)
     assert config["model"] == {"name": "ResNet"}
     assert [(float(row["optimizer_step"]), float(row["step/loss"])) for row in history[:2]] == [
         (1, 1),
@@ -133,7 +133,7 @@ def test_mlflow_in_files(tmp_path, monkeypatch):
     assert found.info.run_name == "run" and found.info.status == "FINISHED"
     assert found.data.params == {"model.name": "ResNet", "training.max_epochs": "2"}
     losses = client.get_metric_history(found.info.run_id, "step/loss")
-    assert [(one.step, one.value) for one in losses] == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
+    assert [(loss.step, loss.value) for loss in losses] == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
     assert found.data.metrics["test/min_dcf/0.01"] == 0.4
     names = ("my list _E_", "a_b")
     assert [found.data.metrics[f"test/test_lists/{name}/eer_percent"] for name in names] == [
@@ -142,7 +142,7 @@ def test_mlflow_in_files(tmp_path, monkeypatch):
     ]
     stored = Path(client.download_artifacts(found.info.run_id, "model/best.pt"))
     assert stored.read_bytes() == b"a model"
-    assert [one.path for one in client.list_artifacts(found.info.run_id, "plots")] == [
+    assert [artifact.path for artifact in client.list_artifacts(found.info.run_id, "plots")] == [
         "plots/det.png"
     ]
 
@@ -156,7 +156,7 @@ def test_failing_tracker(tmp_path, monkeypatch, caplog, broken):
     caplog.set_level(logging.WARNING)
     run(tmp_path, "tensorboard", 1, 3, ends=True)
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
-    failures = [one for one in caplog.messages if "tensorboard" in one]
+    failures = [message for message in caplog.messages if "tensorboard" in message]
     # Training and final evaluation.
-    assert all("RuntimeError: no network at all" in one for one in failures)
+    assert all("RuntimeError: no network at all" in message for message in failures)
     assert len(failures) == (1 if broken == "results" else 2)

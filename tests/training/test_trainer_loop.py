@@ -17,8 +17,7 @@ from speakernet.run_folder import held
 from speakernet.training.checkpoints import epoch_paths
 from speakernet.training.optimizers import create_optimizer
 from speakernet.training.options import OPTIMIZERS, TrainingOptions
-from speakernet.training.outcomes import NonFiniteError
-from speakernet.training.state import Stage
+from speakernet.training.state import NonFiniteError, Stage
 from tests.training import training_fakes as fakes
 
 
@@ -30,20 +29,15 @@ def test_resuming(tmp_path, stop_at, accumulation):
     # With another seed, because everything must come from the checkpoint.
     resumed = fakes.trained(tmp_path / "run", **options, seed=99)
     fakes.assert_same_bits(straight, resumed)
-    assert all(
-        torch.equal(*pair)
-        for pair in zip(straight.average._kept, resumed.average._kept, strict=True)
-    )
-    assert (straight.state.step, straight.state.utterances) == (
-        resumed.state.step,
-        resumed.state.utterances,
-    )
+    fakes.assert_equal(straight.average._kept, resumed.average._kept)
+    assert straight.state.step == resumed.state.step
+    assert straight.state.utterances == resumed.state.utterances
     rows = [fakes.records(tmp_path / name) for name in ("straight", "run")]
-    for one, other in zip(*rows, strict=True):
+    for expected, row in zip(*rows, strict=True):
         for key in ("kind", "step", "epoch", "learning_rate"):
-            assert one.get(key) == other.get(key)
-        if one["kind"] == "epoch":
-            assert one["loss"] == pytest.approx(other["loss"])
+            assert expected.get(key) == row.get(key)
+        if row["kind"] == "epoch":
+            assert row["loss"] == pytest.approx(expected["loss"])
 
 
 def test_resuming_with_another_batch_size(tmp_path):
@@ -101,12 +95,9 @@ def test_bad_step(tmp_path, caplog):
     before = [value.clone() for value in fakes.weights_of(trainer)]
     with pytest.raises(NonFiniteError, match="epoch 1: every step"):
         trainer.train()
-    assert all(torch.equal(*pair) for pair in zip(before, fakes.weights_of(trainer), strict=True))
-    assert (
-        not trainer.step.optimizer.state
-        and trainer.state.bad_steps == 1
-        and "utterance0.wav" in caplog.text
-    )
+    fakes.assert_equal(before, fakes.weights_of(trainer))
+    assert not trainer.step.optimizer.state
+    assert trainer.state.bad_steps == 1 and "utterance0.wav" in caplog.text
 
 
 def test_many_bad_steps(tmp_path):
@@ -163,13 +154,9 @@ def test_files_of_an_earlier_run(tmp_path, caplog):
 
 def test_other_trials_reset_the_best(tmp_path, caplog):
     for checksum, eer, epochs, best in ((1, 5.0, 1, 5.0), (1, 9.0, 2, 5.0), (2, 8.0, 3, 8.0)):
-        found = {"eer_percent": eer, "trials_checksum": checksum}
-        assert (
-            fakes.trained(
-                tmp_path, max_epochs=epochs, validate=lambda found=found: found
-            ).state.best_eer_percent
-            == best
-        )
+        figures = {"eer_percent": eer, "trials_checksum": checksum}
+        trainer = fakes.trained(tmp_path, max_epochs=epochs, validate=figures.copy)
+        assert trainer.state.best_eer_percent == best
     assert "5.00 %" in caplog.text
 
 
@@ -195,7 +182,7 @@ def test_final_average(tmp_path):
     assert trainer.state.best_eer_percent == 3.0
     best = read_own_checkpoint(tmp_path / "best.pt")["weights"]["first.weight"]
     epochs = [read_own_checkpoint(path)["weights"] for path in epoch_paths(tmp_path)]
-    mean = sum(one["first.weight"].double() for one in epochs) / 3
+    mean = sum(weights["first.weight"].double() for weights in epochs) / 3
     assert torch.allclose(best.double(), mean) and not torch.equal(
         fakes.tensors(trainer.net)["first.weight"], best
     )
@@ -222,15 +209,15 @@ def watched(folder, **options):
     return trainer, loader.seen
 
 
-def same(one, other, wanted=""):
-    return all(torch.equal(one[name], other[name]) for name in one if wanted in name)
+def same(left, right, part=""):
+    return all(torch.equal(left[name], right[name]) for name in left if part in name)
 
 
 @pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
 def test_frozen_network(tmp_path, optimizer):
     trainer, seen = watched(tmp_path, optimizer=optimizer, freeze_epochs=2)
     # Weights and statistics, despite weight decay.
-    assert all(same(seen[0], one) for one in seen[: 2 * 7 + 1])
+    assert all(same(seen[0], tensors) for tensors in seen[: 2 * 7 + 1])
     after = trainer.net.state_dict()
     assert not same(seen[14], after, "weight") and not same(seen[14], after, "running_mean")
 
@@ -308,7 +295,7 @@ def test_average_of_the_last_checkpoints(tmp_path):
         read_own_checkpoint(tmp_path / name) for name in ("best.pt", "checkpoints/average.pt")
     )
     assert best["training_summary"]["best_eer_percent"] == 40.0
-    assert all(torch.equal(one, average["weights"][key]) for key, one in best["weights"].items())
+    assert same(best["weights"], average["weights"])
 
 
 def evaluated(trainer):
@@ -332,16 +319,17 @@ def test_remeasured_statistics(tmp_path):
         seen.append(evaluated(trainers[-1]))
     # The weights are those of the average, and measuring does not affect training.
     fakes.assert_same_bits(*trainers)
-    for epoch, (one, other) in enumerate(zip(*seen, strict=True), start=1):
-        assert torch.equal(one["first.weight"], other["first.weight"])
+    for epoch, (averaged, measured) in enumerate(zip(*seen, strict=True), start=1):
+        assert torch.equal(averaged["first.weight"], measured["first.weight"])
         net = fakes.FakeNet()
         loader = fakes.FakeLoader()
-        net.load_state_dict(one)
+        net.load_state_dict(averaged)
         loader.set_epoch(epoch)
         update_bn([batch.waveforms for batch in loader], net)
         for name in ("running_mean", "running_var"):
-            torch.testing.assert_close(other[f"norm.{name}"], getattr(net.norm, name))
-            assert not torch.allclose(one[f"norm.{name}"], other[f"norm.{name}"], rtol=1e-3)
+            key = f"norm.{name}"
+            torch.testing.assert_close(measured[key], net.state_dict()[key])
+            assert not torch.allclose(averaged[key], measured[key], rtol=1e-3)
     # The evaluated weights are the saved ones.
     best = read_own_checkpoint(tmp_path / "measured" / "best.pt")["weights"]
     assert torch.equal(best["norm.running_var"], seen[1][-1]["norm.running_var"])
@@ -359,4 +347,4 @@ def test_remeasured_statistics(tmp_path):
     ],
 )
 def test_contradictions(options, name):
-    assert [one for one, _ in TrainingOptions(**options).problems()] == [name]
+    assert [option for option, _ in TrainingOptions(**options).problems()] == [name]

@@ -5,7 +5,7 @@ import json
 import math
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -303,10 +303,14 @@ def weights_of(trainer: Trainer) -> list[torch.Tensor]:
     return [*trainer.net.state_dict().values(), *trainer.loss.state_dict().values()]
 
 
+def assert_equal(left: Iterable[torch.Tensor], right: Iterable[torch.Tensor]) -> None:
+    for first, second in zip(left, right, strict=True):
+        assert torch.equal(first, second)
+
+
 def assert_same_bits(left: Trainer, right: Trainer) -> None:
     """Network, head and optimizer of two trainers are equal to the last bit."""
-    for first, second in zip(weights_of(left), weights_of(right), strict=True):
-        assert torch.equal(first, second)
+    assert_equal(weights_of(left), weights_of(right))
     optimizers = left.step.optimizer.state.values(), right.step.optimizer.state.values()
     for first, second in zip(*optimizers, strict=True):
         for key in first:
