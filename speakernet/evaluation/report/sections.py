@@ -603,7 +603,7 @@ def hardest_section(run: RunData, audio: AudioSource | None) -> Section:
         few = min(NUM_HARDEST, len(trials))
         # Partition first: sorting ten million trials to show twelve would be wasteful.
         nearest = np.argpartition(keys, few - 1)[:few]
-        rows = []
+        rows: list[list[str | Cell]] = []
         for trial in trials[nearest[np.lexsort((trials[nearest], keys[nearest]))]]:
             enrol = _utterance_cell(run, run.trials, int(run.trials.enrol[trial]), audio)
             test = _utterance_cell(run, run.trials, int(run.trials.test[trial]), audio)
