@@ -82,25 +82,19 @@ class Covariances:
         within = (1 - share) * self.within + share * other.within
         return Covariances(self.mean, between, within)
 
-    def adapted(
-        self, rows: np.ndarray, between_share: float = 0.5, within_share: float = 0.5
-    ) -> "Covariances":
-        """Adapted to unlabelled embeddings, whose excess variance is divided between the two
-        covariances.
+    def adapted(self, rows: np.ndarray) -> "Covariances":
+        """Adapted to unlabelled embeddings, whose excess variance is divided equally between the
+        two covariances.
 
-        Source: Kaldi's PldaUnsupervisedAdaptor (shares 0.7 and 0.3), wespeaker's `adapt_plda` (0.5
-        and 0.5).
+        Source: wespeaker's `adapt_plda`; Kaldi's PldaUnsupervisedAdaptor gives 0.7 to the one
+        between speakers.
         """
         total = self.between + self.within
         variances, directions = eigh(np.cov(rows.T), total)
         # Columns of the inverse transpose; over all of them, total = basis basis^T.
         basis = np.linalg.inv(directions.T)[:, variances > 1]
-        excess = (basis * (variances[variances > 1] - 1)) @ basis.T
-        return Covariances(
-            rows.mean(axis=0),
-            self.between + between_share * excess,
-            self.within + within_share * excess,
-        )
+        half = 0.5 * (basis * (variances[variances > 1] - 1)) @ basis.T
+        return Covariances(rows.mean(axis=0), self.between + half, self.within + half)
 
     def plda(self, dim: int | None = None) -> tuple[tuple[np.ndarray, np.ndarray], Plda]:
         """The map to the `dim` directions that separate speakers best, and PLDA in that space."""

@@ -12,6 +12,7 @@ keeps embeddings on disk and reuses them while model, audio and settings are unc
 
 import collections
 import contextlib
+import functools
 import hashlib
 import json
 import logging
@@ -319,12 +320,7 @@ def embed_utterances(
     source = as_heard(source, options)
     num_threads = reader_threads(options)
     lengths = checked_lengths(source, table, num_threads)
-    if modes_of(options) == ("crops",):
-        cut = Cut(crop_samples(options.eval_frames, net.sample_rate), options.num_crops, 0, {})
-    else:
-        seconds = max(wrapped_seconds, net.preparation.get("repeat_seconds", 0.0))
-        shortest = max(round(seconds * net.sample_rate), net.min_samples)
-        cut = Cut(0, 1, shortest, net.preparation)
+    cut = _cut_of(net, options, wrapped_seconds)
     # In order of length, utterances share a batch with little padding.
     order = np.argsort(lengths, kind="stable")
     stretches = stretches_of(order, lengths, source.sample_rate, are_whole=not cut.length)
@@ -337,9 +333,6 @@ def embed_utterances(
     # A one-minute window is enough work by itself, and only one should be in memory.
     has_windows = any(stretch.num_windows > 1 for stretch in stretches)
     num_lanes = 1 if has_windows else lanes_of(forward.device)
-
-    def read(stretch: Stretch) -> np.ndarray:
-        return _read(source, table[stretch.row], stretch, cut)
 
     def embed(batch: tuple[list[np.ndarray], tuple[int, int]]) -> np.ndarray:
         waveforms, shape = batch
@@ -361,6 +354,7 @@ def embed_utterances(
     was_stopped = False
     bar = Bar(description, total, "utterance", is_shown=bool(description) and distributed.is_main())
     with ThreadPoolExecutor(num_threads) as pool, bar as progress, _in_evaluation_mode(net):
+        read = functools.partial(_read, source, table, cut)
         batches = _read_batches(pool, read, plan, mine, description)
         for embedded in in_lanes(embed, batches, num_lanes):
             parts.append(embedded)
@@ -376,6 +370,14 @@ def embed_utterances(
     return _by_utterance(embeddings, plan, cut, len(table))
 
 
+def _cut_of(net: "EmbeddingNet", options: EvaluationOptions, wrapped_seconds: float) -> Cut:
+    if modes_of(options) == ("crops",):
+        return Cut(crop_samples(options.eval_frames, net.sample_rate), options.num_crops, 0, {})
+    seconds = max(wrapped_seconds, net.preparation.get("repeat_seconds", 0.0))
+    shortest = max(round(seconds * net.sample_rate), net.min_samples)
+    return Cut(0, 1, shortest, net.preparation)
+
+
 def is_accelerator(device: torch.device | str) -> bool:
     """Whether a device is not a CPU."""
     return torch.device(device).type != "cpu"
@@ -386,14 +388,11 @@ def _in_evaluation_mode(net: "EmbeddingNet") -> Iterator[None]:
     """Set the mode once for all batches: otherwise a batch would restore training mode while others
     are still running.
     """
-    if not (isinstance(net, nn.Module) and net.training):
+    with contextlib.ExitStack() as stack:
+        if isinstance(net, nn.Module) and net.training:
+            net.eval()
+            stack.callback(net.train)
         yield
-        return
-    net.eval()
-    try:
-        yield
-    finally:
-        net.train()
 
 
 def _batches_of_this_rank(plan: Plan) -> range:
@@ -482,8 +481,9 @@ def _read_ahead(
         yield waiting.popleft()[1].result()
 
 
-def _read(source: AudioSource, name: str, stretch: Stretch, cut: Cut) -> np.ndarray:
+def _read(source: AudioSource, names: StringTable, cut: Cut, stretch: Stretch) -> np.ndarray:
     """The waveforms of a stretch, (waveforms, samples): its distinct crops, or all of it."""
+    name = names[stretch.row]
     long_samples = round(windows.LONG_SECONDS * source.sample_rate)
     if cut.length and stretch.num_samples > max(cut.length, long_samples):
         # Crops of a long recording are read one by one: two hours would take half a gigabyte.

@@ -120,8 +120,7 @@ def find_scores(path: Path, trials: TrialList) -> tuple[Path, np.ndarray]:
 
 def _is_of(scores: Path, sha256: str) -> bool:
     """Whether the results beside a score file name the list with this checksum."""
-    results = read_results(scores.with_name(RESULTS))
-    lists = (results.lists if results else None) or []
+    lists = read_results(scores.with_name(RESULTS)).lists or []
     return bool(sha256) and any(listed.get("sha256") == sha256 for listed in lists)
 
 
@@ -388,8 +387,8 @@ class RunData:
     folder: Path
     name: str
     """Its name on a page of several runs."""
-    results: Results | None
-    """None before the first evaluation."""
+    results: Results
+    """Empty before the first evaluation."""
     metrics: list[dict[str, Any]]
     """Records of `metrics.jsonl`."""
     config: str
@@ -403,7 +402,7 @@ class RunData:
     @property
     def decisions(self) -> Decisions | None:
         """Decisions on each trial; None if there are error rates or no scores."""
-        if self.results is None or self.trials is None or self.scores is None:
+        if self.results.is_empty or self.trials is None or self.scores is None:
             return None
         llrs = self.arrays.get("llrs")
         return Evaluation(self.trials, self.scores, self.results, llrs).decisions
@@ -418,7 +417,7 @@ class RunData:
     @property
     def list_name(self) -> str:
         """The name of the scored list."""
-        name = self.results.list_name() if self.results else ""
+        name = self.results.list_name()
         if not name and self.trials is not None:
             name = Path(self.trials.source).name
         return name or "a list without a name"
@@ -427,7 +426,7 @@ class RunData:
     def configuration(self) -> Mapping[str, Any]:
         """The sections of the run; only `evaluation` in an evaluation folder without a run."""
         if not self.config:
-            return {"evaluation": (self.results.config if self.results else None) or {}}
+            return {"evaluation": self.results.config or {}}
         values = read_yaml(self.config, str(self.folder / CONFIG))
         return values if isinstance(values, Mapping) else {}
 
@@ -437,11 +436,11 @@ def read_run(folder: str | Path, name: str = "", evaluation: Evaluation | None =
     folder = Path(folder)
     results = evaluation.results if evaluation else read_results(folder / RESULTS)
     run_folder = folder
-    if results is not None and results.checkpoint and not (folder / METRICS).is_file():
+    if results.checkpoint and not (folder / METRICS).is_file():
         # An evaluation folder: use the run whose checkpoint was scored.
         run_folder = Path(results.checkpoint.get("path", "")).parent
     metrics = _metrics_of_stages(run_folder)
-    if results is None and not metrics:
+    if results.is_empty and not metrics:
         raise FileError(
             f"{folder} contains neither {RESULTS} nor {METRICS}; give the folder of a run or an "
             "evaluation"
@@ -451,9 +450,8 @@ def read_run(folder: str | Path, name: str = "", evaluation: Evaluation | None =
         if path.is_file():
             with reading(path, "a configuration in UTF-8"), open_text(path) as file:
                 config = file.read()
-    if results is not None and results.training is None and run_folder != folder:
-        trained = read_results(run_folder / RESULTS)
-        results = replace(results, training=trained.training if trained else None)
+    if not results.is_empty and results.training is None and run_folder != folder:
+        results = replace(results, training=read_results(run_folder / RESULTS).training)
     run = RunData(folder, name or folder.resolve().name, results, metrics, config)
     return _with_arrays(run, evaluation) if evaluation else _with_kept_arrays(run)
 
@@ -493,8 +491,7 @@ def _with_kept_arrays(run: RunData) -> RunData:
     labels = arrays.get("labels")
     if labels is None or labels.shape != scores.shape:
         labels = None
-        results = run.results
-        if results is None or not results.why_no_eer or results.num_targets is not None:
+        if not run.results.why_no_eer or run.results.num_targets is not None:
             logger.warning("%s: no labels were kept, so the report has no error curves", folder)
     return replace(run, trials=replace(trials, labels=labels), scores=scores)
 
@@ -579,12 +576,14 @@ def list_in_common(paths: Sequence[Path]) -> TrialList:
     raise refused or ListError(f"{names}: no labelled scores; give their list with --trials")
 
 
-def common_costs(systems: Iterable[Results | None]) -> dict[str, Any]:
+def common_costs(systems: Iterable[Results]) -> dict[str, Any]:
     """The costs `c_miss` and `c_fa` that all results with costs share; empty if they differ or none
     is known.
     """
-    known = [results.dcf_costs for results in systems if results is not None and results.dcf_costs]
-    return {**known[0]} if known and all(costs == known[0] for costs in known) else {}
+    known = [results.dcf_costs for results in systems if results.dcf_costs]
+    if not known or any(costs != known[0] for costs in known):
+        return {}
+    return {**known[0]}
 
 
 def compare_runs(runs: Sequence[RunData], speakers: Speakers, seed: int) -> Comparison:
@@ -607,12 +606,14 @@ def configuration_of(scores: Path) -> Mapping[str, Any]:
     known.
     """
     results = read_results(scores.with_name(RESULTS))
-    if results is None:
-        return {}
-    folders = scores.parent, Path((results.checkpoint or {}).get("path", "")).parent
-    config = next((folder / CONFIG for folder in folders if (folder / CONFIG).is_file()), None)
-    values = read_yaml_file(config, "a configuration") if config else {}
-    return values if isinstance(values, Mapping) else {}
+    folders = [scores.parent]
+    if results.checkpoint:
+        folders.append(Path(results.checkpoint.get("path", "")).parent)
+    for config in (folder / CONFIG for folder in folders):
+        if not results.is_empty and config.is_file():
+            values = read_yaml_file(config, "a configuration")
+            return values if isinstance(values, Mapping) else {}
+    return {}
 
 
 def is_other_seed(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
@@ -630,18 +631,17 @@ def chosen_on_reported(scores: Path) -> str:
     """The warning, from the results beside a score file, that its model was selected on the same
     list; else empty.
     """
-    results = read_results(scores.with_name(RESULTS))
     beginning = CHOSEN_ON_REPORTED.partition(" same list")[0]
-    for warning in (results.warnings if results else None) or []:
+    for warning in read_results(scores.with_name(RESULTS)).warnings or []:
         if warning.startswith(beginning):
             return warning
     return ""
 
 
-def read_results(path: Path) -> Results | None:
-    """The results of an evaluation; None if there is no such file; FileError if it is damaged."""
+def read_results(path: Path) -> Results:
+    """The results of an evaluation, empty if there is no such file; FileError if it is damaged."""
     if not path.is_file():
-        return None
+        return Results()
     with (
         reading(path, "the results of an evaluation; evaluate again to write them"),
         open_text(path) as file,

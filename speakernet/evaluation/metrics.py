@@ -22,6 +22,7 @@ Rates = TypeVar("Rates", float, np.ndarray)
 # Vectorised passes that drop points off the hull before the exact loop takes over; each drops about
 # half.
 HULL_PASSES = 60
+MAX_DET_POINTS = 2000
 
 
 @dataclass(frozen=True)
@@ -344,7 +345,7 @@ def area_under_roc(rates: ErrorRates) -> float:
     return float(-np.diff(rates.false_accept_rates) @ (hit[:-1] + hit[1:]) / 2)
 
 
-def det_points(rates: ErrorRates, max_points: int = 2000) -> tuple[np.ndarray, np.ndarray]:
+def det_points(rates: ErrorRates) -> tuple[np.ndarray, np.ndarray]:
     """False-accept and miss rates of a DET curve, thinned evenly along the curve on normal-deviate
     axes.
 
@@ -356,11 +357,13 @@ def det_points(rates: ErrorRates, max_points: int = 2000) -> tuple[np.ndarray, n
     inside = (false_accept > 0) & (false_accept < 1) & (miss > 0) & (miss < 1)
     false_accept = false_accept[inside]
     miss = miss[inside]
-    if len(miss) <= max_points:
+    if len(miss) <= MAX_DET_POINTS:
         return false_accept, miss
     # For spacing, the logit is close enough to the normal deviate.
     position = np.log(miss / (1 - miss)) - np.log(false_accept / (1 - false_accept))
-    kept = np.unique(np.searchsorted(position, np.linspace(position[0], position[-1], max_points)))
+    kept = np.unique(
+        np.searchsorted(position, np.linspace(position[0], position[-1], MAX_DET_POINTS))
+    )
     kept = np.minimum(kept, len(miss) - 1)
     return false_accept[kept], miss[kept]
 

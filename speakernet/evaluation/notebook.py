@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from speakernet.evaluation import plots
 from speakernet.evaluation.files import read_run
 from speakernet.evaluation.metrics import equal_error_point, error_rates
-from speakernet.evaluation.results import Results
 from speakernet.run_folder import REPORT
 
 
@@ -23,7 +22,7 @@ class Report:
 
     def __init__(self, folder: str | Path) -> None:
         self.run = read_run(folder)
-        self.results = self.run.results or Results()
+        self.results = self.run.results
 
     def _repr_html_(self) -> str:
         page = self.run.folder / REPORT

@@ -170,16 +170,15 @@ def det_figure(
         colour = f"C{number + len(curves)}"
         axes.plot(*ndtri(rates_there), marker, color=colour, markersize=5, label=name)
         shown += list(rates_there)
-    reach = ndtri(np.concatenate(shown))
+    _set_det_axes(axes, ndtri(np.concatenate(shown)))
+    return figure
+
+
+def _set_det_axes(axes: Axes, reach: np.ndarray) -> None:
+    """Ticks in percent on normal-deviate axes that reach all these deviates."""
     if not len(reach):
-        axes.text(
-            0.5,
-            0.5,
-            "no errors at any threshold",
-            transform=axes.transAxes,
-            ha="center",
-            color=MUTED,
-        )
+        text = "no errors at any threshold"
+        axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", color=MUTED)
         reach = ndtri([0.001, 0.5])
     low = float(reach.min()) - DET_MARGIN
     high = float(reach.max()) + DET_MARGIN
@@ -187,16 +186,14 @@ def det_figure(
     for percent in DET_TICKS_PERCENT:
         place = float(ndtri(percent / 100))
         # Over a wide range the labels of small percentages would overlap.
-        if low <= place <= high and place - max(ticks, default=-np.inf) >= MIN_TICK_GAP * (
-            high - low
-        ):
+        gap = place - max(ticks, default=-np.inf)
+        if low <= place <= high and gap >= MIN_TICK_GAP * (high - low):
             ticks[place] = f"{percent:g}"
     axes.set(xlim=(low, high), ylim=(low, high))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_ticks(list(ticks), list(ticks.values()))
     # The diagonal, on which the EER lies.
     axes.plot([low, high], [low, high], color=GRID, linewidth=1, zorder=1)
-    return figure
 
 
 @drawn_in_house_style

@@ -195,6 +195,11 @@ class Results:
     extra: dict[str, Any] = field(default_factory=dict)
     """Keys in the file that this version does not know, kept for the report."""
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has been evaluated."""
+        return self == Results()
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values under the names in `results.json`."""
         values = _plain(self) | self.extra

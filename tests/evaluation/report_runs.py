@@ -1,5 +1,6 @@
 """Synthetic run folders for tests of plots, reports and commands, without audio or a network."""
 
+import itertools
 import json
 
 import numpy as np
@@ -17,12 +18,12 @@ LISTS = {"trials": "trials", "training": "train_list", "validation": "held_out"}
 
 def make_trials(path, num_speakers=12, utterances=4):
     names = [
-        f"dev/s{speaker:02d}/{one}.wav"
+        f"dev/s{speaker:02d}/{utterance}.wav"
         for speaker in range(num_speakers)
-        for one in range(utterances)
+        for utterance in range(utterances)
     ]
-    pairs = [(first, second) for row, first in enumerate(names) for second in names[row + 1 :]]
-    write_trials(path, ((int(one[:7] == other[:7]), one, other) for one, other in pairs))
+    pairs = itertools.combinations(names, 2)
+    write_trials(path, ((int(enrol[:7] == test[:7]), enrol, test) for enrol, test in pairs))
     return read_trials(path)
 
 
@@ -87,8 +88,8 @@ def make_run(folder, trials, noise=1.2, seed=1):
         if step % 10 == 0:
             epoch = {"step": step, "epoch": step // 10}
             lines.append({"kind": "epoch", **epoch, "loss": 8 / step, "step_seconds": 4.5})
-            found = {"eer_percent": 30 / step, "eer_interval_percent": [20 / step, 45 / step]}
-            lines.append({"kind": "evaluation", **epoch, **found, "evaluation_seconds": 15.0})
+            eer = {"eer_percent": 30 / step, "eer_interval_percent": [20 / step, 45 / step]}
+            lines.append({"kind": "evaluation", **epoch, **eer, "evaluation_seconds": 15.0})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "config.yaml").write_text(
         f"data:\n  batch_size: {64 * seed}\nmodel:\n  name: ResNetSE34L\n"

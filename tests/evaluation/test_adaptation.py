@@ -109,14 +109,14 @@ def test_adapted_covariances() -> None:
     np.testing.assert_allclose(mixed.within, 0.75 * ours.within + 0.5 * np.eye(DIM))
     np.testing.assert_array_equal(mixed.mean, ours.mean)
     # In the basis in which the total covariance is the identity, the variance above 1 is shared.
-    found = theirs.adapted(OTHERS, 0.7, 0.3)
+    found = theirs.adapted(OTHERS)
     root = np.real(sqrtm(theirs.between + theirs.within))
     variances, directions = np.linalg.eigh(
         np.linalg.inv(root) @ np.cov(OTHERS.T) @ np.linalg.inv(root)
     )
     excess = root @ (directions * np.maximum(variances - 1, 0)) @ directions.T @ root
-    np.testing.assert_allclose(found.between, theirs.between + 0.7 * excess)
-    np.testing.assert_allclose(found.within, theirs.within + 0.3 * excess)
+    np.testing.assert_allclose(found.between, theirs.between + excess / 2)
+    np.testing.assert_allclose(found.within, theirs.within + excess / 2)
 
 
 def reference(rows, plda, *, is_kaldi):
@@ -138,7 +138,7 @@ def reference(rows, plda, *, is_kaldi):
             np.zeros(len(psi)), np.diag(1 + psi)
         ).logpdf(test)
 
-    return np.array([[ratio(one, other) for other in rows] for one in rows])
+    return np.array([[ratio(enrol, test) for test in rows] for enrol in rows])
 
 
 def kaldi_text(*arrays):
@@ -152,11 +152,11 @@ def kaldi_text(*arrays):
 
 
 def kaldi_binary(*arrays):
-    def one(a):
+    def encoded(a):
         sizes = b"".join(b"\4" + struct.pack("<i", size) for size in a.shape)
         return (b"DV " if a.ndim == 1 else b"DM ") + sizes + a.astype("<f8").tobytes()
 
-    return b"".join(map(one, arrays))
+    return b"".join(map(encoded, arrays))
 
 
 @pytest.mark.parametrize(

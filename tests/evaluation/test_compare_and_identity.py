@@ -96,8 +96,8 @@ def test_fusion(trials, run, random):
     for name, scores in zip(files, heard, strict=True):
         write_scores(Path(name), trials, scores)
     unlabelled = (
-        (None, trials.names[int(one)], trials.names[int(other)])
-        for one, other in zip(trials.enrol, trials.test, strict=True)
+        (None, trials.names[int(enrol)], trials.names[int(test)])
+        for enrol, test in zip(trials.enrol, trials.test, strict=True)
     )
     write_trials(Path("unlabelled.txt"), unlabelled)
     fitting = ["--fusion_scores", *files, "--fusion_trials", trials.source]
@@ -117,24 +117,16 @@ def test_fusion(trials, run, random):
         and min(results["calibration"]["weights"]) > 0
     )
     # Fitting and reporting on one list causes a warning, also on the page.
-    assert any("weights were fitted" in one for one in results["warnings"])
-    assert [one["role"] for one in results["lists"]] == [
+    assert any("weights were fitted" in warning for warning in results["warnings"])
+    assert [listed["role"] for listed in results["lists"]] == [
         "trials",
         "scores",
         "scores",
         "fusion trials",
     ]
     # The same options calibrate a single system, whose scores do not change.
-    one = [
-        "evaluate",
-        "--scores",
-        "a.txt",
-        "--fusion_scores",
-        "a.txt",
-        "--fusion_trials",
-        trials.source,
-    ]
-    assert run(*one, "--save_path", "one")[0] == 0
+    alone = ["evaluate", "--scores", "a.txt", "--fusion_scores", "a.txt", *fitting[3:]]
+    assert run(*alone, "--save_path", "one")[0] == 0
     assert read_scores("one/scores.txt")[1] == pytest.approx(heard[0], abs=1e-4)
     # Scores that are already log-likelihood ratios are evaluated without a fit.
     assert (
@@ -143,21 +135,6 @@ def test_fusion(trials, run, random):
         )[0]
         == 0
     )
-    # A folder of ours is evaluated again; files of somebody else and inputs stay.
-    assert (
-        run("evaluate", "--scores", "again/scores.txt", "--scores_are_llrs", "--out", "again")[0]
-        == 0
-    )
-    Path("theirs").mkdir()
-    Path("theirs/results.json").write_text("{}")
-    assert run("evaluate", "--scores", "fused/scores.txt", "--out", "theirs")[0] == 1
-    assert Path("theirs/results.json").read_text() == "{}"
-    assert run("evaluate", "--scores", "fused/scores.txt", "--out", "theirs", "--force")[0] == 0
-    Path("given").mkdir()
-    Path("given/scores.txt").write_bytes(Path("fused/scores.txt").read_bytes())
-    before = Path("given/scores.txt").read_bytes()
-    assert run("evaluate", "--scores", "given/scores.txt", "--out", "given", "--force")[0] == 1
-    assert Path("given/scores.txt").read_bytes() == before
     assert results_in("again")["cllr"] == pytest.approx(results["cllr"], abs=1e-3)
 
 
@@ -213,6 +190,16 @@ def test_other_results_are_not_overwritten(trials, systems, run):
         Path("run/results.json").read_text() == "kept"
         and Path("a/scores.txt").read_bytes() == before
     )
+    # A folder of ours is evaluated again; files of somebody else and inputs stay.
+    for _ in range(2):
+        assert run("evaluate", "--scores", "a", "--out", "ours")[0] == 0
+    Path("theirs").mkdir()
+    Path("theirs/results.json").write_text("{}")
+    assert run("evaluate", "--scores", "b", "--out", "theirs")[0] == 1
+    assert Path("theirs/results.json").read_text() == "{}"
+    assert run("evaluate", "--scores", "b", "--out", "theirs", "--force")[0] == 0
+    assert run("evaluate", "--scores", "a/scores.txt", "--out", "a", "--force")[0] == 1
+    assert Path("a/scores.txt").read_bytes() == before
     assert run("evaluate", "--scores", "a", "--prior", "nan")[0] == 1
 
 
@@ -251,11 +238,9 @@ def test_scores_are_matched_by_pair(tmp_path):
     """Names may contain spaces of any kind, and lines may end as on Windows."""
     names = ["a\u00a0b.wav", "c\u2028d.wav", "e\u3000f g.wav"]
     rows = [(names[0], names[1]), (names[2], names[0])]
-    lines = [f"{1 - row}\t{one}\t{other}\n" for row, (one, other) in enumerate(rows)]
+    lines = [f"{1 - row}\t{enrol}\t{test}\n" for row, (enrol, test) in enumerate(rows)]
     (tmp_path / "trials.txt").write_text("".join(lines), encoding="utf-8")
-    scores = [
-        f"{one}\t{other}\t{row}\r\n\r\n" for row, (one, other) in reversed(list(enumerate(rows)))
-    ]
+    scores = [f"{enrol}\t{test}\t{row}\r\n\r\n" for row, (enrol, test) in enumerate(rows)][::-1]
     (tmp_path / "scores.txt").write_bytes(("\ufeff" + "".join(scores)).encode())
     trials = read_trials(tmp_path / "trials.txt")
     np.testing.assert_array_equal(scores_for(trials, tmp_path / "scores.txt"), [0, 1])

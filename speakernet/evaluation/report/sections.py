@@ -130,7 +130,7 @@ DRAW_SEED = 0
 def result_section(run: RunData) -> Section:
     """The EER with its interval and caveats, minDCF and Cllr, then all figures in one table."""
     results = run.results
-    if results is None:
+    if results.is_empty:
         return Section(remarks=["Not evaluated yet; the curves below show the training so far."])
     amounts = {
         "Trials": results.num_trials,
@@ -180,7 +180,7 @@ class DecisionThreshold(NamedTuple):
 
 def kept_threshold(run: RunData) -> DecisionThreshold | None:
     """The threshold that the model file holds for this scoring; None if it has none."""
-    results = run.results or Results()
+    results = run.results
     limits = {limit["name"]: limit for limit in results.thresholds or []}
     used = limits.get(threshold_name(USUAL_RATE)) or limits.get(EER_NAME)
     if used is None or run.scores is None or run.labels is None:
@@ -280,7 +280,7 @@ def _errors_of(run: RunData) -> RunErrors | None:
     if run.scores is None or run.labels is None:
         return None
     rates = error_rates(run.scores, run.labels)
-    results = run.results or Results()
+    results = run.results
     costs = results.dcf_costs or Costs(c_miss=UNIT_COST, c_fa=UNIT_COST)
     priors = sorted(map(float, results.min_dcf)) or ALWAYS_SHOWN_PRIORS
     cheapest = {prior: min_dcf_point(rates, prior, **costs) for prior in priors}
@@ -303,7 +303,7 @@ def errors_section(runs: Sequence[RunData], pictures: Pictures) -> Section:
     bands = {}
     for errors in shown:
         curves[errors.run.name] = errors.rates
-        if errors.run.results and errors.run.results.det_band:
+        if errors.run.results.det_band:
             bands[errors.run.name] = errors.run.results.det_band
     note = "Closer to the lower left is better; the EER is where a curve crosses the diagonal."
     note += " Bands: 95 % intervals of the miss rate, over speakers." if bands else ""
@@ -378,7 +378,7 @@ def _calibration(errors: RunErrors, pictures: Pictures) -> list[Card]:
     run = errors.run
     rates = errors.rates
     llrs = run.arrays.get("llrs")
-    fit = run.results.calibration if run.results else None
+    fit = run.results.calibration
     if llrs is None and fit is not None and len(fit["weights"]) == 1:
         llrs = AffineCalibration.from_dict(fit).apply(errors.scores)
     cards = []
@@ -411,7 +411,7 @@ def _calibration(errors: RunErrors, pictures: Pictures) -> list[Card]:
 
 def data_section(run: RunData, amount: str) -> Section:
     """The training, validation and test lists, with the purpose of each."""
-    results = run.results or Results()
+    results = run.results
     configured = run.configuration
     options = configured.get("data") or {}
     training = configured.get("training")
@@ -468,8 +468,8 @@ def training_section(runs: Sequence[RunData], pictures: Pictures) -> Section:
                 note += f" After {where} {begin}{of_run}: the {stage} stage."
                 borders.append(begin)
             for list_name, points in _points(records, where, curve.key).items():
-                names = [run.name] if not list_name or len(runs) > 1 else []
-                series[", ".join([*names, *([list_name] if list_name else [])])] = points
+                names = [run.name, list_name] if len(runs) > 1 else [list_name or run.name]
+                series[", ".join(filter(None, names))] = points
             if curve.key == HELD_OUT_EER and (intervals := _intervals(records)):
                 bands[run.name] = np.array(intervals, dtype=np.float64).T
         if not series:
@@ -531,7 +531,7 @@ def slices_section(runs: Sequence[RunData], pictures: Pictures) -> Section:
     cards = []
     undivided = []
     for run in runs:
-        results = run.results or Results()
+        results = run.results
         for place, sliced in enumerate(results.slices or [], start=1):
             if len(sliced.rows) == 1:
                 by = pictures.whose(f"By {sliced.by}", run)
@@ -576,7 +576,7 @@ def robustness_section(runs: Sequence[RunData], pictures: Pictures) -> Section:
     """The EER against the amount of each degradation."""
     kinds: dict[str, dict[str, Any]] = {}
     for run in runs:
-        for swept in (run.results or Results()).sweep or []:
+        for swept in run.results.sweep or []:
             kinds.setdefault(swept.kind, {})[run.name] = swept
     cards = []
     for kind, by_run in kinds.items():
@@ -665,7 +665,7 @@ def embeddings_section(runs: Sequence[RunData], pictures: Pictures) -> Section:
 
 def facts_section(run: RunData) -> Section:
     """Everything needed to reproduce the figures."""
-    results = run.results or Results()
+    results = run.results
     lists = [
         f"{read.get('role')}: {read.get('name')} ({read.get('sha256')})"
         for read in results.lists or []
@@ -727,12 +727,11 @@ def figures_side_by_side(runs: Sequence[RunData]) -> Card:
     columns = {}
     values = {}
     for run in runs:
-        column: dict[str, str] = {}
-        if run.results:
-            column = _figure_texts(run.results)
+        column = _figure_texts(run.results)
+        for figure in headline(run.results):
+            values[run.name, figure.name] = float(figure.number)
+        if not run.results.is_empty:
             column["trials"] = f"{run.results.num_trials:,}"
-            for figure in headline(run.results):
-                values[run.name, figure.name] = float(figure.number)
         column["trial list"] = _list_sentence(run) or MISSING
         column["folder"] = str(run.folder)
         columns[run.name] = column

@@ -113,19 +113,10 @@ def write_report(
         source = open_source(
             audio, (run.configuration.get("data") or {}).get("sample_rate", SAMPLE_RATE)
         )
-    # Arrays that `read_run` finds in no other file. Written before drawing, so that a plot that
-    # fails does not lose them. Without labels, decisions.csv holds the ratios and speakers are
-    # unknown.
-    if "labels" in run.arrays:
-        # Single precision is enough for drawing and halves the file.
-        halved = {
-            name: array.astype(np.float32) if array.dtype.kind == "f" else array
-            for name, array in run.arrays.items()
-        }
-        with atomic_write(run.folder / ARRAYS_NAME, "wb") as file:
-            np.savez_compressed(file, **halved)  # type: ignore[arg-type]
+    # Before drawing, so that a plot that fails does not lose them.
+    _keep_arrays(run)
     pictures = Pictures(run.folder / PLOTS, [run])
-    results = run.results or Results()
+    results = run.results
     amount = _amount_of_training(results)
     decisions = run.decisions
     # A page about unlabelled pairs leaves the training curves to the page of the run.
@@ -150,6 +141,22 @@ def write_report(
     return write_page(run.folder / REPORT, run.name, subtitle, lead, sections, export)
 
 
+def _keep_arrays(run: RunData) -> None:
+    """Write the arrays that `read_run` finds in no other file.
+
+    Without labels, decisions.csv holds the ratios, and speakers are unknown.
+    """
+    if "labels" not in run.arrays:
+        return
+    # Single precision is enough for drawing and halves the file.
+    halved = {
+        name: array.astype(np.float32) if array.dtype.kind == "f" else array
+        for name, array in run.arrays.items()
+    }
+    with atomic_write(run.folder / ARRAYS_NAME, "wb") as file:
+        np.savez_compressed(file, **halved)  # type: ignore[arg-type]
+
+
 def _amount_of_training(results: Results) -> str:
     """How much speech the network was trained on, in words; empty if unknown."""
     training = results.training or {}
@@ -170,7 +177,7 @@ def _subtitle(run: RunData, results: Results, amount: str) -> str:
     epochs, seconds = _time_of_training(run)
     if epochs:
         parts.append(f"{counted(epochs, 'epoch')} in {duration(seconds)}")
-    if run.results:
+    if not results.is_empty:
         verb = "tested on" if run.decisions is None else "scored:"
         parts.append(f"{verb} {run.list_name}")
     parts.append(results.date)
