@@ -184,24 +184,15 @@ def remember(verifier: speakernet.SpeakerVerifier) -> None:
     kept: dict[tuple[str, int, int], np.ndarray] = {}
     embed = verifier.embed_windows
 
-    def embed_new(
-        recording: Recording, windows: Iterable[tuple[int, int]], num_windows: int
-    ) -> np.ndarray:
-        keys = [(recording.name, *window) for window in windows]
+    def embed_new(recording: Recording, edges: np.ndarray, description: str = "") -> np.ndarray:
+        keys = [(recording.name, start, stop) for start, stop in edges.tolist()]
         missing = list(dict.fromkeys(key for key in keys if key not in kept))
         if missing:
-            kept.update(
-                zip(
-                    missing,
-                    embed(recording, (key[1:] for key in missing), len(missing)),
-                    strict=True,
-                )
-            )
-        return (
-            np.stack([kept[key] for key in keys])
-            if keys
-            else np.zeros((0, verifier.embedding_dim), np.float32)
-        )
+            windows = np.array([key[1:] for key in missing])
+            kept.update(zip(missing, embed(recording, windows, description), strict=True))
+        if not keys:
+            return np.zeros((0, verifier.embedding_dim), np.float32)
+        return np.stack([kept[key] for key in keys])
 
     verifier.embed_windows = embed_new  # type: ignore[method-assign]
 

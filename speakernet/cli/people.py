@@ -53,9 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     }.get(action)
     if needed and not getattr(arguments, needed[0]):
         raise ValueError(f"to {action}, give {needed[1]}")
-    with PeopleStore(
-        arguments.store, fingerprint=None, embedding_dim=None, key=store_key(arguments)
-    ) as store:
+    with PeopleStore(arguments.store, key=store_key(arguments)) as store:
         if action == "list":
             text = _listed(store)
         elif action == "remove":
@@ -74,15 +72,10 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             verifier = load_verifier(arguments)
             problems = store.reembed(
-                lambda one: verifier.embed(
-                    one.source or "no file (enrolled from memory)", speech=True
+                lambda recording: verifier.embed(
+                    recording.source or "no file (enrolled from memory)", speech=True
                 ),
-                fingerprint=verifier.fingerprint,
-                embedding_dim=verifier.embedding_dim,
-                mean=verifier.mean,
-                plda=verifier.plda,
-                model=verifier.name,
-                speech=verifier.rule.speech,
+                verifier.store_model,
                 drops_missing=arguments.drop_missing,
             )
             backup = max(backups_of(store.path), key=lambda one: one.stat().st_mtime)

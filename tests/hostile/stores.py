@@ -143,7 +143,7 @@ def _state(folder: Path) -> Any:
     if not path.exists() or not path.stat().st_size:
         return None
     try:
-        with PeopleStore(path, fingerprint=None, embedding_dim=None) as store:
+        with PeopleStore(path) as store:
             kept = sorted(
                 (one.name, one.source, one.embedding.tobytes().hex()) for one in store.recordings()
             )
