@@ -35,6 +35,7 @@ from speakernet.terminal import TerminalHandler
 
 if TYPE_CHECKING:
     from speakernet.config import LoadedConfig
+    from speakernet.inference.decision import DecisionLimits
     from speakernet.inference.verifier import SpeakerVerifier
 
 logger = logging.getLogger(__name__)
@@ -530,7 +531,7 @@ DECISION = {
 }
 
 
-def limits_of(arguments: argparse.Namespace) -> dict[str, Any]:
+def limits_of(arguments: argparse.Namespace) -> "DecisionLimits":
     """`--far` and `--threshold` as keyword arguments of a decision."""
     if arguments.far is not None and arguments.threshold is not None:
         raise ValueError("--far and --threshold both set the threshold; give only one of them")

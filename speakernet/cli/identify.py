@@ -28,7 +28,7 @@ from speakernet.cli import (
 from speakernet.terminal import counted
 
 if TYPE_CHECKING:
-    from speakernet.inference.verifier import Identification
+    from speakernet.inference.identification import Identification
 
 DEFAULT_TOP = 5
 
@@ -58,8 +58,9 @@ logger = logging.getLogger(__name__)
 def run(arguments: argparse.Namespace) -> int:
     """Embed the recording, compare it with everybody, and answer."""
     # Late: --help and a mistyped option need no torch.
+    from speakernet.inference.enrolment import differing_channels
+    from speakernet.inference.identification import identify
     from speakernet.inference.recordings import warnings_by_cause
-    from speakernet.inference.verifier import differing_channels, identify
 
     if arguments.top < 1:
         raise ValueError(f"--top {arguments.top}: expected at least 1")

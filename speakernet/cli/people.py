@@ -56,9 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     problems = []
     if action in NEEDS and not getattr(arguments, NEEDS[action][0]):
         raise ValueError(f"to {action}, give {NEEDS[action][1]}")
-    with PeopleStore(
-        arguments.store, fingerprint=None, embedding_dim=None, key=store_key(arguments)
-    ) as store:
+    with PeopleStore(arguments.store, key=store_key(arguments)) as store:
         if action == "list":
             text = _listed(store)
         elif action == "remove":
@@ -80,12 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
                 lambda recording: verifier.embed(
                     recording.source or "no file (enrolled from memory)", speech=True
                 ),
-                fingerprint=verifier.fingerprint,
-                embedding_dim=verifier.embedding_dim,
-                mean=verifier.mean,
-                plda=verifier.plda,
-                model=verifier.name,
-                speech=verifier.rule.speech,
+                verifier.store_model,
                 drops_missing=arguments.drop_missing,
             )
             backup = max(backups_of(store.path), key=lambda path: path.stat().st_mtime)

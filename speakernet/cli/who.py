@@ -108,9 +108,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
         # Late: only a pipe needs it.
         from speakernet.inference.who.live import print_turns
 
-        return print_turns(
-            verifier, sys.stdin.buffer, store, max_speakers=arguments.max_speakers, **limits
-        )
+        return print_turns(verifier, sys.stdin.buffer, store, limits, arguments.max_speakers)
     recording = verifier.open(arguments.audio, channel=arguments.channel)
     if recording.channel_warning:
         logger.warning("%s: %s", recording.name, recording.channel_warning)

@@ -85,6 +85,8 @@ FOLD_STREAM = 9301
 AS_IT_IS = "the model as it is"
 Fitter = Callable[..., Transform]
 """Embeddings and labels (None if unlabelled) -> a back end."""
+Trials = tuple[TrialList, np.ndarray]
+"""Trials and their scores."""
 
 
 class Domain(NamedTuple):
@@ -167,6 +169,12 @@ def adapt(
         ValueError: too few recordings or speakers, labels or embeddings that do not match, or no
             method better than the unchanged model. No file is written then.
     """
+    # Everything that can be refused is refused before the slow part. Then the recordings are
+    # embedded once, and the back ends compete on these embeddings alone: each is fitted on four
+    # fifths of the speakers and tested on the rest, and the unchanged model competes too. The
+    # scores of the best one's first division also give the new file its calibration. These are
+    # scores of speakers that the back end had not seen, but the choice has seen them, so the
+    # error rate is a little optimistic, the more so the fewer speakers there are.
     if method not in ADAPTATIONS:
         raise ValueError(f"method {method!r}; expected one of {', '.join(ADAPTATIONS)}")
     target = adapted_path(model, out)
@@ -176,47 +184,42 @@ def adapt(
         )
     check_writable(target)
     verifier = load(model, device)
-    given = read_trials(trials) if trials else None
-    if given is not None and (reason := why_no_error_rate(given)):
-        raise ValueError(reason)
+    compared = read_trials(trials) if trials else None
+    if compared is not None:
+        reason = why_no_error_rate(compared)
+        if reason:
+            raise ValueError(reason)
     notes: list[str] = []
-    domain = embedded(
-        verifier,
-        [str(recording) for recording in recordings],
-        labels,
-        notes,
-        foreign is None,
-        target,
-    )
+    paths = [str(recording) for recording in recordings]
+    domain = embedded(verifier, paths, labels, notes, foreign is None, target)
     if foreign is None:
-        name, found, tried, scored = _chosen(verifier, domain, method, out_of_domain)
+        name, transform, tried, scored = _chosen(verifier, domain, method, out_of_domain)
     else:
         name = f"plda of {Path(foreign.plda).name}"
-        tried = {}
-        scored = None
-        found = imported(domain.rows, foreign)
-    if not all(np.isfinite(value).all() for pair in found.maps for value in pair):
+        transform, tried, scored = imported(domain.rows, foreign), {}, None
+    if not all(np.isfinite(value).all() for pair in transform.maps for value in pair):
         raise ValueError(
             f"{name}: the recordings vary too little to fit it; give recordings of more people. "
             "Nothing was written"
         )
+    num_recordings = len(domain.rows)
     num_speakers = 0 if domain.who is None else len(np.unique(domain.who[0]))
     facts = {
         "method": name,
-        "recordings": len(domain.rows),
+        "recordings": num_recordings,
         "speakers": num_speakers,
         "eer_percent": tried,
     }
-    contents = adapted_contents(verifier.contents, domain.net, found, facts)
+    contents = adapted_contents(verifier.contents, domain.net, transform, facts)
     fit = None
     if scored is not None:
         prior = default_of(EvaluationOptions, "calibration_prior")
         fit = fit_scores(*scored, prior, verifying_backend(contents).describe(WHOLE))
         contents |= fit.changes(contents)
-    if given is not None:
-        notes += _compared(verifier, contents, given, audio, domain.names)
+    if compared is not None:
+        notes += _compared(verifier, contents, compared, audio, domain.names)
     write_checkpoint(target, contents)
-    return Adapted(target, name, len(domain.rows), num_speakers, tried, fit, notes)
+    return Adapted(target, name, num_recordings, num_speakers, tried, fit, notes)
 
 
 def adapted_path(model: str | Path, out: str | Path | None) -> Path:
@@ -226,46 +229,47 @@ def adapted_path(model: str | Path, out: str | Path | None) -> Path:
 
 def _chosen(
     verifier: SpeakerVerifier, domain: Domain, method: str, out_of_domain: str | Path | None
-) -> tuple[str, Transform, dict[str, float], tuple[TrialList, np.ndarray] | None]:
+) -> tuple[str, Transform, dict[str, float], Trials | None]:
     """The best back end, or without labels the default one: name, transform, EERs in percent,
     trials and scores.
     """
-    own = domain.rows
+    rows = domain.rows
     who = domain.who
-    others = None
+    other_domain = None
     if out_of_domain is not None:
-        source, names = audio_inputs([str(out_of_domain)], verifier.sample_rate)
-        theirs = _labels_of(list(names), [str(out_of_domain)], FOLDERS, [])
-        others = _embed(verifier, domain.net, source, names, "other domain"), theirs[0]
+        folder = [str(out_of_domain)]
+        source, names = audio_inputs(folder, verifier.sample_rate)
+        speakers, _ = _labels_of(list(names), folder, FOLDERS, [])
+        other_domain = _embed(verifier, domain.net, source, names, "other domain"), speakers
     elif method == "coral":
         raise ValueError("coral needs recordings of the other domain; give --out-of-domain FOLDER")
-    fitters = _fitters(method, own, who, others)
+    fitters = _fitters(method, rows, who, other_domain)
     if who is None:
         # PLDA is adapted by the domain's excess variance here; the share in its name is not used.
         name = list(fitters)[-1]
-        return name, fitters[name](own, None), {}, None
+        return name, fitters[name](rows, None), {}, None
     mean = np.zeros(verifier.embedding_dim) if verifier.mean is None else verifier.mean
     unchanged = Transform(((np.eye(verifier.embedding_dim), -mean),), verifier.plda)
-    found = {name: cross_validated(own, who, fitter) for name, fitter in fitters.items()}
-    as_it_is = cross_validated(domain.plain, who, lambda *_: unchanged)[0]
-    tried = {AS_IT_IS: as_it_is, **{name: error for name, (error, _) in found.items()}}
-    name = min(fitters, key=tried.__getitem__)
-    if method == "auto" and tried[name] >= as_it_is:
+    as_it_is, _ = cross_validated(domain.plain, who, lambda *_: unchanged)
+    tried = {AS_IT_IS: as_it_is}
+    scored = {}
+    for name, fitter in fitters.items():
+        tried[name], scored[name] = cross_validated(rows, who, fitter)
+    best = min(fitters, key=tried.__getitem__)
+    if method == "auto" and tried[best] >= as_it_is:
         raise ValueError(
             f"no method beats the unchanged model: {', '.join(in_words(tried))}; nothing was "
             "written"
         )
-    return name, fitters[name](own, who[0]), tried, found[name][1]
+    return best, fitters[best](rows, who[0]), tried, scored[best]
 
 
 def in_words(tried: Mapping[str, float]) -> list[str]:
     """Error rates by method, lowest first."""
-    return [
-        f"{name}: {value:.2f} %" for name, value in sorted(tried.items(), key=lambda pair: pair[1])
-    ]
+    return [f"{name}: {tried[name]:.2f} %" for name in sorted(tried, key=tried.__getitem__)]
 
 
-def imported(own: np.ndarray, files: ForeignFiles) -> Transform:
+def imported(rows: np.ndarray, files: ForeignFiles) -> Transform:
     """A PLDA from Kaldi or wespeaker, after subtraction of a mean, an optional linear transform,
     and unit length.
 
@@ -273,8 +277,8 @@ def imported(own: np.ndarray, files: ForeignFiles) -> Transform:
     does so.
     """
     foreign = read_plda(files.plda)
-    size = own.shape[1]
-    centre = own.mean(axis=0) if files.mean is None else read_array(files.mean).reshape(-1)
+    size = rows.shape[1]
+    centre = rows.mean(axis=0) if files.mean is None else read_array(files.mean).reshape(-1)
     matrix = np.eye(size) if files.transform is None else np.atleast_2d(read_array(files.transform))
     # Kaldi stores an offset as the last column.
     first = matrix[:, :size]
@@ -291,111 +295,104 @@ def imported(own: np.ndarray, files: ForeignFiles) -> Transform:
     return Transform(((first, offset - first @ centre), last), Plda(foreign.between, weights))
 
 
-def cross_validated(
-    rows: np.ndarray, who: np.ndarray, fitter: Fitter
-) -> tuple[float, tuple[TrialList, np.ndarray]]:
+def cross_validated(rows: np.ndarray, who: np.ndarray, fitter: Fitter) -> tuple[float, Trials]:
     """The EER in percent on held-out speakers, averaged over several divisions, with trials and
     scores of the first.
 
     If sessions are known, target pairs from the same session are left out, since they would compare
     the channel too. `who` is (2, recordings), as in `Domain`.
     """
-    errors, kept, (number, sessions) = [], [], (np.unique(who[0], return_inverse=True)[1], who[1])
+    _, speakers = np.unique(who[0], return_inverse=True)
+    sessions = who[1]
+    errors = []
+    divisions = []
     for draw in range(NUM_DRAWS):
         random = numpy_generator(DEFAULT_SEED, FOLD_STREAM, draw)
-        parts = []
-        fold = (random.permutation(number.max() + 1) % NUM_FOLDS)[number]
-        for part in range(NUM_FOLDS):
-            transform = fitter(rows[fold != part], number[fold != part])
-            shuffled = random.permutation(np.flatnonzero(fold == part))
-            order = number[shuffled]
-            rank = np.array(
-                [np.count_nonzero(order[:place] == label) for place, label in enumerate(order)]
-            )
-            chosen = np.sort(shuffled[rank < MAX_EACH])
-            enrol, test = np.triu_indices(len(chosen), 1)
-            pairs = chosen[np.stack([enrol, test])]
-            is_target, is_same_session = (
-                labels[pairs[0]] == labels[pairs[1]] for labels in (number, sessions)
-            )
-            is_kept = ~(is_target & is_same_session & (sessions[pairs[0]] >= 0))
-            scores = scores_of(
-                transform, transform.apply(rows[chosen]), enrol[is_kept], test[is_kept]
-            )
-            parts.append((scores, is_target[is_kept], *pairs[:, is_kept].astype(np.int32)))
-        kept.append([np.concatenate(columns) for columns in zip(*parts, strict=True)])
-        errors.append(eer(kept[-1][0], kept[-1][1]))
-    found, truth, enrol, test = kept[0]
+        fold_of = (random.permutation(speakers.max() + 1) % NUM_FOLDS)[speakers]
+        folds = []
+        for fold in range(NUM_FOLDS):
+            is_tested = fold_of == fold
+            transform = fitter(rows[~is_tested], speakers[~is_tested])
+            tested = _bounded(random.permutation(np.flatnonzero(is_tested)), speakers)
+            first, second = np.triu_indices(len(tested), 1)
+            enrol, test = tested[first], tested[second]
+            is_target = speakers[enrol] == speakers[test]
+            # A pair within a session would compare the channel, not the voice.
+            is_same_session = (sessions[enrol] == sessions[test]) & (sessions[enrol] >= 0)
+            is_kept = ~(is_target & is_same_session)
+            units = transform.apply(rows[tested])
+            score = cosine_scores if transform.plda is None else transform.plda.trial_scores
+            scores = score(units, first[is_kept], second[is_kept])
+            folds.append((scores, is_target[is_kept], enrol[is_kept], test[is_kept]))
+        divisions.append([np.concatenate(columns) for columns in zip(*folds, strict=True)])
+        errors.append(eer(*divisions[-1][:2]))
+    scores, is_target, enrol, test = divisions[0]
     names = StringTable.from_strings([f"recording {row}" for row in range(len(rows))])
-    trials = TrialList(names, enrol, test, truth.astype(np.int8), "cross-validation", "")
-    return float(np.mean(errors)), (trials, found)
+    enrol, test = enrol.astype(np.int32), test.astype(np.int32)
+    trials = TrialList(names, enrol, test, is_target.astype(np.int8), "cross-validation", "")
+    return float(np.mean(errors)), (trials, scores)
 
 
-def scores_of(
-    transform: Transform, units: np.ndarray, enrol: np.ndarray, test: np.ndarray
-) -> np.ndarray:
-    """Scores of trials between adapted embeddings, (trials,) float32."""
-    return (cosine_scores if transform.plda is None else transform.plda.trial_scores)(
-        units, enrol, test
-    )
+def _bounded(rows: np.ndarray, speakers: np.ndarray) -> np.ndarray:
+    """The first `MAX_EACH` of each speaker's rows, sorted."""
+    counts: collections.Counter[int] = collections.Counter()
+    kept = []
+    for row in rows.tolist():
+        counts[speakers[row]] += 1
+        if counts[speakers[row]] <= MAX_EACH:
+            kept.append(row)
+    return np.sort(kept)
 
 
 def _fitters(
     method: str,
-    own: np.ndarray,
+    rows: np.ndarray,
     who: np.ndarray | None,
-    others: tuple[np.ndarray, np.ndarray] | None,
+    other_domain: tuple[np.ndarray, np.ndarray] | None,
 ) -> dict[str, Fitter]:
     """The methods to try, with their settings, by name; without labels the last one is used."""
     shrinkages: Sequence[float] = SHRINKAGES[-1:]
     dim = 0
     if who is not None:
         _, counts = np.unique(who[0], return_counts=True)
-        if (several := int((counts > 1).sum())) < MIN_SPEAKERS:
+        num_several = np.count_nonzero(counts > 1)
+        if num_several < MIN_SPEAKERS:
             raise ValueError(
-                f"{several} of {len(counts)} speakers have several recordings, but a choice by "
+                f"{num_several} of {len(counts)} speakers have several recordings, but a choice by "
                 f"held-out speakers needs {MIN_SPEAKERS} or more; label more recordings, or leave "
                 "out --labels"
             )
         # Each fit leaves out one fold of the speakers.
         shrinkages = SHRINKAGES
-        dim = min(len(counts) * (NUM_FOLDS - 1) // NUM_FOLDS - 1, own.shape[1])
-    elif method in ("lda", "wccn") or (method == "plda" and others is None):
+        dim = min(len(counts) * (NUM_FOLDS - 1) // NUM_FOLDS - 1, rows.shape[1])
+    elif method in ("lda", "wccn") or (method == "plda" and other_domain is None):
         raise ValueError(
-            f"{method} needs speaker labels; give "
-            f"--labels{' or --out-of-domain' if method == 'plda' else ''}"
+            f"{method} needs speaker labels: --labels, or for plda also --out-of-domain"
         )
     elif method == "auto":
         # With fewer recordings the covariance would be a guess.
-        method = "whitening" if 2 * len(own) >= own.shape[1] else "mean"
-    found: dict[str, Fitter] = {"mean": adaptation.centring}
+        method = "whitening" if 2 * len(rows) >= rows.shape[1] else "mean"
+    fitters: dict[str, Fitter] = {"mean": adaptation.centring}
+
+    def add(name: str, fit: Fitter, shrinkage: float, **settings: Any) -> None:
+        fitters[name] = functools.partial(fit, shrinkage=shrinkage, **settings)
+
     for share in shrinkages:
-        found |= {
-            f"whitening {share}": functools.partial(adaptation.whitening, shrinkage=share),
-            f"wccn {share}": functools.partial(adaptation.wccn, shrinkage=share),
-            f"wccn {share} total {TOTAL_SHARE}": functools.partial(
-                adaptation.wccn, shrinkage=share, total=TOTAL_SHARE
-            ),
-            f"plda {share}": functools.partial(adaptation.plda, shrinkage=share),
-            f"plda {share} dim {dim}": functools.partial(adaptation.plda, shrinkage=share, dim=dim),
-            f"lda {share}": functools.partial(adaptation.lda, shrinkage=share, dim=dim),
-        }
-        if others is not None:
-            found[f"coral {share}"] = functools.partial(
-                adaptation.coral, others=others[0], shrinkage=share
-            )
-            theirs: dict[str, Any] = {
-                "others": others[0],
-                "other_labels": others[1],
-                "shrinkage": share,
-            }
-            found |= {
-                f"plda {share} interpolated {share}": functools.partial(
-                    adaptation.adapted_plda, **theirs, share=share
-                )
-                for share in INTERPOLATIONS
-            }
-    return {name: system for name, system in found.items() if method in ("auto", name.split()[0])}
+        add(f"whitening {share}", adaptation.whitening, share)
+        add(f"wccn {share}", adaptation.wccn, share)
+        total = f"wccn {share} total {TOTAL_SHARE}"
+        add(total, adaptation.wccn, share, total=TOTAL_SHARE)
+        add(f"plda {share}", adaptation.plda, share)
+        add(f"plda {share} dim {dim}", adaptation.plda, share, dim=dim)
+        add(f"lda {share}", adaptation.lda, share, dim=dim)
+        if other_domain is not None:
+            add(f"coral {share}", adaptation.coral, share, others=other_domain[0])
+    if other_domain is not None:
+        labelled = {"others": other_domain[0], "other_labels": other_domain[1]}
+        for share in INTERPOLATIONS:
+            name = f"plda {share} interpolated {share}"
+            add(name, adaptation.adapted_plda, shrinkages[-1], share=share, **labelled)
+    return {name: fit for name, fit in fitters.items() if method in ("auto", name.split()[0])}
 
 
 def embedded(
@@ -407,31 +404,52 @@ def embedded(
     out: Path | None = None,
 ) -> Domain:
     """Embed the usable recordings, as those of telephones if their upper band is empty."""
+    net = verifier.net
     if len(recordings) == 1 and recordings[0].endswith(".npz"):
         kept = read_arrays(recordings[0], "embeddings written by `speakernet embed`")
-        if str(kept.get("fingerprint")) != verifier.fingerprint:
+        if str(kept.get("fingerprint")) != verifier.fingerprint or net.adaptation_spec:
             raise ValueError(
-                f"{recordings[0]}: embeddings of a different model; embed the recordings again "
-                f"with {verifier.name}"
-            )
-        if verifier.net.adaptation_spec:
-            raise ValueError(
-                f"{recordings[0]}: embeddings of an adapted model; give the recordings themselves"
+                f"{recordings[0]}: embeddings of a different model or of an adapted model; embed "
+                f"the recordings with the network of {verifier.name}, or give the recordings"
             )
         names = [str(name) for name in kept["names"]]
-        copies = _copies_of([row.tobytes() for row in kept["embeddings"]], names)
-        usable, who = _usable(names, copies, recordings, labels, notes)
+        refused = _copies_of([row.tobytes() for row in kept["embeddings"]], names)
+        usable, who = _usable(names, refused, recordings, labels, notes)
         rows = kept["embeddings"][usable].astype(np.float64)
-        return Domain(verifier.net, rows, rows, who, [names[row] for row in usable])
+        return Domain(net, rows, rows, who, [names[row] for row in usable])
     source, table = audio_inputs(recordings, verifier.sample_rate)
     refuse_recording_as_output(out, source, table)
-    refused = dict[int, str]()
-    digests = list[str]()
-    num_narrow = 0
-    net = verifier.net
-    with Bar("inspecting", len(table), "recording") as bar:
-        for row, name in enumerate(bar.over(table)):
-            digests.append("")
+    refused, narrow = _inspected(verifier, source, table)
+    num_accepted = len(table) - len(refused)
+    # Checked before anything is embedded.
+    usable, who = _usable(list(table), refused, recordings, labels, notes)
+    table = table.take(usable)
+    has_floor = "energy_floor_db" in type(net.front_end.options).model_fields
+    if 2 * len(narrow) > num_accepted and has_floor and needs_floor:
+        net = for_telephones(net)
+        notes.append(
+            f"{len(narrow)} of {num_accepted} recordings have an empty upper band, as over a "
+            f"telephone; the front end gets an energy floor of {ENERGY_FLOOR_DB:g} dB, and "
+            f"{preparation_in_words(net.preparation)} before they are embedded"
+        )
+    elif net.adaptation_spec:
+        net = _without_adaptation(net)
+    rows = plain = _embed(verifier, net, source, table, "recordings")
+    # The unchanged model is the baseline in the cross-validation.
+    if net is not verifier.net and who is not None:
+        plain = _embed(verifier, verifier.net, source, table, "unchanged")
+    return Domain(net, rows, plain, who, list(table))
+
+
+def _inspected(
+    verifier: SpeakerVerifier, source: AudioSource, names: StringTable
+) -> tuple[dict[int, str], set[int]]:
+    """Row -> why the recording is not used, and the rows of recordings with an empty upper band."""
+    refused: dict[int, str] = {}
+    narrow = set()
+    digests = [""] * len(names)
+    with Bar("inspecting", len(names), "recording") as bar:
+        for row, name in enumerate(bar.over(names)):
             try:
                 quality = inspect_recording(verifier.open(source.read(name), source.sample_rate))
             except AudioError as error:
@@ -440,32 +458,9 @@ def embedded(
             digests[row] = quality.digest
             if not quality.speech_seconds and quality.seconds >= MIN_TEST_SECONDS:
                 refused[row] = f"{name}: {quality.warnings[0]}"
-            num_narrow += row not in refused and quality.is_band_limited
-    refused |= _copies_of(digests, list(table))
-    # Checked before anything is embedded.
-    usable, who = _usable(list(table), refused, recordings, labels, notes)
-    table, num_accepted = table.take(usable), len(table) - len(refused)
-    is_telephone = (
-        2 * num_narrow > num_accepted
-        and "energy_floor_db" in type(net.front_end.options).model_fields
-    )
-    if is_telephone and needs_floor:
-        net = for_telephones(net)
-        notes.append(
-            f"{num_narrow} of {num_accepted} recordings have an empty upper band, as over a "
-            f"telephone; the front end gets an energy floor of {ENERGY_FLOOR_DB:g} dB, and "
-            f"{preparation_in_words(net.preparation)} before they are embedded"
-        )
-    elif net.adaptation_spec:
-        net = _without_adaptation(net)
-    rows = _embed(verifier, net, source, table, "recordings")
-    # The unchanged model is the baseline in the cross-validation.
-    plain = (
-        rows
-        if net is verifier.net or who is None
-        else _embed(verifier, verifier.net, source, table, "unchanged")
-    )
-    return Domain(net, rows, plain, who, list(table))
+            elif quality.is_band_limited:
+                narrow.add(row)
+    return refused | _copies_of(digests, list(names)), narrow
 
 
 def _copies_of(contents: Sequence[str | bytes], names: Sequence[str]) -> dict[int, str]:
@@ -475,8 +470,8 @@ def _copies_of(contents: Sequence[str | bytes], names: Sequence[str]) -> dict[in
     A copy adds no voice and no session, but its pair with the original would count as a perfect
     recognition.
     """
-    first = dict[str | bytes, int]()
-    copies = dict[int, str]()
+    first: dict[str | bytes, int] = {}
+    copies: dict[int, str] = {}
     for row, content in enumerate(contents):
         if content and first.setdefault(content, row) != row:
             copies[row] = f"{names[row]}: a copy of {names[first[content]]}"
@@ -494,15 +489,15 @@ def _usable(
     labels.
     """
     rows = np.array([row for row in range(len(names)) if row not in refused], dtype=np.int64)
-    listed = "; ".join([*refused.values()][:MAX_NAMED]) + (" …" if len(refused) > MAX_NAMED else "")
+    reasons = "; ".join([*refused.values()][:MAX_NAMED])
     if len(rows) < MIN_RECORDINGS:
         raise ValueError(
             f"only {counted(len(rows), 'usable recording')} of {len(names)} in "
             f"{', '.join(roots)[:200]}; adaptation needs at least {MIN_RECORDINGS}, from many "
-            f"people{f' ({listed})' if refused else ''}"
+            f"people. {reasons}"
         )
     if refused:
-        notes.append(f"left out {counted(len(refused), 'recording')}: {listed}")
+        notes.append(f"left out {counted(len(refused), 'recording')}: {reasons}")
     if labels is None:
         return rows, None
     who = _labels_of([names[row] for row in rows], roots, labels, notes)
@@ -547,12 +542,9 @@ def _without_adaptation(
     spec.pop("adaptation", None)
     spec["front_end"]["options"] |= front_end_options or {}
     twin = SpeakerNet.from_spec(spec)
+    weights = net.weights().items()
     twin.load_state_dict(
-        {
-            name: weights
-            for name, weights in net.weights().items()
-            if not name.startswith("adaptation.")
-        }
+        {name: values for name, values in weights if not name.startswith("adaptation.")}
     )
     return twin.eval().to(next(net.parameters()).device)
 
@@ -564,30 +556,33 @@ def _labels_of(
     below the roots.
     """
     bases = [Path(labels).parent, *map(Path, roots), Path()]
-    known = {str(Path(name).resolve()): row for row, name in enumerate(names)}
-    found = dict[int, tuple[str, str]]()
+    row_of = {str(Path(name).resolve()): row for row, name in enumerate(names)}
+    labelled: dict[int, tuple[str, str]] = {}
     for path, speaker, session in _rows_of(names, roots, labels):
-        places = (str((base / path).resolve()) for base in bases)
-        if (row := next((known[place] for place in places if place in known), None)) is not None:
-            found[row] = speaker, session
-    if not found:
+        for base in bases:
+            place = str((base / path).resolve())
+            if place in row_of:
+                labelled[row_of[place]] = speaker, session
+                break
+    if not labelled:
         raise ValueError(
             f"{labels}: names none of the {len(names)} recordings, such as {names[0]}; expected "
             "paths relative to the list, to the folder of the recordings, or to the working "
             "directory"
         )
-    if missing := len(names) - len(found):
-        notes.append(f"left out {counted(missing, 'recording')} without a label")
-    sessions = sorted(set(found.values()))
-    speakers = sorted({speaker for speaker, _ in sessions})
+    num_missing = len(names) - len(labelled)
+    if num_missing:
+        notes.append(f"left out {counted(num_missing, 'recording')} without a label")
+    sessions = sorted(set(labelled.values()))
+    num_sessions = collections.Counter(speaker for speaker, _ in sessions)
+    speakers = sorted(num_sessions)
     if len(speakers) < 2:
         raise ValueError(
             f"{labels}: all recordings are of one speaker, {speakers[0]}; expected several speakers"
         )
     who = np.full((2, len(names)), -1)
-    for row, speaker_rows in found.items():
-        who[:, row] = speakers.index(speaker_rows[0]), sessions.index(speaker_rows)
-    num_sessions = collections.Counter(speaker for speaker, _ in sessions)
+    for row, pair in labelled.items():
+        who[:, row] = speakers.index(pair[0]), sessions.index(pair)
     num_several = sum(count > 1 for count in num_sessions.values())
     if num_several < MIN_SPEAKERS:
         # The choice would rest on the target pairs of these few.
@@ -604,55 +599,48 @@ def _rows_of(names: list[str], roots: list[str], labels: str | Path) -> list[tup
     """Path, speaker and session (empty if unknown), from the folders in the names, a table or a
     list.
     """
+    rows = []
     if str(labels) == FOLDERS:
-        below = (
-            (
-                name,
-                next(
-                    (root for root in roots if Path(name).is_relative_to(root)), Path(name).anchor
-                ),
-            )
-            for name in names
-        )
-        parts = [(name, Path(name).relative_to(root).parts) for name, root in below]
-        return [
-            (name, folders[0], "/".join(folders[:-1]) if len(folders) > 2 else "")
-            for name, folders in parts
-            if len(folders) > 1
-        ]
+        for name in names:
+            file = Path(name)
+            root = next((root for root in roots if file.is_relative_to(root)), file.anchor)
+            folders = file.relative_to(root).parts[:-1]
+            if folders:
+                rows.append((name, folders[0], "/".join(folders) if len(folders) > 1 else ""))
+        return rows
     if Path(labels).suffix.lower() == ".csv":
-        columns, rows = read_csv(labels, ("path", "speaker"))
-        session = next((column for column in ("session", "call") if column in columns), "")
-        return [(row["path"], row["speaker"], row.get(session, "")) for row in rows]
-    given = read_training_list(labels)
-    return [
-        (path, given.speakers[label], "")
-        for path, label in zip(given.paths, given.labels, strict=True)
-    ]
+        _, table = read_csv(labels, ("path", "speaker"))
+        for row in table:
+            rows.append((row["path"], row["speaker"], row.get("session", row.get("call", ""))))
+        return rows
+    listed = read_training_list(labels)
+    for path, label in zip(listed.paths, listed.labels, strict=True):
+        rows.append((path, listed.speakers[label], ""))
+    return rows
 
 
 def adapted_contents(
-    contents: Mapping[str, Any], net: SpeakerNet, found: Transform, facts: Mapping[str, Any]
+    contents: Mapping[str, Any], net: SpeakerNet, transform: Transform, facts: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The contents of an adapted model file: the network followed by the maps, without calibration
     or mean.
     """
     twin = copy.deepcopy(net).cpu()
-    sizes = [[matrix.shape[1], matrix.shape[0]] for matrix, _ in found.maps]
-    score = "cosine" if found.plda is None else "plda"
+    tensors: dict[str, np.ndarray] = {}
+    sizes = []
+    for number, (matrix, offset) in enumerate(transform.maps):
+        sizes.append([matrix.shape[1], matrix.shape[0]])
+        tensors |= {f"maps.{number}.weight": matrix, f"maps.{number}.bias": offset}
+    if transform.plda is not None:
+        tensors |= vars(transform.plda)
+    score = "cosine" if transform.plda is None else "plda"
     twin.adapt({"name": "", "maps": sizes, "score": score, **net.preparation})
-    tensors = {
-        f"maps.{number}.{name}": torch.from_numpy(np.ascontiguousarray(value, dtype=np.float32))
-        for number, pair in enumerate(found.maps)
-        for name, value in zip(("weight", "bias"), pair, strict=True)
+    weights = {
+        name: torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
+        for name, values in tensors.items()
     }
-    if found.plda is not None:
-        tensors |= {
-            name: torch.from_numpy(value.astype(np.float32))
-            for name, value in vars(found.plda).items()
-        }
-    twin.adaptation.load_state_dict(tensors)
-    twin.adaptation_spec["name"] = f"{facts['method']} {weights_digest(tensors)[:12]}"
+    twin.adaptation.load_state_dict(weights)
+    twin.adaptation_spec["name"] = f"{facts['method']} {weights_digest(weights)[:12]}"
     return model_file_contents(
         twin,
         loss_normalizes=bool(contents.get("loss_normalizes", True)),
@@ -672,18 +660,16 @@ def _compared(
     """
     folder = Path(audio) if audio else audio_folder_of(trials.source)
     source = open_source(folder, verifier.sample_rate, show_progress=True)
-    shared = len(
-        {Path(name).resolve() for name in names}
-        & {(folder / name).resolve() for name in trials.names}
-    )
+    used = {Path(name).resolve() for name in names}
+    num_shared = len(used & {(folder / name).resolve() for name in trials.names})
     adapted = model_of(contents, "the adapted model", verifier.device)
     scores = []
-    for net, found in (
+    for net, model in (
         (verifier.embedding_net, verifier.contents),
         (folded(adapted.net), adapted.contents),
     ):
         embedder = Embedder(net, WHOLE, Forward(verifier.device))
-        scores.append(score_trials(embedder, verifying_backend(found), trials, source).scores)
+        scores.append(score_trials(embedder, verifying_backend(model), trials, source).scores)
     result = compare_scores(
         trials,
         scores,
@@ -692,9 +678,9 @@ def _compared(
         seed=DEFAULT_SEED,
     )
     before, after = (system.eer_percent for system in result.systems)
-    optimistic = (
-        f" (optimistic: {shared} of its recordings were used for adaptation)" if shared else ""
-    )
+    optimistic = ""
+    if num_shared:
+        optimistic = f" (optimistic: {num_shared} of its recordings were used for adaptation)"
     return [
         f"{trials.source}: EER {before:.2f} % before adaptation, {after:.2f} % after{optimistic}",
         *result.sentences(["the unchanged model", "the adapted model"]),

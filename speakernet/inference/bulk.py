@@ -34,7 +34,7 @@ from speakernet.evaluation.scoring import VERIFYING, mean_embeddings, pair_score
 from speakernet.evaluation.scoring import WHOLE as WHOLE_UTTERANCES
 from speakernet.evaluation.speakers import Speakers, speakers_of
 from speakernet.files import atomic_write, check_writable, sha256_of
-from speakernet.inference.people import PeopleStore
+from speakernet.inference.people import PeopleStore, weighted_units
 from speakernet.inference.recordings import ChosenChannels, refuse_recording_as_output
 from speakernet.inference.verifier import SpeakerVerifier
 from speakernet.models.model_file import update_model_file
@@ -71,78 +71,89 @@ def embed_files(
     if out.suffix != ".npz" or out.is_dir():
         raise ValueError(f"--out {out}: expected a file name ending in .npz")
     check_writable(out)
-    table = source.lookup_table(names)
-    broken = {int(row): text for row, text in table.problems.items()}
-    for row in np.flatnonzero(np.asarray(table.num_samples) < verifier.net.min_samples).tolist():
-        broken.setdefault(row, f"too short, {table.num_samples[row] / source.sample_rate:.3f} s")
-    problems = [
-        text if names[row] in text else f"{names[row]}: {text}"
-        for row, text in sorted(broken.items())
-    ]
+    rows, problems = _embeddable(source, names, verifier.net.min_samples)
     if problems and not skips_broken:
         raise AudioError(
             f"{len(problems)} of {counted(len(names), 'recording')} cannot be embedded "
-            "(--skip-broken leaves out such recordings): "
-            f"{'; '.join(problems[:MAX_NAMED])}{' …' if len(problems) > MAX_NAMED else ''}"
+            f"(--skip-broken leaves out such recordings): {'; '.join(problems[:MAX_NAMED])}"
         )
-    rows = np.array([row for row in range(len(names)) if row not in broken], dtype=np.int64)
+    # Recordings are embedded in blocks, each in a file of its own below `out.parts`. A run that is
+    # killed continues after the last complete block, whose key says which recordings it holds, how
+    # they were embedded and by which network; a block of anything else is made again. Several
+    # processes may each take a part of the blocks; whoever finds all of them joins them.
     folder = out.with_name(out.name + BLOCKS_SUFFIX)
-    blocks = [
-        names.take(rows[start : start + BLOCK_UTTERANCES])
-        for start in range(0, len(rows), BLOCK_UTTERANCES)
-    ]
-    paths = [folder / f"{number:06d}.npz" for number in range(len(blocks))]
-    way = {**WAY, "channel": source.wanted} if isinstance(source, ChosenChannels) else WAY
-    keys = [
-        store_key(verifier.fingerprint, block, source.lookup_table(block), way) for block in blocks
-    ]
-    own_blocks = share(range(len(blocks)), part.number, part.count)
+    way = {**WAY, "channel": source.requested} if isinstance(source, ChosenChannels) else WAY
+    blocks: list[tuple[Path, str, StringTable]] = []
+    for start in range(0, len(rows), BLOCK_UTTERANCES):
+        block = names.take(np.array(rows[start : start + BLOCK_UTTERANCES]))
+        key = store_key(verifier.fingerprint, block, source.lookup_table(block), way)
+        blocks.append((folder / f"{len(blocks):06d}.npz", key, block))
+    own_blocks = share(blocks, part.number, part.count)
     num_kept = 0
-    with Bar("embedding", sum(len(blocks[number]) for number in own_blocks), "utterance") as bar:
-        for number in own_blocks:
-            if load_embeddings(paths[number], keys[number]) is not None:
-                num_kept += len(blocks[number])
+    with Bar("embedding", sum(len(block) for _, _, block in own_blocks), "utterance") as bar:
+        for path, key, block in own_blocks:
+            if load_embeddings(path, key) is not None:
+                num_kept += len(block)
             else:
-                found = _embed_block(
-                    verifier, source, blocks[number], problems if skips_broken else None
-                )
-                save_embeddings(paths[number], keys[number], blocks[number], found)
-            bar.update(len(blocks[number]))
-    kept = [load_embeddings(path, key) for path, key in zip(paths, keys, strict=True)]
-    parts = [WorkPart(number, part.count) for number in range(1, part.count + 1)]
-    missing = [
-        other
-        for other in parts
-        if any(block is None for block in share(kept, other.number, other.count))
-    ]
+                left_out = problems if skips_broken else None
+                save_embeddings(path, key, block, _embed_block(verifier, source, block, left_out))
+            bar.update(len(block))
+    kept = [load_embeddings(path, key) for path, key, _ in blocks]
+    missing = []
+    for number in range(1, part.count + 1):
+        if any(values is None for values in share(kept, number, part.count)):
+            missing.append(WorkPart(number, part.count))
     if missing:
         return 0, num_kept, problems, missing
     empty = np.empty((0, verifier.embedding_dim), dtype=np.float32)
-    embeddings = np.concatenate([empty, *(block for block in kept if block is not None)])
+    embeddings = np.concatenate([empty, *(values for values in kept if values is not None)])
     is_there = np.isfinite(embeddings).all(axis=1)
     if not is_there.any():
         raise AudioError(
             f"none of the recordings could be embedded: {'; '.join(problems[:MAX_NAMED])}"
         )
+    there = names.take(np.array(rows)[is_there])
     with atomic_write(out, "wb") as file:
-        there = np.array(list(names.take(rows[is_there])))
         np.savez(
             file,
-            names=there,
+            names=np.array(list(there)),
             embeddings=embeddings[is_there],
             fingerprint=np.array(verifier.fingerprint),
         )
     if part == WHOLE:
         # With several parts, another process may be reading the same blocks.
         shutil.rmtree(folder, ignore_errors=True)
-    return int(is_there.sum()), num_kept, problems, missing
+    return len(there), num_kept, problems, missing
+
+
+def _embeddable(
+    source: AudioSource, names: StringTable, min_samples: int
+) -> tuple[list[int], list[str]]:
+    """Rows of the recordings that are long enough and readable, and a sentence for each other."""
+    rows = []
+    problems = []
+    table = source.lookup_table(names)
+    for row, name in enumerate(names):
+        problem = table.problems.get(row, "")
+        if not problem and table.num_samples[row] < min_samples:
+            problem = f"too short, {table.num_samples[row] / source.sample_rate:.3f} s"
+        if not problem:
+            rows.append(row)
+        else:
+            problems.append(problem if name in problem else f"{name}: {problem}")
+    return rows, problems
 
 
 def _embed_block(
-    verifier: SpeakerVerifier, source: AudioSource, names: StringTable, problems: list[str] | None
+    verifier: SpeakerVerifier,
+    source: AudioSource,
+    names: StringTable | Sequence[str],
+    left_out: list[str] | None,
 ) -> np.ndarray:
-    """Embeddings (recordings, dim); a recording that cannot be embedded gets a NaN row and a
-    sentence in `problems`.
+    """Embeddings (recordings, dim).
+
+    A recording that cannot be embedded gets a NaN row and a sentence in `left_out`; without this
+    list, it is an error.
     """
     try:
         # Short recordings are not wrapped around, as in `SpeakerVerifier.embed`.
@@ -155,23 +166,18 @@ def _embed_block(
             description="",
             wrapped_seconds=0.0,
         )[:, 0]
-        if (is_bad := ~np.isfinite(values).all(axis=1)).any():
-            raise AudioError(
-                f"{names[int(is_bad.argmax())]}: the embedding has NaN or infinite values"
-            )
+        is_bad = ~np.isfinite(values).all(axis=1)
+        if is_bad.any():
+            name = names[int(is_bad.argmax())]
+            raise AudioError(f"{name}: the embedding has NaN or infinite values")
         return values
     except AudioError as error:
-        if problems is None:
+        if left_out is None:
             raise
         if len(names) == 1:
-            problems.append(str(error))
+            left_out.append(str(error))
             return np.full((1, verifier.embedding_dim), np.nan, dtype=np.float32)
-    return np.concatenate(
-        [
-            _embed_block(verifier, source, StringTable.from_strings([name]), problems)
-            for name in names
-        ]
-    )
+    return np.concatenate([_embed_block(verifier, source, [name], left_out) for name in names])
 
 
 def calibrate_on_trials(
@@ -224,9 +230,8 @@ def calibrate_on_people(
         strangers = embed_utterances(
             verifier.embedding_net, *cohort, way, Forward(verifier.device), description="cohort"
         )
-    trials, scores, speakers = _own_trials(
-        verifier, store, mean_embeddings(strangers, verifier.mean)
-    )
+    strangers = mean_embeddings(strangers, verifier.mean)
+    trials, scores, speakers = _own_trials(verifier, store, strangers)
     fit = fit_scores(trials, scores, prior, verifying_backend(verifier.contents).describe(way))
     results = figures(trials, scores, speakers, EvaluationOptions(), DEFAULT_SEED)
     if (results.eer_percent or 0.0) >= WORSE_THAN_CHANCE:
@@ -263,31 +268,30 @@ def _own_trials(
             f"{store.path}: needs over {MAX_TRIALS:,} comparisons; calibrate on a list with "
             "--trials"
         )
-    units = mean_embeddings(np.stack([recording.embedding for recording in kept]), verifier.mean)
-    weighted = units * np.array([recording.weight for recording in kept], dtype=np.float32)[:, None]
+    units, weighted = weighted_units(kept, verifier.mean)
     sums = np.zeros((num_people, units.shape[1]), dtype=np.float32)
     np.add.at(sums, owner, weighted)
-    own = np.arange(len(kept)), owner
     tests = np.concatenate([units, strangers])
     scores = pair_scores(tests, mean_embeddings(sums), verifier.plda)  # (tests, people)
     # A recording is compared with its person's mean over the others, which needs at least two
     # recordings.
-    others = mean_embeddings(sums[owner] - weighted)
+    rest = mean_embeddings(sums[owner] - weighted)
+    rows = np.arange(len(kept))
     if verifier.plda is None:
-        scores[own] = (units * others).sum(axis=1)
+        scores[rows, owner] = (units * rest).sum(axis=1)
     else:
-        scores[own] = verifier.plda.trial_scores(
-            np.concatenate([units, others]), own[0], own[0] + len(units)
-        )
+        both_sides = np.concatenate([units, rest])
+        scores[rows, owner] = verifier.plda.trial_scores(both_sides, rows, rows + len(units))
     is_kept = np.ones(scores.shape, dtype=bool)
-    is_kept[own] = np.bincount(owner)[owner] > 1
+    is_kept[rows, owner] = np.bincount(owner)[owner] > 1
     test, enrol = np.nonzero(is_kept)
-    ids = np.concatenate(
-        [np.arange(num_people), owner, np.arange(len(strangers)) + num_people]
-    ).astype(np.int32)
-    names = [f"person {row}" for row in range(num_people)] + [
-        f"test {row}" for row in range(num_tests)
-    ]
+    # Each stranger is a speaker besides the people.
+    ids = np.concatenate([np.arange(num_people), owner, num_people + np.arange(len(strangers))])
+    names = [f"person {row}" for row in range(num_people)]
+    names += [f"test {row}" for row in range(num_tests)]
+    rule = f"people of {store.path.name}"
+    if len(strangers):
+        rule += ", each cohort recording as its own speaker"
     trials = TrialList(
         StringTable.from_strings(names),
         enrol.astype(np.int32),
@@ -296,10 +300,8 @@ def _own_trials(
         str(store.path),
         sha256_of(store.path),
     )
-    rule = f"people of {store.path.name}" + (
-        ", each cohort recording as its own speaker" if len(strangers) else ""
-    )
-    return trials, scores[is_kept], Speakers(ids, len(np.unique(ids)), rule)
+    speakers = Speakers(ids.astype(np.int32), len(np.unique(ids)), rule)
+    return trials, scores[is_kept], speakers
 
 
 def _write(
@@ -307,17 +309,16 @@ def _write(
 ) -> tuple[Fit, Results, Path | None]:
     """Write the fits and return the last; ValueError if a fit on more pairs would be lost."""
     fit = fits[-1]
-    changes = dict[str, Any]()
-    old = fits[0].replaced(verifier.contents) if out is None else None
-    num_pairs, num_old = (
-        origin.get("num_targets", 0) if origin else 0 for origin in (fit.origin, old)
-    )
+    replaced = fits[0].replaced(verifier.contents) if out is None else None
+    num_old = (replaced or {}).get("num_targets", 0)
+    num_pairs = fit.origin.get("num_targets", 0)
     if num_pairs < min(FEW_TARGETS, num_old):
         raise ValueError(
             f"{verifier.name} was calibrated on {num_old:,} same-speaker pairs, but the new "
             f"calibration has only {num_pairs}. Nothing was written; to keep both, write to a "
             "different file with --out"
         )
+    changes: dict[str, Any] = {}
     for fit in fits:
         changes |= fit.changes({**verifier.contents, **changes})
     return fit, results, update_model_file(verifier.name, changes, out=out)

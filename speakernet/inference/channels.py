@@ -7,11 +7,11 @@ nothing but the level, so that the mean of all channels is used, as everywhere e
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
-from speakernet.data.audio import AudioError, AudioInfo, crop_of_file
+from speakernet.data.audio import AudioError, AudioInfo, audio_of_array, crop_of_file
 from speakernet.data.levels import frame_powers
 
 MIX = "mix"
@@ -46,35 +46,52 @@ class Chosen:
     warning: str = ""
 
 
-def checked_channel(wanted: object) -> int | str | None:
+def checked_channel(requested: Any) -> int | str | None:
     """A channel as users give it: counted from 1, `mix`, or None to choose automatically.
 
     >>> checked_channel("2"), checked_channel("mix"), checked_channel(None)
     (2, 'mix', None)
     """
-    text = str(wanted)
-    if wanted is None or text == MIX:
-        return None if wanted is None else MIX
+    if requested is None or requested == MIX:
+        return requested
+    text = str(requested)
     if not text.isdecimal() or int(text) < 1:
         raise ValueError(f"--channel {text}: expected {MIX}, or a channel counted from 1")
     return int(text)
 
 
 def choose_of_file(
-    file: IO[bytes], info: AudioInfo, name: str, wanted: int | str | None = None
+    file: IO[bytes], info: AudioInfo, name: str, requested: int | str | None = None
 ) -> Chosen:
     """`choose` for an open file whose header is known."""
+    rate = info.sample_rate
 
     def read(start: int, count: int) -> np.ndarray:
-        compared = range(min(info.num_channels, MAX_COMPARED))
-        rate = info.sample_rate
         columns = [
             crop_of_file(file, info, name, start, count, rate, channel=channel)
-            for channel in compared
+            for channel in range(min(info.num_channels, MAX_COMPARED))
         ]
         return np.stack(columns, axis=1)
 
-    return choose(read, info.num_samples, info.num_channels, info.sample_rate, name, wanted)
+    return choose(read, info.num_samples, info.num_channels, rate, name, requested)
+
+
+def choose_of_array(
+    array: np.ndarray, sample_rate: int, rate: int, requested: int | str | None = None
+) -> Chosen:
+    """`choose` for an array, (samples, channels), compared at this rate."""
+    num_channels = array.shape[1]
+    # Every channel is checked and scaled as a recording of its own.
+    columns = [
+        audio_of_array(array[:, [channel]], sample_rate, rate)
+        for channel in range(min(num_channels, MAX_COMPARED))
+    ]
+    compared = np.stack(columns, axis=1)
+
+    def read(start: int, count: int) -> np.ndarray:
+        return compared[start : start + count]
+
+    return choose(read, len(compared), num_channels, rate, "the array", requested)
 
 
 def choose(
@@ -83,30 +100,30 @@ def choose(
     num_channels: int,
     sample_rate: int,
     name: str,
-    wanted: int | str | None = None,
+    requested: int | str | None = None,
 ) -> Chosen:
     """Choose the channel of a recording.
 
     Args:
         read: reads a stretch of it.
         num_samples: its length.
-        num_channels: if there is only one, it is used whatever is wanted.
+        num_channels: if there is only one, it is used whatever is requested.
         sample_rate: its own rate in Hz.
         name: for messages.
-        wanted: a channel counted from 1, `mix`, or None: the mean, but one channel if the channels
+        requested: a channel counted from 1, `mix`, or None: the mean, but one channel if the channels
             cancel each other.
 
     Raises:
-        AudioError: the recording does not have the wanted channel.
+        AudioError: the recording does not have the requested channel.
     """
-    if num_channels == 1 or wanted == MIX:
+    if num_channels == 1 or requested == MIX:
         return Chosen()
-    if isinstance(wanted, int):
-        if wanted > num_channels:
+    if isinstance(requested, int):
+        if requested > num_channels:
             raise AudioError(
-                f"{name}: --channel {wanted}, but the recording has {num_channels} channels"
+                f"{name}: --channel {requested}, but the recording has {num_channels} channels"
             )
-        return Chosen(wanted - 1)
+        return Chosen(requested - 1)
     width = min(num_samples, round(WINDOW_SECONDS * sample_rate))
     num_windows = min(CHECKED_WINDOWS, num_samples // width)
     starts = np.linspace(0, num_samples - width, num_windows).astype(int)
@@ -115,6 +132,10 @@ def choose(
 
 def compare(windows: list[np.ndarray], sample_rate: int) -> Chosen:
     """Choose by windows of all channels, (samples, channels) each."""
+    # Each channel is compared with the loudest one. Three things may be wrong: they cancel each
+    # other, so that the mean is near silence; they are unrelated at any lag, as two telephones on
+    # one line are; or one of them is dead, which harms nothing. A lag must be searched, because one
+    # voice at two microphones of a room is uncorrelated at lag zero.
     windows = [window - window.mean(axis=0) for window in windows]
     powers = np.sum([np.square(window).sum(axis=0) for window in windows], axis=0)
     loudest = int(powers.argmax())

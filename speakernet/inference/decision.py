@@ -13,6 +13,7 @@ from operator import itemgetter
 from typing import Any
 
 import numpy as np
+from typing_extensions import TypedDict
 
 from speakernet.evaluation.calibration import (
     EER_NAME,
@@ -36,10 +37,6 @@ UNCALIBRATED_THRESHOLD = 0.4
 """A cosine that separates same from different speakers in most published networks; its error rate
 is unknown."""
 DEFAULT_THRESHOLD_NAME = "default"
-ADVICE = (
-    "fit one with `speakernet calibrate --model {} --trials LIST --audio FOLDER`, or give a "
-    "threshold (`--threshold 0.5`, in Python `threshold=0.5`{})"
-)
 MIN_TEST_SECONDS = 1.0
 """Speech needed in a test; with less, scores vary so much that neither odds nor a name are
 given."""
@@ -47,6 +44,16 @@ RECALIBRATE = (
     "calibrated on whole recordings by a version before 0.4.0, so pauses and noise count as the "
     "voice; `speakernet calibrate` fits it on detected speech"
 )
+
+
+class DecisionLimits(TypedDict, total=False):
+    """What a score is compared with, as keyword arguments of everything that decides."""
+
+    false_accept_rate: float | None
+    """Decide at the model file's threshold for this rate, such as 0.01."""
+    threshold: float | str | None
+    """Decide at this score, or at a named threshold: `eer`, `far_1%`, or `default`, a cosine that
+    needs no calibration and has no known error rate."""
 
 
 class NotCalibratedError(ValueError):
@@ -95,29 +102,27 @@ class Decision:
                 f"least {MIN_TEST_SECONDS:g} s (score {self.score:.4f}, threshold "
                 f"{self.threshold:.4f})"
             )
-        answer, verb = (
-            ("same speaker", "reaches") if self.same_speaker else ("different speakers", "is below")
-        )
         rate = self.false_accept_rate
-        errors = "error rate unknown" if rate is None else f"false accepts {100 * rate:.3g} %"
-        words = (
-            f"{answer}: score {self.score:.4f} {verb} the threshold {self.threshold:.4f} ({errors})"
-        )
+        errors = "error rate unknown"
+        purpose = "for this threshold"
+        if rate is not None:
+            errors = f"false accepts {100 * rate:.3g} %"
+            purpose = f"to keep false accepts at or below {100 * rate:.3g} %"
+        answer = "different speakers: score {:.4f} is below the threshold {:.4f} ({})"
+        if self.same_speaker:
+            answer = "same speaker: score {:.4f} reaches the threshold {:.4f} ({})"
+        sentence = answer.format(self.score, self.threshold, errors)
         ratio = self.log_likelihood_ratio
         if ratio is None:
-            return words
-        odds = (
-            f"{'more than ' if self.is_at_bound else ''}{float(f'{math.exp(abs(ratio)):.3g}'):,.7g}"
-        )
-        sides = "one speaker as from two" if ratio >= 0 else "two speakers as from one"
+            return sentence
+        odds = f"{float(f'{math.exp(abs(ratio)):.3g}'):,.7g}"
+        if self.is_at_bound:
+            odds = f"more than {odds}"
+        if ratio < 0:
+            return f"{sentence}; the score is {odds} times as likely from two speakers as from one"
+        sentence += f"; the score is {odds} times as likely from one speaker as from two"
         # Odds may favour one speaker below a strict threshold.
-        of = (
-            "for this threshold"
-            if rate is None
-            else f"to keep false accepts at or below {100 * rate:.3g} %"
-        )
-        short = f", which is too weak {of}" if ratio >= 0 and not self.same_speaker else ""
-        return f"{words}; the score is {odds} times as likely from {sides}{short}"
+        return sentence if self.same_speaker else f"{sentence}, which is too weak {purpose}"
 
 
 @dataclass(frozen=True)
@@ -150,54 +155,49 @@ class DecisionRule:
     supports."""
 
     @classmethod
-    def of_model_file(
-        cls, contents: Mapping[str, Any], *, subtracts_mean: bool, name: str
-    ) -> "DecisionRule":
-        """The rule in the model file of this name, for scoring with or without its mean embedding
-        subtracted.
-        """
+    def of_model_file(cls, contents: Mapping[str, Any], name: str) -> "DecisionRule":
+        """The rule in the contents of the model file of this name."""
         fits = (contents.get("calibration") or {}).get("fits", [])
-        limits = contents.get("thresholds") or ()
+        thresholds = contents.get("thresholds") or ()
         backend = verifying_backend(contents)
-        ways = [
-            backend.describe(options) | {"subtract_mean": subtracts_mean}
-            for options in (VERIFYING, WHOLE)
-        ]
         # A file that was never calibrated has nothing that detected speech could contradict.
-        way = next(
-            (way for way in ways if any(known["backend"] == way for known in (*fits, *limits))),
-            ways[0],
+        way = backend.describe(VERIFYING)
+        known = [entry["backend"] for entry in (*fits, *thresholds)]
+        if way not in known and backend.describe(WHOLE) in known:
+            way = backend.describe(WHOLE)
+        rule = cls(
+            None,
+            [threshold for threshold in thresholds if threshold["backend"] == way],
+            _advice(name, way),
+            scores="PLDA" if way["score"] == "plda" else "cosine",
+            speech=way.get("speech", WHOLE.speech),
         )
-        fitted = [fit for fit in fits if fit["backend"] == way and list(fit["inputs"]) == ["score"]]
-        thresholds = [limit for limit in limits if limit["backend"] == way]
-        speech = way.get("speech", WHOLE.speech)
-        mean = " with its mean embedding subtracted" if subtracts_mean else ""
-        scores = "PLDA" if way["score"] == "plda" else "cosine"
-        default = (
-            f"; `{DEFAULT_THRESHOLD_NAME}` means {UNCALIBRATED_THRESHOLD}"
-            if scores == "cosine"
-            else ""
-        )
-        advice = f"{name} has no calibration for {scores} scores{mean}; "
-        advice += f"{BEST} beside it may have one; " if name.endswith(LAST) else ""
-        advice += ADVICE.format(name, default)
-        if not fitted:
-            return cls(None, thresholds, advice, scores=scores, speech=speech)
-        # Older files do not record the number of pairs.
-        counts = [
-            fitted[-1].get(kind, MIN_NONTARGETS) for kind in ("num_targets", "num_nontargets")
-        ]
-        cautions = [too_few_nontargets(counts[1]), RECALIBRATE if speech == WHOLE.speech else ""]
-        caution = "; ".join(filter(None, cautions))
+        of_scores = None
         quality = None
         for fit in fits:
+            if fit["backend"] != way:
+                continue
+            if list(fit["inputs"]) == ["score"]:
+                of_scores = fit
             of_pairs = threshold_way(way, fit["inputs"])
-            own = [limit for limit in limits if limit["backend"] == of_pairs]
-            if fit["backend"] == way and own:
-                quality = AffineCalibration.from_dict(fit), own
-        calibration = AffineCalibration.from_dict(fitted[-1])
-        bounds = (-largest_ratio(counts[0]), largest_ratio(counts[1]))
-        return cls(calibration, thresholds, advice, caution, quality, scores, speech, bounds)
+            limits = [threshold for threshold in thresholds if threshold["backend"] == of_pairs]
+            if limits:
+                quality = AffineCalibration.from_dict(fit), limits
+        if of_scores is None:
+            return rule
+        # Older files do not record the number of pairs.
+        num_targets = of_scores.get("num_targets", MIN_NONTARGETS)
+        num_nontargets = of_scores.get("num_nontargets", MIN_NONTARGETS)
+        cautions = [too_few_nontargets(num_nontargets)]
+        if rule.speech == WHOLE.speech:
+            cautions.append(RECALIBRATE)
+        return replace(
+            rule,
+            calibration=AffineCalibration.from_dict(of_scores),
+            caution="; ".join(filter(None, cautions)),
+            quality=quality,
+            bounds=(-largest_ratio(num_targets), largest_ratio(num_nontargets)),
+        )
 
     def for_pair(self, values: Mapping[str, np.ndarray]) -> "DecisionRule":
         """The rule for two recordings with these quality measures, (2,) each."""
@@ -253,49 +253,54 @@ class DecisionRule:
             raise ValueError(
                 "false_accept_rate and threshold were both given; expected only one of them"
             )
-        known = {str(threshold["name"]): threshold for threshold in self.thresholds}
+        # A recording arrives here as one number: its speech was found, cut out, embedded and scored
+        # against the other side (`SpeakerVerifier.compared`). What is left is to read that number.
+        # The calibration turns it into odds, one affine map fitted on pairs whose answer is known.
+        # The odds are bounded, because a list of a thousand pairs cannot show odds of a million,
+        # however far the line is extended. The decision itself compares the score with a
+        # threshold, which was measured, not derived from the odds: the two may disagree near the
+        # threshold, and then the sentence says so. Both are only as good as the list was like
+        # today's recordings, which nobody checks here.
         if threshold is None:
-            usual = threshold_name(_checked_rate(false_accept_rate))
-            threshold = usual if usual in known or false_accept_rate is not None else EER_NAME
-        rate = None
-        if threshold == DEFAULT_THRESHOLD_NAME:
-            if self.scores != "cosine":
-                raise ValueError(
-                    f"the threshold `default` is a cosine, but this model file gives {self.scores} "
-                    f"scores; use {', '.join(known) or 'speakernet calibrate'}, or a number"
-                )
-            limit = UNCALIBRATED_THRESHOLD
+            name = threshold_name(_checked_rate(false_accept_rate))
+            if false_accept_rate is None and name not in self._by_name:
+                name = EER_NAME
+            limit, rate = self._named(name)
         elif isinstance(threshold, str):
-            if threshold not in known:
-                rates = ", ".join(f"{100 * rate:g}" for rate in FALSE_ACCEPT_RATES)
-                wanted = (
-                    repr(threshold)
-                    if false_accept_rate is None
-                    else f"for {100 * false_accept_rate:g} % false accepts"
-                )
-                raise NotCalibratedError(
-                    f"the model file has no threshold {wanted}; it has {', '.join(known)}. "
-                    f"`speakernet calibrate` adds those for {rates} % if the trial list is long "
-                    "enough; or give a score with `--threshold NUMBER`"
-                    if known
-                    else self.advice
-                )
-            limit = float(known[threshold]["threshold"])
-            rate = _rate(known[threshold])
+            limit, rate = self._named(threshold)
         else:
-            limit = float(threshold)
+            limit, rate = float(threshold), None
         ratio = self.log_likelihood_ratio(score)
         if not all(map(math.isfinite, (score, limit, ratio or 0.0))):
             raise ValueError(
                 f"score {score}, threshold {limit}, log-likelihood ratio {ratio}; expected finite "
                 "numbers"
             )
-        decision = Decision(
-            score, ratio, score >= limit, limit, rate, speech_seconds, ratio in self.bounds
-        )
+        is_at_bound = ratio in self.bounds
+        decision = Decision(score, ratio, score >= limit, limit, rate, speech_seconds, is_at_bound)
         if decision.is_made:
             return decision
         return replace(decision, log_likelihood_ratio=None, same_speaker=False, is_at_bound=False)
+
+    @property
+    def _by_name(self) -> dict[str, Mapping[str, Any]]:
+        return {str(threshold["name"]): threshold for threshold in self.thresholds}
+
+    def _named(self, name: str) -> tuple[float, float | None]:
+        """The threshold of this name, and its false-accept rate."""
+        if name == DEFAULT_THRESHOLD_NAME and self.scores == "cosine":
+            return UNCALIBRATED_THRESHOLD, None
+        known = self._by_name
+        if name in known:
+            return float(known[name]["threshold"]), _rate(known[name])
+        if not known:
+            raise NotCalibratedError(self.advice)
+        rates = ", ".join(f"{100 * rate:g}" for rate in FALSE_ACCEPT_RATES)
+        raise NotCalibratedError(
+            f"the model file has no threshold {name!r} for {self.scores} scores; it has "
+            f"{', '.join(known)}. `speakernet calibrate` adds those for {rates} % if the trial "
+            "list is long enough; or give a score with `--threshold NUMBER`"
+        )
 
     def threshold_of_many(self, num_people: int, false_accept_rate: float | None = None) -> str:
         """The name of the threshold at which at most this share of strangers (default 1 %) is
@@ -307,13 +312,11 @@ class DecisionRule:
         allowed_rate = _checked_rate(false_accept_rate)
         if not self.thresholds:
             raise NotCalibratedError(self.advice)
-        value = itemgetter("threshold")
-        keeping = [
-            threshold
-            for threshold in self.thresholds
-            if (_rate(threshold) or 1.0) * max(1, num_people) <= allowed_rate
-        ]
-        return str(min(keeping, key=value, default=max(self.thresholds, key=value))["name"])
+        by_height = sorted(self.thresholds, key=itemgetter("threshold"))
+        for threshold in by_height:
+            if (_rate(threshold) or 1.0) * max(1, num_people) <= allowed_rate:
+                return str(threshold["name"])
+        return str(by_height[-1]["name"])
 
 
 def largest_ratio(num_pairs: int) -> float:
@@ -345,19 +348,32 @@ def _rate(threshold: Mapping[str, Any]) -> float | None:
     return threshold.get("false_accept_rate") if rate is None else rate
 
 
+def _advice(name: str, way: Mapping[str, Any]) -> str:
+    """What to do about a file without thresholds for this way of embedding and scoring."""
+    kind = "PLDA" if way["score"] == "plda" else "cosine"
+    subtracted = " with its mean embedding subtracted" if way["subtract_mean"] else ""
+    better = f"{BEST} beside it may have one; " if name.endswith(LAST) else ""
+    default = ""
+    if kind == "cosine":
+        default = f"; `{DEFAULT_THRESHOLD_NAME}` means {UNCALIBRATED_THRESHOLD}"
+    return (
+        f"{name} has no calibration for {kind} scores{subtracted}; {better}fit one with "
+        f"`speakernet calibrate --model {name} --trials LIST --audio FOLDER`, or give a threshold "
+        f"(`--threshold 0.5`, in Python `threshold=0.5`{default})"
+    )
+
+
 def described_threshold(threshold: Mapping[str, Any]) -> str:
     """A threshold of a model file in words: its value, what it is for, and the list it was fitted
     on.
     """
-    fitted_on = f", fitted on {threshold['list']}" if threshold.get("list") else ""
-    rates = ""
+    kind = " on the log-likelihood ratio" if threshold["backend"].get("inputs") else ""
+    purpose = threshold_label(str(threshold["name"]))
     if threshold.get("miss_rate") is not None and threshold.get("false_accept_rate") is not None:
-        rates = (
+        purpose += (
             f": misses {100 * threshold['miss_rate']:.3g} %, false accepts "
             f"{100 * threshold['false_accept_rate']:.3g} %"
         )
-    of = " on the log-likelihood ratio" if threshold["backend"].get("inputs") else ""
-    return (
-        f"{threshold['threshold']:.4f}{of} "
-        f"({threshold_label(str(threshold['name']))}{rates}{fitted_on})"
-    )
+    if threshold.get("list"):
+        purpose += f", fitted on {threshold['list']}"
+    return f"{threshold['threshold']:.4f}{kind} ({purpose})"

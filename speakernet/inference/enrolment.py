@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from speakernet.data.audio import AudioError
 from speakernet.evaluation.scoring import mean_embeddings
 from speakernet.inference.decision import UNCALIBRATED_THRESHOLD
 from speakernet.inference.people import PeopleStore, StoredRecording, checked_name
+from speakernet.inference.protocol import Verifier
 from speakernet.inference.recordings import (
     BAND_LIMITED,
     MAX_SPEECH_SECONDS,
@@ -21,6 +22,9 @@ from speakernet.inference.recordings import (
     warnings_by_cause,
 )
 
+Store: TypeAlias = PeopleStore | Callable[[], PeopleStore]
+"""A store, or what creates one. It is called only if there is something to write, so that refused
+recordings leave no empty store."""
 SAME_COSINE = 0.99999
 """Embeddings of the same recording in different batches are at least this close."""
 
@@ -37,20 +41,15 @@ class Enrolment:
 
 
 def enroll(
-    verifier: Any,
-    store: PeopleStore | Callable[[], PeopleStore],
+    verifier: Verifier,
+    store: Store,
     name: str,
     recordings: Sequence[Audio | Heard],
     *,
     sample_rate: int | None = None,
     is_strict: bool = False,
 ) -> Enrolment:
-    """Add recordings of a person to a store, all of them or none.
-
-    `store` may be a callable that creates one. It is called only when there is something to write,
-    so that refused recordings leave no empty store.
-    """
-    existing = store if isinstance(store, PeopleStore) else None
+    """Add recordings of a person to a store, all of them or none."""
     name = checked_name(name)
     if not len(recordings):
         raise AudioError(f"no recording of {name!r} was given; expected at least one")
@@ -58,52 +57,86 @@ def enroll(
         verifier.hear(recording, sample_rate, min_speech_seconds=MIN_ENROL_SECONDS)
         for recording in recordings
     ]
-    opened = [recording.recording for recording in heard]
-    qualities = [recording.quality for recording in heard]
-    warnings = warnings_by_cause(qualities)
-    embeddings = np.asarray(verifier.embed(opened))
-    there = existing.recordings(name) if existing else []
-    warnings += differing_channels(qualities, there)
-    kept = np.array([recording.embedding for recording in there], dtype=np.float32).reshape(
-        -1, verifier.embedding_dim
-    )
-    known = {recording.digest for recording in there}
+    embeddings = verifier.embed([recording for recording, _ in heard])
+    voices = []
+    for (recording, quality), embedding in zip(heard, embeddings, strict=True):
+        problems = [*quality.warnings]
+        if quality.is_band_limited:
+            problems.append(BAND_LIMITED)
+        source = ""
+        # Of a file that holds other voices too, `reembed` must not read all channels.
+        if recording.file and not recording.is_of_one_channel:
+            source = str(recording.file.absolute())
+        voices.append(
+            StoredRecording(
+                name,
+                embedding,
+                weight_of(quality.speech_seconds),
+                source,
+                quality.seconds,
+                quality.speech_seconds,
+                "; ".join(problems),
+                digest=quality.digest,
+            )
+        )
+    qualities = [quality for _, quality in heard]
+    labels = [quality.name for quality in qualities]
+    return enroll_voices(verifier, store, voices, labels, qualities, is_strict=is_strict)
+
+
+def enroll_voices(
+    verifier: Verifier,
+    store: Store,
+    voices: Sequence[StoredRecording],
+    labels: Sequence[str],
+    qualities: Sequence[Quality] = (),
+    *,
+    is_strict: bool = False,
+) -> Enrolment:
+    """Add the voices of one person that the store does not have yet; `labels` name them in
+    warnings.
+    """
+    # Enrolment is where mistakes are expensive: a wrong recording under a name is used in every
+    # later decision. So duplicates are skipped, and a voice that is unlike the person's other
+    # recordings or like somebody else's causes a warning, but is added unless the caller is strict:
+    # the same person with a cold sounds as different as a stranger does.
+    name = voices[0].name
+    existing = store if isinstance(store, PeopleStore) else None
+    enrolled = existing.recordings(name) if existing else []
+    warnings = warnings_by_cause(qualities) + differing_channels(qualities, enrolled)
+    known = {recording.digest for recording in enrolled}
     # Stores of version 0.2.0 have no digests, so recordings are recognised by their embeddings.
-    old = mean_embeddings(kept[np.array([not recording.digest for recording in there], dtype=bool)])
-    rows = []
-    for row, (quality, unit) in enumerate(zip(qualities, mean_embeddings(embeddings), strict=True)):
-        if quality.digest in known or (old @ unit > SAME_COSINE).any():
-            warnings.append(f"{quality.name} is already enrolled as {name!r} and was skipped")
+    old = mean_embeddings(
+        _stacked(verifier, [recording for recording in enrolled if not recording.digest])
+    )
+    units = mean_embeddings(_stacked(verifier, voices))
+    new = []
+    for voice, label, unit in zip(voices, labels, units, strict=True):
+        if voice.digest in known or (old @ unit > SAME_COSINE).any():
+            warnings.append(f"{label} is already enrolled as {name!r} and was skipped")
         else:
-            rows.append(row)
-        known.add(quality.digest)
-    if rows:
-        sources = [quality.name for quality in qualities]
-        warnings += doubts_about_voice(verifier, existing, name, sources, embeddings, kept)
+            new.append(voice)
+        known.add(voice.digest)
+    if new:
+        warnings += doubts_about_voice(verifier, existing, voices, labels, enrolled)
     if warnings and is_strict:
         raise AudioError(f"nothing was enrolled: {'; '.join(warnings)}")
-    weights = [
-        min(max(qualities[row].speech_seconds, MIN_WEIGHT_SECONDS), MAX_SPEECH_SECONDS)
-        for row in rows
-    ]
-    details = [
-        {
-            # Of a file that holds other voices too, `reembed` must not read all channels.
-            "source": str(file.absolute())
-            if (file := opened[row].file) and not opened[row].is_of_one_channel
-            else "",
-            "seconds": qualities[row].seconds,
-            "speech_seconds": qualities[row].speech_seconds,
-            "warnings": "; ".join(
-                [*qualities[row].warnings, *[BAND_LIMITED][: qualities[row].is_band_limited]]
-            ),
-            "digest": qualities[row].digest,
-        }
-        for row in rows
-    ]
-    written = store if isinstance(store, PeopleStore) else store()
-    total = written.enroll(name, embeddings[rows], weights, details) if rows else len(kept)
-    return Enrolment(name, len(rows), total, tuple(qualities), tuple(warnings))
+    total = len(enrolled)
+    if new:
+        opened = store if isinstance(store, PeopleStore) else store()
+        total = opened.add(new)
+    return Enrolment(name, len(new), total, tuple(qualities), tuple(warnings))
+
+
+def weight_of(speech_seconds: float) -> float:
+    """The weight of a recording in its person's mean."""
+    return min(max(speech_seconds, MIN_WEIGHT_SECONDS), MAX_SPEECH_SECONDS)
+
+
+def _stacked(verifier: Verifier, recordings: Sequence[StoredRecording]) -> np.ndarray:
+    """Embeddings, (recordings, dim)."""
+    rows = [recording.embedding for recording in recordings]
+    return np.array(rows, dtype=np.float32).reshape(-1, verifier.embedding_dim)
 
 
 def differing_channels(
@@ -116,57 +149,55 @@ def differing_channels(
     old = {BAND_LIMITED in recording.warnings for recording in enrolled}
     if len(new) != 1 or len(old) != 1 or new == old:
         return []
-    now, before = (
-        ("is", "the enrolled recordings are not")
-        if new.pop()
-        else ("is not", "the enrolled recordings are")
-    )
+    verbs = ("is", "are not") if new == {True} else ("is not", "are")
     return [
-        f"{qualities[0].name} {now} {BAND_LIMITED}, as over a telephone, and {before}; use one "
-        "kind of microphone"
+        f"{qualities[0].name} {verbs[0]} {BAND_LIMITED}, as over a telephone, and the enrolled "
+        f"recordings {verbs[1]}; use one kind of microphone"
     ]
 
 
 def doubts_about_voice(
-    verifier: Any,
+    verifier: Verifier,
     store: PeopleStore | None,
-    name: str,
-    sources: Sequence[str],
-    embeddings: np.ndarray,
-    kept: np.ndarray,
+    voices: Sequence[StoredRecording],
+    labels: Sequence[str],
+    enrolled: Sequence[StoredRecording],
 ) -> list[str]:
-    """Warnings about the voices that are to be enrolled under a name.
+    """Warnings about voices that are to be enrolled: unlike the person's other recordings, or like
+    another person's.
 
     Args:
         verifier: scores embeddings.
         store: a store that may hold the same voice under another name; None if there is none yet.
-        name: the person.
-        sources: where each embedding comes from, for the warnings.
-        embeddings: (recordings, dim) of the new recordings.
-        kept: (recordings, dim) of the person's earlier recordings.
+        voices: the new recordings of one person.
+        labels: what the warnings call them.
+        enrolled: the person's earlier recordings.
     """
-    # An uncalibrated PLDA score is still a log-likelihood ratio.
-    uncalibrated = UNCALIBRATED_THRESHOLD if verifier.plda is None else 0.0
-    limit = verifier.decide(
-        0.0, threshold="eer" if verifier.is_calibrated else uncalibrated
-    ).threshold
+    if verifier.is_calibrated:
+        limit = verifier.decide(0.0, threshold="eer").threshold
+    else:
+        # An uncalibrated PLDA score is still a log-likelihood ratio.
+        limit = UNCALIBRATED_THRESHOLD if verifier.plda is None else 0.0
     doubts = []
-    everything = np.concatenate([embeddings, kept])
-    for row, source in enumerate(sources):
-        scores = [
-            verifier.compare(everything[row], other) for other in np.delete(everything, row, axis=0)
-        ]
+    everything = _stacked(verifier, [*voices, *enrolled])
+    for row, label in enumerate(labels):
+        rest = np.delete(everything, row, axis=0)
+        if not len(rest):
+            continue
         # The median, so that one wrong recording does not cast doubt on all others.
-        if scores and (score := float(np.median(scores))) < limit:
+        score = float(np.median([verifier.compare(everything[row], other) for other in rest]))
+        if score < limit:
             doubts.append(
-                f"{source}: does not sound like the person's other recordings (score {score:.4f}; "
+                f"{label}: does not sound like the person's other recordings (score {score:.4f}; "
                 f"expected at least {limit:.4f})"
             )
-    nearest = store.identify(embeddings.mean(axis=0), top=2) if store else []
-    others = [(other, score) for other, score in nearest if other != name]
-    if others and others[0][1] >= limit:
-        doubts.append(
-            f"{name}: sounds like {others[0][0]!r}, who is already enrolled (score "
-            f"{others[0][1]:.2f})"
-        )
+    name = voices[0].name
+    mean = everything[: len(voices)].mean(axis=0)
+    for other, score in store.identify(mean, top=2) if store else []:
+        if other != name:
+            if score >= limit:
+                doubts.append(
+                    f"{name}: sounds like {other!r}, who is already enrolled (score {score:.2f})"
+                )
+            break
     return doubts

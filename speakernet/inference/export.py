@@ -51,6 +51,8 @@ OPSET = 18
 """ONNX operator set: the lowest that torch's exporter writes."""
 METADATA_KEY = "speakernet"
 """ONNX metadata key of a JSON description of the model and its scores."""
+SCOPES_KEY = "pkg.torch.onnx.name_scopes"
+"""Metadata key under which torch's exporter names the module of a node."""
 SHERPA = "sherpa-onnx"
 SHERPA_FRONT_END: dict[str, tuple[Any, ...]] = {
     "name": ("fbank",),
@@ -109,11 +111,12 @@ def export_model(
         quantisation.
     """
     model = load_model_file(model_path)
-    if not (usable := [waveform for waveform in speech if len(waveform) >= model.net.min_samples]):
+    least = model.net.min_samples
+    usable = [waveform for waveform in speech if len(waveform) >= least]
+    if not usable:
         raise ValueError(
-            f"none of the {len(speech)} recordings for the comparison has the "
-            f"{model.net.min_samples} samples ({model.net.min_samples / model.net.sample_rate:.2f} "
-            f"s) that {model.net.model_name} needs"
+            f"none of the {len(speech)} recordings for the comparison has the {least} samples "
+            f"({least / model.net.sample_rate:.2f} s) that {model.net.model_name} needs"
         )
     _, write, open_export = FORMATS[path.suffix]
     if runtime == SHERPA:
@@ -138,21 +141,17 @@ def export_model(
 def check_target(out: str | Path, int8: bool, runtime: str = "") -> Path:
     """The path to write to, checked before any work is done."""
     path = Path(out)
+    is_onnx = path.suffix == ".onnx"
     if path.suffix not in FORMATS or path.is_dir():
         raise ValueError(
             f"{out}: expected a file name ending in {' or '.join(FORMATS)}; the suffix selects the "
             "format"
         )
-    if int8 and path.suffix != ".onnx":
-        raise ValueError(f"{out}: --int8 needs a file name ending in .onnx")
-    if runtime and (
-        runtime not in RUNTIMES or path.suffix != ".onnx" or (int8 and runtime == SHERPA)
-    ):
+    if runtime and runtime not in RUNTIMES:
+        raise ValueError(f"--for {runtime}: unknown program; expected {' or '.join(RUNTIMES)}")
+    if ((int8 or runtime) and not is_onnx) or (int8 and runtime == SHERPA):
         raise ValueError(
-            f"--for {runtime} with {out}: expected a file name ending in .onnx, without --int8 for "
-            f"{SHERPA}"
-            if runtime in RUNTIMES
-            else f"--for {runtime}: unknown program; expected {' or '.join(RUNTIMES)}"
+            f"{out}: --int8 and --for need a file name ending in .onnx, and {SHERPA} none in int8"
         )
     check_writable(path)
     return path
@@ -162,30 +161,35 @@ def compare(model: ModelFile, run: Run, speech: Sequence[np.ndarray]) -> Parity:
     """Embed recordings with the network and with its export, one by one and as a batch of equal
     length.
     """
+    # Alone and as a batch: a graph whose batch size or length was fixed while tracing, or that
+    # mixes rows, agrees with the network on one of the two and not on the other.
     shortest = min(len(waveform) for waveform in speech)
-    centre = 0.0 if (mean := mean_of_whole_utterances(model.contents)) is None else mean
+    mean = mean_of_whole_utterances(model.contents)
+    centre = 0.0 if mean is None else mean
+    batches = [waveform[None] for waveform in speech]
+    batches.append(np.stack([waveform[:shortest] for waveform in speech]))
     cosines = []
     differences = []
     scale = 0.0
-    for batch in [
-        *(waveform[None, :] for waveform in speech),
-        np.stack([waveform[:shortest] for waveform in speech]),
-    ]:
+    for batch in batches:
         waveforms = np.ascontiguousarray(batch, dtype=np.float32)
-        theirs = run(waveforms)
-        ours = _embed(model.net, waveforms)[0]
+        (expected,) = _embed(model.net, waveforms)
+        exported, *directions = run(waveforms)
+        cosines.append(_lowest_cosine(exported, expected))
         # In the second output of a graph, the mean is subtracted.
-        for expected, computed in [
-            (theirs[0], ours),
-            *((embeddings, ours - centre) for embeddings in (theirs[0] - centre, *theirs[1:])),
-        ]:
-            lengths = np.linalg.norm(expected, axis=1) * np.linalg.norm(computed, axis=1)
-            products = (expected.astype(np.float64) * computed).sum(axis=1)
-            cosines.append((products / np.maximum(lengths, EPSILON)).min())
-        differences.append(np.abs(theirs[0] - ours).max())
-        scale = max(scale, float(np.abs(ours).max()))
+        for centred in (exported - centre, *directions):
+            cosines.append(_lowest_cosine(centred, expected - centre))
+        differences.append(np.abs(exported - expected).max())
+        scale = max(scale, float(np.abs(expected).max()))
     # numpy's min and max propagate NaN.
     return Parity(float(np.min(cosines)), float(np.max(differences)), scale)
+
+
+def _lowest_cosine(first: np.ndarray, second: np.ndarray) -> float:
+    """Over the rows of both, (batch, dim)."""
+    lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+    products = (first.astype(np.float64) * second).sum(axis=1)
+    return float((products / np.maximum(lengths, EPSILON)).min())
 
 
 class ExportedNet(nn.Module):
@@ -203,12 +207,13 @@ class ExportedNet(nn.Module):
         super().__init__()
         self.net = folded(model.net).requires_grad_(False)
         self.net.spec_augment = None
-        for front_end in (module for module in self.net.modules() if isinstance(module, FrontEnd)):
-            use_convolution(front_end)
+        for module in self.net.modules():
+            if isinstance(module, FrontEnd):
+                use_convolution(module)
         mean = mean_of_whole_utterances(model.contents)
-        self.register_buffer(
-            "mean", torch.zeros(self.net.embedding_dim) if mean is None else torch.tensor(mean)
-        )
+        if mean is None:
+            mean = np.zeros(self.net.embedding_dim, dtype=np.float32)
+        self.register_buffer("mean", torch.tensor(mean))
 
     def forward(self, waveforms: Tensor) -> tuple[Tensor, Tensor]:
         """Waveforms (batch, samples) in -1..1 to embeddings and directions, (batch, dim) each."""
@@ -251,32 +256,33 @@ def sherpa_bytes(model: ModelFile) -> bytes:
     Source: sherpa-onnx, `csrc/speaker-embedding-extractor-model.cc` (the metadata that it reads).
     """
     net = model.net
-    front_end_spec = model.net.spec()["front_end"]
+    spec = net.spec()["front_end"]
     options = {
-        "name": front_end_spec["name"],
         "style": "kaldi",
         "energy_floor_db": 0.0,
-        **front_end_spec["options"],
+        **spec["options"],
+        "name": spec["name"],
+        "plda": plda_of(model.contents) is not None,
     }
-    options["plda"] = plda_of(model.contents) is not None
-    if others := [
-        name for name, allowed in SHERPA_FRONT_END.items() if options.get(name) not in allowed
-    ]:
-        listed = ", ".join(f"{name} {options.get(name, 'none')}" for name in others)
-        its_own = ", ".join(f"{name} {SHERPA_FRONT_END[name][0]}" for name in others)
+    wrong = [name for name, allowed in SHERPA_FRONT_END.items() if options.get(name) not in allowed]
+    if wrong:
+        expected = ", ".join(f"{name} {SHERPA_FRONT_END[name][0]}" for name in wrong)
+        actual = ", ".join(f"{name} {options.get(name, 'none')}" for name in wrong)
         raise ValueError(
-            f"{SHERPA} needs {its_own}; this model has {listed}. Train with these `frontend` "
+            f"{SHERPA} needs {expected}; this model has {actual}. Train with these `frontend` "
             "options, or export a graph of waveforms without --for"
         )
-    metadata = {
-        "framework": "3d-speaker" if options["scale"] == 1.0 else "wespeaker",
+    has_unit_scale = options["scale"] == 1.0
+    metadata: dict[str, Any] = {
+        "framework": "3d-speaker" if has_unit_scale else "wespeaker",
         "language": "not given",
         "output_dim": net.embedding_dim,
         "sample_rate": net.sample_rate,
-        "normalize_samples": int(options["scale"] == 1.0),
-        **({"feature_normalize_type": "global-mean"} if options["normalize"] == "mean" else {}),
-        METADATA_KEY: facts(model),
+        "normalize_samples": int(has_unit_scale),
     }
+    if options["normalize"] == "mean":
+        metadata["feature_normalize_type"] = "global-mean"
+    metadata[METADATA_KEY] = facts(model)
     example = _features(net, _example(net).numpy())
     shapes = _dynamic_shapes("frames", int(net.front_end.num_frames(torch.tensor(net.min_samples))))
     return _onnx(FeaturesNet(model), example, ("features", OUTPUTS[0]), shapes, metadata)
@@ -317,9 +323,8 @@ def _onnx(
                 value.name = f"{value.name}_inside"
     proto: Any = program.model_proto
     for name, value in metadata.items():
-        proto.metadata_props.add(
-            key=name, value=value if isinstance(value, str) else json.dumps(value)
-        )
+        text = value if isinstance(value, str) else json.dumps(value)
+        proto.metadata_props.add(key=name, value=text)
     onnx.checker.check_model(proto)
     return proto.SerializeToString()  # type: ignore[no-any-return]
 
@@ -361,19 +366,17 @@ def program_bytes(model: ModelFile) -> bytes:
 def facts(model: ModelFile) -> dict[str, Any]:
     """What is needed to run a graph and interpret its scores, as plain values."""
     net = model.net
-    has_mean = mean_of_whole_utterances(model.contents) is not None
-    rule = DecisionRule.of_model_file(
-        model.contents, subtracts_mean=has_mean, name="the model file"
-    )
+    rule = DecisionRule.of_model_file(model.contents, "the model file")
     fitted = rule.calibration
-    plda = plda_of(model.contents)
-    return {
+    described = {
         **net.spec(),
         "min_samples": net.min_samples,
         "embedding_dim": net.embedding_dim,
-        **(
-            {"plda": {name: values.tolist() for name, values in vars(plda).items()}} if plda else {}
-        ),
+    }
+    plda = plda_of(model.contents)
+    if plda:
+        described["plda"] = {name: values.tolist() for name, values in vars(plda).items()}
+    return described | {
         # The caller cuts recordings to their speech if the calibration is for `detected` speech.
         "speech": rule.speech,
         "calibration": fitted
@@ -404,8 +407,8 @@ def open_sherpa(model: ModelFile, content: bytes) -> Run:
     mean = mean_of_whole_utterances(model.contents)
 
     def run(waveforms: np.ndarray) -> list[np.ndarray]:
-        (found,) = run_graph(_features(model.net, waveforms).numpy())
-        return [found if mean is None else found + mean]
+        (embeddings,) = run_graph(_features(model.net, waveforms).numpy())
+        return [embeddings if mean is None else embeddings + mean]
 
     return run
 
@@ -417,12 +420,11 @@ def quantized(content: bytes) -> bytes:
     loudest parts.
     """
     model = onnx.load_from_string(content)
-    kept = [
-        node.name
-        for node in model.graph.node
-        for entry in node.metadata_props
-        if entry.key == "pkg.torch.onnx.name_scopes" and "net.front_end" in entry.value
-    ]
+    kept = []
+    for node in model.graph.node:
+        scopes = [entry.value for entry in node.metadata_props if entry.key == SCOPES_KEY]
+        if "net.front_end" in "".join(scopes):
+            kept.append(node.name)
     assert kept, "the nodes of the front end are no longer marked"
     with _quiet(), tempfile.TemporaryDirectory(prefix="speakernet-export-") as folder:
         target = Path(folder) / "int8.onnx"

@@ -1,13 +1,13 @@
-"""Identify an embedding as a person in a store or as a stranger; `identify` and `who` share this
-rule.
-"""
+"""Identify a voice as a person in a store or as a stranger; `identify` and `who` share this rule."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from speakernet.inference.decision import Decision, DecisionRule
+from speakernet.inference.decision import Decision, DecisionLimits, DecisionRule
 from speakernet.inference.people import TOP, PeopleStore
+from speakernet.inference.protocol import Verifier
+from speakernet.inference.recordings import Audio, Heard
 
 
 @dataclass(frozen=True)
@@ -22,51 +22,77 @@ class Identification:
     """Expected share of strangers that get a name; None if unknown."""
 
 
-def open_set_threshold(
-    rule: DecisionRule,
-    num_people: int,
-    false_accept_rate: float | None = None,
-    threshold: float | str | None = None,
-) -> float | str:
-    """The threshold that scores are compared with, checked before anything is embedded.
+@dataclass(frozen=True)
+class Namer:
+    """Names voices by the people in a store."""
 
-    Raises:
-        ValueError: both limits were given, or a number is out of range; `NotCalibratedError`
-            without a threshold.
-    """
-    if threshold is None:
-        return rule.threshold_of_many(num_people, false_accept_rate)
-    rule.decide(0.0, false_accept_rate=false_accept_rate, threshold=threshold)
-    return threshold
+    rule: DecisionRule
+    store: PeopleStore
+    limits: DecisionLimits
+
+    def threshold(self) -> float | str:
+        """The threshold that scores are compared with, to be checked before anything is embedded.
+
+        Raises:
+            ValueError: both limits were given, or a number is out of range; `NotCalibratedError`
+                without a threshold.
+        """
+        threshold = self.limits.get("threshold")
+        if threshold is None:
+            return self.rule.threshold_of_many(
+                len(self.store), self.limits.get("false_accept_rate")
+            )
+        self.rule.decide(0.0, **self.limits)
+        return threshold
+
+    def identify(
+        self, embedding: np.ndarray, *, top: int = TOP, speech_seconds: float | None = None
+    ) -> Identification:
+        """Compare an embedding with everybody in the store.
+
+        Odds below 1 name nobody unless a threshold is given, and neither does too little speech
+        (`DecisionRule.decide`).
+        """
+        # Everybody is scored, and only the nearest person can be the answer. With N people a
+        # stranger has N chances to reach the threshold by accident, so the threshold is stricter the
+        # more people there are (`threshold_of_many`). Its rate was measured on pairs of the
+        # calibration list, whose strangers may be less alike than the people here.
+        num_people = len(self.store)
+        threshold = self.threshold()
+        rate = self.rule.decide(0.0, threshold=threshold).false_accept_rate
+        stranger_rate = None if rate is None else min(1.0, rate * num_people)
+        candidates = tuple(self.store.identify(embedding, max(1, top)))
+        if not candidates:
+            return Identification(None, None, (), num_people, stranger_rate)
+        name, score = candidates[0]
+        decision = self.rule.decide(score, threshold=threshold, speech_seconds=speech_seconds)
+        needs_odds = self.limits.get("threshold") is None
+        is_unlikely = needs_odds and (decision.log_likelihood_ratio or 0.0) < 0
+        answer = name if decision.same_speaker and not is_unlikely else None
+        return Identification(answer, decision, candidates, num_people, stranger_rate)
 
 
-def identify_embedding(
-    rule: DecisionRule,
+def identify(
+    verifier: Verifier,
     store: PeopleStore,
-    embedding: np.ndarray,
+    audio: Audio | Heard,
     *,
+    sample_rate: int | None = None,
     top: int = TOP,
     false_accept_rate: float | None = None,
     threshold: float | str | None = None,
-    speech_seconds: float | None = None,
 ) -> Identification:
-    """Compare an embedding with everybody in the store.
+    """Identify a recording as a person in a store or as a stranger.
 
-    Odds below 1 name nobody unless `threshold` is given, and neither does too little speech
-    (`DecisionRule.decide`).
+    With N people, a stranger is compared N times. `false_accept_rate` applies to all of these
+    together, so each comparison gets only 1/N of it. The model file's lowest threshold within this
+    limit is used, or the strictest one if there is none; `stranger_rate` is the rate that results.
+    Odds below 1 name nobody unless `threshold` is given.
     """
-    num_people = len(store)
-    needs_odds = threshold is None
-    limit = open_set_threshold(rule, num_people, false_accept_rate, threshold)
-    rate = rule.decide(0.0, threshold=limit).false_accept_rate
-    stranger_rate = None if rate is None else min(1.0, rate * num_people)
-    candidates = tuple(store.identify(np.asarray(embedding), top=max(1, top)))
-    if not candidates:
-        return Identification(None, None, (), num_people, stranger_rate)
-    decision = rule.decide(candidates[0][1], threshold=limit, speech_seconds=speech_seconds)
-    is_somebody = decision.same_speaker and not (
-        needs_odds and (decision.log_likelihood_ratio or 0.0) < 0
-    )
-    return Identification(
-        candidates[0][0] if is_somebody else None, decision, candidates, num_people, stranger_rate
-    )
+    limits = DecisionLimits(false_accept_rate=false_accept_rate, threshold=threshold)
+    namer = Namer(verifier.rule, store, limits)
+    # Checked before anything is embedded.
+    namer.threshold()
+    recording, quality = verifier.hear(audio, sample_rate)
+    embedding = verifier.embed(recording)
+    return namer.identify(embedding, top=top, speech_seconds=quality.speech_seconds)

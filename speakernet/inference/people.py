@@ -9,7 +9,6 @@ The file itself (tables, connections, backups) is in `speakernet.inference.store
 """
 
 import contextlib
-import dataclasses
 import itertools
 import json
 import math
@@ -21,7 +20,7 @@ import time
 import unicodedata
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -91,6 +90,26 @@ LOOKALIKES = str.maketrans(
 
 
 @dataclass(frozen=True)
+class StoreModel:
+    """The model whose embeddings a store holds, and how it scores them."""
+
+    fingerprint: str
+    embedding_dim: int
+    name: str = ""
+    """Name of its file, for messages."""
+    speech: str = WHOLE.speech
+    """What is embedded: `detected` speech or `whole` recordings."""
+    mean: np.ndarray | None = None
+    """(dim,) subtracted before scoring; None subtracts nothing."""
+    plda: Plda | None = None
+    """Replaces the cosine as the score."""
+
+
+ANY_MODEL = StoreModel("", 0)
+"""Opens a store of any model, to list, remove, export or reembed."""
+
+
+@dataclass(frozen=True)
 class Person:
     """A person in a store; the dates (UTC) are of the first enrolment and of the last change."""
 
@@ -134,7 +153,7 @@ class PeopleStore(contextlib.AbstractContextManager):
     Examples:
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp(), "people.db")
-        >>> with PeopleStore(path, fingerprint="a model", embedding_dim=2) as store:
+        >>> with PeopleStore(path, StoreModel("a fingerprint", 2)) as store:
         ...     store.enroll("Ada", np.array([[1.0, 0.0], [0.8, 0.6]]), [3.0, 1.0])
         ...     store.enroll("Bo", np.array([[0.0, 2.0]]))
         ...     [name for name, score in store.identify(np.array([0.9, 0.1]))]
@@ -144,14 +163,8 @@ class PeopleStore(contextlib.AbstractContextManager):
 
     Args:
         path: the file.
-        fingerprint: fingerprint of the model whose embeddings are stored; None opens a store for
-            any model, to list, remove, export or reembed, but does not create one.
-        embedding_dim: size of an embedding; None without a fingerprint.
+        model: the model whose embeddings are stored; `ANY_MODEL` creates no store.
         key: encrypts the embeddings; the same key is needed from then on.
-        mean: (dim,) subtracted before scoring, from the model file.
-        plda: replaces the cosine as the score; from the model file.
-        model: name of the model file, for messages.
-        speech: what is embedded, `detected` speech or `whole` recordings, written into a new store.
         must_exist: refuse a missing or empty file instead of creating a store.
 
     Raises:
@@ -163,32 +176,24 @@ class PeopleStore(contextlib.AbstractContextManager):
     def __init__(
         self,
         path: str | os.PathLike,
+        model: StoreModel = ANY_MODEL,
         *,
-        fingerprint: str | None,
-        embedding_dim: int | None,
         key: str | bytes | None = None,
-        mean: np.ndarray | None = None,
-        plda: Plda | None = None,
-        model: str = "",
-        speech: str = WHOLE.speech,
         must_exist: bool = False,
     ) -> None:
         self.path = Path(path)
-        self._fingerprint = fingerprint
-        self._dim = embedding_dim
-        self._mean = mean
-        self._plda = plda
-        self._key = key
         self._model = model
-        self._speech = speech
+        self._key = key
         self._aead: Any = None
+        self._dim = model.embedding_dim
         self._voices: tuple[tuple[Any, ...], list[str], np.ndarray] = (), [], np.empty((0, 0))
         """State of the file when read, names, and the unit-length mean embedding of each person,
         (people, dim)."""
-        if fingerprint is not None and not must_exist:
-            self._make()
+        if model.fingerprint and not must_exist:
+            self._make(model)
         with self._session() as connection:
-            if (problem := value_of(connection, "PRAGMA quick_check(1)")) != "ok":
+            problem = value_of(connection, "PRAGMA quick_check(1)")
+            if problem != "ok":
                 raise sqlite3.DatabaseError(f"malformed: {problem}")
 
     def __exit__(self, *_: object) -> None:
@@ -212,38 +217,45 @@ class PeopleStore(contextlib.AbstractContextManager):
         name: str,
         embeddings: np.ndarray,
         weights: Sequence[float] | np.ndarray | None = None,
-        details: Sequence[Mapping[str, Any]] = (),
     ) -> int:
-        """Add recordings of a new or known person; returns how many the person has now.
-
-        A recording with a digest that the person already has is skipped.
+        """Add embeddings of a new or known person; returns how many the person has now.
 
         Args:
             name: one line of text, up to 200 characters, except `unknown`.
             embeddings: (recordings, dim), unnormalised.
             weights: (recordings,) weights above 0 in the person's mean; equal by default.
-            details: for each recording `source`, `seconds`, `speech_seconds`, `warnings`, `digest`.
 
         Raises:
-            StoreError: a bad name, embeddings of the wrong size or with NaN, or a file that cannot
-                be written.
+            StoreError: as for `add`.
         """
         name = checked_name(name)
-        embeddings = self._checked(embeddings)
-        count = len(embeddings)
-        weighted = np.ones(count) if weights is None else np.asarray(weights, dtype=np.float64)
-        if weighted.shape != (count,) or not (np.isfinite(weighted) & (weighted > 0)).all():
-            raise StoreError(f"weights {weighted}; expected {count} numbers above 0")
-        rows = zip(embeddings, weighted, details or [{}] * count, strict=True)
+        if weights is None:
+            weights = np.ones(len(embeddings))
+        if len(weights) != len(embeddings):
+            raise StoreError(f"{len(weights)} weights; expected {len(embeddings)}")
+        recordings = []
+        for embedding, weight in zip(embeddings, weights, strict=True):
+            recordings.append(StoredRecording(name, np.asarray(embedding), float(weight)))
+        return self.add(recordings)
+
+    def add(self, recordings: Sequence[StoredRecording]) -> int:
+        """Add recordings of one person, whose name is checked; returns how many the person has now.
+
+        A recording with a digest that the person already has is skipped.
+
+        Raises:
+            StoreError: embeddings of the wrong size or with NaN, weights that are not above 0, or a
+                file that cannot be written.
+        """
+        if not recordings:
+            raise StoreError("no embeddings; expected at least one")
+        for recording in recordings:
+            self._checked(recording.embedding)
+            if not 0 < recording.weight < math.inf:
+                raise StoreError(f"the weight is {recording.weight}; expected a number above 0")
         with self._session(writes=True) as connection:
-            self._insert(
-                connection,
-                [
-                    StoredRecording(name, embedding, float(weight), **how)
-                    for embedding, weight, how in rows
-                ],
-            )
-            return _count(connection, name)
+            self._insert(connection, recordings)
+            return _count(connection, recordings[0].name)
 
     def identify(self, embedding: np.ndarray, top: int = TOP) -> list[tuple[str, float]]:
         """The nearest people with their scores, best first; empty for an empty store.
@@ -258,7 +270,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         # Reading everybody from the file takes much longer than scoring them. So the matrix is
         # kept, together with the state of the file at the time of reading. The state is
         # taken before reading: if another process writes in between, the next call reads again.
-        unit = mean_embeddings(self._checked(np.asarray(embedding).reshape(1, -1)), self._mean)[0]
+        unit = mean_embeddings(self._checked(embedding)[None], self._model.mean)[0]
         state = self._state()
         if self._voices[0] != state:
             self._voices = (state, *self._read_voices())
@@ -266,26 +278,24 @@ class PeopleStore(contextlib.AbstractContextManager):
         count = min(max(0, top), len(names))
         if not count:
             return []
-        if self._plda:
-            scores = pair_scores(unit[None], rows, self._plda)[0]
-        else:
+        if self._model.plda is None:
             scores = np.clip(rows @ unit, -1.0, 1.0)
+        else:
+            scores = pair_scores(unit[None], rows, self._model.plda)[0]
         # Sorting everybody would take longer than scoring everybody.
         first = len(names) - count
         nearest = np.argpartition(scores, first)[first:].tolist()
-        return sorted(
-            ((names[row], float(scores[row])) for row in nearest),
-            key=lambda scored: (-scored[1], scored[0]),
-        )
+        scored = [(names[row], float(scores[row])) for row in nearest]
+        return sorted(scored, key=lambda person: (-person[1], person[0]))
 
     def people(self) -> list[Person]:
         """Everybody, by name."""
         with self._session() as connection:
-            found = connection.execute(
+            rows = connection.execute(
                 "SELECT name, COUNT(recordings.id), TOTAL(speech_seconds), created, changed FROM "
                 "people LEFT JOIN recordings ON person = people.id GROUP BY people.id ORDER BY name"
             )
-            return [Person(*row) for row in found]
+            return [Person(*row) for row in rows]
 
     def recordings(self, name: str | None = None) -> list[StoredRecording]:
         """The stored recordings of one person, or of everybody grouped by person.
@@ -346,44 +356,29 @@ class PeopleStore(contextlib.AbstractContextManager):
             raise StoreError(f"{path}: expected a file name ending in .json or .npz")
         check_writable(path)
         recordings = self.recordings(name)
-        facts = self.facts
-        is_json = path.suffix == ".json"
         if name is not None and not recordings:
             raise self._nobody(name)
-        rows = [dataclasses.asdict(recording) for recording in recordings]
-        with atomic_write(path, "w" if is_json else "wb") as file:
-            if is_json:
-                json.dump(
-                    {**facts, "recordings": rows},
-                    file,
-                    default=np.ndarray.tolist,
-                    ensure_ascii=False,
-                    indent=1,
-                )
-            else:
-                columns: dict[str, Any] = {
-                    field.name: [row[field.name] for row in rows]
-                    for field in dataclasses.fields(StoredRecording)
-                }
-                np.savez(
-                    file,
-                    embeddings=columns.pop("embedding"),
-                    fingerprint=facts["fingerprint"],
-                    **columns,
-                )
+        facts = self.facts
+        rows = [vars(recording) for recording in recordings]
+        if path.suffix == ".json":
+            content = {**facts, "recordings": rows}
+            with atomic_write(path) as file:
+                json.dump(content, file, default=np.ndarray.tolist, ensure_ascii=False, indent=1)
+        else:
+            columns: dict[str, Any] = {column.name: [] for column in fields(StoredRecording)}
+            for column, values in columns.items():
+                values += [row[column] for row in rows]
+            columns["embeddings"] = columns.pop("embedding")
+            with atomic_write(path, "wb") as file:
+                np.savez(file, fingerprint=facts["fingerprint"], **columns)
         path.chmod(PRIVATE)
         return len(recordings)
 
     def reembed(
         self,
         embed: Callable[[StoredRecording], np.ndarray],
+        model: StoreModel,
         *,
-        fingerprint: str,
-        embedding_dim: int,
-        mean: np.ndarray | None = None,
-        plda: Plda | None = None,
-        model: str = "",
-        speech: str = WHOLE.speech,
         drops_missing: bool = False,
     ) -> list[str]:
         """Switch to a different model: embed every recording again from its file, back up the
@@ -392,12 +387,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         Args:
             embed: returns the embedding (dim,) of a recording; raises ValueError if its file cannot
                 be read.
-            fingerprint: fingerprint of the new model.
-            embedding_dim: embedding size of the new model.
-            mean: subtracted before scoring.
-            plda: replaces the cosine as the score.
-            model: name of the new model file.
-            speech: what `embed` embeds, `detected` speech or `whole` recordings.
+            model: the new model.
             drops_missing: drop recordings that cannot be read; otherwise any such recording is an
                 error.
 
@@ -414,19 +404,15 @@ class PeopleStore(contextlib.AbstractContextManager):
         kept = self.recordings()
         for recording in kept:
             try:
-                made.append(
-                    dataclasses.replace(
-                        recording,
-                        embedding=np.asarray(embed(recording), dtype=np.float32).reshape(-1),
-                    )
-                )
+                embedding = np.asarray(embed(recording), dtype=np.float32).reshape(-1)
             except ValueError as error:
                 problems.append(f"{recording.name}: {error}")
+            else:
+                made.append(replace(recording, embedding=embedding))
         if problems and not drops_missing:
             raise StoreError(
                 f"{self.path}: {len(problems)} of {len(kept)} recordings cannot be embedded again; "
-                "nothing was changed: "
-                f"{'; '.join(problems[:MAX_NAMED])}{' …' if len(problems) > MAX_NAMED else ''}"
+                f"nothing was changed: {'; '.join(problems[:MAX_NAMED])}"
             )
         self._back_up()
         with self._session(writes=True) as connection:
@@ -435,19 +421,11 @@ class PeopleStore(contextlib.AbstractContextManager):
                     f"{self.path}: another process has just changed the store; try again"
                 )
             connection.execute("DELETE FROM recordings")
-            new = {
-                "fingerprint": fingerprint,
-                "embedding_dim": embedding_dim,
-                "model": model,
-                "speech": speech,
-            }
-            connection.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", new.items())
+            connection.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", _facts(model))
             self._insert(connection, made)
             connection.execute("DELETE FROM people WHERE id NOT IN (SELECT person FROM recordings)")
-        self._fingerprint = fingerprint
-        self._dim = embedding_dim
-        self._mean = mean
-        self._plda = plda
+        self._model = model
+        self._dim = model.embedding_dim
         return problems
 
     @contextlib.contextmanager
@@ -460,28 +438,28 @@ class PeopleStore(contextlib.AbstractContextManager):
             self._check(facts_of(connection))
             yield connection
 
-    def _make(self) -> None:
+    def _make(self, model: StoreModel) -> None:
         """Create a store in a missing or empty file."""
         with reading(self.path, EXPECTED, StoreError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if not self.path.exists():
                 self.path.touch(PRIVATE)
-        salt = os.urandom(SALT_BYTES)
-        values = self._fingerprint, self._dim, self._model, _now(), self._speech
-        facts: dict[str, Any] = dict(zip(FACTS, values, strict=True))
         with open_database(self.path, is_empty=True) as connection:
             # A process killed while creating a store leaves only an empty file.
             if value_of(connection, NUM_TABLES):
                 return
+            facts: list[tuple[str, Any]] = [*_facts(model), ("created", _now())]
             if self._key is not None:
-                facts |= {"salt": salt, "proof": seal(derive_cipher(self._key, salt), PROOF, PROOF)}
+                salt = os.urandom(SALT_BYTES)
+                proof = seal(derive_cipher(self._key, salt), PROOF, PROOF)
+                facts += [("salt", salt), ("proof", proof)]
             with connection:
                 connection.execute("BEGIN IMMEDIATE")
                 # Another process may have created it first.
                 if not value_of(connection, NUM_TABLES):
                     for statement in NEW_STORE.split(";"):
                         connection.execute(statement)
-                    connection.executemany("INSERT INTO facts VALUES (?, ?)", facts.items())
+                    connection.executemany("INSERT INTO facts VALUES (?, ?)", facts)
 
     def _check(self, facts: Mapping[str, Any]) -> None:
         """Check that the store matches the expected model and key."""
@@ -490,22 +468,24 @@ class PeopleStore(contextlib.AbstractContextManager):
                 f"{self.path}: the store is empty and names no model; remove the file and enrol "
                 "again"
             )
-        if self._fingerprint is None:
-            self._dim = int(facts["embedding_dim"])
-        elif (facts["fingerprint"], facts["embedding_dim"]) != (self._fingerprint, self._dim):
-            model = self._model or "MODEL"
+        dim = int(facts["embedding_dim"])
+        model = self._model
+        is_known = (facts["fingerprint"], dim) == (model.fingerprint, model.embedding_dim)
+        if model.fingerprint and not is_known:
+            name = model.name or "MODEL"
             raise StoreError(
                 f"{self.path} belongs to a different model, {facts['model']} (fingerprint "
-                f"{facts['fingerprint'][:12]}; {model} has {self._fingerprint[:12]}); use that "
-                f"model, or switch with `speakernet people reembed --model {model} --store "
+                f"{facts['fingerprint'][:12]}; {name} has {model.fingerprint[:12]}); use that "
+                f"model, or switch with `speakernet people reembed --model {name} --store "
                 f"{shlex.quote(str(self.path))}`"
             )
+        self._dim = dim
         if "salt" not in facts and self._key is not None:
             raise StoreKeyError(
                 f"{self.path} is not encrypted, but a key was given; leave the key out"
             )
-        # Without a fingerprint, people are only listed or removed, which needs no key.
-        if "salt" in facts and self._key is None and self._fingerprint is not None:
+        # Without a model, people are only listed or removed, which needs no key.
+        if "salt" in facts and self._key is None and model.fingerprint:
             raise self._without_key()
         # A single assignment: everything that another thread writes meanwhile must be encrypted.
         self._aead = None if self._key is None else derive_cipher(self._key, facts["salt"])
@@ -531,39 +511,38 @@ class PeopleStore(contextlib.AbstractContextManager):
         """Add recordings without duplicates inside a transaction; a store of an older version is
         upgraded.
         """
+        # An older store is upgraded by the first write, not by opening it, so that the older program
+        # can still read a store that is only looked at. Checksums and encryption of its recordings
+        # are renewed in the same transaction.
         version = value_of(connection, "PRAGMA user_version")
         if version < SCHEMA_VERSION:
             kept = self._select(connection)
-            for statement in ADD_DIGESTS.split(";") if version == 1 else ():
-                connection.execute(statement)
+            if version == 1:
+                for statement in ADD_DIGESTS.split(";"):
+                    connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            sealed = [(*self._sealed(person, recording), row) for row, person, recording in kept]
             connection.executemany(
-                "UPDATE recordings SET embedding = ?, checksum = ? WHERE id = ?", sealed
+                "UPDATE recordings SET embedding = ?, checksum = ? WHERE id = ?",
+                [(*self._sealed(person, recording), row) for row, person, recording in kept],
             )
         now = _now()
         for name, several in itertools.groupby(recordings, key=attrgetter("name")):
             connection.execute(
-                "INSERT INTO people (name, created, changed) VALUES (?, ?, ?) "
+                "INSERT INTO people (name, created, changed) VALUES (?1, ?2, ?2) "
                 "ON CONFLICT (name) DO UPDATE SET changed = excluded.changed",
-                [name, now, now],
+                [name, now],
             )
             person = value_of(connection, "SELECT id FROM people WHERE name = ?", name)
             for recording in several:
-                row = (
-                    person,
-                    recording.source,
-                    recording.seconds,
-                    recording.speech_seconds,
-                    recording.weight,
-                    recording.warnings,
-                    recording.added or now,
-                )
+                content, checksum = self._sealed(person, recording)
+                row = vars(recording) | {"person": person, "added": recording.added or now}
+                row |= {"embedding": content, "checksum": checksum}
                 connection.execute(
                     "INSERT INTO recordings (person, source, seconds, speech_seconds, weight, "
-                    "warnings, added, digest, embedding, checksum) VALUES (?, ?, ?, ?, ?, ?, ?, ?, "
-                    "?, ?) ON CONFLICT (person, digest) WHERE digest != '' DO NOTHING",
-                    (*row, recording.digest, *self._sealed(person, recording)),
+                    "warnings, added, digest, embedding, checksum) VALUES (:person, :source, "
+                    ":seconds, :speech_seconds, :weight, :warnings, :added, :digest, :embedding, "
+                    ":checksum) ON CONFLICT (person, digest) WHERE digest != '' DO NOTHING",
+                    row,
                 )
 
     def _sealed(self, person: int, recording: StoredRecording) -> tuple[bytes, int]:
@@ -580,33 +559,37 @@ class PeopleStore(contextlib.AbstractContextManager):
         if self._aead is None and "salt" in facts_of(connection):
             raise self._without_key()
         version = value_of(connection, "PRAGMA user_version")
+        digest = "''" if version == 1 else "digest"
+        where = "" if name is None else "WHERE people.name = ?"
+        names = [] if name is None else [normal_name(name)]
         rows = connection.execute(
             "SELECT recordings.id, person, embedding, checksum, people.name, weight, source, "
-            f"seconds, speech_seconds, warnings, added, {repr('') if version == 1 else 'digest'} "
+            f"seconds, speech_seconds, warnings, added, {digest} "
             "FROM recordings JOIN people ON person = people.id "
-            f"{'' if name is None else 'WHERE people.name = ?'} ORDER BY person, recordings.id",
-            [] if name is None else [normal_name(name)],
+            f"{where} ORDER BY person, recordings.id",
+            names,
         )
         selected = []
-        for row, person, content, checksum, *kept in rows:
-            recording = StoredRecording(kept[0], np.empty(0), *kept[1:])
-            covered = (
-                recording.name.encode() if version < SCHEMA_VERSION else _place(person, recording)
-            )
-            is_whole = (
-                zlib.crc32(content, zlib.crc32(covered)) == checksum
-                and 0 < recording.weight < math.inf
-            )
+        for row, person, content, checksum, owner, *kept in rows:
+            recording = StoredRecording(owner, np.empty(0), *kept)
+            # Each version binds an embedding to more of its row than the one before, so that rows
+            # cannot be exchanged by whoever can write the file but does not have the key.
+            place = _place(person, recording)
+            # What checksum and encryption covered before version 3.
+            covered = place if version == SCHEMA_VERSION else owner.encode()
+            is_whole = zlib.crc32(content, zlib.crc32(covered)) == checksum
+            is_whole &= 0 < recording.weight < math.inf
             if is_whole and self._aead is not None:
-                place = b"person %d" % person if version == 1 else _place(person, recording)
+                if version == 1:
+                    place = b"person %d" % person
                 content = unseal(self.path, self._aead, content, place)
-            if not is_whole or len(content) != 4 * (self._dim or 0):
+            if not is_whole or len(content) != 4 * self._dim:
                 raise StoreError(
-                    f"{self.path}: a recording of {recording.name!r} is damaged; use a backup, or "
+                    f"{self.path}: a recording of {owner!r} is damaged; use a backup, or "
                     "remove this person and enrol them again"
                 )
             embedding = np.frombuffer(content, dtype="<f4").astype(np.float32)
-            selected.append((row, person, dataclasses.replace(recording, embedding=embedding)))
+            selected.append((row, person, replace(recording, embedding=embedding)))
         return selected
 
     def _read_voices(self) -> tuple[list[str], np.ndarray]:
@@ -615,19 +598,14 @@ class PeopleStore(contextlib.AbstractContextManager):
         """
         kept = self.recordings()
         if not kept:
-            return [], np.empty((0, self._dim or 0), dtype=np.float32)
-        units = mean_embeddings(np.stack([recording.embedding for recording in kept]), self._mean)
-        weighted = (
-            units * np.array([recording.weight for recording in kept], dtype=np.float32)[:, None]
-        )
-        starts = [
-            row
-            for row, recording in enumerate(kept)
-            if not row or recording.name != kept[row - 1].name
-        ]
-        return [kept[start].name for start in starts], mean_embeddings(
-            np.add.reduceat(weighted, starts, axis=0)
-        )
+            return [], np.empty((0, self._dim), dtype=np.float32)
+        _, weighted = weighted_units(kept, self._model.mean)
+        starts = [0]
+        for row in range(1, len(kept)):
+            if kept[row].name != kept[row - 1].name:
+                starts.append(row)
+        sums = np.add.reduceat(weighted, starts, axis=0)  # (people, dim)
+        return [kept[start].name for start in starts], mean_embeddings(sums)
 
     def _back_up(self) -> None:
         """Copy the store to a file beside it, which gets its name only when complete."""
@@ -642,26 +620,31 @@ class PeopleStore(contextlib.AbstractContextManager):
             finally:
                 half.unlink(missing_ok=True)
 
-    def _checked(self, embeddings: np.ndarray) -> np.ndarray:
-        """The embeddings as float32, or StoreError."""
-        rows = np.asarray(embeddings, dtype=np.float32)
-        if (
-            rows.ndim != 2
-            or rows.shape[1] != self._dim
-            or not len(rows)
-            or not np.isfinite(rows).all()
-        ):
+    def _checked(self, embedding: np.ndarray) -> np.ndarray:
+        """The embedding as float32, (dim,), or StoreError."""
+        row = np.asarray(embedding, dtype=np.float32).reshape(-1)
+        if row.shape != (self._dim,) or not np.isfinite(row).all():
             raise StoreError(
-                f"embeddings of shape {rows.shape}; expected (recordings, {self._dim}) finite "
-                "numbers"
+                f"an embedding of shape {row.shape}; expected {self._dim} finite numbers"
             )
-        return rows
+        return row
 
     def _nobody(self, name: str, where: str = "in the store") -> StoreError:
         return StoreError(
             f"{self.path}: nobody is called {name!r} {where}; `speakernet people list` shows all "
             "names"
         )
+
+
+def weighted_units(
+    recordings: Sequence[StoredRecording], mean: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """The recordings' embeddings at unit length, and these times their weights, (recordings, dim)
+    each.
+    """
+    units = mean_embeddings(np.stack([recording.embedding for recording in recordings]), mean)
+    weights = np.array([recording.weight for recording in recordings], dtype=np.float32)
+    return units, units * weights[:, None]
 
 
 def normal_name(name: str) -> str:
@@ -711,6 +694,15 @@ def _place(person: int, recording: StoredRecording) -> bytes:
     and its digest.
     """
     return f"person {person} {recording.weight!r} {recording.digest} {recording.name}".encode()
+
+
+def _facts(model: StoreModel) -> list[tuple[str, Any]]:
+    return [
+        ("fingerprint", model.fingerprint),
+        ("embedding_dim", model.embedding_dim),
+        ("model", model.name),
+        ("speech", model.speech),
+    ]
 
 
 def _now() -> str:

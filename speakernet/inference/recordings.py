@@ -140,15 +140,15 @@ Audio: TypeAlias = str | os.PathLike | Array | Recording
 
 
 def open_recording(
-    audio: Audio, sample_rate: int | None, wanted_rate: int, channel: int | str | None = None
+    audio: Audio, sample_rate: int | None, rate: int, channel: int | str | None = None
 ) -> Recording:
-    """Open a recording to be read at `wanted_rate`; only the header of a file with one channel is
+    """Open a recording to be read at `rate`; only the header of a file with one channel is
     read.
 
     `channel` is a channel counted from 1, `mix`, or None to choose automatically
     (`channels.choose`).
     """
-    wanted = channels.checked_channel(channel)
+    requested = channels.checked_channel(channel)
     if isinstance(audio, Recording):
         return audio
     if isinstance(audio, str | os.PathLike):
@@ -159,45 +159,32 @@ def open_recording(
                     f"{path}: the file has a header but no samples; convert it again from its "
                     "source"
                 )
-            chosen = channels.choose_of_file(file, info, str(path), wanted)
+            chosen = channels.choose_of_file(file, info, str(path), requested)
         return Recording(
             str(path),
-            wanted_rate,
-            info.num_samples_at(wanted_rate),
+            rate,
+            info.num_samples_at(rate),
             file=path,
             is_cut_off=info.is_truncated,
             channel=chosen.channel,
             channel_warning=chosen.warning,
-            is_of_one_channel=isinstance(wanted, int) and info.num_channels > 1,
+            is_of_one_channel=isinstance(requested, int) and info.num_channels > 1,
         )
     if not isinstance(audio, np.ndarray | Tensor):
         raise AudioError(
             f"audio is a {type(audio).__name__}; expected a file or an array of samples"
         )
     if sample_rate is None:
-        raise AudioError(f"an array has no sample rate; give sample_rate, such as {wanted_rate}")
+        raise AudioError(f"an array has no sample rate; give sample_rate, such as {rate}")
     array = array_of(audio)
-    warning = ""
+    chosen = channels.Chosen()
     if array.ndim == 2 and 1 < array.shape[1] <= array.shape[0]:
-        # Every channel is checked and scaled as a recording of its own.
-        columns = [
-            audio_of_array(array[:, [column]], sample_rate, wanted_rate)
-            for column in range(min(array.shape[1], channels.MAX_COMPARED))
-        ]
-        compared = np.stack(columns, axis=1)
-        chosen = channels.choose(
-            lambda start, count: compared[start : start + count],
-            len(compared),
-            array.shape[1],
-            wanted_rate,
-            "the array",
-            wanted,
-        )
-        array = array if chosen.channel is None else array[:, [chosen.channel]]
-        warning = chosen.warning
-    samples = audio_of_array(array, sample_rate, wanted_rate)
+        chosen = channels.choose_of_array(array, sample_rate, rate, requested)
+        if chosen.channel is not None:
+            array = array[:, [chosen.channel]]
+    samples = audio_of_array(array, sample_rate, rate)
     return Recording(
-        "the array", wanted_rate, len(samples), samples=samples, channel_warning=warning
+        "the array", rate, len(samples), samples=samples, channel_warning=chosen.warning
     )
 
 
@@ -226,10 +213,10 @@ class ChosenChannels(FolderSource):
     once they are read.
     """
 
-    def __init__(self, root: str, sample_rate: int, wanted: int | str | None) -> None:
+    def __init__(self, root: str, sample_rate: int, requested: int | str | None) -> None:
         # A lookup table of a few files is not worth keeping.
         super().__init__(root, sample_rate, keep_lookup=False)
-        self.wanted = wanted
+        self.requested = requested
         self._channels: dict[str, int | None] = {}
         """Of the files with several channels: long ones are read window by window."""
 
@@ -238,7 +225,7 @@ class ChosenChannels(FolderSource):
         path = self.path_of(name)
         with open_audio(path) as (file, info):
             if info.num_channels > 1 and name not in self._channels:
-                chosen = channels.choose_of_file(file, info, path, self.wanted)
+                chosen = channels.choose_of_file(file, info, path, self.requested)
                 self._channels[name] = chosen.channel
                 if chosen.warning:
                     self.warnings[name] = chosen.warning
@@ -249,7 +236,7 @@ class ChosenChannels(FolderSource):
 
 
 def audio_inputs(
-    given: Sequence[str],
+    arguments: Sequence[str],
     sample_rate: int,
     lines: Iterable[str] = (),
     channel: int | str | None = None,
@@ -263,28 +250,25 @@ def audio_inputs(
     Returns:
         The source that reads them by name, and the names, each once and in order.
     """
-    corpora = [
-        argument
-        for argument in given
-        if Path(argument).is_dir() and (is_packed(argument) or is_kaldi(argument))
-    ]
-    if corpora and channel is not None:
-        raise AudioError(
-            f"{corpora[0]} is a corpus, of which no channel can be chosen; leave out --channel"
-        )
-    if corpora and len(given) > 1:
-        raise AudioError(f"{corpora[0]} is a corpus, which must be the only argument")
-    if corpora:
-        source = open_source(corpora[0], sample_rate)
-        assert isinstance(source, PackedSource | KaldiSource), "only these two are corpora"
-        return source, source.index.names if isinstance(source, PackedSource) else source.names
-    names = dict.fromkeys(name for argument in given for name in _files_of(argument, lines))
+    for argument in arguments:
+        if not (Path(argument).is_dir() and (is_packed(argument) or is_kaldi(argument))):
+            continue
+        if channel is not None or len(arguments) > 1:
+            raise AudioError(
+                f"{argument} is a corpus; give it as the only argument, and without --channel"
+            )
+        source = open_source(argument, sample_rate)
+        if isinstance(source, PackedSource):
+            return source, source.index.names
+        assert isinstance(source, KaldiSource), "only these two are corpora"
+        return source, source.names
+    names = dict.fromkeys(name for argument in arguments for name in _files_of(argument, lines))
     if not names:
         raise AudioError(
             "no audio was given; expected files, folders, lists, or - for names on standard input"
         )
-    source = ChosenChannels(".", sample_rate, channels.checked_channel(channel))
-    return source, StringTable.from_strings(names)
+    chosen = ChosenChannels(".", sample_rate, channels.checked_channel(channel))
+    return chosen, StringTable.from_strings(names)
 
 
 def refuse_recording_as_output(
@@ -298,10 +282,10 @@ def refuse_recording_as_output(
         refuse_overwriting([out], [path for path in paths if path])
 
 
-def _files_of(given: str, lines: Iterable[str]) -> Iterable[str]:
+def _files_of(argument: str, lines: Iterable[str]) -> Iterable[str]:
     """The files that an argument refers to."""
-    path = Path(given)
-    if given == STANDARD_INPUT:
+    path = Path(argument)
+    if argument == STANDARD_INPUT:
         return _listed(lines, "standard input", Path())
     if path.is_dir():
         left_out = LeftOut()
@@ -317,7 +301,7 @@ def _files_of(given: str, lines: Iterable[str]) -> Iterable[str]:
         with reading(path, f"a folder or {LIST_FORM}", ListError), open_text(path) as file:
             return _listed(file.read().splitlines(), str(path), path.parent)
     # Problems with the file are reported when it is read.
-    return [given]
+    return [argument]
 
 
 def _is_binary(path: Path) -> bool:
@@ -331,25 +315,26 @@ def _is_binary(path: Path) -> bool:
 def _listed(lines: Iterable[str], where: str, folder: Path) -> list[str]:
     """The files in a list, with paths relative to the list or to the working directory."""
     names = []
-    places = [(root, UnicodeNames(root)) for root in (folder, Path())]
+    roots = [(root, UnicodeNames(root)) for root in (folder, Path())]
     for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
         # Try the whole line first, since a path may contain spaces.
-        candidates = [line.strip(), *line.split(maxsplit=1)[1:]] if line.strip() else []
+        candidates = [line.strip(), *line.strip().split(maxsplit=1)[1:]]
         paths = [
-            root / names_below.on_disk(candidate.strip())
+            root / names_below.on_disk(candidate)
             for candidate in candidates
-            for root, names_below in places
+            for root, names_below in roots
         ]
         existing = [str(path) for path in paths if path.is_file()]
-        if candidates and not existing:
-            searched = "the working directory" + ("" if folder.samefile(".") else f" or {folder}")
-            advice = advice_on_name(candidates[-1].strip()) or f"expected {LIST_FORM}"
+        if not existing:
+            advice = advice_on_name(candidates[-1]) or f"expected {LIST_FORM}"
             raise ListError(
                 f"{where}, line {number}: found no file "
-                f"{' nor '.join(repr(candidate[:200]) for candidate in candidates[::-1])} in "
-                f"{searched}; {advice}"
+                f"{' nor '.join(repr(candidate[:200]) for candidate in candidates[::-1])} in the "
+                f"working directory or {folder}; {advice}"
             )
-        names += existing[:1]
+        names.append(existing[0])
     return names
 
 
@@ -432,71 +417,74 @@ def inspect_recording(
     digest = hashlib.sha256()
     speech = find_speech(pieces_of(recording, digest), recording.sample_rate)
     speech_seconds = float(np.diff(speech).sum())
-    powers = []
-    peaks = []
-    spectrum = np.zeros(SPECTRUM_SAMPLES // 2 + 1)
     heard = recording.cut_to(speech) if len(speech) else recording
-    for _, waveform in heard.pieces():
-        powers.append(frame_powers(waveform - waveform.mean(), recording.sample_rate))
-        magnitudes = np.abs(waveform)
-        peak = float(magnitudes.max(initial=1e-9))
-        peaks.append(
-            [
-                peak,
-                *(
-                    np.count_nonzero(magnitudes >= level)
-                    for level in (NEAR_PEAK * peak, CLIP_LEVEL)
-                ),
-            ]
-        )
-        frames = waveform[: len(waveform) // SPECTRUM_SAMPLES * SPECTRUM_SAMPLES].reshape(
-            -1, SPECTRUM_SAMPLES
-        )
-        # Loud frames dominate the sum, so pauses need not be removed.
-        spectrum += np.square(
-            np.abs(np.fft.rfft(frames * np.hanning(SPECTRUM_SAMPLES), axis=1))
-        ).sum(axis=0)
-    power = np.concatenate(powers)
-    ratio = power_ratio_db(power)
-    loudest = 10 * np.log10(float(power.max()) + 1e-12)
-    if not speech_seconds and loudest < SILENT_DB:
+    power, spectrum, clipped_share = _measured(heard)
+    loudest_db = 10 * np.log10(float(power.max()) + 1e-12)
+    if not len(speech) and loudest_db < SILENT_DB:
         raise NoSpeechError(
             f"{name}: silent: nothing is louder than {SILENT_DB:g} dB relative to full scale; turn "
             "the microphone up and record again"
         )
-    if recording.seconds < MIN_SECONDS:
+    seconds = recording.seconds
+    if seconds < MIN_SECONDS:
         raise AudioError(
-            f"{name}: {recording.seconds:.3f} s of audio is too short to recognise a voice; "
+            f"{name}: {seconds:.3f} s of audio is too short to recognise a voice; "
             f"expected at least {MIN_SECONDS:g} s, and several seconds for a reliable answer"
         )
-    highest, near, full = np.array(peaks).T
-    # Clipped at full scale, or at the recording's own peak below it.
-    num_clipped = max(near[highest >= NEAR_PEAK * highest.max()].sum(), full.sum())
-    found = {
-        recording.channel_warning: bool(recording.channel_warning),
-        f"no speech: none was found in {recording.seconds:.2f} s of audio": not speech_seconds,
-        f"too short: {speech_seconds:.2f} s of speech in {recording.seconds:.2f} s; expected at "
-        f"least {min_speech_seconds:g} s": 0 < speech_seconds < min_speech_seconds,
-        "cut off: the file is shorter than its header says; copy or record it "
-        "again": recording.is_cut_off,
-        "clipped: too many samples are at the peak level; record at a lower level": (
-            num_clipped > CLIPPED_SHARE * heard.num_samples
-        ),
-        f"noisy: speech is only {ratio:.0f} dB above the quiet parts": speech_seconds
-        and ratio < NOISY_DB,
-    }
-    warnings = tuple(text for text, is_so in found.items() if is_so)
-    is_narrow = _is_band_limited(spectrum, recording.sample_rate)
+    warnings = [recording.channel_warning] if recording.channel_warning else []
+    if not speech_seconds:
+        warnings.append(f"no speech: none was found in {seconds:.2f} s of audio")
+    elif speech_seconds < min_speech_seconds:
+        warnings.append(
+            f"too short: {speech_seconds:.2f} s of speech in {seconds:.2f} s; expected at "
+            f"least {min_speech_seconds:g} s"
+        )
+    if recording.is_cut_off:
+        warnings.append(
+            "cut off: the file is shorter than its header says; copy or record it again"
+        )
+    if clipped_share > CLIPPED_SHARE:
+        warnings.append("clipped: too many samples are at the peak level; record at a lower level")
+    snr_db = power_ratio_db(power)
+    if speech_seconds and snr_db < NOISY_DB:
+        warnings.append(f"noisy: speech is only {snr_db:.0f} dB above the quiet parts")
     return Quality(
         name,
-        recording.seconds,
+        seconds,
         speech_seconds,
-        ratio,
-        warnings,
+        snr_db,
+        tuple(warnings),
         digest.hexdigest(),
-        is_narrow,
+        _is_band_limited(spectrum, recording.sample_rate),
         speech,
     )
+
+
+def _measured(recording: Recording) -> tuple[np.ndarray, np.ndarray, float]:
+    """Power of each frame, (frames,), power spectrum, (bins,), and the share of clipped samples."""
+    # In one pass over pieces, since the recording may be longer than memory. Whether a sample is
+    # clipped depends on the highest peak, which is known only at the end, so each piece counts the
+    # samples near its own peak.
+    powers = []
+    peaks = []
+    near_peak = []
+    num_full = 0
+    spectrum = np.zeros(SPECTRUM_SAMPLES // 2 + 1)
+    for _, waveform in recording.pieces():
+        powers.append(frame_powers(waveform - waveform.mean(), recording.sample_rate))
+        magnitudes = np.abs(waveform)
+        peaks.append(float(magnitudes.max(initial=1e-9)))
+        near_peak.append(np.count_nonzero(magnitudes >= NEAR_PEAK * peaks[-1]))
+        num_full += np.count_nonzero(magnitudes >= CLIP_LEVEL)
+        num_frames = len(waveform) // SPECTRUM_SAMPLES
+        frames = waveform[: num_frames * SPECTRUM_SAMPLES].reshape(num_frames, SPECTRUM_SAMPLES)
+        transformed = np.fft.rfft(frames * np.hanning(SPECTRUM_SAMPLES), axis=1)  # (frames, bins)
+        # Loud frames dominate the sum, so pauses need not be removed.
+        spectrum += np.square(np.abs(transformed)).sum(axis=0)
+    # Clipped at full scale, or at the recording's own peak below it.
+    is_peak = np.array(peaks) >= NEAR_PEAK * max(peaks)
+    num_clipped = max(np.array(near_peak)[is_peak].sum(), num_full)
+    return np.concatenate(powers), spectrum, num_clipped / recording.num_samples
 
 
 def pieces_of(recording: Recording, digest: Any) -> Iterator[np.ndarray]:
@@ -525,9 +513,8 @@ def warnings_by_cause(qualities: Sequence[Quality]) -> list[str]:
 
 def listed(names: Sequence[str]) -> str:
     """Names in one line; of many, the first few and their number."""
-    return ", ".join(names[:MAX_NAMED]) + (
-        f" … ({len(names)} recordings)" if len(names) > MAX_NAMED else ""
-    )
+    text = ", ".join(names[:MAX_NAMED])
+    return f"{text} … ({len(names)} recordings)" if len(names) > MAX_NAMED else text
 
 
 def _is_band_limited(spectrum: np.ndarray, sample_rate: int) -> bool:
@@ -537,8 +524,8 @@ def _is_band_limited(spectrum: np.ndarray, sample_rate: int) -> bool:
     if sample_rate / 2 < UPPER_BAND_HZ[1]:
         return False
     hz = np.linspace(0, sample_rate / 2, len(spectrum))
-    low, high = (
-        spectrum[(hz >= band[0]) & (hz <= band[1])].mean() + 1e-12
-        for band in (BAND_HZ, UPPER_BAND_HZ)
-    )
-    return bool(10 * np.log10(high / low) < BAND_LIMITED_DB)
+
+    def density(band: tuple[float, float]) -> float:
+        return float(spectrum[(hz >= band[0]) & (hz <= band[1])].mean()) + 1e-12
+
+    return bool(10 * np.log10(density(UPPER_BAND_HZ) / density(BAND_HZ)) < BAND_LIMITED_DB)

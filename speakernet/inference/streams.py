@@ -7,7 +7,8 @@ import numpy as np
 
 from speakernet.data.audio import AudioError, audio_of_array
 from speakernet.data.speech import find_speech
-from speakernet.inference.decision import Decision
+from speakernet.inference.decision import Decision, DecisionLimits
+from speakernet.inference.protocol import Verifier
 from speakernet.inference.recordings import Array, array_of, open_recording
 
 STEP_SECONDS = 1.0
@@ -46,11 +47,11 @@ class SpeakerStream:
 
     def __init__(
         self,
-        verifier: Any,
+        verifier: Verifier,
         sample_rate: int,
         enrolled: Array | None,
         enrolled_seconds: float,
-        limits: dict[str, Any],
+        limits: DecisionLimits,
     ) -> None:
         # Check the arguments now rather than after the first second.
         audio_of_array(np.zeros(1, dtype=np.float32), sample_rate, sample_rate)
@@ -69,10 +70,7 @@ class SpeakerStream:
         """Samples of the current window."""
         self._num_samples = 0
         self._closed_seconds = 0.0
-        self._closed: tuple[float, np.ndarray] = (
-            0.0,
-            np.zeros((1, verifier.embedding_dim), dtype=np.float32),
-        )
+        self._closed = 0.0, np.zeros((1, verifier.embedding_dim), dtype=np.float32)
         """Of the full windows: seconds of speech, and the sum of embedding times these seconds."""
 
     @property
@@ -92,7 +90,7 @@ class SpeakerStream:
                 ignored.
         """
         chunk = array_of(chunk)
-        if chunk.size == 0:
+        if not chunk.size:
             return []
         # Kept at its own rate: resampling chunk by chunk would click at every seam.
         samples = audio_of_array(chunk, self.sample_rate, self.sample_rate)
@@ -108,12 +106,12 @@ class SpeakerStream:
             self._chunks.append(part)
             self._num_samples += len(part)
             if self._num_samples % step == 0:
-                heard = self._heard()
-                states.append(self._state(*heard))
+                so_far = self._speech_so_far()
+                states.append(self._state(*so_far))
                 if self._num_samples >= round(WINDOW_SECONDS * self.sample_rate):
                     # Keep the embedding of a full window instead of its samples.
                     self._closed_seconds = self.seconds
-                    self._closed = heard
+                    self._closed = so_far
                     self._chunks = []
                     self._num_samples = 0
         return states
@@ -124,7 +122,7 @@ class SpeakerStream:
         """
         if not self.seconds:
             raise AudioError("the stream had no samples; is the microphone on, or the file empty?")
-        state = self._state(*self._heard())
+        state = self._state(*self._speech_so_far())
         if not state.speech_seconds:
             raise AudioError(
                 f"the stream: no speech was found in {self.seconds:.2f} s of audio; is the "
@@ -132,28 +130,31 @@ class SpeakerStream:
             )
         return state
 
-    def _heard(self) -> tuple[float, np.ndarray]:
-        """Seconds of speech so far, and the sum of embedding times these seconds."""
+    def _speech_so_far(self) -> tuple[float, np.ndarray]:
+        """Seconds of speech, and the sum of embedding times these seconds."""
         seconds, total = self._closed
-        if self._num_samples:
-            window = open_recording(
-                np.concatenate(self._chunks), self.sample_rate, self.verifier.sample_rate
-            )
-            speech = find_speech(window.read(), window.sample_rate)
-            heard = window.cut_to(speech) if self.verifier.cuts_speech and len(speech) else window
-            # A word that has only begun may still be too short for the network.
-            if len(speech) and heard.num_samples >= self.verifier.net.min_samples:
-                spoken = float(np.diff(speech).sum())
-                return seconds + spoken, total + spoken * self.verifier.embed(heard)
-        return seconds, total
+        if not self._num_samples:
+            return seconds, total
+        chunks = np.concatenate(self._chunks)
+        window = open_recording(chunks, self.sample_rate, self.verifier.sample_rate)
+        speech = find_speech(window.read(), window.sample_rate)
+        if len(speech) and self.verifier.cuts_speech:
+            window = window.cut_to(speech)
+        # A word that has only begun may still be too short for the network.
+        if not len(speech) or window.num_samples < self.verifier.net.min_samples:
+            return seconds, total
+        spoken = float(np.diff(speech).sum())
+        return seconds + spoken, total + spoken * self.verifier.embed(window)
 
     def _state(self, speech_seconds: float, total: np.ndarray) -> StreamState:
         if not speech_seconds:
             return StreamState(self.seconds, None)
         embedding = total / speech_seconds
+        score = None
         decision = None
-        score = None if self.enrolled is None else self.verifier.compare(embedding, self.enrolled)
-        if score is not None and self.decides:
-            shorter = min(speech_seconds, self.enrolled_seconds)
-            decision = self.verifier.decide(score, **self.limits, speech_seconds=shorter)
+        if self.enrolled is not None:
+            score = self.verifier.compare(embedding, self.enrolled)
+            if self.decides:
+                shorter = min(speech_seconds, self.enrolled_seconds)
+                decision = self.verifier.decide(score, **self.limits, speech_seconds=shorter)
         return StreamState(self.seconds, embedding, score, decision, speech_seconds)

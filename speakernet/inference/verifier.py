@@ -32,23 +32,10 @@ from speakernet.evaluation.scoring import (
     pair_scores,
     plda_of,
 )
-from speakernet.inference.decision import (
-    MIN_TEST_SECONDS,
-    Decision,
-    DecisionRule,
-)
-from speakernet.inference.enrolment import (
-    Enrolment,
-    differing_channels,
-    doubts_about_voice,
-    enroll,
-)
-from speakernet.inference.identification import (
-    Identification,
-    identify_embedding,
-    open_set_threshold,
-)
-from speakernet.inference.people import TOP, PeopleStore
+from speakernet.inference.decision import MIN_TEST_SECONDS, Decision, DecisionLimits, DecisionRule
+from speakernet.inference.enrolment import enroll
+from speakernet.inference.identification import identify
+from speakernet.inference.people import PeopleStore, StoreModel
 from speakernet.inference.recordings import (
     Array,
     Audio,
@@ -58,31 +45,19 @@ from speakernet.inference.recordings import (
     inspect_recording,
     open_recording,
 )
-from speakernet.inference.streams import SpeakerStream, StreamState
+from speakernet.inference.streams import SpeakerStream
 from speakernet.machine.device import find_device
 from speakernet.machine.memory import bound_compiled_shapes
 from speakernet.machine.options import MachineOptions
 from speakernet.machine.threads import use_one_thread_after_fork
 from speakernet.models.model_file import ModelFile, load_model_file, voices_caution
 from speakernet.models.speaker_net import folded
+from speakernet.terminal import Bar
 
 if TYPE_CHECKING:
     from speakernet.inference.who.conversation import Conversation
 
-__all__ = [
-    "Enrolment",
-    "Heard",
-    "Identification",
-    "SpeakerStream",
-    "SpeakerVerifier",
-    "StreamState",
-    "Track",
-    "differing_channels",
-    "doubts_about_voice",
-    "enroll",
-    "identify",
-    "load",
-]
+__all__ = ["SpeakerVerifier", "Track", "enroll", "identify", "load"]
 
 logger = logging.getLogger(__name__)
 
@@ -172,9 +147,7 @@ class SpeakerVerifier:
         """(dim,) subtracted before scoring; None subtracts nothing."""
         self.plda = plda_of(model.contents)
         """Replaces the cosine as the score; None unless the file is adapted by PLDA."""
-        self.rule = DecisionRule.of_model_file(
-            model.contents, subtracts_mean=self.mean is not None, name=name
-        )
+        self.rule = DecisionRule.of_model_file(model.contents, name)
         self.caution = voices_caution(model.contents)
         """A warning about what the network was trained on; empty without one."""
         self.is_calibrated = bool(self.rule.thresholds)
@@ -185,18 +158,16 @@ class SpeakerVerifier:
 
     def _repr_html_(self) -> str:
         """A summary table, for notebooks."""
-        thresholds = [
-            (f"threshold {threshold['name']}", f"{threshold['threshold']:.4f}")
-            for threshold in self.rule.thresholds
-        ]
         rows = [
             ("file", self.name),
             ("network", self.net.model_name),
             ("embedding", f"{self.embedding_dim}-dimensional"),
+            ("sample rate", f"{self.sample_rate} Hz"),
+            ("device", self.device),
         ]
-        return html_table(
-            [*rows, ("sample rate", f"{self.sample_rate} Hz"), ("device", self.device), *thresholds]
-        )
+        for threshold in self.rule.thresholds:
+            rows.append((f"threshold {threshold['name']}", f"{threshold['threshold']:.4f}"))
+        return html_table(rows)
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -235,14 +206,13 @@ class SpeakerVerifier:
                 the network.
         """
         several: list[Any] = list(audio) if isinstance(audio, list | tuple) else [audio]
-        opened = (
-            self.hear(recording, sample_rate).recording
-            if speech
-            else self.open(recording, sample_rate)
-            for recording in several
-        )
-        recordings = list(opened)
-        return _like(several[0] if several else None, self._embed_recordings(recordings))
+        opened = []
+        for recording in several:
+            if speech:
+                opened.append(self.hear(recording, sample_rate).recording)
+            else:
+                opened.append(self.open(recording, sample_rate))
+        return _like(several[0] if several else None, self._embed_recordings(opened))
 
     def embed_track(
         self,
@@ -262,36 +232,39 @@ class SpeakerVerifier:
             ValueError: as for `embed`; windows too short for the network, or no hop.
         """
         recording = self.open(audio, sample_rate)
-        window, hop = (
-            round(max(0.0, seconds) * self.sample_rate) for seconds in (window_seconds, hop_seconds)
-        )
+        rate = self.sample_rate
+        window = round(max(0.0, window_seconds) * rate)
+        hop = round(max(0.0, hop_seconds) * rate)
         if window < self.net.min_samples or hop < 1:
-            shortest = self.net.min_samples / self.sample_rate
             raise ValueError(
                 f"windows of {window_seconds} s every {hop_seconds} s; expected windows of at "
-                f"least {shortest:.3f} s and a hop above 0"
+                f"least {self.net.min_samples / rate:.3f} s and a hop above 0"
             )
         window = min(window, recording.num_samples)
         last = recording.num_samples - window
         # The last window ends with the recording, so that all of it is covered.
         starts = np.unique(np.append(np.arange(0, last + 1, hop), last))
         stops = starts + window
-        embeddings = self.embed_windows(
-            recording, zip(starts.tolist(), stops.tolist(), strict=True), len(starts)
-        )
-        return Track(starts / self.sample_rate, stops / self.sample_rate, embeddings)
+        embeddings = self.embed_windows(recording, np.stack([starts, stops], axis=1))
+        return Track(starts / rate, stops / rate, embeddings)
 
     def embed_windows(
-        self, recording: Recording, windows: Iterable[tuple[int, int]], num_windows: int
+        self, recording: Recording, edges: np.ndarray, description: str = ""
     ) -> np.ndarray:
-        """Embed windows of a recording, given by (first, last + 1) sample: (windows, dim)
-        float32.
+        """Embed windows of a recording, (windows, dim) float32.
+
+        Args:
+            recording: read window by window.
+            edges: first and last + 1 sample of each window, (windows, 2).
+            description: shown beside a progress bar; empty shows none.
         """
-        pieces = (
-            (Stretch(row, start, stop - start), recording.read(start, stop - start))
-            for row, (start, stop) in enumerate(windows)
-        )
-        return self._embed_pieces(pieces, num_windows).numpy()
+        rows: Iterable[list[int]] = edges.tolist()
+        with Bar(description, len(edges), "window", is_shown=bool(description)) as bar:
+            pieces = (
+                (Stretch(row, start, stop - start), recording.read(start, stop - start))
+                for row, (start, stop) in enumerate(bar.over(rows))
+            )
+            return self._embed_pieces(pieces, len(edges)).numpy()
 
     def embed_features(self, features: Array) -> Any:
         """Embed features computed elsewhere, which are used unchanged.
@@ -308,18 +281,11 @@ class SpeakerVerifier:
         """
         # As an array first, because a tensor may be sparse or have no values.
         tensor = torch.as_tensor(array_of(features))
-        shape = tuple(tensor.shape)
-        kind = tensor.dtype
-        is_fine = (
-            tensor.ndim == 3
-            and shape[2] == self.num_features
-            and 0 not in shape
-            and kind.is_floating_point
-        )
-        if not is_fine or not bool(torch.isfinite(tensor).all()):
+        has_shape = tensor.ndim == 3 and tensor.shape[2] == self.num_features and tensor.numel()
+        if not (has_shape and tensor.is_floating_point() and torch.isfinite(tensor).all()):
             raise ValueError(
-                f"features of shape {shape} and type {kind}; expected (batch, frames, "
-                f"{self.num_features}) finite floating-point values"
+                f"features of shape {tuple(tensor.shape)} and type {tensor.dtype}; expected "
+                f"(batch, frames, {self.num_features}) finite floating-point values"
             )
         with torch.inference_mode():
             # (batch, mels, frames)
@@ -342,18 +308,17 @@ class SpeakerVerifier:
             second: the other recording.
             sample_rate: sample rate of arrays in Hz.
             false_accept_rate: decide at the model file's threshold for this rate, such as 0.01.
-            threshold: decide at this score, or at a named threshold (`DecisionRule.decide`).
+            threshold: decide at this score, or at a named threshold (`DecisionLimits`).
 
         Raises:
             ValueError: as for `embed`; a recording without speech or shorter than a syllable;
                 `NotCalibratedError` if the model file has no such threshold.
         """
-        limits: dict[str, Any] = {"false_accept_rate": false_accept_rate, "threshold": threshold}
+        limits = DecisionLimits(false_accept_rate=false_accept_rate, threshold=threshold)
         # Checked before anything is embedded.
         self.rule.decide(0.0, **limits)
-        score, rule, seconds = self.compared(
-            [self.hear(audio, sample_rate) for audio in (first, second)]
-        )
+        pair = [self.hear(first, sample_rate), self.hear(second, sample_rate)]
+        score, rule, seconds = self.compared(pair)
         return rule.decide(score, **limits, speech_seconds=seconds)
 
     def hear(
@@ -374,10 +339,14 @@ class SpeakerVerifier:
         Raises:
             ValueError: as for `embed`; a recording without speech or shorter than a syllable.
         """
-        # Everything that decides passes here: verify, identify, enrolment and the server. Detected
-        # speech is cut out of the recording before it is embedded, as the calibration did, because
-        # pauses and noise move an embedding and its score. What the quality measures warn of is
-        # about the same speech. The detector is simple, so a loud noise may count as speech.
+        # Everything that decides passes here: verify, identify, enrolment and the server. A decision
+        # takes six steps, of which this method is the first two. Speech is found (silero-vad; by
+        # energy alone if its weights are missing, which takes a loud noise for speech). It is cut
+        # out, as the calibration did, because pauses and noise move an embedding and its score,
+        # and the quality is measured on the same speech. Then `compared` embeds both recordings
+        # and scores them, and `DecisionRule.decide` calibrates the score, bounds the odds by what
+        # the calibration's pairs support, and compares it with a threshold. What this misses: a
+        # replayed or synthetic voice is as good as a real one here.
         if isinstance(audio, Heard):
             return audio
         recording = self.open(audio, sample_rate)
@@ -396,32 +365,36 @@ class SpeakerVerifier:
         shorter one.
         """
         # One at a time: padding to the longer one would cost more than a batch saves.
-        embeddings = np.concatenate([self.embed(heard.recording) for heard in pair])
+        embeddings = np.concatenate([self.embed(heard.recording) for heard in pair])  # (2, dim)
         rule = self.rule
         if rule.quality is not None:
-            values = {
-                "duration": np.array([heard.recording.seconds for heard in pair]),
-                "magnitude": np.linalg.norm(embeddings, axis=1),
-                "snr": np.array([heard.quality.snr_db for heard in pair]),
-            }
-            rule = rule.for_pair(values)
-        return self.compare(*embeddings), rule, min(heard.quality.speech_seconds for heard in pair)
+            rule = rule.for_pair(
+                {
+                    "duration": np.array([heard.recording.seconds for heard in pair]),
+                    "magnitude": np.linalg.norm(embeddings, axis=1),
+                    "snr": np.array([heard.quality.snr_db for heard in pair]),
+                }
+            )
+        seconds = min(heard.quality.speech_seconds for heard in pair)
+        return self.compare(*embeddings), rule, seconds
 
     def compare(self, first: Array, second: Array) -> float:
         """Score two embeddings, (dim,) or (1, dim): their cosine after subtracting the model file's
         mean, or PLDA.
         """
-        rows = [array_of(embedding).reshape(-1) for embedding in (first, second)]
-        if lengths := [len(row) for row in rows if len(row) != self.embedding_dim]:
-            raise ValueError(
-                f"expected a {self.embedding_dim}-dimensional embedding, got {lengths[0]}"
-            )
-        if not all(np.isfinite(row).all() for row in rows):
-            raise ValueError("an embedding has NaN or infinite values; expected finite numbers")
-        # At least float32, since squares of float16 overflow; float64 is kept, since float32 cannot
-        # hold 1e300.
-        wide = [row.astype(np.result_type(row, np.float32)) for row in rows]
-        first_unit, second_unit = mean_embeddings(np.stack(wide), self.mean)
+        rows = []
+        for embedding in (first, second):
+            row = array_of(embedding).reshape(-1)
+            if len(row) != self.embedding_dim:
+                raise ValueError(
+                    f"expected a {self.embedding_dim}-dimensional embedding, got {len(row)}"
+                )
+            if not np.isfinite(row).all():
+                raise ValueError("an embedding has NaN or infinite values; expected finite numbers")
+            # At least float32, since squares of float16 overflow; float64 is kept, since float32
+            # cannot hold 1e300.
+            rows.append(row.astype(np.result_type(row, np.float32)))
+        first_unit, second_unit = mean_embeddings(np.stack(rows), self.mean)
         if self.plda is not None:
             return float(pair_scores(first_unit[None], second_unit[None], self.plda)[0, 0])
         # Rounding may give 1.0000001.
@@ -430,6 +403,18 @@ class SpeakerVerifier:
     def decide(self, score: float, **limits: Any) -> Decision:
         """Decide on a score; see `DecisionRule.decide`. Embed with `speech=True` for this."""
         return self.rule.decide(score, **limits)
+
+    @functools.cached_property
+    def store_model(self) -> StoreModel:
+        """What a store of people keeps about this model."""
+        return StoreModel(
+            self.fingerprint,
+            self.embedding_dim,
+            self.name,
+            self.rule.speech,
+            self.mean,
+            self.plda,
+        )
 
     def people(
         self, path: str | os.PathLike, key: str | bytes | None = None, *, must_exist: bool = False
@@ -445,17 +430,7 @@ class SpeakerVerifier:
             StoreError: not a store, damaged, or for a different model; `StoreKeyError` for the
                 wrong key.
         """
-        store = PeopleStore(
-            path,
-            fingerprint=self.fingerprint,
-            embedding_dim=self.embedding_dim,
-            key=key,
-            mean=self.mean,
-            plda=self.plda,
-            model=self.name,
-            speech=self.rule.speech,
-            must_exist=must_exist,
-        )
+        store = PeopleStore(path, self.store_model, key=key, must_exist=must_exist)
         stored_speech = store.facts["speech"]
         if stored_speech != self.rule.speech:
             logger.warning(
@@ -484,8 +459,8 @@ class SpeakerVerifier:
             enrolled: a recording from `hear`, or its embedding, (dim,) or (1, dim), from `embed`;
                 with None, the stream only embeds. Only a recording shows how much speech it has:
                 with less than a second of it nothing is decided.
-            false_accept_rate: as for `decide`.
-            threshold: as for `decide`.
+            false_accept_rate: as for `verify`.
+            threshold: as for `verify`.
 
         Raises:
             ValueError: a bad rate, embedding or threshold.
@@ -499,7 +474,7 @@ class SpeakerVerifier:
             >>> [state.seconds for state in stream.add(clip) + stream.add(clip)]
             [1.0, 2.0]
         """
-        limits = {"false_accept_rate": false_accept_rate, "threshold": threshold}
+        limits = DecisionLimits(false_accept_rate=false_accept_rate, threshold=threshold)
         if isinstance(enrolled, Heard):
             embedding = self.embed(enrolled.recording)
             seconds = enrolled.quality.speech_seconds
@@ -541,10 +516,9 @@ class SpeakerVerifier:
             self,
             self.open(audio, sample_rate),
             store,
+            DecisionLimits(false_accept_rate=false_accept_rate, threshold=threshold),
             num_speakers=num_speakers,
             max_speakers=max_speakers,
-            false_accept_rate=false_accept_rate,
-            threshold=threshold,
         )
 
     def open(
@@ -598,37 +572,6 @@ class SpeakerVerifier:
         return values
 
 
-def identify(
-    verifier: SpeakerVerifier,
-    store: PeopleStore,
-    audio: Audio | Heard,
-    *,
-    sample_rate: int | None = None,
-    top: int = TOP,
-    false_accept_rate: float | None = None,
-    threshold: float | str | None = None,
-) -> Identification:
-    """Identify a recording as a person in a store or as a stranger.
-
-    With N people, a stranger is compared N times. `false_accept_rate` applies to all of these
-    together, so each comparison gets only 1/N of it. The model file's lowest threshold within this
-    limit is used, or the strictest one if there is none; `stranger_rate` is the rate that results.
-    Odds below 1 name nobody unless `threshold` is given.
-    """
-    # Checked before anything is embedded.
-    open_set_threshold(verifier.rule, len(store), false_accept_rate, threshold)
-    heard = verifier.hear(audio, sample_rate)
-    return identify_embedding(
-        verifier.rule,
-        store,
-        verifier.embed(heard.recording),
-        top=top,
-        false_accept_rate=false_accept_rate,
-        threshold=threshold,
-        speech_seconds=heard.quality.speech_seconds,
-    )
-
-
 def _like(audio: Any, embeddings: Tensor) -> Any:
     """The embeddings as a tensor if the input was one, otherwise as a numpy array."""
     # Copied outside inference mode, so that callers may train on it.
@@ -644,13 +587,7 @@ def _device(device: torch.device | str, local_rank: int | None) -> torch.device:
     # Compared as text: torch keeps the number in one byte, so cuda:257 would be the second GPU.
     name = str(device)
     num_gpus = torch.cuda.device_count()
-    known = {"cpu", *(f"cuda:{number}" for number in range(num_gpus))}
-    if num_gpus:
-        known.add("cuda")
-    if name.startswith("cuda") and not num_gpus:
-        raise ValueError(f"the device {name!r} needs a GPU, but torch finds none; use cpu")
+    known = ["cpu", *["cuda"] * bool(num_gpus), *(f"cuda:{number}" for number in range(num_gpus))]
     if name not in known:
-        raise ValueError(
-            f"device {name!r}; expected auto, cpu, cuda or cuda:1 (torch finds {num_gpus} GPUs)"
-        )
+        raise ValueError(f"device {name!r}; expected auto or, on this machine, {', '.join(known)}")
     return torch.device(name)

@@ -19,19 +19,17 @@ def read_table(text):
     return {name: set(names.split()) for name, _, names in rows}
 
 
-BASE = set(
-    [
-        "options",
-        "terminal",
-        "files",
-        "random",
-        "distributed",
-        "machine",
-        "parallel",
-        "checkpoint",
-        "run_folder",
-    ]
-)
+BASE = {
+    "options",
+    "terminal",
+    "files",
+    "random",
+    "distributed",
+    "machine",
+    "parallel",
+    "checkpoint",
+    "run_folder",
+}
 OPTIONS = {"data", "evaluation", "frontend", "losses", "models", "training"}
 ON_BASE = read_table("""
 data:

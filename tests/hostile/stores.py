@@ -125,7 +125,7 @@ def _state(folder: Path) -> Any:
     if not path.exists() or not path.stat().st_size:
         return None
     try:
-        with PeopleStore(path, fingerprint=None, embedding_dim=None) as store:
+        with PeopleStore(path) as store:
             recordings = sorted(
                 (recording.name, recording.source, recording.embedding.tobytes())
                 for recording in store.recordings()

@@ -3,8 +3,9 @@ uncalibrated.
 """
 
 import itertools
+import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,32 @@ def spoken(speaker: int, utterance: int, seconds: float = SECONDS) -> np.ndarray
 
 
 @pytest.fixture(scope="session")
+def succeed() -> Callable[[str], None]:
+    """Runs a command line that must succeed."""
+
+    def run(line: str) -> None:
+        assert main(shlex.split(line)) == 0, line
+
+    return run
+
+
+@pytest.fixture()
+def call(capsys: pytest.CaptureFixture) -> Callable[[str], tuple[int, str, str]]:
+    """Runs a command line in this process: exit status, standard output, standard error."""
+
+    def run(line: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        try:
+            status = main(shlex.split(line))
+        except SystemExit as end:
+            status = int(end.code or 0)
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run
+
+
+@pytest.fixture(scope="session")
 def speak():
     """The synthesiser of these voices."""
     return spoken
@@ -63,10 +90,23 @@ def voices(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in names:
         (root / name).parent.mkdir(exist_ok=True)
         write_audio(root / name, spoken(int(name[1:3]), int(name[4])), 16000)
-    pairs = itertools.combinations(names, 2)
-    lines = [f"{int(one[:3] == other[:3])} {one} {other}" for one, other in pairs]
-    (root / "trials.txt").write_text("\n".join(lines) + "\n")
+    list_pairs(root, names)
     return root
+
+
+@pytest.fixture(scope="session")
+def list_all_pairs() -> Callable[[Path, list[str]], None]:
+    """Writes `trials.txt`."""
+    return list_pairs
+
+
+def list_pairs(root: Path, names: list[str]) -> None:
+    """All pairs of these recordings, whose names begin with three letters for the speaker."""
+    lines = [
+        f"{int(enrol[:3] == test[:3])} {enrol} {test}\n"
+        for enrol, test in itertools.combinations(names, 2)
+    ]
+    (root / "trials.txt").write_text("".join(lines))
 
 
 @pytest.fixture(scope="session")
@@ -85,11 +125,24 @@ def uncalibrated(voices: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.fixture(scope="session")
-def calibrated(voices: Path, uncalibrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def calibrated(
+    voices: Path, uncalibrated: Path, succeed: Callable, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """The same model, calibrated by the command."""
     path = tmp_path_factory.mktemp("calibrated") / "calibrated.pt"
-    trials = ["--trials", str(voices / "trials.txt"), "--out", str(path), "--device", "cpu"]
-    assert main(["calibrate", "--model", str(uncalibrated), *trials]) == 0
+    succeed(f"calibrate --model {uncalibrated} --trials {voices}/trials.txt --out {path}")
+    return path
+
+
+@pytest.fixture(scope="session")
+def store(
+    voices: Path, calibrated: Path, succeed: Callable, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Eight of the twelve voices, enrolled with three recordings each."""
+    path = tmp_path_factory.mktemp("store") / "people.db"
+    for speaker in range(8):
+        files = " ".join(f"{voices}/s{speaker:02d}/{number}.wav" for number in range(3))
+        succeed(f"enroll 'Voice {speaker}' {files} --model {calibrated} --store {path}")
     return path
 
 

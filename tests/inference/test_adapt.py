@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,6 @@ from speakernet.assembly.evaluation import run_evaluation
 from speakernet.assembly.in_browser import RUNTIME, page_files
 from speakernet.assembly.inputs import Inputs
 from speakernet.checkpoint import read_checkpoint, write_checkpoint
-from speakernet.cli import main
 from speakernet.config import load_config
 from speakernet.data.audio import read_audio, write_audio
 from speakernet.data.lists import read_trials
@@ -51,81 +51,55 @@ def adapted(voices, uncalibrated, tmp_path_factory):
 
 def test_adapted_embeddings(voices, uncalibrated, adapted):
     files = sorted(map(str, voices.glob("s*/*.wav")))
-    plain, white = (
-        speakernet.load(one, "cpu").embed(files) for one in (uncalibrated, adapted / "whitening.pt")
-    )
-    centred = plain - plain.mean(axis=0)
+    plain = speakernet.load(uncalibrated, "cpu").embed(files)
+    white = speakernet.load(adapted / "whitening.pt", "cpu").embed(files)
     covariance = np.cov(plain.T, bias=True)
-    shrunk = 0.2 * covariance + 0.8 * np.trace(covariance) / len(covariance) * np.eye(
-        len(covariance)
-    )
-    variances, directions = np.linalg.eigh(shrunk)
-    np.testing.assert_allclose(
-        white, centred @ (directions / np.sqrt(variances)) @ directions.T, atol=1e-4
-    )
-
+    identity = np.trace(covariance) / len(covariance) * np.eye(len(covariance))
+    variances, directions = np.linalg.eigh(0.2 * covariance + 0.8 * identity)
+    expected = (plain - plain.mean(axis=0)) @ (directions / np.sqrt(variances)) @ directions.T
+    np.testing.assert_allclose(white, expected, atol=1e-4)
     # Adapting an adapted model starts from its embeddings before adaptation.
-    again = adapt(
-        adapted / "plda.pt", [voices], out=adapted / "again.pt", method="whitening", device="cpu"
-    )
-    np.testing.assert_allclose(
-        speakernet.load(again.path, "cpu").embed(files[:1]), white[:1], atol=1e-5
-    )
+    again = adapt(adapted / "plda.pt", [voices], out=adapted / "again.pt", method="whitening")
+    embedding = speakernet.load(again.path, "cpu").embed(files[:1])
+    np.testing.assert_allclose(embedding, white[:1], atol=1e-5)
 
 
 @pytest.mark.slow
-def test_commands(voices, uncalibrated, adapted, tmp_path, capsys):
-    model, a, b, c = (
-        adapted / "plda.pt",
-        *(str(voices / one) for one in ("s00/3.wav", "s00/4.wav", "s01/3.wav")),
-    )
-    verifier = speakernet.load(model, "cpu")
-    store = tmp_path / "people.db"
+def test_commands(voices, adapted, tmp_path, call):
+    path = adapted / "plda.pt"
+    first, second, third = (voices / name for name in ("s00/3.wav", "s00/4.wav", "s01/3.wav"))
+    verifier = speakernet.load(path, "cpu")
     assert verifier.is_calibrated and isinstance(verifier.plda, Plda)
-    assert {one["backend"]["score"] for one in verifier.contents["thresholds"]} == {"plda"}
-    same, other = (verifier.verify(a, one).score for one in (b, c))
-    expected = verifier.plda.scores(*(verifier.embed(one) for one in (a, b)))[0, 0]
+    assert verifier.rule.scores == "PLDA"
+    same, other = (verifier.verify(first, audio).score for audio in (second, third))
+    expected = verifier.plda.scores(*map(verifier.embed, (first, second)))[0, 0]
     assert same == pytest.approx(expected, rel=1e-5) and same > other
-    given = ["--model", str(model), "--device", "cpu"]
-    assert main(["verify", a, b, *given, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["score"] == pytest.approx(same, abs=1e-4)
-    assert main(["verify", a, b, *given, "--threshold", "default"]) == 2, "0.4 is a cosine"
-    for speaker in (0, 1, 2):
-        assert (
-            main(
-                [
-                    "enroll",
-                    f"V{speaker}",
-                    str(voices / f"s0{speaker}/0.wav"),
-                    *given,
-                    "--store",
-                    str(store),
-                ]
-            )
-            == 0
-        )
-    capsys.readouterr()
-    assert main(["identify", a, *given, "--store", str(store)]) == 0
-    assert capsys.readouterr().out.splitlines()[1].endswith("V0")
+    model = f"--model {path}"
+    status, out, _ = call(f"verify {first} {second} {model} --json")
+    assert status == 0 and json.loads(out)["score"] == pytest.approx(same, abs=1e-4)
+    default = f"verify {first} {second} {model} --threshold default"
+    assert call(default)[0] == 2, "0.4 is a cosine"
+    store = f"--store {tmp_path}/people.db"
+    for speaker in range(3):
+        enroll = f"enroll V{speaker} {voices}/s0{speaker}/0.wav {model} {store}"
+        assert call(enroll)[0] == 0
+    assert call(f"identify {first} {model} {store}")[1].splitlines()[1].endswith("V0")
     # A different adaptation is a different model.
     with pytest.raises(StoreError, match="different model"):
-        speakernet.load(adapted / "whitening.pt", "cpu").people(store)
-    assert main(["embed", a, *given, "--out", str(tmp_path / "e.npz")]) == 0
+        speakernet.load(adapted / "whitening.pt", "cpu").people(tmp_path / "people.db")
+    assert call(f"embed {first} {model} --out {tmp_path}/e.npz")[0] == 0
     assert np.load(tmp_path / "e.npz")["embeddings"].shape[1] == verifier.embedding_dim
-    assert main(["info", str(model)]) == 0 and "training adaptation" in capsys.readouterr().out
-    trials = ["--trials", str(voices / "trials.txt"), "--out", str(tmp_path / "calibrated.pt")]
-    capsys.readouterr()
-    assert main(["calibrate", *given, *trials]) == 0
-    assert "for PLDA scores" in capsys.readouterr().out
-    again = ["calibrate", "--model", str(tmp_path / "calibrated.pt"), "--store", str(store)]
-    assert main([*again, "--out", str(tmp_path / "c.pt"), "--cohort", str(voices / "s05")]) == 1
-    assert main(["export", str(model), "--out", str(tmp_path / "m.onnx"), "--speech", a, b]) == 0
+    assert "training adaptation" in call(f"info {path}")[1]
+    calibrated = tmp_path / "calibrated.pt"
+    trials = f"--trials {voices}/trials.txt --out {calibrated}"
+    assert "for PLDA scores" in call(f"calibrate {model} {trials}")[1]
+    cohort = f"--cohort {voices}/s05 --out {tmp_path}/c.pt"
+    assert call(f"calibrate --model {calibrated} {store} {cohort}")[0] == 1
+    assert call(f"export {path} --out {tmp_path}/m.onnx --speech {first} {second}")[0] == 0
     onnx = pytest.importorskip("onnx")
     facts = json.loads(onnx.load(tmp_path / "m.onnx").metadata_props[0].value)
-    assert (
-        facts["plda"]["between"] == pytest.approx(verifier.plda.between.tolist())
-        and facts["thresholds"]
-    )
+    assert facts["plda"]["between"] == pytest.approx(verifier.plda.between.tolist())
+    assert facts["thresholds"]
 
 
 @pytest.mark.parametrize("method", ["whitening", "plda"])
@@ -133,49 +107,34 @@ def test_evaluation(tiny_corpus, adapted, tmp_path, method):
     short = {"evaluation": {"eval_frames": 0, "bootstrap_samples": 0, "subtract_mean": True}}
     path = write_recipe(tmp_path / "tiny.yaml", tiny_corpus, tmp_path / "run", short)
     config = load_config(["--config", str(path)]).config
-    found = run_evaluation(config, Inputs(config, torch.device("cpu")), adapted / f"{method}.pt")
-    verifier = speakernet.load(adapted / f"{method}.pt", "cpu")
-    names = list(found.trials.names)
-    for row in (0, len(found.scores) - 1):
-        pair = [
-            str(tiny_corpus / names[side[row]]) for side in (found.trials.enrol, found.trials.test)
-        ]
-        assert found.scores[row] == pytest.approx(
-            verifier.compare(*map(verifier.embed, pair)), rel=1e-3, abs=1e-3
-        )
-    assert found.results.backend["adaptation"] == verifier.contents["adaptation"]["name"]
-
-
-def test_choice_of_the_method(voices, uncalibrated, tmp_path, capsys):
-    # A table with sessions, embeddings of `embed`, and trials to compare on.
-    names = [f"s{speaker:02d}/{number}.wav" for speaker in range(12) for number in range(5)]
-    with (tmp_path / "who.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        rows = [[voices / one, one[:3], one[4]] for one in names]
-        writer.writerows([["path", "speaker", "session"], *rows[:-1]])
-    arguments = ["--model", str(uncalibrated), "--device", "cpu"]
-    assert main(["embed", str(voices), *arguments, "--out", str(tmp_path / "e.npz")]) == 0
-    labels = [
-        "--labels",
-        str(tmp_path / "who.csv"),
-        "--method",
-        "wccn",
-        "--out",
-        str(tmp_path / "a.pt"),
-    ]
-    trials = ["--trials", str(voices / "trials.txt")]
-    assert (
-        main(["adapt", *arguments, "--recordings", str(tmp_path / "e.npz"), *labels, *trials]) == 0
+    evaluated = run_evaluation(
+        config, Inputs(config, torch.device("cpu")), adapted / f"{method}.pt"
     )
-    out = capsys.readouterr().out
-    for words in (
-        "wccn 0.3",
-        AS_IT_IS,
-        "left out 1 recording without a label",
-        "optimistic",
-        "interval",
-        "threshold",
-    ):
+    verifier = speakernet.load(adapted / f"{method}.pt", "cpu")
+    trials = evaluated.trials
+    for row in (0, len(trials.enrol) - 1):
+        names = trials.names[trials.enrol[row]], trials.names[trials.test[row]]
+        score = verifier.compare(*(verifier.embed(tiny_corpus / name) for name in names))
+        assert evaluated.scores[row] == pytest.approx(score, rel=1e-3, abs=1e-3)
+    name = verifier.contents["adaptation"]["name"]
+    assert evaluated.results.backend["adaptation"] == name
+
+
+def test_choice_of_the_method(voices, uncalibrated, tmp_path, call):
+    # A table with sessions, embeddings of `embed`, and trials to compare on.
+    lines = ["path,speaker,session\n"]
+    for path in sorted(voices.glob("s*/*.wav")):
+        lines.append(f"{path},{path.parent.name},{path.stem}\n")
+    (tmp_path / "who.csv").write_text("".join(lines[:-1]))
+    embeddings = tmp_path / "e.npz"
+    assert call(f"embed {voices} --model {uncalibrated} --out {embeddings}")[0] == 0
+    status, out, _ = call(
+        f"adapt --model {uncalibrated} --recordings {embeddings} --labels {tmp_path}/who.csv "
+        f"--method wccn --out {tmp_path}/a.pt --trials {voices}/trials.txt"
+    )
+    assert status == 0
+    left_out = "left out 1 recording without a label"
+    for words in ("wccn 0.3", AS_IT_IS, left_out, "optimistic", "interval", "threshold"):
         assert words in out
     summary = read_checkpoint(tmp_path / "a.pt")["training_summary"]
     assert summary["licence"] == "MIT" and summary["adaptation"]["recordings"] == 59
@@ -183,44 +142,36 @@ def test_choice_of_the_method(voices, uncalibrated, tmp_path, capsys):
 
 def few_files(folder, voices, num_speakers, num_files):
     """Two or more recordings of each speaker, as paths by speaker."""
-    names = [(speaker, number) for speaker in range(num_speakers) for number in range(num_files)]
-    for speaker, number in names:
-        target = folder / f"s{speaker:02d}" / f"{number}.wav"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(voices / f"s{speaker:02d}/{number}.wav", target)
+    for speaker in range(num_speakers):
+        target = folder / f"s{speaker:02d}"
+        target.mkdir(parents=True)
+        for number in range(num_files):
+            shutil.copy(voices / target.name / f"{number}.wav", target)
     return folder
 
 
 def test_copies_count_once(voices, uncalibrated, tmp_path):
+    new = tmp_path / "new.pt"
+    calls = tmp_path / "calls"
+    calls.mkdir()
     for number in range(60):
-        (tmp_path / "calls").mkdir(exist_ok=True)
-        shutil.copy(voices / "s00/0.wav", tmp_path / f"calls/{number:02d}.wav")
-    for method in ("auto", "mean", "whitening"):
-        with pytest.raises(
-            ValueError, match=r"only 1 usable recording of 60.*01\.wav: a copy of .*00\.wav"
-        ):
-            adapt(
-                uncalibrated,
-                [tmp_path / "calls"],
-                out=tmp_path / "new.pt",
-                method=method,
-                device="cpu",
-            )
+        shutil.copy(voices / "s00/0.wav", calls / f"{number:02d}.wav")
+    message = r"only 1 usable recording of 60.*01\.wav: a copy of .*00\.wav"
+    with pytest.raises(ValueError, match=message):
+        adapt(uncalibrated, [calls], out=new)
     verifier = speakernet.load(uncalibrated, "cpu")
     embeddings = np.repeat(verifier.embed(str(voices / "s00/0.wav")), 60, axis=0)
     names = [f"{number}.wav" for number in range(60)]
-    np.savez(
-        tmp_path / "e.npz", names=names, embeddings=embeddings, fingerprint=verifier.fingerprint
-    )
+    arrays = {"names": names, "embeddings": embeddings, "fingerprint": verifier.fingerprint}
+    np.savez(tmp_path / "e.npz", **arrays)
     with pytest.raises(ValueError, match="only 1 usable recording of 60"):
-        adapt(uncalibrated, [tmp_path / "e.npz"], out=tmp_path / "new.pt", device="cpu")
-    assert not (tmp_path / "new.pt").exists()
+        adapt(uncalibrated, [tmp_path / "e.npz"], out=new)
+    assert not new.exists()
     # A copy beside enough others is left out, and said.
     folder = few_files(tmp_path / "more", voices, 12, 2)
     shutil.copy(folder / "s00/0.wav", folder / "s11/9.wav")
-    found = adapt(uncalibrated, [folder], out=tmp_path / "new.pt", method="mean", device="cpu")
-    assert found.num_recordings == 24
-    assert any("s11/9.wav: a copy of" in note for note in found.notes)
+    done = adapt(uncalibrated, [folder], out=new, method="mean")
+    assert done.num_recordings == 24 and "s11/9.wav: a copy of" in " ".join(done.notes)
 
 
 def test_noise_is_no_domain(uncalibrated, tmp_path):
@@ -234,12 +185,11 @@ def test_noise_is_no_domain(uncalibrated, tmp_path):
 
 def test_sessions_of_one_speaker_alone_do_not_decide(voices, uncalibrated, tmp_path):
     folder = few_files(tmp_path / "calls", voices, 12, 3)
-    with (tmp_path / "who.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["path", "speaker", "session"])
-        for path in sorted(folder.glob("*/*.wav")):
-            speaker = path.parent.name
-            writer.writerow([path, speaker, path.stem if speaker == "s00" else "one"])
+    lines = ["path,speaker,session\n"]
+    for path in sorted(folder.glob("*/*.wav")):
+        speaker = path.parent.name
+        lines.append(f"{path},{speaker},{path.stem if speaker == 's00' else 'monday'}\n")
+    (tmp_path / "who.csv").write_text("".join(lines))
     notes = []
     verifier = speakernet.load(uncalibrated, "cpu")
     domain = embedded(verifier, [str(folder)], tmp_path / "who.csv", notes)
@@ -258,143 +208,110 @@ def test_cross_validation():
         return adaptation.centring(some)
 
     error, (trials, scores) = cross_validated(rows, who, fitter)
-    assert len(fitted_on) == 15 and all(len(one) == 16 for one in fitted_on)
+    assert len(fitted_on) == 15 and all(len(speakers) == 16 for speakers in fitted_on)
     same_speaker, same_session = who[:, trials.enrol] == who[:, trials.test]
     assert (trials.labels == same_speaker).all() and not same_session.any()
     # Four pairs across the two sessions of each speaker.
     assert trials.labels.sum() == 80 and abs(error - eer(scores, trials.labels)) < 15
 
 
-def test_telephones(voices, tmp_path, monkeypatch, capsys):
+def test_telephones(voices, tmp_path, monkeypatch, call):
     """A model adapted to narrow-band recordings has an energy floor, and embeds their speech,
     repeated to 16 s.
     """
-    net = SpeakerNet.named(
-        "ResNet",
-        embedding_dim=8,
-        model_options={"channels": 8, "blocks": [1, 1]},
-        front_end="fbank",
-    )
-    write_checkpoint(tmp_path / "m.pt", model_file_contents(net, loss_normalizes=True))
-    before = speakernet.load(tmp_path / "m.pt", "cpu").fingerprint
-    for name in sorted(voices.glob("s0[0-7]/*.wav")):
-        (tmp_path / "calls" / name.parent.name).mkdir(parents=True, exist_ok=True)
-        write_audio(
-            tmp_path / "calls" / name.parent.name / name.name,
-            read_audio(name, sample_rate=8000),
-            8000,
-        )
+    sizes = {"channels": 8, "blocks": [1, 1]}
+    net = SpeakerNet.named("ResNet", embedding_dim=8, model_options=sizes, front_end="fbank")
+    path = tmp_path / "m.pt"
+    write_checkpoint(path, model_file_contents(net, loss_normalizes=True))
+    before = speakernet.load(path, "cpu").fingerprint
+    files = []
+    for source in sorted(voices.glob("s0[0-7]/*.wav")):
+        files.append(str(tmp_path / "calls" / source.parent.name / source.name))
+        Path(files[-1]).parent.mkdir(parents=True, exist_ok=True)
+        write_audio(files[-1], read_audio(source, sample_rate=8000), 8000)
     # The middle second stands for the speech, whatever the detector finds in these voices.
     monkeypatch.setattr(
         embedding, "speech_of", lambda waveform, rate, min_gap_seconds: waveform[rate : 2 * rate]
     )
-    found = adapt(tmp_path / "m.pt", [tmp_path / "calls"], method="mean", device="cpu")
-    assert (
-        found.path == tmp_path / "m.adapted.pt"
-        and "upper band" in found.notes[0]
-        and "16 s" in found.notes[0]
-    )
-    model = speakernet.load(found.path, "cpu")
-    assert (
-        model.contents["front_end"]["options"]["energy_floor_db"] > 0
-        and model.fingerprint != before
-    )
+    done = adapt(path, [tmp_path / "calls"], method="mean")
+    assert done.path == tmp_path / "m.adapted.pt"
+    assert "upper band" in done.notes[0] and "16 s" in done.notes[0]
+    model = speakernet.load(done.path, "cpu")
+    assert model.contents["front_end"]["options"]["energy_floor_db"] > 0
+    assert model.fingerprint != before
     spec = model.contents["adaptation"]
     assert (spec["speech"], spec["repeat_seconds"]) == ("detected", 16.0)
-    files = sorted(map(str, (tmp_path / "calls").glob("*/*.wav")))
-    speech = np.stack(
-        [np.tile(read_audio(name, sample_rate=16000)[16000:32000], 16) for name in files]
-    )
-    expected = model.net.embed(
-        torch.from_numpy(speech), torch.full((len(files),), 16 * 16000), sample_rate=16000
-    )
+    speech = [np.tile(read_audio(name, sample_rate=16000)[16000:32000], 16) for name in files]
+    lengths = torch.full((len(files),), 16 * 16000)
+    waveforms = torch.from_numpy(np.stack(speech))
+    expected = model.net.embed(waveforms, lengths, sample_rate=16000)
     # Alone, in a batch, and by the command for many recordings.
     np.testing.assert_allclose(model.embed(files[0]), expected[:1], atol=1e-5)
     np.testing.assert_allclose(model.embed(files), expected, atol=1e-5)
+    out = tmp_path / "e.npz"
+    assert call(f"embed {tmp_path}/calls --model {done.path} --out {out}")[0] == 0
+    np.testing.assert_allclose(np.load(out)["embeddings"], expected, atol=1e-5)
     # The mean was fitted on the same embeddings.
     assert np.abs(expected.numpy().mean(axis=0)).max() < 1e-4
-    out = ["--out", str(tmp_path / "e.npz"), "--device", "cpu"]
-    assert main(["embed", *files, "--model", str(found.path), *out]) == 0
-    np.testing.assert_allclose(np.load(tmp_path / "e.npz")["embeddings"], expected, atol=1e-5)
     # The page in a browser cannot find speech.
     for name in RUNTIME:
         (tmp_path / name).touch()
     with pytest.raises(ValueError, match=r"m.adapted.pt: .* repeated to 16 s"):
-        page_files(found.path, tmp_path)
+        page_files(done.path, tmp_path)
     # Adapted again, it starts from the network alone; nothing tells these wide-band recordings from
     # others.
-    again = adapt(found.path, [voices], out=tmp_path / "again.pt", method="mean", device="cpu")
+    again = adapt(done.path, [voices], out=tmp_path / "again.pt", method="mean")
     assert not again.notes and "speech" not in read_checkpoint(again.path)["adaptation"]
-    capsys.readouterr()
-    assert main(["info", str(found.path)]) == 0 and "repeat_seconds=16" in capsys.readouterr().out
+    assert "repeat_seconds=16" in call(f"info {done.path}")[1]
 
 
 @pytest.mark.parametrize(
-    ("case", "words"),
-    {
-        "one recording": "1 usable recording of",
-        "silence": "silent",
-        "one speaker": "one speaker",
-        "few speakers": "3 of 3 speakers",
-        "labels of others": "names none",
-        "embeddings of another model": "different model",
-        "embeddings of an adapted model": "an adapted model",
-        "the model itself": "would overwrite",
-        "no labels": "--labels",
-        "coral alone": "--out-of-domain",
-    }.items(),
+    ("num_speakers", "options", "message"),
+    [
+        (1, "", "usable recordings of 5"),
+        (1, "--labels folders", "usable recordings of 5"),
+        (6, "--labels folders", "6 of 6 speakers"),
+        (6, "--labels {folder}/list.txt", "names none"),
+        (6, "--method wccn", "--labels"),
+        (6, "--method coral", "--out-of-domain"),
+        (6, "--out {model}", "would overwrite"),
+    ],
 )
-def test_refusals(voices, uncalibrated, adapted, tmp_path, capsys, case, words):
-    calls = tmp_path / "calls"
-    out = tmp_path / "new.pt"
-    options = []
-    model = uncalibrated
-    copied = {"one recording": ["s00/0"], "one speaker": [f"s00/{n}" for n in range(5)]}
-    for name in copied.get(case, [f"s0{speaker}/{n}" for speaker in range(3) for n in range(5)]):
-        for copy in range(1 if case == "one recording" else 5):
-            target = calls / name.split("/")[0] / f"{name[-1]}_{copy}.wav"
-            target.parent.mkdir(parents=True, exist_ok=True)
-            # Another level for each: a copy would not count.
-            write_audio(target, (1 - copy / 10) * read_audio(voices / f"{name}.wav"), 16000)
-            if case == "silence":
-                write_audio(target, np.zeros(16000, np.float32), 16000)
-    if case in ("one speaker", "few speakers"):
-        options = ["--labels", "folders"]
-    if case == "labels of others":
-        (tmp_path / "list.txt").write_text("anna anna/1.wav\n")
-        options = ["--labels", str(tmp_path / "list.txt")]
-    if case.startswith("embeddings of"):
-        calls = tmp_path / "e.npz"
-        fingerprint = "other"
-        if case == "embeddings of an adapted model":
-            model = adapted / "plda.pt"
-            fingerprint = speakernet.load(model, "cpu").fingerprint
-        np.savez(
-            calls, names=["a"], embeddings=np.zeros((1, 11), np.float32), fingerprint=fingerprint
-        )
-    options += {"no labels": ["--method", "wccn"], "coral alone": ["--method", "coral"]}.get(
-        case, []
-    )
-    out = model if case == "the model itself" else out
-    before = model.read_bytes()
-    given = [
-        "--model",
-        str(model),
-        "--recordings",
-        str(calls),
-        "--out",
-        str(out),
-        "--device",
-        "cpu",
-    ]
-    assert main(["adapt", *given, *options]) == 1
-    error = capsys.readouterr().err.strip()
-    assert words in error and "Traceback" not in error
-    assert model.read_bytes() == before and sorted(tmp_path.glob("*.pt*")) == []
+def test_refusals(voices, uncalibrated, tmp_path, call, num_speakers, options, message):
+    folder = few_files(tmp_path / "calls", voices, num_speakers, 5)
+    (tmp_path / "list.txt").write_text("anna anna/1.wav\n")
+    before = uncalibrated.read_bytes()
+    given = options.format(folder=tmp_path, model=uncalibrated)
+    out = "" if "--out " in given else f"--out {tmp_path}/new.pt"
+    status, _, err = call(f"adapt --model {uncalibrated} --recordings {folder} {given} {out}")
+    assert status == 1 and message in err and "Traceback" not in err
+    assert uncalibrated.read_bytes() == before and not list(tmp_path.glob("*.pt*"))
+
+
+def test_refused_recordings(voices, uncalibrated, tmp_path):
+    for number in range(20):
+        # Another level for each: a copy would not count.
+        level = 1 - number / 100
+        write_audio(tmp_path / f"a/{number}.wav", level * read_audio(voices / "s00/0.wav"), 16000)
+        write_audio(tmp_path / f"silent/{number}.wav", np.zeros(16000, np.float32), 16000)
+    with pytest.raises(ValueError, match="silent"):
+        adapt(uncalibrated, [tmp_path / "silent"], out=tmp_path / "new.pt")
+    with pytest.raises(ValueError, match="one speaker"):
+        adapt(uncalibrated, [tmp_path], labels="folders", out=tmp_path / "new.pt")
+
+
+@pytest.mark.parametrize("is_adapted", [False, True])
+def test_embeddings_of_another_model(uncalibrated, adapted, tmp_path, is_adapted):
+    model = adapted / "plda.pt" if is_adapted else uncalibrated
+    fingerprint = speakernet.load(model, "cpu").fingerprint if is_adapted else "other"
+    arrays = {"names": ["a"], "embeddings": np.zeros((1, 11), np.float32)}
+    np.savez(tmp_path / "e.npz", fingerprint=fingerprint, **arrays)
+    with pytest.raises(ValueError, match=r"e\.npz: embeddings of"):
+        adapt(model, [tmp_path / "e.npz"], out=tmp_path / "new.pt")
 
 
 @pytest.mark.slow
-def test_telephone_calls(shared_data, tmp_path):
+def test_telephone_calls(shared_data, tmp_path, succeed):
     """Five folds of people: fitted on the calls of four, tested on the fifth, trials pooled; short
     calls, for speed.
     """
@@ -403,12 +320,10 @@ def test_telephone_calls(shared_data, tmp_path):
     published = shared_data.parent / "reference" / "campplus_3dspeaker_192.pt"
     if not calls.is_dir() or not published.is_file():
         pytest.skip("the calls and the real CAM++ of ../shared are not here")
-    options = ("--from", "3dspeaker", "--model", "CAMPPlus", "--out", model)
-    assert main(["import-weights", str(published), *map(str, options)]) == 0
+    succeed(f"import-weights {published} --from 3dspeaker --model CAMPPlus --out {model}")
     with (calls / "utterances.csv").open(newline="") as file:
-        short = [
-            str(calls / one["path"]) for one in csv.DictReader(file) if float(one["seconds"]) <= 5
-        ]
+        rows = [row for row in csv.DictReader(file) if float(row["seconds"]) <= 5]
+    short = [str(calls / row["path"]) for row in rows]
     domain = embedded(speakernet.load(model, "cpu"), short, calls / "utterances.csv", [])
     row = {name: number for number, name in enumerate(domain.names)}
     trials = read_trials(calls / "trials.txt")

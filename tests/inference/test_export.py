@@ -16,11 +16,9 @@ import torch
 
 import speakernet
 from speakernet.checkpoint import write_checkpoint
-from speakernet.cli import main
 from speakernet.corpora.synthetic.speech import synthetic_speech
 from speakernet.data.audio import read_audio, write_audio
 from speakernet.evaluation.scoring import WHOLE, verifying_backend
-from speakernet.inference import export
 from speakernet.inference.export import FORMATS, METADATA_KEY, MIN_COSINE, compare, export_model
 from speakernet.models.model_file import ModelFile, load_model_file, model_file_contents
 from tests.small_networks import SMALLEST, small_network
@@ -76,18 +74,18 @@ def model_path(tmp_path_factory, speech):
 
 
 @pytest.fixture(scope="module")
-def exported(model_path, tmp_path_factory):
+def exported(model_path, succeed, tmp_path_factory):
     """The ONNX file written by the command."""
     path = tmp_path_factory.mktemp("exported") / "model.onnx"
-    assert main(["export", str(model_path), "--out", str(path)]) == 0
+    succeed(f"export {model_path} --out {path}")
     return path
 
 
 def test_outputs_of_onnx(model_path, exported, speech):
     verifier = speakernet.load(model_path, device="cpu")
     session = onnxruntime.InferenceSession(exported, providers=["CPUExecutionProvider"])
-    assert [one.name for one in session.get_inputs()] == ["waveforms"]
-    assert [one.name for one in session.get_outputs()] == ["embedding", "direction"]
+    assert [value.name for value in session.get_inputs()] == ["waveforms"]
+    assert [value.name for value in session.get_outputs()] == ["embedding", "direction"]
     directions = []
     for clip in speech:
         embedding, direction = session.run(None, {"waveforms": clip[None]})
@@ -107,166 +105,133 @@ def test_outputs_of_onnx(model_path, exported, speech):
 def test_graph(exported):
     model = onnx.load(exported)
     onnx.checker.check_model(model, full_check=True)
-    assert {one.domain for one in model.opset_import} <= {"", "ai.onnx"} and not model.functions
+    assert {opset.domain for opset in model.opset_import} <= {"", "ai.onnx"}
+    assert not model.functions
     assert not {node.op_type for node in model.graph.node} & STANDARD_OPERATORS
-    facts = json.loads({one.key: one.value for one in model.metadata_props}[METADATA_KEY])
-    assert (
-        facts["model"]["name"] == "ResNet"
-        and facts["sample_rate"] == RATE
-        and facts["embedding_dim"] == 32
-    )
-    assert facts["calibration"] == {"weight": 8.0, "offset": -2.0} and facts["thresholds"] == {
-        "eer": 0.25
-    }
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    facts = json.loads(metadata[METADATA_KEY])
+    assert facts["model"]["name"] == "ResNet"
+    assert (facts["sample_rate"], facts["embedding_dim"]) == (RATE, 32)
+    assert facts["calibration"] == {"weight": 8.0, "offset": -2.0}
+    assert facts["thresholds"] == {"eer": 0.25}
 
 
-def test_other_formats(model_path, tmp_path, speech, capsys):
+def test_other_formats(model_path, tmp_path, speech, call):
     for ending in (".pt2", ".safetensors"):
-        assert main(["export", str(model_path), "--out", str(tmp_path / f"model{ending}")]) == 0
-        assert "compared on synthetic voices: lowest cosine" in capsys.readouterr().out
+        status, out, _ = call(f"export {model_path} --out {tmp_path}/model{ending}")
+        assert status == 0 and "compared on synthetic voices: lowest cosine" in out
     verifier = speakernet.load(model_path, device="cpu")
     again = speakernet.load(tmp_path / "model.safetensors", device="cpu")
-    wanted = verifier.embed(speech[0], sample_rate=RATE)
-    np.testing.assert_array_equal(again.embed(speech[0], sample_rate=RATE), wanted)
-    assert (
-        again.fingerprint == verifier.fingerprint and again.is_calibrated == verifier.is_calibrated
-    )
+    expected = verifier.embed(speech[0], sample_rate=RATE)
+    np.testing.assert_array_equal(again.embed(speech[0], sample_rate=RATE), expected)
+    assert again.fingerprint == verifier.fingerprint
     assert again.decide(0.3, threshold="eer") == verifier.decide(0.3, threshold="eer")
     program = torch.export.load(tmp_path / "model.pt2").module()
     for clip in (speech[0], speech[1][:RATE]):
-        found = program(torch.from_numpy(clip)[None])[0].numpy()
-        np.testing.assert_allclose(
-            found, verifier.embed(clip, sample_rate=RATE), atol=1e-4 * np.abs(wanted).max()
-        )
+        embedding = program(torch.from_numpy(clip)[None])[0].numpy()
+        expected = verifier.embed(clip, sample_rate=RATE)
+        np.testing.assert_allclose(embedding, expected, atol=1e-4 * np.abs(expected).max())
 
 
-def test_eight_bits(model_path, tmp_path, speech, capsys, caplog):
+def test_eight_bits(model_path, tmp_path, speech, call, caplog):
     for number, clip in enumerate(speech):
         write_audio(tmp_path / f"{number}.wav", clip)
-    (tmp_path / "trials.txt").write_text(
-        "1 0.wav 0.wav\n1 1.wav 1.wav\n0 0.wav 1.wav\n0 1.wav 2.wav\n"
-    )
-    out = tmp_path / "model.int8.onnx"
-    options = ["--int8", "--trials", str(tmp_path / "trials.txt"), "--audio", str(tmp_path)]
-    assert main(["export", str(model_path), "--out", str(out), *options]) == 0
-    out_text = capsys.readouterr().out
-    assert not [one for one in caplog.records if one.name == "root"], (
-        "onnxruntime's advice to developers"
-    )
-    assert (
-        "after int8: lowest cosine 0." in out_text
-        and "EER of 4 trials" in out_text
-        and "in int8 (" in out_text
-    )
-    kinds = [node.op_type for node in onnx.load(out).graph.node]
+    trials = "1 0.wav 0.wav\n1 1.wav 1.wav\n0 0.wav 1.wav\n0 1.wav 2.wav\n"
+    (tmp_path / "trials.txt").write_text(trials)
+    path = tmp_path / "model.int8.onnx"
+    options = f"--int8 --trials {tmp_path}/trials.txt --audio {tmp_path}"
+    status, out, _ = call(f"export {model_path} --out {path} {options}")
+    # The root logger has onnxruntime's advice to developers.
+    assert status == 0 and "root" not in [record.name for record in caplog.records]
+    for words in ("after int8: lowest cosine 0.", "EER of 4 trials", "in int8 ("):
+        assert words in out
+    kinds = [node.op_type for node in onnx.load(path).graph.node]
     assert "ConvInteger" in kinds and "DynamicQuantizeLinear" in kinds
     # Spectra remain in float32.
     assert kinds.index("Conv") < kinds.index("ConvInteger")
 
 
 def test_unequal_export_is_not_written(model_path, tmp_path, speech, monkeypatch):
-    def other(path):
-        model = load_model_file(path)
-        wrong = ModelFile(
-            made("ResNet", model_options={"channels": 8, "blocks": [1]}), model.contents
-        )
-        with torch.no_grad():
-            wrong.net.trunk.conv1.weight.mul_(1.5)
-            wrong.net.embedding.bias.add_(0.5)
-        monkeypatch.setitem(
-            FORMATS,
-            ".pt2",
-            ("x", lambda _: b"", lambda _: lambda rows: [embedded(wrong.net, rows)]),
-        )
-        return model
+    def run(waveforms):
+        return [noise(len(waveforms), 32)]
 
-    monkeypatch.setattr(export, "load_model_file", other)
+    monkeypatch.setitem(FORMATS, ".pt2", ("x", lambda _: b"", lambda _: run))
     out = tmp_path / "model.pt2"
     out.write_bytes(b"what was there")
-    with pytest.raises(
-        ValueError, match=r"its embeddings differ from those of .*lowest cosine -?0\.\d"
-    ):
+    message = r"its embeddings differ from those of .*lowest cosine -?0\.\d"
+    with pytest.raises(ValueError, match=message):
         export_model(model_path, out, speech=speech)
-    assert out.read_bytes() == b"what was there" and [one.name for one in tmp_path.iterdir()] == [
-        "model.pt2"
-    ]
+    assert out.read_bytes() == b"what was there"
+    assert [path.name for path in tmp_path.iterdir()] == ["model.pt2"]
 
 
-def test_failure_inside_torch(model_path, tmp_path, monkeypatch, capsys):
-    def fail(*given, **options):
+def test_failure_inside_torch(model_path, tmp_path, monkeypatch, call):
+    def fail(*_, **__):
         raise AttributeError("'BooleanTrue' object has no attribute 'as_coeff_Mul'")
 
     monkeypatch.setattr(torch.export, "export", fail)
-    assert main(["export", str(model_path), "--out", str(tmp_path / "model.pt2")]) == 1
-    message = capsys.readouterr().err
-    assert (
-        "cannot export this network (AttributeError: 'BooleanTrue' object" in message
-        and not any(tmp_path.iterdir())
-    )
+    status, _, err = call(f"export {model_path} --out {tmp_path}/model.pt2")
+    assert status == 1 and "cannot export this network (AttributeError: 'BooleanTrue'" in err
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--out", "model.bin"], "model.bin"),
-        (["--out", "model"], ".safetensors"),
-        (["--out", "x.pt2", "--int8"], "x.pt2"),
-        (["--out", "x.onnx", "--trials", "t", "--audio", "."], "--int8"),
-        (["--out", "x.onnx", "--int8", "--trials", "t"], "--audio"),
-        (["--out", "x.onnx", "--int8", "--trials", "one.txt", "--audio", "."], "one.txt"),
-        (["--out", "x.safetensors", "--speech", "short.wav"], "257 samples"),
-        (["--out", "x.safetensors", "--speech", "absent.wav"], "absent.wav"),
-        (["--out", "folder.onnx"], "folder.onnx"),
-        (["--out", "one.txt/x.onnx"], "x.onnx"),
+        ("--out model.bin", "model.bin"),
+        ("--out x.pt2 --int8", "x.pt2"),
+        ("--out x.onnx --trials t --audio .", "--int8"),
+        ("--out x.onnx --int8 --trials t", "--audio"),
+        ("--out x.onnx --int8 --trials list.txt --audio .", "list.txt"),
+        ("--out x.safetensors --speech short.wav", "257 samples"),
+        ("--out x.safetensors --speech absent.wav", "absent.wav"),
+        ("--out folder.onnx", "folder.onnx"),
+        ("--out list.txt/x.onnx", "x.onnx"),
     ],
 )
-def test_bad_options(model_path, tmp_path, monkeypatch, capsys, options, message):
+def test_bad_options(model_path, tmp_path, monkeypatch, call, options, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder.onnx").mkdir()
-    (tmp_path / "one.txt").write_text("1 a.wav b.wav\n")
+    (tmp_path / "list.txt").write_text("1 a.wav b.wav\n")
     write_audio(tmp_path / "short.wav", np.full(100, 0.1, dtype=np.float32))
     before = sorted(tmp_path.iterdir())
-    assert main(["export", str(model_path), *options]) == 1
-    assert message in capsys.readouterr().err
+    status, _, err = call(f"export {model_path} {options}")
+    assert status == 1 and message in err
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_example_without_speakernet(repository, model_path, exported, tmp_path, speech):
+def test_example_without_speakernet(repository, model_path, exported, tmp_path, speech, call):
     example = repository / "examples" / "verify_onnx.py"
-    for number in (0, 1):
-        write_audio(tmp_path / f"{number}.wav", speech[number])
-    arguments = [str(exported), str(tmp_path / "0.wav"), str(tmp_path / "1.wav")]
-    script = "import sys, runpy\nfor name in ('torch', 'speakernet'): sys.modules[name] = None\n"
-    script += (
+    clips = [tmp_path / "0.wav", tmp_path / "1.wav"]
+    for path, waveform in zip(clips, speech, strict=False):
+        write_audio(path, waveform)
+    script = (
+        "import sys, runpy\nfor name in ('torch', 'speakernet'): sys.modules[name] = None\n"
         f"sys.argv = [''] + sys.argv[1:]\nrunpy.run_path({str(example)!r}, run_name='__main__')"
     )
-    command = [sys.executable, "-c", script]
-    found = subprocess.run(
-        [*command, *arguments], capture_output=True, text=True, check=True, cwd=tmp_path
-    ).stdout
-    decision = speakernet.load(model_path, device="cpu").verify(*arguments[1:], threshold="eer")
-    assert float(found.split()[1]) == pytest.approx(decision.score, abs=2e-3)
-    assert (
-        f"{'same' if decision.same_speaker else 'different'} at the threshold 0.2500 (eer)" in found
-    )
-    assert "log-likelihood ratio" in found
+
+    def run(graph, first, second):
+        command = [sys.executable, "-c", script, graph, first, second]
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+
+    out = run(exported, *clips).stdout
+    decision = speakernet.load(model_path, device="cpu").verify(*clips, threshold="eer")
+    assert float(out.split()[1]) == pytest.approx(decision.score, abs=2e-3)
+    answer = "same" if decision.same_speaker else "different"
+    assert f"{answer} at the threshold 0.2500 (eer)" in out and "log-likelihood ratio" in out
+    assert "16000 Hz" in run(exported, example, example).stderr
     net = made("ResNet", model_options={"channels": 8, "blocks": [1]})
-    scores_by_plda = tmp_path / "plda.pt"
     net.adapt({"name": "made", "maps": [[32, 32]], "score": "plda"})
     net.adaptation.between.copy_(torch.linspace(0.1, 3, 32))
     net.adaptation.weights.copy_(torch.linspace(0.5, 1, 32))
-    write_checkpoint(scores_by_plda, model_file_contents(net, loss_normalizes=True))
-    assert main(["export", str(scores_by_plda), "--out", str(tmp_path / "plda.onnx")]) == 0
-    arguments[0] = str(tmp_path / "plda.onnx")
-    found = subprocess.run(
-        [*command, *arguments], capture_output=True, text=True, check=True, cwd=tmp_path
-    ).stdout
+    path = tmp_path / "plda.pt"
+    write_checkpoint(path, model_file_contents(net, loss_normalizes=True))
+    assert call(f"export {path} --out {tmp_path}/plda.onnx")[0] == 0
+    out = run(tmp_path / "plda.onnx", *clips).stdout
     # The example embeds what it is given; cutting to speech is the caller's task.
-    verifier = speakernet.load(scores_by_plda, device="cpu")
-    expected = verifier.compare(*verifier.embed(arguments[1:]))
-    assert float(found.split()[1]) == pytest.approx(expected, abs=5e-3)
-    bad = [*command, str(exported), str(example), str(example)]
-    assert "16000 Hz" in subprocess.run(bad, capture_output=True, text=True, cwd=tmp_path).stderr
+    verifier = speakernet.load(path, device="cpu")
+    expected = verifier.compare(*verifier.embed(clips))
+    assert float(out.split()[1]) == pytest.approx(expected, abs=5e-3)
 
 
 def assert_parity(model, ending, speech):
@@ -307,7 +272,7 @@ def test_every_front_end(speech, front_end):
     assert_parity(ModelFile(net, {}), ".onnx", [*speech, np.zeros(2 * RATE, np.float32)])
 
 
-def saved(path, front_end_options, mean=None):
+def saved(path, front_end_options, **about):
     """A model file of a small network with an fbank."""
     options = {
         "model_options": {"channels": 8, "blocks": [1]},
@@ -315,52 +280,41 @@ def saved(path, front_end_options, mean=None):
         "window": "povey",
         **front_end_options,
     }
-    about = (
-        {}
-        if mean is None
-        else {"embedding_mean": mean, "embedding_mean_of": {"embedding": "whole"}}
-    )
-    write_checkpoint(
-        path, model_file_contents(made("ResNet", "fbank", **options), loss_normalizes=True, **about)
-    )
+    net = made("ResNet", "fbank", **options)
+    write_checkpoint(path, model_file_contents(net, loss_normalizes=True, **about))
     return path
 
 
 @pytest.mark.parametrize(
     ("front_end", "options", "message"),
     [
-        ({}, ["--out", "x.onnx"], "needs style lhotse; this model has style kaldi"),
-        ({"style": "lhotse", "scale": 2.0}, ["--out", "x.onnx"], "has scale 2.0"),
-        (
-            {"style": "lhotse", "window": "hamming", "num_mels": 40},
-            ["--out", "x.onnx"],
-            "num_mels 40, window hamming",
-        ),
-        ({"style": "lhotse", "energy_floor_db": 30.0}, ["--out", "x.onnx"], "energy_floor_db 30.0"),
-        ({"style": "lhotse"}, ["--out", "x.pt2"], "x.pt2"),
-        ({"style": "lhotse"}, ["--out", "x.onnx", "--int8"], "int8"),
-        ({"style": "lhotse"}, ["--out", "x.onnx", "--for", "sherpa"], "--for sherpa: unknown"),
+        ({}, "--out x.onnx", "needs style lhotse; this model has style kaldi"),
+        ({"window": "hamming", "num_mels": 40}, "--out x.onnx", "num_mels 40, window hamming"),
+        ({"style": "lhotse"}, "--out x.pt2", "x.pt2"),
+        ({"style": "lhotse"}, "--out x.onnx --int8", "int8"),
+        ({"style": "lhotse"}, "--out x.onnx --for sherpa", "--for sherpa: unknown"),
     ],
 )
-def test_unsupported_by_sherpa(tmp_path, monkeypatch, capsys, front_end, options, message):
+def test_unsupported_by_sherpa(tmp_path, monkeypatch, call, front_end, options, message):
     monkeypatch.chdir(tmp_path)
     path = saved(tmp_path / "model.pt", front_end)
-    assert main(["export", str(path), "--for", "sherpa-onnx", *options]) == 1
-    assert message in capsys.readouterr().err and [one.name for one in tmp_path.iterdir()] == [
-        "model.pt"
-    ]
+    status, _, err = call(f"export {path} --for sherpa-onnx {options}")
+    assert status == 1 and message in err
+    assert [path.name for path in tmp_path.iterdir()] == ["model.pt"]
 
 
 @pytest.mark.slow
 @pytest.mark.needs("sherpa_onnx")
 @pytest.mark.parametrize(("scale", "normalize"), [(1.0, "mean"), (32768.0, "none")])
-def test_sherpa(tmp_path, capsys, shared_data, repository, scale, normalize):
+def test_sherpa(tmp_path, succeed, shared_data, repository, scale, normalize):
     import sherpa_onnx
 
     how = {"style": "lhotse", "scale": scale, "normalize": normalize}
-    path = saved(tmp_path / "model.pt", how, torch.linspace(-1, 1, 32))
+    about = {"embedding_mean": torch.linspace(-1, 1, 32)}
+    about["embedding_mean_of"] = {"embedding": "whole"}
+    path = saved(tmp_path / "model.pt", how, **about)
     out = tmp_path / "phone.onnx"
-    assert main(["export", str(path), "--out", str(out), "--for", "sherpa-onnx"]) == 0
+    succeed(f"export {path} --out {out} --for sherpa-onnx")
     extractor = sherpa_onnx.SpeakerEmbeddingExtractor(
         sherpa_onnx.SpeakerEmbeddingExtractorConfig(model=str(out))
     )
@@ -398,20 +352,15 @@ def test_sherpa(tmp_path, capsys, shared_data, repository, scale, normalize):
 
 
 @pytest.mark.parametrize(("command", "library"), [("export", "onnxruntime"), ("serve", "uvicorn")])
-def test_missing_library(model_path, tmp_path, monkeypatch, capsys, command, library):
-    for name in [
-        name
-        for name in sys.modules
-        if name.startswith(("speakernet.inference.", "speakernet.assembly.exchange"))
-    ]:
-        monkeypatch.delitem(sys.modules, name)
+def test_missing_library(model_path, tmp_path, monkeypatch, call, command, library):
+    for name in list(sys.modules):
+        if name.startswith(("speakernet.inference.", "speakernet.assembly.exchange")):
+            monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, library, None)
-    options = {
-        "export": [str(model_path), "--out", str(tmp_path / "x.onnx")],
-        "serve": ["--model", str(model_path)],
+    words = {
+        "export": f"{model_path} --out {tmp_path}/x.onnx",
+        "serve": f"--model {model_path}",
     }
-    assert main([command, *options[command]]) == 1
-    assert (
-        f"needs the library {library}, which is not installed: pip install"
-        in capsys.readouterr().err
-    )
+    status, _, err = call(f"{command} {words[command]}")
+    message = f"needs the library {library}, which is not installed: pip install"
+    assert status == 1 and message in err

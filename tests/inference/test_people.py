@@ -15,41 +15,13 @@ import pytest
 from speakernet.files import read_secret
 from speakernet.inference import encryption, people, store_file
 from speakernet.inference.encryption import PROOF, StoreKeyError
-from speakernet.inference.people import PeopleStore, StoreError
+from speakernet.inference.people import PeopleStore, StoredRecording, StoreError, StoreModel
 from speakernet.inference.store_file import backups_of
 
 DIM = 16
-NAMES = [
-    "Zoë O'Brien",
-    "José; DROP TABLE people;--",
-    "名前",
-    "a/b\\c",
-    "  spaced  out ",
-    '"quoted" 🙂',
-    "%s %d \\n",
-]
-BAD_NAMES = [
-    "",
-    "  ",
-    "two\nlines",
-    "x" * 201,
-    "\udcff",
-    ".",
-    "..",
-    "A\u200bda",
-    "Speaker 10",
-    "\u3164",
-    "\u2800",
-    "A\ufe0f",
-]
-UNKNOWNS = [
-    "Unknown",
-    "unkn0wn",
-    "\uff55nknown",
-    "unkn\u043ewn",
-    "\u03c5\u03b7known",
-    "u\u0308nknown",
-]
+NAMES = ["Zoë O'Brien", "José; DROP TABLE people;--", "名前", "a/b\\c", "  spaced  out ", "%s \\n"]
+BAD_NAMES = ["  ", "two\nlines", "x" * 201, "\udcff", "..", "A\u200bda", "Speaker 10", "\u3164"]
+UNKNOWNS = ["Unknown", "unkn0wn", "\uff55nknown", "\u03c5\u03b7known", "u\u0308nknown"]
 
 FORK = multiprocessing.get_context("fork") if hasattr(os, "fork") else None
 needs_fork = pytest.mark.skipif(FORK is None, reason="this system starts processes in another way")
@@ -64,20 +36,27 @@ def path(tmp_path) -> Path:
     return tmp_path / "p.db"
 
 
-def opened(path: Path, **how) -> PeopleStore:
-    return PeopleStore(path, **{"fingerprint": "model", "embedding_dim": DIM, **how})
+MODEL = StoreModel("model", DIM)
 
 
-def opened_for_any_model(path: Path, **how) -> PeopleStore:
-    return PeopleStore(path, fingerprint=None, embedding_dim=None, **how)
+def opened(path: Path, model: StoreModel = MODEL, **how) -> PeopleStore:
+    return PeopleStore(path, model, **how)
 
 
 def voice(seed: int, count: int = 1) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((count, DIM)).astype(np.float32)
 
 
+def recording(name: str, embedding: np.ndarray, weight: float = 1.0, **how) -> StoredRecording:
+    return StoredRecording(name, embedding, weight, **how)
+
+
 def nearest(store: PeopleStore, embedding: np.ndarray) -> str:
     return store.identify(embedding, top=1)[0][0]
+
+
+def names_of(store: PeopleStore) -> list[str]:
+    return [person.name for person in store.people()]
 
 
 def unit(rows: np.ndarray) -> np.ndarray:
@@ -106,37 +85,35 @@ def old_store(path: Path, key: str | None = None) -> None:
     aead = encryption.derive_cipher(key, b"0" * 16) if key else None
     if aead:
         facts |= {"salt": b"0" * 16, "proof": encryption.seal(aead, PROOF, PROOF)}
+    columns = "person, source, seconds, speech_seconds, weight, warnings, added"
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
         connection.executemany("INSERT INTO facts VALUES (?, ?)", facts.items())
         for person, (name, count) in enumerate((("Ada", 2), ("Bo", 1)), start=1):
             connection.execute("INSERT INTO people VALUES (?, ?, '2026', '2026')", [person, name])
             for row in voice(person, count):
-                content = (
-                    encryption.seal(aead, row.tobytes(), b"person %d" % person)
-                    if aead
-                    else row.tobytes()
-                )
+                content = row.tobytes()
+                if aead:
+                    content = encryption.seal(aead, content, b"person %d" % person)
+                checksum = zlib.crc32(content, zlib.crc32(name.encode()))
                 connection.execute(
-                    "INSERT INTO recordings (person, source, seconds, speech_seconds, weight, "
-                    "warnings, added, embedding, checksum) VALUES (?, 'a.wav', 2, 1, 1, '', "
-                    "'2026', ?, ?)",
-                    [person, content, zlib.crc32(content, zlib.crc32(name.encode()))],
+                    f"INSERT INTO recordings ({columns}, embedding, checksum) "
+                    "VALUES (?, 'a.wav', 2, 1, 1, '', '2026', ?, ?)",
+                    [person, content, checksum],
                 )
 
 
 def test_scores_by_hand(path):
     mean = voice(99)[0]
     weights = np.array([1.0, 5.0, 0.5], dtype=np.float32)
-    store = opened(path, mean=mean)
+    store = opened(path, StoreModel("model", DIM, mean=mean))
     for person in range(30):
         store.enroll(f"p{person:02d}", voice(person, 3), weights)
-    found = dict(store.identify(voice(500), top=30))
+    scores = dict(store.identify(voice(500), top=30))
     for person in range(30):
         average = (unit(voice(person, 3) - mean) * weights[:, None]).sum(axis=0)
-        assert found[f"p{person:02d}"] == pytest.approx(
-            float(unit(average) @ unit(voice(500) - mean)[0]), abs=1e-5
-        )
-    assert list(found.values()) == sorted(found.values(), reverse=True) and len(found) == 30
+        expected = float(unit(average) @ unit(voice(500) - mean)[0])
+        assert scores[f"p{person:02d}"] == pytest.approx(expected, abs=1e-5)
+    assert list(scores.values()) == sorted(scores.values(), reverse=True) and len(scores) == 30
 
 
 def test_names(path):
@@ -144,7 +121,7 @@ def test_names(path):
     for number, name in enumerate(NAMES):
         store.enroll(name, voice(number))
     kept = [name.strip() for name in NAMES]
-    assert {one.name for one in store.people()} == set(kept)
+    assert set(names_of(store)) == set(kept)
     assert [nearest(store, voice(number)) for number in range(len(NAMES))] == kept
     # Composed and decomposed letters are the same name.
     assert store.enroll("Zoe\u0308 O'Brien", voice(50)) == 2
@@ -158,12 +135,8 @@ def test_bad_embeddings(path):
     store = opened(path)
     ones = np.ones((1, DIM))
     bad = [np.zeros((1, 3)), np.zeros((0, DIM)), np.full((1, DIM), np.nan)]
-    for embeddings, weights in [
-        *((one, None) for one in bad),
-        (ones, [1.0, 1.0]),
-        (ones, [0.0]),
-        (ones, [np.inf]),
-    ]:
+    cases = [(embeddings, None) for embeddings in bad]
+    for embeddings, weights in [*cases, (ones, [1.0, 1.0]), (ones, [0.0]), (ones, [np.inf])]:
         with pytest.raises(StoreError, match="expected"):
             store.enroll("Ada", embeddings, weights)
     assert store.people() == [] and store.identify(voice(0)) == []
@@ -188,7 +161,7 @@ def test_kill(path):
         while receiver.poll():
             last = receiver.recv()
     store = opened(path)
-    there = {one.name: one.recordings for one in store.people()}
+    there = {person.name: person.recordings for person in store.people()}
     # The last transaction is complete or absent.
     assert set(there) - {f"p{last + 1}"} == {f"p{number}" for number in range(last + 1)}
     assert set(there.values()) == {2}
@@ -199,40 +172,40 @@ def test_kill(path):
 @needs_fork
 def test_simultaneous_enrolments(path):
     def enrol() -> None:
-        opened(path).enroll("Ada", voice(0, 3), None, [{"digest": digest} for digest in "abc"])
+        opened(path).add([recording("Ada", voice(0), digest=digest) for digest in "abc"])
 
     processes = [FORK.Process(target=enrol) for _ in range(20)]
-    for one in processes:
-        one.start()
-    for one in processes:
-        one.join(60)
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
     store = opened(path)
-    assert len(store.recordings("Ada")) == 3 and {one.exitcode for one in processes} == {0}
+    assert len(store.recordings("Ada")) == 3
     opened(path).remove("Ada")
     assert store.identify(voice(0)) == []
 
 
 def test_reembed(path, tmp_path):
-    def embed(one):
-        if one.source == "gone.wav":
+    def embed(recording):
+        if recording.source == "gone.wav":
             raise ValueError("gone.wav: cannot be read")
-        return np.arange(4) + one.weight
+        return np.arange(4) + recording.weight
 
-    store = opened(path, model="old.pt")
+    store = opened(path, StoreModel("model", DIM, "old.pt"))
     other = opened(path)
-    store.enroll("Ada", voice(0, 2), [1.0, 2.0], [{"source": "a.wav"}, {"source": "b.wav"}])
-    store.enroll("Bo", voice(1), [1.0], [{"source": "gone.wav"}])
+    store.add([recording("Ada", voice(0), 1.0), recording("Ada", voice(1), 2.0)])
+    store.add([recording("Bo", voice(1), source="gone.wav")])
     before = path.read_bytes()
-    for other_model in ({"fingerprint": "other"}, {"embedding_dim": 8}):
+    for other_model in (StoreModel("other", DIM, "new.pt"), StoreModel("model", 8, "new.pt")):
         with pytest.raises(StoreError, match=r"old.pt .*`speakernet people reembed --model new.pt"):
-            opened(path, model="new.pt", **other_model)
+            opened(path, other_model)
+    new = StoreModel("new", 4)
     with pytest.raises(StoreError, match=r"1 of 3 recordings .* Bo: gone.wav"):
-        store.reembed(embed, fingerprint="new", embedding_dim=4)
+        store.reembed(embed, new)
     assert path.read_bytes() == before and backups_of(path) == []
-    problems = store.reembed(embed, fingerprint="new", embedding_dim=4, drops_missing=True)
-    assert problems == ["Bo: gone.wav: cannot be read"] and [
-        one.name for one in store.people()
-    ] == ["Ada"]
+    assert store.reembed(embed, new, drops_missing=True) == ["Bo: gone.wav: cannot be read"]
+    assert names_of(store) == ["Ada"]
     np.testing.assert_array_equal(store.recordings("Ada")[1].embedding, np.arange(4) + 2)
     assert nearest(store, np.ones(4)) == "Ada"
     store.export(tmp_path / "out.json")
@@ -241,10 +214,9 @@ def test_reembed(path, tmp_path):
         with pytest.raises(StoreError, match="different model"):
             ask()
     (backup,) = backups_of(path)
-    assert {one.name for one in opened(backup).people()} == {"Ada", "Bo"}
-    assert os.name != "posix" or {one.stat().st_mode & 0o777 for one in tmp_path.iterdir()} == {
-        0o600
-    }
+    assert names_of(opened(backup)) == ["Ada", "Bo"]
+    if os.name == "posix":
+        assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o600}
 
 
 @with_and_without_key
@@ -252,20 +224,15 @@ def test_purge(path, tmp_path, key):
     secret = voice(7777, 40)
     store = opened(path, key=key)
     for person in range(40):
-        store.enroll(
-            f"person{person}", voice(person, 3), None, [{"source": f"place{person}.wav"}] * 3
-        )
-    store.enroll(
-        "Melusine Purged",
-        secret,
-        None,
-        [{"source": "hidden/melusine.wav", "warnings": "noisy"}] * 40,
-    )
-    store.reembed(lambda one: one.embedding, fingerprint="model", embedding_dim=DIM)
+        store.enroll(f"person{person}", voice(person, 3))
+    how = {"source": "hidden/melusine.wav", "warnings": "noisy"}
+    store.add([recording("Melusine Purged", row, **how) for row in secret])
+    store.reembed(lambda recording: recording.embedding, MODEL)
     embeddings = [row.tobytes() for row in secret]
     names = [b"Melusine", b"melusine.wav"]
-    content = b"".join(one.read_bytes() for one in tmp_path.iterdir())
-    assert [trace in content for trace in (*names, *embeddings)] == [True] * 2 + [key is None] * 40
+    content = b"".join(file.read_bytes() for file in tmp_path.iterdir())
+    assert all(name in content for name in names)
+    assert [row in content for row in embeddings] == [key is None] * 40
     assert store.remove("person7") == 3 and b"person7" in backups_of(path)[0].read_bytes()
     assert b"person7" not in path.read_bytes()
     (tmp_path / "p.db.half-backup-1").write_bytes(content)
@@ -275,7 +242,7 @@ def test_purge(path, tmp_path, key):
         store.purge("Melusine Purged")
     for file in tmp_path.iterdir():
         assert not any(trace in file.read_bytes() for trace in (*names, *embeddings)), file
-    assert {one.name for one in tmp_path.iterdir()} == {path.name, backups_of(path)[0].name}
+    assert {file.name for file in tmp_path.iterdir()} == {path.name, backups_of(path)[0].name}
 
 
 def test_replaced_file(path, tmp_path):
@@ -311,8 +278,8 @@ def test_keys(path, tmp_path):
             opened(path, key=key)
     assert opened(path, key="right").identify(voice(0))[0] == ("Ada", pytest.approx(1.0, abs=1e-5))
     # Without the key, people can be listed and removed but not read.
-    store = opened_for_any_model(path)
-    assert [one.name for one in store.people()] == ["Ada"] and store.facts["is_encrypted"]
+    store = PeopleStore(path)
+    assert names_of(store) == ["Ada"] and store.facts["is_encrypted"]
     for ask in (store.recordings, lambda: store.export(tmp_path / "x.json")):
         with pytest.raises(StoreKeyError, match=r"p.db"):
             ask()
@@ -340,9 +307,7 @@ def test_authenticated_names(path, is_old):
         columns = "SELECT id, person, embedding, weight, digest FROM recordings"
         for row, person, content, weight, digest in connection.execute(columns).fetchall():
             name = "Bo" if person == 1 else "Ada"
-            forged = people._place(
-                person, people.StoredRecording(name, np.empty(0), weight, digest=digest)
-            )
+            forged = people._place(person, recording(name, np.empty(0), weight, digest=digest))
             checksum = zlib.crc32(content, zlib.crc32(forged))
             connection.execute("UPDATE recordings SET checksum = ? WHERE id = ?", [checksum, row])
     with pytest.raises(StoreKeyError):
@@ -361,15 +326,16 @@ def test_a_changed_weight_is_noticed(path):
 def test_stores_of_0_3(path, weight):
     """Their checksums cover only embedding and name; the next enrolment renews them."""
     store = opened(path)
-    store.enroll("Ada", voice(1, 2), [3.0, 1.0], [{"digest": "a"}, {"digest": "b"}])
+    rows = zip(voice(1, 2), (3.0, 1.0), "ab", strict=True)
+    store.add([recording("Ada", row, weight, digest=digest) for row, weight, digest in rows])
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
         for row, content in connection.execute("SELECT id, embedding FROM recordings").fetchall():
             checksum = zlib.crc32(content, zlib.crc32(b"Ada"))
             connection.execute("UPDATE recordings SET checksum = ? WHERE id = ?", [checksum, row])
         connection.execute("PRAGMA user_version = 2")
-    assert [one.weight for one in store.recordings()] == [3.0, 1.0]
-    store.enroll("Bo", voice(2))
-    assert [one.weight for one in opened(path).recordings("Ada")] == [3.0, 1.0]
+    for _ in range(2):
+        assert [kept.weight for kept in opened(path).recordings("Ada")] == [3.0, 1.0]
+        store.enroll("Bo", voice(2))
     run_sql(path, "UPDATE recordings SET weight = 2 WHERE id = 1")
     with pytest.raises(StoreError, match="Ada"):
         store.recordings()
@@ -387,21 +353,18 @@ def test_stores_of_0_2(path, key):
     before = path.read_bytes()
     store = opened(path, key=key)
     assert store.identify(voice(2), top=1)[0] == ("Bo", pytest.approx(1.0, abs=1e-5))
-    assert [one.digest for one in store.recordings()] == [
-        "",
-        "",
-        "",
-    ] and path.read_bytes() == before
+    assert [kept.digest for kept in store.recordings()] == [""] * 3
+    assert path.read_bytes() == before
     for _ in range(2):
-        assert store.enroll("Ada", voice(1), None, [{"digest": "a"}]) == 3
-    np.testing.assert_array_equal(
-        opened(path, key=key).recordings("Ada")[0].embedding, voice(1, 2)[0]
-    )
+        assert store.add([recording("Ada", voice(1), digest="a")]) == 3
+    kept = opened(path, key=key).recordings("Ada")[0]
+    np.testing.assert_array_equal(kept.embedding, voice(1, 2)[0])
     assert len(store.purge("Bo")) == 1
     # Names that only 0.2.0 allowed can be removed, even without the key.
-    old_store(path.with_name("old.db"), key)
-    run_sql(path.with_name("old.db"), "UPDATE people SET name = '..' WHERE name = 'Ada'")
-    assert opened_for_any_model(path.with_name("old.db")).remove("..") == 2
+    old = path.with_name("old.db")
+    old_store(old, key)
+    run_sql(old, "UPDATE people SET name = '..' WHERE name = 'Ada'")
+    assert PeopleStore(old).remove("..") == 2
 
 
 def test_secrets(tmp_path, monkeypatch):
@@ -414,12 +377,9 @@ def test_secrets(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "empty").write_text("\n")
     (tmp_path / "long").write_text("x" * 5000)
-    for bad in (
-        *(tmp_path / name for name in ("fifo", "empty", "long", "absent", ".")),
-        Path("/dev/zero"),
-    ):
-        with pytest.raises(ValueError, match=str(bad)):
-            read_secret(bad, "S")
+    for name in ("fifo", "empty", "long", "absent", ".", "/dev/zero"):
+        with pytest.raises(ValueError, match=str(tmp_path / name)):
+            read_secret(tmp_path / name, "S")
 
 
 def test_other_files(tmp_path):
@@ -430,22 +390,27 @@ def test_other_files(tmp_path):
     run_sql(tmp_path / "newer.db", *settings, "CREATE TABLE people (name TEXT)")
     with zipfile.ZipFile(tmp_path / "zip.db", "w") as archive:
         archive.writestr("a", "b")
-    before = {one: one.read_bytes() for one in tmp_path.iterdir()}
+    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
     for name in ("text.db", "other.db", "newer.db", "zip.db", "."):
         with pytest.raises(StoreError, match=str(tmp_path / name)):
             opened(tmp_path / name)
     for name in ("empty.db", "absent.db"):
-        for open_it in (opened_for_any_model, lambda path: opened(path, must_exist=True)):
+        for open_it in (PeopleStore, lambda path: opened(path, must_exist=True)):
             with pytest.raises(StoreError, match=f"{name}.*speakernet enroll"):
                 open_it(tmp_path / name)
-    assert {one: one.read_bytes() for one in tmp_path.iterdir()} == before
+    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
 def test_damaged_store(path):
     store = opened(path)
     for row in range(40):
         store.enroll(f"p{row}", voice(row, 2))
-    right = [store.identify(voice(person, 2)[0], top=3) for person in range(0, 40, 10)]
+
+    def answers() -> list:
+        asked = opened(path)
+        return [asked.identify(voice(person, 2)[0], top=3) for person in range(0, 40, 10)]
+
+    right = answers()
     whole = path.read_bytes()
     random = np.random.default_rng(5)
     refused = 0
@@ -456,9 +421,7 @@ def test_damaged_store(path):
         path.write_bytes(broken)
         try:
             # Names and embeddings have checksums, so any answer is right.
-            assert [
-                opened(path).identify(voice(person, 2)[0], top=3) for person in range(0, 40, 10)
-            ] == right
+            assert answers() == right
         except ValueError as error:
             refused += 1
             assert "p.db" in str(error)
@@ -481,6 +444,6 @@ def test_waiting_for_a_writer(path, monkeypatch):
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreError, match=r"p.db cannot be used .*locked"):
             store.enroll("Bo", voice(1))
-    assert [one.name for one in store.people()] == ["Ada"]
+    assert names_of(store) == ["Ada"]
     with pytest.raises(StoreError, match=r"inside.db"):
         opened(path / "inside.db")

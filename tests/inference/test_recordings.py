@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import speakernet
-from speakernet.cli import main
 from speakernet.data.audio import AudioError, encode_audio, read_audio, write_audio
 from speakernet.inference import recordings
 from speakernet.inference.recordings import Recording, chunks_of, inspect_recording, open_piped
@@ -37,21 +36,16 @@ def test_seconds_of_speech():
 
 
 @pytest.mark.parametrize(
-    ("audio", "rate", "expected"),
+    ("audio", "expected"),
     [
-        (speech(1.0), RATE, "too short"),
-        (np.clip(40 * speech(), -1, 1), RATE, "clipped"),
-        (speech() + noise(0.02), RATE, "noisy"),
-        (noise(0.1), RATE, "no speech: none was found in 4.00 s"),
-        (
-            0.1 * np.sin(np.arange(4 * RATE) / 9).astype(np.float32),
-            RATE,
-            "no speech: none was found in 4.00 s",
-        ),
+        (speech(1.0), "too short"),
+        (np.clip(40 * speech(), -1, 1), "clipped"),
+        (speech() + noise(0.02), "noisy"),
+        (noise(0.1), "no speech: none was found in 4.00 s"),
     ],
 )
-def test_warnings(audio, rate, expected):
-    assert expected in " ".join(inspect_recording(audio, sample_rate=rate).warnings)
+def test_warnings(audio, expected):
+    assert expected in " ".join(inspect_recording(audio, sample_rate=RATE).warnings)
 
 
 def test_truncated_file(tmp_path):
@@ -99,18 +93,13 @@ def test_long_recordings(tmp_path):
             return plain(self, start, num_samples)
 
     hour = Watched(**vars(recordings.open_recording(tmp_path / "hour.wav", None, RATE)))
-    assert (
-        hour.seconds == 3600
-        and sum(len(waveform) for _, waveform in hour.pieces()) == hour.num_samples
-    )
+    assert hour.seconds == 3600
+    assert sum(len(waveform) for _, waveform in hour.pieces()) == hour.num_samples
     assert max(longest) <= 60 * RATE and len(longest) == 60
-    long = np.tile(speech(), 60)
-    one = inspect_recording(speech(), sample_rate=RATE)
-    found = inspect_recording(long, sample_rate=RATE)
-    assert (
-        found.speech_seconds == pytest.approx(60 * one.speech_seconds, rel=0.05)
-        and found.warnings == ()
-    )
+    short = inspect_recording(speech(), sample_rate=RATE)
+    long = inspect_recording(np.tile(speech(), 60), sample_rate=RATE)
+    assert long.speech_seconds == pytest.approx(60 * short.speech_seconds, rel=0.05)
+    assert long.warnings == ()
 
 
 class Pipe(io.BytesIO):
@@ -135,7 +124,7 @@ def test_pipe(voices):
     np.testing.assert_array_equal(found, read_audio(voices / "s00/3.wav")[:3000])
 
 
-@pytest.mark.parametrize("size", [0, 0x7FFFF000, 0x80000000, 0xFFFFFFF0, 6000])
+@pytest.mark.parametrize("size", [0, 0x7FFFF000, 0xFFFFFFF0, 6000])
 def test_sizes_of_a_pipe(size):
     content = encode_audio(np.arange(3000, dtype=np.int16), RATE, "WAV")
     assert content[36:40] == b"data"
@@ -158,28 +147,19 @@ def test_a_recording_without_a_suffix(tmp_path):
     assert list(recordings.audio_inputs([str(tmp_path / "list")], RATE)[1]) == [str(recording)]
 
 
-def test_verify_while_reading(voices, uncalibrated, monkeypatch, capsys):
+def test_verify_while_reading(voices, uncalibrated, monkeypatch, call):
     content = endless((voices / "s00/3.wav").read_bytes())
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
-    enrolled = str(voices / "s00/4.wav")
-    model = str(uncalibrated)
-    for threshold, status in ((-1.0, 0), (1.0, 1)):
-        sys.stdin.buffer.seek(0)
-        options = ["--model", model, "--device", "cpu", "--threshold", str(threshold), "--json"]
-        assert main(["verify", "-", enrolled, *options]) == status
-        captured = capsys.readouterr()
-        wanted = speakernet.load(model, device="cpu").verify(
-            voices / "s00/3.wav", enrolled, threshold=threshold
-        )
-        assert json.loads(captured.out)["score"] == pytest.approx(wanted.score, abs=1e-5)
-        lines = captured.err.splitlines()
-        assert [line[:9] for line in lines if line.startswith("after")] == [
-            "after 1 s",
-            "after 2 s",
-            "after 3 s",
-        ]
-    sys.stdin.buffer.seek(0)
-    assert main(["verify", "-", enrolled, "--model", model]) == 2
+    enrolled = voices / "s00/4.wav"
+    command = f"verify - {enrolled} --model {uncalibrated}"
+    verifier = speakernet.load(uncalibrated, device="cpu")
+    for option, status in (("--threshold=-1.0", 0), ("--threshold=1.0", 1), ("", 2)):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+        actual, out, err = call(f"{command} --json {option}")
+        assert actual == status, err
+        if option:
+            expected = verifier.verify(voices / "s00/3.wav", enrolled, threshold=0.5)
+            assert json.loads(out)["score"] == pytest.approx(expected.score, abs=1e-5)
+            assert [f"after {seconds} s" in err for seconds in range(1, 5)] == [True] * 3 + [False]
 
 
 @pytest.mark.parametrize(

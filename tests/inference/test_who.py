@@ -8,7 +8,6 @@ import pytest
 import soundfile
 
 import speakernet
-from speakernet.cli import main
 from speakernet.data import speech
 from speakernet.data.audio import write_audio
 from speakernet.inference.recordings import open_recording
@@ -54,118 +53,69 @@ def by_energy(monkeypatch):
     monkeypatch.setattr(conversation, "HOP_SECONDS", 1.5)
 
 
-@pytest.fixture(scope="module")
-def store(voices, calibrated, tmp_path_factory):
-    path = tmp_path_factory.mktemp("store") / "people.db"
-    for speaker in (0, 7, 8, 9):
-        recordings = [str(voices / f"s{speaker:02d}" / f"{number}.wav") for number in range(3)]
-        assert (
-            main(
-                [
-                    "enroll",
-                    f"Voice {speaker}",
-                    *recordings,
-                    "--model",
-                    str(calibrated),
-                    "--store",
-                    str(path),
-                ]
-            )
-            == 0
-        )
-    return path
-
-
-def order_of(found):
-    return [turn.speaker for turn in found.turns]
+def order_of(conversation_found):
+    return [turn.speaker for turn in conversation_found.turns]
 
 
 def test_turns_and_names(meeting, calibrated, tmp_path):
     verifier = speakernet.load(calibrated, "cpu")
-    found = verifier.who(meeting / "meeting.wav", num_speakers=3)
-    assert order_of(found) == [f"speaker {one + 1}" for one in ORDER] and found.detector == "energy"
+    unnamed = verifier.who(meeting / "meeting.wav", num_speakers=3)
+    assert order_of(unnamed) == [f"speaker {voice + 1}" for voice in ORDER]
+    assert unnamed.detector == "energy"
     starts = np.arange(len(ORDER)) * (TURN_SECONDS + PAUSE_SECONDS) + PAUSE_SECONDS
-    assert np.abs([turn.start for turn in found.turns] - starts).max() < 0.3
+    assert np.abs([turn.start for turn in unnamed.turns] - starts).max() < 0.3
     people = verifier.people(tmp_path / "people.db")
     for label, name in (("speaker 1", "Ada"), ("speaker 2", "Bo")):
-        done = enroll_speaker(verifier, people, found, speaker_called(found, label), name)
+        done = enroll_speaker(verifier, people, unnamed, speaker_called(unnamed, label), name)
         assert (done.name, done.added, done.total) == (name, 1, 1)
     named = verifier.who(meeting / "meeting.wav", people, num_speakers=3)
-    assert order_of(named) == [["Ada", "Bo", "speaker 3"][one] for one in ORDER]
-    assert [one.posterior is None for one in named.speakers] == [False, False, True]
-    assert all(one.posterior > 0.5 for one in named.speakers[:2])
+    assert order_of(named) == [["Ada", "Bo", "speaker 3"][voice] for voice in ORDER]
+    posteriors = [speaker.posterior for speaker in named.speakers]
+    assert min(posteriors[:2]) > 0.5 and posteriors[2] is None
     samples, rate = soundfile.read(meeting / "meeting.wav", dtype="float32")
-    assert order_of(verifier.who(samples, sample_rate=rate, num_speakers=3)) == order_of(found)
+    as_array = verifier.who(samples, sample_rate=rate, num_speakers=3)
+    assert order_of(as_array) == order_of(unnamed)
 
 
-def test_command(meeting, calibrated, tmp_path, capsys):
-    people = tmp_path / "people.db"
+def test_command(meeting, calibrated, tmp_path, call):
     out = tmp_path / "out"
-    words = [
-        "who",
-        str(meeting / "meeting.wav"),
-        "--model",
-        str(calibrated),
-        "--store",
-        str(people),
-        "--speakers",
-        "3",
-    ]
-    assert (
-        main(
-            [*words, "--enroll", "speaker 3=Zoë <3", "--enroll", "speaker 1=Ada", "--out", str(out)]
-        )
-        == 0
+    command = (
+        f"who {meeting}/meeting.wav --model {calibrated} --store {tmp_path}/people.db "
+        f"--speakers 3 --out {out}"
     )
-    assert main([*words, "--out", str(out)]) == 0
-    kept = json.loads((out / "meeting.json").read_text())
-    assert [one["name"] for one in kept["speakers"]] == ["Ada", "speaker 2", "Zoë <3"]
+    assert call(f"{command} --enroll 'speaker 3=Zoë <3' --enroll 'speaker 1=Ada'")[0] == 0
+    assert call(command)[0] == 0
+    written = json.loads((out / "meeting.json").read_text())
+    assert [speaker["name"] for speaker in written["speakers"]] == ["Ada", "speaker 2", "Zoë <3"]
     page = (out / "meeting.html").read_text()
-    assert (
-        "Zoë \\u003c3" in page
-        and "data:audio/flac;base64," in page
-        and "__" not in page.split("base64")[0]
-    )
+    assert "Zoë \\u003c3" in page and "data:audio/flac;base64," in page
+    assert "__" not in page.split("base64")[0]
     rttm = (out / "meeting.rttm").read_text()
     assert rttm.count("\n") == len(ORDER) and "Zoë_<3" in rttm
-    capsys.readouterr()
-    assert (
-        main(["der", str(meeting / "truth.rttm"), str(out / "meeting.rttm"), "--collar", "0.3"])
-        == 0
-    )
-    table = capsys.readouterr().out.splitlines()
+    table = call(f"der {meeting}/truth.rttm {out}/meeting.rttm --collar 0.3")[1].splitlines()
     assert float(table[1].split()[1]) < 5 and "in 1 of 1" in table[2]
 
 
-def test_bad_input(meeting, calibrated, uncalibrated, store, tmp_path, capsys):
+def test_bad_input(meeting, calibrated, uncalibrated, store, tmp_path, call):
     write_audio(tmp_path / "silence.wav", np.zeros(32000, np.float32), 16000)
     (tmp_path / "words.json").write_text('[{"word": "a", "start": 2}]')
-    model = ["--model", str(calibrated)]
-    audio = str(meeting / "meeting.wav")
-    assert main(["who", str(tmp_path / "silence.wav"), *model, "--out", str(tmp_path / "out")]) == 0
+    model = f"--model {calibrated}"
+    audio = meeting / "meeting.wav"
+    assert call(f"who {tmp_path}/silence.wav {model} --out {tmp_path}/out")[0] == 0
     assert (tmp_path / "out" / "silence.rttm").read_text() == ""
-    capsys.readouterr()
-    for words, part in {
-        (audio, *model, "--speakers", "99"): "99 speakers",
-        (audio, *model, "--speakers", "0"): "--speakers",
-        (audio, *model, "--speakers", "3", "--max-speakers", "2"): "--max-speakers 2",
-        (audio, *model, "--enroll", "speaker 1", "--store", str(store)): "SPEAKER=NAME",
-        (audio, "--model", str(uncalibrated), "--store", str(store)): "speakernet calibrate",
-        (audio, *model, "--enroll", "speaker 9=Zoë", "--store", str(store)): "speaker 9",
-        (audio, *model, "--enroll", "speaker 1=Zoë"): "--store",
-        (
-            audio,
-            *model,
-            "--transcript",
-            str(tmp_path / "words.json"),
-            "--out",
-            str(tmp_path),
-        ): "words.json",
-        (str(tmp_path / "none.wav"), *model): "none.wav",
+    for words, value in {
+        f"{audio} {model} --speakers 99": "99 speakers",
+        f"{audio} {model} --speakers 0": "--speakers",
+        f"{audio} {model} --speakers 3 --max-speakers 2": "--max-speakers 2",
+        f"{audio} {model} --enroll 'speaker 1' --store {store}": "SPEAKER=NAME",
+        f"{audio} --model {uncalibrated} --store {store}": "speakernet calibrate",
+        f"{audio} {model} --enroll 'speaker 9=Zoë' --store {store}": "speaker 9",
+        f"{audio} {model} --enroll 'speaker 1=Zoë'": "--store",
+        f"{audio} {model} --transcript {tmp_path}/words.json --out {tmp_path}": "words.json",
+        f"{tmp_path}/none.wav {model}": "none.wav",
     }.items():
-        assert main(["who", *words]) == 1, words
-        out, err = capsys.readouterr()
-        assert out == "" and part in err and "Traceback" not in err, err
+        status, out, err = call(f"who {words}")
+        assert (status, out) == (1, "") and value in err and "Traceback" not in err, err
 
 
 def test_clusters():
@@ -174,7 +124,7 @@ def test_clusters():
     rows = np.eye(24)[truth] + 0.12 * random.standard_normal((400, 24))
     units = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
     first = {label: rank for rank, label in enumerate(dict.fromkeys(truth.tolist()))}
-    expected = np.array([first[one] for one in truth])
+    expected = np.array([first[label] for label in truth])
     for how in ({}, {"num_speakers": 4}):
         assert (cluster(units, **how) == expected).all()
     assert cluster(units, max_speakers=2).max() == 1
@@ -215,18 +165,18 @@ def test_overlaps():
     assert found == [Turn(0.0, 3.2, "a"), Turn(2.8, 3.7, "b"), Turn(3.3, 6.5, "a")]
 
 
-def test_pipe(meeting, calibrated, monkeypatch, capsys):
+def test_pipe(meeting, calibrated, monkeypatch, call):
     class Pipe:
         buffer = io.BytesIO((meeting / "meeting.wav").read_bytes())
 
     monkeypatch.setattr("sys.stdin", Pipe)
     monkeypatch.setattr(live, "PAUSE_SECONDS", 0.4)
-    assert main(["who", "-", "--model", str(calibrated)]) == 0
-    rows = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
+    status, out, _ = call(f"who - --model {calibrated}")
+    rows = [line.split(maxsplit=2) for line in out.splitlines()]
     starts = np.arange(len(ORDER)) * (TURN_SECONDS + PAUSE_SECONDS) + PAUSE_SECONDS
-    assert len(rows) >= len(ORDER) and all(
-        np.abs(starts - float(row[0])).min() < TURN_SECONDS for row in rows
-    )
+    assert status == 0 and len(rows) >= len(ORDER)
+    begun = np.array([float(row[0]) for row in rows])
+    assert np.abs(starts - begun[:, None]).min(axis=1).max() < TURN_SECONDS
     assert float(rows[-1][1]) == pytest.approx(starts[-1] + TURN_SECONDS, abs=0.4)
 
 
@@ -235,12 +185,9 @@ def test_each_name_goes_to_one_voice():
         conversation.Speaker(name, f"speaker {row}", 1.0, 0.9, score, np.zeros(2), "")
         for row, (name, score) in enumerate([("Ada", 0.5), ("speaker 1", 0.1), ("Ada", 0.7)])
     ]
-    named = conversation._named_once(voices)
-    assert [(one.name, one.posterior) for one in named] == [
-        ("speaker 0", None),
-        ("speaker 1", 0.9),
-        ("Ada", 0.9),
-    ]
+    named = conversation._name_once(voices)
+    assert [speaker.name for speaker in named] == ["speaker 0", "speaker 1", "Ada"]
+    assert [speaker.posterior for speaker in named] == [None, 0.9, 0.9]
 
 
 def test_equal_windows_are_one_speaker():
@@ -262,70 +209,59 @@ def voices_around(count, windows_each):
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
-def test_more_voices_than_the_bound():
-    for count, bound, has_more in (
-        (12, 10, True),
-        (10, 10, False),
-        (11, 10, True),
-        (3, 10, False),
-        (2, 1, True),
-    ):
-        labels, more = cluster_up_to(
-            voices_around(count, 12), num_speakers=None, max_speakers=bound
-        )
-        assert (more, labels.max() + 1) == (has_more, min(count, bound)), count
+@pytest.mark.parametrize(
+    ("count", "bound", "has_more"), [(12, 10, True), (10, 10, False), (2, 1, True)]
+)
+def test_more_voices_than_the_bound(count, bound, has_more):
+    units = voices_around(count, 12)
+    labels, more = cluster_up_to(units, num_speakers=None, max_speakers=bound)
+    assert (more, labels.max() + 1) == (has_more, min(count, bound))
     # A number that was given is no bound.
-    labels, more = cluster_up_to(voices_around(12, 12), num_speakers=4, max_speakers=10)
-    assert labels.max() == 3 and not more
+    labels, more = cluster_up_to(units, num_speakers=2, max_speakers=bound)
+    assert labels.max() == 1 and not more
+
+
+def warnings_in(caplog):
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
 
 
 def test_the_bound_is_named(meeting, calibrated, caplog):
     verifier = speakernet.load(calibrated, "cpu")
     assert len(verifier.who(meeting / "meeting.wav", max_speakers=2).speakers) == 2
-    (record,) = [one for one in caplog.records if one.levelname == "WARNING"]
-    assert "--max-speakers" in record.getMessage() and "more than 2" in record.getMessage()
+    (warning,) = warnings_in(caplog)
+    assert "--max-speakers" in warning and "more than 2" in warning
     caplog.clear()
     verifier.who(meeting / "meeting.wav", num_speakers=2)
-    assert not [one for one in caplog.records if one.levelname == "WARNING"]
+    assert not warnings_in(caplog)
 
 
-def test_enrolment_is_checked(meeting, calibrated, tmp_path, caplog, capsys):
-    model = str(calibrated)
-    audio = str(meeting / "meeting.wav")
+def test_enrolment_is_checked(meeting, calibrated, tmp_path, caplog, call):
     store = tmp_path / "people.db"
-    words = ["who", audio, "--model", model, "--store", str(store), "--speakers", "3"]
+    command = f"who {meeting}/meeting.wav --model {calibrated} --store {store} --speakers 3"
     # Two voices under one name, then a known voice under another name.
-    assert main([*words, "--enroll", "speaker 1=Ada", "--enroll", "speaker 2=Ada"]) == 0
-    (warning,) = [
-        one.getMessage()
-        for one in caplog.records
-        if one.levelname == "WARNING" and "Ada" not in one.msg
-    ][-1:]
-    assert "speaker 2" in warning and "other recordings" in warning
-    verifier = speakernet.load(calibrated, "cpu")
+    assert call(f"{command} --enroll 'speaker 1=Ada' --enroll 'speaker 2=Ada'")[0] == 0
+    assert "speaker 2" in warnings_in(caplog)[-1] and "other recordings" in warnings_in(caplog)[-1]
     store.unlink()
-    assert main([*words, "--enroll", "speaker 1=Ada"]) == 0
+    assert call(f"{command} --enroll 'speaker 1=Ada'")[0] == 0
     caplog.clear()
-    assert main([*words, "--enroll", "Ada=Bo"]) == 0
-    assert any("'Ada'" in one.getMessage() for one in caplog.records if one.levelname == "WARNING")
-    assert [one.name for one in verifier.people(store).people()] == ["Ada", "Bo"]
+    assert call(f"{command} --enroll Ada=Bo")[0] == 0
+    assert "'Ada'" in " ".join(warnings_in(caplog))
     # The same voice again is skipped.
     caplog.clear()
-    assert main([*words, "--enroll", "speaker 1=Ada"]) == 0
-    assert any("already enrolled" in one.getMessage() for one in caplog.records)
-    assert [one.recordings for one in verifier.people(store).people()] == [1, 1]
+    assert call(f"{command} --enroll 'speaker 1=Ada'")[0] == 0
+    assert "already enrolled" in " ".join(warnings_in(caplog))
+    everybody = speakernet.load(calibrated, "cpu").people(store).people()
+    assert [(person.name, person.recordings) for person in everybody] == [("Ada", 1), ("Bo", 1)]
 
 
-def test_nothing_is_enrolled_without_output(meeting, calibrated, tmp_path, capsys):
-    words = ["who", str(meeting / "meeting.wav"), "--model", str(calibrated), "--speakers", "3"]
+def test_nothing_is_enrolled_without_output(meeting, calibrated, tmp_path, call):
+    command = f"who {meeting}/meeting.wav --model {calibrated} --speakers 3"
     blocked = tmp_path / "file"
     blocked.write_text("")
-    for number, more in enumerate(
-        (["--enroll", "speaker 9=Zoe"], ["--enroll", "speaker 1=Zoe", "--out", str(blocked)])
-    ):
-        store = tmp_path / f"{number}.db"
-        assert main([*words, *more, "--store", str(store)]) == 1
-        assert not store.exists() and capsys.readouterr().out == ""
+    store = tmp_path / "new.db"
+    for words in ("--enroll 'speaker 9=Zoe'", f"--enroll 'speaker 1=Zoe' --out {blocked}"):
+        status, out, _ = call(f"{command} {words} --store {store}")
+        assert (status, out) == (1, "") and not store.exists()
     # The output is there even if the store cannot be written.
-    assert main([*words, "--enroll", "speaker 1=Zoe", "--store", str(blocked / "people.db")]) == 1
-    assert capsys.readouterr().out.count("SPEAKER") == len(ORDER)
+    status, out, _ = call(f"{command} --enroll 'speaker 1=Zoe' --store {blocked}/people.db")
+    assert status == 1 and "SPEAKER" in out

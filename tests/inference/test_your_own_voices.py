@@ -27,7 +27,8 @@ def test_cells(repository, speak, uncalibrated, tmp_path, monkeypatch, capsys):
     shown = [shown_by(cell, names) for cell in cells]
     out = capsys.readouterr().out
     assert re.findall(r"exit status (\d)", out) == ["0"] * 5
-    assert [one.axes[0].has_data() for one in shown if isinstance(one, Figure)] == [True]
+    (figure,) = (value for value in shown if isinstance(value, Figure))
+    assert figure.axes[0].has_data()
     assert re.search(r"trials.txt: EER \d", out)
     assert re.search(r"of pairs of two people pass, .* of pairs of one person are refused", out)
     assert out.count("same speaker: score") == 1

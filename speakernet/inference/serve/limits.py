@@ -106,16 +106,11 @@ class Budget:
         self._lock = threading.Lock()
 
     def take(self, size: int) -> None:
-        """Reserve this many bytes, or refuse the request."""
+        """Reserve this many bytes, or refuse the request; a negative number releases them."""
         with self._lock:
             if size > self.left:
                 raise busy("too much audio at once")
             self.left -= size
-
-    def give_back(self, size: int) -> None:
-        """Release this many bytes."""
-        with self._lock:
-            self.left += size
 
     @contextlib.contextmanager
     def hold(self, size: int) -> Iterator[None]:
@@ -124,7 +119,7 @@ class Budget:
         try:
             yield
         finally:
-            self.give_back(size)
+            self.take(-size)
 
 
 class _Body:
@@ -160,10 +155,8 @@ class _Body:
 
     async def receive(self) -> Message:
         """The next piece, as an ASGI application expects it."""
-        if self._messages:
-            # Not kept: the application makes its own copy.
-            return self._messages.popleft()
-        return await self._receive_from_network()
+        # Not kept: the application makes its own copy.
+        return self._messages.popleft() if self._messages else await self._receive_from_network()
 
 
 class Guard:
@@ -212,7 +205,7 @@ class Guard:
             refusal = error if isinstance(error, ApiError) else too_slow(limits)
             await refusal.response()(scope, receive, answer)
         finally:
-            self.budget.give_back(body.num_bytes)
+            self.budget.take(-body.num_bytes)
 
     async def _await_body(self, body: "_Body") -> None:
         """Wait until the body is complete; it is refused if too many others wait for theirs."""

@@ -41,10 +41,15 @@ import speakernet
 from speakernet.data.audio import EXPECTED, AudioError, crop_of_file, open_audio_bytes
 from speakernet.files import read_secret, reading
 from speakernet.inference.channels import choose_of_file
-from speakernet.inference.decision import MIN_TEST_SECONDS, DecisionRule, NotCalibratedError
+from speakernet.inference.decision import (
+    MIN_TEST_SECONDS,
+    DecisionLimits,
+    DecisionRule,
+    NotCalibratedError,
+)
 from speakernet.inference.identification import Identification
 from speakernet.inference.people import PeopleStore, checked_name, normal_name
-from speakernet.inference.recordings import MIN_ENROL_SECONDS, Recording
+from speakernet.inference.recordings import MIN_ENROL_SECONDS, Heard, Recording
 from speakernet.inference.serve.batching import Batcher
 from speakernet.inference.serve.limits import (
     DEADLINE,
@@ -58,14 +63,8 @@ from speakernet.inference.serve.limits import (
     is_new,
     too_slow,
 )
-from speakernet.inference.verifier import (
-    Heard,
-    SpeakerStream,
-    SpeakerVerifier,
-    enroll,
-    identify,
-    load,
-)
+from speakernet.inference.streams import SpeakerStream
+from speakernet.inference.verifier import SpeakerVerifier, enroll, identify, load
 
 logger = logging.getLogger(__name__)
 
@@ -164,15 +163,13 @@ class Service:
     def _rule_for_page(self) -> Answer:
         """What the page needs to decide as `DecisionRule` does; `decision` is that at score 0."""
         rule = self.verifier.rule
-        calibration = None
-        if rule.calibration is not None:
-            least, most = rule.bounds
-            calibration = {
-                "weight": float(rule.calibration.weights[0]),
-                "offset": float(rule.calibration.offset),
-                "least": least,
-                "most": most,
-            }
+        fitted = rule.calibration
+        calibration = fitted and {
+            "weight": float(fitted.weights[0]),
+            "offset": float(fitted.offset),
+            "least": rule.bounds[0],
+            "most": rule.bounds[1],
+        }
         return {
             "decision": self._decide(0.0),
             "calibration": calibration,
@@ -182,10 +179,8 @@ class Service:
     async def file(self, request: Request) -> Response:
         """Return a file of the page."""
         name = request.url.path[1:] or "page.html"
-        content = (
-            self.files.get(name)
-            or (resources.files("speakernet.inference.serve") / "page" / name).read_bytes()
-        )
+        page = resources.files("speakernet.inference.serve") / "page" / name
+        content = self.files.get(name) or page.read_bytes()
         return Response(content, media_type=MEDIA_TYPES.get(name.rpartition(".")[2]))
 
     def verify(
@@ -196,19 +191,18 @@ class Service:
         threshold: Threshold = None,
     ) -> Answer:
         """Decide whether two clips are of the same person, and how certain that is."""
+        limits = DecisionLimits(false_accept_rate=false_accept_rate, threshold=threshold)
         # Checked first, so that no clip is decoded for nothing.
-        self._decide(0.0, false_accept_rate, threshold)
+        self._decide(0.0, limits)
         with self._opened([first, second]) as (heard, clips):
             score, rule, seconds = self.verifier.compared(heard)
-        return {**self._decide(score, false_accept_rate, threshold, rule, seconds), "clips": clips}
+        return {**self._decide(score, limits, rule, seconds), "clips": clips}
 
     def embed(self, audio: UploadFile) -> Answer:
         """Embed the speech of a clip, for /compare."""
         with self._opened([audio]) as (heard, clips):
-            return {
-                "embedding": self.verifier.embed(heard[0].recording)[0].tolist(),
-                "clips": clips,
-            }
+            embedding = self.verifier.embed(heard[0].recording)[0]
+        return {"embedding": embedding.tolist(), "clips": clips}
 
     def compare(
         self, first: Annotated[list[float], Body()], second: Annotated[list[float], Body()]
@@ -218,11 +212,9 @@ class Service:
 
     def people(self) -> Answer:
         """List the enrolled people."""
+        people = self._store().people()
         return {
-            "people": [
-                {"name": person.name, "recordings": person.recordings}
-                for person in self._store().people()
-            ]
+            "people": [{"name": person.name, "recordings": person.recordings} for person in people]
         }
 
     def enrol(self, name: Annotated[str, Form()], audio: Clips) -> Answer:
@@ -241,9 +233,11 @@ class Service:
 
     def remove(self, name: str) -> Answer:
         """Remove a person, overwriting their data in the store and its backups."""
+        # Purged, not only removed: whoever deletes a voice over HTTP cannot look for backups.
         store = self._store()
         name = normal_name(name)
-        if not (num_recordings := len(store.recordings(name))):
+        num_recordings = len(store.recordings(name))
+        if not num_recordings:
             raise ApiError(404, "unknown_person", f"nobody is enrolled as {name!r}")
         store.purge(name)
         return {"name": name, "recordings": num_recordings}
@@ -274,23 +268,20 @@ class Service:
                 advice = str(error)
                 nearest = tuple(store.identify(self.verifier.embed(heard[0].recording), top))
                 answer = Identification(None, None, nearest, len(store), None)
-        has_odds = answer.decision is not None and answer.decision.is_made
+        decision = answer.decision
+        candidates = []
+        for name, score in answer.candidates:
+            ratio = None
+            if decision is not None and decision.is_made:
+                ratio = self.verifier.rule.log_likelihood_ratio(score)
+            candidates.append({"name": name, "score": score, "log_likelihood_ratio": ratio})
         return {
             "name": answer.name,
-            "threshold": answer.decision and answer.decision.threshold,
+            "threshold": decision and decision.threshold,
             "stranger_rate": answer.stranger_rate,
             "is_calibrated": self.verifier.is_calibrated,
             "advice": advice,
-            "candidates": [
-                {
-                    "name": name,
-                    "score": score,
-                    "log_likelihood_ratio": self.verifier.rule.log_likelihood_ratio(score)
-                    if has_odds
-                    else None,
-                }
-                for name, score in answer.candidates
-            ],
+            "candidates": candidates,
             "clips": clips,
         }
 
@@ -314,26 +305,25 @@ class Service:
     def feed_stream(self, identity: str, content: Annotated[bytes, Depends(body_of)]) -> Answer:
         """Add samples: 16 bits, little-endian, one channel."""
         live = self._stream(identity)
-        limit = self.limits.chunk_seconds
-        state = None
+        stream = live.stream
         if len(content) % 2:
             raise ApiError(
                 422, "bad_samples", f"{len(content)} bytes; expected whole 16-bit samples, mono"
             )
-        if len(content) > 2 * limit * live.stream.sample_rate:
+        limit = self.limits.chunk_seconds
+        if len(content) > 2 * limit * stream.sample_rate:
             raise ApiError(
                 413, "too_long", f"{len(content)} bytes; send at most {limit:g} s per request"
             )
         with live.lock:
-            states = live.stream.add(np.frombuffer(content, dtype="<i2").astype(np.int16))
+            states = stream.add(np.frombuffer(content, dtype="<i2").astype(np.int16))
             live.last_used = time.monotonic()
+            state = None
             last = states[-1] if states else None
             if last is not None and last.score is not None:
-                decided = self._decide(
-                    last.score, **live.stream.limits, speech_seconds=last.speech_seconds
-                )
+                decided = self._decide(last.score, stream.limits, None, last.speech_seconds)
                 state = {"seconds": last.seconds, **decided}
-            return {"seconds": live.stream.seconds, "state": state}
+            return {"seconds": stream.seconds, "state": state}
 
     def close_stream(self, identity: str) -> Answer:
         """Close a stream."""
@@ -345,33 +335,32 @@ class Service:
     def _decide(
         self,
         score: float,
-        false_accept_rate: float | None = None,
-        threshold: float | None = None,
+        limits: DecisionLimits | None = None,
         rule: DecisionRule | None = None,
         speech_seconds: float | None = None,
     ) -> Answer:
         """A decision; without a calibration or threshold, the score and advice."""
+        limits = limits or {}
+        rule = rule or self.verifier.rule
         try:
-            decision = (rule or self.verifier.rule).decide(
-                score,
-                false_accept_rate=false_accept_rate,
-                threshold=threshold,
-                speech_seconds=speech_seconds,
-            )
+            decision = rule.decide(score, **limits, speech_seconds=speech_seconds)
             return {**vars(decision), "advice": None}
         except NotCalibratedError as error:
-            if false_accept_rate is not None:
+            if limits.get("false_accept_rate") is not None:
                 raise
-            unknown = dict.fromkeys(
-                ("log_likelihood_ratio", "same_speaker", "threshold", "false_accept_rate")
-            )
             return {
                 "score": score,
-                **unknown,
+                "log_likelihood_ratio": None,
+                "same_speaker": None,
+                "threshold": None,
+                "false_accept_rate": None,
                 "speech_seconds": speech_seconds,
                 "advice": str(error),
             }
 
+    # The verifier of a server is a copy whose embedding goes through the batcher, so that verify,
+    # identify and enrol are the functions that the commands call: only where the network runs
+    # differs, not what is decided.
     def _embed_together(self, recordings: Sequence[Recording]) -> Tensor:
         """Embeddings (recordings, dim), batched with those of other requests; stops at the
         request's deadline.
@@ -395,54 +384,47 @@ class Service:
         """The speech of the files and facts about each; their memory counts against the budget
         during the block.
         """
-        with contextlib.ExitStack() as held:
-            decoded = [self._decoded(upload, held) for upload in uploads]
-            heard = [
-                self.verifier.hear(recording, min_speech_seconds=min_speech_seconds)
-                for recording in decoded
-            ]
-            clips = [
-                {
-                    "seconds": round(quality.seconds, 3),
-                    "speech_seconds": round(quality.speech_seconds, 3),
-                    "warnings": quality.warnings,
-                }
-                for _, quality in heard
-            ]
+        heard = []
+        clips: list[Answer] = []
+        with contextlib.ExitStack() as reserved:
+            # All are decoded first, so that nothing is inspected for nothing.
+            for recording in [self._decoded(upload, reserved) for upload in uploads]:
+                heard.append(self.verifier.hear(recording, min_speech_seconds=min_speech_seconds))
+                quality = heard[-1].quality
+                clips.append(
+                    {
+                        "seconds": round(quality.seconds, 3),
+                        "speech_seconds": round(quality.speech_seconds, 3),
+                        "warnings": quality.warnings,
+                    }
+                )
             yield heard, clips
 
-    def _decoded(self, upload: UploadFile, held: contextlib.ExitStack) -> Recording:
+    def _decoded(self, upload: UploadFile, reserved: contextlib.ExitStack) -> Recording:
         # Made safe for messages: without folders, short and printable.
         name = (upload.filename or "clip").replace("\\", "/").rpartition("/")[2][:100]
         name = "".join(letter if letter.isprintable() else "?" for letter in name)
-        limits = self.limits
+        limit = self.limits.clip_seconds
         rate = self.verifier.sample_rate
-        file, info = open_audio_bytes(upload.file.read(), name, limits.clip_seconds + 1)
+        file, info = open_audio_bytes(upload.file.read(), name, limit + 1)
         num_values = info.num_samples * info.num_channels
-        if (
-            info.seconds > limits.clip_seconds
-            or num_values > limits.clip_seconds * MAX_SAMPLES_PER_SECOND
-        ):
-            found = (
-                f"{info.seconds:.0f} s, {info.num_channels} x {info.sample_rate:,} samples "
-                "per second"
+        if info.seconds > limit or num_values > limit * MAX_SAMPLES_PER_SECOND:
+            raise ApiError(
+                413,
+                "too_long",
+                f"{name}: {info.seconds:.0f} s, {info.num_channels} x {info.sample_rate:,} samples "
+                f"per second; expected at most {limit:g} s, and {MAX_SAMPLES_PER_SECOND:,} samples "
+                "per second in all channels",
             )
-            expected = (
-                f"{limits.clip_seconds:g} s, and {MAX_SAMPLES_PER_SECOND:,} samples per "
-                "second in all channels"
-            )
-            message = f"{name}: {found}; expected at most {expected}"
-            raise ApiError(413, "too_long", message)
-        held.enter_context(self.budget.hold(4 * info.num_samples_at(rate)))
+        reserved.enter_context(self.budget.hold(4 * info.num_samples_at(rate)))
         # Decoded blocks and their concatenation exist at the same time.
         with self.budget.hold(8 * num_values), reading(name, EXPECTED, AudioError):
             chosen = choose_of_file(file, info, name)
-            waveform = crop_of_file(file, info, name, 0, None, rate, channel=chosen.channel)
-        recording = Recording(
-            name, rate, len(waveform), samples=waveform, channel_warning=chosen.warning
-        )
+            samples = crop_of_file(file, info, name, 0, None, rate, channel=chosen.channel)
         # Also refuses clips shorter than the network needs.
-        return self.verifier.open(recording)
+        return self.verifier.open(
+            Recording(name, rate, len(samples), samples=samples, channel_warning=chosen.warning)
+        )
 
     def _store(self) -> PeopleStore:
         if self.store is None:
@@ -573,31 +555,18 @@ async def _refuse(request: Request, error: Exception) -> Response:
     if isinstance(error, ApiError):
         return error.response()
     if isinstance(error, HTTPException):
-        code = {404: "no_such_address", 405: "wrong_method"}.get(error.status_code, "bad_request")
         path = request.url.path[:100]
-        methods = {
-            method
-            for route in request.app.routes
-            if route.path_regex.match(path)
-            for method in route.methods or ()
-        }
-        message = {
-            404: f"there is no address {path}",
-            405: (
-                f"{path} does not accept {request.method}; it accepts {', '.join(sorted(methods))}"
-            ),
-        }.get(error.status_code, f"{request.method} {path}: {error.detail}")
+        code = {404: "no_such_address", 405: "wrong_method"}.get(error.status_code, "bad_request")
+        message = f"{request.method} {path}: {error.detail}"
+        if error.status_code == 405:
+            routes = [route for route in request.app.routes if route.path_regex.match(path)]
+            methods = {method for route in routes for method in route.methods or ()}
+            message += f"; it accepts {', '.join(sorted(methods))}"
         return ApiError(error.status_code, code, message, dict(error.headers or {})).response()
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
         field = ".".join(str(name)[:50] for name in first["loc"][1:4])
-        return ApiError(
-            422,
-            "bad_request",
-            f"the field {field!r} is missing"
-            if first["type"] == "missing"
-            else f"{field}: {first['msg']}",
-        ).response()
+        return ApiError(422, "bad_request", f"{field}: {first['msg']}").response()
     if not isinstance(error, ValueError):
         # uvicorn logs the traceback.
         return ApiError(500, "failed", "internal server error; see the server's log").response()
@@ -638,12 +607,8 @@ def serve(service: Service, address: Address, token: str) -> int:
     listener = address.listen()
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    server = make_server(
-        service,
-        address,
-        token,
-        f"ready: http://{shown}:{port}/{f'#token={token}' if token else ''}\n",
-    )
+    fragment = f"#token={token}" if token else ""
+    server = make_server(service, address, token, f"ready: http://{shown}:{port}/{fragment}\n")
     # After stopping, uvicorn raises the signal again, which would end the process with a failure
     # status.
     before = signal.signal(signal.SIGTERM, lambda *_: None)
@@ -673,7 +638,9 @@ def start(
     verifier = load(arguments.model, arguments.device)
     if verifier.caution:
         logger.warning("%s: %s", verifier.name, verifier.caution)
-    if arguments.store is not None and not arguments.store.exists():
-        logger.info("%s does not exist; creating a new store of people", arguments.store)
-    store = None if arguments.store is None else verifier.people(arguments.store, key)
+    store = None
+    if arguments.store is not None:
+        if not arguments.store.exists():
+            logger.info("%s does not exist; creating a new store of people", arguments.store)
+        store = verifier.people(arguments.store, key)
     return serve(Service(verifier, store, Limits(), files), address, token)

@@ -63,12 +63,16 @@ def cluster_up_to(
     # One more than the bound shows whether the bound is too low.
     most = num_speakers or max_speakers + 1
     for count in range(2, min(most, len(points)) + 1):
+        # Ward's trees start from all windows; halving starts from the tightest partition so far,
+        # which finds a voice that the trees have merged with a similar one.
         starts = [_cut(tree, count) for tree in trees] + list(_halved(points, tightest))
         partitions = [_settled(points, start) for start in starts if start.max() + 1 == count]
         if not partitions:
             # Identical points cannot be split.
             break
         tightest = max(partitions, key=lambda partition: _tightness(points, partition))
+        # The number need not be found in order: two voices may look like one until a third is
+        # split off, so every number up to the bound is tried.
         if num_speakers or _alike(embeddings, tightest[of_window]).max() < SAME_VOICE:
             has_more = num_speakers is None and count > max_speakers
             labels = labels if has_more else tightest
@@ -83,7 +87,8 @@ def centres(
     given.
     """
     weights = np.eye(labels.max() + 1, dtype=np.float32)[labels]
-    weights = weights if seconds is None else weights * seconds[:, None].astype(np.float32)
+    if seconds is not None:
+        weights = weights * seconds[:, None].astype(np.float32)
     return mean_embeddings(weights.T @ embeddings)
 
 
@@ -96,10 +101,10 @@ def _condensed(embeddings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     blocks = np.array_split(np.arange(len(embeddings)), -(-len(embeddings) // BLOCK))
     each = max(2, MAX_POINTS // len(blocks))
     of_window = np.zeros(len(embeddings), dtype=np.int64)
-    found = 0
+    num_points = 0
     for rows in blocks:
-        of_window[rows] = _cut(linkage(embeddings[rows], "average", "cosine"), each) + found
-        found = int(of_window[rows].max()) + 1
+        of_window[rows] = num_points + _cut(linkage(embeddings[rows], "average", "cosine"), each)
+        num_points = int(of_window[rows].max()) + 1
     return centres(embeddings, of_window), of_window
 
 
@@ -111,7 +116,8 @@ def _cut(tree: np.ndarray, count: int) -> np.ndarray:
 def _halved(points: np.ndarray, labels: np.ndarray) -> Iterator[np.ndarray]:
     """The partitions that result from splitting one cluster in two."""
     for row in range(labels.max() + 1):
-        if len(inside := np.flatnonzero(labels == row)) > 1:
+        inside = np.flatnonzero(labels == row)
+        if len(inside) > 1:
             halves = labels.copy()
             halves[inside[_cut(linkage(points[inside], "ward"), 2) == 1]] = labels.max() + 1
             yield halves

@@ -10,23 +10,19 @@ import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from speakernet.data.audio import AudioError
 from speakernet.data.levels import FRAME_SECONDS, frame_powers
 from speakernet.evaluation.scoring import mean_embeddings
-from speakernet.inference.identification import (
-    Identification,
-    identify_embedding,
-    open_set_threshold,
-)
+from speakernet.inference.decision import DecisionLimits
+from speakernet.inference.identification import Namer
 from speakernet.inference.people import PeopleStore
+from speakernet.inference.protocol import Verifier
 from speakernet.inference.recordings import Recording
 from speakernet.inference.who.clustering import MAX_SPEAKERS, centres, cluster_up_to, runs
 from speakernet.inference.who.speech import find_speech
-from speakernet.terminal import Bar
 
 WINDOW_SECONDS = 1.5
 HOP_SECONDS = 0.75
@@ -114,21 +110,28 @@ class Conversation:
 
 
 def who_speaks(
-    verifier: Any,
+    verifier: Verifier,
     recording: Recording,
-    store: PeopleStore | None = None,
+    store: PeopleStore | None,
+    limits: DecisionLimits,
     *,
     num_speakers: int | None = None,
     max_speakers: int | None = None,
-    false_accept_rate: float | None = None,
-    threshold: float | str | None = None,
 ) -> Conversation:
     """Implement `SpeakerVerifier.who`."""
+    # A conversation is found in five steps. Speech is detected, more willingly than for a decision,
+    # since a missed word costs as much as a noise. Every stretch of it is cut into windows of 1.5 s,
+    # short enough to hold one voice and long enough to recognise it, and each window is embedded.
+    # Windows are clustered: a cluster is a voice, and nobody says how many there are. Borders
+    # between voices lie on the grid of windows at first, so each is moved to where shorter windows
+    # change from one voice to the other, and two voices at a border may overlap. Last, the mean of
+    # a voice is compared with the people in the store. Two people with similar voices may still end
+    # up as one cluster, and whoever says only a few words may end up in somebody else's.
     max_speakers = bound_of(max_speakers, num_speakers)
-    limits = limits_of_strangers(false_accept_rate, threshold)
-    if store is not None:
+    namer = namer_of(verifier, store, limits)
+    if namer is not None:
         # Fail before embedding, which takes a long time.
-        open_set_threshold(verifier.rule, len(store), **limits)
+        namer.threshold()
     speech, detector = find_speech(recording)
     windows = windows_of(speech)
     if len(windows) < (num_speakers or 0):
@@ -144,33 +147,27 @@ def who_speaks(
     lengths = np.diff(windows)[:, 0]
     labels, has_more = cluster_up_to(units, num_speakers=num_speakers, max_speakers=max_speakers)
     if has_more:
-        logger.warning(
-            "%s: more than %d people seem to speak, so some share a name; raise --max-speakers "
-            "(max_speakers in Python), or give --speakers",
-            recording.name,
-            max_speakers,
-        )
-    found = _named_once(
-        [
-            speaker_of(
-                embeddings[labels == row], lengths[labels == row], row, store, verifier.rule, limits
-            )
-            for row in range(labels.max() + 1)
-        ]
-    )
-    middle = centres(units, labels, lengths)
-    single = _refined(verifier, recording, middle, sections(speech, windows, labels))
-    names = [speaker.name for speaker in found]
-    exclusive = joined([Turn(start, stop, names[row]) for start, stop, row in single])
+        warn_of_more(max_speakers)
+    speakers = []
+    for row in range(labels.max() + 1):
+        is_in = labels == row
+        speakers.append(speaker_of(embeddings[is_in], lengths[is_in], row, namer))
+    speakers = _name_once(speakers)
+    coarse = sections(speech, windows, labels)
+    single = _refined(verifier, recording, centres(units, labels, lengths), coarse)
+    exclusive = joined([Turn(start, stop, speakers[row].name) for start, stop, row in single])
     turns = _with_overlaps(recording, exclusive)
-    seconds = [
-        sum(turn.stop - turn.start for turn in turns if turn.speaker == name) for name in names
-    ]
-    speakers = tuple(
-        replace(speaker, seconds=spoken) for speaker, spoken in zip(found, seconds, strict=True)
-    )
+    for row, speaker in enumerate(speakers):
+        own_turns = [turn for turn in turns if turn.speaker == speaker.name]
+        seconds = sum(turn.stop - turn.start for turn in own_turns)
+        speakers[row] = replace(speaker, seconds=seconds)
     return Conversation(
-        recording.name, recording.seconds, detector, speakers, tuple(turns), tuple(exclusive)
+        recording.name,
+        recording.seconds,
+        detector,
+        tuple(speakers),
+        tuple(turns),
+        tuple(exclusive),
     )
 
 
@@ -183,29 +180,39 @@ def bound_of(max_speakers: int | None, num_speakers: int | None = None) -> int:
     return bound
 
 
-def limits_of_strangers(
-    false_accept_rate: float | None, threshold: float | str | None
-) -> dict[str, Any]:
-    """The limits of naming people, as keyword arguments of `identify_embedding`."""
-    if false_accept_rate is None and threshold is None:
-        return {"false_accept_rate": STRANGERS_NAMED}
-    return {"false_accept_rate": false_accept_rate, "threshold": threshold}
+def namer_of(verifier: Verifier, store: PeopleStore | None, limits: DecisionLimits) -> Namer | None:
+    """Names voices by the people in a store; None without one."""
+    if store is None:
+        return None
+    if limits.get("false_accept_rate") is None and limits.get("threshold") is None:
+        limits = {"false_accept_rate": STRANGERS_NAMED}
+    return Namer(verifier.rule, store, limits)
 
 
-def _named_once(speakers: Sequence[Speaker]) -> list[Speaker]:
+def warn_of_more(max_speakers: int) -> None:
+    """Warn that the bound of the number of speakers is too low."""
+    logger.warning(
+        "more than %d people seem to speak, so some share a name; raise --max-speakers "
+        "(max_speakers in Python), or give --speakers",
+        max_speakers,
+    )
+
+
+def _name_once(speakers: Sequence[Speaker]) -> list[Speaker]:
     """Keep each name only for its highest-scoring voice: a second one is more often a similar
     stranger.
     """
-    best = {
-        speaker.name: speaker
-        for speaker in sorted(speakers, key=lambda speaker: speaker.score or 0.0)
-    }
-    return [
-        speaker
-        if best[speaker.name] is speaker
-        else replace(speaker, name=speaker.label, posterior=None)
-        for speaker in speakers
-    ]
+    best: dict[str, Speaker] = {}
+    for speaker in speakers:
+        rival = best.setdefault(speaker.name, speaker)
+        if (speaker.score or 0.0) >= (rival.score or 0.0):
+            best[speaker.name] = speaker
+    named = []
+    for speaker in speakers:
+        if best[speaker.name] is not speaker:
+            speaker = replace(speaker, name=speaker.label, posterior=None)
+        named.append(speaker)
+    return named
 
 
 def windows_of(speech: np.ndarray) -> np.ndarray:
@@ -215,28 +222,26 @@ def windows_of(speech: np.ndarray) -> np.ndarray:
     >>> windows_of(np.array([[0.0, 1.0], [2.0, 4.25]])).tolist()
     [[0.0, 1.0], [2.0, 3.5], [2.75, 4.25]]
     """
-    found = []
+    windows = [np.zeros((0, 2))]
     for start, stop in speech:
         last = max(start, stop - WINDOW_SECONDS)
         starts = np.linspace(start, last, int(np.ceil((last - start) / HOP_SECONDS)) + 1)
-        found.append(np.stack([starts, np.minimum(starts + WINDOW_SECONDS, stop)], axis=1))
-    return np.concatenate(found) if found else np.zeros((0, 2))
+        windows.append(np.stack([starts, np.minimum(starts + WINDOW_SECONDS, stop)], axis=1))
+    return np.concatenate(windows)
 
 
 def embed_stretches(
-    verifier: Any, recording: Recording, windows: np.ndarray, description: str = ""
+    verifier: Verifier, recording: Recording, windows: np.ndarray, description: str = ""
 ) -> np.ndarray:
     """Embed windows, (windows, dim); those too short for the network or for a voice are widened."""
     rate = recording.sample_rate
     num_samples = recording.num_samples
     least = min(max(round(MIN_WINDOW_SECONDS * rate), verifier.net.min_samples), num_samples)
-    edges = np.round(windows * rate).astype(np.int64)
-    missing = np.maximum(least - (edges[:, 1] - edges[:, 0]), 0)
-    starts = np.clip(edges[:, 0] - missing // 2, 0, num_samples - least)
-    stops = np.clip(edges[:, 1], starts + least, num_samples)
-    with Bar(description, len(windows), "window", is_shown=bool(description)) as bar:
-        given = bar.over(zip(starts.tolist(), stops.tolist(), strict=True))
-        return np.asarray(verifier.embed_windows(recording, given, len(windows)))
+    starts, stops = np.round(windows * rate).astype(np.int64).T
+    missing = np.maximum(least - (stops - starts), 0)
+    starts = np.clip(starts - missing // 2, 0, num_samples - least)
+    stops = np.clip(stops, starts + least, num_samples)
+    return verifier.embed_windows(recording, np.stack([starts, stops], axis=1), description)
 
 
 def sections(
@@ -245,25 +250,25 @@ def sections(
     """Start, stop and label of each section; the voice changes halfway between the middles of two
     windows.
     """
-    found = []
+    parts: list[tuple[float, float, int]] = []
     middles = windows.mean(axis=1)
     of_stretch = np.searchsorted(speech[:, 0], windows[:, 0], side="right") - 1
     for first, last in runs(of_stretch):
-        start, stop = speech[of_stretch[first]]
-        changes = runs(labels[first:last])
-        borders = [
-            (middles[first + begin - 1] + middles[first + begin]) / 2 for begin, _ in changes[1:]
-        ]
-        edges = [start, *borders, stop]
-        found += [
-            (float(edges[i]), float(edges[i + 1]), int(labels[first + b]))
-            for i, (b, _) in enumerate(changes)
-        ]
-    return found
+        start, stop = speech[of_stretch[first]].tolist()
+        for begin, end in runs(labels[first:last]):
+            border = stop
+            if first + end < last:
+                border = float(middles[first + end - 1 : first + end + 1].mean())
+            parts.append((start, border, int(labels[first + begin])))
+            start = border
+    return parts
 
 
 def _refined(
-    verifier: Any, recording: Recording, middle: np.ndarray, single: list[tuple[float, float, int]]
+    verifier: Verifier,
+    recording: Recording,
+    middle: np.ndarray,
+    single: list[tuple[float, float, int]],
 ) -> list[tuple[float, float, int]]:
     """Move each border to where short windows around it change from one voice to the other."""
     edges = np.array([(start, stop) for start, stop, _ in single])
@@ -277,7 +282,8 @@ def _refined(
     units = mean_embeddings(embed_stretches(verifier, recording, windows, "borders"), verifier.mean)
     cosines = (units @ middle.T).reshape(*times.shape, len(middle))
     for row, change in enumerate(changes.tolist()):
-        before, after = (cosines[row, :, single[number][2]] for number in (change, change + 1))
+        before = cosines[row, :, single[change][2]]
+        after = cosines[row, :, single[change + 1][2]]
         # The place that best separates the first voice before it from the second after it.
         place = int(np.cumsum(before - after).argmax())
         border = times[row, place] + BORDER_STEP_SECONDS / 2
@@ -285,8 +291,8 @@ def _refined(
             border, edges[change, 0], edges[change + 1, 1]
         )
     return [
-        (float(start), float(stop), label)
-        for (start, stop), (_, _, label) in zip(edges, single, strict=True)
+        (start, stop, label)
+        for (start, stop), (_, _, label) in zip(edges.tolist(), single, strict=True)
     ]
 
 
@@ -316,43 +322,39 @@ def joined(turns: Sequence[Turn]) -> list[Turn]:
     >>> joined([Turn(0.0, 1.0, "Ada"), Turn(1.1, 2.0, "Ada"), Turn(1.5, 3.0, "Bo")])
     [Turn(start=0.0, stop=2.0, speaker='Ada'), Turn(start=1.5, stop=3.0, speaker='Bo')]
     """
-    found: list[Turn] = []
+    all_turns: list[Turn] = []
     latest: dict[str, int] = {}
     for turn in sorted(turns, key=lambda turn: (turn.start, turn.stop)):
         row = latest.get(turn.speaker)
-        if row is not None and turn.start - found[row].stop <= SAME_TURN_SECONDS:
-            found[row] = replace(found[row], stop=max(found[row].stop, turn.stop))
+        if row is not None and turn.start - all_turns[row].stop <= SAME_TURN_SECONDS:
+            stop = max(all_turns[row].stop, turn.stop)
+            all_turns[row] = replace(all_turns[row], stop=stop)
         else:
-            latest[turn.speaker] = len(found)
-            found.append(turn)
-    return found
+            latest[turn.speaker] = len(all_turns)
+            all_turns.append(turn)
+    return all_turns
 
 
 def speaker_of(
-    embeddings: np.ndarray,
-    seconds: np.ndarray,
-    row: int,
-    store: PeopleStore | None,
-    rule: Any,
-    limits: dict[str, Any],
+    embeddings: np.ndarray, seconds: np.ndarray, row: int, namer: Namer | None
 ) -> Speaker:
-    """Describe one cluster and look up its name in the store."""
+    """Describe one cluster, and look up its name in the store."""
     mean = np.average(embeddings, axis=0, weights=seconds).astype(np.float32)
     label = f"speaker {row + 1}"
     digest = hashlib.sha256(mean.tobytes()).hexdigest()
-    name = label
+    speaker = Speaker(label, label, float(seconds.sum()), None, None, mean, digest)
+    num_people = 0 if namer is None else len(namer.store)
+    if namer is None or not num_people:
+        return speaker
+    answer = namer.identify(mean, top=num_people)
+    assert answer.decision is not None, "the store is not empty"
+    speaker = replace(speaker, score=answer.decision.score)
+    if answer.name is None:
+        return speaker
     posterior = None
-    score = None
-    if store is not None and len(store):
-        found: Identification = identify_embedding(rule, store, mean, top=len(store), **limits)
-        assert found.decision is not None, "the store is not empty"
-        score = found.decision.score
-        if found.name is not None:
-            name = found.name
-            ratios = [rule.log_likelihood_ratio(score) for _, score in found.candidates]
-            if None not in ratios:
-                posterior = float(
-                    1.0
-                    / np.exp(np.array([-ratios[0], *(ratio - ratios[0] for ratio in ratios)])).sum()
-                )
-    return Speaker(name, label, float(seconds.sum()), posterior, score, mean, digest)
+    if namer.rule.calibration is not None:
+        ratios = [namer.rule.log_likelihood_ratio(score) for _, score in answer.candidates]
+        # Everybody in the store, and a stranger with a ratio of 0, relative to the nearest person.
+        logits = np.array([0.0, *ratios], dtype=np.float64)
+        posterior = float(1.0 / np.exp(logits - logits[1]).sum())
+    return replace(speaker, name=answer.name, posterior=posterior)

@@ -28,35 +28,25 @@ def name_of(recording: str) -> str:
     return "_".join(Path(recording).stem.split())
 
 
-def plain(found: Conversation) -> dict[str, Any]:
+def plain(conversation: Conversation) -> dict[str, Any]:
     """Convert a conversation to plain values, for JSON."""
-    return {
-        "recording": found.recording,
-        "seconds": found.seconds,
-        "detector": found.detector,
-        "speakers": [
-            {
-                name: value
-                for name, value in vars(speaker).items()
-                if name not in ("embedding", "digest")
-            }
-            for speaker in found.speakers
-        ],
-        "turns": [dataclasses.asdict(turn) for turn in found.turns],
-        "exclusive": [dataclasses.asdict(turn) for turn in found.exclusive],
-    }
+    content = dataclasses.asdict(conversation)
+    for speaker in content["speakers"]:
+        del speaker["embedding"], speaker["digest"]
+    return content
 
 
-def page_of(found: Conversation, recording: Recording) -> str:
+def page_of(conversation: Conversation, recording: Recording) -> str:
     """An HTML page with a timeline (one row per speaker) and a table of turns; it plays what you
     click.
     """
+    source = ""
     if recording.seconds <= MAX_PAGE_SECONDS:
         source = flac_address(recording.read(), recording.sample_rate)
-    else:
-        source = recording.file.absolute().as_uri() if recording.file else ""
+    elif recording.file:
+        source = recording.file.absolute().as_uri()
     # A `<` in a name must not end the script.
-    data = json.dumps(plain(found), ensure_ascii=False).replace("<", "\\u003c")
+    data = json.dumps(plain(conversation), ensure_ascii=False).replace("<", "\\u003c")
     return PAGE.read_text(encoding="utf-8").replace("__AUDIO__", source).replace("__DATA__", data)
 
 
@@ -82,29 +72,32 @@ def written_before(folder: Path, recording: str, suffixes: Sequence[str] = ()) -
 
 def write_files(
     folder: Path,
-    found: Conversation,
+    conversation: Conversation,
     recording: Recording,
     transcript: Mapping[str, str] | None = None,
 ) -> list[Path]:
     """Write all files, each one atomically; returns their paths."""
-    name = name_of(found.recording)
+    name = name_of(conversation.recording)
     contents = {
-        f"{name}.rttm": "".join(f"{line}\n" for line in rttm_lines(name, found.turns)),
-        f"{name}{EXCLUSIVE}.rttm": "".join(
-            f"{line}\n" for line in rttm_lines(name, found.exclusive)
-        ),
-        f"{name}.html": page_of(found, recording),
-        **{f"{name}.transcript{suffix}": text for suffix, text in (transcript or {}).items()},
+        f"{name}.rttm": _lines(rttm_lines(name, conversation.turns)),
+        f"{name}{EXCLUSIVE}.rttm": _lines(rttm_lines(name, conversation.exclusive)),
+        f"{name}.html": page_of(conversation, recording),
     }
-    digests = {
-        file_name: hashlib.sha256(content.encode()).hexdigest()
-        for file_name, content in contents.items()
-    }
-    written = {"recording": str(Path(found.recording).absolute()), "files": digests}
-    contents[f"{name}.json"] = (
-        json.dumps({**plain(found), WRITTEN: written}, ensure_ascii=False, indent=1) + "\n"
-    )
+    for suffix, text in (transcript or {}).items():
+        contents[f"{name}.transcript{suffix}"] = text
+    digests = {}
     for file_name, content in contents.items():
-        with atomic_write(folder / file_name) as file:
+        digests[file_name] = hashlib.sha256(content.encode()).hexdigest()
+    written = {"recording": str(Path(conversation.recording).absolute()), "files": digests}
+    description = {**plain(conversation), WRITTEN: written}
+    contents[f"{name}.json"] = json.dumps(description, ensure_ascii=False, indent=1) + "\n"
+    paths = []
+    for file_name, content in contents.items():
+        paths.append(folder / file_name)
+        with atomic_write(paths[-1]) as file:
             file.write(content)
-    return [folder / file_name for file_name in contents]
+    return paths
+
+
+def _lines(lines: Sequence[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)

@@ -144,10 +144,10 @@ def with_channels_of(
     {('a', '1'): 'x', ('b', '2'): 'y'}
     """
     true = _channels(reference)
-    theirs = _channels(content)
+    channels = _channels(content)
     renamed = {}
     for (recording, channel), value in content.items():
-        is_single = len(theirs[recording]) == len(true.get(recording, ())) == 1
+        is_single = len(channels[recording]) == len(true.get(recording, ())) == 1
         renamed[recording, true[recording][0] if is_single else channel] = value
     return renamed
 

@@ -19,5 +19,5 @@ def find_speech(recording: Recording) -> tuple[np.ndarray, str]:
     """
     step = round(speech.PIECE_SECONDS * recording.sample_rate)
     pieces = (recording.read(start, step) for start in range(0, recording.num_samples, step))
-    found = speech.find_speech(pieces, recording.sample_rate, begin=BEGIN, end=END)
-    return found, speech.default_detector()
+    stretches = speech.find_speech(pieces, recording.sample_rate, begin=BEGIN, end=END)
+    return stretches, speech.default_detector()

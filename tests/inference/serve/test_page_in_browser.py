@@ -23,15 +23,10 @@ from speakernet.data.audio import read_audio_bytes, write_audio
 sys.path.insert(0, str(Path(__file__).parent))
 from serve_helpers import serving, wav
 
-CHROMIUM = next(
-    (
-        found
-        for name in ("chromium", "chromium-browser", "google-chrome")
-        if (found := shutil.which(name))
-    ),
-    "",
-)
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, NAMES)), "")
 SECONDS = 60
+REQUEST = "Network.requestWillBeSent"
 COMPLAINTS = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
 pytestmark = [
     pytest.mark.slow,
@@ -50,17 +45,13 @@ class Browser:
         self.content = b""
         to_browser, self.writer = os.pipe()
         self.reader, from_browser = os.pipe()
-        options = [
-            "--headless=new",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--remote-debugging-pipe",
-            "--hide-scrollbars",
-        ]
-        options += ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
-        options += [f"--use-file-for-fake-audio-capture={microphone}", f"--user-data-dir={profile}"]
-        options += ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
-        options += ["--autoplay-policy=no-user-gesture-required"]
+        options = (
+            "--headless=new --no-sandbox --disable-gpu --remote-debugging-pipe --hide-scrollbars "
+            "--use-fake-device-for-media-stream --use-fake-ui-for-media-stream "
+            f"--use-file-for-fake-audio-capture={microphone} --user-data-dir={profile} "
+            "--autoplay-policy=no-user-gesture-required"
+        ).split()
+        options.append("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1")
         # Chromium reads commands from descriptor 3 and answers on descriptor 4.
         script = f'exec "$0" "$@" 3<&{to_browser} 4>&{from_browser}'
         self.process = subprocess.Popen(
@@ -73,10 +64,9 @@ class Browser:
         os.close(from_browser)
         self.session = ""
         targets = self.send("Target.getTargets")["targetInfos"]
-        target = next(one["targetId"] for one in targets if one["type"] == "page")
-        self.session = self.send("Target.attachToTarget", targetId=target, flatten=True)[
-            "sessionId"
-        ]
+        target = next(target["targetId"] for target in targets if target["type"] == "page")
+        attached = self.send("Target.attachToTarget", targetId=target, flatten=True)
+        self.session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.send(f"{domain}.enable")
 
@@ -138,37 +128,55 @@ class Browser:
     def complaints(self) -> list[str]:
         """Errors and warnings on the page's console."""
         self.run("0")
-        bad = [event["params"] for event in self.events if event.get("method") in COMPLAINTS]
-        levels = [one.get("type") or one.get("entry", {}).get("level", "error") for one in bad]
-        return [
-            str(one)
-            for one, level in zip(bad, levels, strict=True)
-            if level in ("error", "warning")
-        ]
+        complaints = []
+        for event in self.events:
+            if event.get("method") in COMPLAINTS:
+                entry = event["params"]
+                level = entry.get("type") or entry.get("entry", {}).get("level", "error")
+                if level in ("error", "warning"):
+                    complaints.append(str(entry))
+        return complaints
+
+    def click(self, selector: str) -> None:
+        """Click an element."""
+        self.run(f"document.querySelector({selector!r}).click()")
+
+    def text(self, selector: str) -> object:
+        """The text of an element; None if there is none."""
+        return self.run(f"document.querySelector({selector!r})?.textContent")
+
+    def wait_for_text(self, selector: str, pattern: str) -> None:
+        """Wait until the text of an element matches."""
+        self.wait(f"/{pattern}/.test(document.querySelector({selector!r})?.textContent)")
+
+    def requests(self) -> list[dict]:
+        """All requests that the page has sent."""
+        sent = [event for event in self.events if event.get("method") == REQUEST]
+        return [event["params"]["request"] for event in sent]
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory, voices):
     microphone = tmp_path_factory.mktemp("microphone") / "voice.wav"
     write_audio(microphone, voices[0][0], 16000)
-    with Browser(tmp_path_factory.mktemp("profile"), microphone) as one:
-        yield one
+    with Browser(tmp_path_factory.mktemp("profile"), microphone) as opened:
+        yield opened
 
 
 def check_width(browser, width):
     """Nothing is wider than the window, and every button is large enough for a finger."""
     assert browser.run("document.documentElement.scrollWidth") <= width
     heights = browser.run(
-        "[...document.querySelectorAll('button')].map(one => one.getBoundingClientRect().height)"
+        "[...document.querySelectorAll('button')].map(button => button.getBoundingClientRect().height)"
     )
     assert min(height for height in heights if height) >= 40
 
 
 def record(browser, clip, seconds):
     """Record into a box of the page for `seconds`."""
-    browser.run(f"document.querySelector('#{clip} .record').click()")
+    browser.click(f"#{clip} .record")
     browser.wait(f"parseFloat(document.querySelector('#{clip} .length').textContent) > {seconds}")
-    browser.run(f"document.querySelector('#{clip} .record').click()")
+    browser.click(f"#{clip} .record")
     browser.wait(f"document.querySelector('#{clip}').classList.contains('full')")
 
 
@@ -193,76 +201,54 @@ def test_page(browser, models, voices, tmp_path, width):
         browser.open(address, width)
         check_width(browser, width)
         assert browser.run("document.querySelector('#compare').disabled")
-        assert (
-            browser.run("document.querySelector('#state').textContent") == "calibrated on 276 pairs"
-        )
+        assert browser.text("#state") == "calibrated on 276 pairs"
         record(browser, "first", 2.0)
         # The second clip is recorded while the answer is updated.
-        browser.run("document.querySelector('#second .record').click()")
-        browser.wait("/After [2-9] s/.test(document.querySelector('#compare-answer').textContent)")
+        browser.click("#second .record")
+        browser.wait_for_text("#compare-answer", "After [2-9] s")
         check_width(browser, width)
-        browser.run("document.querySelector('#second .record').click()")
-        verdict = "document.querySelector('#compare-answer .verdict')?.textContent"
-        browser.wait(f"/^The same person, .* sure/.test({verdict})")
+        browser.click("#second .record")
+        browser.wait_for_text("#compare-answer .verdict", "^The same person, .* sure")
         browser.wait("!/After/.test(document.querySelector('#compare-answer').textContent)")
         browser.wait("!document.querySelector('#compare').disabled")
         assert not service.streams
         other = wav(voices[3][0])
         drop(browser, "second", wav(voices[3][0][:9600]))
-        browser.run("document.querySelector('#compare').click()")
-        browser.wait(
-            "/^Undecided: too little "
-            "speech/.test(document.querySelector('#compare-answer').textContent)"
-        )
+        browser.click("#compare")
+        browser.wait_for_text("#compare-answer", "^Undecided: too little speech")
         drop(browser, "second", other)
         assert browser.run("document.querySelector('#compare-answer').hidden")
         assert "a file.wav" in browser.run("document.querySelector('#second').innerText")
-        browser.run("document.querySelector('#compare').click()")
-        browser.wait(f"/^Different people/.test({verdict})")
-        name = (
-            "Zoë <b>Müller</b> & the very long name that goes on and on until it no longer "
-            "fits on a line"
-        )
+        browser.click("#compare")
+        browser.wait_for_text("#compare-answer .verdict", "^Different people")
+        name = f"Zoë <b>Müller</b> & {'a very long name ' * 5}.".strip()
         browser.run(f"document.querySelector('#name').value = {name!r}")
         record(browser, "sample", 2.0)
         browser.wait("!document.querySelector('#enrol').disabled")
-        browser.run("document.querySelector('#enrol').click()")
+        browser.click("#enrol")
         browser.wait("document.querySelectorAll('#people li').length === 1")
-        assert name in browser.run("document.querySelector('#people').textContent")
+        assert name in browser.text("#people")
         assert browser.run("document.querySelectorAll('#people b').length") == 0
         record(browser, "unknown", 2.0)
-        browser.run("document.querySelector('#identify').click()")
-        browser.wait(
-            f"document.querySelector('#identify-answer .verdict')?.textContent === {name!r}"
-        )
+        browser.click("#identify")
+        verdict = "#identify-answer .verdict"
+        browser.wait(f"document.querySelector({verdict!r})?.textContent === {name!r}")
         drop(browser, "unknown", other)
-        browser.run("document.querySelector('#identify').click()")
-        stranger = "/^Not (an enrolled person$|sure: perhaps )/"
-        browser.wait(
-            f"{stranger}.test(document.querySelector('#identify-answer .verdict')?.textContent)"
-        )
+        browser.click("#identify")
+        browser.wait_for_text(verdict, "^Not (an enrolled person$|sure: perhaps )")
         enrolled = "document.querySelector('#enrol-answer .verdict').textContent"
-        for verdict_of_enrolment in (
-            f"A recording of {name} was added",
-            f"Nothing was added for {name}",
-        ):
+        for answer in (f"A recording of {name} was added", f"Nothing was added for {name}"):
             drop(browser, "sample", wav(voices[0][0]))
             assert browser.run("document.querySelector('#enrol-answer').hidden")
-            browser.run("document.querySelector('#enrol').click()")
-            browser.wait(f"{enrolled}.startsWith({verdict_of_enrolment!r})")
+            browser.click("#enrol")
+            browser.wait(f"{enrolled}.startsWith({answer!r})")
         check_width(browser, width)
-        browser.run("document.querySelector('#people button').click()")
-        browser.run("document.querySelector('#people button').click()")
+        browser.click("#people button")
+        browser.click("#people button")
         browser.wait("document.querySelectorAll('#people li').length === 0")
         assert browser.complaints() == []
-        asked = [
-            one["params"]
-            for one in browser.events
-            if one.get("method") == "Network.requestWillBeSent"
-        ]
-        assert all(
-            one["request"]["url"].startswith((f"{address}/", "blob:", "data:")) for one in asked
-        )
+        own = (f"{address}/", "blob:", "data:")
+        assert all(request["url"].startswith(own) for request in browser.requests())
         assert service.store.people() == []
 
 
@@ -288,7 +274,7 @@ def test_model_in_the_browser(browser, models, runtime, shared_data, monkeypatch
     verifier = speakernet.load(models[0], device="cpu")
     with serving(models[0], files=files, token="t" * 16) as (address, _):
         browser.open(f"{address}/#token={'t' * 16}", 1280)
-        assert browser.run("document.querySelector('#advice').textContent") == ""
+        assert browser.text("#advice") == ""
         own = (
             "const own = await (await import('/in_browser.js')).open(await ask('/health'), headers)"
         )
@@ -312,21 +298,14 @@ def test_model_in_the_browser(browser, models, runtime, shared_data, monkeypatch
         for first, second in ((real[0], real[0]), (real[0], real[3])):
             drop(browser, "first", first)
             drop(browser, "second", second)
-            browser.run("document.querySelector('#compare').click()")
+            browser.click("#compare")
             clips = [read_audio_bytes(clip, "a clip") for clip in (first, second)]
             score = verifier.verify(*clips, sample_rate=16000).score
-            answer = "document.querySelector('#compare-answer').textContent"
-            browser.wait(f"{answer}.includes('score {score:.3f}')")
+            browser.wait_for_text("#compare-answer", f"score {score:.3f}")
         drop(browser, "first", wav(np.zeros(16000, np.float32)))
-        browser.run("document.querySelector('#compare').click()")
-        browser.wait(
-            "/a file.wav: silent/.test(document.querySelector('#compare-answer').textContent)"
-        )
-        asked = [
-            one["params"]["request"]
-            for one in browser.events
-            if one.get("method") == "Network.requestWillBeSent"
-        ]
-        assert {one["method"] for one in asked} == {"GET"} and browser.complaints() == []
+        browser.click("#compare")
+        browser.wait_for_text("#compare-answer", "a file.wav: silent")
+        assert {request["method"] for request in browser.requests()} == {"GET"}
+        assert browser.complaints() == []
         answer = httpx.post(f"{address}/verify", headers={"Authorization": f"Bearer {'t' * 16}"})
         assert answer.status_code == 404 and httpx.get(f"{address}/model.onnx").status_code == 401

@@ -1,12 +1,10 @@
 """Diarization error rates: numbers worked out by hand, and an independent count of frames."""
 
 import itertools
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from speakernet.cli import main
 from speakernet.inference.who.errors import diarization_errors
 from speakernet.inference.who.rttm import merged
 
@@ -42,28 +40,34 @@ def written(tmp_path):
     def write(name, *turns, channel="1"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        lines = (
-            f"SPEAKER {file} {channel} {a} {b - a} <NA> <NA> {who} <NA> <NA>\n"
-            for file, a, b, who in turns
-        )
+        lines = [
+            f"SPEAKER {file} {channel} {start} {stop - start} <NA> <NA> {who} <NA> <NA>\n"
+            for file, start, stop, who in turns
+        ]
         path.write_text("".join(lines))
-        return str(path)
+        return path
 
     return write
 
 
-def table(capsys):
-    """The figures of each line of the table, by name; the text of lines without figures."""
-    found = {}
-    for line in capsys.readouterr().out.splitlines()[1:]:
-        words = line.split()
-        found[words[0]] = (
-            [float(word) for word in words[1:6]] if words[1].replace(".", "").isdigit() else line
-        )
-    return found
+@pytest.fixture
+def der(call):
+    """Runs `der`: the figures of each line of its table (none in lines without), and its text."""
+
+    def run(words):
+        status, out, err = call(f"der {words}")
+        assert status == 0, err
+        figures = []
+        for line in out.splitlines()[1:]:
+            numbers = line.split()[1:6]
+            is_row = numbers and all(number.replace(".", "").isdigit() for number in numbers)
+            figures.append([float(number) for number in numbers] if is_row else [])
+        return figures, out
+
+    return run
 
 
-def test_command(written, tmp_path, capsys):
+def test_command(written, tmp_path, der, call):
     true = written("true.rttm", ("x", 0, 10, "a"), ("x", 8, 16, "b"), ("y", 0, 4, "c"))
     # 22 s of speech: 1 s missed in x (half of the overlap), 2 s of false alarm in y, 1 s of b
     # attributed to a.
@@ -71,44 +75,40 @@ def test_command(written, tmp_path, capsys):
         "ours.rttm", ("x", 0, 10, "1"), ("x", 9, 15, "2"), ("x", 15, 16, "1"), ("y", 0, 6, "1")
     )
     nothing = written("nothing.rttm", ("x", 0, 0, "1"), ("y", 0, 0, "1"))
-    assert main(["der", true, ours, nothing, "--each"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    of_all, of_x, of_y = (np.array(line.split()[1:6], dtype=float) for line in lines[1:4])
+    (of_all, of_x, of_y, _, of_nothing, *_), out = der(f"{true} {ours} {nothing} --each")
     assert of_all[:4] == pytest.approx([400 / 22, 100 / 22, 200 / 22, 100 / 22], abs=0.006)
-    assert of_x[:4] == pytest.approx([200 / 18, 100 / 18, 0, 100 / 18], abs=0.006)
-    assert of_y == pytest.approx([50, 0, 50, 0, 100 / 3], abs=0.006)
     # Shared by reference and hypothesis: 10 of 11 s of a, 6 of 8 s of b.
-    assert of_x[4] == pytest.approx(100 * (1 / 11 + 2 / 8) / 2, abs=0.006)
-    assert float(lines[5].split()[1]) == 100 and "against" in lines[-1]
+    jaccard = 100 * (1 / 11 + 2 / 8) / 2
+    assert of_x == pytest.approx([200 / 18, 100 / 18, 0, 100 / 18, jaccard], abs=0.006)
+    assert of_y == pytest.approx([50, 0, 50, 0, 100 / 3], abs=0.006)
+    assert of_nothing[0] == 100
     # Two recordings give no interval, five do.
-    assert "at least 5" in lines[-1] and "significant" not in lines[-1]
-    five = [
+    last = out.splitlines()[-1]
+    assert "against" in last and "at least 5" in last and "significant" not in last
+    first, second = (
         written(f"{name}.rttm", *[(str(n), 0, 4 + n * more, "a") for n in range(5)])
         for name, more in (("p", 0), ("q", 1))
-    ]
-    assert main(["der", five[0], *five]) == 0
-    assert "significant" in capsys.readouterr().out.splitlines()[-1]
+    )
+    assert "significant" in der(f"{first} {first} {second}")[1].splitlines()[-1]
     (tmp_path / "only.uem").write_text("x 1 0 8\ny 1 0 4\n")
-    assert main(["der", true, ours, "--uem", str(tmp_path / "only.uem")]) == 0
-    assert float(capsys.readouterr().out.splitlines()[1].split()[1]) == 0
+    assert der(f"{true} {ours} --uem {tmp_path}/only.uem")[0][0][0] == 0
     (tmp_path / "bad.rttm").write_text("SPEAKER x 1 zero 1 <NA> <NA> a <NA> <NA>\n")
     (tmp_path / "lacks.uem").write_text("x 1 0 8\n")
     (tmp_path / "back.uem").write_text("x 1 0 8\ny 1 4 0\n")
     (tmp_path / "empty.rttm").write_text("")
-    for words, part in {
-        (true, str(tmp_path / "bad.rttm")): "line 1",
-        (true, ours, "--draws", "0"): "--draws 0",
-        (true, ours, "--collar", "-1"): "--collar -1",
-        (true, ours, "--collar", "100"): "100 s",
-        (true, ours, "--uem", str(tmp_path / "lacks.uem")): "for y",
-        (true, ours, "--uem", str(tmp_path / "back.uem")): "line 2",
-        (true, ours, "--uem", str(tmp_path / "none.uem")): "UEM",
-        (true, str(tmp_path / "none.rttm")): "none.rttm",
-        (true, str(tmp_path / "empty.rttm")): "empty",
+    for words, value in {
+        f"{true} {tmp_path}/bad.rttm": "line 1",
+        f"{true} {ours} --draws 0": "--draws 0",
+        f"{true} {ours} --collar -1": "--collar -1",
+        f"{true} {ours} --collar 100": "100 s",
+        f"{true} {ours} --uem {tmp_path}/lacks.uem": "for y",
+        f"{true} {ours} --uem {tmp_path}/back.uem": "line 2",
+        f"{true} {ours} --uem {tmp_path}/none.uem": "UEM",
+        f"{true} {tmp_path}/none.rttm": "none.rttm",
+        f"{true} {tmp_path}/empty.rttm": "empty",
     }.items():
-        assert main(["der", *words]) == 1, words
-        err = capsys.readouterr().err
-        assert part in err and "Traceback" not in err, err
+        status, _, err = call(f"der {words}")
+        assert status == 1 and value in err and "Traceback" not in err, err
 
 
 def test_turns_of_one_speaker_count_once():
@@ -225,94 +225,66 @@ def test_jaccard_error_rate():
     )
 
 
-def test_reference_without_speech(written, capsys):
+def test_reference_without_speech(written, tmp_path, der):
     silent = written("silent.rttm")
-    assert (
-        main(["der", silent, written("talks/silent.rttm", ("silent", 1, 3.5, "a")), "--each"]) == 0
-    )
-    out = capsys.readouterr().out
-    assert (
-        out.count("undefined: no speech in the reference, 2.50 s of false alarms") == 2
-        and "no interval" in out
-    )
-    assert main(["der", silent, written("other/silent.rttm"), silent]) == 0
-    out = capsys.readouterr().out
+    _, out = der(f"{silent} {written('talks/silent.rttm', ('silent', 1, 3.5, 'a'))} --each")
+    assert out.count("undefined: no speech in the reference, 2.50 s of false alarms") == 2
+    assert "no interval" in out
+    _, out = der(f"{silent} {written('other/silent.rttm')} {silent}")
     assert "0.00 s of false alarms" in out and "DER undefined" in out and "nan" not in out
     # A silent recording among others: its false alarms count for the whole.
-    true = [
-        written(f"true/{name}.rttm", *turns)
-        for name, turns in (("s", []), ("x", [("x", 0, 5, "a")]))
-    ]
+    written("true/s.rttm")
+    written("true/x.rttm", ("x", 0, 5, "a"))
     ours = written("ours.rttm", ("s", 0, 1, "a"), ("x", 0, 5, "a"))
-    assert true and main(["der", true[0].removesuffix("/s.rttm"), ours, "--each"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert (
-        lines[1].split()[1] == "20.00"
-        and "1.00 s of false alarms" in lines[2]
-        and lines[3].split()[1] == "0.00"
-    )
+    (of_all, of_s, of_x, *_), out = der(f"{tmp_path}/true {ours} --each")
+    assert of_all[0] == 20 and not of_s and of_x[0] == 0
+    assert "1.00 s of false alarms" in out.splitlines()[2]
 
 
-def test_draws_without_speech_are_left_out(written, capsys):
+def test_draws_without_speech_are_left_out(written, tmp_path, der):
     # Most draws of five recordings hold only silent ones.
-    true = [
-        written(f"true/{n}.rttm", *([(str(n), 0, 10, "a")] if n == 0 else [])) for n in range(5)
-    ]
-    folder = true[0].removesuffix("/0.rttm")
-    assert main(["der", folder, folder, written("ours.rttm", ("0", 0, 5, "a"))]) == 0
-    out = capsys.readouterr().out
-    assert (
-        "interval 0.00 to 0.00" in out
-        and "interval +50.00 to +50.00: significant" in out
-        and "nan" not in out
-    )
+    for number in range(5):
+        written(f"true/{number}.rttm", *[(str(number), 0, 10, "a")] * (number == 0))
+    folder = tmp_path / "true"
+    _, out = der(f"{folder} {folder} {written('ours.rttm', ('0', 0, 5, 'a'))}")
+    assert "interval 0.00 to 0.00" in out and "nan" not in out
+    assert "interval +50.00 to +50.00: significant" in out
 
 
-def test_channels(written, tmp_path, capsys):
-    def both(name, first, second):
-        one, two = (
-            written(f"{name}{n}.txt", *turns, channel=n) for n, turns in ((1, first), (2, second))
-        )
-        (tmp_path / name).write_text(Path(one).read_text() + Path(two).read_text())
-        return str(tmp_path / name)
-
-    true = both("true.rttm", [("x", 0, 10, "a")], [("x", 0, 10, "b")])
-    assert main(["der", true, true, "--each"]) == 0
-    assert "x (channel 2)" in (out := capsys.readouterr().out) and "2 of 2" in out
+def test_channels(written, tmp_path, der, call):
+    first = written("first.txt", ("x", 0, 10, "a"))
+    second = written("second.txt", ("x", 0, 10, "b"), channel="2")
+    true = tmp_path / "true.rttm"
+    true.write_text(first.read_text() + second.read_text())
+    _, out = der(f"{true} {true} --each")
+    assert "x (channel 2)" in out and "2 of 2" in out
     # Channel 2 is silent in the hypothesis, and channel 1 is all of it.
-    assert main(["der", true, written("one.rttm", ("x", 0, 10, "a"))]) == 0
-    assert table(capsys)[str(tmp_path / "one.rttm")[-23:]][:4] == [50, 50, 0, 0]
-    # A single channel is the same channel whatever its number.
     single = written("single.rttm", ("x", 0, 10, "a"))
-    assert main(["der", single, written("zero.rttm", ("x", 0, 10, "s"), channel="0")]) == 0
-    assert table(capsys)[str(tmp_path / "zero.rttm")[-23:]][0] == 0
-    (tmp_path / "one.uem").write_text("x 1 0 5\n")
-    assert main(["der", true, true, "--uem", str(tmp_path / "one.uem")]) == 1
-    assert "x (channel 2)" in capsys.readouterr().err
+    assert der(f"{true} {single}")[0][0][:4] == [50, 50, 0, 0]
+    # A single channel is the same channel whatever its number.
+    zero = written("zero.rttm", ("x", 0, 10, "s"), channel="0")
+    assert der(f"{single} {zero}")[0][0][0] == 0
+    (tmp_path / "first.uem").write_text("x 1 0 5\n")
+    status, _, err = call(f"der {true} {true} --uem {tmp_path}/first.uem")
+    assert status == 1 and "x (channel 2)" in err
 
 
-def test_folders(written, tmp_path, capsys):
+def test_folders(written, tmp_path, der, call):
     true = written("true.rttm", ("x", 0, 10, "a"), ("x", 8, 12, "b"))
     # The exclusive turns that `who` writes are no second hypothesis, unless they are alone or
     # named.
-    written("out/x.rttm", ("x", 0, 10, "1"), ("x", 8, 12, "2"))
+    everything = written("out/x.rttm", ("x", 0, 10, "1"), ("x", 8, 12, "2"))
     exclusive = written("out/x.exclusive.rttm", ("x", 0, 9, "1"), ("x", 9, 12, "2"))
-    assert main(["der", true, str(tmp_path / "out"), exclusive]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert float(lines[1].split()[1]) == 0 and float(lines[3].split()[1]) == pytest.approx(
-        100 * 2 / 14, abs=0.006
-    )
-    (tmp_path / "out" / "x.rttm").unlink()
-    assert main(["der", true, str(tmp_path / "out")]) == 0
-    assert float(capsys.readouterr().out.splitlines()[1].split()[1]) == pytest.approx(
-        100 * 2 / 14, abs=0.006
-    )
+    figures, _ = der(f"{true} {tmp_path}/out {exclusive}")
+    rates = [row[0] for row in figures if row]
+    assert rates == pytest.approx([0, 100 * 2 / 14], abs=0.006)
+    everything.unlink()
+    assert der(f"{true} {tmp_path}/out")[0][0][0] == pytest.approx(100 * 2 / 14, abs=0.006)
     # Turns of one recording in two files are not added up.
     written("both/x.rttm", ("x", 0, 10, "a"))
     (tmp_path / "both" / "x.ctm").write_text("x 1 0 10 word 1.0 lex a\n")
-    assert main(["der", true, str(tmp_path / "both")]) == 1
-    error = capsys.readouterr().err
-    assert "x.ctm" in error and "x.rttm" in error
+    status, _, err = call(f"der {true} {tmp_path}/both")
+    assert status == 1 and "x.ctm" in err and "x.rttm" in err
 
 
 def test_many_turns():

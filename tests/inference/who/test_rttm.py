@@ -62,7 +62,7 @@ def test_recordings_with_spaces(tmp_path):
     assert list(turns) == [("call 12", "1")]
     assert list(read(tmp_path, "call 12\t1\t0\t5\n", ".uem", read_regions)) == [("call 12", "1")]
     good = "SPEAKER m 1 0 5 <NA> <NA> ann <NA> <NA>\n"
-    for name in ("call 12", "my talk", "a b c", "1 2 3", "call 2024 12"):
+    for name in ("call 12", "a b c", "1 2 3"):
         for tail in ("<NA> <NA>", "<NA>"):
             with pytest.raises(FileError, match="line 2"):
                 read(tmp_path, f"{good}SPEAKER {name} 1 0.0 5.0 <NA> <NA> ann {tail}\n")
@@ -103,8 +103,8 @@ def test_names_never_merge(tmp_path):
         "speaker_2",
         "Zoë",
     ]
-    for one, other in itertools.combinations(names, 2):
-        assert rttm_name(one) != rttm_name(other)
+    for first, second in itertools.combinations(names, 2):
+        assert rttm_name(first) != rttm_name(second)
     for name in names:
         assert (
             len(rttm_name(name).split()) == 1 and unquote(rttm_name(name).replace("_", " ")) == name

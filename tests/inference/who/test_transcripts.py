@@ -96,7 +96,6 @@ def test_every_list_is_labelled(labelled):
         '[{"word": "a", "start": 2, "end": 1}]',
         '[{"word": "a", "start": NaN, "end": 1}]',
         '[{"word": "a", "start": 1e999, "end": 1e999}]',
-        f'[{{"word": "a", "start": 0, "end": {"9" * 400}}}]',
         '[{"word": "a"}]',
         '{"text": "hi"}',
         '{"segments": [3]}',
