@@ -150,12 +150,13 @@ def shape_of_beginning(samples: np.ndarray, sample_rate: int) -> np.ndarray:
     return levels
 
 
-# Copies. Somebody keeps a lecture as MP3 and as WAV; a target trial between the two is trivial, and a
-# model looks better than it is. Equal samples are found by a hash, but a coding changes every sample
-# and may add a tenth of a second of silence. What survives is the shape of the beginning: how the
-# level of three bands moves over two seconds. Two recordings of one speaker whose shapes correlate by
-# `COPY_LIKENESS` at some delay, and whose lengths agree, are called copies. That is a guess, not a
-# proof: a jingle at the start of every broadcast looks the same, so this is only a warning.
+# Copies. Somebody keeps a lecture as MP3 and as WAV; a target trial between the two is trivial, and
+# a model looks better than it is. Equal samples are found by a hash, but a coding changes every
+# sample and may add a tenth of a second of silence. What survives is the shape of the beginning:
+# how the level of three bands moves over two seconds. Two recordings of one speaker whose shapes
+# correlate by `COPY_LIKENESS` at some delay, and whose lengths agree, are called copies. That is a
+# guess, not a proof: a jingle at the start of every broadcast looks the same, so this is only a
+# warning.
 def likeness(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """The correlation of pairs of beginnings at the delay at which it is highest, (pairs,).
 

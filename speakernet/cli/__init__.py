@@ -393,9 +393,9 @@ def _message(error: Exception) -> str | None:
         # torch adds lines of statistics.
         reason = str(error).partition("\n")[0]
         return (
-            f"out of memory ({reason}); use a smaller batch (`speakernet find-batch-size` finds one "
-            "that fits, training.accumulation_steps keeps the recipe's size), fewer workers or a "
-            "machine with more memory"
+            f"out of memory ({reason}); use a smaller batch (`speakernet find-batch-size` finds "
+            "one that fits, training.accumulation_steps keeps the recipe's size), fewer workers or "
+            "a machine with more memory"
         )
     library = (getattr(error, "name", None) or "").partition(".")[0]
     if isinstance(error, ModuleNotFoundError) and library != "speakernet":

@@ -2,7 +2,7 @@
 exist.
 
     speakernet enroll Ada a1.wav a2.wav a3.wav --model best.pt --store people.db
-    speakernet enroll --folder my_voices --model best.pt --store people.db    one subfolder per person
+    speakernet enroll --folder my_voices --model best.pt --store people.db   a subfolder per person
 
 The store keeps the name, and the embedding and path of each recording, never audio. Too little
 speech, clipping, noise, a narrow band or a voice unlike the person's other recordings causes a

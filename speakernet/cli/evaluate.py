@@ -221,8 +221,9 @@ def _fit(arguments: argparse.Namespace, num_systems: int) -> AffineCalibration |
         return None
     if not arguments.fusion_trials or len(paths) != num_systems:
         raise ValueError(
-            f"--fusion_scores has {counted(len(paths), 'file')} for {num_systems} in --scores; give "
-            "the scores of the same systems in the same order, and their list with --fusion_trials"
+            f"--fusion_scores has {counted(len(paths), 'file')} for {num_systems} in --scores; "
+            "give the scores of the same systems in the same order, and their list with "
+            "--fusion_trials"
         )
     trials = read_trials(arguments.fusion_trials)
     if trials.labels is None:

@@ -32,7 +32,8 @@ ARGUMENTS = {
         "dest": "runtime",
         "default": "",
         "metavar": "PROGRAM",
-        "help": "for .onnx: sherpa-onnx (a graph from features, with its metadata) or onnxruntime-web",
+        "help": "for .onnx: sherpa-onnx (a graph from features, with its metadata) or "
+        "onnxruntime-web",
     },
     "--int8": {"action": "store_true", "help": "for .onnx: 8-bit weights and activations"},
     "--trials": {

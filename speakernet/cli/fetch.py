@@ -1,7 +1,7 @@
 """Fetch a published model and convert it to a model file in the cache.
 
     speakernet fetch wespeaker/resnet34-LM                  prints the path of the model file
-    speakernet fetch wespeaker/resnet34-LM --out model.pt   also writes a copy, to calibrate or adapt
+    speakernet fetch wespeaker/resnet34-LM --out model.pt   also writes a copy to change
     speakernet fetch owner/name@revision                    a hub repository made by `push`
 
 `speakernet models` lists the names. The download's SHA-256 is checked, and none of its code is run.

@@ -57,7 +57,8 @@ def completion(shell: str) -> str:
             name, help=what, parents=parents, add_help=False, conflict_handler="resolve"
         )
         if getattr(module, "TAKES_CONFIG", False):
-            command.add_argument("--config", help="configuration file").complete = shtab.FILE  # type: ignore[attr-defined]
+            option = command.add_argument("--config", help="configuration file")
+            option.complete = shtab.FILE  # type: ignore[attr-defined]
             for key in dict.fromkeys(row.key for section in SECTIONS for row in rows(section)):
                 command.add_argument(f"--{key}")
     return str(shtab.complete(parser, shell))

@@ -6,7 +6,7 @@
     speakernet pack CORPUS --source raw.list --write-list train.txt
                                                  wespeaker's raw.list or shard.list, a Kaldi folder
     speakernet pack CORPUS --source … --part 2/4     one of four parts; the last joins them
-    speakernet pack s3://bucket/CORPUS --source …    in shards to object storage (also gs://, file://)
+    speakernet pack s3://bucket/CORPUS --source …    in shards to object storage (also gs://)
     speakernet pack CORPUS --verify                  read everything and compare every checksum
 
 Afterwards, use the corpus in place of the folder (`--data.train_path CORPUS`). The same command
@@ -126,8 +126,8 @@ def run(arguments: argparse.Namespace) -> int:
     is_remote = is_address(arguments.corpus)
     if (is_remote and arguments.merge) or (arguments.shards and not is_remote):
         raise ValueError(
-            "--shards is for a corpus at an address (s3://…), whose last writer joins it; --part and "
-            "--merge are for a corpus on disk"
+            "--shards is for a corpus at an address (s3://…), whose last writer joins it; --part "
+            "and --merge are for a corpus on disk"
         )
     if arguments.source:
         _pack(arguments)

@@ -37,7 +37,8 @@ ARGUMENTS = {
     "--export": {
         "type": output_path,
         "metavar": "FOLDER",
-        "help": "also write each table as CSV and LaTeX, and each plot as SVG and PDF, into this folder",
+        "help": "also write each table as CSV and LaTeX, and each plot as SVG and PDF, into this "
+        "folder",
     },
     "--output": {"type": output_path, "help": f"output page for several runs (default: {PAGE})"},
 }

@@ -57,7 +57,8 @@ ARGUMENTS = {
         "action": "append",
         "default": [],
         "metavar": "SPEAKER=NAME",
-        "help": 'add a speaker of the recording to the store, such as "speaker 2=Anna" (repeatable)',
+        "help": 'add a speaker of the recording to the store, such as "speaker 2=Anna" '
+        "(repeatable)",
     },
     "--transcript": {
         "type": Path,

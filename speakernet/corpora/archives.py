@@ -230,8 +230,10 @@ def _extract_tar(path: Path, folder: Folder, summary: StepSummary) -> None:
                 is_there = _is_there(target, member.size)
                 if not is_there:
                     check_space(folder.root, member.size)
+                    source = archive.extractfile(member)
+                    assert source is not None, "tar_members yields files only"
                     with atomic_write(target, "wb", is_flushed=False) as output:
-                        shutil.copyfileobj(archive.extractfile(member), output, BLOCK_BYTES)  # type: ignore[arg-type]
+                        shutil.copyfileobj(source, output, BLOCK_BYTES)
             summary.add(not is_there, is_there)
 
 

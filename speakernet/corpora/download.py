@@ -288,12 +288,12 @@ def _num_bytes(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-# How a large file arrives. It grows as NAME.part, and every attempt asks the server only for what is
-# missing. Beside it, NAME.part.version keeps the address and the server's version of the file, sent
-# along as If-Range: a server whose file has changed since answers with the whole of it. A dropped
-# connection costs nothing but the wait, which doubles up to a minute; only attempts that bring no
-# byte count against --retries. The published MD5 decides in the end, so a server that lies about
-# ranges costs a second download, never a damaged corpus.
+# How a large file arrives. It grows as NAME.part, and every attempt asks the server only for what
+# is missing. Beside it, NAME.part.version keeps the address and the server's version of the file,
+# sent along as If-Range: a server whose file has changed since answers with the whole of it. A
+# dropped connection costs nothing but the wait, which doubles up to a minute; only attempts that
+# bring no byte count against --retries. The published MD5 decides in the end, so a server that lies
+# about ranges costs a second download, never a damaged corpus.
 def _fetch(
     url: str, part: Path, options: DownloadOptions, on_bytes: Callable[[int], object]
 ) -> None:

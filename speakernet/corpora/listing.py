@@ -1,7 +1,7 @@
 """From a corpus on disk to lists: scan headers, leave out unusable files, split, pair, write.
 
-Also the options that the subcommands of `speakernet prepare` share. Each subcommand is a module with
-`ARGUMENTS` and `run(arguments) -> exit status`, and its docstring is its help.
+Also the options that the subcommands of `speakernet prepare` share. Each subcommand is a module
+with `ARGUMENTS` and `run(arguments) -> exit status`, and its docstring is its help.
 """
 
 import argparse
@@ -161,10 +161,10 @@ def prepare_public(
 
 # The split decides whether an error rate means anything. Speakers of the validation and test lists
 # are never trained on, so that the rate is about new voices. Target trials join recordings of
-# different sessions where sessions are known, because within one session the room and the microphone
-# give the answer away. Every speaker gives about as many trials as any other, or a few speakers with
-# thousands of recordings would be all that is measured. None of this helps if one person is in two
-# folders; only the doctor, who listens to the samples, has a chance to notice.
+# different sessions where sessions are known, because within one session the room and the
+# microphone give the answer away. Every speaker gives about as many trials as any other, or a few
+# speakers with thousands of recordings would be all that is measured. None of this helps if one
+# person is in two folders; only the doctor, who listens to the samples, has a chance to notice.
 def prepare_lists(
     rows: Iterable[Row],
     options: ListOptions,

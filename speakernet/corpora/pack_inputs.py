@@ -348,11 +348,11 @@ def open_archive(paths: Sequence[Path]) -> "Archive":
 
 
 # How archives are read. A member of a zip can be unpacked on its own, so the threads that decode do
-# that too, and every core unpacks. A plain tar is scanned once for the place of each member, which is
-# then read like any file. A compressed tar is one stream: it is walked from end to end for the names
-# and once more for the contents, by the one thread that feeds the others, which is slow but needs
-# neither memory nor disk. Joining the pieces of an archive on disk first would be simpler, but needs
-# the space of the whole archive once more.
+# that too, and every core unpacks. A plain tar is scanned once for the place of each member, which
+# is then read like any file. A compressed tar is one stream: it is walked from end to end for the
+# names and once more for the contents, by the one thread that feeds the others, which is slow but
+# needs neither memory nor disk. Joining the pieces of an archive on disk first would be simpler,
+# but needs the space of the whole archive once more.
 class Archive:
     """The audio files in an archive, in stored order."""
 
@@ -414,7 +414,9 @@ class TarAudio(Archive):
             for archive, member in self._walk(file):
                 name = str(checked_relative(member.name))
                 if name.endswith(SPEAKER_SUFFIXES):
-                    content = archive.extractfile(member).read(MAX_JSON_BYTES + 1)  # type: ignore[union-attr]
+                    file_of_speaker = archive.extractfile(member)
+                    assert file_of_speaker is not None, "tar_members yields files only"
+                    content = file_of_speaker.read(MAX_JSON_BYTES + 1)
                     speaker = _speaker(content, f"{paths[0]}: {name}")
                     if speaker:
                         speakers[without_suffix(name)] = speaker

@@ -125,10 +125,10 @@ def random_pairs(
 
 
 # Why balanced. A speaker with n utterances has n (n - 1) / 2 target pairs, so among all pairs, or
-# random ones, a few talkative speakers decide the error rate. Here each speaker gives the same number
-# as far as possible. Non-targets are drawn by speaker first, then by utterance, for the same reason.
-# Fifty targets and five non-targets for each are round figures: more trials of the same speakers
-# narrow the interval little, because it is the speakers that are drawn.
+# random ones, a few talkative speakers decide the error rate. Here each speaker gives the same
+# number as far as possible. Non-targets are drawn by speaker first, then by utterance, for the same
+# reason. Fifty targets and five non-targets for each are round figures: more trials of the same
+# speakers narrow the interval little, because it is the speakers that are drawn.
 def balanced_pairs(
     utterances: Utterances,
     rows: np.ndarray,
@@ -208,7 +208,8 @@ def calibration_pairs(
     seed: int,
     nontargets_per_target: int = DEFAULT_NONTARGETS_PER_TARGET,
 ) -> tuple[Utterances, Pairs]:
-    """Balanced pairs among a few utterances of each speaker, with durations drawn like those in use.
+    """Balanced pairs among a few utterances of each speaker, with durations drawn from those in
+    use.
 
     A speaker's utterances come from as many sessions as possible; those of a single session are
     paired within it. Of many speakers, only `CALIBRATION_SPEAKERS` are used, since score

@@ -1,5 +1,5 @@
-"""Configurations for prepared lists: a complete one, or only lists and folders for use with a shipped
-recipe.
+"""Configurations for prepared lists: a complete one, or only lists and folders for use with a
+shipped recipe.
 """
 
 import shlex

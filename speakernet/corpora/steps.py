@@ -226,12 +226,12 @@ def walk_recordings(root: str | Path) -> list[str]:
     return names
 
 
-# What a kill leaves behind is harmless: a target appears under its name only when ffmpeg has finished
-# it and its length agrees with the source's, so the next run looks at the header of each target and
-# makes what is missing. Parts of the work on several machines need no more than that. A damaged
-# source is written down and skipped; a full disk is not, because it would put every further file on
-# that list. The length is a weak check: damage in the middle of a file goes unnoticed if ffmpeg
-# fills it with something.
+# What a kill leaves behind is harmless: a target appears under its name only when ffmpeg has
+# finished it and its length agrees with the source's, so the next run looks at the header of each
+# target and makes what is missing. Parts of the work on several machines need no more than that. A
+# damaged source is written down and skipped; a full disk is not, because it would put every further
+# file on that list. The length is a weak check: damage in the middle of a file goes unnoticed if
+# ffmpeg fills it with something.
 def convert_all(
     pairs: Iterable[tuple[Path, Path]],
     file_format: str,

@@ -1,5 +1,5 @@
-"""The utterances of a corpus as compact arrays (name, speaker, session, gender), and their split into
-training, validation and test.
+"""The utterances of a corpus as compact arrays (name, speaker, session, gender), and their split
+into training, validation and test.
 
 Built from list files, tables or folder walks; no audio is read here. `pairs` makes trials of them.
 """

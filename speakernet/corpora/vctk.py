@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def vctk_rows(root: Path, microphone: str) -> Iterator[Row]:
-    """The recordings of one microphone: p280 and p315 have only the first, s5 none of the second."""
+    """The recordings of one microphone: p280 and p315 lack the second, and s5 does too."""
     folder = f"VCTK-Corpus-0.92/{AUDIO}"
     if not (root / folder).is_dir():
         folder = AUDIO
