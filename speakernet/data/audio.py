@@ -674,7 +674,8 @@ def _decode_kept(path: str, _size: int, _modified_ns: int) -> _Decoded:
 
 
 def _decode_with_ffmpeg(source: Path | bytes, name: str, max_seconds: float) -> _Decoded:
-    target: IO[bytes] = tempfile.TemporaryFile() if isinstance(source, Path) else scratch_file()  # noqa: SIM115
+    # What came from memory stays there, where the system allows it.
+    target = scratch_file() if isinstance(source, bytes) else tempfile.TemporaryFile()  # noqa: SIM115
     try:
         decoded = decode_to_file(find_ffmpeg(), source, SAMPLE_RATE, max_seconds, target)
     except FfmpegError:

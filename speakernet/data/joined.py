@@ -244,8 +244,8 @@ class JoinedSource(AudioSource):
             count = len(sampler.eligible)
             drawn = plan.drawn[name]
             lines.append(
-                f"{name}: {speakers[name]:,} speakers, {count:,} utterances, {sampler.batch_size:,} "
-                f"per batch, {drawn:,} per epoch ({drawn / count:.2f} passes)"
+                f"{name}: {speakers[name]:,} speakers, {count:,} utterances, "
+                f"{sampler.batch_size:,} per batch, {drawn:,} per epoch ({drawn / count:.2f} passes)"
             )
         return "\n".join(lines)
 

@@ -11,8 +11,8 @@ import struct
 from dataclasses import dataclass
 from typing import IO
 
-# Crops are drawn from lengths, so a wrong length is a wrong corpus: speech that is never trained on,
-# or crops of silence. Most headers say the truth. These do not:
+# Crops are drawn from lengths, so a wrong length is a wrong corpus: speech that is never trained
+# on, or crops of silence. Most headers say the truth. These do not:
 #
 #   MP3 without a Xing frame     an encoder that writes to a pipe cannot go back and fill it in;
 #                                libsndfile estimates from the first bit rate and stops there
@@ -22,9 +22,9 @@ from typing import IO
 #   WAV from a pipe              a size near 2 or 4 GB, or 0 (`audio.parse_riff`)
 #
 # The number found once is kept in the lookup table. It does not help by itself, because libsndfile
-# still believes the header and neither seeks nor reads beyond it. So `with_length` gives it the same
-# bytes behind a header with the right number, in memory: such files are rare and mostly short. What
-# remains in doubt is the start of an MP3: decoders differ by up to 1,105 samples in what they drop
+# still believes the header and neither seeks nor reads beyond it. So `with_length` gives it the
+# same bytes behind a header with the right number, in memory: such files are rare and mostly short.
+# What remains in doubt is the start of an MP3: decoders differ by up to 1,105 samples in what they drop
 # there; we follow libsndfile (`DECODER_DELAY`), which is what reads the crops.
 
 BLOCK_BYTES = 1 << 18  # read at once while scanning

@@ -355,7 +355,10 @@ def read_training_list(path: str | Path, malformed: list[str] | None = None) -> 
         for number, pair in _pairs_of(file, form, is_one_word=is_kaldi):
             speaker, path = reversed(pair) if is_kaldi else pair
             if len(speaker) > MAX_SPEAKER_BYTES:
-                file.refuse(number, f"a speaker name of {len(speaker)} bytes; expected at most 255")
+                file.refuse(
+                    number,
+                    f"a speaker name of {len(speaker)} bytes; expected at most {MAX_SPEAKER_BYTES}",
+                )
                 continue
             labels.append(known[speaker])
             yield path
@@ -472,7 +475,7 @@ def read_trials(path: str | Path, malformed: list[str] | None = None) -> TrialLi
         if len(forms) > 1 and not form.labels and b"*" in row[0]:
             raise ListError(
                 f"{path}, line {number}: a trial of ESPnet, 'enrol*test label'; expected 'label "
-                r"enrol test' (sed -E 's/^(.*)\*(.*) ([01])$/\3 \1 \2/' LIST > NEW_LIST rewrites it)"
+                r"enrol test' (sed -E 's/^(.*)\*(.*) ([01])$/\3 \1 \2/' LIST > NEW_LIST)"
             )
         forms = (form,)
         if form.labels:

@@ -188,12 +188,7 @@ def build_lookup_table(
         read_rows, tasks, num_threads, description, total=len(names), units_of=int
     )
     if sum(results) and cache_folder:
-        problem_rows = np.array(sorted(table.problems), dtype=np.int64)
-        try:
-            with atomic_write(path, "wb") as file:
-                np.savez(file, allow_pickle=False, problem_rows=problem_rows, **table.columns())
-        except OSError as error:
-            logger.warning("The lookup table is not cached: cannot write %s (%s)", path, error)
+        _save(path, table)
     if len(names) < LONG_ROWS:
         return table
     for column in table.columns().values():
@@ -278,6 +273,15 @@ def default_cache_folder() -> Path:
         return Path(named)
     base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or "~/.cache"
     return Path(base, "speakernet").expanduser()
+
+
+def _save(path: Path, table: LookupTable) -> None:
+    problem_rows = np.array(sorted(table.problems), dtype=np.int64)
+    try:
+        with atomic_write(path, "wb") as file:
+            np.savez(file, allow_pickle=False, problem_rows=problem_rows, **table.columns())
+    except OSError as error:
+        logger.warning("The lookup table is not cached: cannot write %s (%s)", path, error)
 
 
 def _load(path: Path, num_rows: int, sample_rate: int) -> LookupTable | None:

@@ -108,10 +108,10 @@ def open_source(
     # A half-written corpus is not a folder of files either: opening it here raises the error.
     if is_packed(root) or (not path.exists() and partial_of(root).exists()):
         return PackedSource(root, sample_rate)
-    if path.is_file():
+    if path.exists() and not path.is_dir():
         raise AudioError(
             f"{root}: expected a folder of audio files or a packed corpus, found a file. Archives "
-            f"and lists of other toolkits are not read in place: `speakernet pack CORPUS --source "
+            "and lists of other toolkits are not read in place: `speakernet pack CORPUS --source "
             f"{root} --write-list LIST` makes a packed corpus of them"
         )
     if not path.exists():

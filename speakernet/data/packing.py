@@ -156,14 +156,6 @@ def pack(
         return _already_there(source, corpus, sample_rate)
     partial = partial_of(corpus)
 
-    def decode(item: tuple[int, bytes | None]) -> tuple[np.ndarray, int] | AudioError:
-        try:
-            samples = source.decode(*item, sample_rate)
-        except AudioError as error:
-            return error
-        # The checksum is computed here, in the threads, rather than by the writer.
-        return samples, zlib.crc32(samples.data)
-
     # A folder with the final name is always a complete corpus; a killed run leaves this one.
     with writing(partial, "free some space, then run the same command"), exclusive(partial):
         plan = {
@@ -176,12 +168,10 @@ def pack(
             num_resumed = writer.num_done
             if num_resumed:
                 logger.info("%s: %d utterances already packed", partial, num_resumed)
-            remaining = range(num_resumed, len(source.names))
-            items = source.items(remaining)
             description = "pack" if show_progress else ""
-            results = parallel_map(decode, items, num_threads, description, total=len(remaining))
+            decoded = _decode_from(source, num_resumed, sample_rate, num_threads, description)
             try:
-                for row, result in zip(remaining, results, strict=True):
+                for row, result in decoded:
                     if not isinstance(result, AudioError):
                         writer.append(*result)
                     elif skip_bad:
@@ -199,6 +189,27 @@ def pack(
     (partial / LOCK_NAME).unlink(missing_ok=True)
     partial.rename(corpus)
     return PackSummary.of([finished], num_resumed)
+
+
+def _decode_from(
+    source: PackInput, first_row: int, sample_rate: int, num_threads: int, description: str
+) -> Iterator[tuple[int, tuple[np.ndarray, int] | AudioError]]:
+    """Row, and its samples and their checksum or why it cannot be read, of all rows from
+    `first_row` on.
+    """
+
+    def decode(item: tuple[int, bytes | None]) -> tuple[np.ndarray, int] | AudioError:
+        try:
+            samples = source.decode(*item, sample_rate)
+        except AudioError as error:
+            return error
+        # The checksum is computed here, in the threads, rather than by the writer.
+        return samples, zlib.crc32(samples.data)
+
+    rows = range(first_row, len(source.names))
+    items = source.items(rows)
+    results = parallel_map(decode, items, num_threads, description, total=len(rows))
+    return zip(rows, results, strict=True)
 
 
 def check_rate(sample_rate: int) -> None:

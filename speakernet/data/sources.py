@@ -215,8 +215,9 @@ class RowReader(ABC):
         num_asked: int,
         choose: Callable[[np.ndarray], np.ndarray] = np.asarray,
     ) -> Any:
-        """Wrap `maker` (a `CropMaker`, which prepares `num_asked` batches at once) so that what must
-        be fetched is there in time. `choose` finds the rows of this reader among those of a request.
+        """Wrap `maker` (a `CropMaker`, which prepares `num_asked` batches at once) so that what
+        must be fetched is there in time. `choose` finds the rows of this reader among those of a
+        request.
         """
         return maker
 

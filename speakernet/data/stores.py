@@ -15,7 +15,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -212,18 +212,7 @@ def pack_to_address(
             some = Shard(source, rows, f"shard {shard} of {source.description}", origin)
             packed = pack(some, scratch / name, sample_rate=sample_rate, **options)
             num_resumed += packed.num_resumed
-            description = read_description(scratch / name)
-            if known.get(name, description.index_sha256) != description.index_sha256:
-                raise PackedError(
-                    f"{store.address}/{name}: the recordings have changed since this corpus was "
-                    "packed; remove the corpus, or choose another address"
-                )
-            descriptions.append(description)
-            # The description last: it marks the shard as complete.
-            for file in (SKIPPED, SAMPLES, INDEX, DESCRIPTION):
-                if (scratch / name / file).exists():
-                    store.put(scratch / name / file, f"{name}/{file}")
-            shutil.rmtree(scratch / name)
+            descriptions.append(_move(store, scratch / name, known))
         missing = _missing(store, shards, described, origin)
         if not missing:
             join_parts(described)
@@ -231,6 +220,23 @@ def pack_to_address(
                 store.put(described / DESCRIPTION, DESCRIPTION)
     shutil.rmtree(scratch, ignore_errors=True)
     return PackSummary.of(descriptions, num_resumed), len(missing)
+
+
+def _move(store: Store, folder: Path, known: Mapping[str, str]) -> Description:
+    """Move a packed shard to the address; `known` are the digests in the description there."""
+    name = folder.name
+    description = read_description(folder)
+    if known.get(name, description.index_sha256) != description.index_sha256:
+        raise PackedError(
+            f"{store.address}/{name}: the recordings have changed since this corpus was packed; "
+            "remove the corpus, or choose another address"
+        )
+    # The description last: it marks the shard as complete.
+    for file in (SKIPPED, SAMPLES, INDEX, DESCRIPTION):
+        if (folder / file).exists():
+            store.put(folder / file, f"{name}/{file}")
+    shutil.rmtree(folder)
+    return description
 
 
 def _known_digests(store: Store, shards: list[WorkPart], sample_rate: int) -> dict[str, str]:
