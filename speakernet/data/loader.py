@@ -231,7 +231,7 @@ class TrainingLoader:
                 waveforms,
                 labels,
                 indices=torch.from_numpy(report.rows),
-                shares=tuple(share.stop - share.start for share in shares),
+                rank_sizes=tuple(share.stop - share.start for share in shares),
                 # Masks and dither are keyed like crops: by the requested row, which differs between
                 # repeats of an utterance.
                 draw_key=derive_seed(sampler.seed, request.epoch),

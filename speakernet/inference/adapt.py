@@ -34,7 +34,6 @@ from speakernet.evaluation.adaptation import Transform
 from speakernet.evaluation.embedding import (
     Embedder,
     Forward,
-    embed_utterances,
     preparation_in_words,
     weights_digest,
 )
@@ -191,9 +190,9 @@ def adapt(
             raise ValueError(reason)
     notes: list[str] = []
     paths = [str(recording) for recording in recordings]
-    domain = embedded(verifier, paths, labels, notes, foreign is None, target)
+    domain = embed_domain(verifier, paths, labels, notes, foreign is None, target)
     if foreign is None:
-        name, transform, tried, scored = _chosen(verifier, domain, method, out_of_domain)
+        name, transform, tried, scored = _choose(verifier, domain, method, out_of_domain)
     else:
         name = f"plda of {Path(foreign.plda).name}"
         transform, tried, scored = imported(domain.rows, foreign), {}, None
@@ -217,7 +216,7 @@ def adapt(
         fit = fit_scores(*scored, prior, verifying_backend(contents).describe(WHOLE))
         contents |= fit.changes(contents)
     if compared is not None:
-        notes += _compared(verifier, contents, compared, audio, domain.names)
+        notes += _compare(verifier, contents, compared, audio, domain.names)
     write_checkpoint(target, contents)
     return Adapted(target, name, num_recordings, num_speakers, tried, fit, notes)
 
@@ -227,7 +226,7 @@ def adapted_path(model: str | Path, out: str | Path | None) -> Path:
     return Path(out or Path(model).with_suffix(f".adapted{Path(model).suffix}"))
 
 
-def _chosen(
+def _choose(
     verifier: SpeakerVerifier, domain: Domain, method: str, out_of_domain: str | Path | None
 ) -> tuple[str, Transform, dict[str, float], Trials | None]:
     """The best back end, or without labels the default one: name, transform, EERs in percent,
@@ -250,11 +249,11 @@ def _chosen(
         return name, fitters[name](rows, None), {}, None
     mean = np.zeros(verifier.embedding_dim) if verifier.mean is None else verifier.mean
     unchanged = Transform(((np.eye(verifier.embedding_dim), -mean),), verifier.plda)
-    as_it_is, _ = cross_validated(domain.plain, who, lambda *_: unchanged)
+    as_it_is, _ = cross_validate(domain.plain, who, lambda *_: unchanged)
     tried = {AS_IT_IS: as_it_is}
     scored = {}
     for name, fitter in fitters.items():
-        tried[name], scored[name] = cross_validated(rows, who, fitter)
+        tried[name], scored[name] = cross_validate(rows, who, fitter)
     best = min(fitters, key=tried.__getitem__)
     if method == "auto" and tried[best] >= as_it_is:
         raise ValueError(
@@ -295,7 +294,7 @@ def imported(rows: np.ndarray, files: ForeignFiles) -> Transform:
     return Transform(((first, offset - first @ centre), last), Plda(foreign.between, weights))
 
 
-def cross_validated(rows: np.ndarray, who: np.ndarray, fitter: Fitter) -> tuple[float, Trials]:
+def cross_validate(rows: np.ndarray, who: np.ndarray, fitter: Fitter) -> tuple[float, Trials]:
     """The EER in percent on held-out speakers, averaged over several divisions, with trials and
     scores of the first.
 
@@ -313,7 +312,7 @@ def cross_validated(rows: np.ndarray, who: np.ndarray, fitter: Fitter) -> tuple[
         for fold in range(NUM_FOLDS):
             is_tested = fold_of == fold
             transform = fitter(rows[~is_tested], speakers[~is_tested])
-            tested = _bounded(random.permutation(np.flatnonzero(is_tested)), speakers)
+            tested = _bound(random.permutation(np.flatnonzero(is_tested)), speakers)
             first, second = np.triu_indices(len(tested), 1)
             enrol, test = tested[first], tested[second]
             is_target = speakers[enrol] == speakers[test]
@@ -333,7 +332,7 @@ def cross_validated(rows: np.ndarray, who: np.ndarray, fitter: Fitter) -> tuple[
     return float(np.mean(errors)), (trials, scores)
 
 
-def _bounded(rows: np.ndarray, speakers: np.ndarray) -> np.ndarray:
+def _bound(rows: np.ndarray, speakers: np.ndarray) -> np.ndarray:
     """The first `MAX_EACH` of each speaker's rows, sorted."""
     counts: collections.Counter[int] = collections.Counter()
     kept = []
@@ -395,7 +394,7 @@ def _fitters(
     return {name: fit for name, fit in fitters.items() if method in ("auto", name.split()[0])}
 
 
-def embedded(
+def embed_domain(
     verifier: SpeakerVerifier,
     recordings: list[str],
     labels: str | Path | None,
@@ -414,15 +413,15 @@ def embedded(
             )
         names = [str(name) for name in kept["names"]]
         refused = _copies_of([row.tobytes() for row in kept["embeddings"]], names)
-        usable, who = _usable(names, refused, recordings, labels, notes)
+        usable, who = _select_usable(names, refused, recordings, labels, notes)
         rows = kept["embeddings"][usable].astype(np.float64)
         return Domain(net, rows, rows, who, [names[row] for row in usable])
     source, table = audio_inputs(recordings, verifier.sample_rate)
     refuse_recording_as_output(out, source, table)
-    refused, narrow = _inspected(verifier, source, table)
+    refused, narrow = _inspect(verifier, source, table)
     num_accepted = len(table) - len(refused)
     # Checked before anything is embedded.
-    usable, who = _usable(list(table), refused, recordings, labels, notes)
+    usable, who = _select_usable(list(table), refused, recordings, labels, notes)
     table = table.take(usable)
     has_floor = "energy_floor_db" in type(net.front_end.options).model_fields
     if 2 * len(narrow) > num_accepted and has_floor and needs_floor:
@@ -433,7 +432,7 @@ def embedded(
             f"{preparation_in_words(net.preparation)} before they are embedded"
         )
     elif net.adaptation_spec:
-        net = _without_adaptation(net)
+        net = _remove_adaptation(net)
     rows = plain = _embed(verifier, net, source, table, "recordings")
     # The unchanged model is the baseline in the cross-validation.
     if net is not verifier.net and who is not None:
@@ -441,7 +440,7 @@ def embedded(
     return Domain(net, rows, plain, who, list(table))
 
 
-def _inspected(
+def _inspect(
     verifier: SpeakerVerifier, source: AudioSource, names: StringTable
 ) -> tuple[dict[int, str], set[int]]:
     """Row -> why the recording is not used, and the rows of recordings with an empty upper band."""
@@ -478,7 +477,7 @@ def _copies_of(contents: Sequence[str | bytes], names: Sequence[str]) -> dict[in
     return copies
 
 
-def _usable(
+def _select_usable(
     names: list[str],
     refused: dict[int, str],
     roots: list[str],
@@ -489,12 +488,12 @@ def _usable(
     labels.
     """
     rows = np.array([row for row in range(len(names)) if row not in refused], dtype=np.int64)
-    reasons = "; ".join([*refused.values()][:MAX_NAMED])
+    reasons = "; ".join([*refused.values()][:MAX_NAMED]) or "none is refused"
     if len(rows) < MIN_RECORDINGS:
         raise ValueError(
             f"only {counted(len(rows), 'usable recording')} of {len(names)} in "
             f"{', '.join(roots)[:200]}; adaptation needs at least {MIN_RECORDINGS}, from many "
-            f"people. {reasons}"
+            f"people ({reasons})"
         )
     if refused:
         notes.append(f"left out {counted(len(refused), 'recording')}: {reasons}")
@@ -513,28 +512,20 @@ def _embed(
     description: str,
 ) -> np.ndarray:
     """Embeddings (utterances, dim) float64, equal to those of `SpeakerVerifier.embed`."""
-    rows = embed_utterances(
-        folded(net).to(verifier.device),
-        source,
-        names,
-        WHOLE,
-        Forward(verifier.device),
-        description=description,
-        wrapped_seconds=0.0,
-    )
-    return rows[:, 0].astype(np.float64)
+    embedding_net = folded(net).to(verifier.device)
+    return verifier.embed_source(source, names, description, embedding_net).astype(np.float64)
 
 
 def for_telephones(net: SpeakerNet) -> SpeakerNet:
     """The network without its adaptation, with the energy floor and the prepared recordings that
     telephones need.
     """
-    twin = _without_adaptation(net, {"energy_floor_db": ENERGY_FLOOR_DB})
+    twin = _remove_adaptation(net, {"energy_floor_db": ENERGY_FLOOR_DB})
     twin.preparation = dict(TELEPHONE_PREPARATION)
     return twin
 
 
-def _without_adaptation(
+def _remove_adaptation(
     net: SpeakerNet, front_end_options: Mapping[str, Any] | None = None
 ) -> SpeakerNet:
     """The network without its adaptation, with these options of its front end."""
@@ -648,7 +639,7 @@ def adapted_contents(
     )
 
 
-def _compared(
+def _compare(
     verifier: SpeakerVerifier,
     contents: dict[str, Any],
     trials: TrialList,

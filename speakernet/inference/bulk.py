@@ -31,7 +31,6 @@ from speakernet.evaluation.fitting import Fit, fit_scores
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import FEW_TARGETS, Results
 from speakernet.evaluation.scoring import VERIFYING, mean_embeddings, pair_scores, verifying_backend
-from speakernet.evaluation.scoring import WHOLE as WHOLE_UTTERANCES
 from speakernet.evaluation.speakers import Speakers, speakers_of
 from speakernet.files import atomic_write, check_writable, sha256_of
 from speakernet.inference.people import PeopleStore, weighted_units
@@ -71,7 +70,7 @@ def embed_files(
     if out.suffix != ".npz" or out.is_dir():
         raise ValueError(f"--out {out}: expected a file name ending in .npz")
     check_writable(out)
-    rows, problems = _embeddable(source, names, verifier.net.min_samples)
+    rows, problems = _find_embeddable(source, names, verifier.net.min_samples)
     if problems and not skips_broken:
         raise AudioError(
             f"{len(problems)} of {counted(len(names), 'recording')} cannot be embedded "
@@ -126,7 +125,7 @@ def embed_files(
     return len(there), num_kept, problems, missing
 
 
-def _embeddable(
+def _find_embeddable(
     source: AudioSource, names: StringTable, min_samples: int
 ) -> tuple[list[int], list[str]]:
     """Rows of the recordings that are long enough and readable, and a sentence for each other."""
@@ -156,16 +155,7 @@ def _embed_block(
     list, it is an error.
     """
     try:
-        # Short recordings are not wrapped around, as in `SpeakerVerifier.embed`.
-        values = embed_utterances(
-            verifier.embedding_net,
-            source,
-            names,
-            WHOLE_UTTERANCES,
-            Forward(verifier.device),
-            description="",
-            wrapped_seconds=0.0,
-        )[:, 0]
+        values = verifier.embed_source(source, names)
         is_bad = ~np.isfinite(values).all(axis=1)
         if is_bad.any():
             name = names[int(is_bad.argmax())]
@@ -231,7 +221,7 @@ def calibrate_on_people(
             verifier.embedding_net, *cohort, way, Forward(verifier.device), description="cohort"
         )
     strangers = mean_embeddings(strangers, verifier.mean)
-    trials, scores, speakers = _own_trials(verifier, store, strangers)
+    trials, scores, speakers = _make_trials(verifier, store, strangers)
     fit = fit_scores(trials, scores, prior, verifying_backend(verifier.contents).describe(way))
     results = figures(trials, scores, speakers, EvaluationOptions(), DEFAULT_SEED)
     if (results.eer_percent or 0.0) >= WORSE_THAN_CHANCE:
@@ -243,7 +233,7 @@ def calibrate_on_people(
     return _write(verifier, [fit], results, out)
 
 
-def _own_trials(
+def _make_trials(
     verifier: SpeakerVerifier, store: PeopleStore, strangers: np.ndarray
 ) -> tuple[TrialList, np.ndarray, Speakers]:
     """Trials of all recordings and strangers against all people; a recording is left out of its own

@@ -110,7 +110,7 @@ def choose(
         num_channels: if there is only one, it is used whatever is requested.
         sample_rate: its own rate in Hz.
         name: for messages.
-        requested: a channel counted from 1, `mix`, or None: the mean, but one channel if the channels
+        requested: a channel counted from 1, `mix`, or None: the mean, but one channel if they
             cancel each other.
 
     Raises:

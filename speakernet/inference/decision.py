@@ -254,10 +254,10 @@ class DecisionRule:
                 "false_accept_rate and threshold were both given; expected only one of them"
             )
         # A recording arrives here as one number: its speech was found, cut out, embedded and scored
-        # against the other side (`SpeakerVerifier.compared`). What is left is to read that number.
-        # The calibration turns it into odds, one affine map fitted on pairs whose answer is known.
-        # The odds are bounded, because a list of a thousand pairs cannot show odds of a million,
-        # however far the line is extended. The decision itself compares the score with a
+        # against the other side (`SpeakerVerifier.score_pair`). What is left is to read that
+        # number. The calibration turns it into odds, one affine map fitted on pairs whose answer is
+        # known. The odds are bounded, because a list of a thousand pairs cannot show odds of a
+        # million, however far the line is extended. The decision itself compares the score with a
         # threshold, which was measured, not derived from the odds: the two may disagree near the
         # threshold, and then the sentence says so. Both are only as good as the list was like
         # today's recordings, which nobody checks here.

@@ -107,9 +107,9 @@ def enroll_voices(
     known = {recording.digest for recording in enrolled}
     # Stores of version 0.2.0 have no digests, so recordings are recognised by their embeddings.
     old = mean_embeddings(
-        _stacked(verifier, [recording for recording in enrolled if not recording.digest])
+        _stack(verifier, [recording for recording in enrolled if not recording.digest])
     )
-    units = mean_embeddings(_stacked(verifier, voices))
+    units = mean_embeddings(_stack(verifier, voices))
     new = []
     for voice, label, unit in zip(voices, labels, units, strict=True):
         if voice.digest in known or (old @ unit > SAME_COSINE).any():
@@ -133,7 +133,7 @@ def weight_of(speech_seconds: float) -> float:
     return min(max(speech_seconds, MIN_WEIGHT_SECONDS), MAX_SPEECH_SECONDS)
 
 
-def _stacked(verifier: Verifier, recordings: Sequence[StoredRecording]) -> np.ndarray:
+def _stack(verifier: Verifier, recordings: Sequence[StoredRecording]) -> np.ndarray:
     """Embeddings, (recordings, dim)."""
     rows = [recording.embedding for recording in recordings]
     return np.array(rows, dtype=np.float32).reshape(-1, verifier.embedding_dim)
@@ -179,7 +179,7 @@ def doubts_about_voice(
         # An uncalibrated PLDA score is still a log-likelihood ratio.
         limit = UNCALIBRATED_THRESHOLD if verifier.plda is None else 0.0
     doubts = []
-    everything = _stacked(verifier, [*voices, *enrolled])
+    everything = _stack(verifier, [*voices, *enrolled])
     for row, label in enumerate(labels):
         rest = np.delete(everything, row, axis=0)
         if not len(rest):

@@ -23,7 +23,7 @@ from typing import Any, cast
 import numpy as np
 import onnx
 import onnxruntime
-import onnxscript  # noqa: F401  torch's exporter needs it; if it is missing, fail now rather than during the export
+import onnxscript  # noqa: F401  torch's exporter needs it: fail now, not during the export
 import torch
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from torch import Tensor, nn
@@ -131,7 +131,7 @@ def export_model(
             f"({parities[0]})"
         )
     if int8:
-        content = quantized(content)
+        content = quantize(content)
         parities.append(compare(model, open_onnx(content), usable))
     with writing(path, OTHER_PLACE), atomic_write(path, "wb") as file:
         file.write(content)
@@ -396,7 +396,8 @@ def open_onnx(content: bytes) -> Run:
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
     def run(values: np.ndarray) -> list[np.ndarray]:
-        return session.run(None, {session.get_inputs()[0].name: values})  # type: ignore[no-any-return]
+        inputs = {session.get_inputs()[0].name: values}
+        return session.run(None, inputs)  # type: ignore[no-any-return]
 
     return run
 
@@ -413,7 +414,7 @@ def open_sherpa(model: ModelFile, content: bytes) -> Run:
     return run
 
 
-def quantized(content: bytes) -> bytes:
+def quantize(content: bytes) -> bytes:
     """An ONNX graph in eight bits, with integer weights and dynamically quantised activations.
 
     The front end stays in float32: its spectra span eight decades, of which 256 steps keep only the

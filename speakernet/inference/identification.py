@@ -1,4 +1,4 @@
-"""Identify a voice as a person in a store or as a stranger; `identify` and `who` share this rule."""
+"""Identify a voice as a person in a store or as a stranger, as `identify` and `who` do."""
 
 from dataclasses import dataclass
 
@@ -54,8 +54,8 @@ class Namer:
         (`DecisionRule.decide`).
         """
         # Everybody is scored, and only the nearest person can be the answer. With N people a
-        # stranger has N chances to reach the threshold by accident, so the threshold is stricter the
-        # more people there are (`threshold_of_many`). Its rate was measured on pairs of the
+        # stranger has N chances to reach the threshold by accident, so the threshold is stricter
+        # the more people there are (`threshold_of_many`). Its rate was measured on pairs of the
         # calibration list, whose strangers may be less alike than the people here.
         num_people = len(self.store)
         threshold = self.threshold()

@@ -511,9 +511,9 @@ class PeopleStore(contextlib.AbstractContextManager):
         """Add recordings without duplicates inside a transaction; a store of an older version is
         upgraded.
         """
-        # An older store is upgraded by the first write, not by opening it, so that the older program
-        # can still read a store that is only looked at. Checksums and encryption of its recordings
-        # are renewed in the same transaction.
+        # An older store is upgraded by the first write, not by opening it, so that the older
+        # program can still read a store that is only looked at. Checksums and encryption of its
+        # recordings are renewed in the same transaction.
         version = value_of(connection, "PRAGMA user_version")
         if version < SCHEMA_VERSION:
             kept = self._select(connection)

@@ -122,6 +122,12 @@ class Recording:
         ):
             yield replace(stretch, row=row), self.read(stretch.start, stretch.num_samples)
 
+    def blocks(self) -> Iterator[np.ndarray]:
+        """Consecutive blocks to search for speech, (samples,) each."""
+        step = round(PIECE_SECONDS * self.sample_rate)
+        for start in range(0, self.num_samples, step):
+            yield self.read(start, step)
+
     def in_memory(self) -> "Recording":
         """The same recording, decoded unless it is long, so that it is not decoded again."""
         if self.samples is not None or self.seconds > KEPT_SECONDS:
@@ -415,10 +421,10 @@ def inspect_recording(
     recording = open_recording(audio, sample_rate, SAMPLE_RATE).in_memory()
     name = recording.name
     digest = hashlib.sha256()
-    speech = find_speech(pieces_of(recording, digest), recording.sample_rate)
+    speech = find_speech(_hashed(recording.blocks(), digest), recording.sample_rate)
     speech_seconds = float(np.diff(speech).sum())
     heard = recording.cut_to(speech) if len(speech) else recording
-    power, spectrum, clipped_share = _measured(heard)
+    power, spectrum, clipped_share = _measure(heard)
     loudest_db = 10 * np.log10(float(power.max()) + 1e-12)
     if not len(speech) and loudest_db < SILENT_DB:
         raise NoSpeechError(
@@ -460,7 +466,7 @@ def inspect_recording(
     )
 
 
-def _measured(recording: Recording) -> tuple[np.ndarray, np.ndarray, float]:
+def _measure(recording: Recording) -> tuple[np.ndarray, np.ndarray, float]:
     """Power of each frame, (frames,), power spectrum, (bins,), and the share of clipped samples."""
     # In one pass over pieces, since the recording may be longer than memory. Whether a sample is
     # clipped depends on the highest peak, which is known only at the end, so each piece counts the
@@ -487,11 +493,9 @@ def _measured(recording: Recording) -> tuple[np.ndarray, np.ndarray, float]:
     return np.concatenate(powers), spectrum, num_clipped / recording.num_samples
 
 
-def pieces_of(recording: Recording, digest: Any) -> Iterator[np.ndarray]:
-    """A recording's consecutive pieces, added to a digest."""
-    step = round(PIECE_SECONDS * recording.sample_rate)
-    for start in range(0, recording.num_samples, step):
-        piece = recording.read(start, step)
+def _hashed(pieces: Iterable[np.ndarray], digest: Any) -> Iterator[np.ndarray]:
+    """The pieces, each added to the digest of all samples."""
+    for piece in pieces:
         digest.update(piece.astype("<f4").tobytes())
         yield piece
 

@@ -22,11 +22,21 @@ import torch
 from torch import Tensor
 
 from speakernet.data.audio import AudioError, NoSpeechError
+from speakernet.data.lists import StringTable
+from speakernet.data.sources import AudioSource
 from speakernet.data.windows import Stretch
-from speakernet.evaluation.embedding import batches_of, padded, prepared, weights_digest
+from speakernet.evaluation.embedding import (
+    Forward,
+    batches_of,
+    embed_utterances,
+    padded,
+    prepared,
+    weights_digest,
+)
 from speakernet.evaluation.results import html_table
 from speakernet.evaluation.scoring import (
     VERIFYING,
+    WHOLE,
     mean_embeddings,
     mean_of_whole_utterances,
     pair_scores,
@@ -51,7 +61,7 @@ from speakernet.machine.memory import bound_compiled_shapes
 from speakernet.machine.options import MachineOptions
 from speakernet.machine.threads import use_one_thread_after_fork
 from speakernet.models.model_file import ModelFile, load_model_file, voices_caution
-from speakernet.models.speaker_net import folded
+from speakernet.models.speaker_net import SpeakerNet, folded
 from speakernet.terminal import Bar
 
 if TYPE_CHECKING:
@@ -266,6 +276,33 @@ class SpeakerVerifier:
             )
             return self._embed_pieces(pieces, len(edges)).numpy()
 
+    def embed_source(
+        self,
+        source: AudioSource,
+        names: StringTable | Sequence[str],
+        description: str = "",
+        net: SpeakerNet | None = None,
+    ) -> np.ndarray:
+        """Embed recordings of a source, (recordings, dim), as `embed` does.
+
+        Args:
+            source: reads them by name.
+            names: their names.
+            description: shown beside a progress bar; empty shows none.
+            net: a network to use instead of the model file's, on the same device.
+        """
+        # Short recordings are not wrapped around, which trial lists are.
+        embeddings = embed_utterances(
+            net or self.embedding_net,
+            source,
+            names,
+            WHOLE,
+            Forward(self.device),
+            description=description,
+            wrapped_seconds=0.0,
+        )
+        return embeddings[:, 0]
+
     def embed_features(self, features: Array) -> Any:
         """Embed features computed elsewhere, which are used unchanged.
 
@@ -318,7 +355,7 @@ class SpeakerVerifier:
         # Checked before anything is embedded.
         self.rule.decide(0.0, **limits)
         pair = [self.hear(first, sample_rate), self.hear(second, sample_rate)]
-        score, rule, seconds = self.compared(pair)
+        score, rule, seconds = self.score_pair(pair)
         return rule.decide(score, **limits, speech_seconds=seconds)
 
     def hear(
@@ -339,14 +376,14 @@ class SpeakerVerifier:
         Raises:
             ValueError: as for `embed`; a recording without speech or shorter than a syllable.
         """
-        # Everything that decides passes here: verify, identify, enrolment and the server. A decision
-        # takes six steps, of which this method is the first two. Speech is found (silero-vad; by
-        # energy alone if its weights are missing, which takes a loud noise for speech). It is cut
-        # out, as the calibration did, because pauses and noise move an embedding and its score,
-        # and the quality is measured on the same speech. Then `compared` embeds both recordings
-        # and scores them, and `DecisionRule.decide` calibrates the score, bounds the odds by what
-        # the calibration's pairs support, and compares it with a threshold. What this misses: a
-        # replayed or synthetic voice is as good as a real one here.
+        # Everything that decides passes here: verify, identify, enrolment and the server. A
+        # decision takes six steps, of which this method is the first two. Speech is found (silero-
+        # vad; by energy alone if its weights are missing, which takes a loud noise for speech). It
+        # is cut out, as the calibration did, because pauses and noise move an embedding and its
+        # score, and the quality is measured on the same speech. Then `score_pair` embeds both
+        # recordings and scores them, and `DecisionRule.decide` calibrates the score, bounds the
+        # odds by what the calibration's pairs support, and compares it with a threshold. What this
+        # misses: a replayed or synthetic voice is as good as a real one here.
         if isinstance(audio, Heard):
             return audio
         recording = self.open(audio, sample_rate)
@@ -360,7 +397,7 @@ class SpeakerVerifier:
             recording = self.open(recording.cut_to(quality.speech))
         return Heard(recording, quality)
 
-    def compared(self, pair: Sequence[Heard]) -> tuple[float, DecisionRule, float]:
+    def score_pair(self, pair: Sequence[Heard]) -> tuple[float, DecisionRule, float]:
         """The score of two recordings, the rule for their quality, and the seconds of speech in the
         shorter one.
         """

@@ -133,6 +133,6 @@ def _state(folder: Path) -> Any:
             return (store.facts["fingerprint"], recordings) if recordings else None
     except ValueError as error:
         # Its creation was undone, or it has no model yet.
-        if "an empty file" in str(error) or "of no model yet" in str(error):
+        if "an empty file" in str(error) or "names no model" in str(error):
             return None
         raise

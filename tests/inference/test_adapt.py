@@ -20,7 +20,7 @@ from speakernet.data.lists import read_trials
 from speakernet.evaluation import adaptation, embedding
 from speakernet.evaluation.metrics import eer
 from speakernet.evaluation.scoring import Plda
-from speakernet.inference.adapt import AS_IT_IS, adapt, cross_validated, embedded
+from speakernet.inference.adapt import AS_IT_IS, adapt, cross_validate, embed_domain
 from speakernet.inference.people import StoreError
 from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
@@ -192,7 +192,7 @@ def test_sessions_of_one_speaker_alone_do_not_decide(voices, uncalibrated, tmp_p
     (tmp_path / "who.csv").write_text("".join(lines))
     notes = []
     verifier = speakernet.load(uncalibrated, "cpu")
-    domain = embedded(verifier, [str(folder)], tmp_path / "who.csv", notes)
+    domain = embed_domain(verifier, [str(folder)], tmp_path / "who.csv", notes)
     assert (domain.who[1] == -1).all()
     assert any(note.startswith("1 of 12 speakers") for note in notes)
 
@@ -207,7 +207,7 @@ def test_cross_validation():
         fitted_on.append(set(speakers.tolist()))
         return adaptation.centring(some)
 
-    error, (trials, scores) = cross_validated(rows, who, fitter)
+    error, (trials, scores) = cross_validate(rows, who, fitter)
     assert len(fitted_on) == 15 and all(len(speakers) == 16 for speakers in fitted_on)
     same_speaker, same_session = who[:, trials.enrol] == who[:, trials.test]
     assert (trials.labels == same_speaker).all() and not same_session.any()
@@ -324,7 +324,7 @@ def test_telephone_calls(shared_data, tmp_path, succeed):
     with (calls / "utterances.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if float(row["seconds"]) <= 5]
     short = [str(calls / row["path"]) for row in rows]
-    domain = embedded(speakernet.load(model, "cpu"), short, calls / "utterances.csv", [])
+    domain = embed_domain(speakernet.load(model, "cpu"), short, calls / "utterances.csv", [])
     row = {name: number for number, name in enumerate(domain.names)}
     trials = read_trials(calls / "trials.txt")
     rows_of = np.array([row.get(str(calls / name), -1) for name in trials.names])

@@ -13,7 +13,7 @@ from speakernet.data.audio import write_audio
 from speakernet.inference.recordings import open_recording
 from speakernet.inference.who import conversation, live
 from speakernet.inference.who.clustering import cluster, cluster_up_to
-from speakernet.inference.who.conversation import Turn, sections
+from speakernet.inference.who.conversation import Turn, cut_sections
 from speakernet.inference.who.enrolment import enroll_speaker, speaker_called
 
 VOICES = (0, 9, 5)
@@ -144,7 +144,7 @@ def test_many_windows(monkeypatch):
 
 def test_sections():
     windows = np.array([[0.0, 1.5], [0.75, 2.25], [4.0, 5.0]])
-    found = sections(np.array([[0.0, 2.25], [4.0, 5.0]]), windows, np.array([0, 1, 1]))
+    found = cut_sections(np.array([[0.0, 2.25], [4.0, 5.0]]), windows, np.array([0, 1, 1]))
     assert found == [(0.0, 1.125, 0), (1.125, 2.25, 1), (4.0, 5.0, 1)]
 
 
@@ -153,7 +153,7 @@ def test_overlaps():
     level = np.repeat([0.1, 0.2, 0.1, 0.0, 0.1], [2400, 1200, 2400, 400, 3600])
     recording = open_recording(level.astype(np.float32), 1000, 1000)
     turns = [Turn(0.0, 3.0, "a"), Turn(3.0, 6.2, "b"), Turn(6.2, 8.0, "a"), Turn(8.5, 10.0, "b")]
-    assert conversation._with_overlaps(recording, turns) == [
+    assert conversation._add_overlaps(recording, turns) == [
         Turn(0.0, 3.2, "a"),
         Turn(2.8, 6.2, "b"),
         *turns[2:],
@@ -161,7 +161,7 @@ def test_overlaps():
     # A short turn is extended, not covered by the turns of another voice around it.
     level = np.repeat([0.1, 0.3, 0.1], [2400, 1700, 2400])
     turns = [Turn(0.0, 3.0, "a"), Turn(3.0, 3.5, "b"), Turn(3.5, 6.5, "a")]
-    found = conversation._with_overlaps(open_recording(level.astype(np.float32), 1000, 1000), turns)
+    found = conversation._add_overlaps(open_recording(level.astype(np.float32), 1000, 1000), turns)
     assert found == [Turn(0.0, 3.2, "a"), Turn(2.8, 3.7, "b"), Turn(3.3, 6.5, "a")]
 
 

@@ -195,7 +195,7 @@ class Service:
         # Checked first, so that no clip is decoded for nothing.
         self._decide(0.0, limits)
         with self._opened([first, second]) as (heard, clips):
-            score, rule, seconds = self.verifier.compared(heard)
+            score, rule, seconds = self.verifier.score_pair(heard)
         return {**self._decide(score, limits, rule, seconds), "clips": clips}
 
     def embed(self, audio: UploadFile) -> Answer:

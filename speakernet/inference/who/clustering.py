@@ -54,7 +54,7 @@ def cluster_up_to(
     """As `cluster`; also returns whether more than `max_speakers` voices differ from each other."""
     if len(embeddings) <= (num_speakers or 1):
         return np.arange(len(embeddings)), False
-    points, of_window = _condensed(embeddings)
+    points, of_window = _condense(embeddings)
     components = points - points.mean(axis=0)
     components = components @ np.linalg.svd(components, full_matrices=False)[2][:COMPONENTS].T
     trees = [linkage(rows, "ward") for rows in (points, components)]
@@ -65,8 +65,8 @@ def cluster_up_to(
     for count in range(2, min(most, len(points)) + 1):
         # Ward's trees start from all windows; halving starts from the tightest partition so far,
         # which finds a voice that the trees have merged with a similar one.
-        starts = [_cut(tree, count) for tree in trees] + list(_halved(points, tightest))
-        partitions = [_settled(points, start) for start in starts if start.max() + 1 == count]
+        starts = [_cut(tree, count) for tree in trees] + list(_halve(points, tightest))
+        partitions = [_settle(points, start) for start in starts if start.max() + 1 == count]
         if not partitions:
             # Identical points cannot be split.
             break
@@ -92,7 +92,7 @@ def centres(
     return mean_embeddings(weights.T @ embeddings)
 
 
-def _condensed(embeddings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _condense(embeddings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Merge windows into at most about `MAX_POINTS` points; return the points and the point of each
     window.
     """
@@ -113,7 +113,7 @@ def _cut(tree: np.ndarray, count: int) -> np.ndarray:
     return fcluster(tree, count, "maxclust") - 1  # type: ignore[no-any-return]
 
 
-def _halved(points: np.ndarray, labels: np.ndarray) -> Iterator[np.ndarray]:
+def _halve(points: np.ndarray, labels: np.ndarray) -> Iterator[np.ndarray]:
     """The partitions that result from splitting one cluster in two."""
     for row in range(labels.max() + 1):
         inside = np.flatnonzero(labels == row)
@@ -123,7 +123,7 @@ def _halved(points: np.ndarray, labels: np.ndarray) -> Iterator[np.ndarray]:
             yield halves
 
 
-def _settled(points: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def _settle(points: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Move points to the nearest centre until none changes or a cluster would become empty."""
     for _ in range(MAX_ROUNDS):
         nearest = (points @ centres(points, labels).T).argmax(axis=1)

@@ -120,13 +120,13 @@ def who_speaks(
 ) -> Conversation:
     """Implement `SpeakerVerifier.who`."""
     # A conversation is found in five steps. Speech is detected, more willingly than for a decision,
-    # since a missed word costs as much as a noise. Every stretch of it is cut into windows of 1.5 s,
-    # short enough to hold one voice and long enough to recognise it, and each window is embedded.
-    # Windows are clustered: a cluster is a voice, and nobody says how many there are. Borders
-    # between voices lie on the grid of windows at first, so each is moved to where shorter windows
-    # change from one voice to the other, and two voices at a border may overlap. Last, the mean of
-    # a voice is compared with the people in the store. Two people with similar voices may still end
-    # up as one cluster, and whoever says only a few words may end up in somebody else's.
+    # since a missed word costs as much as a noise. Every stretch of it is cut into windows of 1.5
+    # s, short enough to hold one voice and long enough to recognise it, and each window is
+    # embedded. Windows are clustered: a cluster is a voice, and nobody says how many there are.
+    # Borders between voices lie on the grid of windows at first, so each is moved to where shorter
+    # windows change from one voice to the other, and two voices at a border may overlap. Last, the
+    # mean of a voice is compared with the people in the store. Two people with similar voices may
+    # still end up as one cluster, and whoever says only a few words may end up in somebody else's.
     max_speakers = bound_of(max_speakers, num_speakers)
     namer = namer_of(verifier, store, limits)
     if namer is not None:
@@ -153,10 +153,10 @@ def who_speaks(
         is_in = labels == row
         speakers.append(speaker_of(embeddings[is_in], lengths[is_in], row, namer))
     speakers = _name_once(speakers)
-    coarse = sections(speech, windows, labels)
-    single = _refined(verifier, recording, centres(units, labels, lengths), coarse)
-    exclusive = joined([Turn(start, stop, speakers[row].name) for start, stop, row in single])
-    turns = _with_overlaps(recording, exclusive)
+    coarse = cut_sections(speech, windows, labels)
+    single = _refine_borders(verifier, recording, centres(units, labels, lengths), coarse)
+    exclusive = join_turns([Turn(start, stop, speakers[row].name) for start, stop, row in single])
+    turns = _add_overlaps(recording, exclusive)
     for row, speaker in enumerate(speakers):
         own_turns = [turn for turn in turns if turn.speaker == speaker.name]
         seconds = sum(turn.stop - turn.start for turn in own_turns)
@@ -244,7 +244,7 @@ def embed_stretches(
     return verifier.embed_windows(recording, np.stack([starts, stops], axis=1), description)
 
 
-def sections(
+def cut_sections(
     speech: np.ndarray, windows: np.ndarray, labels: np.ndarray
 ) -> list[tuple[float, float, int]]:
     """Start, stop and label of each section; the voice changes halfway between the middles of two
@@ -264,7 +264,7 @@ def sections(
     return parts
 
 
-def _refined(
+def _refine_borders(
     verifier: Verifier,
     recording: Recording,
     middle: np.ndarray,
@@ -296,7 +296,7 @@ def _refined(
     ]
 
 
-def _with_overlaps(recording: Recording, exclusive: Sequence[Turn]) -> list[Turn]:
+def _add_overlaps(recording: Recording, exclusive: Sequence[Turn]) -> list[Turn]:
     """The turns, extended beyond each border at which both voices speak."""
     turns = list(exclusive)
     rate = recording.sample_rate
@@ -316,10 +316,10 @@ def _with_overlaps(recording: Recording, exclusive: Sequence[Turn]) -> list[Turn
     return turns
 
 
-def joined(turns: Sequence[Turn]) -> list[Turn]:
+def join_turns(turns: Sequence[Turn]) -> list[Turn]:
     """Sort turns by start and join those of one speaker across short pauses.
 
-    >>> joined([Turn(0.0, 1.0, "Ada"), Turn(1.1, 2.0, "Ada"), Turn(1.5, 3.0, "Bo")])
+    >>> join_turns([Turn(0.0, 1.0, "Ada"), Turn(1.1, 2.0, "Ada"), Turn(1.5, 3.0, "Bo")])
     [Turn(start=0.0, stop=2.0, speaker='Ada'), Turn(start=1.5, stop=3.0, speaker='Bo')]
     """
     all_turns: list[Turn] = []

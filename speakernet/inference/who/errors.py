@@ -133,8 +133,8 @@ class _Sweep:
     def __init__(
         self, true: SpeakerTurns, claimed: SpeakerTurns, regions: np.ndarray | None, collar: float
     ) -> None:
-        true_turns, true_speakers = _stacked(true)
-        claimed_turns, claimed_speakers = _stacked(claimed)
+        true_turns, true_speakers = _stack(true)
+        claimed_turns, claimed_speakers = _stack(claimed)
         borders = np.concatenate([true_turns.ravel(), claimed_turns.ravel()])
         if regions is None:
             regions = (
@@ -193,7 +193,7 @@ class _Sweep:
         return bool(np.count_nonzero(self.true_seconds) == np.count_nonzero(self.claimed_seconds))
 
 
-def _stacked(turns: SpeakerTurns) -> tuple[np.ndarray, np.ndarray]:
+def _stack(turns: SpeakerTurns) -> tuple[np.ndarray, np.ndarray]:
     """The turns of all speakers, (turns, 2), and the number of each one's speaker, (turns,)."""
     if not turns:
         return np.zeros((0, 2)), np.zeros(0, dtype=np.int64)

@@ -28,7 +28,7 @@ def name_of(recording: str) -> str:
     return "_".join(Path(recording).stem.split())
 
 
-def plain(conversation: Conversation) -> dict[str, Any]:
+def to_plain(conversation: Conversation) -> dict[str, Any]:
     """Convert a conversation to plain values, for JSON."""
     content = dataclasses.asdict(conversation)
     for speaker in content["speakers"]:
@@ -46,7 +46,7 @@ def page_of(conversation: Conversation, recording: Recording) -> str:
     elif recording.file:
         source = recording.file.absolute().as_uri()
     # A `<` in a name must not end the script.
-    data = json.dumps(plain(conversation), ensure_ascii=False).replace("<", "\\u003c")
+    data = json.dumps(to_plain(conversation), ensure_ascii=False).replace("<", "\\u003c")
     return PAGE.read_text(encoding="utf-8").replace("__AUDIO__", source).replace("__DATA__", data)
 
 
@@ -89,7 +89,7 @@ def write_files(
     for file_name, content in contents.items():
         digests[file_name] = hashlib.sha256(content.encode()).hexdigest()
     written = {"recording": str(Path(conversation.recording).absolute()), "files": digests}
-    description = {**plain(conversation), WRITTEN: written}
+    description = {**to_plain(conversation), WRITTEN: written}
     contents[f"{name}.json"] = json.dumps(description, ensure_ascii=False, indent=1) + "\n"
     paths = []
     for file_name, content in contents.items():

@@ -20,9 +20,9 @@ from speakernet.inference.who.clustering import centres, cluster
 from speakernet.inference.who.conversation import (
     Turn,
     bound_of,
+    cut_sections,
     embed_stretches,
     namer_of,
-    sections,
     speaker_of,
     warn_of_more,
     windows_of,
@@ -121,7 +121,7 @@ class LiveSpeakers:
             is_in = labels == label
             self._sums[row] += (embeddings[is_in] * lengths[is_in, None]).sum(axis=0)
             self._seconds[row] += float(lengths[is_in].sum())
-        for start, stop, label in sections(speech, windows, labels):
+        for start, stop, label in cut_sections(speech, windows, labels):
             row = rows[label]
             seconds = self._seconds[row]
             mean = self._sums[row] / seconds

@@ -6,7 +6,7 @@ gives two people one name. Recordings, channels and speakers are only names here
 compares them.
 """
 
-import string
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
@@ -64,6 +64,7 @@ TURNS_EXPECTED = (
     "column 8, or a folder of these"
 )
 REGIONS_EXPECTED = "UEM (`file channel start end` on each line), or a folder of these"
+NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 NO_SPACES = "write names of recordings without spaces, or separate the columns by tabs"
 
 
@@ -101,7 +102,7 @@ def read_turns(path: Path) -> dict[Channel, SpeakerTurns]:
         if row.speaker is not None and row.stop > row.start:
             speakers.setdefault(row.speaker, []).append((row.start, row.stop))
     return {
-        channel: {speaker: merged(np.array(turns)) for speaker, turns in speakers.items()}
+        channel: {speaker: merge_turns(np.array(turns)) for speaker, turns in speakers.items()}
         for channel, speakers in read.items()
     }
 
@@ -115,13 +116,13 @@ def read_regions(path: Path) -> dict[Channel, np.ndarray]:
     read: dict[Channel, list[tuple[float, float]]] = {}
     for row in _rows(path, {".uem": _uem_row}, REGIONS_EXPECTED):
         read.setdefault(row.channel, []).append((row.start, row.stop))
-    return {channel: merged(np.array(regions)) for channel, regions in read.items()}
+    return {channel: merge_turns(np.array(regions)) for channel, regions in read.items()}
 
 
-def merged(turns: np.ndarray) -> np.ndarray:
+def merge_turns(turns: np.ndarray) -> np.ndarray:
     """Sort turns, (turns, 2), and merge those that overlap; turns that only touch stay apart.
 
-    >>> merged(np.array([[4.0, 6.0], [0.0, 3.0], [1.0, 2.0], [3.0, 4.0], [5.0, 7.0]])).tolist()
+    >>> merge_turns(np.array([[4.0, 6.0], [0.0, 3.0], [1.0, 2.0], [3.0, 4.0], [5.0, 7.0]])).tolist()
     [[0.0, 3.0], [3.0, 4.0], [4.0, 7.0]]
     """
     turns = turns[np.argsort(turns[:, 0], kind="stable")]
@@ -159,10 +160,11 @@ def shown(channels: Iterable[Channel]) -> list[str]:
     ['a', 'b (channel 1)', 'b (channel 2)']
     """
     channels = list(channels)
-    several = {recording for recording, numbers in _channels(channels).items() if len(numbers) > 1}
-    return [
-        f"{name} (channel {channel})" if name in several else name for name, channel in channels
-    ]
+    several = _channels(channels)
+    names = []
+    for name, channel in channels:
+        names.append(f"{name} (channel {channel})" if len(several[name]) > 1 else name)
+    return names
 
 
 def _channels(channels: Iterable[Channel]) -> dict[str, list[str]]:
@@ -196,18 +198,11 @@ def rttm_name(name: str) -> str:
     >>> rttm_name("Zoë Lee"), rttm_name("Zoë_Lee"), rttm_name("100 %")
     ('Zoë_Lee', 'Zoë%5FLee', '100_%25')
     """
-    letters = []
-    for letter in name:
-        if letter == " ":
-            letters.append("_")
-        elif letter == "_":
-            # `quote` leaves it as it is.
-            letters.append("%5F")
-        elif letter == "%" or letter.isspace():
-            letters.append(quote(letter))
-        else:
-            letters.append(letter)
-    return "".join(letters)
+    # `quote` leaves `_` as it is.
+    letters = {" ": "_", "_": "%5F", "%": "%25"}
+    return "".join(
+        letters.get(letter, quote(letter) if letter.isspace() else letter) for letter in name
+    )
 
 
 def _rows(
@@ -226,11 +221,9 @@ def _rows(
             yield _Row(file, (file.stem.removesuffix(EXCLUSIVE), ONLY_CHANNEL), 0.0, 0.0, None)
         for number, line in enumerate(lines, start=1):
             columns = _columns(line)
-            if (
-                not columns
-                or columns[0].startswith(";;")
-                or (form is _rttm_row and columns[0] in OTHER_TYPES)
-            ):
+            if not columns or columns[0].startswith(";;"):
+                continue
+            if form is _rttm_row and columns[0] in OTHER_TYPES:
                 continue
             try:
                 channel, start, stop, speaker = form(columns)
@@ -245,13 +238,13 @@ def _rows(
 def _files_below(folder: Path, suffixes: Iterable[str]) -> list[Path]:
     """The files of a folder, without the exclusive turns that `who` writes beside all turns."""
     files = sorted(file for file in folder.rglob("*") if file.suffix in suffixes)
-    everything = {file.with_suffix("") for file in files if not file.stem.endswith(EXCLUSIVE)}
-    return [
-        file
-        for file in files
-        if not file.stem.endswith(EXCLUSIVE)
-        or file.with_name(file.stem.removesuffix(EXCLUSIVE)) not in everything
-    ]
+    names = {file.with_suffix("") for file in files}
+    kept = []
+    for file in files:
+        everything = file.with_name(file.stem.removesuffix(EXCLUSIVE))
+        if everything == file.with_suffix("") or everything not in names:
+            kept.append(file)
+    return kept
 
 
 def _columns(line: str) -> list[str]:
@@ -306,20 +299,15 @@ def _speaker(words: Sequence[str]) -> str:
 
 
 def _numbers(columns: Sequence[str]) -> list[float]:
-    if wrong := [column for column in columns if not _is_number(column)]:
-        raise ValueError(f"{wrong[0]!r} is where a time in seconds should be ({NO_SPACES})")
+    for column in columns:
+        if not _is_number(column):
+            raise ValueError(f"{column!r} is where a time in seconds should be ({NO_SPACES})")
     return [float(column) for column in columns]
 
 
 def _is_number(text: str) -> bool:
     # Python's float would also read `nan`, `1_000` and digits of other scripts.
-    if not text or not set(text) <= set(string.digits + "+-.eE"):
-        return False
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    return NUMBER.fullmatch(text) is not None
 
 
 def _check_times(start: float, stop: float, *, may_be_empty: bool) -> None:

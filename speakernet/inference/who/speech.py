@@ -17,7 +17,5 @@ def find_speech(recording: Recording) -> tuple[np.ndarray, str]:
     """Stretches of speech in seconds, (stretches, 2), sorted and disjoint, and the name of the
     detector.
     """
-    step = round(speech.PIECE_SECONDS * recording.sample_rate)
-    pieces = (recording.read(start, step) for start in range(0, recording.num_samples, step))
-    stretches = speech.find_speech(pieces, recording.sample_rate, begin=BEGIN, end=END)
+    stretches = speech.find_speech(recording.blocks(), recording.sample_rate, begin=BEGIN, end=END)
     return stretches, speech.default_detector()

@@ -90,7 +90,7 @@ def label_transcript(transcript: Transcript, turns: Sequence[Turn]) -> str:
     """The text of the transcript with a speaker for each segment and word, or for each cue."""
     times = SpeakerTimes(turns)
     if transcript.suffix == ".srt":
-        return "\n\n".join(_labelled_cue(block, times) for block in transcript.content) + "\n"
+        return "\n\n".join(_label_cue(block, times) for block in transcript.content) + "\n"
     for elements, parent in _lists(transcript.content):
         _label(elements, times, None if parent is None else parent["speaker"])
     return json.dumps(transcript.content, ensure_ascii=False, indent=1) + "\n"
@@ -149,7 +149,7 @@ def _label(elements: list[dict[str, Any]], times: SpeakerTimes, default: str | N
         element["speaker"] = latest
 
 
-def _labelled_cue(block: str, times: SpeakerTimes) -> str:
+def _label_cue(block: str, times: SpeakerTimes) -> str:
     cue_times = CUE.search(block)
     assert cue_times is not None, "`read_transcript` checks it"
     start = _seconds(cue_times.groups()[:4])

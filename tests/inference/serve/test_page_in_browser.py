@@ -167,7 +167,7 @@ def check_width(browser, width):
     """Nothing is wider than the window, and every button is large enough for a finger."""
     assert browser.run("document.documentElement.scrollWidth") <= width
     heights = browser.run(
-        "[...document.querySelectorAll('button')].map(button => button.getBoundingClientRect().height)"
+        "[...document.querySelectorAll('button')].map(box => box.getBoundingClientRect().height)"
     )
     assert min(height for height in heights if height) >= 40
 
