@@ -1,4 +1,4 @@
-"""Files of any kind: reading with clear errors, atomic writing, locks, and processing by threads."""
+"""Files of any kind: reading with clear errors, atomic writing, locks, work in threads."""
 
 import collections
 import contextlib

@@ -85,7 +85,7 @@ def step_costs(setup: Setup) -> Iterator[Row]:
 
 
 def launches(setup: Setup) -> Iterator[Row]:
-    """Kernels that a step launches: with some 10 us each on the host, they bound a small network."""
+    """Kernels that a step launches: at some 10 us each on the host, they bound small networks."""
     if not setup.is_cuda:
         yield left_out("kernel launches", NEEDS_CUDA)
         return

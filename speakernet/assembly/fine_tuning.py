@@ -410,7 +410,7 @@ def next_head(config: Config, before: SpeakerLoss) -> SpeakerLoss:
 
 
 def _without_further_epochs(config: Config, folder: Path, first: str) -> Config:
-    """The configuration of a stage before the `first` one to train, limited to its finished epochs."""
+    """The configuration of a stage before the `first` to train, limited to its finished epochs."""
     checkpoint = distributed.from_main(lambda: find_checkpoint(folder))
     epochs = checkpoint[1]["training"]["state"]["epoch"] if checkpoint else 0
     if not epochs:

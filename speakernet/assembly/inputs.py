@@ -194,8 +194,8 @@ class Inputs:
             trial_list = self.trial_input(options.list, options.path)
             if trial_list.trials.labels is None:
                 raise ConfigError(
-                    f"data.test_lists: {name} ({options.list}) has no labels; give a labelled trial "
-                    "list"
+                    f"data.test_lists: {name} ({options.list}) has no labels; give a list of "
+                    "labelled trials"
                 )
             named[name] = trial_list
         return named

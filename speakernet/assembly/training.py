@@ -126,7 +126,7 @@ def refuse_impossible(config: Config, net: SpeakerNet, device: torch.device) -> 
 
 
 def compile_obstacles(config: Config, net: nn.Module, device: torch.device) -> Iterator[str]:
-    """The reasons why this network cannot be compiled here, each with its remedy if there is one."""
+    """The reasons why this network cannot be compiled here, with their remedies if there are."""
     runtime = config.runtime
     if platform.system() == "Windows":
         yield "speakernet does not support torch.compile on Windows"

@@ -144,10 +144,10 @@ def load_config(
     """Read `--config FILE` (repeatable, later wins), `--defaults NAME` and all other options of a
     command line.
     """
-    # Everything that is given becomes a list of `Setting`s, one layer for each file and the last for
-    # the command line; each setting remembers where it was written, so that a message about a wrong
-    # value can say so long after the files are closed. Old names, other programs' names and nested
-    # mappings are translated at once, so that from here on there are only our dotted keys.
+    # Everything becomes a list of `Setting`s, one layer for each file and the last for the command
+    # line. Each setting remembers where it was written, so that a message about a wrong value can
+    # say so long after the files are closed. Old names, other programs' names and nested mappings
+    # are translated at once, so from here on there are only our dotted keys.
     #
     # Two things are less obvious. Defaults are not a layer, because those of voxceleb_trainer hold
     # for *omitted* options only and must not count as given. And a component may be chosen in a
@@ -338,10 +338,10 @@ def compose(settings: Sequence[Setting], forgiven: Collection[int] = ()) -> Conf
 
     A setting without effect is refused, or only warned about if its layer is `forgiven`.
     """
-    # First the components, then their options: `loss.margin` exists only if the loss that is chosen
-    # in the end has a margin. An option that the chosen component does not take is a mistake, except
-    # in three cases, tried in this order: it was implied by a model or another program (nobody wrote
-    # it), it was meant for a component that a later layer has replaced (said in the log), or its
+    # First the components, then their options: `loss.margin` exists only if the loss that is
+    # finally chosen has a margin. An option that the chosen component does not take is a mistake,
+    # except in three cases, tried in this order: it was implied by a model or another program, so
+    # nobody wrote it; it was meant for a component that a later layer has replaced (logged); or its
     # layer was written for another program, whose options always exist (a warning).
     names, chosen_in = _choose_components(settings)
     last = {setting.key: setting for setting in settings}

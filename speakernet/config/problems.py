@@ -1,4 +1,4 @@
-"""Options that contradict each other: always, only in training, or so that one of them has no effect.
+"""Options that contradict each other: always, in training, or so that one has no effect.
 
 What concerns a single section is in the `problems` of its options; this file compares sections.
 """

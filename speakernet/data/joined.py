@@ -245,7 +245,8 @@ class JoinedSource(AudioSource):
             drawn = plan.drawn[name]
             lines.append(
                 f"{name}: {speakers[name]:,} speakers, {count:,} utterances, "
-                f"{sampler.batch_size:,} per batch, {drawn:,} per epoch ({drawn / count:.2f} passes)"
+                f"{sampler.batch_size:,} per batch, {drawn:,} per epoch "
+                f"({drawn / count:.2f} passes)"
             )
         return "\n".join(lines)
 

@@ -24,8 +24,8 @@ from typing import IO
 # The number found once is kept in the lookup table. It does not help by itself, because libsndfile
 # still believes the header and neither seeks nor reads beyond it. So `with_length` gives it the
 # same bytes behind a header with the right number, in memory: such files are rare and mostly short.
-# What remains in doubt is the start of an MP3: decoders differ by up to 1,105 samples in what they drop
-# there; we follow libsndfile (`DECODER_DELAY`), which is what reads the crops.
+# What remains in doubt is the start of an MP3: decoders differ by up to 1,105 samples in what they
+# drop there; we follow libsndfile (`DECODER_DELAY`), which is what reads the crops.
 
 BLOCK_BYTES = 1 << 18  # read at once while scanning
 MPEG_BITRATES = {
