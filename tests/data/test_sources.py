@@ -111,6 +111,8 @@ def test_missing(folder):
         source.read("no")
     with pytest.raises(AudioError, match="no such folder"):
         open_source(folder / "absent")
+    with pytest.raises(AudioError, match=r"speakernet pack CORPUS --source .*plain\.wav"):
+        open_source(folder / "plain.wav")
 
 
 def test_cache_order():
