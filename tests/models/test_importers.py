@@ -121,8 +121,8 @@ HEADS = [
     (loss_of("angleproto"), SCALE),
     (
         loss_of("softmaxproto"),
-        {f"softmax.{name}": one for name, one in LINEAR.items()}
-        | {f"angleproto.{name}": one for name, one in SCALE.items()},
+        {f"softmax.{name}": value for name, value in LINEAR.items()}
+        | {f"angleproto.{name}": value for name, value in SCALE.items()},
     ),
 ]
 

@@ -198,7 +198,7 @@ def test_raw_checkpoint_as_initial_model(toolkit, model, options, tmp_path):
     torch.save(contents_of(case_of(toolkit, model)), path)
     with pytest.raises(CheckpointError) as caught:
         load_initial_weights(small_network("ResNet"), None, path)
-    assert all(f"import-weights {path} {one}" in str(caught.value) for one in options)
+    assert all(f"import-weights {path} {command}" in str(caught.value) for command in options)
     assert "damaged" not in str(caught.value) and ("front ends differ" in str(caught.value)) == (
         len(options) > 1
     )
