@@ -307,7 +307,7 @@ def test_json_and_png(corpus, capsys):
         and answer["machine"]["versions"]["speakernet"] == speakernet.__version__
     )
     assert {"speakers", "training audio: length", "overlap"} <= {
-        one["check"] for one in answer["findings"]
+        finding["check"] for finding in answer["findings"]
     }
     assert (corpus / "durations.png").read_bytes()[:4] == b"\x89PNG"
 
