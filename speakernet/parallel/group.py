@@ -75,7 +75,7 @@ class Beat(NamedTuple):
     number: int
     process: int
     host: str
-    count: int
+    num_started: int
     """Pieces of work started."""
     work: str
     """Name of the last one."""
@@ -147,7 +147,7 @@ class Heartbeat:
         if not ranks:
             what = f"hangs, while rank {self.place.rank} is at {own.work}"
             # Ranks that have started fewer pieces of work, else ranks at a different one.
-            ranks = [rank for rank, beat in after.items() if beat.count < own.count]
+            ranks = [rank for rank, beat in after.items() if beat.num_started < own.num_started]
             ranks = ranks or [rank for rank, beat in after.items() if beat.work != own.work]
         return [f"rank {rank} ({after[rank]}) {what}" for rank in ranks]
 
