@@ -72,8 +72,8 @@ def measure(record: Record, setup: Setup, parts: Sequence[str]) -> bool:
         except PartOver:
             rows.append(left_out("what follows", f"{PART_SECONDS:g} s were over"))
         record.put(name, rows, time.perf_counter() - begin, is_done=True)
-    stored = [row for name in parts for row in record.parts[name]["rows"]]
-    return all(row.get("passed", True) for row in stored)
+    all_rows = [row for name in parts for row in record.parts[name]["rows"]]
+    return all(row.get("passed", True) for row in all_rows)
 
 
 @contextlib.contextmanager

@@ -112,13 +112,13 @@ def warm_step(setup: Setup, model: str, runtime: Mapping[str, Any]) -> Iterator[
 def _measure(setup: Setup, name: str, step: Callable[[], None]) -> Row:
     if setup.is_cuda:
         torch.cuda.reset_peak_memory_stats(setup.device)
-    rounds = QUICK_ROUNDS if setup.is_quick else ROUNDS
 
-    def one_step(_: object) -> int:
+    def run(_: None) -> int:
         step()
         return 1
 
-    (timing,) = timings(run_in_turn({name: Way(one_step)}, rounds=rounds, warmup=0))
+    rounds = QUICK_ROUNDS if setup.is_quick else ROUNDS
+    (timing,) = timings(run_in_turn({name: Way(run)}, rounds=rounds, warmup=0))
     seconds = timing.median_seconds
     if setup.is_cuda:
         peak = torch.cuda.max_memory_allocated(setup.device)

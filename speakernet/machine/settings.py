@@ -45,10 +45,11 @@ def optimize_torch_settings(
     torch.backends.cudnn.deterministic = deterministic
     cores = usable_cores()
     # torch counts the machine's cores or OMP_NUM_THREADS, but ignores quotas.
-    if options.threads != "auto":
-        threads = options.threads
+    if options.threads == "auto":
+        share = max(1, cores // distributed.local_world_size())
+        threads = min(torch.get_num_threads(), share)
     else:
-        threads = min(torch.get_num_threads(), max(1, cores // distributed.local_world_size()))
+        threads = options.threads
     most = MAX_THREADS_PER_CORE * cores
     for name, number in (("threads", threads), ("interop_threads", options.interop_threads)):
         # Refused, not lowered: a few too many may be intended, thousands are a typo.

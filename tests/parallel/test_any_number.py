@@ -124,7 +124,7 @@ def two() -> dict[str, str]:
         "again": str(again),
         # Any left would keep the group alive, and the memory of its gradients during a second
         # stage.
-        "left": str(sum(type(one) is DistributedDataParallel for one in gc.get_objects())),
+        "left": str(sum(type(item) is DistributedDataParallel for item in gc.get_objects())),
         "option": refused(train_experiment, "--loss.margin", "0.3"),
         "model": refused(train_experiment, "--initial_model", "straight/last.pt"),
         "command": refused(score_experiment if distributed.is_main() else train_experiment),
@@ -196,10 +196,10 @@ def test_resuming(tiny_corpus, tmp_path):
     state = read_own_checkpoint(tmp_path / "bad" / "last.pt")["training"]["state"]
     # The evaluation ended at once, because a process had been asked to stop before.
     assert (state["step"], state["bad_steps"]) == (STEPS_OF_EPOCH, STEPS_OF_EPOCH // 3)
-    assert all("Start all of them with the same" in one for one in first.values())
+    assert all("Start all of them with the same" in text for text in first.values())
     assert not (tmp_path / "refused").exists()
-    for one in of_three:
-        assert "data.batch_size" in one["small"] and "3 processes" in one["small"]
+    for answer in of_three:
+        assert "data.batch_size" in answer["small"] and "3 processes" in answer["small"]
     assert "3 processes, which get 1 or 2 each" in of_three[0]["logged"]
     assert of_three[0]["logged"].count("resumed from") == 2
 
@@ -208,18 +208,18 @@ def outcome(run: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
     """Weights, head and the records of the steps."""
     saved = read_own_checkpoint(run / "last.pt")["training"]
     assert saved["state"]["step"] == LAST_STEP, run
-    steps = [one for one in numbers(run / "metrics.jsonl") if one["kind"] == "step"]
+    steps = [row for row in numbers(run / "metrics.jsonl") if row["kind"] == "step"]
     return {**saved["net"], **saved["loss"]}, steps
 
 
 def compare(name: str, found: Any, expected: Any) -> None:
     """Assert equal batches and schedules, and weights up to the order of sums."""
-    assert [one["step"] for one in found[1]] == list(range(1, LAST_STEP + 1)), name
-    for one, other in zip(found[1], expected[1], strict=True):
-        assert (one["epoch"], one["learning_rate"]) == (other["epoch"], other["learning_rate"]), (
+    assert [row["step"] for row in found[1]] == list(range(1, LAST_STEP + 1)), name
+    for row, other in zip(found[1], expected[1], strict=True):
+        assert (row["epoch"], row["learning_rate"]) == (other["epoch"], other["learning_rate"]), (
             name
         )
-        np.testing.assert_allclose(one["loss"], other["loss"], rtol=1e-3, err_msg=name)
+        np.testing.assert_allclose(row["loss"], other["loss"], rtol=1e-3, err_msg=name)
     for key, value in expected[0].items():
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             difference = (found[0][key] - value).abs().max() if value.numel() else torch.zeros(())

@@ -90,7 +90,7 @@ def test_shards_equal_one_process(tiny_corpus, tmp_path):
         ("all-1-2", "all-1"),
         ("all-2-1", "all-1"),
     ):
-        found, wanted = (outcome_of(tmp_path / one) for one in (name, expected))
+        found, wanted = (outcome_of(tmp_path / run) for run in (name, expected))
         # Shards sum in another order: differences up to 1.4e-5 were measured.
         np.testing.assert_allclose(found["losses"], wanted["losses"], rtol=2e-5, err_msg=name)
         for section in ("net", "loss", "best"):
@@ -110,5 +110,5 @@ def outcome_of(run: Path) -> dict[str, Any]:
         part: {k: v for k, v in saved[part].items() if isinstance(v, torch.Tensor)}
         for part in ("net", "loss")
     }
-    losses = [one["loss"] for one in lines if one["kind"] == "step"]
+    losses = [row["loss"] for row in lines if row["kind"] == "step"]
     return {**tensors, "best": read_own_checkpoint(run / "best.pt")["weights"], "losses": losses}

@@ -74,7 +74,7 @@ def test_kill(tiny_corpus, tmp_path, monkeypatch):
             {path.stem for path in straight.parent.glob(f"cache{rank}/*/*/samples/*.npy")}
             for rank in range(2)
         ]
-        assert [len(one) for one in held] == 2 * [NUM_SHARDS // 2] and not held[0] & held[1]
+        assert [*map(len, held)] == 2 * [NUM_SHARDS // 2] and not held[0] & held[1]
         killed = recipe_of(tmp_path / "killed", tiny_corpus, shard_cache_gigabytes=SMALL_CACHE)
         # Slow from the ninth shard on, so that the run does not finish before the kill.
         faults.kinds = 8 * [""] + 2 * NUM_SHARDS * ["slow"]

@@ -79,7 +79,7 @@ def test_killed_process_without_torchrun(recipe, tmp_path):
     variables = (f"MASTER_PORT={port}", "SLURM_STEP_NUM_TASKS=2", "SLURM_STEP_TASKS_PER_NODE=2")
     command = [sys.executable, "trainSpeakerNet.py", "--config", str(recipe)]
     variables += ("SLURM_STEP_NODELIST=localhost",)
-    owns = [(f"SLURM_PROCID={one}", f"SLURM_LOCALID={one}") for one in range(2)]
+    owns = [(f"SLURM_PROCID={rank}", f"SLURM_LOCALID={rank}") for rank in range(2)]
     tasks = [
         Started(["env", *variables, *own, *command], tmp_path / f"{own[0]}.txt") for own in owns
     ]
@@ -161,8 +161,8 @@ def test_stop_during_an_evaluation(tiny_corpus, tmp_path):
         os.link(tiny_corpus / name.split("/")[0] / f"utt{number % 3}.wav", corpus / name)
     pairs = zip(names, [*names[6:], *names[:6]], strict=True)
     others = itertools.pairwise(names)
-    lines = [f"1 {one} {other}\n" for one, other in pairs] + [
-        f"0 {one} {other}\n" for one, other in others
+    lines = [f"1 {enrol} {test}\n" for enrol, test in pairs] + [
+        f"0 {enrol} {test}\n" for enrol, test in others
     ]
     (corpus / "trials.txt").write_text("".join(lines))
     run = tmp_path / "run"

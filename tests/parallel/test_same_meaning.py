@@ -198,7 +198,7 @@ def train(case: Case) -> dict[str, Any]:
         "net": {
             name: value for name, value in states[0].items() if isinstance(value, torch.Tensor)
         },
-        "loss": {name: one for name, one in states[1].items() if one.is_floating_point()},
+        "loss": {name: value for name, value in states[1].items() if value.is_floating_point()},
         "rows": rows,
         "wishes": wishes,
     }
@@ -251,7 +251,7 @@ def own_norms() -> list[list[torch.Tensor]]:
     found.append(
         [value.clone() for name, value in net.state_dict().items() if name.endswith("running_mean")]
     )
-    return [*found, [one.detach() for one in net.parameters()]]
+    return [*found, [weights.detach() for weights in net.parameters()]]
 
 
 class Compiled(nn.Linear):
@@ -301,7 +301,7 @@ def everything() -> dict[str, Any]:
         "followed": None if is_alone else count_compilations(),
         "heads": None
         if is_alone
-        else [sharded_heads.compare(one, distributed.rank()) for one in sharded_heads.HEADS],
+        else [sharded_heads.compare(head, distributed.rank()) for head in sharded_heads.HEADS],
         "norms": [normed(*norm) for norm in NORMS],
     }
     with in_float64():
@@ -310,7 +310,7 @@ def everything() -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_two_processes_equal_one(tmp_path):
-    one = everything()
+    alone = everything()
     several = in_several(__file__, "everything", tmp_path)
     _check_gathering(*(answer["gathered"] for answer in several))
     _check_own_norms(*(answer["own norms"] for answer in several))
@@ -318,10 +318,10 @@ def test_two_processes_equal_one(tmp_path):
     assert [answer["followed"] for answer in several] == [[1, 0]] * 2
     for rank, answer in enumerate(several):
         _check_heads(rank, answer["heads"])
-    for number, whole in enumerate(one["norms"]):
+    for number, whole in enumerate(alone["norms"]):
         _check_norms(whole, *(answer["norms"][number] for answer in several))
     for name in CASES:
-        _check_training(name, one[name], [answer[name] for answer in several])
+        _check_training(name, alone[name], [answer[name] for answer in several])
 
 
 def _check_gathering(
@@ -351,7 +351,7 @@ def _check_heads(rank: int, found: list[dict[str, float]]) -> None:
         loaded = differences.pop("loaded")
         assert max(differences.values()) < 1e-5 and loaded == 1.0, (options, differences)
         whole, _ = sharded_heads.loss_and_net(options)
-        all_rows = sum(len(one) for one in whole.parameters() if one.ndim)
+        all_rows = sum(len(rows) for rows in whole.parameters() if rows.ndim)
         # Each process holds only its own speakers.
         assert rows == all_rows * (5, 6)[rank] // sharded_heads.CLASSES and not sharded_names(
             whole
@@ -371,7 +371,7 @@ def _check_norms(
         assert torch.equal(first[place], second[place])
 
 
-def _check_training(name: str, one: dict[str, Any], several: list[dict[str, Any]]) -> None:
+def _check_training(name: str, alone: dict[str, Any], several: list[dict[str, Any]]) -> None:
     """Weights and figures equal to 1e-8, the same bits in both processes, and the weights have
     changed.
     """
@@ -383,8 +383,8 @@ def _check_training(name: str, one: dict[str, Any], several: list[dict[str, Any]
         # A sharded head is assembled in the first process.
         parts = ("net",) if is_shared else ("net", "loss")
         for part in parts if has_whole and rank else ("net", "loss") if not rank else ():
-            assert answer[part].keys() == one[part].keys()
-            for key, expected in one[part].items():
+            assert answer[part].keys() == alone[part].keys()
+            for key, expected in alone[part].items():
                 found = answer[part][key]
                 difference = (
                     (found.double() - expected.double()).abs().max()
@@ -395,13 +395,13 @@ def _check_training(name: str, one: dict[str, Any], several: list[dict[str, Any]
                     f"{name}: {part} {key} {difference}"
                 )
         np.testing.assert_allclose(
-            answer["rows"], one["rows"], rtol=1e-6, atol=1e-6, equal_nan=True, err_msg=name
+            answer["rows"], alone["rows"], rtol=1e-6, atol=1e-6, equal_nan=True, err_msg=name
         )
         # The last process made its request after the third step.
         assert answer["wishes"] == [[number == 2, False] for number in range(STEPS)], name
     for part in () if not has_whole else ("net",) if is_shared else ("net", "loss"):
         assert all(
-            torch.equal(several[0][part][key], several[1][part][key]) for key in one[part]
+            torch.equal(several[0][part][key], several[1][part][key]) for key in alone[part]
         ), name
-    moved = {key for key, value in one["net"].items() if not torch.equal(value, fresh[key])}
+    moved = {key for key, value in alone["net"].items() if not torch.equal(value, fresh[key])}
     assert bool(moved) != CASES[name].head_only, name

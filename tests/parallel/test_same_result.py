@@ -116,7 +116,8 @@ def test_scoring(kills, tiny_corpus, tmp_path):
         assert results["sweep"] and results["slices"] and results["backend"]["score_norm"] == "as"
         same = {key: value for key, value in results.items() if key not in VOLATILE}
         found.append(
-            [(one / "scores.txt").read_text() for one in (written, written.with_name("E"))] + [same]
+            [(folder / "scores.txt").read_text() for folder in (written, written.with_name("E"))]
+            + [same]
         )
     assert found[0] == found[1]
 

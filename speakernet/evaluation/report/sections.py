@@ -403,7 +403,7 @@ def _calibration(errors: RunErrors, pictures: Pictures) -> list[Card]:
     x = (rates.thresholds[rows[:-1]] + rates.thresholds[np.maximum(rows[1:] - 1, rows[:-1])]) / 2
     is_finite = np.isfinite(best)
     if np.count_nonzero(is_finite) < 2:
-        text = "The scores of targets and non-targets do not overlap: there is no calibration curve."
+        text = "Targets and non-targets do not overlap in score, so there is no calibration curve."
         return [*cards, Card(pictures.whose("Calibration", run), lines=[text])]
     figure = plots.calibration_figure(x[is_finite], best[is_finite], name, is_llr=llrs is not None)
     return [*cards, pictures.draw("calibration", "Calibration", figure, note, run=run)]
