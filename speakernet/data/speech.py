@@ -91,7 +91,10 @@ def find_speech(
     num_samples = 0
     for piece in [waveform] if isinstance(waveform, np.ndarray) else waveform:
         num_samples += len(piece)
-        at_16k = audio_of_array(piece - piece.mean(dtype=np.float64), sample_rate, SAMPLE_RATE)
+        centred = piece - piece.mean(dtype=np.float64)
+        # A simulated microphone may amplify beyond the range that the detector knows.
+        centred /= max(1.0, np.abs(centred).max(initial=0.0))
+        at_16k = audio_of_array(centred, sample_rate, SAMPLE_RATE)
         scores.append(speech_probabilities(at_16k) if name == SILERO else frame_levels(at_16k))
     values = np.concatenate(scores)
     if name == ENERGY:

@@ -48,8 +48,8 @@ def test_doubtful_speech(monkeypatch):
 
 
 def test_offset_rate_and_pieces():
-    """An offset, another sample rate and the division into pieces do not move what is found by
-    energy.
+    """An offset, another sample rate, a gain and the division into pieces do not move what is found
+    by energy.
     """
     random = np.random.default_rng(1)
     is_loud = np.repeat([False, True, False, True, False], [16000, 32000, 16000, 16000, 16000])
@@ -61,6 +61,8 @@ def test_offset_rate_and_pieces():
         (waveform, 16000),
         (waveform + np.float32(0.3), 16000),
         (np.repeat(waveform, 3), 48000),
+        # As loud as after a simulated microphone.
+        (100 * waveform, 16000),
     ):
         assert find_speech(changed, rate, ENERGY) == pytest.approx(expected, abs=0.07)
     assert find_speech(iter(np.split(waveform, [48000])), 16000, ENERGY) == pytest.approx(
