@@ -1,6 +1,7 @@
 """Parts `steps` and `launches`: time, memory and kernels of a training step."""
 
 import contextlib
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +12,6 @@ import torch
 
 from benchmarks.on_gpu.record import NEEDS_CUDA, Row, Setup, left_out, row
 from benchmarks.steps import published_config, trainer_step
-from benchmarks.timing import Way, run_in_turn, timings
 from speakernet.assembly.training import prepare_machine
 from speakernet.config.schema import Config, replaced
 from speakernet.machine.device import synchronize, utilisation_monitor
@@ -112,14 +112,8 @@ def warm_step(setup: Setup, model: str, runtime: Mapping[str, Any]) -> Iterator[
 def _measure(setup: Setup, name: str, step: Callable[[], None]) -> Row:
     if setup.is_cuda:
         torch.cuda.reset_peak_memory_stats(setup.device)
-
-    def run(_: None) -> int:
-        step()
-        return 1
-
     rounds = QUICK_ROUNDS if setup.is_quick else ROUNDS
-    (timing,) = timings(run_in_turn({name: Way(run)}, rounds=rounds, warmup=0))
-    seconds = timing.median_seconds
+    seconds = median_seconds(step, rounds, setup.device)
     if setup.is_cuda:
         peak = torch.cuda.max_memory_allocated(setup.device)
     else:
@@ -131,6 +125,18 @@ def _measure(setup: Setup, name: str, step: Callable[[], None]) -> Row:
         peak_bytes=peak,
         **host_and_busy(step, rounds, setup.device),
     )
+
+
+def median_seconds(run: Callable[[], object], rounds: int, device: torch.device) -> float:
+    """Median seconds of a run, including the device's work."""
+    seconds = []
+    for _ in range(rounds):
+        synchronize(device)
+        begin = time.perf_counter()
+        run()
+        synchronize(device)
+        seconds.append(time.perf_counter() - begin)
+    return statistics.median(seconds)
 
 
 def host_and_busy(run: Callable[[], Any], count: int, device: torch.device) -> dict[str, float]:
