@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     if missing:
         text = f"part {part} is done; missing: {list_parts(missing)}"
     else:
-        text = f"{counted(num_embedded, 'embedding')} of {verifier.embedding_dim} numbers"
+        text = f"{counted(num_embedded, 'embedding')} with {verifier.embedding_dim} dimensions"
         if num_kept:
             text += f", {num_kept} of them from an earlier run"
         if problems:

@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
     rows += [
         ("front end", f"{front_end['name']} {_options(front_end['options'])}"),
         ("parameters", f"{num_parameters:,}"),
-        ("embedding", f"{net.embedding_dim} numbers"),
+        ("embedding", f"{net.embedding_dim}-dimensional"),
         ("sample rate", f"{net.sample_rate} Hz"),
         ("adaptation", _options(contents.get("adaptation") or {})),
         ("mean embedding", mean),

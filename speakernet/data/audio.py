@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import functools
 import io
+import math
 import mmap
 import os
 import struct
@@ -344,14 +345,17 @@ def audio_of_array(
         raise AudioError(
             f"samples of type {samples.dtype}; expected floating point in -1..1 or int16"
         )
-    # A rate may come from a header or a form as text.
-    text = str(sample_rate).removesuffix(".0")
-    if not text.isdecimal() or not LOWEST_RATE <= int(text) <= HIGHEST_RATE:
+    try:
+        # A rate may be a tensor, or text of a header or a form.
+        rate = float(sample_rate)
+    except (TypeError, ValueError):
+        rate = math.nan
+    if not LOWEST_RATE <= rate <= HIGHEST_RATE or not rate.is_integer():
         expected = f"a whole number from {LOWEST_RATE} to {HIGHEST_RATE} Hz"
         raise AudioError(f"sample_rate {sample_rate!r}; expected {expected}")
     scale = np.float32(2.0**-15 if is_int16 else 1.0)
     mono = finish_frames(samples.astype(np.float32) * scale, "the array")
-    up, down = Fraction(wanted_rate, int(text)).as_integer_ratio()
+    up, down = Fraction(wanted_rate, int(rate)).as_integer_ratio()
     return mono if up == down else resample(mono, up, down)
 
 

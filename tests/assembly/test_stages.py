@@ -112,8 +112,12 @@ def stages(monkeypatch):
             for one in (trainer.net, trainer.loss)
         ]
         seen["starts"].append(copies)
-        for name in ("optimizer", "average", "step"):
-            seen["parts"].append((name, weakref.ref(getattr(trainer, name))))
+        parts = {
+            "optimizer": trainer.step.optimizer,
+            "average": trainer.average,
+            "step": trainer.step,
+        }
+        seen["parts"] += [(name, weakref.ref(part)) for name, part in parts.items()]
         return trainer
 
     monkeypatch.setattr(fine_tuning, "build_trainer", watch_trainer)
