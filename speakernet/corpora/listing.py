@@ -383,9 +383,12 @@ def _write_trials_of_everyone(
     """Write trials among all speakers, for models that were not trained on them; None if there is
     no need or no target.
     """
+    if not options.is_own:
+        return None
     path = options.save_path / "everyone_trials.txt"
+    # An earlier run may have had other recordings.
     path.unlink(missing_ok=True)
-    if not options.is_own or len(utterances) > MAX_FOR_EVERYONE:
+    if len(utterances) > MAX_FOR_EVERYONE:
         return None
     rows = np.arange(len(utterances))
     pairs = fair_pairs(utterances, rows, rules, options.seed, options.targets_per_speaker)
