@@ -1,7 +1,7 @@
 """Check lists, audio and machine before a run; the exit status is 0 if training can start and 1 if
 not.
 
-    speakernet doctor --config my.yaml
+    speakernet doctor my.yaml                                           or --config my.yaml
     speakernet doctor --list train.txt --root wav --trials trials.txt
     speakernet doctor                                                   the machine only
     speakernet doctor --json                                            as JSON, for a bug report or

@@ -10,6 +10,7 @@ for, or the file was written for another program.
 
 import contextlib
 import dataclasses
+import glob
 import logging
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -86,6 +87,8 @@ _CHECKOUT = _PACKAGE.parent / "configs"
 RECIPES = _CHECKOUT if (_CHECKOUT / "exp01.yaml").is_file() else _PACKAGE / "recipes"
 """The folder of the recipes: `configs/` of the checkout, or `speakernet/recipes` of an installed
 wheel."""
+PREPARED = Path("data")
+"""`prepare` writes to a folder in this one unless it is given another."""
 
 
 class ConfigError(FileError):
@@ -292,16 +295,26 @@ def _implied_by_model(
 
 
 def find_config(name: str) -> Path:
-    """Find a configuration by path, or by name among the recipes of speakernet; `.yaml` may be left
-    out.
+    """Find a configuration by path, or by name among the recipes of speakernet and the folders
+    that `prepare` wrote below data/; `.yaml` may be left out.
     """
     for candidate in (Path(name), Path(name + ".yaml"), RECIPES / name, RECIPES / (name + ".yaml")):
         if candidate.exists() and not candidate.is_dir():
             return candidate
+    pattern = f"*/{glob.escape(name.removesuffix('.yaml'))}.yaml"
+    prepared = sorted(PREPARED.glob(pattern))
+    if len(prepared) == 1:
+        logger.info("configuration %s: read from %s", name, prepared[0])
+        return prepared[0]
+    if prepared:
+        raise ConfigError(
+            f"{len(prepared)} configurations are named {name!r}: "
+            f"{', '.join(map(str, prepared))}; give the path of one of them"
+        )
     recipes = [recipe.relative_to(RECIPES).as_posix() for recipe in sorted(RECIPES.rglob("*.yaml"))]
     raise ConfigError(
-        f"no configuration {name!r} in the working directory or in configs/; "
-        f"{suggestion(name, recipes)}"
+        f"no configuration {name!r} in the working directory, in the folders of {PREPARED}/ or in "
+        f"configs/; {suggestion(name, recipes)}"
     )
 
 
@@ -459,7 +472,7 @@ def _no_effect_message(key: str, names: Names) -> str:
 
 def _split_command_line(arguments: Sequence[str]) -> tuple[list[str], str, list[Setting]]:
     """The `--config` names, `--defaults`, and the other options; an option without a value is
-    true.
+    true, and a YAML file without an option is a configuration.
     """
     configs: list[str] = []
     defaults = ""
@@ -467,6 +480,9 @@ def _split_command_line(arguments: Sequence[str]) -> tuple[list[str], str, list[
     remaining = list(arguments)
     while remaining:
         word = remaining.pop(0)
+        if word.endswith((".yaml", ".yml")) and not word.startswith("--"):
+            configs.append(word)
+            continue
         if not word.startswith("--") or word == "--":
             raise ConfigError(
                 f"{COMMAND_LINE}: found {word!r}; expected an option such as --config"

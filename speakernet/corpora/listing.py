@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from speakernet.corpora.pairs import DEFAULT_TARGETS_PER_SPEAKER, PairRules, balanced_pairs
+from speakernet.checks.samples import SILENT_RMS, read_facts
+from speakernet.corpora.pairs import DEFAULT_TARGETS_PER_SPEAKER, PairRules, Pairs, fair_pairs
 from speakernet.corpora.public_archives import DOWNLOAD_ARGUMENTS, DOWNLOAD_FLAG, fetch
 from speakernet.corpora.recipes import Inputs, ListFiles, print_next_command, write_recipe
 from speakernet.corpora.steps import StepSummary, finish, name_problem
@@ -33,11 +34,14 @@ from speakernet.data.names import advice_on_name, composed
 from speakernet.data.sources import FolderSource
 from speakernet.files import exclusive
 from speakernet.machine.facts import usable_cores
+from speakernet.terminal import MAX_NAMED, counted
 
 logger = logging.getLogger(__name__)
 
 SEED = 10
 SCANNED = ("usable by their headers", "skipped", "left out")
+MAX_FOR_EVERYONE = 5_000
+"""Up to this many of your own recordings, there are also trials of everyone."""
 MIN_FOR_AN_INTERVAL = 5
 """Minimum number of speakers for an evaluation to give an interval; a test compares it with
 `evaluation/figures.py`."""
@@ -119,6 +123,11 @@ class ListOptions:
     same_gender: bool
     min_utterances: int = 1
     same_session: bool = False
+    is_own: bool = False
+    """Nobody has checked these recordings yet, and a model may exist that does not know them: their
+    samples are read, and there are trials of everyone."""
+    is_fast: bool = False
+    """Read headers only."""
 
     @classmethod
     def of(cls, arguments: argparse.Namespace, root: Path, save_path: Path) -> "ListOptions":
@@ -179,6 +188,11 @@ def prepare_lists(
     utterances, seconds = usable_utterances(
         rows, options.root, options.min_seconds, options.num_jobs, scan
     )
+    if options.is_own and not options.is_fast:
+        usable = _rows_with_voices(utterances, options, scan)
+        utterances = utterances.take(usable)
+        seconds = seconds[usable]
+    scan.add(made=len(utterances))
     if not len(utterances):
         first = scan.first_broken[0]
         advice = advice_on_name(first.partition(": ")[0])
@@ -206,6 +220,7 @@ def prepare_lists(
         train,
         _write_trials(options, utterances, "validation", split.validation, rules),
         _write_trials(options, utterances, "test", split.test, rules),
+        _write_trials_of_everyone(options, utterances, rules),
         num_train=len(training),
         num_speakers=len(np.unique(utterances.labels[training])),
         median_seconds=float(np.median(seconds)),
@@ -285,8 +300,50 @@ def usable_utterances(
         too_short = f"{seconds[row]:.2f} s is shorter than {min_seconds:g} s"
         summary.add_broken(utterances.names[row], lookup.problems.get(row, too_short))
     usable = np.flatnonzero(is_usable)
-    summary.add(made=len(usable))
     return utterances.take(usable), seconds[usable]
+
+
+def _rows_with_voices(
+    utterances: Utterances, options: ListOptions, summary: StepSummary
+) -> np.ndarray:
+    """Read all samples; the rows without those that are damaged, silent or of two speakers, which
+    are broken, and without copies of another recording of the speaker, which are skipped.
+    """
+    source = FolderSource(options.root, keep_lookup=False)
+    names = utterances.names
+    facts = read_facts(source, names, options.num_jobs, "read samples")
+    problems = dict(facts.problems)
+    copies = []
+    rows_of: dict[int, list[int]] = {}
+    for row, (rms, samples) in enumerate(zip(facts.rms, facts.hashes.tolist(), strict=True)):
+        if row in problems:
+            continue
+        if rms < SILENT_RMS:
+            problems[row] = "silent, and silence has no speaker"
+        else:
+            rows_of.setdefault(samples, []).append(row)
+    for rows in rows_of.values():
+        labels = utterances.labels[rows]
+        for row, label in zip(rows, labels.tolist(), strict=True):
+            # Of two speakers, only people can say which is right.
+            others = np.flatnonzero(labels != label)
+            if len(others):
+                problems[row] = (
+                    f"the same recording as {names[rows[int(others[0])]]} of another speaker: one "
+                    "person in two folders, or a wrong folder; merge the folders or remove one file"
+                )
+            elif row != rows[0]:
+                copies.append(row)
+    for row in sorted(problems):
+        summary.add_broken(names[row], problems[row])
+    if copies:
+        summary.add(skipped=len(copies))
+        logger.warning(
+            "%s skipped, with the same samples as another recording of the speaker: %s",
+            counted(len(copies), "file"),
+            ", ".join(names[row] for row in copies[:MAX_NAMED]),
+        )
+    return np.setdiff1d(np.arange(len(names)), [*problems, *copies])
 
 
 def _write_trials(
@@ -298,7 +355,7 @@ def _write_trials(
     if not len(rows):
         return None
     write_training_list(options.save_path / f"{name}_list.txt", utterances.pairs(rows))
-    pairs = balanced_pairs(utterances, rows, rules, options.seed, options.targets_per_speaker)
+    pairs = fair_pairs(utterances, rows, rules, options.seed, options.targets_per_speaker)
     num_targets = int(pairs.labels.sum())
     if num_targets in (0, len(pairs)):
         raise ValueError(
@@ -307,12 +364,8 @@ def _write_trials(
             "within a session (--same_session)"
         )
     path = options.save_path / f"{name}_trials.txt"
-    write_trials(path, pairs.rows(utterances))
     num_speakers = len(np.unique(utterances.labels[rows]))
-    counts = (
-        f"{len(pairs):,} trials over {num_speakers:,} speakers, {num_targets:,} of them targets"
-    )
-    logger.info("%s: %s", path, counts)
+    _write_pairs(path, utterances, pairs, num_speakers)
     if num_speakers < MIN_FOR_AN_INTERVAL:
         logger.warning(
             "only %d speakers: an interval of the error rate needs at least %d, a narrow one 20 or "
@@ -322,3 +375,33 @@ def _write_trials(
             name,
         )
     return path
+
+
+def _write_trials_of_everyone(
+    options: ListOptions, utterances: Utterances, rules: PairRules
+) -> Path | None:
+    """Write trials among all speakers, for models that were not trained on them; None if there is
+    no need or no target.
+    """
+    if not options.is_own:
+        return None
+    path = options.save_path / "everyone_trials.txt"
+    # An earlier run may have had other recordings.
+    path.unlink(missing_ok=True)
+    if len(utterances) > MAX_FOR_EVERYONE:
+        return None
+    rows = np.arange(len(utterances))
+    pairs = fair_pairs(utterances, rows, rules, options.seed, options.targets_per_speaker)
+    if pairs.labels.sum() in (0, len(pairs)):
+        return None
+    _write_pairs(path, utterances, pairs, len(utterances.speakers))
+    return path
+
+
+def _write_pairs(path: Path, utterances: Utterances, pairs: Pairs, num_speakers: int) -> None:
+    write_trials(path, pairs.rows(utterances))
+    counts = (
+        f"{len(pairs):,} trials over {num_speakers:,} speakers, {int(pairs.labels.sum()):,} of "
+        "them targets"
+    )
+    logger.info("%s: %s", path, counts)

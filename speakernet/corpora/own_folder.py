@@ -15,8 +15,10 @@ place; m4a, aac, webm and similar files are converted first (needs ffmpeg).
 """
 
 import argparse
+import dataclasses
 import logging
 import os
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +26,6 @@ from typing import NamedTuple
 from speakernet.corpora.listing import (
     COMMON_ARGUMENTS,
     LIST_ARGUMENTS,
-    SCANNED,
     ListOptions,
     listable_rows,
     prepare_lists,
@@ -113,6 +114,11 @@ ARGUMENTS = {
         "action": "store_true",
         "help": "also make target trials within one session",
     },
+    "--fast": {
+        "action": "store_true",
+        "dest": "is_fast",
+        "help": "read headers only, no samples: silent recordings and copies stay in",
+    },
     "--noise_path": {"type": Path, "help": "noise folder (MUSAN's layout) for augmentation"},
     "--rir_path": {"type": Path, "help": "room impulse responses for augmentation"},
     **FFMPEG_ARGUMENT,
@@ -146,25 +152,33 @@ def run(arguments: argparse.Namespace) -> int:
         "the first command trains from scratch, the second fine-tunes MODEL.pt (models: "
         "docs/published.md)"
     )
+    if prepared.everyone is not None:
+        logger.info(
+            "a published model needs neither: speakernet calibrate --model MODEL.pt --trials %s "
+            "--audio %s",
+            shlex.quote(str(prepared.everyone)),
+            shlex.quote(str(root)),
+        )
     print_next_command(*prepared.configs)
     print_next_command(FINE_TUNING, prepared.fine_tuning, options="--initial_model MODEL.pt")
     return code
 
 
 class PreparedFolder(NamedTuple):
-    """The configurations that train from scratch, the one for fine-tuning, and a summary of each
-    step.
+    """The configurations that train from scratch, the one for fine-tuning, a summary of each step,
+    and trials of everyone.
     """
 
     configs: list[Path | str]
     fine_tuning: Path
     summaries: list[StepSummary]
+    everyone: Path | None
 
 
 def prepare_folder(arguments: argparse.Namespace, save_path: Path) -> PreparedFolder:
     """Make lists, split, trials and configurations under `save_path`."""
     root = arguments.root
-    scan = StepSummary("scan", save_path, *SCANNED)
+    scan = StepSummary("scan", save_path, "usable", "skipped", "left out")
     # Converted files have absolute names, with the same folders as the originals below this one.
     converted = (save_path / "converted").resolve()
     listed, split_of = _list_recordings(arguments, converted, scan)
@@ -175,7 +189,8 @@ def prepare_folder(arguments: argparse.Namespace, save_path: Path) -> PreparedFo
         convert_all(conversions, "wav", SAMPLE_RATE, arguments.num_jobs, summaries[0])
         failed = {str(target) for _, target in conversions if not target.exists()}
         rows = [row for row in rows if row.name not in failed]
-    lists = prepare_lists(rows, ListOptions.of(arguments, root, save_path), scan, split_of)
+    options = dataclasses.replace(ListOptions.of(arguments, root, save_path), is_own=True)
+    lists = prepare_lists(rows, options, scan, split_of)
     inputs = Inputs(root, lists, arguments.noise_path, arguments.rir_path)
     config = save_path / f"{save_path.resolve().name}.yaml"
     configs: list[Path | str] = [config]
@@ -192,7 +207,7 @@ def prepare_folder(arguments: argparse.Namespace, save_path: Path) -> PreparedFo
         counted(lists.num_speakers, "speaker"),
         lists.hours,
     )
-    return PreparedFolder(configs, fine_tuning, summaries)
+    return PreparedFolder(configs, fine_tuning, summaries, lists.everyone)
 
 
 def _readable_rows(
@@ -332,6 +347,8 @@ def _list_recordings(
             arguments.root,
             "are split again" if layout.split_depth is None else "keep their splits",
         )
+    if arguments.speaker_depth is None:
+        _refuse_one_level_too_high(arguments.root, names, layout.depth)
     _warn_of_empty_folders(arguments.root, names, layout.depth)
     rows = listable_rows((row_by_folder(name, layout.depth) for name in names), scan)
     if layout.split_depth is None:
@@ -343,6 +360,23 @@ def _list_recordings(
         return SPLIT_FOLDERS[folders[split_depth].lower()]
 
     return rows, split_of
+
+
+def _refuse_one_level_too_high(root: Path, names: Sequence[str], depth: int) -> None:
+    """Raise ValueError if all recordings are in one speaker's folder, several folders below it:
+    then those are the speakers.
+    """
+    common = names[0].split("/")[:-1] if names else []
+    for name in names:
+        while common != name.split("/")[: len(common)]:
+            common.pop()
+    inner = {name.split("/")[len(common)] for name in names if name.count("/") > len(common)}
+    if len(common) > depth and len(inner) > 1:
+        folder = root.joinpath(*common)
+        raise ValueError(
+            f"{root} holds one folder with {len(inner)} folders; if these are the speakers, give "
+            f"{folder}. If they are sessions of one speaker, add a second speaker beside it"
+        )
 
 
 def _rows_of_table(path: Path, scan: StepSummary) -> list[Row]:

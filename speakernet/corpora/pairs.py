@@ -24,6 +24,9 @@ DEFAULT_TARGETS_PER_SPEAKER = 50
 DEFAULT_NONTARGETS_PER_TARGET = 5
 #: A speaker with thousands of utterances has millions of pairs; a sample is just as good.
 MAX_PAIRED = 200
+FEW_PAIRS = 20_000
+"""Up to this many, all pairs are taken: they are scored in no time, and a threshold at 0.1 % false
+accepts needs 10,000 pairs of different speakers."""
 HELD_OUT_STREAM = 7301
 CALIBRATION_STREAM = 7302
 CALIBRATION_UTTERANCES = 6
@@ -122,6 +125,23 @@ def random_pairs(
             break
     low, high = np.divmod(codes[:num_trials], len(rows))
     return Pairs.of(utterances, rows[low], rows[high])
+
+
+def fair_pairs(
+    utterances: Utterances,
+    rows: np.ndarray,
+    rules: PairRules,
+    seed: int,
+    targets_per_speaker: int = DEFAULT_TARGETS_PER_SPEAKER,
+) -> Pairs:
+    """All pairs if they are few and no speaker has more than `targets_per_speaker` target pairs,
+    else balanced ones.
+    """
+    counts = np.bincount(utterances.labels[rows])
+    most_targets = int((counts * (counts - 1) // 2).max(initial=0))
+    if len(rows) * (len(rows) - 1) // 2 <= FEW_PAIRS and most_targets <= targets_per_speaker:
+        return all_pairs(utterances, rows, rules)
+    return balanced_pairs(utterances, rows, rules, seed, targets_per_speaker)
 
 
 # Why balanced. A speaker with n utterances has n (n - 1) / 2 target pairs, so among all pairs, or

@@ -54,11 +54,14 @@ takes no longer."""
 
 @dataclass(frozen=True)
 class ListFiles:
-    """The lists written; `test` is None if there is no test split."""
+    """The lists written; `test` is None if there is no test split, and `everyone`, trials among all
+    speakers, only exists for a small folder.
+    """
 
     train: Path
     validation: Path | None
     test: Path | None
+    everyone: Path | None
     num_train: int
     num_speakers: int
     median_seconds: float

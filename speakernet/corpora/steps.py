@@ -149,7 +149,9 @@ def finish(summaries: Sequence[StepSummary], report_path: str | Path | None = No
             logger.warning("%s: %s: %s", summary.step, summary.words[2], line)
     if report_path is not None:
         with atomic_write(report_path) as file:
-            file.writelines(summary.text() + "\n" for summary in summaries)
+            for summary in summaries:
+                lines = [summary.text(), *(f"  {item}" for item in summary.first_broken)]
+                file.writelines(f"{line}\n" for line in lines)
     return int(any(summary.broken for summary in summaries))
 
 

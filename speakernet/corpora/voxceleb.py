@@ -385,6 +385,7 @@ class VoxCelebJob:
         rows = map(row_by_folder, walk_files(root, {".wav", ".flac"}))
         listable = listable_rows(rows, summary)
         utterances, seconds = usable_utterances(listable, root, 0.0, self.num_jobs, summary)
+        summary.add(made=len(utterances))
         write_training_list(path, utterances.pairs())
         if name in TRAINING_SUBSETS:
             # Interviews in both corpora have similar durations, so the list's own are drawn from.

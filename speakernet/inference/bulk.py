@@ -188,6 +188,13 @@ def calibrate_on_trials(
     source = open_source(
         audio or audio_folder_of(trials_path), verifier.sample_rate, show_progress=True
     )
+    missing = source.missing(trials.names)
+    if audio is None and len(missing):
+        raise AudioError(
+            f"{len(missing):,} of {len(trials.names):,} recordings of {trials_path} are not in its "
+            f"folder {audio_folder_of(trials_path)}, such as {trials.names[int(missing[0])]}; give "
+            "the folder that the paths in the list start from with --audio"
+        )
     refuse_recording_as_output(out, source, trials.names)
     embedder = Embedder(verifier.embedding_net, VERIFYING, Forward(verifier.device))
     fits, scores = fit_for_verifying(embedder, verifier.contents, trials, source, prior, measures)

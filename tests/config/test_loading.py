@@ -42,6 +42,23 @@ def test_command_line_beats_yaml_beats_default(tmp_path):
     assert config.training.save_path == str(Path("exps/first"))
 
 
+def test_files_of_prepare_and_files_without_an_option(tmp_path, monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    monkeypatch.chdir(tmp_path)
+    for folder in ("data/voices", "data/other"):
+        Path(folder).mkdir(parents=True)
+    file = write(tmp_path / "data/voices", "data:\n  batch_size: 7\n", "voices.yaml")
+    for words in (["--config", "voices.yaml"], ["--config", "voices"], ["voices.yaml"], [file]):
+        assert load_config([*words, "--seed", "3"]).config.data.batch_size == 7
+    assert "data/voices/voices.yaml" in caplog.text
+    # A file of the working directory comes first; two prepared ones are a question.
+    write(tmp_path / "data/other", "", "voices.yaml")
+    with pytest.raises(ConfigError, match=r"data/other/voices\.yaml, data/voices/voices\.yaml"):
+        load_config(["--config", "voices.yaml"])
+    write(tmp_path, "data:\n  batch_size: 9\n", "voices.yaml")
+    assert load_config(["voices.yaml"]).config.data.batch_size == 9
+
+
 # File, command line, fragments of the message.
 MISTAKES = [
     ("", ["--training.seed", "3"], r"^command line: .*training\.seed.*runtime\.seed"),

@@ -34,15 +34,15 @@ def run_in_own_session(*arguments):
     sys.exit(run_data_prep(*arguments))
 
 
-def write_voices(root, speakers, utterances, pattern, seconds=1.0):
+def write_voices(root, speakers, utterances, pattern, seconds=1.0, take=0):
     """Write files named by `pattern` with {speaker} and {utterance}; returns their names relative
-    to `root`.
+    to `root`. Another `take` (10, 20, …) gives other recordings of the same voices.
     """
     names = []
     for speaker in range(speakers):
         for utterance in range(utterances):
             name = pattern.format(speaker=speaker, utterance=utterance)
-            write_audio(root / name, voice(speaker, utterance, seconds), 16000)
+            write_audio(root / name, voice(speaker, take + utterance, seconds), 16000)
             names.append(name)
     return names
 

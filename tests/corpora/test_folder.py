@@ -5,6 +5,7 @@ configuration.
 import csv
 import dataclasses
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -147,10 +148,7 @@ def test_repeated_rows_of_a_table(tmp_path, caplog):
     assert prepare(root, out, "--csv", tmp_path / "twice.csv") == 0
     assert {path.name: path.read_bytes() for path in out.glob("*_*.txt")} == lists
     assert "64 rows repeat a path" in caplog.text
-    assert (
-        "96 found, 32 usable by their headers, 64 skipped, 0 left out"
-        in (out / "summary.txt").read_text()
-    )
+    assert "96 found, 32 usable, 64 skipped, 0 left out" in (out / "summary.txt").read_text()
 
 
 def test_a_path_under_two_speakers(tmp_path, capsys):
@@ -202,8 +200,9 @@ def test_pattern(tmp_path):
 
 @pytest.fixture()
 def split_folder(tmp_path):
-    write_voices(tmp_path / "corpus" / "train" / "wav", 6, 3, "a{speaker}/{utterance}.wav", 0.6)
-    write_voices(tmp_path / "corpus" / "dev" / "wav", 4, 3, "b{speaker}/{utterance}.wav", 0.6)
+    train, dev = (tmp_path / "corpus" / name / "wav" for name in ("train", "dev"))
+    write_voices(train, 6, 3, "a{speaker}/{utterance}.wav", 0.6)
+    write_voices(dev, 4, 3, "b{speaker}/{utterance}.wav", 0.6, take=10)
     return tmp_path / "corpus"
 
 
@@ -235,7 +234,7 @@ def test_splits_that_share_speakers(tmp_path, split_folder, capsys):
 
 
 def test_splits_beside_speakers(tmp_path, split_folder, capsys):
-    write_voices(split_folder / "anna", 2, 3, "{speaker}/{utterance}.wav", 0.6)
+    write_voices(split_folder / "anna", 2, 3, "{speaker}/{utterance}.wav", 0.6, take=20)
     assert prepare(split_folder, tmp_path / "out") == 1
     errors = capsys.readouterr().err
     assert "dev, train" in errors and "anna" in errors and "--layout speakers" in errors
@@ -260,6 +259,8 @@ REFUSED = {
     ),
     "no splits": ("spk{speaker}/{utterance}.wav", ["--layout", "parts"], "spk0"),
     "a speaker's own folder": ("{speaker}-{utterance}.wav", [], "--pattern"),
+    "one level too high": ("mine/spk{speaker}/{utterance}.wav", [], "voices/mine"),
+    "two levels too high": ("all/mine/spk{speaker}/{utterance}.wav", [], "voices/all/mine"),
     "two names that would become one": ("a{speaker}b/{utterance}.wav", [], "rename"),
 }
 
@@ -284,7 +285,7 @@ def test_converted_files_keep_their_split(tmp_path, split_folder, ffmpeg, caplog
     assert prepare(split_folder, tmp_path / "out") == 0
     assert parts_of(tmp_path / "out") == {"train": {"a"}, "validation": {"b"}}
     assert "keep their splits" in caplog.text
-    assert "30 found, 30 usable by their headers, 0 skipped, 0 left out" in caplog.text
+    assert "30 found, 30 usable, 0 skipped, 0 left out" in caplog.text
     training = read_training_list(tmp_path / "out" / "train_list.txt")
     assert all(Path(name).is_file() and name.endswith(".m4a.wav") for name in training.paths)
     assert not list(split_folder.rglob("*.wav")), "nothing is written beside the originals"
@@ -300,8 +301,8 @@ def test_converted_files_keep_their_split(tmp_path, split_folder, ffmpeg, caplog
     ],
 )
 def test_warnings(tmp_path, caplog, patterns, errors):
-    for pattern in patterns:
-        write_voices(tmp_path / "voices", 6, 3, pattern, 0.6)
+    for number, pattern in enumerate(patterns):
+        write_voices(tmp_path / "voices", 6, 3, pattern, 0.6, take=10 * number)
     (tmp_path / "voices" / "peter").mkdir()
     assert prepare(tmp_path / "voices", tmp_path / "out") == 0
     assert re.search("1 of 7 speakers' folders .*: peter", caplog.text)
@@ -330,10 +331,52 @@ def test_unusable_files_are_listed(tmp_path, caplog):
     assert sum(len((out / f"{part}_list.txt").read_text().splitlines()) for part in parts) == 30
 
 
+def test_samples_that_no_list_needs(tmp_path, caplog):
+    """Silence, damage, a copy under another name, and one recording of two people."""
+    root = tmp_path / "my voices"
+    out = tmp_path / "out"
+    write_voices(root, 8, 6, "é {speaker}/{utterance}.wav", 0.6)
+    write_audio(root / "é 0/silent.wav", np.zeros(16000), 16000)
+    write_audio(root / "é 0/noise.wav", np.full(16000, 1e-4), 16000)
+    shutil.copy(root / "é 1/0.wav", root / "é 1/copy of 0.wav")
+    shutil.copy(root / "é 2/0.wav", root / "é 3/9.wav")
+    write_audio(root / "é 4/damaged.flac", voice(4, 9, 2.0), 16000)
+    damaged = bytearray((root / "é 4/damaged.flac").read_bytes())
+    damaged[len(damaged) // 2 :] = bytes(len(damaged) - len(damaged) // 2)
+    (root / "é 4/damaged.flac").write_bytes(damaged)
+    assert prepare(root, out) == 1
+    left_out = dict(line.split("\t") for line in (out / "broken_scan.txt").read_text().splitlines())
+    assert sorted(left_out) == [
+        "é 0/noise.wav", "é 0/silent.wav", "é 2/0.wav", "é 3/9.wav", "é 4/damaged.flac"
+    ]  # fmt: skip
+    assert "é 3/9.wav" in left_out["é 2/0.wav"] and "é 2/0.wav" in left_out["é 3/9.wav"]
+    summary = (out / "summary.txt").read_text()
+    assert "53 found, 47 usable, 1 skipped, 5 left out" in summary
+    assert all(name in summary for name in left_out)
+    assert "é 1/copy of 0.wav" in caplog.text
+    everyone = read_trials(out / "everyone_trials.txt")
+    # Seven speakers have 15 pairs of their six recordings, one has 10 of five, among 47 * 46 / 2.
+    assert (len(everyone), everyone.labels.sum(), len(everyone.names)) == (1081, 115, 47)
+    assert prepare(root, out, "--fast") == 0
+    assert "53 found, 53 usable, 0 skipped, 0 left out" in (out / "summary.txt").read_text()
+
+
+def test_trials_are_all_pairs_while_they_are_few(tmp_path):
+    root = tmp_path / "voices"
+    write_voices(root, 8, 6, "spk{speaker}/{utterance}.wav", 0.6)
+    num_trials = {}
+    for most in (15, 14):
+        out = tmp_path / str(most)
+        assert prepare(root, out, "--targets_per_speaker", most) == 0
+        for name in ("validation", "everyone"):
+            labels = read_trials(out / f"{name}_trials.txt").labels
+            num_trials[name, most] = (int(labels.sum()), int((labels == 0).sum()))
+    # A speaker has 6 * 5 / 2 = 15 pairs; 48 recordings have 1,128. Two speakers share 36 pairs.
+    assert num_trials["everyone", 15] == (120, 1008) and num_trials["validation", 15] == (30, 36)
+    assert num_trials["everyone", 14] == (112, 560) and num_trials["validation", 14][0] == 28
+
+
 def test_real_speech(tmp_path, shared_data):
     out = tmp_path / "speechocean"
     assert prepare(shared_data / "speechocean_mini", out) == 0
-    assert (
-        "1,440 found, 1,440 usable by their headers, 0 skipped, 0 left out"
-        in (out / "summary.txt").read_text()
-    )
+    assert "1,440 found, 1,440 usable, 0 skipped, 0 left out" in (out / "summary.txt").read_text()

@@ -33,7 +33,7 @@ BASE = {
 OPTIONS = {"data", "evaluation", "frontend", "losses", "models", "training"}
 ON_BASE = read_table("""
 data:
-corpora: data
+corpora: data checks
 frontend:
 models: frontend
 losses:

@@ -3,6 +3,7 @@
 import re
 import shlex
 import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,8 @@ import torch
 
 from speakernet.checkpoint import read_checkpoint, write_checkpoint
 from speakernet.cli import main
+from speakernet.data.audio import write_audio
+from speakernet.data.ffmpeg import find_ffmpeg
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -25,6 +28,7 @@ def test_commands_and_examples(repository, voices, uncalibrated, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     shutil.copy(uncalibrated, "best.pt")
     shutil.copytree(voices, "my_voices")
+    Path("my_voices/trials.txt").unlink()
     other = read_checkpoint(uncalibrated)
     other["weights"]["embedding.bias"] += 0.1
     write_checkpoint("new.pt", other)
@@ -42,6 +46,33 @@ def test_commands_and_examples(repository, voices, uncalibrated, tmp_path, monke
     for block in blocks(page, "python"):
         exec(compile(block, "docs/use.md", "exec"), names)
     assert names["embeddings"].shape == (2, 11) and len(names["track"].start_seconds) == 3
+
+
+def test_first_commands_on_a_folder_of_people(
+    repository, speak, uncalibrated, tmp_path, monkeypatch, capsys
+):
+    """Eight people, six recordings each, in several formats; a silent one and a copy."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(uncalibrated, "best.pt")
+    people = ["anna", "ben", "Cléo", "dan smith", "eva", "fred", "gül", "hal"]
+    for speaker, person in enumerate(people):
+        for number in range(6):
+            write_audio(Path(f"my_voices/{person}/{number}.wav"), speak(speaker, number), 16000)
+    for name in ("ben/1.mp3", "Cléo/réunion 2.m4a"):
+        source = Path("my_voices", name).with_name(f"{name[-5]}.wav")
+        options = ["-nostdin", "-loglevel", "error", "-i", source, Path("my_voices", name)]
+        subprocess.run([find_ffmpeg(), *options], check=True)
+        source.unlink()
+    write_audio(Path("my_voices/eva/silent.wav"), np.zeros(48000), 16000)
+    shutil.copy("my_voices/fred/0.wav", "my_voices/fred/copy of 0.wav")
+    prepare, calibrate, info = blocks(repository / "docs" / "use.md", "sh")[0].splitlines()
+    assert main(shlex.split(prepare)[1:]) == 1, "one recording is silent"
+    assert "eva/silent.wav" in Path("data/my_voices/summary.txt").read_text()
+    without_audio = calibrate.partition(" --audio")[0]
+    assert main(shlex.split(without_audio)[1:]) == 1 and "--audio" in capsys.readouterr().err
+    assert main(shlex.split(calibrate)[1:]) == 0
+    assert "1,128 trials, 120 of them targets" in capsys.readouterr().out
+    assert main(shlex.split(info)[1:]) == 0 and "far_1%" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/models.md"])
