@@ -103,16 +103,22 @@ class Decision:
                 f"{self.threshold:.4f})"
             )
         rate = self.false_accept_rate
-        errors = "error rate unknown"
-        purpose = "for this threshold"
-        if rate is not None:
-            errors = f"false accepts {100 * rate:.3g} %"
-            purpose = f"to keep false accepts at or below {100 * rate:.3g} %"
-        answer = "different speakers: score {:.4f} is below the threshold {:.4f} ({})"
-        if self.same_speaker:
-            answer = "same speaker: score {:.4f} reaches the threshold {:.4f} ({})"
-        sentence = answer.format(self.score, self.threshold, errors)
+        errors = "error rate unknown" if rate is None else f"false accepts {100 * rate:.3g} %"
+        score, threshold = told_apart(self.score, self.threshold)
         ratio = self.log_likelihood_ratio
+        if self.same_speaker:
+            sentence = f"same speaker: score {score} reaches the threshold {threshold} ({errors})"
+        elif ratio is not None and ratio > 0:
+            # Odds may favour one speaker below a strict threshold.
+            purpose = "this threshold" if rate is None else f"{100 * rate:.3g} % false accepts"
+            sentence = (
+                f"not accepted: the voices are similar, but not enough for {purpose} (score "
+                f"{score}, threshold {threshold})"
+            )
+        else:
+            sentence = (
+                f"different speakers: score {score} is below the threshold {threshold} ({errors})"
+            )
         if ratio is None:
             return sentence
         odds = f"{float(f'{math.exp(abs(ratio)):.3g}'):,.7g}"
@@ -120,9 +126,19 @@ class Decision:
             odds = f"more than {odds}"
         if ratio < 0:
             return f"{sentence}; the score is {odds} times as likely from two speakers as from one"
-        sentence += f"; the score is {odds} times as likely from one speaker as from two"
-        # Odds may favour one speaker below a strict threshold.
-        return sentence if self.same_speaker else f"{sentence}, which is too weak {purpose}"
+        return f"{sentence}; the score is {odds} times as likely from one speaker as from two"
+
+
+def told_apart(score: float, threshold: float) -> tuple[str, str]:
+    """Both numbers with four decimals, or with as many as show which one is larger.
+
+    >>> told_apart(0.47698, 0.47702), told_apart(0.5, 0.5)
+    (('0.47698', '0.47702'), ('0.5000', '0.5000'))
+    """
+    digits = 4
+    while score != threshold and digits < 9 and f"{score:.{digits}f}" == f"{threshold:.{digits}f}":
+        digits += 1
+    return f"{score:.{digits}f}", f"{threshold:.{digits}f}"
 
 
 @dataclass(frozen=True)
@@ -353,13 +369,17 @@ def _advice(name: str, way: Mapping[str, Any]) -> str:
     kind = "PLDA" if way["score"] == "plda" else "cosine"
     subtracted = " with its mean embedding subtracted" if way["subtract_mean"] else ""
     better = f"{BEST} beside it may have one; " if name.endswith(LAST) else ""
-    default = ""
+    # A log-likelihood ratio of 0 speaks for neither answer.
+    default = "`--threshold 0`, in Python `threshold=0.0`"
     if kind == "cosine":
-        default = f"; `{DEFAULT_THRESHOLD_NAME}` means {UNCALIBRATED_THRESHOLD}"
+        default = (
+            f"`--threshold {UNCALIBRATED_THRESHOLD}`, in Python "
+            f"`threshold={UNCALIBRATED_THRESHOLD}`, also called `{DEFAULT_THRESHOLD_NAME}`"
+        )
     return (
         f"{name} has no calibration for {kind} scores{subtracted}; {better}fit one with "
         f"`speakernet calibrate --model {name} --trials LIST --audio FOLDER`, or give a threshold "
-        f"(`--threshold 0.5`, in Python `threshold=0.5`{default})"
+        f"({default})"
     )
 
 
