@@ -145,10 +145,12 @@ def test_report_is_remade(finished, copy, name):
     assert (copy / "report.html").stat().st_mtime_ns > made and not leftover.exists()
 
 
-@pytest.mark.parametrize("role", ["training", "trials"])
-def test_changed_lists(finished, copy, tiny_corpus, tmp_path, caplog, capsys, role):
+@pytest.mark.parametrize(
+    ("role", "is_older"), [("training", False), ("training", True), ("trials", False)]
+)
+def test_changed_lists(finished, copy, tiny_corpus, tmp_path, caplog, capsys, role, is_older):
     """The same command after a list has changed: a finished model belongs to the earlier training
-    list, and other trials get another report.
+    list, and other trials get another report, as does a copy whose files lost their dates.
     """
     option, name = {
         "training": ("--train_list", "train_list.txt"),
@@ -161,6 +163,8 @@ def test_changed_lists(finished, copy, tiny_corpus, tmp_path, caplog, capsys, ro
     path = {"training": "--train_path", "trials": "--test_path"}[role]
     caplog.set_level(logging.INFO)
     capsys.readouterr()
+    if is_older:
+        os.utime(copy / "last.pt")
     options = [option, changed, path, tiny_corpus]
     if role == "trials":
         # The list that chose the best model stays as it was.
@@ -171,8 +175,9 @@ def test_changed_lists(finished, copy, tiny_corpus, tmp_path, caplog, capsys, ro
     after = results_of(copy)
     sha256 = {listed["role"]: listed["sha256"] for listed in after["lists"]}
     if role == "training":
-        assert "nothing to train" not in caplog.text and "train_list.txt" in output
-        assert after == before
+        assert "nothing to train" not in caplog.text
+        assert after["training"] == before["training"]
+        assert (after == before) == ("train_list.txt as it was" in output) == (not is_older)
     else:
         assert after["num_trials"] == before["num_trials"] - 1 == len(lines) - 1
         assert sha256["trials"] == sha256_of(changed)

@@ -195,11 +195,9 @@ def _train_and_report(config: Config) -> TrainingOutcome:
 def _earlier_report(
     run_folder: Path, checksums: Mapping[str, str], beside: Iterable[str]
 ) -> tuple[Results, list[tuple[str, str]]]:
-    """The report of a run that was evaluated before, and role and name of the lists whose contents
-    have changed since.
+    """The report of the run's best model, if there is one, and role and name of the lists whose
+    contents have changed since.
     """
-    if not (run_folder / LAST).exists() or not is_reported(run_folder, beside):
-        return Results(), []
     earlier = read_results(run_folder / RESULTS)
     now = {
         "training": checksums["data.train_list (SHA-256)"],
@@ -210,7 +208,13 @@ def _earlier_report(
     for name in beside:
         other = read_results(evaluation_folder(run_folder, name) / RESULTS)
         changed += _changed_lists(other, {"trials": checksums[f"data.test_lists.{name} (SHA-256)"]})
-    return earlier, changed
+    # A report that was followed by more training is older than the model; dates would not show this
+    # in a copied folder.
+    best = run_folder / BEST
+    reported = (earlier.checkpoint or {}).get("sha256")
+    if changed and best.is_file() and sha256_of(best) == reported:
+        return earlier, changed
+    return Results(), []
 
 
 def _changed_lists(results: Results, now: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -229,8 +233,8 @@ def _with_earlier_lists(results: Results, earlier: Results, changed: Sequence[st
     of_model.pop("trials", None)
     lists = [of_model.get(listed["role"], listed) for listed in results.lists or []]
     warning = (
-        f"the model was trained before {' and '.join(changed)} changed; the lists named here are "
-        "the earlier ones"
+        f"the model was trained before {' and '.join(changed)} changed; the SHA-256 on this page is "
+        "that of the list it was trained with"
     )
     return dataclasses.replace(
         results,

@@ -75,6 +75,8 @@ class Decision:
         speech_seconds: speech in the recording with less of it; None if unknown.
         is_at_bound: whether the ratio is the largest that the number of pairs behind the
             calibration supports.
+        threshold_ratio: the log-likelihood ratio at the threshold; known for PLDA scores, whose own
+            values say less than their calibrated ratios.
 
     >>> Decision(0.71, 3.2, True, 0.4512, 0.01).sentence.partition("; ")[2]
     'the score is 24.5 times as likely from one speaker as from two'
@@ -87,6 +89,7 @@ class Decision:
     false_accept_rate: float | None
     speech_seconds: float | None = None
     is_at_bound: bool = False
+    threshold_ratio: float | None = None
 
     @property
     def is_made(self) -> bool:
@@ -105,20 +108,25 @@ class Decision:
         rate = self.false_accept_rate
         errors = "error rate unknown" if rate is None else f"false accepts {100 * rate:.3g} %"
         score, threshold = told_apart(self.score, self.threshold)
+        score = f"score {score}"
         ratio = self.log_likelihood_ratio
+        if ratio is not None and self.threshold_ratio is not None:
+            number, threshold = told_apart(ratio, self.threshold_ratio)
+            bound = ""
+            if self.is_at_bound:
+                bound = "more than " if ratio > 0 else "less than "
+            score = f"log-likelihood ratio {bound}{number}"
         if self.same_speaker:
-            sentence = f"same speaker: score {score} reaches the threshold {threshold} ({errors})"
+            sentence = f"same speaker: {score} reaches the threshold {threshold} ({errors})"
         elif ratio is not None and ratio > 0:
             # Odds may favour one speaker below a strict threshold.
             purpose = "this threshold" if rate is None else f"{100 * rate:.3g} % false accepts"
             sentence = (
-                f"not accepted: the voices are similar, but not enough for {purpose} (score "
-                f"{score}, threshold {threshold})"
+                f"not accepted: the voices are similar, but not enough for {purpose} ({score}, "
+                f"threshold {threshold})"
             )
         else:
-            sentence = (
-                f"different speakers: score {score} is below the threshold {threshold} ({errors})"
-            )
+            sentence = f"different speakers: {score} is below the threshold {threshold} ({errors})"
         if ratio is None:
             return sentence
         odds = f"{float(f'{math.exp(abs(ratio)):.3g}'):,.7g}"
@@ -294,6 +302,9 @@ class DecisionRule:
             )
         is_at_bound = ratio in self.bounds
         decision = Decision(score, ratio, score >= limit, limit, rate, speech_seconds, is_at_bound)
+        if self.scores == "PLDA" and self.calibration is not None:
+            at_threshold = float(self.calibration.apply(np.array([limit]))[0])
+            decision = replace(decision, threshold_ratio=at_threshold)
         if decision.is_made:
             return decision
         return replace(decision, log_likelihood_ratio=None, same_speaker=False, is_at_bound=False)

@@ -26,6 +26,7 @@ from speakernet.evaluation.files import Evaluation, embedding_map, read_run
 from speakernet.evaluation.metrics import OperatingPoint, eer, equal_error_point, error_rates
 from speakernet.evaluation.plots import PALETTE, figure_svg
 from speakernet.evaluation.report import write_evaluation, write_report, write_side_by_side
+from speakernet.evaluation.report.page import WORDS
 from speakernet.evaluation.results import Results
 from tests.evaluation.report_runs import make_run, make_trials
 
@@ -203,6 +204,14 @@ def test_verdict_agrees_with_the_figures(tmp_path, trials, cost, moved, embeddin
         == (f'<p class="lead">At the {name} ({limit:.4f}), ' in text)
         == (moved is not None)
     )
+
+
+def test_the_glossary_agrees_with_the_page(run):
+    page = unescape((run / "report.html").read_text())
+    glossary = (Path(__file__).parents[2] / "docs" / "glossary.md").read_text()
+    for word, meaning in WORDS:
+        assert f"| {word} | {meaning} |" in glossary
+        assert f"<td>{meaning}</td>" in page
 
 
 def test_in_a_notebook(run, tmp_path):

@@ -61,7 +61,7 @@ logger = logging.getLogger(__name__)
 
 LARGEST_USABLE_PERCENT = 20.0
 """Of errors of either kind."""
-LARGEST_CROWD = 10_000
+LARGEST_CROWD = 1_000_000
 """In the words of a decision."""
 EXPLAINED = Section([Card("What the words mean", facts=WORDS, is_wide=True)])
 
