@@ -233,8 +233,8 @@ def _with_earlier_lists(results: Results, earlier: Results, changed: Sequence[st
     of_model.pop("trials", None)
     lists = [of_model.get(listed["role"], listed) for listed in results.lists or []]
     warning = (
-        f"the model was trained before {' and '.join(changed)} changed; the SHA-256 on this page is "
-        "that of the list it was trained with"
+        f"the model was trained before {' and '.join(changed)} changed; the SHA-256 on this page "
+        "is that of the list it was trained with"
     )
     return dataclasses.replace(
         results,

@@ -280,14 +280,15 @@ function showDecision(box, found, prefix = "") {
 }
 
 function showPerson(box, found) {
-  const [best] = found.candidates, scores = found.candidates.map(one => `${one.name} ${one.score.toFixed(3)}`).join(", ");
+  const [best, ...others] = found.candidates, [highest, threshold] = best ? apart(best.score, found.threshold) : [];
+  const scores = best && [`${best.name} ${highest}`, ...others.map(one => `${one.name} ${one.score.toFixed(3)}`)].join(", ");
   if (!best || found.threshold === null) {
     if (best) show(box, "unsure", "No decision: not calibrated", `Highest scores: ${scores}.`);
     else show(box, "unsure", "Nobody is enrolled yet", "Enrol people below, then ask again.");
     return;
   }
   const ratio = best.log_likelihood_ratio, isNear = ratio !== null && ratio >= 0;
-  const limit = `A person is named if the score is at least ${found.threshold.toFixed(3)}` +
+  const limit = `A person is named if the score is at least ${threshold}` +
     (found.stranger_rate === null ? "." : `; at most ${rate(found.stranger_rate)} of strangers reach it.`);
   const sides = isNear ? `${best.name} as from somebody else` : `somebody else as from ${best.name}`;
   const rest = [`Highest scores: ${scores}. ${limit}`];
