@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from speakernet.cli import main
+from speakernet.files import sha256_of
 from tests.tiny_recipe import write_recipe
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
@@ -142,6 +143,46 @@ def test_report_is_remade(finished, copy, name):
     assert all(torch.equal(last[name], value) for name, value in weights_of(copy).items())
     assert scores_of(copy) == scores_of(finished[0]) and (copy / "best.pt").is_file()
     assert (copy / "report.html").stat().st_mtime_ns > made and not leftover.exists()
+
+
+@pytest.mark.parametrize(
+    ("role", "is_older"), [("training", False), ("training", True), ("trials", False)]
+)
+def test_changed_lists(finished, copy, tiny_corpus, tmp_path, caplog, capsys, role, is_older):
+    """The same command after a list has changed: a finished model belongs to the earlier training
+    list, and other trials get another report, as does a copy whose files lost their dates.
+    """
+    option, name = {
+        "training": ("--train_list", "train_list.txt"),
+        "trials": ("--test_list", "trials.txt"),
+    }[role]
+    before = results_of(copy)
+    lines = (tiny_corpus / name).read_text().splitlines(keepends=True)
+    changed = tmp_path / name
+    changed.write_text("".join(lines[:-1]))
+    path = {"training": "--train_path", "trials": "--test_path"}[role]
+    caplog.set_level(logging.INFO)
+    capsys.readouterr()
+    if is_older:
+        os.utime(copy / "last.pt")
+    options = [option, changed, path, tiny_corpus]
+    if role == "trials":
+        # The list that chose the best model stays as it was.
+        options += ["--data.validation_list", tiny_corpus / name]
+        options += ["--data.validation_path", tiny_corpus]
+    assert train(finished[1], "--save_path", copy, *options) == 0
+    output = capsys.readouterr().out
+    after = results_of(copy)
+    sha256 = {listed["role"]: listed["sha256"] for listed in after["lists"]}
+    if role == "training":
+        assert "nothing to train" not in caplog.text
+        assert after["training"] == before["training"]
+        assert (after == before) == ("train_list.txt as it was" in output) == (not is_older)
+    else:
+        assert after["num_trials"] == before["num_trials"] - 1 == len(lines) - 1
+        assert sha256["trials"] == sha256_of(changed)
+        assert sha256["validation"] == sha256_of(tiny_corpus / name)
+    assert sha256["training"] == sha256_of(tiny_corpus / "train_list.txt")
 
 
 def test_damaged_run_is_kept(finished, tmp_path, capsys):

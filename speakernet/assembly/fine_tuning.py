@@ -93,9 +93,16 @@ def refuse_other_network(config: Config, net: SpeakerNet) -> dict[str, str]:
     # Rank 0 writes the run folder; other machines may not see it. Every rank must take part, with
     # or without a model.
     is_resumed = distributed.from_main((Path(config.training.save_path) / LAST).exists)
-    if is_resumed or not config.training.initial_model:
+    if not config.training.initial_model:
         return {}
     path = Path(config.training.initial_model)
+    if is_resumed:
+        # It may have been removed since, which must not stop the run; a typing error looks alike.
+        if not path.is_file():
+            logger.warning(
+                "training.initial_model: no such file %s; the run resumes without it", path
+            )
+        return {}
     if not path.is_file():
         raise ConfigError(
             f"training.initial_model: no such file {path}; give a model file such as best.pt"
@@ -270,6 +277,7 @@ class StagedRun:
         net: SpeakerNet,
         validate: Validate,
         stop: StopRequest | None = None,
+        changed_lists: Sequence[str] = (),
     ) -> None:
         self.config = config
         self.stages = list(stages_of(config).items())
@@ -277,6 +285,8 @@ class StagedRun:
         self.net = net
         self.validate = validate
         self.stop = stop
+        self.changed_lists = changed_lists
+        """Names of the lists whose contents have changed since the run was finished."""
         run_folder = Path(config.training.save_path)
         self.folders = [run_folder]
         for number, (name, _) in enumerate(self.stages[1:], start=1):
@@ -322,6 +332,7 @@ class StagedRun:
                 steps_before=self.steps,
                 initial_model=initial_model or {},
                 chosen_by=self._chosen_by(),
+                changed_lists=self.changed_lists,
                 corpus=self.inputs.corpus_facts(),
                 on_start=functools.partial(save_config, self.config, run_folder / CONFIG),
                 # Called at the end, because the speed of the disk only shows during training.

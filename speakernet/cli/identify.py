@@ -90,16 +90,20 @@ def run(arguments: argparse.Namespace) -> int:
 
 def answer_lines(answer: "Identification", requested_rate: float | None = None) -> list[str]:
     """The answer, the nearest people, and how far the answer can be trusted."""
+    # Late: --help and a mistyped option need no numpy.
+    from speakernet.inference.decision import told_apart
+
     decision = answer.decision
     if decision is None:
         return ["unknown", "nobody is enrolled in this store"]
     name = answer.name or "unknown"
-    line = f"{name} score {decision.score:.4f} threshold {decision.threshold:.4f}"
+    score, threshold = told_apart(decision.score, decision.threshold)
+    line = f"{name} score {score} threshold {threshold}"
     if decision.log_likelihood_ratio is not None:
         line += f" log-likelihood-ratio {decision.log_likelihood_ratio:.2f}"
     lines = [line]
-    for row, (candidate, score) in enumerate(answer.candidates, start=1):
-        lines.append(f"  {row}. {score:.4f} {candidate}")
+    for row, (candidate, similarity) in enumerate(answer.candidates, start=1):
+        lines.append(f"  {row}. {similarity:.4f} {candidate}")
     if not decision.is_made:
         lines.append(decision.sentence)
     if answer.name is None and decision.same_speaker:

@@ -1,8 +1,7 @@
-"""Manage a store of people: list, remove, purge, reembed, export.
+"""Manage a store of people: list, remove, reembed, export.
 
 speakernet people list --store people.db           names, recordings, seconds of speech, dates
-speakernet people remove Ada --store people.db     keeps copies in backups
-speakernet people purge Ada --store people.db      also erases copies in backups
+speakernet people remove Ada --store people.db     also erases copies in backups
 speakernet people reembed --model new.pt --store people.db
                                                    reads recordings again from their paths
 speakernet people export --store people.db --out people.json [--name Ada]
@@ -21,8 +20,11 @@ if TYPE_CHECKING:
     from speakernet.inference.people import PeopleStore
 
 ARGUMENTS = {
-    "action": {"choices": ("list", "remove", "purge", "reembed", "export"), "help": "what to do"},
-    "name": {"nargs": "?", "help": "the person to remove or purge"},
+    "action": {
+        "choices": ("list", "remove", "purge", "reembed", "export"),
+        "help": "what to do; purge is an earlier name of remove",
+    },
+    "name": {"nargs": "?", "help": "the person to remove"},
     **STORE,
     **MODEL,
     "--model": {**MODEL_ARGUMENT, "help": "reembed: the model file to change to"},
@@ -59,16 +61,9 @@ def run(arguments: argparse.Namespace) -> int:
     with PeopleStore(arguments.store, key=store_key(arguments)) as store:
         if action == "list":
             text = _listed(store)
-        elif action == "remove":
-            count = counted(store.remove(name), "recording")
-            text = f"{name} was removed ({count})"
-            if backups_of(store.path):
-                text += (
-                    f". Backups may still hold the data; `speakernet people purge {name!r} --store "
-                    f"{store.path}` erases it there too"
-                )
-        elif action == "purge":
-            text = f"{name} was purged from {', '.join(map(str, store.purge(name)))}"
+        elif action in ("remove", "purge"):
+            # Backups too, as on the served page: whoever removes a voice does not expect copies.
+            text = f"{name} was removed from {', '.join(map(str, store.purge(name)))}"
         elif action == "export":
             count = counted(store.export(arguments.out, arguments.person), "recording")
             text = f"{arguments.out}: {count}, with unencrypted embeddings"

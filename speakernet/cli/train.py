@@ -118,11 +118,11 @@ def _training_lines(
     model = f"{kind}: {best} (epoch {summary['best_epoch']}{stage})"
     if outcome.evaluation is None:
         eer = f"{summary['best_eer_percent']:.2f} %"
-        return [
-            f"this run is finished: {epochs}, best held-out EER {eer}",
-            model,
-            "to start another run, give a different folder with --save_path",
-        ]
+        lines = [f"this run is finished: {epochs}, best held-out EER {eer}"]
+        if summary["changed_lists"]:
+            names = " and ".join(summary["changed_lists"])
+            lines.append(f"its model and report belong to {names} as it was before it changed")
+        return [*lines, model, "to start another run, give a different folder with --save_path"]
     # Marked "test", because the figures logged during training are of the validation list.
     lines = [
         f"test {line}" if line.startswith("EER") else line for line in outcome.evaluation.lines()

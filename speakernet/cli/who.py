@@ -72,6 +72,9 @@ ARGUMENTS = {
     },
 }
 
+MOST_CERTAIN = 0.999
+"""Larger probabilities are not told apart, because the calibration does not support it."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -221,6 +224,8 @@ def summary(conversation: "Conversation") -> list[str]:
             is_named = speaker.name != speaker.label
             line += f", {'score' if is_named else 'not named, closest score'} {speaker.score:.4f}"
             if speaker.posterior is not None:
-                line += f", probability {speaker.posterior:.4f}"
+                is_certain = speaker.posterior > MOST_CERTAIN
+                probability = "more than 0.999" if is_certain else f"{speaker.posterior:.3f}"
+                line += f", probability {probability}"
         lines.append(line)
     return lines

@@ -75,6 +75,8 @@ class Decision:
         speech_seconds: speech in the recording with less of it; None if unknown.
         is_at_bound: whether the ratio is the largest that the number of pairs behind the
             calibration supports.
+        threshold_ratio: the log-likelihood ratio at the threshold; known for PLDA scores, whose own
+            values say less than their calibrated ratios.
 
     >>> Decision(0.71, 3.2, True, 0.4512, 0.01).sentence.partition("; ")[2]
     'the score is 24.5 times as likely from one speaker as from two'
@@ -87,6 +89,7 @@ class Decision:
     false_accept_rate: float | None
     speech_seconds: float | None = None
     is_at_bound: bool = False
+    threshold_ratio: float | None = None
 
     @property
     def is_made(self) -> bool:
@@ -103,16 +106,27 @@ class Decision:
                 f"{self.threshold:.4f})"
             )
         rate = self.false_accept_rate
-        errors = "error rate unknown"
-        purpose = "for this threshold"
-        if rate is not None:
-            errors = f"false accepts {100 * rate:.3g} %"
-            purpose = f"to keep false accepts at or below {100 * rate:.3g} %"
-        answer = "different speakers: score {:.4f} is below the threshold {:.4f} ({})"
-        if self.same_speaker:
-            answer = "same speaker: score {:.4f} reaches the threshold {:.4f} ({})"
-        sentence = answer.format(self.score, self.threshold, errors)
+        errors = "error rate unknown" if rate is None else f"false accepts {100 * rate:.3g} %"
+        score, threshold = told_apart(self.score, self.threshold)
+        score = f"score {score}"
         ratio = self.log_likelihood_ratio
+        if ratio is not None and self.threshold_ratio is not None:
+            number, threshold = told_apart(ratio, self.threshold_ratio)
+            bound = ""
+            if self.is_at_bound:
+                bound = "more than " if ratio > 0 else "less than "
+            score = f"log-likelihood ratio {bound}{number}"
+        if self.same_speaker:
+            sentence = f"same speaker: {score} reaches the threshold {threshold} ({errors})"
+        elif ratio is not None and ratio > 0:
+            # Odds may favour one speaker below a strict threshold.
+            purpose = "this threshold" if rate is None else f"{100 * rate:.3g} % false accepts"
+            sentence = (
+                f"not accepted: the voices are similar, but not enough for {purpose} ({score}, "
+                f"threshold {threshold})"
+            )
+        else:
+            sentence = f"different speakers: {score} is below the threshold {threshold} ({errors})"
         if ratio is None:
             return sentence
         odds = f"{float(f'{math.exp(abs(ratio)):.3g}'):,.7g}"
@@ -120,9 +134,19 @@ class Decision:
             odds = f"more than {odds}"
         if ratio < 0:
             return f"{sentence}; the score is {odds} times as likely from two speakers as from one"
-        sentence += f"; the score is {odds} times as likely from one speaker as from two"
-        # Odds may favour one speaker below a strict threshold.
-        return sentence if self.same_speaker else f"{sentence}, which is too weak {purpose}"
+        return f"{sentence}; the score is {odds} times as likely from one speaker as from two"
+
+
+def told_apart(score: float, threshold: float) -> tuple[str, str]:
+    """Both numbers with four decimals, or with as many as show which one is larger.
+
+    >>> told_apart(0.47698, 0.47702), told_apart(0.5, 0.5)
+    (('0.47698', '0.47702'), ('0.5000', '0.5000'))
+    """
+    digits = 4
+    while score != threshold and digits < 9 and f"{score:.{digits}f}" == f"{threshold:.{digits}f}":
+        digits += 1
+    return f"{score:.{digits}f}", f"{threshold:.{digits}f}"
 
 
 @dataclass(frozen=True)
@@ -278,6 +302,9 @@ class DecisionRule:
             )
         is_at_bound = ratio in self.bounds
         decision = Decision(score, ratio, score >= limit, limit, rate, speech_seconds, is_at_bound)
+        if self.scores == "PLDA" and self.calibration is not None:
+            at_threshold = float(self.calibration.apply(np.array([limit]))[0])
+            decision = replace(decision, threshold_ratio=at_threshold)
         if decision.is_made:
             return decision
         return replace(decision, log_likelihood_ratio=None, same_speaker=False, is_at_bound=False)
@@ -353,13 +380,17 @@ def _advice(name: str, way: Mapping[str, Any]) -> str:
     kind = "PLDA" if way["score"] == "plda" else "cosine"
     subtracted = " with its mean embedding subtracted" if way["subtract_mean"] else ""
     better = f"{BEST} beside it may have one; " if name.endswith(LAST) else ""
-    default = ""
+    # A log-likelihood ratio of 0 speaks for neither answer.
+    default = "`--threshold 0`, in Python `threshold=0.0`"
     if kind == "cosine":
-        default = f"; `{DEFAULT_THRESHOLD_NAME}` means {UNCALIBRATED_THRESHOLD}"
+        default = (
+            f"`--threshold {UNCALIBRATED_THRESHOLD}`, in Python "
+            f"`threshold={UNCALIBRATED_THRESHOLD}`, also called `{DEFAULT_THRESHOLD_NAME}`"
+        )
     return (
         f"{name} has no calibration for {kind} scores{subtracted}; {better}fit one with "
         f"`speakernet calibrate --model {name} --trials LIST --audio FOLDER`, or give a threshold "
-        f"(`--threshold 0.5`, in Python `threshold=0.5`{default})"
+        f"({default})"
     )
 
 

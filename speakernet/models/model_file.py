@@ -340,7 +340,7 @@ def _check_same_architecture(
     name = contents["model"]["name"]
     if name != net.model_name:
         raise CheckpointError(
-            f"{path} is a {name}, but the configuration has {net.model_name}; set "
+            f"{path} has the network {name}, but the configuration has {net.model_name}; set "
             f"model.name: {name}"
         )
     spec = net.spec()

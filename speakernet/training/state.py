@@ -5,7 +5,7 @@ latest steps, which stay on the device until many are fetched at once.
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,6 +38,8 @@ class Stage:
     """Facts about the initial model (file, licence …), as plain values; empty without one."""
     chosen_by: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The list that selects the best model; empty if no model is selected."""
+    changed_lists: Sequence[str] = ()
+    """Names of the lists whose contents have changed since the run was finished."""
     corpus: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Facts about the training list (speakers, hours …), as plain values."""
     on_start: Callable[[], None] = lambda: None

@@ -574,7 +574,7 @@ class Trainer:
         return f" of the {self.stage.name}" if self.stage.name else ""
 
     def _log_finished(self) -> None:
-        """Say why there is nothing to train, and how to go on."""
+        """Say why no epoch is left to train, and how to go on."""
         state = self.state
         name = f"the {self.stage.name}" if self.stage.name else "this run"
         best = f"best EER {state.best_eer_percent:.2f} %"
@@ -587,6 +587,16 @@ class Trainer:
             more = "a larger --patience"
         run = f"{name} {ended} ({counted(state.epoch, 'epoch')}, {best})"
         score = f"--eval --initial_model {self.store.best_path}"
+        if self.stage.changed_lists:
+            names = " and ".join(self.stage.changed_lists)
+            logger.warning(
+                "%s, but %s has changed since. To train on it as it is now: a new --save_path. To "
+                "continue this model on it: %s",
+                run,
+                names,
+                more,
+            )
+            return
         logger.info("%s: nothing to train. To continue: %s. To score: %s", run, more, score)
 
     def _report_epoch(self) -> None:

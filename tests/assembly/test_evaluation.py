@@ -389,7 +389,7 @@ def test_model_file_sets_defaults(tmp_path):
 
 def test_foreign_checkpoint_uses_the_configuration(tmp_path):
     torch.save({"__S__.netcnn.0.weight": torch.zeros(1)}, tmp_path / "their.model")
-    with pytest.raises(ValueError, match=r"^[^(]*their\.model is a VGGVox .*ResNetSE34L"):
+    with pytest.raises(ValueError, match=r"^[^(]*their\.model has the network VGGVox.*ResNet"):
         load_for_scoring(config_of(), tmp_path / "their.model")
 
 

@@ -26,6 +26,7 @@ from speakernet.evaluation.files import Evaluation, embedding_map, read_run
 from speakernet.evaluation.metrics import OperatingPoint, eer, equal_error_point, error_rates
 from speakernet.evaluation.plots import PALETTE, figure_svg
 from speakernet.evaluation.report import write_evaluation, write_report, write_side_by_side
+from speakernet.evaluation.report.page import WORDS
 from speakernet.evaluation.results import Results
 from tests.evaluation.report_runs import make_run, make_trials
 
@@ -39,6 +40,7 @@ SECTIONS = (
     "hardest",
     "embeddings",
     "facts",
+    "words",
 )
 VOID = {"meta", "link", "br", "img", "wbr"}
 
@@ -138,6 +140,7 @@ def test_page(run):
         "hardest",
         "embeddings",
         "facts",
+        "words",
     ]
     # Constants are not plotted; slices with few targets are grey; checksums are shortened.
     assert not (run / "plots" / "training_data_wait_share.png").exists()
@@ -162,7 +165,7 @@ def test_page(run):
 @pytest.mark.parametrize(
     ("cost", "moved", "embedding", "notes", "verdict"),
     [
-        (1.2, 0.0, "whole", [], "Not usable as calibrated: the actual DCF(0.01) is 1.20"),
+        (1.2, 0.0, "whole", [], "Calibrate again before use"),
         (0.3, 5.0, "whole", [], "Of limited use"),
         (0.3, 0.0, "whole", [], "Usable, but"),
         (0.3, 0.0, "crops", [], "Usable, but"),
@@ -178,7 +181,7 @@ def test_verdict_agrees_with_the_figures(tmp_path, trials, cost, moved, embeddin
     facts = {"act_dcf": {"0.01": cost}, "thresholds": kept, "backend": backend, "warnings": notes}
     results = dataclasses.replace(given.results, **facts)
     text = write_report(tmp_path / "run", dataclasses.replace(given, results=results)).read_text()
-    assert f'<p class="lead">{verdict}' in text and f"<b>{cost:.3f}</b>" in text
+    assert f"would fail. {verdict}" in text and f"<b>{cost:.3f}</b>" in text
     pairs = list(zip(given.scores, trials.labels, strict=True))
     missed = 100 * sum(score < limit for score, label in pairs if label) / results.num_targets
     accepted = (
@@ -198,9 +201,17 @@ def test_verdict_agrees_with_the_figures(tmp_path, trials, cost, moved, embeddin
     row = f"<td>{name}: at most 1 % false accepts on held_out.txt</td>{cells}"
     assert (
         (row in text)
-        == (f"At the {name} ({limit:.4f}), {accepted:.1f} %" in text)
+        == (f'<p class="lead">At the {name} ({limit:.4f}), ' in text)
         == (moved is not None)
     )
+
+
+def test_the_glossary_agrees_with_the_page(run):
+    page = unescape((run / "report.html").read_text())
+    glossary = (Path(__file__).parents[2] / "docs" / "glossary.md").read_text()
+    for word, meaning in WORDS:
+        assert f"| {word} | {meaning} |" in glossary
+        assert f"<td>{meaning}</td>" in page
 
 
 def test_in_a_notebook(run, tmp_path):

@@ -307,8 +307,7 @@ def test_people(call, calibrated, store, tmp_path):
 
     out = people("list")[1]
     assert out.splitlines()[1].split()[:3] == ["Voice", "0", "3"] and "8 people, model" in out
-    # `purge` would have nothing to do without a backup.
-    assert "purge" not in people("remove 'Voice 1'")[1]
+    assert people("remove 'Voice 1'")[1].count("p.db") == 1
     assert people("remove 'Voice 1'")[0] == 1
     assert people(f"export --out {tmp_path}/all.npz")[0] == 0
     assert people(f"export --out {tmp_path}/two.json --name 'Voice 2'")[0] == 0
@@ -320,13 +319,13 @@ def test_people(call, calibrated, store, tmp_path):
     assert exported["embedding_dim"] == 11
     verifier = speakernet.load(with_other_bias(calibrated, tmp_path / "new.pt"), "cpu")
     assert "p.db.backup-" in people(f"reembed --model {verifier.name}")[1]
-    assert "purge 'Voice 3'" in people("remove 'Voice 3'")[1]
     for action, needed in (("remove", "name"), ("reembed", "--model"), ("export", "--out")):
         assert needed in people(action)[2]
     recording = verifier.people(path).recordings("Voice 2")[0]
     expected = verifier.embed(recording.source, speech=True)[0]
     np.testing.assert_allclose(recording.embedding, expected, atol=1e-5)
-    assert people("purge 'Voice 2'")[1].count("p.db") == 2
+    # The store and its backup. The served page removes in the same way.
+    assert people("remove 'Voice 2'")[1].count("p.db") == 2
     assert not any(b"Voice 2" in file.read_bytes() for file in tmp_path.glob("p.db*"))
     assert people("burn")[0] == 2
 

@@ -2,13 +2,19 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from speakernet.data.lists import StringTable, TrialList
-from speakernet.evaluation.calibration import quality_columns, quality_inputs
+from speakernet.evaluation.calibration import (
+    SCORE_ONLY,
+    AffineCalibration,
+    quality_columns,
+    quality_inputs,
+)
 from speakernet.evaluation.fitting import fit_scores
 from speakernet.evaluation.scoring import VERIFYING, WHOLE, verifying_backend
 from speakernet.inference.decision import DecisionRule, NotCalibratedError
@@ -81,7 +87,7 @@ def test_odds_below_a_strict_threshold():
     """Odds above one do not contradict a rejection if the threshold requires higher odds."""
     below, above = (rule(*LONG_LIST)[1].decide(score) for score in (0.3, 0.5))
     assert below.log_likelihood_ratio > 0 and not below.same_speaker
-    assert below.sentence.endswith("1 %") and above.sentence.endswith("from two")
+    assert below.sentence.startswith("not accepted") and above.sentence.endswith("from two")
 
 
 def test_odds_end_where_the_pairs_do():
@@ -100,6 +106,21 @@ def test_odds_end_where_the_pairs_do():
     below = bounded.decide(-0.5)
     assert below.log_likelihood_ratio == pytest.approx(-math.log(100))
     assert "more than 100 times as likely from two speakers" in below.sentence
+
+
+def test_plda_is_shown_as_a_bounded_ratio():
+    """With 2 x score - 1, a score of 4 has a ratio of 7, above the bound ln(1000); the threshold of
+    1.5 has 2.
+    """
+    fit = AffineCalibration(np.array([2.0]), -1.0, SCORE_ONLY, 0.01)
+    limits = ({"name": "far_1%", "threshold": 1.5},)
+    bounds = (-math.log(100), math.log(1000))
+    plda = DecisionRule(fit, limits, "calibrate", scores="PLDA", bounds=bounds)
+    assert plda.decide(4.0).threshold_ratio == pytest.approx(2.0)
+    assert "ratio more than 6.9078 reaches the threshold 2.0000" in plda.decide(4.0).sentence
+    assert "ratio less than -4.6052" in plda.decide(-4.0).sentence
+    assert "ratio 1.0000, threshold 2.0000" in plda.decide(1.0).sentence
+    assert replace(plda, scores="cosine").decide(4.0).threshold_ratio is None
 
 
 @pytest.mark.parametrize(("seconds", "is_made"), [(0.99, False), (1.0, True), (None, True)])

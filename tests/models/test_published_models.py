@@ -211,7 +211,7 @@ RESNET = ("wespeaker", "ResNet18", None)
 @pytest.mark.parametrize(
     ("case", "model", "tensors", "words"),
     [
-        (XVEC, "ECAPA_TDNN_1024", {}, "file.pt is not a ECAPA_TDNN_1024 of wespeaker"),
+        (XVEC, "ECAPA_TDNN_1024", {}, "file.pt is not ECAPA_TDNN_1024 of wespeaker"),
         (XVEC, "XVEC", {"trunk.convs.0.weight": torch.zeros(2)}, "trunk.convs.0.weight"),
         (XVEC, "XVEC", {"frame_level.weight": torch.zeros(1)}, "unknown frame_level.weight"),
         (XVEC, "XVEC", {"seg_1.weight": torch.zeros(3)}, r"embedding.0.weight is \(3,\)"),
@@ -246,14 +246,14 @@ def test_wrong_tensors(case, model, tensors, words):
 def test_wrong_options_of_redimnet(options, words):
     contents = contents_of(case_of("redimnet", "ReDimNet2B0"))
     contents["model_config"] = contents["model_config"] | options
-    with pytest.raises(CheckpointError, match=f"b0.pt is not a ReDimNet2B0 of redimnet: .*{words}"):
+    with pytest.raises(CheckpointError, match=f"b0.pt is not ReDimNet2B0 of redimnet: .*{words}"):
         import_network(PUBLISHED["redimnet"], "ReDimNet2B0", contents, "b0.pt")
 
 
 def test_sizes_and_versions_of_redimnet():
     contents = contents_of(case_of("redimnet", "ReDimNetB1"))
     for name, words in (("ReDimNetB0", "ReDimNetB1"), ("ReDimNet2B0", "ReDimNet")):
-        with pytest.raises(CheckpointError, match=f"not a {name} of redimnet: .*{words}$"):
+        with pytest.raises(CheckpointError, match=f"not {name} of redimnet: .*{words}$"):
             import_network(PUBLISHED["redimnet"], name, contents, "b1.pt")
     contents = contents_of(case_of("redimnet", "ReDimNet2B0"))
     # wespeaker has the same network and names, with a different front end.

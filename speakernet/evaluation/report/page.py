@@ -36,10 +36,45 @@ SECTIONS = {
     "embeddings": "Embeddings",
     "settings": "Settings that differ",
     "facts": "How this was made",
+    "words": "Words",
 }
 """Anchor -> heading, in page order."""
-FOLDED = {"data", "training", "hardest", "embeddings", "facts"}
+FOLDED = {"data", "training", "hardest", "embeddings", "facts", "words"}
 """Sections collapsed until clicked."""
+WORDS = (
+    ("trial", "a pair of recordings, compared to decide whether one person speaks in both"),
+    ("target", "a trial of one person; a non-target is a trial of two people"),
+    ("score", "how alike the two voices are; higher is more alike"),
+    ("threshold", "the score from which a trial is accepted as one person"),
+    ("miss", "one person is rejected: a true attempt fails"),
+    ("false accept", "two people are taken for one: a stranger passes"),
+    (
+        "EER",
+        "equal error rate: the error rate at the threshold where misses and false accepts are "
+        "equally frequent; 50 % is guessing",
+    ),
+    (
+        "DCF(0.01)",
+        "detection cost if one trial in 100 is a target: misses and false accepts, weighed by how "
+        "often each can occur; 1 is the cost of always giving the same answer",
+    ),
+    ("minDCF", "the cost at the best threshold of this list"),
+    ("actual DCF", "the cost at the threshold that calibration gives"),
+    (
+        "log-likelihood ratio",
+        "how many times as likely the score is from one person as from two, as a natural "
+        "logarithm; above 0 speaks for one person",
+    ),
+    ("calibration", "turns scores into log-likelihood ratios"),
+    (
+        "Cllr",
+        "how far the log-likelihood ratios mislead, in bits; 0 is perfect, 1 is no information",
+    ),
+    ("target prior", "the share of targets that is expected in use"),
+    ("cohort", "recordings of other people, to which each trial's scores are related"),
+    ("95 % interval", "the range to expect with other speakers of the same kind"),
+)
+"""Words that readers new to the field will not know; docs/glossary.md explains the same."""
 LATEX = str.maketrans(
     {letter: f"\\{letter}" for letter in "&%$#_{}"}
     | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"}

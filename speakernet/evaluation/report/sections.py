@@ -422,6 +422,7 @@ def data_section(run: RunData, amount: str) -> Section:
     best = f"best EER {min(eers):.2f} % in {counted(len(eers), 'evaluation')}" if eers else ""
     numbers = counted(results.num_trials, "trial")
     numbers += f", {counted(results.num_speakers, 'speaker')}" if results.num_speakers else ""
+    digests = {listed["role"]: listed.get("sha256", "")[:12] for listed in results.lists or []}
     rows = []
     for use, role, option, what, contents in (
         ("Training", "training", "train_list", "trains the network", amount),
@@ -429,10 +430,10 @@ def data_section(run: RunData, amount: str) -> Section:
         ("Test", "trials", "", "gives the results on this page", numbers),
     ):
         if name := results.list_name(role) or str(options.get(option) or ""):
-            rows.append([use, name, what, contents])
+            rows.append([use, name, what, contents, digests.get(role) or MISSING])
     cards = []
     if rows:
-        table = Table(["use", "list", "purpose", "contents"], rows)
+        table = Table(["use", "list", "purpose", "contents", "SHA-256"], rows)
         cards.append(Card("Lists", table=table, is_wide=True))
     drawn: Counter[str] = Counter()
     for record in run.metrics:

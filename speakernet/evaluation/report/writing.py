@@ -23,7 +23,7 @@ from speakernet.evaluation.files import (
     read_run,
     write_scores,
 )
-from speakernet.evaluation.report.page import Pictures, Section, write_page
+from speakernet.evaluation.report.page import WORDS, Card, Pictures, Section, write_page
 from speakernet.evaluation.report.sections import (
     USUAL_RATE,
     data_section,
@@ -61,6 +61,9 @@ logger = logging.getLogger(__name__)
 
 LARGEST_USABLE_PERCENT = 20.0
 """Of errors of either kind."""
+LARGEST_CROWD = 1_000_000
+"""In the words of a decision."""
+EXPLAINED = Section([Card("What the words mean", facts=WORDS, is_wide=True)])
 
 
 def write_evaluation(folder: str | Path, evaluation: Evaluation) -> list[str]:
@@ -132,6 +135,7 @@ def write_report(
         "hardest": hardest_section(run, source),
         "embeddings": embeddings_section([run], pictures),
         "facts": facts_section(run),
+        "words": EXPLAINED,
     }
     # The result in plain words, for readers new to the field.
     lead = decisions.sentences() if decisions else []
@@ -202,7 +206,7 @@ def _time_of_training(run: RunData) -> tuple[int, float]:
 
 
 def _verdict(run: RunData, results: Results, has_warnings: bool) -> list[str]:
-    """Whether the model can be used, and its errors at the threshold that `verify` would use."""
+    """The errors at the threshold that `verify` would use, and whether the model can be used."""
     assert results.eer_percent is not None and results.eer_threshold is not None
     kept = kept_threshold(run)
     if kept is None:
@@ -217,7 +221,8 @@ def _verdict(run: RunData, results: Results, has_warnings: bool) -> list[str]:
     cost = (results.act_dcf or {}).get(f"{USUAL_RATE:g}", 0.0)
     if results.eer_percent > LARGEST_USABLE_PERCENT:
         verdict = (
-            f"not usable yet: an error rate of {results.eer_percent:.1f} % is too close to chance"
+            f"not usable yet: an error rate of {results.eer_percent:.1f} % is too close to chance; "
+            "train longer or on more speakers, or use a published model"
         )
     elif not results.thresholds:
         verdict = (
@@ -226,8 +231,9 @@ def _verdict(run: RunData, results: Results, has_warnings: bool) -> list[str]:
         )
     elif cost >= 1:
         verdict = (
-            f"not usable as calibrated: the actual DCF({USUAL_RATE:g}) is {cost:.2f}, and always "
-            "giving the same answer would cost only 1; calibrate on recordings like these"
+            "calibrate again before use, on recordings like these (speakernet calibrate): with "
+            "its present calibration the model decides no better than a constant answer (actual "
+            f"DCF({USUAL_RATE:g}) {cost:.2f})"
         )
     elif 100 * max(false_accepts, misses) > LARGEST_USABLE_PERCENT:
         verdict = (
@@ -239,10 +245,23 @@ def _verdict(run: RunData, results: Results, has_warnings: bool) -> list[str]:
     else:
         verdict = "usable: the model is calibrated"
     errors = (
-        f"at {place}, {100 * false_accepts:.1f} % of different-speaker pairs are accepted and "
-        f"{100 * misses:.1f} % of same-speaker pairs rejected"
+        f"at {place}, {_of_many(false_accepts)} strangers would pass and {_of_many(misses)} true "
+        "attempts would fail"
     )
-    return [verdict, errors]
+    return [errors, verdict]
+
+
+def _of_many(share: float) -> str:
+    """A share as a number of cases, of so many that neither it nor the rest seems to be 0.
+
+    >>> [_of_many(share) for share in (0.0, 0.123, 0.004, 0.9996)]
+    ['0 of 100', '12 of 100', '4 of 1,000', '9,996 of 10,000']
+    """
+    size = 100
+    if 0 < share < 1:
+        while size < LARGEST_CROWD and min(share, 1 - share) * size < 1:
+            size *= 10
+    return f"{round(share * size):,} of {size:,}"
 
 
 def write_side_by_side(
@@ -269,6 +288,7 @@ def write_side_by_side(
         "slices": slices_section(runs, pictures),
         "robustness": robustness_section(runs, pictures),
         "embeddings": embeddings_section(runs, pictures),
+        "words": EXPLAINED,
     }
     return write_page(
         path, " · ".join(names), f"{len(runs)} runs side by side", [], sections, export

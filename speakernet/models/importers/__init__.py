@@ -105,7 +105,7 @@ def import_network(
         reason = "its tensors do not have the sizes of this model"
         if isinstance(error, ValueError):
             reason = str(error)
-        raise CheckpointError(f"{path} is not a {name} of {format.SOURCE}: {reason}") from error
+        raise CheckpointError(f"{path} is not {name} of {format.SOURCE}: {reason}") from error
     # Foreign files do not contain our front end's state.
     net.load_state_dict(net.state_dict() | renamed)
     return net.eval(), unused
@@ -128,7 +128,7 @@ def _describe(
             continue
         if described.model == name:
             return described
-    raise ValueError(f"no model of {format.SOURCE} with these tensors is a {name}")
+    raise ValueError(f"no model of {format.SOURCE} with these tensors is {name}")
 
 
 def _build(format: ModuleType, described: Described) -> SpeakerNet:

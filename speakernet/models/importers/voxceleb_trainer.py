@@ -194,8 +194,8 @@ def translate(contents: Mapping[str, Any], net: SpeakerNet, path: str | Path) ->
     model = recognize(network)
     if model != net.model_name:
         raise CheckpointError(
-            f"{path} is a {model} of {SOURCE}, but the configuration has {net.model_name}; set "
-            f"model.name: {model}"
+            f"{path} has the network {model} of {SOURCE}, but the configuration has "
+            f"{net.model_name}; set model.name: {model}"
         )
     # Constants are compared instead of loaded: a filterbank that differs from ours means that the
     # features differ, which would spoil all scores without an error.

@@ -217,6 +217,13 @@ function percent(share) {
   return shown > 99.9 ? "more than 99.9\u00a0%" : `${shown.toFixed(shown > 99 ? 1 : 0)}\u00a0%`;
 }
 
+// A score and its threshold with three decimals, or with as many as show which is larger.
+function apart(score, threshold) {
+  let digits = 3;
+  while (threshold !== null && score !== threshold && digits < 9 && score.toFixed(digits) === threshold.toFixed(digits)) digits++;
+  return [score.toFixed(digits), threshold?.toFixed(digits)];
+}
+
 function times(ratio) {
   const likelier = Math.exp(Math.min(Math.abs(ratio), Math.log(1e6)));
   return Math.abs(ratio) > Math.log(1e6) ? "more than a million times" : `${Number(likelier.toPrecision(2)).toLocaleString("en")} times`;
@@ -243,7 +250,7 @@ function show(box, kind, verdict, ...rest) {
 }
 
 function showDecision(box, found, prefix = "") {
-  const score = found.score.toFixed(3);
+  const [score, threshold] = apart(found.score, found.threshold);
   if (found.same_speaker === null) {
     show(box, "unsure", "No decision: not calibrated", sentence(`${prefix}score ${score}; a higher score means more alike`));
     return;
@@ -255,7 +262,7 @@ function showDecision(box, found, prefix = "") {
   const words = found.same_speaker ? "The same person" : "Different people";
   const kind = found.same_speaker ? "same" : "other";
   const ratio = found.log_likelihood_ratio;
-  const limit = `${found.same_speaker ? "It reaches" : "It is below"} the threshold ${found.threshold.toFixed(3)}` +
+  const limit = `${found.same_speaker ? "It reaches" : "It is below"} the threshold ${threshold}` +
     (found.false_accept_rate === null ? "." : `, which ${rate(found.false_accept_rate)} of pairs of different people reach.`);
   if (ratio === null) {
     show(box, kind, words, sentence(`${prefix}the score is ${score}`), limit);
@@ -264,21 +271,24 @@ function showDecision(box, found, prefix = "") {
   const sides = ratio >= 0 ? "one person as from two" : "two people as from one";
   // The threshold and the odds may disagree.
   const agrees = ratio >= 0 === found.same_speaker, share = certainty(ratio);
-  const why = agrees ? "The percentage assumes that both answers were equally likely beforehand." : "Not sure, because the odds and the threshold disagree.";
+  const why = agrees ? "The percentage assumes that both answers were equally likely beforehand."
+    : found.same_speaker ? "Not sure, because the odds and the threshold disagree."
+      : "The voices are similar, but not enough for this threshold.";
   show(box, agrees && Math.max(share, 1 - share) >= LEAST_SURE ? kind : "unsure",
-    agrees ? `${words}, ${percent(share)} sure` : `${words}, but not sure`, scale(ratio),
+    agrees ? `${words}, ${percent(share)} sure` : found.same_speaker ? `${words}, but not sure` : "Not accepted: similar voices", scale(ratio),
     `${sentence(`${prefix}the score ${score} is ${found.is_at_bound ? "more than " : ""}${times(ratio)} as likely from ${sides}`)} ${limit}`, why);
 }
 
 function showPerson(box, found) {
-  const [best] = found.candidates, scores = found.candidates.map(one => `${one.name} ${one.score.toFixed(3)}`).join(", ");
+  const [best, ...others] = found.candidates, [highest, threshold] = best ? apart(best.score, found.threshold) : [];
+  const scores = best && [`${best.name} ${highest}`, ...others.map(one => `${one.name} ${one.score.toFixed(3)}`)].join(", ");
   if (!best || found.threshold === null) {
     if (best) show(box, "unsure", "No decision: not calibrated", `Highest scores: ${scores}.`);
     else show(box, "unsure", "Nobody is enrolled yet", "Enrol people below, then ask again.");
     return;
   }
   const ratio = best.log_likelihood_ratio, isNear = ratio !== null && ratio >= 0;
-  const limit = `A person is named if the score is at least ${found.threshold.toFixed(3)}` +
+  const limit = `A person is named if the score is at least ${threshold}` +
     (found.stranger_rate === null ? "." : `; at most ${rate(found.stranger_rate)} of strangers reach it.`);
   const sides = isNear ? `${best.name} as from somebody else` : `somebody else as from ${best.name}`;
   const rest = [`Highest scores: ${scores}. ${limit}`];
