@@ -352,11 +352,14 @@ def _onnx(
             verbose=False,
         )
     assert program is not None
-    for node in program.model.graph:
-        for value in node.outputs:
-            # A table lookup inside the graph is called `embedding` too.
-            if value.name in OUTPUTS and not value.is_graph_output():
-                value.name = f"{value.name}_inside"
+    graph = program.model.graph
+    values = [value for node in graph for value in node.outputs]
+    # With a fixed length, the exporter replaces what does not depend on the samples by constants.
+    values += graph.initializers.values()
+    for value in values:
+        # A table lookup inside the graph is called `embedding` too.
+        if value.name in OUTPUTS and not value.is_graph_output():
+            value.name = f"{value.name}_inside"
     proto: Any = program.model_proto
     for name, value in metadata.items():
         text = value if isinstance(value, str) else json.dumps(value)
