@@ -49,6 +49,8 @@ def main(model: str, first_path: str, second_path: str, threshold: str = "") -> 
     directions = []
     for path in (first_path, second_path):
         clip = read_wav(path, facts["sample_rate"])
+        if "num_samples" in facts:  # of `export --seconds`: repeat short clips, cut long ones
+            clip = np.resize(clip, (1, facts["num_samples"]))
         directions.append(session.run(["direction"], {"waveforms": clip})[0][0])
     first, second = directions
     if "plda" in facts:

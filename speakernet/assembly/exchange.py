@@ -139,7 +139,7 @@ def export(arguments: argparse.Namespace) -> list[str]:
         open_onnx,
     )
 
-    path = check_target(arguments.out, arguments.int8, arguments.runtime)
+    path = check_target(arguments.out, arguments.int8, arguments.runtime, arguments.seconds)
     measures = arguments.trials is not None
     if measures != (arguments.audio is not None) or (measures and not arguments.int8):
         raise ValueError(
@@ -163,13 +163,24 @@ def export(arguments: argparse.Namespace) -> list[str]:
         speech = synthetic_speech(NUM_COMPARED, rate)
         kind = "synthetic voices"
     parity, *rounded = export_model(
-        arguments.model, path, speech=speech, int8=arguments.int8, runtime=arguments.runtime
+        arguments.model,
+        path,
+        speech=speech,
+        int8=arguments.int8,
+        runtime=arguments.runtime,
+        seconds=arguments.seconds,
     )
     lines = [
         f"{path}: {FORMATS[path.suffix][0]}, {human_bytes(path.stat().st_size)}",
         f"compared on {kind}: {parity}",
         *(f"after int8: {agreement}" for agreement in rounded),
     ]
+    if arguments.seconds is not None:
+        num_samples = round(arguments.seconds * rate)
+        lines.append(
+            f"the file accepts one recording of exactly {num_samples:,} samples; callers repeat "
+            "shorter ones and cut longer ones"
+        )
     if model.net.preparation:
         todo = preparation_in_words(model.net.preparation)
         lines.append(

@@ -35,6 +35,12 @@ ARGUMENTS = {
         "help": "for .onnx: sherpa-onnx (a graph from features, with its metadata) or "
         "onnxruntime-web",
     },
+    "--seconds": {
+        "type": float,
+        "metavar": "S",
+        "help": "for .onnx and .pt2: accept exactly one recording of this length, for accelerators "
+        "that need static shapes (default: any number of any length)",
+    },
     "--int8": {"action": "store_true", "help": "for .onnx: 8-bit weights and activations"},
     "--trials": {
         "type": Path,

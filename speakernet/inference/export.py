@@ -2,9 +2,9 @@
 embeddings agree.
 
 ONNX files and archives hold the network with its front end as one graph over waveforms of equal
-length; batch size and length are dynamic. ONNX for sherpa-onnx, which has its own front end, is a
-graph over features. Safetensors files hold the weights, with a description of the network in the
-header.
+length; batch size and length are dynamic, or both fixed (one waveform of some seconds), for
+accelerators that need static shapes. ONNX for sherpa-onnx, which has its own front end, is a graph
+over features. Safetensors files hold the weights, with a description of the network in the header.
 """
 
 import contextlib
@@ -29,6 +29,7 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from torch import Tensor, nn
 
 from speakernet.checkpoint import tensor_file_bytes
+from speakernet.data.audio import wrap_to_length
 from speakernet.data.lists import TrialList
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation.embedding import embed_utterances
@@ -44,6 +45,8 @@ from speakernet.frontend.features import FrontEnd, normalize_features, use_convo
 from speakernet.inference.decision import DecisionRule
 from speakernet.models.model_file import ModelFile, load_model_file
 from speakernet.models.speaker_net import SpeakerNet, folded
+
+logger = logging.getLogger(__name__)
 
 INPUT = "waveforms"
 OUTPUTS = ("embedding", "direction")
@@ -69,7 +72,9 @@ RUNTIMES = (SHERPA, "onnxruntime-web")
 """Programs that an .onnx file can be made for; the second accepts the same graph as any ONNX
 Runtime."""
 EXAMPLE_SECONDS = 3.0
-"""Length of the waveforms that the graph is traced with; the graph accepts other lengths."""
+"""Length of the waveforms that a graph for any length is traced with."""
+MAX_SECONDS = 600
+"""Longest fixed length; a graph of static shapes grows with it."""
 MIN_COSINE = 0.99999
 """An export is refused unless every cosine with the original embeddings is above this."""
 EPSILON = 1e-12
@@ -102,9 +107,10 @@ def export_model(
     speech: Sequence[np.ndarray],
     int8: bool = False,
     runtime: str = "",
+    seconds: float | None = None,
 ) -> list[Parity]:
     """Write a model file in another format, chosen by the suffix of `path` (.onnx, .pt2 or
-    .safetensors) and `runtime`.
+    .safetensors) and `runtime`; with `seconds`, a graph for one waveform of exactly this length.
 
     Returns:
         How close the export is to the network; with int8, one value before and one after
@@ -118,12 +124,24 @@ def export_model(
             f"none of the {len(speech)} recordings for the comparison has the {least} samples "
             f"({least / model.net.sample_rate:.2f} s) that {model.net.model_name} needs"
         )
-    _, write, open_export = FORMATS[path.suffix]
+    num_samples = None if seconds is None else round(seconds * model.net.sample_rate)
+    if num_samples is not None:
+        if num_samples < least:
+            raise ValueError(
+                f"--seconds {seconds:g} is {num_samples} samples; {model.net.model_name} needs at "
+                f"least {least} ({least / model.net.sample_rate:g} s)"
+            )
+        usable = [wrap_to_length(waveform, num_samples) for waveform in usable]
+    title, write, open_export = FORMATS[path.suffix]
     if runtime == SHERPA:
         write = sherpa_bytes
         open_export = functools.partial(open_sherpa, model)
-    content = write(model)
-    parities = [compare(model, open_export(content), usable)]
+    # Each step takes a minute or more for a large network.
+    logger.info("writing the network as %s", title)
+    content = write(model, num_samples)
+    logger.info("comparing embeddings of %d recordings with those of the model", len(usable))
+    has_batches = num_samples is None
+    parities = [compare(model, open_export(content), usable, has_batches)]
     # Not `<=`, since NaN must be refused too.
     if not parities[0].cosine > MIN_COSINE:
         raise ValueError(
@@ -131,6 +149,7 @@ def export_model(
             f"({parities[0]})"
         )
     if int8:
+        logger.info("rounding to eight bits and comparing again")
         content = quantize(content)
         parities.append(compare(model, open_onnx(content), usable))
     with writing(path, OTHER_PLACE), atomic_write(path, "wb") as file:
@@ -138,7 +157,9 @@ def export_model(
     return parities
 
 
-def check_target(out: str | Path, int8: bool, runtime: str = "") -> Path:
+def check_target(
+    out: str | Path, int8: bool, runtime: str = "", seconds: float | None = None
+) -> Path:
     """The path to write to, checked before any work is done."""
     path = Path(out)
     is_onnx = path.suffix == ".onnx"
@@ -153,21 +174,36 @@ def check_target(out: str | Path, int8: bool, runtime: str = "") -> Path:
         raise ValueError(
             f"{out}: --int8 and --for need a file name ending in .onnx, and {SHERPA} none in int8"
         )
+    if seconds is not None:
+        # Not `<=` and `>`, since NaN must be refused too.
+        if not 0 < seconds <= MAX_SECONDS:
+            raise ValueError(
+                f"--seconds {seconds:g}: expected a number above 0 and at most {MAX_SECONDS}"
+            )
+        # Eight-bit graphs measure the ranges of activations as they run, which accelerators with
+        # static shapes refuse as well.
+        if int8 or path.suffix == ".safetensors":
+            raise ValueError(
+                f"{out}: --seconds needs a file name ending in .onnx or .pt2, and no --int8"
+            )
     check_writable(path)
     return path
 
 
-def compare(model: ModelFile, run: Run, speech: Sequence[np.ndarray]) -> Parity:
-    """Embed recordings with the network and with its export, one by one and as a batch of equal
-    length.
+def compare(
+    model: ModelFile, run: Run, speech: Sequence[np.ndarray], has_batches: bool = True
+) -> Parity:
+    """Embed recordings with the network and with its export, one by one and, unless the export
+    accepts only one, as a batch of equal length.
     """
     # Alone and as a batch: a graph whose batch size or length was fixed while tracing, or that
     # mixes rows, agrees with the network on one of the two and not on the other.
-    shortest = min(len(waveform) for waveform in speech)
     mean = mean_of_whole_utterances(model.contents)
     centre = 0.0 if mean is None else mean
     batches = [waveform[None] for waveform in speech]
-    batches.append(np.stack([waveform[:shortest] for waveform in speech]))
+    if has_batches:
+        shortest = min(len(waveform) for waveform in speech)
+        batches.append(np.stack([waveform[:shortest] for waveform in speech]))
     cosines = []
     differences = []
     scale = 0.0
@@ -235,21 +271,20 @@ class FeaturesNet(ExportedNet):
         return self.net.from_features(normalized) - cast(Tensor, self.mean)
 
 
-def onnx_bytes(model: ModelFile) -> bytes:
+def onnx_bytes(model: ModelFile, num_samples: int | None) -> bytes:
     """The network as ONNX: input `waveforms`, outputs `embedding` and `direction`, and a
     description as metadata.
     """
-    shapes = _dynamic_shapes("samples", model.net.min_samples)
     return _onnx(
         ExportedNet(model),
-        _example(model.net),
+        _example(model.net, num_samples),
         (INPUT, *OUTPUTS),
-        shapes,
-        {METADATA_KEY: facts(model)},
+        _shapes("samples", model.net.min_samples, num_samples),
+        {METADATA_KEY: facts(model, num_samples)},
     )
 
 
-def sherpa_bytes(model: ModelFile) -> bytes:
+def sherpa_bytes(model: ModelFile, num_samples: int | None) -> bytes:
     """The network as ONNX for sherpa-onnx: features in, embeddings out, whose cosines are the
     scores.
 
@@ -282,9 +317,10 @@ def sherpa_bytes(model: ModelFile) -> bytes:
     }
     if options["normalize"] == "mean":
         metadata["feature_normalize_type"] = "global-mean"
-    metadata[METADATA_KEY] = facts(model)
-    example = _features(net, _example(net).numpy())
-    shapes = _dynamic_shapes("frames", int(net.front_end.num_frames(torch.tensor(net.min_samples))))
+    metadata[METADATA_KEY] = facts(model, num_samples)
+    example = _features(net, _example(net, num_samples).numpy())
+    min_frames = int(net.front_end.num_frames(torch.tensor(net.min_samples)))
+    shapes = _shapes("frames", min_frames, num_samples)
     return _onnx(FeaturesNet(model), example, ("features", OUTPUTS[0]), shapes, metadata)
 
 
@@ -300,7 +336,7 @@ def _onnx(
     net: nn.Module,
     example: Tensor,
     names: Sequence[str],
-    shapes: tuple[dict[int, Any]],
+    shapes: tuple[dict[int, Any]] | None,
     metadata: Mapping[str, Any],
 ) -> bytes:
     """An ONNX graph with one input; `names` are those of the input and the outputs."""
@@ -316,11 +352,14 @@ def _onnx(
             verbose=False,
         )
     assert program is not None
-    for node in program.model.graph:
-        for value in node.outputs:
-            # A table lookup inside the graph is called `embedding` too.
-            if value.name in OUTPUTS and not value.is_graph_output():
-                value.name = f"{value.name}_inside"
+    graph = program.model.graph
+    values = [value for node in graph for value in node.outputs]
+    # With a fixed length, the exporter replaces what does not depend on the samples by constants.
+    values += graph.initializers.values()
+    for value in values:
+        # A table lookup inside the graph is called `embedding` too.
+        if value.name in OUTPUTS and not value.is_graph_output():
+            value.name = f"{value.name}_inside"
     proto: Any = program.model_proto
     for name, value in metadata.items():
         text = value if isinstance(value, str) else json.dumps(value)
@@ -329,23 +368,25 @@ def _onnx(
     return proto.SerializeToString()  # type: ignore[no-any-return]
 
 
-def program_bytes(model: ModelFile) -> bytes:
+def program_bytes(model: ModelFile, num_samples: int | None) -> bytes:
     """The network as a `torch.export` archive, which torch can run without this package."""
     # The code of these models branches on a batch size of 1 (position bias, pairs of frames).
     kind = model.net.spec()["model"]["options"].get("config", {}).get("model_type")
-    if kind in ("wavlm", "wav2vec2-bert"):
+    if num_samples is None and kind in ("wavlm", "wav2vec2-bert"):
         raise ValueError(
-            f".pt2: torch.export does not support {kind} at every batch size; use .onnx"
+            f".pt2: torch.export does not support {kind} at every batch size; use .onnx, or fix "
+            "the length with --seconds"
         )
     # At least a second: with a single final frame, tracing would give a different program.
-    shapes = _dynamic_shapes("samples", max(model.net.min_samples, model.net.sample_rate))
+    least = max(model.net.min_samples, model.net.sample_rate)
+    shapes = _shapes("samples", least, num_samples)
     with _quiet(), io.BytesIO() as file:
         try:
             # Without deferred checks torch 2.11 refuses some lengths because of a guard that always
             # holds.
             program = torch.export.export(
                 ExportedNet(model).eval(),
-                (_example(model.net),),
+                (_example(model.net, num_samples),),
                 dynamic_shapes=shapes,
                 prefer_deferred_runtime_asserts_over_guards=True,
             )
@@ -358,12 +399,14 @@ def program_bytes(model: ModelFile) -> bytes:
                 "newer torch, or .onnx"
             ) from error
         torch.export.save(
-            program, file, extra_files={f"{METADATA_KEY}.json": json.dumps(facts(model))}
+            program,
+            file,
+            extra_files={f"{METADATA_KEY}.json": json.dumps(facts(model, num_samples))},
         )
         return file.getvalue()
 
 
-def facts(model: ModelFile) -> dict[str, Any]:
+def facts(model: ModelFile, num_samples: int | None) -> dict[str, Any]:
     """What is needed to run a graph and interpret its scores, as plain values."""
     net = model.net
     rule = DecisionRule.of_model_file(model.contents, "the model file")
@@ -373,6 +416,8 @@ def facts(model: ModelFile) -> dict[str, Any]:
         "min_samples": net.min_samples,
         "embedding_dim": net.embedding_dim,
     }
+    if num_samples is not None:
+        described["num_samples"] = num_samples
     plda = plda_of(model.contents)
     if plda:
         described["plda"] = {name: values.tolist() for name, values in vars(plda).items()}
@@ -452,7 +497,8 @@ def _open_tensors(content: bytes) -> Run:
         return functools.partial(_embed, load_model_file(path).net)
 
 
-def _tensor_bytes(model: ModelFile) -> bytes:
+def _tensor_bytes(model: ModelFile, num_samples: int | None) -> bytes:
+    assert num_samples is None, "weights have no length"
     return tensor_file_bytes(model.contents)
 
 
@@ -463,12 +509,19 @@ def _embed(net: SpeakerNet, waveforms: np.ndarray) -> list[np.ndarray]:
     ]
 
 
-def _example(net: SpeakerNet) -> Tensor:
-    samples = max(round(EXAMPLE_SECONDS * net.sample_rate), 2 * net.min_samples)
-    return 0.1 * torch.randn(2, samples, generator=torch.Generator().manual_seed(0))
+def _example(net: SpeakerNet, num_samples: int | None) -> Tensor:
+    """The waveforms to trace with, (batch, samples)."""
+    if num_samples is not None:
+        shape = (1, num_samples)
+    else:
+        shape = (2, max(round(EXAMPLE_SECONDS * net.sample_rate), 2 * net.min_samples))
+    return 0.1 * torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
-def _dynamic_shapes(axis: str, least: int) -> tuple[dict[int, Any]]:
+def _shapes(axis: str, least: int, num_samples: int | None) -> tuple[dict[int, Any]] | None:
+    """The dynamic axes of the input; None if it has the shape of the example."""
+    if num_samples is not None:
+        return None
     return ({0: torch.export.Dim("batch", min=1), 1: torch.export.Dim(axis, min=least)},)
 
 
@@ -482,13 +535,13 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-FORMATS: dict[str, tuple[str, Callable[[ModelFile], bytes], Callable[[bytes], Run]]] = {
+FORMATS: dict[str, tuple[str, Callable[[ModelFile, int | None], bytes], Callable[[bytes], Run]]] = {
     ".onnx": ("ONNX", onnx_bytes, open_onnx),
     ".pt2": ("a torch.export archive", program_bytes, _open_program),
     ".safetensors": ("safetensors", _tensor_bytes, _open_tensors),
 }
-"""File suffix -> title, function that writes the bytes, and function that opens them for
-running."""
+"""File suffix -> title, function that writes the bytes (for waveforms of so many samples, or of any
+length), and function that opens them for running."""
 
 
 @dataclass

@@ -116,6 +116,102 @@ def test_graph(exported):
     assert facts["thresholds"] == {"eer": 0.25}
 
 
+@pytest.fixture(scope="module")
+def exported_seconds(model_path, succeed, tmp_path_factory):
+    """An ONNX file for recordings of exactly two seconds."""
+    path = tmp_path_factory.mktemp("exported_seconds") / "model.onnx"
+    succeed(f"export {model_path} --out {path} --seconds 2")
+    return path
+
+
+def dimensions(path):
+    """Shape of every input, output and value in between, by name."""
+    graph = onnx.load(path).graph
+    shapes = {}
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        axes = value.type.tensor_type.shape.dim
+        shapes[value.name] = [
+            axis.dim_value if axis.HasField("dim_value") else "?" for axis in axes
+        ]
+    return shapes
+
+
+def facts_of(path):
+    metadata = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
+    return json.loads(metadata[METADATA_KEY])
+
+
+def test_fixed_length(exported, exported_seconds, speech):
+    shapes = dimensions(exported_seconds)
+    assert shapes["waveforms"] == [1, 32000]
+    assert shapes["embedding"] == shapes["direction"] == [1, 32]
+    assert not [name for name, shape in shapes.items() if "?" in shape]
+    assert "Shape" not in {node.op_type for node in onnx.load(exported_seconds).graph.node}
+    assert dimensions(exported)["waveforms"] == ["?", "?"]
+    assert facts_of(exported_seconds)["num_samples"] == 32000
+    assert "num_samples" not in facts_of(exported)
+    fixed = onnxruntime.InferenceSession(exported_seconds, providers=["CPUExecutionProvider"])
+    ordinary = onnxruntime.InferenceSession(exported, providers=["CPUExecutionProvider"])
+    for clip in speech:
+        inputs = {"waveforms": clip[None, :32000]}
+        expected = ordinary.run(None, inputs)
+        for actual, values in zip(fixed.run(None, inputs), expected, strict=True):
+            np.testing.assert_allclose(actual, values, atol=1e-4 * np.abs(values).max())
+    for shape in ((2, 32000), (1, 32001)):
+        with pytest.raises(Exception, match="invalid dimensions"):
+            fixed.run(None, {"waveforms": noise(*shape)})
+
+
+def test_fixed_length_of_features(tmp_path, succeed, speech):
+    about = {"embedding_mean": torch.linspace(-1, 1, 32)}
+    about["embedding_mean_of"] = {"embedding": "whole"}
+    path = saved(tmp_path / "model.pt", {"style": "lhotse", "normalize": "mean"}, **about)
+    out = tmp_path / "phone.onnx"
+    succeed(f"export {path} --out {out} --for sherpa-onnx --seconds 2")
+    shapes = dimensions(out)
+    # A frame every 10 ms.
+    assert shapes["features"] == [1, 200, 80] and shapes["embedding"] == [1, 32]
+    assert not [name for name, shape in shapes.items() if "?" in shape]
+    assert facts_of(out)["num_samples"] == 32000
+    net = load_model_file(path).net
+    clip = speech[0][None, :32000]
+    session = onnxruntime.InferenceSession(out, providers=["CPUExecutionProvider"])
+    # The graph removes the mean of the features, which may be removed already.
+    features = net.front_end(torch.from_numpy(clip)).transpose(1, 2).numpy()
+    (embedding,) = session.run(None, {"features": features})
+    expected = embedded(net, clip) - np.linspace(-1, 1, 32, dtype=np.float32)
+    np.testing.assert_allclose(embedding, expected, atol=1e-4 * np.abs(expected).max())
+
+
+def test_fixed_length_of_an_archive(model_path, tmp_path, succeed, speech, caplog):
+    """Short recordings are repeated for the comparison, and each step is logged as it begins."""
+    write_audio(tmp_path / "short.wav", speech[0][:RATE])
+    options = f"--seconds 1.5 --speech {tmp_path}/short.wav"
+    succeed(f"export {model_path} --out {tmp_path}/model.pt2 {options}")
+    program = torch.export.load(tmp_path / "model.pt2")
+    (inputs,), _ = program.example_inputs
+    assert inputs.shape == (1, 24000) and not program.range_constraints
+    clip = np.resize(speech[0][:RATE], (1, 24000))
+    expected = embedded(load_model_file(model_path).net, clip)
+    actual = program.module()(torch.from_numpy(clip))[0].numpy()
+    np.testing.assert_allclose(actual, expected, atol=1e-4 * np.abs(expected).max())
+    steps = [record for record in caplog.records if record.name == "speakernet.inference.export"]
+    assert len(steps) == 2
+
+
+@pytest.mark.needs("transformers", "peft")
+def test_archive_of_wavlm():
+    """Only with a fixed batch: its code branches on a batch of one."""
+    model = ModelFile(made("Pretrained"), {})
+    _, write, open_it = FORMATS[".pt2"]
+    with pytest.raises(ValueError, match="wavlm"):
+        write(model, None)
+    graph = open_it(write(model, 12345))
+    expected = embedded(model.net, noise(1, 12345))
+    actual = graph(noise(1, 12345))[0]
+    np.testing.assert_allclose(actual, expected, atol=1e-4 * np.abs(expected).max())
+
+
 def test_other_formats(model_path, tmp_path, speech, call):
     for ending in (".pt2", ".safetensors"):
         status, out, _ = call(f"export {model_path} --out {tmp_path}/model{ending}")
@@ -155,7 +251,7 @@ def test_unequal_export_is_not_written(model_path, tmp_path, speech, monkeypatch
     def run(waveforms):
         return [noise(len(waveforms), 32)]
 
-    monkeypatch.setitem(FORMATS, ".pt2", ("x", lambda _: b"", lambda _: run))
+    monkeypatch.setitem(FORMATS, ".pt2", ("x", lambda *_: b"", lambda _: run))
     out = tmp_path / "model.pt2"
     out.write_bytes(b"what was there")
     message = r"its embeddings differ from those of .*lowest cosine -?0\.\d"
@@ -187,6 +283,13 @@ def test_failure_inside_torch(model_path, tmp_path, monkeypatch, call):
         ("--out x.safetensors --speech absent.wav", "absent.wav"),
         ("--out folder.onnx", "folder.onnx"),
         ("--out list.txt/x.onnx", "x.onnx"),
+        ("--out x.onnx --seconds 0", "--seconds 0"),
+        ("--out x.onnx --seconds nan", "--seconds nan"),
+        ("--out x.onnx --seconds 601", "--seconds 601"),
+        # 160 samples.
+        ("--out x.onnx --seconds 0.01", "at least 257"),
+        ("--out x.onnx --seconds 3 --int8", "--int8"),
+        ("--out x.safetensors --seconds 3", "x.safetensors"),
     ],
 )
 def test_bad_options(model_path, tmp_path, monkeypatch, call, options, message):
@@ -200,7 +303,9 @@ def test_bad_options(model_path, tmp_path, monkeypatch, call, options, message):
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_example_without_speakernet(repository, model_path, exported, tmp_path, speech, call):
+def test_example_without_speakernet(
+    repository, model_path, exported, exported_seconds, tmp_path, speech, call
+):
     example = repository / "examples" / "verify_onnx.py"
     clips = [tmp_path / "0.wav", tmp_path / "1.wav"]
     for path, waveform in zip(clips, speech, strict=False):
@@ -220,6 +325,13 @@ def test_example_without_speakernet(repository, model_path, exported, tmp_path, 
     answer = "same" if decision.same_speaker else "different"
     assert f"{answer} at the threshold 0.2500 (eer)" in out and "log-likelihood ratio" in out
     assert "16000 Hz" in run(exported, example, example).stderr
+    cut = [np.resize(read_audio(path), (1, 32000)) for path in clips]
+    net = load_model_file(model_path).net
+    expected = speakernet.load(model_path, device="cpu").compare(
+        embedded(net, cut[0]), embedded(net, cut[1])
+    )
+    out = run(exported_seconds, *clips).stdout
+    assert float(out.split()[1]) == pytest.approx(expected, abs=2e-3)
     net = made("ResNet", model_options={"channels": 8, "blocks": [1]})
     net.adapt({"name": "made", "maps": [[32, 32]], "score": "plda"})
     net.adaptation.between.copy_(torch.linspace(0.1, 3, 32))
@@ -236,7 +348,7 @@ def test_example_without_speakernet(repository, model_path, exported, tmp_path, 
 
 def assert_parity(model, ending, speech):
     _, write, open_it = FORMATS[ending]
-    graph = open_it(write(model))
+    graph = open_it(write(model, None))
     parity = compare(model, graph, speech)
     assert parity.cosine > MIN_COSINE and parity.difference <= 1e-3 * parity.scale, str(parity)
     # One frame more or fewer at the ends, and incomplete segments.

@@ -9,6 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -20,7 +21,7 @@ from speakernet.cli import main
 from speakernet.config import load_config
 from speakernet.files import sha256_of
 from speakernet.models.importers import PUBLISHED, import_network
-from speakernet.models.model_file import load_model_file, model_file_contents
+from speakernet.models.model_file import ModelFile, load_model_file, model_file_contents
 from speakernet.models.options.poolings import LayerSumOptions, MHFAOptions
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.training.compiling import enable_gradient_checkpointing
@@ -119,6 +120,20 @@ def waves(*lengths):
 
 def tune(net, **options):
     return net.trunk.tune(net.trunk.options.model_copy(update=options), net)
+
+
+@pytest.mark.needs("onnxruntime", "onnxscript")
+@pytest.mark.parametrize("ending", [".onnx", ".pt2"])
+def test_export_of_a_fixed_length(folders, ending):
+    """At one second, the exporter makes w2v-BERT's lookup of positions a constant."""
+    from speakernet.inference.export import FORMATS
+
+    net = network(folders("w2v-bert")).eval()
+    _, write, open_it = FORMATS[ending]
+    graph = open_it(write(ModelFile(net, {}), 16000))
+    expected = net.embed(waves(16000), sample_rate=16000).numpy()
+    actual = graph(waves(16000).numpy())[0]
+    np.testing.assert_allclose(actual, expected, atol=1e-4 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("kind", EVERY)
