@@ -15,6 +15,7 @@ quarter of the shards.
 """
 
 import argparse
+import contextlib
 import logging
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from speakernet.cli import output_path
 from speakernet.corpora.listing import positive_int
 from speakernet.corpora.pack_inputs import open_inputs
 from speakernet.data.lists import (
+    ListError,
     NameIndex,
     StringTable,
     read_training_list,
@@ -147,6 +149,8 @@ def _pack(arguments: argparse.Namespace) -> None:
             "or a Kaldi folder with utt2spk. For a plain folder, make lists with `speakernet "
             "prepare folder`"
         )
+    if arguments.write_list and not arguments.force:
+        _refuse_foreign(arguments.write_list, source)
     part = parse_part(arguments.part) if arguments.part else None
     options = {
         "sample_rate": arguments.sample_rate,
@@ -192,6 +196,24 @@ def _pack(arguments: argparse.Namespace) -> None:
         _write_list(arguments.write_list, source, packed, is_forced=arguments.force)
 
 
+def _refuse_foreign(path: Path, source: PackInput) -> None:
+    """Refuse before hours of packing to replace a file that is not a list of these utterances."""
+    if not path.is_file() or not path.stat().st_size:
+        return
+    with contextlib.suppress(ListError):
+        listed = read_training_list(path).paths
+        if (NameIndex(source.names).find(listed) >= 0).all():
+            return
+    raise _foreign_list(path)
+
+
+def _foreign_list(path: Path) -> FileError:
+    return FileError(
+        f"{path} exists, and is not the list of what was packed; choose another name, or replace "
+        "it with --force"
+    )
+
+
 def _write_list(
     path: Path, source: PackInput, packed: StringTable, *, is_forced: bool = False
 ) -> None:
@@ -207,10 +229,7 @@ def _write_list(
         write_training_list(temporary, labelled)
         has_content = path.is_file() and path.stat().st_size > 0
         if has_content and not is_forced and sha256_of(path) != sha256_of(temporary):
-            raise FileError(
-                f"{path} exists, and is not the list of what was packed; choose another name, or "
-                "replace it with --force"
-            )
+            raise _foreign_list(path)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

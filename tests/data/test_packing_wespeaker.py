@@ -105,6 +105,10 @@ def test_packing(kind, audio, tmp_path):
     again = ["pack", str(corpus), "--source", str(source), "--write-list"]
     written = listed.read_text()
     assert main([*again, str(listed)]) == 0
+    # Notes are refused before hours of packing.
+    listed.write_text("notes of mine\n")
+    other = tmp_path / "other"
+    assert main(["pack", str(other), *again[2:], str(listed)]) == 1 and not other.exists()
     for content in ("notes of mine\n", written.splitlines()[0] + "\n"):
         listed.write_text(content)
         assert main([*again, str(listed)]) == 1
