@@ -6,11 +6,12 @@ import functools
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks.data import BenchmarkData, Noise, drop_pages, prepare_data
 from benchmarks.on_gpu.record import Row, Setup, row
@@ -215,28 +216,28 @@ def evaluation(setup: Setup) -> Iterator[Row]:
             embed_utterances, net, source, names, options, Forward(setup.device), description=""
         )
         embed()
-        begin = time.perf_counter()
-        shares = host_and_busy(embed, 1, setup.device)
-        seconds = time.perf_counter() - begin
-        speed = len(names) / seconds
-        yield row(f"{model}, {mode}", utterances_per_second=speed, seconds=seconds, **shares)
+        yield _timed(f"{model}, {mode}", embed, setup.device, len(names))
     utterances, trials, cohort_size = QUICK_LIST if setup.is_quick else LIST
     generator = np.random.default_rng(0)
     units = mean_embeddings(generator.standard_normal((utterances, DIM), dtype=np.float32))
     cohort = mean_embeddings(generator.standard_normal((cohort_size, DIM), dtype=np.float32))
     enrol, test = generator.integers(0, utterances, (2, trials), dtype=np.int32)
+    score = functools.partial(cosine_scores, units, enrol, test, setup.device)
+    yield _timed(f"cosine, {trials:,} trials", score, setup.device, trials)
+    scores = score()
+
+    def normalize() -> None:
+        top = min(TOP, cohort_size)
+        statistics = cohort_statistics(units, cohort, top, setup.device)
+        normalize_scores(scores, enrol, test, statistics, "as")
+
+    name = f"adaptive s-norm, {utterances:,} utterances, {cohort_size:,} members"
+    yield _timed(name, normalize, setup.device, trials)
+
+
+def _timed(name: str, run: Callable[[], object], device: torch.device, count: int) -> Row:
+    """Run once over `count` utterances or trials."""
     begin = time.perf_counter()
-    scores = cosine_scores(units, enrol, test, setup.device)
-    middle = time.perf_counter()
-    normalize_scores(
-        scores,
-        enrol,
-        test,
-        cohort_statistics(units, cohort, min(TOP, cohort_size), setup.device),
-        "as",
-    )
-    end = time.perf_counter()
-    yield row(f"cosine, {trials:,} trials", seconds=middle - begin)
-    yield row(
-        f"adaptive s-norm, {utterances:,} utterances, {cohort_size:,} members", seconds=end - middle
-    )
+    shares = host_and_busy(run, 1, device)
+    seconds = time.perf_counter() - begin
+    return row(name, items_per_second=count / seconds, seconds=seconds, **shares)
