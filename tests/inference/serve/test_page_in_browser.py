@@ -220,7 +220,8 @@ def test_page(browser, models, voices, tmp_path, width):
         assert browser.run("document.querySelector('#compare-answer').hidden")
         assert "a file.wav" in browser.run("document.querySelector('#second').innerText")
         browser.click("#compare")
-        browser.wait_for_text("#compare-answer .verdict", "^Different people")
+        # What was recorded decides whether the odds are for one person, yet below the threshold.
+        browser.wait_for_text("#compare-answer .verdict", "^(Different people|Not accepted)")
         name = f"Zoë <b>Müller</b> & {'a very long name ' * 5}.".strip()
         browser.run(f"document.querySelector('#name').value = {name!r}")
         record(browser, "sample", 2.0)
