@@ -382,12 +382,15 @@ def _pairs_of(file: ListFile, form: str, *, is_one_word: bool) -> Iterator[tuple
     """
     for number, line in file:
         if number == 1 and _is_manifest(line):
-            raise ListError(
-                f"{file.path}: a table with headings or a JSON manifest, not a list of {form} "
-                "lines. Make a table with the columns path and speaker, then "
-                f"`{own_command('prepare folder')} FOLDER --csv TABLE`; wespeaker's {RAW_LIST} is "
-                f"packed with `{own_command('pack')} CORPUS --source {RAW_LIST} --write-list LIST`"
+            what = "a table with headings or a JSON manifest"
+            todo = (
+                "make a table with the columns path and speaker, then "
+                f"`{own_command('prepare folder')} FOLDER --csv TABLE`"
             )
+            if all(field in line for field in (b'"key"', b'"wav"', b'"spk"')):
+                what = f"wespeaker's {RAW_LIST}"
+                todo = f"`{own_command('pack')} CORPUS --source {RAW_LIST} --write-list LIST`"
+            raise ListError(f"{file.path}: {what}, not a list of {form} lines; {todo}")
         pair = line.split(None, -1 if is_one_word else 1)
         if len(pair) == 2:
             yield number, pair

@@ -43,7 +43,7 @@ def test_training_list(tmp_path):
         ("x" * 300 + " a.wav\n", "speaker name of 300 bytes"),
         (
             '{"key": "u", "wav": "a.wav", "spk": "a"}\n',
-            r"wespeaker's raw\.list .*pack .*--source raw\.list",
+            r"wespeaker's raw\.list.*pack .*--source raw\.list",
         ),
         ('{"audio_filepath": "a.wav", "label": "a"}\n', r"--csv"),
         ('{\n "u": {"wav": "a.wav", "spk_id": "a"}\n}\n', r"--csv"),
