@@ -259,7 +259,7 @@ class StagedRun:
 
     Each stage has a loader, an optimizer and a checkpoint folder of its own, and resumes from that
     folder like a run of its own. What passes from one stage to the next is the network, which stays
-    the same object, and the weights of the loss, which is built anew with the options of the stage.
+    the same object, and the weights of the loss, which is rebuilt with the options of the stage.
     Both are those that the previous stage was *evaluated* with: if it averaged its checkpoints or
     kept a moving average, the next stage starts from that average, not from the last step.
 
