@@ -544,10 +544,16 @@ def load_verifier(
     """Load the model given by `--model`; with several ranks on a machine, each uses the GPU with
     its local rank.
     """
-    # Late: --help and a mistyped option need no torch.
-    from speakernet.inference.verifier import load
+    # Nothing that is imported and built here becomes garbage; looking for some takes a tenth of a
+    # second.
+    gc.disable()
+    try:
+        # Late: --help and a mistyped option need no torch.
+        from speakernet.inference.verifier import load
 
-    return load(arguments.model, arguments.device, local_rank)
+        return load(arguments.model, arguments.device, local_rank)
+    finally:
+        gc.enable()
 
 
 def warn_of_model(verifier: "SpeakerVerifier") -> None:

@@ -5,13 +5,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-try:
-    from cryptography.exceptions import InvalidTag
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-    from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
-except ImportError:  # Only encrypted stores need it.
-    AESGCM = None  # type: ignore[assignment,misc]
-
 from speakernet.files import FileError
 
 SALT_BYTES = 16
@@ -33,10 +26,14 @@ def derive_cipher(key: str | bytes, salt: bytes) -> Any:
         raise StoreKeyError(
             "the key is empty; give a passphrase, or no key for an unencrypted store"
         )
-    if AESGCM is None:
+    # Imported late: only encrypted stores need it.
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+        from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
+    except ImportError:
         raise StoreKeyError(
             "encryption needs an additional package: pip install 'speakernet[encryption]'"
-        )
+        ) from None
     secret = key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key
     return AESGCM(Scrypt(salt=salt, length=KEY_BYTES, n=SCRYPT_COST, r=8, p=1).derive(secret))
 
@@ -50,6 +47,8 @@ def seal(aead: Any, content: bytes, place: bytes) -> bytes:
 
 
 def unseal(path: Path, aead: Any, sealed: bytes, place: bytes) -> bytes:
+    from cryptography.exceptions import InvalidTag
+
     try:
         return bytes(aead.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], place))
     except (InvalidTag, ValueError) as error:
