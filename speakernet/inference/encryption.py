@@ -5,6 +5,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+try:
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
+except ImportError:  # Only encrypted stores need it.
+    AESGCM = None  # type: ignore[assignment,misc]
+
 from speakernet.files import FileError
 
 SALT_BYTES = 16
@@ -26,14 +33,10 @@ def derive_cipher(key: str | bytes, salt: bytes) -> Any:
         raise StoreKeyError(
             "the key is empty; give a passphrase, or no key for an unencrypted store"
         )
-    # Imported late: only encrypted stores need it.
-    try:
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-        from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
-    except ImportError:
+    if AESGCM is None:
         raise StoreKeyError(
             "encryption needs an additional package: pip install 'speakernet[encryption]'"
-        ) from None
+        )
     secret = key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key
     return AESGCM(Scrypt(salt=salt, length=KEY_BYTES, n=SCRYPT_COST, r=8, p=1).derive(secret))
 
@@ -47,8 +50,6 @@ def seal(aead: Any, content: bytes, place: bytes) -> bytes:
 
 
 def unseal(path: Path, aead: Any, sealed: bytes, place: bytes) -> bytes:
-    from cryptography.exceptions import InvalidTag
-
     try:
         return bytes(aead.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], place))
     except (InvalidTag, ValueError) as error:

@@ -1,7 +1,6 @@
 """The store of people: nearest person, two processes, kills, other models, keys, purging."""
 
 import contextlib
-import importlib.util
 import multiprocessing
 import os
 import sqlite3
@@ -26,9 +25,7 @@ UNKNOWNS = ["Unknown", "unkn0wn", "\uff55nknown", "\u03c5\u03b7known", "u\u0308n
 
 FORK = multiprocessing.get_context("fork") if hasattr(os, "fork") else None
 needs_fork = pytest.mark.skipif(FORK is None, reason="this system starts processes in another way")
-needs_keys = pytest.mark.skipif(
-    importlib.util.find_spec("cryptography") is None, reason="needs the library cryptography"
-)
+needs_keys = pytest.mark.skipif(encryption.AESGCM is None, reason="needs the library cryptography")
 with_and_without_key = pytest.mark.parametrize(
     "key", [None, pytest.param("a passphrase", marks=needs_keys)]
 )
