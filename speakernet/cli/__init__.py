@@ -166,6 +166,8 @@ def run_command(module_name: str, program: str, arguments: Sequence[str]) -> int
         # error.
         os.environ.setdefault(HUGE_PAGES, "1")
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    # pydantic searches every installed package for plugins, of which a command uses none.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     generations = gc.get_threshold()
     gc.set_threshold(YOUNG_OBJECTS, *generations[1:])
     module = importlib.import_module(module_name)
