@@ -8,7 +8,7 @@ codec delays is shifted back.
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import soundfile
@@ -21,7 +21,7 @@ from speakernet.data.sources import INT16_SCALE
 
 FFMPEG_ROWS = 32
 """Utterances in two processes of ffmpeg: starting them costs as much as coding two seconds of
-speech; each holds four descriptors."""
+speech; each holds two descriptors."""
 TAIL_SECONDS = 0.1
 """Silence added to an utterance while it is coded, longer than any delay or frame."""
 FFMPEG_ADVICE = (
@@ -166,7 +166,7 @@ def _prepare(waveform: Tensor, codec: Codec, sample_rate: int) -> tuple[np.ndarr
 
 def _code_in_memory(samples: np.ndarray, codec: Codec, level: float) -> np.ndarray:
     buffer = io.BytesIO()
-    options = {}
+    options: dict[str, Any] = {}
     if codec.file_format != "WAV":
         options["compression_level"] = level
     if codec.file_format == "MP3":
