@@ -441,7 +441,7 @@ def data_section(run: RunData, amount: str) -> Section:
             drawn[name] += number if is_number(number) else 0
     if total := drawn.total():
         shares = [
-            [name, f"{number:,}", f"{100 * number / total:.1f} %"] for name, number in drawn.items()
+            [name, f"{number:,}", f"{100 * number / total:.2f} %"] for name, number in drawn.items()
         ]
         table = Table(["corpus", "utterances drawn over all epochs", "share"], shares)
         cards.append(Card("Corpora", table=table))
