@@ -215,6 +215,7 @@ def adapt(
     fit = None
     if scored is not None:
         prior = default_of(EvaluationOptions, "calibration_prior")
+        assert domain.who is not None, "methods are compared by their labels"
         notes.insert(0, _held_out_error(name, tried, domain.who[0], scored))
         fit = fit_scores(*scored, prior, verifying_backend(contents).describe(WHOLE))
         contents |= fit.changes(contents)
