@@ -38,6 +38,10 @@ from speakernet.random import numpy_generator
 logger = logging.getLogger(__name__)
 
 SUBSET_STREAM = 6201
+MEAN_SCORES = (
+    "no calibration for several recordings of a person: too few speakers have several; mean scores "
+    "are compared with the thresholds, which accepts fewer strangers than stated and misses more"
+)
 PRECISIONS = {"no": "float32", "bf16": "bf16", "fp16": "fp16"}
 """An embedder's precision -> its name in results.json."""
 
@@ -195,7 +199,7 @@ def fit_for_verifying(
     """Fit calibration and thresholds on a list embedded as in verification: detected speech in
     float32.
 
-    The first fit also has what decisions about several recordings of a person need.
+    The fits also have what decisions about several recordings of a person need.
 
     Returns:
         The fits of `fits_of`, and the scores (trials,).
@@ -211,10 +215,12 @@ def fit_for_verifying(
     # A decision about two recordings is calibrated on pairs of recordings.
     trials, _ = trials.by_recording()
     scored = score_trials(embedder, backend, trials, source)
-    first, *others = fits_of(scored, trials, source, prior, backend.describe(options), measures)
+    fits = fits_of(scored, trials, source, prior, backend.describe(options), measures)
     speakers = speakers_of(trials, speaker_table)
-    several = several_of_list(scored.units, speakers, trials, backend.plda)
-    return [replace(first, several=several), *others], scored.scores
+    several = several_of_list(scored.units, speakers.ids, trials, backend.plda)
+    notes = [] if several else [MEAN_SCORES]
+    fits = [replace(fit, several=several, refused=fit.refused + notes) for fit in fits]
+    return fits, scored.scores
 
 
 def subset(trials: TrialList, max_trials: int, seed: int) -> TrialList:

@@ -148,7 +148,7 @@ class Fit:
     thresholds: list[dict[str, Any]]
     """Named thresholds, as a model file stores them."""
     refused: list[str]
-    """A sentence for each threshold that the list is too small for."""
+    """A sentence for each threshold, or other part, that the list is too small for."""
     backend: dict[str, Any]
     """How recordings are embedded and scored, as plain values."""
     origin: dict[str, Any]

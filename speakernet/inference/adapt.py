@@ -43,7 +43,7 @@ from speakernet.evaluation.fitting import Fit, fit_scores
 from speakernet.evaluation.metrics import eer
 from speakernet.evaluation.options import ADAPTATIONS, EvaluationOptions
 from speakernet.evaluation.scoring import WHOLE, Plda, cosine_scores, verifying_backend
-from speakernet.evaluation.several import SeveralRecordings, fit_several
+from speakernet.evaluation.several import several_of_people
 from speakernet.evaluation.speakers import read_csv, speakers_of
 from speakernet.files import check_writable, read_arrays
 from speakernet.inference.decision import MIN_TEST_SECONDS
@@ -216,9 +216,9 @@ def adapt(
         prior = default_of(EvaluationOptions, "calibration_prior")
         fit = fit_scores(*scored, prior, verifying_backend(contents).describe(WHOLE))
         assert domain.who is not None, "scores are of labelled recordings"
-        speakers, sessions = domain.who
-        enrolments = speakers if sessions.min() < 0 else sessions
-        fit = replace(fit, several=_several_of(*scored, enrolments))
+        units = transform.apply(domain.rows)
+        several = several_of_people(units, domain.who[0], transform.plda)
+        fit = replace(fit, several=several)
         contents |= fit.changes(contents)
     if compared is not None:
         notes += _compare(verifier, contents, compared, audio, domain.names)
@@ -335,19 +335,6 @@ def cross_validate(rows: np.ndarray, who: np.ndarray, fitter: Fitter) -> tuple[f
     enrol, test = enrol.astype(np.int32), test.astype(np.int32)
     trials = TrialList(names, enrol, test, is_target.astype(np.int8), "cross-validation", "")
     return float(np.mean(errors)), (trials, scores)
-
-
-def _several_of(
-    trials: TrialList, scores: np.ndarray, enrolments: np.ndarray
-) -> SeveralRecordings | None:
-    """The scale of several recordings, from a cross-validation that compares all recordings of a
-    fold; see `fit_several`.
-    """
-    rows = np.flatnonzero(trials.labels == 0)
-    # Either side may be the person.
-    enrol = np.concatenate([trials.enrol[rows], trials.test[rows]])
-    test = np.concatenate([trials.test[rows], trials.enrol[rows]])
-    return fit_several(np.tile(scores[rows], 2), enrolments[enrol], test)
 
 
 def _bound(rows: np.ndarray, speakers: np.ndarray) -> np.ndarray:

@@ -33,9 +33,7 @@ from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import FEW_TARGETS, Results
 from speakernet.evaluation.scoring import VERIFYING, Plda, mean_embeddings, verifying_backend
 from speakernet.evaluation.several import (
-    NOT_STRETCHED,
     SeveralRecordings,
-    effective_number,
     several_of_people,
 )
 from speakernet.evaluation.speakers import Speakers, speakers_of
@@ -236,10 +234,8 @@ def calibrate_on_people(
         )
     strangers = mean_embeddings(strangers, verifier.mean)
     voices = _voices_to_calibrate_on(store, verifier, len(strangers))
-    several = several_of_people(voices.units, voices.owners, verifier.plda)
-    trials, scores, speakers = _make_trials(
-        voices, strangers, verifier.plda, several or NOT_STRETCHED, store.path
-    )
+    several = several_of_people(voices.units, voices.owners, verifier.plda) or verifier.rule.several
+    trials, scores, speakers = _make_trials(voices, strangers, verifier.plda, several, store.path)
     fit = fit_scores(trials, scores, prior, verifying_backend(verifier.contents).describe(way))
     fit = replace(fit, several=several)
     results = figures(trials, scores, speakers, EvaluationOptions(), DEFAULT_SEED)
@@ -291,20 +287,19 @@ def _make_trials(
     num_people = len(voices.names)
     tests = np.concatenate([voices.units, strangers])
     means = voices.mean_scores(tests, plda)  # (tests, people)
-    numbers = np.broadcast_to(voices.num_recordings, means.shape).copy()
+    squared_lengths = np.broadcast_to(voices.squared_lengths, means.shape).copy()
     # A recording is compared with its person's other recordings, of which there must be one.
     rows = np.flatnonzero(np.bincount(owner)[owner] > 1)
     people = owner[rows]
-    weights = voices.weights[rows]
     # The cosine of a recording with itself is 1.
     with_itself = np.ones(len(rows), dtype=np.float32)
     if plda is not None:
         with_itself = plda.trial_scores(voices.units, rows, rows)
-    rest = voices.totals[people] - weights
-    sums = means[rows, people] * voices.totals[people] - weights * with_itself
-    means[rows, people] = sums / rest
-    numbers[rows, people] = effective_number(rest, voices.squares[people] - weights**2)
-    scores = several.as_one(means, numbers)
+    shares = voices.weights[rows] / voices.totals[people]
+    means[rows, people] = (means[rows, people] - shares * with_itself) / (1 - shares)
+    rest = voices.means[people] - shares[:, None] * voices.units[rows]
+    squared_lengths[rows, people] = np.square(rest).sum(axis=1) / (1 - shares) ** 2
+    scores = several.as_one(means, squared_lengths)
     is_kept = np.ones(scores.shape, dtype=bool)
     is_kept[np.arange(len(owner)), owner] = np.bincount(owner)[owner] > 1
     test, enrol = np.nonzero(is_kept)

@@ -29,7 +29,7 @@ from speakernet.evaluation.calibration import (
     too_few_nontargets,
 )
 from speakernet.evaluation.scoring import VERIFYING, WHOLE, verifying_backend
-from speakernet.evaluation.several import NOT_STRETCHED, SeveralRecordings, effective_number
+from speakernet.evaluation.several import NOT_STRETCHED, SeveralRecordings
 from speakernet.run_folder import BEST, LAST
 
 DEFAULT_FALSE_ACCEPT_RATE = 0.01
@@ -241,13 +241,17 @@ class DecisionRule:
         of_score = AffineCalibration(np.array([weight]), offset, SCORE_ONLY, calibration.prior)
         return replace(self, calibration=of_score, thresholds=thresholds)
 
-    def score_of_several(self, scores: np.ndarray, weights: np.ndarray) -> float:
-        """One score, for the same thresholds, from those with several recordings of a person,
-        (recordings,) each.
+    def score_of_several(self, scores: np.ndarray, units: np.ndarray, weights: np.ndarray) -> float:
+        """One score, for the same thresholds, from those with several recordings of a person.
+
+        Args:
+            scores: (recordings,).
+            units: (recordings, dim), their embeddings at unit length.
+            weights: (recordings,).
         """
-        total = weights.sum()
-        number = effective_number(total, weights @ weights)
-        score = float(self.several.as_one(scores @ weights / total, number))
+        shares = weights / weights.sum()
+        squared_length = np.square(shares @ units).sum()
+        score = float(self.several.as_one(scores @ shares, squared_length))
         return min(score, 1.0) if self.scores == "cosine" else score
 
     def log_likelihood_ratio(self, score: float) -> float | None:

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from speakernet.evaluation.scoring import WHOLE, Plda, mean_embeddings
-from speakernet.evaluation.several import NOT_STRETCHED, SeveralRecordings, effective_number
+from speakernet.evaluation.several import NOT_STRETCHED, SeveralRecordings
 from speakernet.files import (
     atomic_write,
     check_writable,
@@ -138,20 +138,15 @@ class Voices:
         return np.add.reduceat(self.weights, self.starts)
 
     @functools.cached_property
-    def squares(self) -> np.ndarray:
-        """Sums of squared weights, (people,)."""
-        return np.add.reduceat(self.weights**2, self.starts)
-
-    @functools.cached_property
-    def num_recordings(self) -> np.ndarray:
-        """How many recordings of equal weight the mean score counts as, (people,)."""
-        return effective_number(self.totals, self.squares)
-
-    @functools.cached_property
     def means(self) -> np.ndarray:
         """Weighted means of the units, (people, dim)."""
         sums = np.add.reduceat(self.units * self.weights[:, None], self.starts, axis=0)
         return np.asarray(sums / self.totals[:, None])
+
+    @functools.cached_property
+    def squared_lengths(self) -> np.ndarray:
+        """Of these means, (people,)."""
+        return np.asarray(np.square(self.means).sum(axis=1))
 
     def mean_scores(self, tests: np.ndarray, plda: Plda | None) -> np.ndarray:
         """Mean scores, (tests, people), of embeddings (tests, dim) of unit length."""
@@ -336,7 +331,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         if not count:
             return []
         means = voices.mean_scores(unit[None], self._model.plda)[0]
-        scores = self._model.several.as_one(means, voices.num_recordings)
+        scores = self._model.several.as_one(means, voices.squared_lengths)
         if self._model.plda is None:
             scores = np.clip(scores, -1.0, 1.0)
         # Sorting everybody would take longer than scoring everybody.

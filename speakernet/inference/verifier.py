@@ -332,7 +332,7 @@ class SpeakerVerifier:
     def verify(
         self,
         first: Audio | Heard,
-        second: Audio | Heard | list[Audio | Heard],
+        second: Audio | Heard | list[Audio] | list[Heard],
         *,
         sample_rate: int | None = None,
         false_accept_rate: float | None = None,
@@ -354,7 +354,7 @@ class SpeakerVerifier:
         limits = DecisionLimits(false_accept_rate=false_accept_rate, threshold=threshold)
         # Checked before anything is embedded.
         self.rule.decide(0.0, **limits)
-        enrolled = second if isinstance(second, list) else [second]
+        enrolled: Sequence[Audio | Heard] = second if isinstance(second, list) else [second]
         heard = [self.hear(recording, sample_rate) for recording in (first, *enrolled)]
         score, rule, seconds = self.score_heard(heard)
         return rule.decide(score, **limits, speech_seconds=seconds)
@@ -416,7 +416,8 @@ class SpeakerVerifier:
         if len(enrolled) > 1:
             scores = np.array([self.compare(test, embedding) for embedding in enrolled])
             weights = np.array([weight_of(value) for value in seconds[1:]])
-            score = self.rule.score_of_several(scores, weights)
+            units = mean_embeddings(embeddings[1:], self.mean)
+            score = self.rule.score_of_several(scores, units, weights)
             # Quality measures are calibrated on pairs.
             return score, self.rule, min(seconds[0], sum(seconds[1:]))
         rule = self.rule
