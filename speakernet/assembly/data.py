@@ -94,7 +94,6 @@ def build_training_loader(
         sample_bytes=2 if is_int16 else 4,
         # Threads read ahead what is not in memory.
         is_reading_free=is_flat,
-        is_waiting_for_disk=isinstance(reader, sources.FolderRows) and reader.is_on_disk,
         augments_in_workers=with_reading is not None,
         changed_share=voices.share_at_other_speeds if changes_speed else 0.0,
         is_spawned=(start_method or workers.DEFAULT_START_METHOD) != "fork",
@@ -114,7 +113,14 @@ def build_training_loader(
         dtype=np.int16 if is_int16 and is_copied else np.float32,
         changes_speed=changes_speed,
     )
-    running = _placed(maker, options, device, start_method, placement)
+    running = _placed(
+        maker,
+        options,
+        device,
+        start_method,
+        placement,
+        follows_waiting=data.num_workers == "auto",
+    )
     if augmenter is not None and placement.banks:
         # Babble mixed from training utterances reads the corpus on the device, if it is there.
         corpus = None
@@ -160,6 +166,8 @@ def _placed(
     device: torch.device,
     start_method: str | None,
     placement: Placement,
+    *,
+    follows_waiting: bool,
 ) -> batches.CropMaker:
     """Make crops on the device, in worker processes or in this process."""
     if placement.corpus:
@@ -175,7 +183,9 @@ def _placed(
     running: batches.CropMaker = maker
     if options.num_workers:
         pins = device.type == "cuda" and bool(options.pin_memory)
-        running = workers.Workers(maker, options, start_method, pins=pins)
+        running = workers.Workers(
+            maker, options, start_method, pins=pins, follows_waiting=follows_waiting
+        )
     in_flight = int(options.num_workers) * int(options.prefetch_factor)
     if maker.reader.is_remote:
         return maker.reader.ahead(running, in_flight)
@@ -282,7 +292,6 @@ def _resolve_auto(
     is_reading_free: bool,
     augments_in_workers: bool,
     changed_share: float,
-    is_waiting_for_disk: bool,
     is_spawned: bool,
 ) -> DataOptions:
     """The section with every `auto` for workers and queues resolved."""
@@ -301,7 +310,6 @@ def _resolve_auto(
             free_shared_bytes=free_shared,
             processes_on_machine=distributed.local_world_size(),
             is_spawned=is_spawned,
-            is_waiting_for_disk=is_waiting_for_disk,
             changed_share=changed_share,
         )
         num_workers = choice.value

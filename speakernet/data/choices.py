@@ -12,7 +12,7 @@ from speakernet.files import human_bytes
 from speakernet.options import Choice
 
 MIN_BATCHES_FOR_WORKERS = 8  # shorter epochs are over before workers have started up
-MAX_WORKERS = 12  # for files in memory: with more, the training process itself is the limit
+MAX_WORKERS = 12  # to begin with: if they compute, the training process itself is the limit
 MAX_SPAWNED_WORKERS = 4  # each imports torch again: seconds, and hundreds of megabytes
 MEMORY_SHARE = 0.5  # of the free memory, for corpora kept in memory
 # For a two-second crop, measured on one core: 0.20 to 0.25 ms to change its speed, 0.03 ms to pass
@@ -36,12 +36,8 @@ def choose_num_workers(
     processes_on_machine: int = 1,
     is_spawned: bool = False,
     changed_share: float = 0.0,
-    is_waiting_for_disk: bool = False,
 ) -> Choice[int]:
-    """How many loader processes to start.
-
-    `is_waiting_for_disk`: files that do not fit into memory; their readers wait most of the time.
-    """
+    """How many loader processes to start."""
     share = max(1, cores // processes_on_machine)
     if share == 1:
         return Choice(
@@ -66,9 +62,8 @@ def choose_num_workers(
             f"shared memory has {human_bytes(free_shared_bytes)} left and a batch takes "
             f"{human_bytes(batch_bytes)} (in Docker: --shm-size or --ipc=host)",
         ),
+        (MAX_WORKERS, f"more than {MAX_WORKERS} workers gain nothing"),
     ]
-    if not is_waiting_for_disk:
-        limits.append((MAX_WORKERS, f"more than {MAX_WORKERS} workers gain nothing"))
     if trains_on_cpu:
         limits.append((max(1, share // 4), f"the network itself needs most of the {share} cores"))
     else:
