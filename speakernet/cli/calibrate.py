@@ -11,7 +11,9 @@ Both apply to cosine scores of whole utterances, or to PLDA scores if the file s
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from speakernet.cli import (
     FILE_TO_CHANGE,
@@ -28,7 +30,11 @@ from speakernet.evaluation.results import FEW_TARGETS, headline_sentence
 from speakernet.options import default_of
 from speakernet.terminal import counted
 
-QUALITIES = ("duration", "magnitude", "snr")
+if TYPE_CHECKING:
+    from speakernet.evaluation.fitting import LengthFigures
+
+NO_QUALITY = "none"
+QUALITIES = ("duration", "magnitude", "snr", NO_QUALITY)
 """Measures that a recording alone determines."""
 
 ARGUMENTS = {
@@ -51,8 +57,8 @@ ARGUMENTS = {
     "--quality": {
         "nargs": "+",
         "choices": QUALITIES,
-        "default": [],
-        "help": "with --trials: also calibrate on these measures of both recordings",
+        "help": "with --trials: also calibrate on these measures of both recordings (default: "
+        "duration if that lowers Cllr for recordings cut to 1 to 5 s; none: the score alone)",
     },
     "--out": {"type": output_path, "help": "write a new model file instead of changing this one"},
     "--prior": {
@@ -71,6 +77,11 @@ def run(arguments: argparse.Namespace) -> list[str]:
         arguments.store and (arguments.audio or arguments.quality)
     ):
         raise ValueError("--audio and --quality need --trials; --cohort needs --store")
+    quality = arguments.quality
+    if quality and NO_QUALITY in quality:
+        if len(quality) > 1:
+            raise ValueError(f"--quality {' '.join(quality)}: expected none alone, or measures")
+        quality = []
     if not 0 < arguments.prior < 1:
         raise ValueError(f"--prior {arguments.prior}: expected a probability between 0 and 1")
     # Late: --help and a mistyped option need no torch.
@@ -85,7 +96,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
             arguments.audio,
             arguments.prior,
             arguments.out,
-            arguments.quality,
+            quality,
         )
     else:
         cohort = None
@@ -110,6 +121,8 @@ def run(arguments: argparse.Namespace) -> list[str]:
     lines = [headline_sentence(results), *notes]
     for threshold in fit.thresholds:
         lines.append(f"threshold {decision.described_threshold(threshold)}")
+    if fit.lengths:
+        lines += length_table(fit.lengths)
     thresholds = counted(len(fit.thresholds), "threshold")
     written = (
         f"{arguments.out or verifier.name} now has a calibration and {thresholds} for "
@@ -118,3 +131,23 @@ def run(arguments: argparse.Namespace) -> list[str]:
     if backup:
         written += f" (old file: {backup})"
     return [*lines, *fit.refused, written]
+
+
+def length_table(lengths: Sequence["LengthFigures"]) -> list[str]:
+    """What seconds of speech change, one line for each length."""
+    lines = [
+        "speakers left out of the fit, by the speech in the test; score alone -> with durations:",
+        "  test   trials         Cllr            DCF(0.01)       false accepts %   misses %",
+    ]
+    for length in lengths:
+        cells = [f"{length.num_targets:,} + {length.num_nontargets:,}".ljust(14)]
+        for values, digits in (
+            (length.cllr, 3),
+            (length.actual_dcf, 3),
+            (length.false_accept_percent, 2),
+            (length.miss_percent, 1),
+        ):
+            cells.append(" -> ".join(f"{value:.{digits}f}" for value in values).ljust(15))
+        lines.append(f"  {length.label:<6} {' '.join(cells)}".rstrip())
+    kept = "used" if lengths[-1].cllr[1] < lengths[-1].cllr[0] else "not used: Cllr is not lower"
+    return [*lines, f"  durations are {kept}"]

@@ -32,10 +32,20 @@ list."""
 MIN_NONTARGETS = round(MIN_EXPECTED_ERRORS / FALSE_ACCEPT_RATES[0])
 SCORE_ONLY = ("score",)
 SMALLEST = 1e-9
+ANY_SECONDS = (0.0, float("inf"))
 FORMS = ("min", "max", "difference", "ratio")
-LOGGED = ("duration", "magnitude")
+DURATION = "duration"
+LOGGED = (DURATION, "magnitude")
 """Measures whose smaller and larger values are used as logarithms, so that doubling always has the
 same effect."""
+TIMES_SCORE = "score * "
+"""Beginning of the name of an input that is the product of the score and another input."""
+BY_DURATION = (
+    *SCORE_ONLY,
+    *(f"{DURATION} {side}" for side in FORMS[:2]),
+    *(f"{TIMES_SCORE}{DURATION} {side}" for side in FORMS[:2]),
+)
+"""Inputs with which seconds of speech change the slope too: short recordings say less."""
 BY_QUALITY = "by log-likelihood ratio, with quality measures"
 """Beginning of the note of an evaluation whose calibration has inputs other than the score."""
 FITTED_ON_REPORTED = (
@@ -54,6 +64,8 @@ class AffineCalibration:
     """`score` (or several score names), then quality measures."""
     prior: float
     """Target prior for which the fit was weighted."""
+    seconds: tuple[float, float] = ANY_SECONDS
+    """Durations that the fit holds for; others count as the nearest of them."""
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Log-likelihood ratios for scores (trials,) or inputs (trials, inputs)."""
@@ -66,15 +78,16 @@ class AffineCalibration:
             "weights": self.weights.tolist(),
             "offset": float(self.offset),
             "prior": float(self.prior),
+            **({} if self.seconds == ANY_SECONDS else {"seconds": list(self.seconds)}),
         }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "AffineCalibration":
         """Read what `to_dict` returned."""
         weights = np.array(values["weights"], dtype=np.float64)
-        return cls(
-            weights, float(values["offset"]), tuple(values["inputs"]), float(values["prior"])
-        )
+        low, high = values.get("seconds", ANY_SECONDS)
+        inputs = tuple(values["inputs"])
+        return cls(weights, float(values["offset"]), inputs, float(values["prior"]), (low, high))
 
 
 def quality_inputs(measures: Sequence[str]) -> tuple[str, ...]:
@@ -93,6 +106,7 @@ def quality_columns(
     values: Mapping[str, np.ndarray],
     enrol: np.ndarray,
     test: np.ndarray,
+    seconds: tuple[float, float] = ANY_SECONDS,
 ) -> np.ndarray:
     """The values of a calibration's inputs, (trials, inputs) float64.
 
@@ -102,6 +116,7 @@ def quality_columns(
         values: measure -> its value for each utterance, (utterances,).
         enrol: (trials,) rows of utterances.
         test: (trials,) rows of utterances.
+        seconds: durations below and above count as these.
 
     >>> one_and_four = {"duration": np.array([1.0, 4.0])}, np.array([0]), np.array([1])
     >>> inputs = quality_inputs(["duration"])
@@ -109,10 +124,14 @@ def quality_columns(
     [[0.5, 0.0, 1.39, 3.0, 0.25]]
     """
     columns = []
+    scores = np.asarray(scores, dtype=np.float64)
+    if DURATION in values:
+        values = {**values, DURATION: np.clip(values[DURATION], *seconds)}
     for name in inputs:
-        measure, _, form = name.partition(" ")
+        factor = scores if name.startswith(TIMES_SCORE) else 1.0
+        measure, _, form = name.removeprefix(TIMES_SCORE).partition(" ")
         if measure == "score":
-            columns.append(np.asarray(scores, dtype=np.float64))
+            columns.append(scores)
             continue
         low, high = np.sort([values[measure][enrol], values[measure][test]], axis=0).astype(
             np.float64
@@ -121,7 +140,8 @@ def quality_columns(
         small, large = np.log(least) if measure in LOGGED else (low, high)
         # Clipped to -1..1: the mean score against a cohort may be near zero or negative.
         ratio = np.clip(low / least[1], -1, 1)
-        columns.append({"max": large, "difference": high - low, "ratio": ratio}.get(form, small))
+        forms = {"max": large, "difference": high - low, "ratio": ratio}
+        columns.append(factor * forms.get(form, small))
     return np.stack(columns, axis=1)
 
 

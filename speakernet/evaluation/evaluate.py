@@ -17,11 +17,20 @@ import numpy as np
 from speakernet.data.lists import TrialList
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation.calibration import (
+    ANY_SECONDS,
     BY_QUALITY,
+    DURATION,
     SCORE_ONLY,
     AffineCalibration,
     quality_columns,
     quality_inputs,
+)
+from speakernet.evaluation.durations import (
+    TOO_FEW_SPEAKERS,
+    compare_left_out,
+    cut_trials,
+    fit_durations,
+    helps,
 )
 from speakernet.evaluation.embedding import MAX_READERS, Embedder, as_heard, modes_of
 from speakernet.evaluation.figures import figures, why_no_error_rate
@@ -80,7 +89,8 @@ def evaluate(
         llrs = calibration.apply(scored.scores)
     elif calibration is not None:
         heard = as_heard(source, embedder.options)
-        llrs = calibration.apply(calibration_inputs(calibration.inputs, scored, trials, heard))
+        inputs = calibration_inputs(calibration.inputs, scored, trials, heard, calibration.seconds)
+        llrs = calibration.apply(inputs)
         if not why_no_error_rate(trials):
             # With quality measures, ratios rank the trials differently than scores.
             plain = options.model_copy(update={"bootstrap_samples": 0})
@@ -145,7 +155,11 @@ def _mean_scores(
 
 
 def calibration_inputs(
-    inputs: Sequence[str], scored: Scored, trials: TrialList, source: AudioSource
+    inputs: Sequence[str],
+    scored: Scored,
+    trials: TrialList,
+    source: AudioSource,
+    seconds: tuple[float, float] = ANY_SECONDS,
 ) -> np.ndarray:
     """The inputs of a calibration, (trials, inputs): the score and quality measures of both sides.
 
@@ -165,7 +179,7 @@ def calibration_inputs(
     if "cohort" in measures:
         assert scored.cohort_mean is not None, "the options ask for a cohort"
         values["cohort"] = scored.cohort_mean
-    return quality_columns(inputs, scored.scores, values, trials.enrol, trials.test)
+    return quality_columns(inputs, scored.scores, values, trials.enrol, trials.test, seconds)
 
 
 def fits_of(
@@ -193,13 +207,14 @@ def fit_for_verifying(
     trials: TrialList,
     source: AudioSource,
     prior: float,
-    measures: Sequence[str] = (),
+    measures: Sequence[str] | None = (),
     speaker_table: str = "",
 ) -> tuple[list[Fit], np.ndarray]:
     """Fit calibration and thresholds on a list embedded as in verification: detected speech in
     float32.
 
-    The fits also have what decisions about several recordings of a person need.
+    The fits also have what decisions about several recordings of a person need. With no measures
+    at all (None), durations are used if that lowers Cllr for short recordings.
 
     Returns:
         The fits of `fits_of`, and the scores (trials,).
@@ -215,8 +230,19 @@ def fit_for_verifying(
     # A decision about two recordings is calibrated on pairs of recordings.
     trials, _ = trials.by_recording()
     scored = score_trials(embedder, backend, trials, source)
-    fits = fits_of(scored, trials, source, prior, backend.describe(options), measures)
+    way = backend.describe(options)
     speakers = speakers_of(trials, speaker_table)
+    if measures is not None and list(measures) != [DURATION]:
+        fits = fits_of(scored, trials, source, prior, way, measures)
+    else:
+        fits = fits_of(scored, trials, source, prior, way, [])
+        cut = cut_trials(embedder, backend, scored.embeddings["whole"], trials, source)
+        lengths = compare_left_out(cut, speakers.ids, prior)
+        if measures or helps(lengths):
+            fits.append(fit_durations(cut, fits[0], way))
+        fits[0] = replace(fits[0], lengths=lengths)
+        if lengths is None:
+            fits[0].refused.append(TOO_FEW_SPEAKERS)
     several = several_of_list(scored.units, speakers.ids, trials, backend.plda)
     notes = [] if several else [MEAN_SCORES]
     fits = [replace(fit, several=several, refused=fit.refused + notes) for fit in fits]

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -140,6 +140,22 @@ def named_thresholds(
     return thresholds, refused
 
 
+class LengthFigures(NamedTuple):
+    """Figures for one length of the test side, for speakers left out of the fit; (2,) each: with
+    the score alone, and with durations.
+    """
+
+    label: str
+    num_targets: int
+    num_nontargets: int
+    cllr: np.ndarray
+    actual_dcf: np.ndarray
+    """At a target prior of 0.01."""
+    false_accept_percent: np.ndarray
+    """At the threshold for 1 %."""
+    miss_percent: np.ndarray
+
+
 @dataclass(frozen=True)
 class Fit:
     """A calibration and thresholds fitted on one list."""
@@ -155,6 +171,8 @@ class Fit:
     """Name and checksum of the list, and its numbers of targets and non-targets."""
     several: SeveralRecordings | None = None
     """For decisions about several recordings of a person; None if it was not measured."""
+    lengths: Sequence[LengthFigures] | None = None
+    """What durations change for speakers left out of the fit; None if it was not measured."""
 
     def replaced(self, contents: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """The calibration in a model file that this one would replace; None if there is none for

@@ -71,8 +71,8 @@ class EvaluationOptions(Options):
     """CSV with the column path and others (gender, age, …) to slice the results of the (first) test
     list by."""
     slices: list[str] = Field(default=[])
-    """What to slice by: duration, snr or metadata columns; empty: duration and every suitable
-    metadata column."""
+    """What to slice by: duration (of the speech, if that is what is embedded), speech, snr or
+    metadata columns; empty: duration and every suitable metadata column."""
     validation_precision: Literal["auto", "no", "bf16", "fp16"] = "auto"
     """Precision of the network during validation; auto: the precision of training."""
     max_trials: CountOrZero = 0

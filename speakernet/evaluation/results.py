@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict
 
 from speakernet.terminal import counted
 
@@ -121,6 +121,8 @@ class AffineFit(TypedDict):
     offset: float
     inputs: list[str]
     prior: float
+    seconds: NotRequired[list[float]]
+    """The shortest and the longest duration that a calibration with durations holds for."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Results by kind of trial: by duration, signal-to-noise ratio, or any column of a CSV.
+"""Results by kind of trial: by duration, speech, signal-to-noise ratio, or any column of a CSV.
 
 A slicing assigns each trial to a group, and each group is evaluated like a separate list, with an
 interval over speakers. The signal-to-noise ratio of an utterance is estimated here, from its
@@ -16,6 +16,7 @@ from speakernet.data.audio import AudioError
 from speakernet.data.levels import FRAME_SECONDS, frame_powers, power_ratio_db
 from speakernet.data.lists import StringTable, TrialList
 from speakernet.data.sources import AudioSource
+from speakernet.data.spoken import spoken
 from speakernet.evaluation.embedding import checked_lengths, reader_threads
 from speakernet.evaluation.figures import (
     ALWAYS_SHOWN_PRIORS,
@@ -33,6 +34,7 @@ from speakernet.files import parallel_map
 from speakernet.options import suggestion
 
 DURATION_EDGES_SECONDS = (2.0, 4.0, 6.0, 10.0)
+SPEECH_EDGES_SECONDS = (1.0, 2.0, 3.0, 5.0, 10.0)
 SNR_EDGES_DB = (5.0, 10.0, 15.0, 20.0, 30.0, 40.0)
 MODEL_SIZES = {1: "1", 2: "2", 3: "3 to 4", 5: "5 to 9", 10: "10 and more"}
 """Smallest number of recordings of a model in each group -> its label."""
@@ -79,6 +81,11 @@ def all_slices(
     for name in dict.fromkeys(names):
         if name in columns:
             slicings += column_slicings(name, columns[name], trials)
+        elif name == "speech" or (name == "duration" and options.speech == "detected"):
+            table = spoken(source).lookup_table(trials.recordings, num_threads)
+            by = "seconds of speech in the side with less"
+            seconds = trials.mean(table.seconds)
+            slicings.append(value_slicing(by, seconds, trials, SPEECH_EDGES_SECONDS, " s"))
         elif name == "duration":
             lengths = checked_lengths(source, trials.recordings, num_threads)
             seconds = trials.mean(lengths / source.sample_rate)
@@ -90,7 +97,7 @@ def all_slices(
             ratios = trials.mean(signal_to_noise_ratios(source, trials.recordings, num_threads))
             slicings.append(value_slicing(by, ratios, trials, SNR_EDGES_DB, " dB", note))
         else:
-            known = ["duration", "snr", *columns]
+            known = ["duration", "speech", "snr", *columns]
             raise ValueError(
                 f"slices: {name!r} is not one of {', '.join(known)}; {suggestion(name, known)}"
             )

@@ -181,12 +181,13 @@ def calibrate_on_trials(
     audio: Path | None,
     prior: float,
     out: Path | None = None,
-    measures: Sequence[str] = (),
+    measures: Sequence[str] | None = None,
 ) -> tuple[Fit, Results, Path | None]:
     """Fit on a labelled list and write into the model file or `out`; returns the fit, its figures
     and any backup.
 
-    With quality measures a second fit is written, which `verify` uses.
+    With quality measures a second fit is written, which decisions use; None: with durations, if
+    that lowers Cllr for speakers left out of the fit.
     """
     check_writable(out or verifier.name)
     trials = read_trials(trials_path)
@@ -325,9 +326,9 @@ def _make_trials(
 def _write(
     verifier: SpeakerVerifier, fits: Sequence[Fit], results: Results, out: Path | None
 ) -> tuple[Fit, Results, Path | None]:
-    """Write the fits and return the last; ValueError if a fit on more pairs would be lost."""
-    fit = fits[-1]
-    replaced = fits[0].replaced(verifier.contents) if out is None else None
+    """Write the fits and return the first; ValueError if a fit on more pairs would be lost."""
+    fit = fits[0]
+    replaced = fit.replaced(verifier.contents) if out is None else None
     num_old = (replaced or {}).get("num_targets", 0)
     num_pairs = fit.origin.get("num_targets", 0)
     if num_pairs < min(FEW_TARGETS, num_old):
@@ -337,6 +338,6 @@ def _write(
             "different file with --out"
         )
     changes: dict[str, Any] = {}
-    for fit in fits:
-        changes |= fit.changes({**verifier.contents, **changes})
+    for each in fits:
+        changes |= each.changes({**verifier.contents, **changes})
     return fit, results, update_model_file(verifier.name, changes, out=out)

@@ -16,10 +16,12 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from speakernet.evaluation.calibration import (
+    DURATION,
     EER_NAME,
     FALSE_ACCEPT_RATES,
     MIN_NONTARGETS,
     SCORE_ONLY,
+    TIMES_SCORE,
     AffineCalibration,
     false_accept_rate_of,
     quality_columns,
@@ -231,15 +233,35 @@ class DecisionRule:
         """The rule for two recordings with these quality measures, (2,) each."""
         assert self.quality is not None, "the model file has such a calibration"
         calibration, limits = self.quality
-        row = quality_columns(calibration.inputs, np.zeros(1), values, np.array([0]), np.array([1]))
-        # Turn each threshold on the ratio into the score that reaches it with these measures.
-        weight = float(calibration.weights[0])
-        offset = float(calibration.apply(row)[0])
+        # The ratio is an affine function of the score with these measures.
+        sides = np.zeros(2, dtype=np.int64), np.ones(2, dtype=np.int64)
+        columns = quality_columns(
+            calibration.inputs, np.array([0.0, 1.0]), values, *sides, calibration.seconds
+        )
+        offset, at_one = calibration.apply(columns).tolist()
+        weight = at_one - offset
+        # Turn each threshold on the ratio into the score that reaches it.
         thresholds = [
             {**limit, "threshold": (limit["threshold"] - offset) / weight} for limit in limits
         ]
         of_score = AffineCalibration(np.array([weight]), offset, SCORE_ONLY, calibration.prior)
         return replace(self, calibration=of_score, thresholds=thresholds)
+
+    @property
+    def knows_durations(self) -> bool:
+        """Whether there is a calibration on the score and the seconds of speech alone."""
+        if self.quality is None or self.speech != VERIFYING.speech:
+            return False
+        measures = (name.removeprefix(TIMES_SCORE) for name in self.quality[0].inputs)
+        return {name.partition(" ")[0] for name in measures} == {*SCORE_ONLY, DURATION}
+
+    def for_seconds(self, first: float, second: float) -> "DecisionRule":
+        """The rule for two sides with this much speech; unchanged if one is unknown (0 or infinite)
+        or `knows_durations` is false.
+        """
+        seconds = np.array([first, second])
+        is_known = bool(np.isfinite(seconds).all() and seconds.all())
+        return self.for_pair({DURATION: seconds}) if is_known and self.knows_durations else self
 
     def score_of_several(self, scores: np.ndarray, units: np.ndarray, weights: np.ndarray) -> float:
         """One score, for the same thresholds, from those with several recordings of a person.

@@ -1,5 +1,6 @@
 """Identify a voice as a person in a store or as a stranger, as `identify` and `who` do."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +21,8 @@ class Identification:
     num_people: int
     stranger_rate: float | None
     """Expected share of strangers that get a name; None if unknown."""
+    ratios: tuple[float | None, ...] = ()
+    """The log-likelihood ratio of each candidate; None without a calibration."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,13 @@ class Namer:
         self.rule.decide(0.0, **self.limits)
         return threshold
 
+    def rules_for(self, names: Sequence[str], speech_seconds: float | None) -> list[DecisionRule]:
+        """The rule for each of these people and a voice with this much speech."""
+        if speech_seconds is None or not self.rule.knows_durations:
+            return [self.rule] * len(names)
+        seconds = {person.name: person.speech_seconds for person in self.store.people()}
+        return [self.rule.for_seconds(seconds.get(name, 0.0), speech_seconds) for name in names]
+
     def identify(
         self, embedding: np.ndarray, *, top: int = TOP, speech_seconds: float | None = None
     ) -> Identification:
@@ -65,11 +75,16 @@ class Namer:
         if not candidates:
             return Identification(None, None, (), num_people, stranger_rate)
         name, score = candidates[0]
-        decision = self.rule.decide(score, threshold=threshold, speech_seconds=speech_seconds)
+        rules = self.rules_for([name for name, _ in candidates], speech_seconds)
+        ratios = tuple(
+            rule.log_likelihood_ratio(score)
+            for rule, (_, score) in zip(rules, candidates, strict=True)
+        )
+        decision = rules[0].decide(score, threshold=threshold, speech_seconds=speech_seconds)
         needs_odds = self.limits.get("threshold") is None
         is_unlikely = needs_odds and (decision.log_likelihood_ratio or 0.0) < 0
         answer = name if decision.same_speaker and not is_unlikely else None
-        return Identification(answer, decision, candidates, num_people, stranger_rate)
+        return Identification(answer, decision, candidates, num_people, stranger_rate, ratios)
 
 
 def identify(

@@ -7,7 +7,7 @@ import numpy as np
 
 from speakernet.data.audio import AudioError, audio_of_array
 from speakernet.data.speech import find_speech
-from speakernet.inference.decision import Decision, DecisionLimits
+from speakernet.inference.decision import Decision, DecisionLimits, DecisionRule
 from speakernet.inference.protocol import Verifier
 from speakernet.inference.recordings import Array, array_of, open_recording
 
@@ -130,6 +130,10 @@ class SpeakerStream:
             )
         return state
 
+    def rule_for(self, speech_seconds: float) -> DecisionRule:
+        """The rule after this much speech."""
+        return self.verifier.rule.for_seconds(speech_seconds, self.enrolled_seconds)
+
     def _speech_so_far(self) -> tuple[float, np.ndarray]:
         """Seconds of speech, and the sum of embedding times these seconds."""
         seconds, total = self._closed
@@ -155,6 +159,7 @@ class SpeakerStream:
         if self.enrolled is not None:
             score = self.verifier.compare(embedding, self.enrolled)
             if self.decides:
-                shorter = min(speech_seconds, self.enrolled_seconds)
-                decision = self.verifier.decide(score, **self.limits, speech_seconds=shorter)
+                decision = self.rule_for(speech_seconds).decide(
+                    score, **self.limits, speech_seconds=min(speech_seconds, self.enrolled_seconds)
+                )
         return StreamState(self.seconds, embedding, score, decision, speech_seconds)

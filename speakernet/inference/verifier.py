@@ -437,8 +437,9 @@ class SpeakerVerifier:
             weights = np.array([weight_of(value) for value in seconds[1:]])
             units = mean_embeddings(embeddings[1:], self.mean)
             score = self.rule.score_of_several(scores, units, weights)
-            # Quality measures are calibrated on pairs.
-            return score, self.rule, min(seconds[0], sum(seconds[1:]))
+            sides = seconds[0], sum(seconds[1:])
+            # Quality measures other than the duration are calibrated on pairs.
+            return score, self.rule.for_seconds(*sides), min(sides)
         rule = self.rule
         if rule.quality is not None:
             rule = rule.for_pair(

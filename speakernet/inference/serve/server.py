@@ -272,10 +272,9 @@ class Service:
                 answer = Identification(None, None, nearest, len(store), None)
         decision = answer.decision
         candidates = []
-        for name, score in answer.candidates:
-            ratio = None
-            if decision is not None and decision.is_made:
-                ratio = self.verifier.rule.log_likelihood_ratio(score)
+        is_made = decision is not None and decision.is_made
+        ratios = answer.ratios if is_made else [None] * len(answer.candidates)
+        for (name, score), ratio in zip(answer.candidates, ratios, strict=True):
             candidates.append({"name": name, "score": score, "log_likelihood_ratio": ratio})
         return {
             "name": answer.name,
@@ -323,7 +322,9 @@ class Service:
             state = None
             last = states[-1] if states else None
             if last is not None and last.score is not None:
-                decided = self._decide(last.score, stream.limits, None, last.speech_seconds)
+                seconds = min(last.speech_seconds, stream.enrolled_seconds)
+                rule = stream.rule_for(last.speech_seconds)
+                decided = self._decide(last.score, stream.limits, rule, seconds)
                 state = {"seconds": last.seconds, **decided}
             return {"seconds": stream.seconds, "state": state}
 
