@@ -52,6 +52,7 @@ from speakernet.evaluation.results import (
     SliceResult,
     headline,
 )
+from speakernet.evaluation.shortcuts import MAX_EER_PERCENT
 from speakernet.evaluation.speakers import speakers_of
 from speakernet.files import human_bytes
 from speakernet.run_folder import DECISIONS, EVALUATIONS, SCORES
@@ -164,6 +165,8 @@ def result_section(run: RunData) -> Section:
     ]
     table = Table(["figure", "value", "95 % interval"], rows, (1, 2))
     cards = [Card("All figures", table=table), of_list]
+    if results.shortcuts:
+        cards.append(_shortcuts_card(results.shortcuts))
     if results.test_lists:
         cards.append(_lists_side_by_side(run.list_name, results, results.test_lists))
     return Section(cards, tiles, caveats, is_in_halves=True)
@@ -230,6 +233,16 @@ def _lists_side_by_side(name: str, reported: Results, others: Mapping[str, Group
         f"{', '.join(others)}."
     )
     return Card("Test lists", note, _side_by_side("figure", columns), is_wide=True)
+
+
+def _shortcuts_card(rows: Sequence[GroupResult]) -> Card:
+    """How well the trial list can be solved without its voices."""
+    note = (
+        "The EER of what is not the voice. Near 50 %, targets and non-targets are alike in it; up "
+        f"to {MAX_EER_PERCENT:g} %, the list helps to decide."
+    )
+    table = [[row.label, row.note, row.eer_text] for row in rows]
+    return Card("The list without its voices", note, Table(["quantity", "is", "EER"], table, (2,)))
 
 
 def _list_sentence(run: RunData) -> str:
@@ -560,10 +573,7 @@ def _slices_table(sliced: SliceResult) -> tuple[Table, str]:
             weak.append(number)
         eer = row.note or "no EER"
         if row.eer_percent is not None:
-            eer = f"{row.eer_percent:.2f} %"
-            if row.eer_interval_percent:
-                low, high = row.eer_interval_percent
-                eer += f" ({low:.2f}–{high:.2f})"
+            eer = row.eer_text
             if row.note:
                 rated.append(f"Slice {row.label!r}: {row.note}.")
         rows.append([row.label, f"{row.num_trials or 0:,}", f"{row.num_targets or 0:,}", eer])
