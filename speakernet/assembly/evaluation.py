@@ -509,10 +509,10 @@ def _calibrated(
     measured = dict(parts.measured)
     for fit in fits:
         measured |= fit.changes({**parts.contents, **measured})
-    names = frozenset(speakers_of(trials).names)
+    of_list = frozenset(speakers_of(trials).names)
     return dataclasses.replace(
         parts,
-        known_speakers={**parts.known_speakers, CALIBRATION_LIST: names},
+        known_speakers={**parts.known_speakers, CALIBRATION_LIST: of_list},
         calibration=calibration,
         fitted_on=trials.sha256,
         measured=measured,

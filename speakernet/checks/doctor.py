@@ -106,6 +106,7 @@ class CheckRequest:
     num_jobs: int = 1
     cohort_list: Path | None = None
     calibration_list: Path | None = None
+    """Lists whose speakers should not be among the trials."""
     corpora: Mapping[str, tuple[Path, str | Path]] = field(default_factory=dict)
     """Name -> training list and its folder, if there are several."""
 
@@ -251,9 +252,9 @@ def _shortcut_findings(
         table = source.lookup_table(trials.names)
         levels_db = np.full(len(trials.names), np.nan)
         if facts is not None:
-            rows = np.setdiff1d(np.arange(len(trials.names)), list(table.problems))
+            readable = np.setdiff1d(np.arange(len(trials.names)), list(table.problems))
             with np.errstate(divide="ignore"):
-                levels_db[rows] = 20 * np.log10(facts.rms)
+                levels_db[readable] = 20 * np.log10(facts.rms)
         quantities += quantities_of(table, trials.names, levels_db)
     rows = shortcuts(trials, speakers, quantities, num_draws=MAX_GROUP_DRAWS, seed=DEFAULT_SEED)
     findings = []

@@ -6,9 +6,9 @@ non-targets are alike in it, its EER is near 50 %. Nothing is read here: `speake
 the quantities from reading every file, an evaluation from the headers and from what it embedded.
 """
 
+import posixpath
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 
 import numpy as np
 
@@ -56,7 +56,8 @@ def quantities_of(table: LookupTable, names: StringTable, levels_db: np.ndarray)
     forms = []
     for name, code in zip(names, table.formats.tolist(), strict=True):
         coding = FORMATS[code] if code else ""
-        forms.append(f"{PurePosixPath(name).suffix.lower()} {coding}".strip())
+        suffix = posixpath.splitext(name)[1].lower()
+        forms.append(f"{suffix} {coding}".strip())
     kinds, codes, counts = np.unique(forms, return_inverse=True, return_counts=True)
     by_frequency = np.argsort(-counts, kind="stable")
     ranks = np.argsort(by_frequency)[codes]
