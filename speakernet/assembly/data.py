@@ -203,6 +203,7 @@ def loading_facts(loader: TrainingLoader) -> choices.LoadingFacts:
     """The facts about a loader from which `data_wait_advice` advises on waiting for data."""
     maker = loader.maker
     reader = loader.maker.reader
+    augmenter = maker.augmenter
     is_compressed = isinstance(reader, sources.FolderRows) and not reader.table.all_plain
     # Reading times include decoding and speed changes; with either, they do not measure the disk.
     is_disk_timed = not is_compressed and not (
@@ -213,7 +214,8 @@ def loading_facts(loader: TrainingLoader) -> choices.LoadingFacts:
         cores=usable_cores(),
         is_packed=isinstance(reader, packed.PackedRows),
         is_compressed=is_compressed,
-        augments_on_cpu=maker.augmenter is not None,
+        augments_on_cpu=augmenter is not None,
+        needs_cpu=augmenter is not None and bool(augmenter.options.real_codecs),
         has_gpu=loader.device.type == "cuda",
         read_bytes_a_second=loader.read_bytes_a_second() if is_disk_timed else 0.0,
         is_on_disk=isinstance(reader, packed.PackedRows) and reader.is_on_disk,
@@ -347,6 +349,7 @@ def choose_placement(
     is_possible = (
         augmenter is not None
         and place != "cpu"
+        and not config.augment.real_codecs
         and (data.device_resident != "off" or place == "cuda")
     )
     is_considered = is_possible and (device.type == "cuda" or data.device_resident == "on")

@@ -27,6 +27,7 @@ from speakernet.checkpoint import read_checkpoint
 from speakernet.config import Config
 from speakernet.config.schema import replaced
 from speakernet.data.lists import StringTable, TrainingList, TrialList
+from speakernet.data.names import folders_of, one_word
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation.calibration import (
     FITTED_ON_REPORTED,
@@ -577,7 +578,7 @@ def _with_provenance(
     if known_speakers and not possible:
         # Any folder of a path may name the speaker.
         for name in trials.names:
-            possible.update(name.replace("\\", "/").split("/")[:-1])
+            possible.update(map(one_word, folders_of(name)))
     for role, names in known_speakers.items():
         if shared := sorted(names & possible):
             number = counted(len(shared), "speaker")

@@ -143,7 +143,7 @@ def choose_device_resident(
         obstacle = "the corpus is neither packed (speakernet pack) nor in memory"
     elif augments_elsewhere:
         obstacle = (
-            "noise and RIRs for its crops are not on the device (augment.device, "
+            "noise and RIRs for its crops are not on the device (augment.device, augment.codecs, "
             "data.device_gigabytes)"
         )
     elif corpus_bytes > budget_bytes:
@@ -183,6 +183,8 @@ class LoadingFacts:
     """Whether files must be decoded."""
     augments_on_cpu: bool
     has_gpu: bool
+    needs_cpu: bool = False
+    """Whether augmentation uses codecs, which a GPU cannot run."""
     read_bytes_a_second: float = 0.0
     """0 if not measured."""
     is_on_disk: bool = False
@@ -206,7 +208,7 @@ def data_wait_advice(wait_share: float, facts: LoadingFacts) -> str:
             f"the disk reads {speed / 1e6:.0f} MB/s; pack the corpus onto a faster one (speakernet "
             "pack)"
         )
-    elif facts.augments_on_cpu and facts.has_gpu:
+    elif facts.augments_on_cpu and facts.has_gpu and not facts.needs_cpu:
         # Costs nothing: the GPU is idle while it waits.
         advice = "let the GPU augment (augment.device: auto)"
     elif facts.is_on_disk and not facts.augments_on_cpu:

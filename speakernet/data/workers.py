@@ -307,12 +307,12 @@ class Workers(WrappedMaker):
 
 
 def _busy_seconds(workers: Sequence[Worker]) -> float:
-    """Processor time of the workers, in seconds."""
+    """Processor time of the workers and of the ffmpegs they have run, in seconds."""
     total = 0.0
     for worker in workers:
         with contextlib.suppress(psutil.NoSuchProcess):
             times = psutil.Process(worker.process.pid).cpu_times()
-            total += times.user + times.system
+            total += times.user + times.system + times.children_user + times.children_system
     return total
 
 

@@ -61,7 +61,7 @@ run_folder: files checkpoint
 ALLOWED["config"] = {"options", "files", "run_folder"} | OPTIONS
 ONE_DOOR = read_table("""
 torchaudio: frontend
-soundfile: data/audio.py
+soundfile: data/audio.py data/augment/codecs.py
 pydantic: options.py config data evaluation losses machine models training
 requests: corpora
 jinja2: evaluation
