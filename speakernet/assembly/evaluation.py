@@ -177,7 +177,7 @@ class _Validation(NamedTuple):
 
 
 def _audio_of(validation: _Validation) -> tuple[StringTable, AudioSource]:
-    return validation.trials.names, validation.source
+    return validation.trials.recordings, validation.source
 
 
 def _prepare_validation(
@@ -212,7 +212,7 @@ def run_evaluation(
     seed = config.runtime.seed
     if section.metadata:
         # Unreadable metadata and an unknown sweep are refused before anything slow starts.
-        read_metadata(section.metadata, list(inputs.test.trials.names))
+        read_metadata(section.metadata, list(inputs.test.trials.recordings))
     sweep = None
     if section.sweep or section.plda:
         # Late: few recipes use either.
@@ -232,7 +232,7 @@ def run_evaluation(
         update_model_file(model_path, parts.measured, backs_up=False)
         logger.info("wrote to %s: %s", model_path, ", ".join(parts.measured))
     lists = {"": inputs.test, **(inputs.beside(inputs.test) if config.data.test_lists else {})}
-    shared = one_pass([(listed.trials.names, listed.source) for listed in lists.values()], {})
+    shared = one_pass([(listed.trials.recordings, listed.source) for listed in lists.values()], {})
     evaluations = {}
     for name, listed in lists.items():
         embedder = dataclasses.replace(parts.embedder, embed_with=shared)
@@ -250,9 +250,9 @@ def run_evaluation(
             options = section.model_copy(update={"metadata": "", "slices": []} if name else {})
             scored = (listed.trials, evaluation.scores, speakers)
             slices = all_slices(*scored, listed.source, options, seed)
-            table = listed.source.lookup_table(listed.trials.names)
-            levels_db = as_heard(listed.source, section).levels_db(listed.trials.names)
-            quantities = quantities_of(table, listed.trials.names, levels_db)
+            table = listed.source.lookup_table(listed.trials.recordings)
+            levels_db = as_heard(listed.source, section).levels_db(listed.trials.recordings)
+            quantities = quantities_of(table, listed.trials, levels_db)
             alone = shortcuts(
                 listed.trials, speakers, quantities, num_draws=group_draws(section), seed=seed
             )
@@ -504,9 +504,12 @@ def _calibrated(
             "embedding %s again for decisions, which use detected speech alone", trials.source
         )
         without_cohort = [measure for measure in measures if measure != "cohort"]
-        fits += fit_for_verifying(embedder, parts.contents, trials, source, prior, without_cohort)[
-            0
-        ]
+        listed_audio = trials, source
+        table = section.speaker_table
+        of_verify, _ = fit_for_verifying(
+            embedder, parts.contents, *listed_audio, prior, without_cohort, table
+        )
+        fits += of_verify
     measured = dict(parts.measured)
     for fit in fits:
         measured |= fit.changes({**parts.contents, **measured})
@@ -577,7 +580,7 @@ def _with_provenance(
     possible = set(speakers.names)
     if known_speakers and not possible:
         # Any folder of a path may name the speaker.
-        for name in trials.names:
+        for name in trials.recordings:
             possible.update(map(one_word, folders_of(name)))
     for role, names in known_speakers.items():
         if shared := sorted(names & possible):

@@ -32,6 +32,7 @@ from speakernet.data.lists import (
     StringTable,
     TrainingList,
     TrialList,
+    read_model_trials,
     read_training_list,
     read_trials,
 )
@@ -104,6 +105,8 @@ class CheckRequest:
     is_fast: bool = False
     """Read headers only."""
     num_jobs: int = 1
+    enrolment: str = ""
+    """Enrolment list of the models that trials name."""
     cohort_list: Path | None = None
     calibration_list: Path | None = None
     """Lists whose speakers should not be among the trials."""
@@ -120,7 +123,7 @@ class _CheckedList(NamedTuple):
 
     @property
     def names(self) -> StringTable:
-        return self.listed.names if isinstance(self.listed, TrialList) else self.listed.paths
+        return self.listed.recordings if isinstance(self.listed, TrialList) else self.listed.paths
 
 
 def full_check(request: CheckRequest) -> tuple[list[Finding], dict[str, np.ndarray]]:
@@ -133,8 +136,12 @@ def full_check(request: CheckRequest) -> tuple[list[Finding], dict[str, np.ndarr
     findings: list[Finding] = []
     training, source = _read_training(request, findings)
     trials: list[tuple[TrialList, AudioSource | None]] = []
+
+    def read(path: Path, malformed: list[str]) -> TrialList:
+        return read_model_trials(path, request.enrolment, malformed)
+
     for path, root in request.trials:
-        trial_list = _read(path, read_trials, "trial list", findings)
+        trial_list = _read(path, read, "trial list", findings)
         if trial_list is not None:
             trials.append((trial_list, _open(root, request.sample_rate, "trial audio", findings)))
     findings += quick_check(
@@ -249,13 +256,13 @@ def _shortcut_findings(
     if speakers.sessions is not None:
         quantities.append(Quantity("session", speakers.sessions, is_category=True))
     if source is not None:
-        table = source.lookup_table(trials.names)
-        levels_db = np.full(len(trials.names), np.nan)
+        table = source.lookup_table(trials.recordings)
+        levels_db = np.full(len(table), np.nan)
         if facts is not None:
-            readable = np.setdiff1d(np.arange(len(trials.names)), list(table.problems))
+            readable = np.setdiff1d(np.arange(len(table)), list(table.problems))
             with np.errstate(divide="ignore"):
                 levels_db[readable] = 20 * np.log10(facts.rms)
-        quantities += quantities_of(table, trials.names, levels_db)
+        quantities += quantities_of(table, trials, levels_db)
     rows = shortcuts(trials, speakers, quantities, num_draws=MAX_GROUP_DRAWS, seed=DEFAULT_SEED)
     findings = []
     num_speakers = speakers_of_half_the_targets(trials, speakers)

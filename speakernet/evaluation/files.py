@@ -466,6 +466,11 @@ def _with_arrays(run: RunData, evaluation: Evaluation) -> RunData:
         arrays["llrs"] = evaluation.llrs
     if evaluation.durations is not None:
         arrays["durations"] = evaluation.durations
+    if trials.models is not None:
+        # 0 for tests, whose names are those of files.
+        counts = trials.models.counts
+        counts[trials.test] = 0
+        arrays["num_recordings"] = counts
     if evaluation.speakers is not None:
         arrays["speakers"] = evaluation.speakers.ids
         arrays["speaker_names"] = np.array(evaluation.speakers.names, dtype=np.str_)

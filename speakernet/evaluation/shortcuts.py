@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from speakernet.data.lists import StringTable, TrialList
+from speakernet.data.lists import TrialList
 from speakernet.data.lookup import FORMATS, LookupTable
 from speakernet.evaluation.figures import SpeakerBootstrap
 from speakernet.evaluation.metrics import missing_kind
@@ -27,6 +27,10 @@ system's EER from 10 to 9.6 % (if all scores are Gaussian, their d', 0.51 and 2.
 MAX_TRIALS = 100_000
 """Of longer lists, that many random trials are enough for figures of one decimal."""
 STREAM = 6102
+MEANING = (
+    "The EER of what is not the voice. Near 50 %, targets and non-targets are alike in it; up to "
+    f"{MAX_EER_PERCENT:g} %, the list helps to decide."
+)
 ADVICE = (
     "the list itself helps to decide: pair targets and non-targets that are alike in this, or "
     "compare error rates on this list with each other only"
@@ -46,25 +50,29 @@ class Quantity:
     sides differ."""
 
 
-def quantities_of(table: LookupTable, names: StringTable, levels_db: np.ndarray) -> list[Quantity]:
-    """The quantities in the headers, and the levels (utterances,), NaN if unknown."""
+def quantities_of(table: LookupTable, trials: TrialList, levels_db: np.ndarray) -> list[Quantity]:
+    """The quantities in the headers, and the levels (recordings,), NaN if unknown; a model has the
+    mean of its recordings.
+    """
     is_known = table.native_samples > 0
     seconds = np.where(is_known, table.seconds, np.nan)
     rates = np.where(is_known, table.sample_rates, np.nan)
-    # The ratio of two durations matters, not their difference.
-    quantities = [Quantity("duration", np.log(seconds)), Quantity("sample rate", np.log(rates))]
     forms = []
-    for name, code in zip(names, table.formats.tolist(), strict=True):
+    for name, code in zip(trials.recordings, table.formats.tolist(), strict=True):
         coding = FORMATS[code] if code else ""
         suffix = posixpath.splitext(name)[1].lower()
         forms.append(f"{suffix} {coding}".strip())
     kinds, codes, counts = np.unique(forms, return_inverse=True, return_counts=True)
     by_frequency = np.argsort(-counts, kind="stable")
     ranks = np.argsort(by_frequency)[codes]
-    common = f"{kinds[by_frequency[0]]} files"
-    quantities.append(Quantity("format", np.where(is_known, ranks, np.nan), True, common))
-    quantities.append(Quantity("loudness", levels_db))
-    return quantities
+    formats = trials.mean(np.where(is_known, ranks, np.nan))
+    return [
+        # The ratio of two durations matters, not their difference.
+        Quantity("duration", trials.mean(np.log(seconds))),
+        Quantity("sample rate", trials.mean(np.log(rates))),
+        Quantity("format", formats, True, f"{kinds[by_frequency[0]]} files"),
+        Quantity("loudness", trials.mean(levels_db)),
+    ]
 
 
 def shortcuts(
@@ -142,6 +150,11 @@ def is_notable(row: GroupResult) -> bool:
     interval = row.eer_interval_percent
     eer = row.eer_percent
     return eer is not None and eer <= MAX_EER_PERCENT and interval is not None and interval[1] < 50
+
+
+def rows_of(results: Iterable[GroupResult]) -> list[list[str]]:
+    """Quantity, direction and EER, for a table."""
+    return [[row.label, row.note, row.eer_text] for row in results]
 
 
 def describe(row: GroupResult) -> str:

@@ -18,7 +18,7 @@ from preparation_server import fake_source
 
 from speakernet.corpora.cnceleb import groups_of_length
 from speakernet.data.audio import audio_info, write_audio
-from speakernet.data.lists import read_training_list, read_trials
+from speakernet.data.lists import read_model_trials, read_training_list, read_trials
 from tests.conftest import tiny_voice as voice
 
 
@@ -105,6 +105,12 @@ def make_cnceleb(root):
     (evaluation / "lists").mkdir()
     enrolled = "".join(f"id0000{row}-enroll enroll/id0000{row}-enroll.wav\n" for row in range(2))
     (evaluation / "lists" / "enroll.lst").write_text(enrolled)
+    # Speaker, then recordings of the corpus; the published list has .wav names too.
+    recordings = "".join(
+        f"id0000{row}-enroll id0000{row}/singing-01-000.wav id0000{row}/singing-02-001.wav\n"
+        for row in range(2)
+    )
+    (evaluation / "lists" / "enroll.map").write_text(recordings)
     trials = (
         "id00000-enroll test/id00000-singing-00.wav 1\nid00000-enroll "
         "test/id00001-singing-01.wav 0\n"
@@ -133,6 +139,10 @@ def test_cnceleb(tmp_path):
     assert [audio_info(path).seconds for path in joined] == [8.0, 6.0, 8.0]
     trials = read_trials(lists / "cnceleb_trials.txt")
     assert trials.labels.tolist() == [1, 0]
+    of_models = read_model_trials(lists / "cnceleb_avg_trials.txt", lists / "cnceleb_enrolment.txt")
+    assert of_models.labels.tolist() == [1, 0] and of_models.models.counts.tolist() == [2, 1, 1]
+    assert of_models.recordings[0] == "CN-Celeb_flac/data/id00000/singing-01-000.flac"
+    assert all((tmp_path / name).is_file() for name in of_models.recordings)
     assert all((tmp_path / name).is_file() for name in trials.names)
     before = {path: path.stat().st_mtime_ns for path in joined}
     assert run_data_prep("cnceleb", "--save_path", tmp_path, "--join", "--test_share", 0) == 0

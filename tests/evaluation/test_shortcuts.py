@@ -80,8 +80,9 @@ def test_quantities_of_headers():
     columns["sample_rates"] = np.array([8000, 16000, 0])
     columns["formats"] = np.array([0, PCM_S16, 0])
     names = StringTable.from_strings(["a.flac", "b.WAV", "c.flac"])
+    trials = TrialList(names, np.zeros(1), np.ones(1), None, "trials.txt")
     table = LookupTable(16000, columns)
-    quantities = {item.name: item for item in quantities_of(table, names, np.zeros(3))}
+    quantities = {item.name: item for item in quantities_of(table, trials, np.zeros(3))}
     np.testing.assert_allclose(quantities["duration"].values, np.log([1, 2, np.nan]))
     np.testing.assert_allclose(quantities["sample rate"].values, np.log([8000, 16000, np.nan]))
     assert quantities["format"].category == ".flac files"

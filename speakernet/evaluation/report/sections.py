@@ -53,7 +53,7 @@ from speakernet.evaluation.results import (
     SliceResult,
     headline,
 )
-from speakernet.evaluation.shortcuts import MAX_EER_PERCENT
+from speakernet.evaluation.shortcuts import MEANING, rows_of
 from speakernet.evaluation.speakers import speakers_of
 from speakernet.files import human_bytes
 from speakernet.run_folder import DECISIONS, EVALUATIONS, SCORES
@@ -167,7 +167,8 @@ def result_section(run: RunData) -> Section:
     table = Table(["figure", "value", "95 % interval"], rows, (1, 2))
     cards = [Card("All figures", table=table), of_list]
     if results.shortcuts:
-        cards.append(_shortcuts_card(results.shortcuts))
+        table = Table(["quantity", "is", "EER"], rows_of(results.shortcuts), (2,))
+        cards.append(Card("The list without its voices", MEANING, table))
     if results.test_lists:
         cards.append(_lists_side_by_side(run.list_name, results, results.test_lists))
     return Section(cards, tiles, caveats, is_in_halves=True)
@@ -234,16 +235,6 @@ def _lists_side_by_side(name: str, reported: Results, others: Mapping[str, Group
         f"{', '.join(others)}."
     )
     return Card("Test lists", note, _side_by_side("figure", columns), is_wide=True)
-
-
-def _shortcuts_card(rows: Sequence[GroupResult]) -> Card:
-    """How well the trial list can be solved without its voices."""
-    note = (
-        "The EER of what is not the voice. Near 50 %, targets and non-targets are alike in it; up "
-        f"to {MAX_EER_PERCENT:g} %, the list helps to decide."
-    )
-    table = [[row.label, row.note, row.eer_text] for row in rows]
-    return Card("The list without its voices", note, Table(["quantity", "is", "EER"], table, (2,)))
 
 
 def _list_sentence(run: RunData) -> str:
@@ -644,7 +635,12 @@ def _utterance_cell(
     if "durations" in run.arrays:
         facts.append(f"{run.arrays['durations'][utterance]:.1f} s")
     sound = ""
-    if audio is not None:
+    num_recordings = 0
+    if "num_recordings" in run.arrays:
+        num_recordings = int(run.arrays["num_recordings"][utterance])
+    if num_recordings:
+        facts.append(counted(num_recordings, "recording"))
+    elif audio is not None:
         try:
             waveform = audio.read(name, 0, MAX_PLAYED_SECONDS * audio.sample_rate)
         except AudioError as error:
