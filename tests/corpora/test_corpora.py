@@ -3,9 +3,11 @@ trials.
 """
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from preparation_corpora import (
     catalogue_entry,
     parts_of,
@@ -20,6 +22,8 @@ from speakernet.corpora.cnceleb import groups_of_length
 from speakernet.data.audio import audio_info, write_audio
 from speakernet.data.lists import read_model_trials, read_training_list, read_trials
 from tests.conftest import tiny_voice as voice
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
 def speakers_of(path, depth):
@@ -124,12 +128,16 @@ def make_cnceleb(root):
 
 def test_cnceleb(tmp_path):
     make_cnceleb(tmp_path)
-    assert run_data_prep("cnceleb", "--save_path", tmp_path, "--join", "--test_share", 0) == 0
+    words = ("--save_path", tmp_path, "--join", "--validation_share", 0, "--test_share", 0)
+    assert run_data_prep("cnceleb", *words) == 0
     lists = tmp_path / "cnceleb_lists"
     training = read_training_list(lists / "train_list.txt")
-    assert set(training.speakers) < {f"id0000{row}" for row in range(2, 8)}, (
+    assert set(training.speakers) == {f"id0000{row}" for row in range(2, 8)}, (
         "evaluation speakers are excluded"
     )
+    preset = yaml.safe_load((CONFIGS / "preset_cnceleb.yaml").read_text(encoding="utf-8"))["data"]
+    for name in ("train_list", "test_list", "enrolment_list"):
+        assert (tmp_path / Path(preset[name]).relative_to("data")).is_file()
     for name in training.paths:
         assert audio_info(tmp_path / name).seconds >= 5
     joined = sorted((tmp_path / "CN-Celeb_joined" / "id00002").iterdir())
@@ -145,7 +153,7 @@ def test_cnceleb(tmp_path):
     assert all((tmp_path / name).is_file() for name in of_models.recordings)
     assert all((tmp_path / name).is_file() for name in trials.names)
     before = {path: path.stat().st_mtime_ns for path in joined}
-    assert run_data_prep("cnceleb", "--save_path", tmp_path, "--join", "--test_share", 0) == 0
+    assert run_data_prep("cnceleb", *words) == 0
     assert {path: path.stat().st_mtime_ns for path in joined} == before
 
 
