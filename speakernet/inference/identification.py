@@ -38,13 +38,15 @@ class Namer:
         """The rule for this much speech of a person, if the model file has a calibration on
         durations alone, otherwise the rule.
         """
-        if self.rule.quality is None or speech_seconds is None or name not in self.person_seconds:
+        quality = self.rule.quality
+        if quality is None or speech_seconds is None or name not in self.person_seconds:
             return self.rule
-        measures = {measure.partition(" ")[0] for measure in self.rule.quality[0].inputs}
-        if measures != {"score", "duration"}:
+        if not all(measure.startswith(("score", "duration")) for measure in quality[0].inputs):
             return self.rule
-        durations = np.array([self.person_seconds[name], speech_seconds])
-        return self.rule.for_pair({"duration": durations})
+        # The shorter for each side: a difference that the calibration list does not have would
+        # count for more than the score.
+        shorter = min(self.person_seconds[name], speech_seconds)
+        return self.rule.for_pair({"duration": np.full(2, shorter)})
 
     def threshold(self) -> float | str:
         """The threshold that scores are compared with, to be checked before anything is embedded.

@@ -159,8 +159,9 @@ def who_speaks(
     if has_more:
         warn_of_more(max_speakers)
     coarse = cut_sections(speech, windows, labels)
-    starts, stops, rows = np.array(coarse).T
-    heard_seconds = np.bincount(rows.astype(np.int64), weights=stops - starts)
+    heard_seconds = np.bincount(
+        [row for *_, row in coarse], weights=[stop - start for start, stop, _ in coarse]
+    )
     speakers = []
     for row, seconds in enumerate(heard_seconds.tolist()):
         is_in = labels == row
@@ -175,18 +176,20 @@ def who_speaks(
     else:
         second = segmented.second_voices(single, people @ np.eye(len(speakers))[labels])
         turns = _turns_of([*single, *second], speakers)
-    for row, speaker in enumerate(speakers):
-        own_turns = [turn for turn in turns if turn.speaker == speaker.name]
-        seconds = sum(turn.stop - turn.start for turn in own_turns)
-        speakers[row] = replace(speaker, seconds=seconds)
     return Conversation(
         recording.name,
         recording.seconds,
         detector,
-        tuple(speakers),
+        tuple(_with_seconds(speaker, turns) for speaker in speakers),
         tuple(turns),
         tuple(exclusive),
     )
+
+
+def _with_seconds(speaker: Speaker, turns: Sequence[Turn]) -> Speaker:
+    """The speaker with the seconds of all their turns."""
+    seconds = sum(turn.stop - turn.start for turn in turns if turn.speaker == speaker.name)
+    return replace(speaker, seconds=seconds)
 
 
 def bound_of(max_speakers: int | None, num_speakers: int | None = None) -> int:
