@@ -12,7 +12,7 @@ CORE = [
     # docs/troubleshooting.md.
     "torch>=2.9,<2.15",
     "torchaudio>=2.9,<2.12",
-    "soundfile>=0.12.1",
+    "soundfile>=0.13",
     "scipy>=1.10",
     "numpy>=1.24",
     "PyYAML>=6.0",

@@ -23,7 +23,6 @@ from typing import IO, Any, TypeVar
 
 import numpy as np
 import yaml
-from filelock import FileLock, Timeout
 
 from speakernet.terminal import Bar
 
@@ -257,6 +256,9 @@ def hold_lock(
     """Hold the lock file `path` until the block ends; the system releases it when the process
     dies.
     """
+    # Imported late: `verify` starts without it.
+    from filelock import FileLock, Timeout
+
     try:
         return FileLock(path, timeout=-1 if waits else 0).acquire()
     except Timeout as error:

@@ -5,9 +5,13 @@ bounds, default, and a docstring below each field. A table is a plain dictionary
 `Component`; a component's module is imported only when the component is built.
 """
 
+import ast
 import difflib
+import functools
 import inspect
+import itertools
 import pkgutil
+import sys
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -59,7 +63,6 @@ class Options(BaseModel):
         extra="forbid",
         # A checked configuration never changes; `model_copy(update=…)` makes another one.
         frozen=True,
-        use_attribute_docstrings=True,
         # Only the chosen components need a validator.
         defer_build=True,
         validate_default=True,
@@ -86,6 +89,15 @@ class Options(BaseModel):
             if word in choices:
                 return word
         raise ValueError("neither true nor false")
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> Any:
+        """Add the descriptions, which pydantic would otherwise read when the class is defined."""
+        schema = handler(core_schema)
+        for name, declared in handler.resolve_ref_schema(schema).get("properties", {}).items():
+            if text := description_of(cls, name):
+                declared["description"] = text
+        return schema
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yield values that contradict each other, as (field, what was found and expected)."""
@@ -215,10 +227,30 @@ def default_of(owner: type[Options], name: str) -> Any:
 def description_of(owner: type[Options], name: str) -> str:
     """The docstring below a field in one line, or that of the base-class field it overrides."""
     for base in owner.__mro__:
-        field = getattr(base, "model_fields", {}).get(name)
-        if field and field.description:
-            return " ".join(field.description.split())
+        if text := _docstrings(base.__module__).get((base.__name__, name)):
+            return text
     return ""
+
+
+# Reading them takes as long as everything else in defining the options, and only help, schema and
+# documentation show them.
+@functools.cache
+def _docstrings(module: str) -> dict[tuple[str, str], str]:
+    """(class, field) -> the docstring below the field in a module's source, in one line."""
+    texts = {}
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (KeyError, OSError, TypeError):
+        # Built in, or typed into an interpreter.
+        return {}
+    for owner in ast.walk(tree):
+        if not isinstance(owner, ast.ClassDef):
+            continue
+        for field, below in itertools.pairwise(owner.body):
+            text = below.value if isinstance(below, ast.Expr) else None
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Constant):
+                texts[owner.name, ast.unparse(field.target)] = " ".join(str(text.value).split())
+    return texts
 
 
 def summary(owner: type) -> str:

@@ -124,6 +124,17 @@ def shared_data() -> Path:
     return SHARED_DATA
 
 
+@pytest.fixture(scope="session")
+def ffmpeg() -> str:
+    """The user's ffmpeg, or the one of imageio-ffmpeg."""
+    from speakernet.data.ffmpeg import FfmpegError, find_ffmpeg
+
+    try:
+        return find_ffmpeg()
+    except FfmpegError as error:
+        pytest.skip(str(error))
+
+
 @pytest.fixture()
 def random() -> np.random.Generator:
     """A generator with a fixed seed."""

@@ -41,7 +41,9 @@ def test_links(repository, name):
 
 @pytest.mark.slow
 def test_cells(notebook, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "erste Stunde, là"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
     names: dict[str, Any] = {}
     shown = []
     for number, source in enumerate(sources(notebook, "code")):
@@ -58,4 +60,4 @@ def test_cells(notebook, tmp_path, monkeypatch, capsys):
         len(re.findall(r"^(same speaker|different speakers): score", out, flags=re.MULTILINE)) == 3
     )
     assert re.search(r"^(Ada|Bo|unknown) score \d", out, flags=re.MULTILINE)
-    assert (tmp_path / "first_hour" / "run" / "report.html").is_file()
+    assert (folder / "first_hour" / "run" / "report.html").is_file()

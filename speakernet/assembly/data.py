@@ -94,7 +94,6 @@ def build_training_loader(
         sample_bytes=2 if is_int16 else 4,
         # Threads read ahead what is not in memory.
         is_reading_free=is_flat,
-        is_waiting_for_disk=isinstance(reader, sources.FolderRows) and reader.is_on_disk,
         augments_in_workers=with_reading is not None,
         changed_share=voices.share_at_other_speeds if changes_speed else 0.0,
         is_spawned=(start_method or workers.DEFAULT_START_METHOD) != "fork",
@@ -114,7 +113,14 @@ def build_training_loader(
         dtype=np.int16 if is_int16 and is_copied else np.float32,
         changes_speed=changes_speed,
     )
-    running = _placed(maker, options, device, start_method, placement)
+    running = _placed(
+        maker,
+        options,
+        device,
+        start_method,
+        placement,
+        follows_waiting=data.num_workers == "auto",
+    )
     if augmenter is not None and placement.banks:
         # Babble mixed from training utterances reads the corpus on the device, if it is there.
         corpus = None
@@ -160,6 +166,8 @@ def _placed(
     device: torch.device,
     start_method: str | None,
     placement: Placement,
+    *,
+    follows_waiting: bool,
 ) -> batches.CropMaker:
     """Make crops on the device, in worker processes or in this process."""
     if placement.corpus:
@@ -175,7 +183,9 @@ def _placed(
     running: batches.CropMaker = maker
     if options.num_workers:
         pins = device.type == "cuda" and bool(options.pin_memory)
-        running = workers.Workers(maker, options, start_method, pins=pins)
+        running = workers.Workers(
+            maker, options, start_method, pins=pins, follows_waiting=follows_waiting
+        )
     in_flight = int(options.num_workers) * int(options.prefetch_factor)
     if maker.reader.is_remote:
         return maker.reader.ahead(running, in_flight)
@@ -193,6 +203,7 @@ def loading_facts(loader: TrainingLoader) -> choices.LoadingFacts:
     """The facts about a loader from which `data_wait_advice` advises on waiting for data."""
     maker = loader.maker
     reader = loader.maker.reader
+    augmenter = maker.augmenter
     is_compressed = isinstance(reader, sources.FolderRows) and not reader.table.all_plain
     # Reading times include decoding and speed changes; with either, they do not measure the disk.
     is_disk_timed = not is_compressed and not (
@@ -203,7 +214,8 @@ def loading_facts(loader: TrainingLoader) -> choices.LoadingFacts:
         cores=usable_cores(),
         is_packed=isinstance(reader, packed.PackedRows),
         is_compressed=is_compressed,
-        augments_on_cpu=maker.augmenter is not None,
+        augments_on_cpu=augmenter is not None,
+        needs_cpu=augmenter is not None and bool(augmenter.options.real_codecs),
         has_gpu=loader.device.type == "cuda",
         read_bytes_a_second=loader.read_bytes_a_second() if is_disk_timed else 0.0,
         is_on_disk=isinstance(reader, packed.PackedRows) and reader.is_on_disk,
@@ -282,7 +294,6 @@ def _resolve_auto(
     is_reading_free: bool,
     augments_in_workers: bool,
     changed_share: float,
-    is_waiting_for_disk: bool,
     is_spawned: bool,
 ) -> DataOptions:
     """The section with every `auto` for workers and queues resolved."""
@@ -301,7 +312,6 @@ def _resolve_auto(
             free_shared_bytes=free_shared,
             processes_on_machine=distributed.local_world_size(),
             is_spawned=is_spawned,
-            is_waiting_for_disk=is_waiting_for_disk,
             changed_share=changed_share,
         )
         num_workers = choice.value
@@ -339,6 +349,7 @@ def choose_placement(
     is_possible = (
         augmenter is not None
         and place != "cpu"
+        and not config.augment.real_codecs
         and (data.device_resident != "off" or place == "cuda")
     )
     is_considered = is_possible and (device.type == "cuda" or data.device_resident == "on")

@@ -27,6 +27,7 @@ from speakernet.checkpoint import read_checkpoint
 from speakernet.config import Config
 from speakernet.config.schema import replaced
 from speakernet.data.lists import StringTable, TrainingList, TrialList
+from speakernet.data.names import folders_of, one_word
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation.calibration import (
     FITTED_ON_REPORTED,
@@ -542,7 +543,7 @@ def _with_provenance(
     folders: set[str] = set()
     if parts.cohort_speakers:
         for name in trials.names:
-            folders.update(name.replace("\\", "/").split("/")[:-1])
+            folders.update(map(one_word, folders_of(name)))
     if shared := sorted(folders & parts.cohort_speakers):
         warnings.append(
             f"{len(shared)} speakers of the cohort may also be in the trials "

@@ -20,6 +20,7 @@ from speakernet.losses.options import LOSSES, LossOptions
 from speakernet.models.importers import (
     PUBLISHED,
     TOOLKITS,
+    find_fitting,
     import_network,
     unknown_file,
     voxceleb_trainer,
@@ -59,6 +60,12 @@ def import_weights(arguments: argparse.Namespace) -> list[str]:
         toolkit = PUBLISHED[arguments.source]
         net, left_out = import_network(toolkit, arguments.model, contents, arguments.file)
         notes = [f"not loaded: {entry}" for entry in left_out]
+        for options in find_fitting(contents, arguments.file):
+            if f"--from {arguments.source} " not in options:
+                notes.append(
+                    f"the tensors also fit {options}; if they were trained with that toolkit, "
+                    "import them so, because another front end silently spoils all scores"
+                )
     else:
         net, notes = _import_classic(arguments, contents)
     loss: Any = lookup(LOSSES, arguments.loss, "loss").options if arguments.loss else LossOptions

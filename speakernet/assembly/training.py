@@ -27,6 +27,7 @@ from speakernet.config.problems import (
     training_problems,
 )
 from speakernet.config.schema import Config
+from speakernet.data.augment.codecs import refuse_lacking
 from speakernet.data.lookup import default_cache_folder
 from speakernet.frontend.perturbation import keep_draws_eager
 from speakernet.losses.classification import SpeakerLoss
@@ -112,6 +113,8 @@ def refuse_impossible(config: Config, net: SpeakerNet, device: torch.device) -> 
                 "'speakernet[trackers]', or leave it out"
             )
     # These are called only for the errors they raise.
+    if config.augment.enabled:
+        refuse_lacking(config.augment.real_codecs)
     choose_precision(config.runtime.precision, device)
     optimizers.should_fuse(config.optimizer, device)
     if config.runtime.gradient_checkpointing:

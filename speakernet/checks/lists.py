@@ -19,12 +19,11 @@ from speakernet.data.lists import (
     TrainingList,
     TrialList,
     identify_trials,
-    one_word,
     repeated_rows,
     repeated_trials,
 )
 from speakernet.data.lookup import LookupTable
-from speakernet.data.names import advice_on_name
+from speakernet.data.names import advice_on_name, folders_of, one_word
 from speakernet.data.opening import kaldi_advice
 from speakernet.data.sources import AudioSource
 from speakernet.files import own_command
@@ -185,8 +184,7 @@ def _labels_look_swapped(trials: TrialList) -> bool:
     is the other way round.
     """
     looks_swapped = False
-    folders = [name.split("/")[:-1] for name in trials.names]
-    for level in zip(*folders, strict=False):
+    for level in zip(*map(folders_of, trials.names), strict=False):
         _, ids = np.unique(level, return_inverse=True)
         is_same = ids[trials.enrol] == ids[trials.test]
         if np.array_equal(is_same, trials.labels == 1):
@@ -311,7 +309,7 @@ def overlap_findings(training: TrainingList, trials: TrialList) -> list[Finding]
         noun = "speaker"
         folders = set()
         for name in trials.names:
-            steps = name.split("/")
+            steps = folders_of(name)
             folders |= {
                 one_word(steps[depth]) for depth in depths if -len(steps) <= depth < len(steps)
             }
@@ -338,15 +336,15 @@ def overlap_findings(training: TrainingList, trials: TrialList) -> list[Finding]
 
 def _depths_of_speakers(training: TrainingList) -> set[int]:
     """Places in a path where every examined row has its speaker's folder, from the start (0, 1, …)
-    and from the end (-2, -3, …).
+    and from the end (-1, -2, …).
     """
     depths: set[int] | None = None
     num_examined = min(EXAMINED_ROWS, len(training))
     spread = np.linspace(0, len(training) - 1, num_examined).astype(np.int64)
     for row in spread.tolist():
-        steps = training.paths[row].split("/")
+        steps = folders_of(training.paths[row])
         speaker = training.speakers[int(training.labels[row])]
-        here = {place for place, step in enumerate(steps[:-1]) if one_word(step) == speaker}
+        here = {place for place, step in enumerate(steps) if one_word(step) == speaker}
         here |= {place - len(steps) for place in here}
         depths = here if depths is None else depths & here
     return depths or set()

@@ -166,6 +166,8 @@ def run_command(module_name: str, program: str, arguments: Sequence[str]) -> int
         # error.
         os.environ.setdefault(HUGE_PAGES, "1")
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    # pydantic searches every installed package for plugins, of which a command uses none.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     generations = gc.get_threshold()
     gc.set_threshold(YOUNG_OBJECTS, *generations[1:])
     module = importlib.import_module(module_name)
@@ -290,6 +292,7 @@ def _parse(module: ModuleType, program: str, rest: Sequence[str]) -> argparse.Na
         parsed.config_arguments = config_arguments
     else:
         _refuse_unknown_options(parser, rest)
+        _recommend_model(parser, rest)
         parsed = parser.parse_args(rest)
     _check_outputs(module, parser, parsed)
     return parsed
@@ -354,6 +357,18 @@ def _refuse_unknown_options(parser: argparse.ArgumentParser, rest: Sequence[str]
             names = nearest(option, known.keys() - {"--help"}, 1)
             meant = f"did you mean {names[0]}? " if names else ""
             parser.error(f"unknown option {option!r}; {meant}see `{parser.prog} --help`")
+
+
+def _recommend_model(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
+    """Report a missing model file with the published model that can be used at once."""
+    action = parser._option_string_actions.get("--model")
+    options = {word.partition("=")[0] for word in rest}
+    is_missing = not options & {"--model", "-h", "--help"}
+    if isinstance(action, ModelFile) and action.required and is_missing:
+        parser.error(
+            "--model is missing; give a model file such as exps/exp01/best.pt, or a published "
+            f"model by name: --model {RECOMMENDED} (`speakernet models` lists more)"
+        )
 
 
 def _add_components(rest: Sequence[str]) -> None:
@@ -483,6 +498,9 @@ class ModelFile(argparse.Action):
         setattr(namespace, self.dest, model_path(value))
 
 
+RECOMMENDED = "3dspeaker/campplus-zh-en"
+"""The published model for those who have none: of 200,000 speakers, small, fetched without an
+account or further packages, and measured on telephone calls and microphones (docs/results.md)."""
 MODEL_ARGUMENT: dict[str, Any] = {
     "action": ModelFile,
     "help": "a model file, such as exps/exp01/best.pt, or a name from `speakernet models`",
@@ -544,10 +562,16 @@ def load_verifier(
     """Load the model given by `--model`; with several ranks on a machine, each uses the GPU with
     its local rank.
     """
-    # Late: --help and a mistyped option need no torch.
-    from speakernet.inference.verifier import load
+    # Nothing that is imported and built here becomes garbage; looking for some takes a tenth of a
+    # second.
+    gc.disable()
+    try:
+        # Late: --help and a mistyped option need no torch.
+        from speakernet.inference.verifier import load
 
-    return load(arguments.model, arguments.device, local_rank)
+        return load(arguments.model, arguments.device, local_rank)
+    finally:
+        gc.enable()
 
 
 def warn_of_model(verifier: "SpeakerVerifier") -> None:

@@ -12,6 +12,7 @@ from speakernet.cli import MODEL_ARGUMENT
 from speakernet.files import human_bytes, sha256_of
 
 ARGUMENTS = {"model": MODEL_ARGUMENT}
+NO_LICENCE = "not stated; the people who trained the model can choose one"
 
 
 def run(arguments: argparse.Namespace) -> list[str]:
@@ -45,7 +46,8 @@ def run(arguments: argparse.Namespace) -> list[str]:
         rows.append(("backbone" if key == "name" else f"backbone {key}", _value(value)))
     num_parameters = sum(parameter.numel() for parameter in net.parameters())
     mean = _mean(contents.get("embedding_mean"), contents.get("embedding_mean_of"))
-    licence = summary.get("licence") or "not stated; ask the people who trained it"
+    origin = summary.get("initial_model") or {}
+    licence = summary.get("licence") or origin.get("licence") or NO_LICENCE
     calibrated = f"no: {model.rule.advice}"
     if model.is_calibrated:
         calibrated = f"yes; {model.rule.caution}".removesuffix("; ")

@@ -1,14 +1,18 @@
 """List published models that `--model`, `--initial_model`, `fetch` and `speakernet.load` take by
 name.
 
-Error rates (percent) and sizes are the publishers' figures; this project measured none of them.
-Each model's weights have their own licence.
+Error rates are the publishers' EERs in percent on the list in the column's name; this project
+measured none of them. A name with a star is recommended. Each model's weights have their own
+licence.
 """
 
 import argparse
 from typing import Any
 
-ROW = "{:<34}{:>12}{:>10}{:>12}  {:<13}{:<8}{}"
+from speakernet.cli import RECOMMENDED
+
+LISTS = ("VoxCeleb1-O", "CN-Celeb")
+ROW = "{:<34}{:>16}{:>13}{:>12}{:>9}  {:<13}{:<8}{}"
 
 ARGUMENTS: dict[str, Any] = {}
 
@@ -18,19 +22,26 @@ def run(arguments: argparse.Namespace) -> list[str]:
     # Late: --help needs no torch.
     from speakernet.assembly.published import cached, catalogue
 
+    rates = [f"EER {trials}" for trials in LISTS]
     lines = [
-        ROW.format(
-            "name", "VoxCeleb1-O", "CN-Celeb", "parameters", "licence", "cached", "trained on"
-        )
+        ROW.format("name", *rates, "parameters", "size", "licence", "cached", "trained on"),
     ]
     for name, entry in catalogue().items():
-        rates = [entry.get("eer", {}).get(trials, "-") for trials in ("VoxCeleb1-O", "CN-Celeb")]
-        is_here = "yes" if cached(name).is_file() else "no"
+        rates = [entry.get("eer", {}).get(trials, "-") for trials in LISTS]
+        parameters = entry.get("parameters", "-")
+        # Weights of 4 bytes; given as a number of millions such as "6.63 M".
+        size = f"{4 * float(parameters.split()[0]):.0f} MB" if "parameters" in entry else "-"
         facts = (
-            entry.get("parameters", "-"),
+            parameters,
+            size,
             entry.get("licence", "not given"),
-            is_here,
+            "yes" if cached(name).is_file() else "no",
             entry["trained_on"],
         )
-        lines.append(ROW.format(name, *rates, *facts))
+        mark = " *" if name == RECOMMENDED else ""
+        lines.append(ROW.format(name + mark, *rates, *facts))
+    lines += [
+        "",
+        f"* recommended: speakernet verify a.wav b.wav --model {RECOMMENDED} --threshold default",
+    ]
     return lines

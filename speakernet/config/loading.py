@@ -311,10 +311,11 @@ def find_config(name: str) -> Path:
             f"{len(prepared)} configurations are named {name!r}: "
             f"{', '.join(map(str, prepared))}; give the path of one of them"
         )
-    recipes = [recipe.relative_to(RECIPES).as_posix() for recipe in sorted(RECIPES.rglob("*.yaml"))]
+    names = [path.name for path in sorted(PREPARED.glob("*/*.yaml"))]
+    names += [recipe.relative_to(RECIPES).as_posix() for recipe in sorted(RECIPES.rglob("*.yaml"))]
     raise ConfigError(
         f"no configuration {name!r} in the working directory, in the folders of {PREPARED}/ or in "
-        f"configs/; {suggestion(name, recipes)}"
+        f"configs/; {suggestion(name, names)}"
     )
 
 

@@ -29,8 +29,8 @@ from speakernet.corpora.utterances import (
     split_as_published,
     split_speakers,
 )
-from speakernet.data.lists import one_word, write_training_list, write_trials
-from speakernet.data.names import advice_on_name, composed
+from speakernet.data.lists import write_training_list, write_trials
+from speakernet.data.names import advice_on_name, composed, one_word
 from speakernet.data.sources import FolderSource
 from speakernet.files import exclusive
 from speakernet.machine.facts import usable_cores
@@ -224,7 +224,7 @@ def prepare_lists(
         num_train=len(training),
         num_speakers=len(np.unique(utterances.labels[training])),
         median_seconds=float(np.median(seconds)),
-        hours=float(seconds.sum()) / 3600,
+        hours=float(seconds[training].sum()) / 3600,
     )
 
 

@@ -57,7 +57,7 @@ from speakernet.corpora.utterances import (
 from speakernet.data.audio import AUDIO_SUFFIXES, CONVERTIBLE_SUFFIXES, SAMPLE_RATE, WRITABLE
 from speakernet.data.ffmpeg import FFMPEG_VARIABLE
 from speakernet.data.folders import UnicodeNames, is_hidden
-from speakernet.data.names import normal_name
+from speakernet.data.names import CONVERTED, folders_of, normal_name
 from speakernet.files import exclusive, own_command
 from speakernet.terminal import MAX_NAMED, counted
 
@@ -180,8 +180,8 @@ def prepare_folder(arguments: argparse.Namespace, save_path: Path) -> PreparedFo
     root = arguments.root
     scan = StepSummary("scan", save_path, "usable", "skipped", "left out")
     # Converted files have absolute names, with the same folders as the originals below this one.
-    converted = (save_path / "converted").resolve()
-    listed, split_of = _list_recordings(arguments, converted, scan)
+    converted = (save_path / CONVERTED).resolve()
+    listed, split_of = _list_recordings(arguments, scan)
     rows, conversions = _readable_rows(without_copies(listed, scan), root, converted)
     summaries = [scan]
     if conversions:
@@ -202,7 +202,7 @@ def prepare_folder(arguments: argparse.Namespace, save_path: Path) -> PreparedFo
     fine_tuning = config.with_name(f"{config.stem}_finetune.yaml")
     write_fine_tuning_lists(fine_tuning, inputs)
     logger.info(
-        "%s of %s for training, %.1f hours in total",
+        "%s of %s for training, %.2f hours",
         counted(lists.num_train, "utterance"),
         counted(lists.num_speakers, "speaker"),
         lists.hours,
@@ -309,7 +309,7 @@ def _folders(folder: Path) -> list[str]:
 
 
 def _list_recordings(
-    arguments: argparse.Namespace, converted: Path, scan: StepSummary
+    arguments: argparse.Namespace, scan: StepSummary
 ) -> tuple[Iterator[Row], Callable[[str], str] | None]:
     """Rows of the table, or of the folder by pattern or layout; and the function that gives the
     split of a path, if the folder has splits.
@@ -356,8 +356,7 @@ def _list_recordings(
     split_depth = layout.split_depth
 
     def split_of(name: str) -> str:
-        folders = name.removeprefix(f"{converted}/").split("/")
-        return SPLIT_FOLDERS[folders[split_depth].lower()]
+        return SPLIT_FOLDERS[folders_of(name)[split_depth].lower()]
 
     return rows, split_of
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from speakernet.data.folders import walk_files
 from speakernet.data.lists import ListError, StringTable, TrainingList
-from speakernet.data.names import composed, normal_name
+from speakernet.data.names import composed, normal_name, session_of
 from speakernet.files import open_text, reading
 from speakernet.options import suggestion
 from speakernet.random import numpy_generator
@@ -251,10 +251,7 @@ def row_by_speaker_folder(speaker: str, name: str) -> Row:
     >>> row_by_speaker_folder("anna", "wav/anna/monday/1.wav")
     Row(speaker='anna', name='wav/anna/monday/1.wav', session='monday', gender='')
     """
-    folders = name.split("/")[:-1]
-    if speaker not in folders:
-        return Row(speaker, name)
-    return Row(speaker, name, "/".join(folders[folders.index(speaker) + 1 :]))
+    return Row(speaker, name, session_of(speaker, name))
 
 
 class Split(NamedTuple):

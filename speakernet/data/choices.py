@@ -12,7 +12,7 @@ from speakernet.files import human_bytes
 from speakernet.options import Choice
 
 MIN_BATCHES_FOR_WORKERS = 8  # shorter epochs are over before workers have started up
-MAX_WORKERS = 12  # for files in memory: with more, the training process itself is the limit
+MAX_WORKERS = 12  # to begin with: if they compute, the training process itself is the limit
 MAX_SPAWNED_WORKERS = 4  # each imports torch again: seconds, and hundreds of megabytes
 MEMORY_SHARE = 0.5  # of the free memory, for corpora kept in memory
 # For a two-second crop, measured on one core: 0.20 to 0.25 ms to change its speed, 0.03 ms to pass
@@ -36,12 +36,8 @@ def choose_num_workers(
     processes_on_machine: int = 1,
     is_spawned: bool = False,
     changed_share: float = 0.0,
-    is_waiting_for_disk: bool = False,
 ) -> Choice[int]:
-    """How many loader processes to start.
-
-    `is_waiting_for_disk`: files that do not fit into memory; their readers wait most of the time.
-    """
+    """How many loader processes to start."""
     share = max(1, cores // processes_on_machine)
     if share == 1:
         return Choice(
@@ -66,9 +62,8 @@ def choose_num_workers(
             f"shared memory has {human_bytes(free_shared_bytes)} left and a batch takes "
             f"{human_bytes(batch_bytes)} (in Docker: --shm-size or --ipc=host)",
         ),
+        (MAX_WORKERS, f"more than {MAX_WORKERS} workers gain nothing"),
     ]
-    if not is_waiting_for_disk:
-        limits.append((MAX_WORKERS, f"more than {MAX_WORKERS} workers gain nothing"))
     if trains_on_cpu:
         limits.append((max(1, share // 4), f"the network itself needs most of the {share} cores"))
     else:
@@ -148,7 +143,7 @@ def choose_device_resident(
         obstacle = "the corpus is neither packed (speakernet pack) nor in memory"
     elif augments_elsewhere:
         obstacle = (
-            "noise and RIRs for its crops are not on the device (augment.device, "
+            "noise and RIRs for its crops are not on the device (augment.device, augment.codecs, "
             "data.device_gigabytes)"
         )
     elif corpus_bytes > budget_bytes:
@@ -188,6 +183,8 @@ class LoadingFacts:
     """Whether files must be decoded."""
     augments_on_cpu: bool
     has_gpu: bool
+    needs_cpu: bool = False
+    """Whether augmentation uses codecs, which a GPU cannot run."""
     read_bytes_a_second: float = 0.0
     """0 if not measured."""
     is_on_disk: bool = False
@@ -211,7 +208,7 @@ def data_wait_advice(wait_share: float, facts: LoadingFacts) -> str:
             f"the disk reads {speed / 1e6:.0f} MB/s; pack the corpus onto a faster one (speakernet "
             "pack)"
         )
-    elif facts.augments_on_cpu and facts.has_gpu:
+    elif facts.augments_on_cpu and facts.has_gpu and not facts.needs_cpu:
         # Costs nothing: the GPU is idle while it waits.
         advice = "let the GPU augment (augment.device: auto)"
     elif facts.is_on_disk and not facts.augments_on_cpu:

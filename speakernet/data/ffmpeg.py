@@ -59,6 +59,15 @@ class FfmpegError(ValueError):
     """ffmpeg is missing or failed on a file."""
 
 
+class Encoding(NamedTuple):
+    """How samples are coded."""
+
+    encoder: str
+    file_format: str
+    sample_rate: int
+    bits_per_second: int
+
+
 class Decoded(NamedTuple):
     """What ffmpeg says about one source."""
 
@@ -99,6 +108,15 @@ def ffmpeg_version(ffmpeg: str) -> str:
     return outcome.stdout.splitlines()[0]
 
 
+@functools.cache
+def encoders_of(ffmpeg: str) -> frozenset[str]:
+    """The names of an ffmpeg's audio encoders; FfmpegError if it does not run."""
+    ffmpeg_version(ffmpeg)
+    command = [ffmpeg, "-hide_banner", "-encoders"]
+    lines = subprocess.run(command, capture_output=True, text=True, timeout=30).stdout.splitlines()
+    return frozenset(line.split()[1] for line in lines if line.startswith(" A"))
+
+
 def decode_batch(
     ffmpeg: str,
     sources: Sequence[Path],
@@ -126,7 +144,7 @@ def decode_to_file(
 
     Stops after `max_seconds`. What a file is, ffmpeg decides by its content.
     """
-    with _as_input(source) as (name, descriptors):
+    with _as_file(source) as (name, descriptors):
         command = [*_SAFELY, "-threads", "1", "-i", name]
         command += ["-map", "0:a:0", "-t", f"{max_seconds:.3f}", "-af", _FROM_START]
         command += ["-ar", str(sample_rate), "-f", "s16le", "-c:a", "pcm_s16le", "pipe:1"]
@@ -134,6 +152,40 @@ def decode_to_file(
     if not target.seek(0, os.SEEK_END):
         raise FfmpegError("ffmpeg decoded no samples")
     return decoded._replace(num_channels=_num_channels(log, sample_rate))
+
+
+def code_batch(
+    ffmpeg: str, contents: Sequence[bytes], encodings: Sequence[Encoding]
+) -> list[bytes]:
+    """Encode signals (raw 16-bit mono samples) and decode them again, all of them in two
+    processes.
+    """
+    encode = ["-y"]
+    decode = ["-y"]
+    with contextlib.ExitStack() as stack:
+        names = []
+        descriptors: list[int] = []
+        # A file for the samples of each signal, which takes the decoded ones later, and one for
+        # its code.
+        for content in [*contents, *[b""] * len(contents)]:
+            name, opened = stack.enter_context(_as_file(content))
+            names.append(name)
+            descriptors.extend(opened)
+        raw = names[: len(contents)]
+        coded = names[len(contents) :]
+        for row, encoding in enumerate(encodings):
+            encode += ["-threads", "1", "-f", "s16le", "-ar", str(encoding.sample_rate)]
+            encode += ["-i", raw[row]]
+            decode += ["-threads", "1", "-f", encoding.file_format, "-i", coded[row]]
+        for row, encoding in enumerate(encodings):
+            encode += ["-map", f"{row}:a:0", "-c:a", encoding.encoder, "-threads", "1"]
+            encode += ["-b:a", str(encoding.bits_per_second), *_REPRODUCIBLY]
+            encode += ["-f", encoding.file_format, coded[row]]
+            decode += ["-map", f"{row}:a:0", "-c:a", "pcm_s16le", "-f", "s16le"]
+            decode += ["-ar", str(encoding.sample_rate), "-threads", "1", raw[row]]
+        for command in (encode, decode):
+            _run(ffmpeg, command, len(contents), None, tuple(descriptors))
+        return [Path(name.removeprefix("file:")).read_bytes() for name in raw]
 
 
 def _num_channels(log: str, sample_rate: int) -> int:
@@ -148,9 +200,9 @@ def _num_channels(log: str, sample_rate: int) -> int:
 
 
 @contextlib.contextmanager
-def _as_input(source: Path | bytes) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """A name for ffmpeg, and the descriptors it needs. It must be able to seek: telephones write
-    the index last.
+def _as_file(source: Path | bytes) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """A name for ffmpeg to read or write, and the descriptors it needs. It must be able to seek:
+    telephones write the index last.
     """
     if isinstance(source, Path):
         yield _as_url(source), ()

@@ -120,15 +120,6 @@ def numbers() -> defaultdict[bytes, int]:
     return defaultdict(itertools.count().__next__)
 
 
-def one_word(speaker: str) -> str:
-    """The speaker's name with underscores for white space, at which the speaker ends in a list.
-
-    >>> one_word("Anna Maria")
-    'Anna_Maria'
-    """
-    return "_".join(speaker.split())
-
-
 class StringTable(Sequence[str]):
     """Many strings in one UTF-8 buffer: `offsets[i]:offsets[i + 1]` are the bytes of string i."""
 

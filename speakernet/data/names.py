@@ -8,6 +8,8 @@ import unicodedata
 
 WINDOWS_PATH = re.compile(r"^[A-Za-z]:[\\/]|\\")
 QUOTES = ('"', "'")
+CONVERTED = "converted"
+"""The folder of recordings that `prepare` converted; below it are the folders of the originals."""
 
 
 def composed(name: str) -> str:
@@ -33,6 +35,50 @@ def normal_name(name: str) -> str:
     """
     pieces = [piece for piece in composed(name).split("/") if piece not in ("", ".")]
     return "/" * name.startswith("/") + "/".join(pieces)
+
+
+def original_name(name: str) -> str:
+    """The name that a recording had before `prepare` converted it; other names are unchanged.
+
+    >>> original_name("/data/mine/converted/anna/monday/1.m4a.wav"), original_name("anna/1.wav")
+    ('anna/monday/1.m4a', 'anna/1.wav')
+    """
+    folder, is_converted, original = name.partition(f"/{CONVERTED}/")
+    if not is_converted or not folder.startswith("/"):
+        return name
+    return original.removesuffix(".wav")
+
+
+def folders_of(name: str) -> list[str]:
+    """The folders in the original name of a recording.
+
+    >>> folders_of("anna/monday/1.wav")
+    ['anna', 'monday']
+    """
+    return original_name(name).replace("\\", "/").split("/")[:-1]
+
+
+def one_word(speaker: str) -> str:
+    """The speaker's name with underscores for white space, at which the speaker ends in a list.
+
+    >>> one_word("Anna Maria")
+    'Anna_Maria'
+    """
+    return "_".join(speaker.split())
+
+
+def session_of(speaker: str, name: str) -> str:
+    """The session of a speaker's recording: the folders between the speaker's and the file; empty
+    if there are none.
+
+    >>> session_of("Anna_Maria", "wav/Anna Maria/monday/1.wav")
+    'monday'
+    """
+    folders = folders_of(name)
+    speakers = [one_word(folder) for folder in folders]
+    if speaker not in speakers:
+        return ""
+    return "/".join(folders[speakers.index(speaker) + 1 :])
 
 
 def advice_on_name(name: str) -> str:

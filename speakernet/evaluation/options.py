@@ -23,7 +23,7 @@ UNIT_COST = 1.0
 """The usual cost of both a miss and a false accept."""
 Mode = Literal["crops", "whole"]
 ScoreNorm = Literal["none", "z", "t", "s", "as"]
-Sweep = Literal["noise", "reverb", "duration", "telephone", "microphone", "distance"]
+Sweep = Literal["noise", "reverb", "duration", "telephone", "microphone", "distance", "codec"]
 ADAPTATIONS = ("auto", "mean", "whitening", "coral", "lda", "wccn", "plda")
 """Back ends that `speakernet adapt` fits; auto chooses."""
 Quality = Literal["duration", "magnitude", "snr", "cohort"]

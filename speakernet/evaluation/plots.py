@@ -30,6 +30,8 @@ HEIGHT_INCHES = 3.0
 """Small, since the page shows plots 340 to 420 pixels wide: 8-point text stays readable on a
 phone."""
 PNG_DOTS_PER_INCH = 200
+MOST_LEVEL_LABELS = 8
+"""Labels that fit below a sweep; more are turned."""
 PALETTE = {
     "ink": ("#1b2431", "#e7ebf1"),
     "muted": ("#566172", "#9eabbc"),
@@ -345,7 +347,8 @@ def sweep_figure(series: Mapping[str, Sequence[GroupResult]], x_name: str) -> Fi
         axes.fill_between(range(len(rows)), low, high, color=f"C{number}", **BAND)
         label = name if len(series) > 1 else None
         axes.plot(range(len(rows)), eer, "o-", color=f"C{number}", markersize=4, label=label)
-        axes.set_xticks(range(len(rows)), [row.label for row in rows])
+        turn = 90 if len(rows) > MOST_LEVEL_LABELS else 0
+        axes.set_xticks(range(len(rows)), [row.label for row in rows], rotation=turn)
     axes.set_ylim(bottom=0)
     return figure
 

@@ -16,6 +16,7 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
 from speakernet.data.lists import NameIndex, TrainingList, TrialList
+from speakernet.data.names import one_word, original_name
 from speakernet.files import FileError, open_text, reading
 from speakernet.terminal import MAX_NAMED
 
@@ -87,7 +88,7 @@ def speakers_of(trials: TrialList, table: str | Path | None = None) -> Speakers:
         if "session" not in columns:
             return speakers
         return replace(speakers, sessions=_numbered([row["session"] for row in rows], "").ids)
-    folders = [name.replace("\\", "/").split("/") for name in names]
+    folders = [original_name(name).replace("\\", "/").split("/") for name in names]
     if trials.labels is None:
         rule = "first part of each path (unchecked: the list has no labels)"
         return _numbered([parts[0] for parts in folders], rule)
@@ -142,7 +143,7 @@ def shared_speakers(members: TrainingList, trials: TrialList) -> np.ndarray:
     """
     by_path = members.labels[NameIndex(trials.names).find(members.paths) >= 0]
     # Speakers of several corpora are prefixed with the corpus's name.
-    named = set(speakers_of(trials).names)
+    named = set(map(one_word, speakers_of(trials).names))
     speakers = (speaker.rpartition("/")[2] for speaker in members.speakers)
     by_name = [row for row, speaker in enumerate(speakers) if speaker in named]
     return np.union1d(by_path, np.array(by_name, dtype=np.int64))

@@ -20,6 +20,7 @@ from scipy.signal import oaconvolve
 
 from speakernet.data.augment.augmenter import Augmenter, mu_law_codec, telephone_band
 from speakernet.data.augment.banks import ClipBank, RirBank
+from speakernet.data.augment.codecs import CODECS, Coding, encode_and_decode, lacking
 from speakernet.data.augment.options import AugmentOptions
 from speakernet.data.lists import StringTable, TrialList
 from speakernet.data.lookup import LookupTable
@@ -48,6 +49,7 @@ AXES = {
     "reverb": "share of reverberated sound (%)",
     "duration": "seconds kept, from the middle",
     "telephone": "channel",
+    "codec": "codec and bit rate (kbit/s)",
     "microphone": "standard deviation of the frequency response (dB)",
     "distance": "distance (critical distances of the room)",
 }
@@ -170,12 +172,27 @@ def _steps_of(
         assert rirs is not None
         for distance in DISTANCES:
             steps.append(Step(f"{distance:g}", functools.partial(_far, rirs, seed, distance)))
+    elif kind == "codec":
+        steps = _codec_steps(sample_rate)
     else:
         narrowed = functools.partial(_narrowed, sample_rate)
         steps = [
             Step("300-3400 Hz", functools.partial(narrowed, False)),
             Step("and mu-law", functools.partial(narrowed, True)),
         ]
+    return steps
+
+
+def _codec_steps(sample_rate: int) -> list[Step]:
+    """Each codec that this machine has, at each of its bit rates."""
+    steps = [Step("mu-law 64", functools.partial(_through_mu_law, sample_rate))]
+    for name, codec in CODECS.items():
+        if problem := lacking(name):
+            logger.warning("sweep: codec %s is left out: %s", name, problem)
+            continue
+        for kilobits in codec.levels:
+            transform = functools.partial(_coded, sample_rate, Coding(name, kilobits))
+            steps.append(Step(f"{name} {kilobits:g}", transform))
     return steps
 
 
@@ -263,3 +280,13 @@ def _as_loud_as(waveform: np.ndarray, wet: np.ndarray) -> np.ndarray:
 def _narrowed(sample_rate: int, has_codec: bool, waveform: np.ndarray, _row: int) -> np.ndarray:
     narrow = telephone_band(torch.from_numpy(waveform.astype(np.float32))[None], sample_rate)
     return (mu_law_codec(narrow, sample_rate) if has_codec else narrow)[0].numpy()
+
+
+def _through_mu_law(sample_rate: int, waveform: np.ndarray, _row: int) -> np.ndarray:
+    return mu_law_codec(torch.from_numpy(waveform.astype(np.float32))[None], sample_rate)[0].numpy()
+
+
+def _coded(sample_rate: int, coding: Coding, waveform: np.ndarray, _row: int) -> np.ndarray:
+    batch = torch.from_numpy(waveform.astype(np.float32, copy=True))[None]  # (1, samples)
+    encode_and_decode(batch, {0: coding}, sample_rate)
+    return batch[0].numpy()

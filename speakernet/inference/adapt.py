@@ -9,6 +9,7 @@ file its calibration and thresholds. The mathematics is in `speakernet.evaluatio
 import collections
 import copy
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from speakernet.data.lists import (
     read_training_list,
     read_trials,
 )
+from speakernet.data.names import original_name, session_of
 from speakernet.data.opening import open_source
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation import adaptation
@@ -38,12 +40,12 @@ from speakernet.evaluation.embedding import (
     weights_digest,
 )
 from speakernet.evaluation.evaluate import score_trials
-from speakernet.evaluation.figures import compare_scores, why_no_error_rate
+from speakernet.evaluation.figures import compare_scores, figures, why_no_error_rate
 from speakernet.evaluation.fitting import Fit, fit_scores
 from speakernet.evaluation.metrics import eer
 from speakernet.evaluation.options import ADAPTATIONS, EvaluationOptions
 from speakernet.evaluation.scoring import WHOLE, Plda, cosine_scores, verifying_backend
-from speakernet.evaluation.speakers import read_csv, speakers_of
+from speakernet.evaluation.speakers import Speakers, read_csv, speakers_of
 from speakernet.files import check_writable, read_arrays
 from speakernet.inference.decision import MIN_TEST_SECONDS
 from speakernet.inference.recordings import (
@@ -213,6 +215,8 @@ def adapt(
     fit = None
     if scored is not None:
         prior = default_of(EvaluationOptions, "calibration_prior")
+        assert domain.who is not None, "methods are compared by their labels"
+        notes.insert(0, _held_out_error(name, tried, domain.who[0], scored))
         fit = fit_scores(*scored, prior, verifying_backend(contents).describe(WHOLE))
         contents |= fit.changes(contents)
     if compared is not None:
@@ -266,6 +270,26 @@ def _choose(
 def in_words(tried: Mapping[str, float]) -> list[str]:
     """Error rates by method, lowest first."""
     return [f"{name}: {tried[name]:.2f} %" for name in sorted(tried, key=tried.__getitem__)]
+
+
+def _held_out_error(
+    method: str, tried: Mapping[str, float], labels: np.ndarray, scored: Trials
+) -> str:
+    """The method's EER on held-out speakers with its interval, and how far to trust it."""
+    names, ids = np.unique(labels, return_inverse=True)
+    speakers = Speakers(ids.astype(np.int32), len(names), "labels")
+    interval = figures(*scored, speakers, EvaluationOptions(), DEFAULT_SEED).eer_interval_percent
+    text = f"{method}: EER {tried[method]:.2f} %"
+    if interval:
+        text += f" (95 % interval {interval[0]:.2f} to {interval[1]:.2f})"
+    # The unchanged model is no choice.
+    num_methods = len(tried) - 1
+    if num_methods == 1:
+        return text
+    return (
+        f"{text}, which is optimistic: it is the best of {num_methods} methods on the same "
+        "speakers; --trials measures it on others"
+    )
 
 
 def imported(rows: np.ndarray, files: ForeignFiles) -> Transform:
@@ -550,8 +574,9 @@ def _labels_of(
     row_of = {str(Path(name).resolve()): row for row, name in enumerate(names)}
     labelled: dict[int, tuple[str, str]] = {}
     for path, speaker, session in _rows_of(names, roots, labels):
-        for base in bases:
-            place = str((base / path).resolve())
+        # The recordings may be the originals of those that the labels name.
+        for base, name in itertools.product(bases, (path, original_name(path))):
+            place = str((base / name).resolve())
             if place in row_of:
                 labelled[row_of[place]] = speaker, session
                 break
@@ -606,7 +631,8 @@ def _rows_of(names: list[str], roots: list[str], labels: str | Path) -> list[tup
         return rows
     listed = read_training_list(labels)
     for path, label in zip(listed.paths, listed.labels, strict=True):
-        rows.append((path, listed.speakers[label], ""))
+        speaker = listed.speakers[label]
+        rows.append((path, speaker, session_of(speaker, path)))
     return rows
 
 

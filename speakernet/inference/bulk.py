@@ -70,7 +70,7 @@ def embed_files(
     if out.suffix != ".npz" or out.is_dir():
         raise ValueError(f"--out {out}: expected a file name ending in .npz")
     check_writable(out)
-    rows, problems = _find_embeddable(source, names, verifier.net.min_samples)
+    rows, problems = _find_embeddable(source, names, verifier.min_samples)
     if problems and not skips_broken:
         raise AudioError(
             f"{len(problems)} of {counted(len(names), 'recording')} cannot be embedded "

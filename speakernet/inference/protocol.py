@@ -11,13 +11,12 @@ import numpy as np
 from speakernet.evaluation.scoring import Plda
 from speakernet.inference.decision import Decision, DecisionRule
 from speakernet.inference.recordings import Array, Audio, Heard, Recording
-from speakernet.models.speaker_net import SpeakerNet
 
 
 class Verifier(Protocol):
     """See the attributes and methods of `SpeakerVerifier`."""
 
-    net: SpeakerNet
+    min_samples: int
     rule: DecisionRule
     mean: np.ndarray | None
     plda: Plda | None

@@ -141,7 +141,7 @@ class SpeakerStream:
         if len(speech) and self.verifier.cuts_speech:
             window = window.cut_to(speech)
         # A word that has only begun may still be too short for the network.
-        if not len(speech) or window.num_samples < self.verifier.net.min_samples:
+        if not len(speech) or window.num_samples < self.verifier.min_samples:
             return seconds, total
         spoken = float(np.diff(speech).sum())
         return seconds + spoken, total + spoken * self.verifier.embed(window)

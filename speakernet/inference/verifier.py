@@ -60,8 +60,8 @@ from speakernet.machine.device import find_device
 from speakernet.machine.memory import bound_compiled_shapes
 from speakernet.machine.options import MachineOptions
 from speakernet.machine.threads import use_one_thread_after_fork
-from speakernet.models.model_file import ModelFile, load_model_file, voices_caution
-from speakernet.models.speaker_net import SpeakerNet, folded
+from speakernet.models.model_file import ModelFile, load_model_file, model_of, voices_caution
+from speakernet.models.speaker_net import SpeakerNet, fold_batch_norms, folded
 from speakernet.terminal import Bar
 
 if TYPE_CHECKING:
@@ -110,7 +110,8 @@ def load(
     """
     bound_compiled_shapes()
     chosen_device = _device(device, local_rank)
-    return SpeakerVerifier(load_model_file(path, chosen_device), chosen_device, str(path))
+    model = load_model_file(path, chosen_device)
+    return SpeakerVerifier(model, chosen_device, str(path), is_model_kept=False)
 
 
 class SpeakerVerifier:
@@ -123,6 +124,8 @@ class SpeakerVerifier:
         model: the loaded file, with its network already on `device`.
         device: where the network runs.
         name: name of the file, for messages.
+        is_model_kept: leave `model.net` as it is; otherwise its batch norms are folded in place,
+            which is faster than in a copy.
 
     Examples:
         >>> from speakernet.models.speaker_net import SpeakerNet
@@ -139,19 +142,30 @@ class SpeakerVerifier:
     """
 
     def __init__(
-        self, model: ModelFile, device: torch.device | str = "cpu", name: str = "model.pt"
+        self,
+        model: ModelFile,
+        device: torch.device | str = "cpu",
+        name: str = "model.pt",
+        *,
+        is_model_kept: bool = True,
     ) -> None:
         use_one_thread_after_fork()
-        self.net = model.net
         self.contents = model.contents
         self.device = torch.device(device)
         self.name = name
-        self.embedding_net = folded(model.net)
-        """The same network with folded batch norms, used for embedding; `net` has the weights of
-        the file."""
-        self.embedding_dim, self.sample_rate = self.net.embedding_dim, self.net.sample_rate
+        net = model.net
+        if is_model_kept:
+            self.net = net
+            net = folded(net)
+        else:
+            fold_batch_norms(net)
+        self.embedding_net = net
+        """The same network as `net` with folded batch norms, used for embedding."""
+        self.embedding_dim, self.sample_rate = net.embedding_dim, net.sample_rate
         """Size of an embedding, and sample rate in Hz that the network was trained on."""
-        self.num_features = int(self.net.front_end.num_features)
+        self.min_samples = net.min_samples
+        """Samples that the network needs at least."""
+        self.num_features = int(net.front_end.num_features)
         """Features per frame: mel bands, or 1 for a network on raw samples."""
         self.mean = mean_of_whole_utterances(model.contents)
         """(dim,) subtracted before scoring; None subtracts nothing."""
@@ -170,7 +184,7 @@ class SpeakerVerifier:
         """A summary table, for notebooks."""
         rows = [
             ("file", self.name),
-            ("network", self.net.model_name),
+            ("network", self.embedding_net.model_name),
             ("embedding", f"{self.embedding_dim}-dimensional"),
             ("sample rate", f"{self.sample_rate} Hz"),
             ("device", self.device),
@@ -178,6 +192,11 @@ class SpeakerVerifier:
         for threshold in self.rule.thresholds:
             rows.append((f"threshold {threshold['name']}", f"{threshold['threshold']:.4f}"))
         return html_table(rows)
+
+    @functools.cached_property
+    def net(self) -> SpeakerNet:
+        """The network with the weights of the file, built when it is asked for."""
+        return model_of(self.contents, self.name, self.device).net
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -245,10 +264,10 @@ class SpeakerVerifier:
         rate = self.sample_rate
         window = round(max(0.0, window_seconds) * rate)
         hop = round(max(0.0, hop_seconds) * rate)
-        if window < self.net.min_samples or hop < 1:
+        if window < self.min_samples or hop < 1:
             raise ValueError(
                 f"windows of {window_seconds} s every {hop_seconds} s; expected windows of at "
-                f"least {self.net.min_samples / rate:.3f} s and a hop above 0"
+                f"least {self.min_samples / rate:.3f} s and a hop above 0"
             )
         window = min(window, recording.num_samples)
         last = recording.num_samples - window
@@ -578,11 +597,11 @@ class SpeakerVerifier:
                 single channel if they cancel each other.
         """
         recording = open_recording(audio, sample_rate, self.sample_rate, channel)
-        if recording.num_samples < (shortest := self.net.min_samples):
+        if recording.num_samples < (shortest := self.min_samples):
             raise AudioError(
                 f"{recording.name}: {recording.seconds:.3f} s of audio is too short; "
-                f"{self.net.model_name} needs at least {shortest / self.sample_rate:.3f} s "
-                f"({shortest} samples at {self.sample_rate} Hz)"
+                f"{self.embedding_net.model_name} needs at least "
+                f"{shortest / self.sample_rate:.3f} s ({shortest} samples at {self.sample_rate} Hz)"
             )
         return recording
 
@@ -590,7 +609,7 @@ class SpeakerVerifier:
         """Embeddings (recordings, dim) on the CPU; recordings of similar length share a batch."""
         order = np.argsort([recording.num_samples for recording in recordings], kind="stable")
         pieces = (
-            (stretch, prepared(waveform, self.sample_rate, self.net.preparation))
+            (stretch, prepared(waveform, self.sample_rate, self.embedding_net.preparation))
             for row in order.tolist()
             for stretch, waveform in recordings[row].pieces(row)
         )

@@ -18,8 +18,8 @@ PROJECT = "speakernet"
 
 
 class MLflow(Tracker):
-    """A run of MLFLOW_EXPERIMENT_NAME (default `speakernet`), stored in `mlruns/` unless
-    MLFLOW_TRACKING_URI is set.
+    """A run of MLFLOW_EXPERIMENT_NAME (default `speakernet`), stored in the run folder's `mlruns`
+    unless MLFLOW_TRACKING_URI is set.
     """
 
     def __init__(self, folder: Path, configuration: Mapping[str, Any], step: int) -> None:
@@ -27,12 +27,16 @@ class MLflow(Tracker):
         # Without an address, runs are stored in files, which newer versions do only with this
         # switch.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-        self._mlflow.set_tracking_uri(
-            os.environ.get("MLFLOW_TRACKING_URI") or Path("mlruns").absolute().as_uri()
-        )
-        self._mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT))
         kept = folder / "mlflow.id"
         known = kept.read_text(encoding="utf-8") if kept.exists() else None
+        store = folder / "mlruns"
+        if known and not store.exists():
+            # Before version 0.4.0, runs were stored in the working directory.
+            store = Path("mlruns")
+        self._mlflow.set_tracking_uri(
+            os.environ.get("MLFLOW_TRACKING_URI") or store.absolute().as_uri()
+        )
+        self._mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT))
         run = self._mlflow.start_run(known, run_name=folder.name)
         if known is None:
             kept.write_text(run.info.run_id, encoding="utf-8")

@@ -139,8 +139,8 @@ def test_names_as_model_files(server, checkpoint, tmp_path, monkeypatch, capsys)
     assert main(["info", "redimnet/address"]) == 0 and "MIT" in capsys.readouterr().out
     assert main(["models"]) == 0
     listed = capsys.readouterr().out.splitlines()
-    assert len(listed) == 3 and re.search(
-        r"redimnet/tiny +1\.5 +- +0\.3 M +MIT +yes +nothing", listed[1]
+    assert len(listed) == 5 and re.search(
+        r"redimnet/tiny +1\.5 +- +0\.3 M +1 MB +MIT +yes +nothing", listed[1]
     )
     loaded = load_configuration(["--config", "finetune", "--initial_model", "redimnet/tiny"])
     assert loaded.config.training.initial_model == str(published.cached("redimnet/tiny"))
@@ -200,6 +200,7 @@ def test_names_that_cannot_be_fetched(server, tmp_path, monkeypatch, capsys):
     assert main(["fetch", "redimnet/tiny"]) == 0
     published.cached("redimnet/tiny").unlink()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert main(["fetch", "redimnet/tiny"]) == 0, "the hub's cache has the checkpoint"
     for name in ("redimnet/address", "nobody/nothing"):
         line = refused(capsys, "fetch", name)

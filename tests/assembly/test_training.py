@@ -204,6 +204,7 @@ def test_best_model_of_a_margin_stage(tiny_corpus, tmp_path, caplog):
     assert (tmp_path / "2_large_margin.before-1" / "best.pt").read_bytes() == old
 
 
+CODED = {"enabled": True, "codecs": ["amr-wb"], "codec_probability": 0.5}
 METRIC = {"loss": {"name": "angleproto"}, "data": {"utterances_per_speaker": 2, "batch_size": 3}}
 
 
@@ -218,11 +219,13 @@ METRIC = {"loss": {"name": "angleproto"}, "data": {"utterances_per_speaker": 2, 
         ({"data": {"crop_frames_max": 90}, "runtime": {"compile": "on"}}, "crop_frames_max"),
         ({"runtime": {"compile": "on", "device": "cpu"}}, "C\\+\\+ compiler"),
         ({"runtime": {"precision": "fp16"}}, "fp16"),
+        ({"augment": CODED}, "codecs: amr-wb.*ffmpeg"),
     ],
 )
 def test_impossible_combinations_are_refused(tiny_corpus, monkeypatch, sections, message):
     monkeypatch.setattr("speakernet.training.precision.cpu_flags", lambda: frozenset({"avx2"}))
     monkeypatch.setattr("speakernet.assembly.training.shutil.which", lambda name: None)
+    monkeypatch.setenv("SPEAKERNET_FFMPEG", "/no/such/ffmpeg")
     config = tiny_config(tiny_corpus, **sections)
     with pytest.raises(ValueError, match=message):
         training.refuse_impossible(config, training.build_model(config), CPU)

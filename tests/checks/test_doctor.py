@@ -490,6 +490,11 @@ def test_speakers_called_0_and_1(corpus):
             "1\ta b/9.wav\ta b/8.wav\n0\ta b/9.wav\td/1.wav\n",
             ("a_b",),
         ),
+        (
+            "a_b a b/1.wav\nc /x/converted/c/1.m4a.wav\n",
+            "1\tc/9.wav\tc/8.wav\n0\tc/9.wav\td/1.wav\n",
+            ("c",),
+        ),
     ],
 )
 def test_overlap(tmp_path, train, trials, shared):

@@ -1,4 +1,4 @@
-"""Shared by the preparation tests: the loopback server, ffmpeg, tiny m4a files."""
+"""Shared by the preparation tests: the loopback server, tiny m4a files."""
 
 import sys
 from pathlib import Path
@@ -8,17 +8,6 @@ import pytest
 # --import-mode=importlib does not add the test folder to the path; the server is a module beside
 # the tests.
 sys.path.insert(0, str(Path(__file__).parent))
-
-
-@pytest.fixture(scope="session")
-def ffmpeg():
-    """The user's ffmpeg, or the one of imageio-ffmpeg."""
-    from speakernet.data.ffmpeg import FfmpegError, find_ffmpeg
-
-    try:
-        return find_ffmpeg()
-    except FfmpegError as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")

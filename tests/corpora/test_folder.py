@@ -29,11 +29,13 @@ def speakers_of(path, root):
     return {name.split("/")[0] for name in read_trials(path).names if (root / name).is_file()}
 
 
-def test_lists_trials_and_configurations(tmp_path, capsys):
+def test_lists_trials_and_configurations(tmp_path, capsys, caplog):
     root = tmp_path / "voices"
     out = tmp_path / "out"
     write_voices(root, 20, 4, "spk{speaker:02}/{utterance}.wav", 0.6)
     assert prepare(root, out) == 0
+    # 16 of 20 speakers have four utterances of 0.6 s each: 38.4 s.
+    assert "64 utterances of 16 speakers for training, 0.01 hours" in caplog.text
     config = out / "out.yaml"
     fresh, fine_tuned = (line.split()[2:] for line in capsys.readouterr().out.splitlines())
     assert fresh == ["--config", "small_data.yaml", "--config", str(config)]

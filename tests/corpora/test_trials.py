@@ -284,6 +284,14 @@ def test_targets_across(listed, across, targets):
         assert again.sha256 == trials.sha256
 
 
+def test_sessions_of_a_speaker_with_a_space_in_the_name(tmp_path):
+    names = [f"{person}/day {day}/1.wav" for person in ("Ann B", "Bo") for day in range(2)]
+    rows = [("Ann_B" if name.startswith("A") else "Bo", name) for name in names]
+    write_training_list(tmp_path / "list.txt", rows)
+    trials = make(tmp_path, "--kind", "all", "--across", "folder")
+    assert trials.labels.sum() == 2 and len(trials) == 6
+
+
 @pytest.mark.parametrize(
     ("file", "options", "problem"),
     [

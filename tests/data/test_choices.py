@@ -20,7 +20,6 @@ MACHINE |= {"trains_on_cpu": False, "batch_bytes": 8 << 20, "free_shared_bytes":
     ("changes", "value", "reason"),
     [
         ({}, 12, "more than 12"),
-        ({"is_waiting_for_disk": True, "cores": 32}, 31, "one of them for training"),
         ({"cores": 1}, 0, "one core"),
         ({"cores": 16, "processes_on_machine": 8}, 1, "2 cores"),
         ({"num_batches": 3}, 0, "3 batches"),

@@ -106,8 +106,9 @@ def test_crops(tiny_corpus):
 @pytest.mark.parametrize("augmented", [False, True])
 def test_workers(tiny_corpus, disturbances, augmented):
     noise = disturbances if augmented else None
-    alone = loader(tiny_corpus, noise)
-    helped = loader(tiny_corpus, noise, data__num_workers=2, data__prefetch_factor=1)
+    coded = {"augment__codec_probability": 0.5, "augment__codecs": ["mu-law", "gsm", "vorbis"]}
+    alone = loader(tiny_corpus, noise, **coded)
+    helped = loader(tiny_corpus, noise, data__num_workers=2, data__prefetch_factor=1, **coded)
     for number in (0, 1):
         assert_same(epoch(alone, number), epoch(helped, number))
     # After an abandoned epoch, the workers' unfinished batches must not appear in the next.
@@ -161,6 +162,9 @@ def test_noise_and_rirs_take_precedence(tiny_corpus, disturbances, monkeypatch):
         asked = replaced(config, data={"device_gigabytes": allowed / (1 << 30)})
         found = choose_placement(asked, reader, inputs, augmenter)
         assert (found.banks, found.corpus) == (True, is_there)
+    asked = replaced(config, augment={"codec_probability": 0.5, "codecs": ["gsm"]})
+    found = choose_placement(asked, reader, inputs, augmenter)
+    assert (found.banks, found.corpus) == (False, False)
     # Memory reserved for training is not used.
     for reserved, is_there in ((0, True), (1 << 30, False)):
         assert choose_placement(config, reader, inputs, None, reserved).corpus is is_there

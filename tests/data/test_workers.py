@@ -17,6 +17,7 @@ from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs
 from speakernet.config import Config
 from speakernet.config.schema import replaced
+from speakernet.data.batches import BatchMaker
 from speakernet.data.sharing import SharedMemoryError
 from speakernet.data.workers import WorkerDied, Workers
 
@@ -170,6 +171,32 @@ def test_end_of_the_parent(tiny_corpus, end):
     ):
         assert time.monotonic() < deadline, "workers outlive their parent"
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("idle_share", "expected"), [(0.5, 4), (0.0, 1)])
+def test_workers_follow_waiting(tiny_corpus, monkeypatch, idle_share, expected):
+    alone = worker_loader(tiny_corpus, num_workers=0, batch_size=2)
+    batches = [batch.waveforms.clone() for batch in alone]
+    make = BatchMaker.make
+
+    def make_slowly(maker, request, out):
+        time.sleep(0.03)
+        return make(maker, request, out)
+
+    monkeypatch.setattr(BatchMaker, "make", make_slowly)
+    monkeypatch.setattr("speakernet.data.workers.JUDGED_BATCHES", 2)
+    # Workers that compute for 0 % of the time are never idle enough.
+    monkeypatch.setattr("speakernet.data.workers.IDLE_SHARE", idle_share)
+    monkeypatch.setattr("speakernet.assembly.data.usable_cores", lambda: 2)
+    made = worker_loader(tiny_corpus, num_workers="auto", batch_size=2)
+    assert made.options.num_workers == 1 and made.options.prefetch_factor == 4
+    before = len(psutil.Process().children())
+    crops = [batch.waveforms.clone() for batch in made]
+    # Two after the second judgement, four after the third; the ring has no slots for eight.
+    assert len(psutil.Process().children()) - before == expected
+    made.close()
+    assert len(crops) == len(batches) >= 10
+    assert all(map(torch.equal, crops, batches))
 
 
 def test_slow_and_hanging_workers(tiny_corpus, monkeypatch):

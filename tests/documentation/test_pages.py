@@ -17,7 +17,9 @@ import yaml
 from torch.distributed.run import get_args_parser
 
 from speakernet.cli import COMMANDS, EXIT_STATUSES, build_parser, main, pack
+from speakernet.cli.list_components import HOLDERS
 from speakernet.config import load_config
+from speakernet.config.schema import CHOICES
 from speakernet.data.parts import WHOLE, parse_part
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -139,6 +141,13 @@ def test_exit_statuses():
     page = (ROOT / "docs" / "runs.md").read_text(encoding="utf-8")
     codes = re.findall(r"^\| (\d+) \|", page, flags=re.MULTILINE)
     assert [int(code) for code in codes] == sorted(EXIT_STATUSES)
+
+
+@pytest.mark.parametrize("kind", ["models", "poolings", "features", "losses"])
+def test_components_are_described(kind):
+    page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    names = CHOICES[HOLDERS[kind]].table
+    assert [name for name in names if f"`{name}`" not in page] == []
 
 
 MANIFESTS = ROOT / "docs" / "manifests"

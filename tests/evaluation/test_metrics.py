@@ -368,6 +368,13 @@ def test_speakers_by_name():
     assert list(found.names) == ["s1", "s2"] and found.sessions is None
 
 
+def test_speakers_of_converted_recordings():
+    anna, converted, bo = "Anna B/mon/1.wav", "/x/converted/Anna B/tue/2.m4a.wav", "Bo/mon/1.wav"
+    speakers = speakers_of(trial_list([(1, anna, converted), (0, converted, bo)]))
+    assert list(speakers.names) == ["Anna B", "Bo"]
+    assert speakers.ids.tolist() == [0, 0, 1] and speakers.sessions.tolist() == [0, 1, 2]
+
+
 def test_sessions(tmp_path):
     rows = [
         (1, "s1/v1/a", "s1/v1/b"),

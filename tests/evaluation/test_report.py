@@ -266,8 +266,15 @@ def test_hardest_trials(run, trials, tmp_path):
         write_audio(corpus / name, np.full(1600 + row, 0.25, dtype=np.float32))
     with pytest.raises(AudioError, match=f"cannot be read from {tmp_path}; .*--audio"):
         write_report(run, audio=tmp_path)
+    assert "<details open>" not in text
+    # The last cell of the first row is of a silent recording.
+    silent = re.findall(r"<td>([^<]*)<div", text)[1]
+    write_audio(corpus / silent, np.zeros(16000, dtype=np.float32))
     assert main(["report", str(run), "--audio", str(corpus)]) == 0
+    number = trials.names.index(silent)
+    num_spoilt = np.count_nonzero((trials.enrol == number) | (trials.test == number))
     page = Checker(run / "report.html")
+    assert page.text.count("<details open>") == 1 and f"silent: {num_spoilt} trial" in page.text
     sounds = [link for link in page.links if link.startswith("data:audio/flac;base64,")]
     assert len(sounds) == 48
     first = trials.names.index(re.findall(r"<td>([^<]*)<div", page.text)[0])

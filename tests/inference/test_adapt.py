@@ -197,6 +197,26 @@ def test_sessions_of_one_speaker_alone_do_not_decide(voices, uncalibrated, tmp_p
     assert any(note.startswith("1 of 12 speakers") for note in notes)
 
 
+def test_labels_name_converted_recordings(voices, uncalibrated, tmp_path):
+    """The list has the paths that `prepare` wrote; the recordings are the originals, below sessions
+    of people with a space in their names.
+    """
+    lines = []
+    for speaker, number in np.ndindex(10, 2):
+        name = f"Ann {speaker}/day {number}/take 1.wav"
+        (tmp_path / "my voices" / name).parent.mkdir(parents=True)
+        shutil.copy(voices / f"s{speaker:02d}" / f"{number}.wav", tmp_path / "my voices" / name)
+        lines.append(f"Ann_{speaker} /gone/converted/{name}.wav\n")
+    (tmp_path / "train_list.txt").write_text("".join(lines))
+    notes = []
+    verifier = speakernet.load(uncalibrated, "cpu")
+    recordings = [str(tmp_path / "my voices")]
+    domain = embed_domain(verifier, recordings, tmp_path / "train_list.txt", notes)
+    speakers, sessions = domain.who
+    assert notes == [] and len(domain.names) == len(np.unique(sessions)) == 20
+    assert np.bincount(speakers).tolist() == [2] * 10
+
+
 def test_cross_validation():
     random = np.random.default_rng(0)
     who = np.stack([np.repeat(np.arange(20), 4), np.repeat(np.arange(40), 2)])

@@ -243,7 +243,7 @@ def test_enrolment_is_checked(meeting, calibrated, tmp_path, caplog, call):
     store = tmp_path / "people.db"
     command = f"who {meeting}/meeting.wav --model {calibrated} --store {store} --speakers 3"
     # Two voices under one name, then a known voice under another name.
-    assert call(f"{command} --enroll 'speaker 1=Ada' --enroll 'speaker 2=Ada'")[0] == 0
+    assert call(f"{command} --enroll 'speaker 1=Ada' --enroll 'speaker_2=Ada'")[0] == 0
     assert "speaker 2" in warnings_in(caplog)[-1] and "other recordings" in warnings_in(caplog)[-1]
     store.unlink()
     assert call(f"{command} --enroll 'speaker 1=Ada'")[0] == 0

@@ -128,7 +128,7 @@ def test_mlflow_in_files(tmp_path, monkeypatch):
         FIGURES, "test_lists", {"my list (E)": {"eer_percent": 5.0}, "a+b": {"eer_percent": 6.0}}
     )
     run(tmp_path / "run", "mlflow", 3, 3, ends=True)
-    client = mlflow.MlflowClient((tmp_path / "mlruns").as_uri())
+    client = mlflow.MlflowClient((tmp_path / "run" / "mlruns").as_uri())
     (found,) = client.search_runs([client.get_experiment_by_name("speakernet").experiment_id])
     assert found.info.run_name == "run" and found.info.status == "FINISHED"
     assert found.data.params == {"model.name": "ResNet", "training.max_epochs": "2"}

@@ -36,6 +36,7 @@ from speakernet.data.augment.banks import (
     RirBank,
     transform_samples,
 )
+from speakernet.data.augment.codecs import CODECS, Coding, encode_and_decode, resample
 from speakernet.data.augment.mixers import DeviceMixer, Drawn, HostMixer, Mixer
 from speakernet.data.augment.options import AUGMENTATIONS, AugmentOptions
 from speakernet.data.on_device import DeviceAudio, send
@@ -47,11 +48,12 @@ from speakernet.random import KeyedRandom, derive_seed
 KIND_STREAM, RIR_STREAM, TALKERS_STREAM, CLIP_STREAM, PLACE_STREAM, SNR_STREAM = range(100, 106)
 VOLUME_STREAM, TELEPHONE_STREAM, CODEC_STREAM = range(106, 109)
 MICROPHONE_STREAM, RESPONSE_STREAM, DEVICE_STREAM = range(109, 112)
+CODING_STREAM = 112
 PLUGIN_STREAM = 1000
 MICROPHONE_ROWS = 8  # filtered at once on a CPU
 TELEPHONE_BAND_HZ = (300.0, 3400.0)
 TELEPHONE_ORDER = 8
-CODEC_RATE_HZ = 8000
+MU_LAW_RATE_HZ = 8000
 MU_LAW = 255.0  # ITU-T G.711
 
 
@@ -174,6 +176,7 @@ class Augmenter:
                 snr_db[chosen] = scale_to(bounds, level[chosen])
         source_rows = np.nonzero(is_used)[0]
         microphones, responses_db = self._draw_microphones(random)
+        is_coded, codings = self._draw_codecs(random, codec < options.codec_probability)
         return Drawn(
             kinds=kinds,
             rirs=np.where(kinds == REVERB, (rir * len(self.rirs or ())).astype(np.int64), -1),
@@ -184,7 +187,8 @@ class Augmenter:
             snr_db=snr_db[is_used],
             gains_db=scale_to(options.volume_db, volume),
             telephone=telephone < options.telephone_probability,
-            codec=codec < options.codec_probability,
+            codec=is_coded,
+            codings=codings,
             microphones=microphones,
             responses_db=responses_db,
         )
@@ -219,6 +223,22 @@ class Augmenter:
             responses_db += self.devices[number.astype(np.int64)]
         return rows, responses_db
 
+    def _draw_codecs(
+        self, random: KeyedRandom, is_coded: np.ndarray
+    ) -> tuple[np.ndarray, dict[int, Coding]]:
+        """Of the coded utterances, those with mu-law, and the codings of the others."""
+        names = self.options.codecs
+        codings: dict[int, Coding] = {}
+        if not self.options.real_codecs:
+            return is_coded, codings
+        for row, (codec, bit_rate) in enumerate(random.uniform(CODING_STREAM, 2)):
+            name = names[int(codec * len(names))]
+            if is_coded[row] and name in CODECS:
+                bit_rates = list(CODECS[name].levels)
+                codings[row] = Coding(name, bit_rates[int(bit_rate * len(bit_rates))])
+        is_coded[list(codings)] = False
+        return is_coded, codings
+
     def _apply_channel(self, waveforms: Tensor, drawn: Drawn) -> None:
         """Effects on the whole utterance: microphone, telephone, codec, volume."""
         # After the noise, because the microphone records it too and the telephone line carries
@@ -236,6 +256,8 @@ class Augmenter:
             if is_chosen.any():
                 (rows,) = send(device, [np.flatnonzero(is_chosen)])
                 waveforms.index_copy_(0, rows, effect(waveforms[rows], self.sample_rate))
+        if drawn.codings:
+            encode_and_decode(waveforms, drawn.codings, self.sample_rate)
         if drawn.gains_db.any():
             (factors,) = send(device, [10 ** (drawn.gains_db / 20)])
             waveforms *= factors.to(waveforms.dtype)[:, None]
@@ -312,11 +334,7 @@ def mu_law_codec(waveforms: Tensor, sample_rate: int) -> Tensor:
     own full scale.
     """
     length = waveforms.shape[1]
-    # Band-limited by truncating the spectrum: an exact resampler for any length, without filter
-    # delay.
-    short = max(2, length * CODEC_RATE_HZ // sample_rate // 2 * 2)
-    spectrum = torch.fft.rfft(waveforms)[:, : short // 2 + 1]
-    narrow = torch.fft.irfft(spectrum, short) * (short / length)
+    narrow = resample(waveforms, max(2, length * MU_LAW_RATE_HZ // sample_rate // 2 * 2))
     peak = narrow.abs().amax(1, keepdim=True).clamp_min(1e-9)
     scaled = narrow / peak
     coded = torch.sign(scaled) * torch.log1p(MU_LAW * scaled.abs()) / np.log1p(MU_LAW)
@@ -324,7 +342,7 @@ def mu_law_codec(waveforms: Tensor, sample_rate: int) -> Tensor:
     # steps.
     coded = (coded * 127).round() / 127
     decoded = torch.sign(coded) * torch.expm1(coded.abs() * np.log1p(MU_LAW)) / MU_LAW * peak
-    return torch.fft.irfft(torch.fft.rfft(decoded), length) * (length / short)
+    return resample(decoded, length)
 
 
 def choose_distinct(numbers: np.ndarray, num_choices: int) -> np.ndarray:

@@ -84,7 +84,7 @@ def _describe_augmentation(augmenter: Augmenter, options: AugmentOptions) -> Ite
     if options.telephone_probability:
         yield "telephone"
     if options.codec_probability:
-        yield "codec"
+        yield f"codecs ({', '.join(dict.fromkeys(options.codecs))})"
     if any(options.volume_db):
         yield "volume"
     yield from options.components

@@ -33,6 +33,7 @@ from speakernet.data.augment.banks import (
     crop_starts,
     transform_samples,
 )
+from speakernet.data.augment.codecs import Coding
 from speakernet.data.on_device import DeviceAudio, send, to_float
 from speakernet.data.packed import PackedRows
 from speakernet.files import parallel_map
@@ -63,6 +64,9 @@ class Drawn:
     gains_db: np.ndarray
     telephone: np.ndarray
     codec: np.ndarray
+    """The utterances coded with mu-law."""
+    codings: Mapping[int, Coding]
+    """The other codecs, by utterance."""
     microphones: np.ndarray
     """Utterances with a different microphone, and its response in dB (these utterances,
     RESPONSE_POINTS)."""

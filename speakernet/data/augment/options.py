@@ -16,6 +16,7 @@ from speakernet.options import (
     options_of,
 )
 
+CodecName = Literal["mu-law", "gsm", "opus", "mp3", "vorbis", "amr-nb", "amr-wb", "g722"]
 AUGMENTATIONS: dict[str, Component] = {}
 """Augmentations from plugins (`--plugin`), called as `augmentation(waveforms, random)` after all
 others."""
@@ -77,13 +78,23 @@ class AugmentOptions(Options):
     telephone_probability: Share = 0.0
     """Share of utterances limited to the telephone band (300 to 3400 Hz)."""
     codec_probability: Share = 0.0
-    """Share of utterances passed through mu-law quantisation at 8 kHz."""
+    """Share of utterances coded and decoded by one of the codecs below."""
+    codecs: list[CodecName] = Field(default=["mu-law"])
+    """Codecs to choose from, each equally likely (listed twice: twice as likely), at one of a few
+    bit rates. All but mu-law run in the loader; amr-nb, amr-wb and g722 need ffmpeg."""
     components: dict[str, dict[str, Any]] = Field(default={})
     """Augmentations from plugins (`--plugin`) with their options, applied after all others: {Name:
     {option: value}}."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where augmentation runs: cpu in the loader, cuda after the transfer; auto: where noise and
     RIRs are."""
+
+    @property
+    def real_codecs(self) -> list[str]:
+        """The codecs that may be drawn, without mu-law, which is computed on any device."""
+        if not self.codec_probability:
+            return []
+        return [name for name in self.codecs if name != "mu-law"]
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Invalid plugins, bounds or factors, and options for a recorded voice that is not listed
@@ -104,6 +115,10 @@ class AugmentOptions(Options):
             bounds = getattr(self, name)
             if len(bounds) != 2 or bounds[0] > bounds[1]:
                 yield name, f"{bounds}; expected two numbers, the lower first"
+        if self.codec_probability and not self.codecs:
+            yield "codecs", "[] with codec_probability; expected at least one codec"
+        if self.device == "cuda" and self.real_codecs:
+            yield "device", f"cuda, but {self.real_codecs[0]} in codecs runs on the CPU; use auto"
         factors = self.speed_factors
         if not factors or len(set(factors)) < len(factors):
             yield "speed_factors", f"{factors}; expected at least one factor, each listed once"

@@ -160,6 +160,8 @@ class Section:
     """Two cards in a row instead of three."""
     columns: int = 0
     """Number of cards in a row, if it is fixed."""
+    is_open: bool = False
+    """Shown at once even if sections of its name are folded."""
 
 
 class Pictures:

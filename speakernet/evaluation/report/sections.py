@@ -15,6 +15,7 @@ import yaml
 from speakernet.data.audio import AudioError, flac_address
 from speakernet.data.lists import TrialList, identify_trials
 from speakernet.data.sources import AudioSource
+from speakernet.data.speech import SILENT_DB
 from speakernet.evaluation import plots
 from speakernet.evaluation.calibration import (
     BY_QUALITY,
@@ -441,7 +442,7 @@ def data_section(run: RunData, amount: str) -> Section:
             drawn[name] += number if is_number(number) else 0
     if total := drawn.total():
         shares = [
-            [name, f"{number:,}", f"{100 * number / total:.1f} %"] for name, number in drawn.items()
+            [name, f"{number:,}", f"{100 * number / total:.2f} %"] for name, number in drawn.items()
         ]
         table = Table(["corpus", "utterances drawn over all epochs", "share"], shares)
         cards.append(Card("Corpora", table=table))
@@ -615,7 +616,9 @@ def hardest_section(run: RunData, audio: AudioSource | None) -> Section:
         "To add their audio to this page: speakernet report FOLDER_OF_THIS_PAGE --audio "
         "FOLDER_OF_THE_AUDIO."
     )
-    return Section(cards, remarks=[hint] if audio is None else [], is_in_halves=True)
+    if audio is None:
+        return Section(cards, remarks=[hint], is_in_halves=True)
+    return Section(cards, is_in_halves=True, is_open=True)
 
 
 def _utterance_cell(
@@ -640,6 +643,9 @@ def _utterance_cell(
                 f"list's paths start from ({error})"
             ) from error
         sound = flac_address(waveform, audio.sample_rate)
+        if np.square(waveform).mean() < 10 ** (SILENT_DB / 10):
+            num_spoilt = np.count_nonzero((trials.enrol == utterance) | (trials.test == utterance))
+            facts.append(f"silent: {counted(int(num_spoilt), 'trial')} with it should be left out")
     return Cell(name, ", ".join(facts), sound)
 
 

@@ -145,7 +145,7 @@ class Service:
         fitted = next(iter(rule.thresholds), {})
         return {
             "status": "ok",
-            "model": verifier.net.model_name,
+            "model": verifier.embedding_net.model_name,
             "sample_rate": verifier.sample_rate,
             "embedding_dim": verifier.embedding_dim,
             "fingerprint": verifier.fingerprint,
@@ -153,7 +153,7 @@ class Service:
             "calibration_trials": fitted.get("num_targets", 0) + fitted.get("num_nontargets", 0),
             "advice": verifier.caution or self._decide(0.0)["advice"] or rule.caution or None,
             "keeps_people": self.store is not None,
-            "min_samples": verifier.net.min_samples,
+            "min_samples": verifier.min_samples,
             "in_browser": self._rule_for_page() if self.files else None,
             "waiting": self.batcher.waiting.qsize(),
             "clips": self.batcher.num_clips,

@@ -258,7 +258,7 @@ def embed_stretches(
     """Embed windows, (windows, dim); those too short for the network or for a voice are widened."""
     rate = recording.sample_rate
     num_samples = recording.num_samples
-    least = min(max(round(MIN_WINDOW_SECONDS * rate), verifier.net.min_samples), num_samples)
+    least = min(max(round(MIN_WINDOW_SECONDS * rate), verifier.min_samples), num_samples)
     starts, stops = np.round(windows * rate).astype(np.int64).T
     missing = np.maximum(least - (stops - starts), 0)
     starts = np.clip(starts - missing // 2, 0, num_samples - least)

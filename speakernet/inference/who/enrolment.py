@@ -10,7 +10,7 @@ from speakernet.inference.who.conversation import Conversation, Speaker
 
 
 def speaker_called(conversation: Conversation, label: str) -> Speaker:
-    """The voice with this name or label.
+    """The voice with this name or label, spelled as on the page or as in RTTM.
 
     Raises:
         ValueError: no voice has it.
@@ -18,12 +18,14 @@ def speaker_called(conversation: Conversation, label: str) -> Speaker:
     known: dict[str, Speaker] = {}
     for speaker in conversation.speakers:
         known |= {speaker.label: speaker, speaker.name: speaker}
-    if label not in known:
+    # RTTM has `speaker_3` for `speaker 3`.
+    speaker = known.get(label) or known.get(label.replace("_", " "))
+    if speaker is None:
         names = ", ".join(map(repr, known)) or "none, as no speech was found"
         raise ValueError(
             f"{conversation.recording} has no speaker {label!r}; its speakers are: {names}"
         )
-    return known[label]
+    return speaker
 
 
 def enroll_speaker(

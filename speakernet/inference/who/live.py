@@ -98,7 +98,7 @@ class LiveSpeakers:
         num_ended = int(np.append(is_over, False).argmin())
         ended = speech[:num_ended]
         turns = []
-        if num_ended and recording.num_samples >= self.verifier.net.min_samples:
+        if num_ended and recording.num_samples >= self.verifier.min_samples:
             turns = list(self._turns(recording, ended))
         # Keep a second before speech that continues, so that its onset is detected again.
         begun = np.append(speech[num_ended:, 0], recording.seconds)[0] - 1.0

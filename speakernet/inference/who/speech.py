@@ -14,8 +14,11 @@ END = 0.1
 mistaken for one."""
 SEGMENTATION_WEIGHT = 0.7
 """Of the segmentation's log-odds; the rest is the detector's. The two mistake different sounds."""
-BEGIN_OF_BOTH = 0.6
-END_OF_BOTH = 0.3
+MIN_OF_BOTH = 0.6
+PADDING_OF_BOTH = 0.08
+MIN_GAP_OF_BOTH = 0.24
+"""Probability of speech, and seconds, as for `speech.stretches`: the segmentation sees borders more
+sharply than the detector."""
 
 
 def find_speech(
@@ -32,9 +35,8 @@ def find_speech(
     log_odds = SEGMENTATION_WEIGHT * _log_odds(segmentation.speech_at(middles))
     log_odds += (1.0 - SEGMENTATION_WEIGHT) * _log_odds(scores)
     probabilities = 1.0 / (1.0 + np.exp(-log_odds))
-    # The segmentation does not miss soft beginnings and ends of words, so nothing is added.
     stretches = speech.stretches(
-        probabilities, seconds, BEGIN_OF_BOTH, END_OF_BOTH, padding_seconds=0.0
+        probabilities, seconds, MIN_OF_BOTH, MIN_OF_BOTH, MIN_GAP_OF_BOTH, PADDING_OF_BOTH
     )
     return stretches, f"{detector} and {segmentation.name}"
 

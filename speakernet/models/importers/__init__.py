@@ -66,7 +66,7 @@ def unknown_file(contents: Any, path: str | Path) -> CheckpointError:
     commands = []
     if isinstance(contents, Mapping):
         file = shlex.quote(str(path))
-        for options in _find_fitting(contents, path):
+        for options in find_fitting(contents, path):
             commands.append(f"`speakernet import-weights {file} {options} --out model.pt`")
     if not commands:
         return CheckpointError(
@@ -167,7 +167,7 @@ def _fit(
     return renamed, unused
 
 
-def _find_fitting(contents: Mapping[str, Any], path: str | Path) -> Iterator[str]:
+def find_fitting(contents: Mapping[str, Any], path: str | Path) -> Iterator[str]:
     """Options of `import-weights` for each toolkit's first model whose tensors match the file."""
     for source, format in PUBLISHED.items():
         try:
@@ -185,4 +185,12 @@ def _find_fitting(contents: Mapping[str, Any], path: str | Path) -> Iterator[str
             break
 
 
-__all__ = ["PUBLISHED", "TOOLKITS", "Translated", "import_network", "translate", "unknown_file"]
+__all__ = [
+    "PUBLISHED",
+    "TOOLKITS",
+    "Translated",
+    "find_fitting",
+    "import_network",
+    "translate",
+    "unknown_file",
+]

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from annotated_types import Ge, Le
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from speakernet.options import Options
 
@@ -106,8 +106,6 @@ def sized(
         "__module__": owner.__module__,
         "__qualname__": name,
         "__doc__": owner.__doc__,
-        # A class created at run time has no source from which to read docstrings.
-        "model_config": ConfigDict(use_attribute_docstrings=False),
         "__annotations__": annotations,
         "published": owner.published._replace(parameters=parameters, macs=macs),
         **(defaults or {}),
