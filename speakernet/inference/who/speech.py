@@ -14,7 +14,7 @@ END = 0.1
 mistaken for one."""
 SEGMENTATION_WEIGHT = 0.7
 """Of the segmentation's log-odds; the rest is the detector's. The two mistake different sounds."""
-MIN_OF_BOTH = 0.6
+MIN_OF_BOTH = 0.5
 PADDING_OF_BOTH = 0.08
 MIN_GAP_OF_BOTH = 0.24
 """Probability of speech, and seconds, as for `speech.stretches`: the segmentation sees borders more
