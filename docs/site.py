@@ -14,6 +14,7 @@ from typing import Any
 import nbformat
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 from nbconvert import MarkdownExporter
 from nbconvert.preprocessors import ExecutePreprocessor
 
@@ -24,6 +25,11 @@ ROOT = Path(__file__).resolve().parents[1]
 HELP_WIDTH = "80"
 EXECUTED = ("first_hour",)
 """Notebooks that need no recordings of the reader."""
+WIDE_TABLE = "|---|---|---|---|---|---|"
+CODE = re.compile(r"<code>.*?</code>", flags=re.DOTALL)
+TAG = re.compile(r"<[^>]*>")
+ALIGNED = re.compile(r"\S {2,}\S")
+OPTION = re.compile(r"(?<![\w-])--\w[\w.-]*(?![^<]*>)")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -40,6 +46,26 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         for name, content in pages:
             files.append(File.generated(config, name, content=content))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> None:
+    """Pages without sections, or with wide tables, use the place of the table of contents."""
+    if "\n## " not in markdown or WIDE_TABLE in markdown:
+        page.meta["hide"] = ["toc"]
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Mark what site.css does not break: options, after whose hyphens browsers end lines, and
+    aligned columns.
+    """
+
+    def mark(match: re.Match[str]) -> str:
+        code = OPTION.sub(r'<span class="option">\g<0></span>', match[0])
+        if ALIGNED.search(TAG.sub("", code)):
+            code = code.replace("<code>", '<code class="aligned">', 1)
+        return code
+
+    return CODE.sub(mark, html)
 
 
 def options() -> Iterator[tuple[str, str]]:

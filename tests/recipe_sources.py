@@ -134,6 +134,7 @@ SCHEDULES: dict[str, list[Moment]] = {
     "preset_fast.yaml": _EXP01,
     "preset_reproducible.yaml": _EXP01,
     "preset_telephone.yaml": _EXP01,
+    "preset_cnceleb.yaml": _EXP01,
     "preset_voip.yaml": _EXP01,
     "test.yaml": [(0, 2e-6, 0.0), (1, 2e-3, 0.0), (2, 1e-5, 0.0)],
 }

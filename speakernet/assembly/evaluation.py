@@ -169,7 +169,7 @@ class _Validation(NamedTuple):
 
 
 def _audio_of(validation: _Validation) -> tuple[StringTable, AudioSource]:
-    return validation.trials.names, validation.source
+    return validation.trials.recordings, validation.source
 
 
 def _prepare_validation(
@@ -204,7 +204,7 @@ def run_evaluation(
     seed = config.runtime.seed
     if section.metadata:
         # Unreadable metadata and an unknown sweep are refused before anything slow starts.
-        read_metadata(section.metadata, list(inputs.test.trials.names))
+        read_metadata(section.metadata, list(inputs.test.trials.recordings))
     sweep = None
     if section.sweep or section.plda:
         # Late: few recipes use either.
@@ -224,7 +224,7 @@ def run_evaluation(
         update_model_file(model_path, parts.measured, backs_up=False)
         logger.info("wrote to %s: %s", model_path, ", ".join(parts.measured))
     lists = {"": inputs.test, **(inputs.beside(inputs.test) if config.data.test_lists else {})}
-    shared = one_pass([(listed.trials.names, listed.source) for listed in lists.values()], {})
+    shared = one_pass([(listed.trials.recordings, listed.source) for listed in lists.values()], {})
     evaluations = {}
     for name, listed in lists.items():
         embedder = dataclasses.replace(parts.embedder, embed_with=shared)
@@ -482,9 +482,12 @@ def _calibrated(
             "embedding %s again for decisions, which use detected speech alone", trials.source
         )
         without_cohort = [measure for measure in measures if measure != "cohort"]
-        fits += fit_for_verifying(embedder, parts.contents, trials, source, prior, without_cohort)[
-            0
-        ]
+        listed_audio = trials, source
+        table = section.speaker_table
+        of_verify, _ = fit_for_verifying(
+            embedder, parts.contents, *listed_audio, prior, without_cohort, table
+        )
+        fits += of_verify
     measured = dict(parts.measured)
     for fit in fits:
         measured |= fit.changes({**parts.contents, **measured})
@@ -542,7 +545,7 @@ def _with_provenance(
     # Any folder of a path may name the speaker, because lists differ in depth.
     folders: set[str] = set()
     if parts.cohort_speakers:
-        for name in trials.names:
+        for name in trials.recordings:
             folders.update(map(one_word, folders_of(name)))
     if shared := sorted(folders & parts.cohort_speakers):
         warnings.append(

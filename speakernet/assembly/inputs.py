@@ -24,13 +24,14 @@ from speakernet.data.lists import (
     TrainingList,
     TrialList,
     audio_folder_of,
+    read_model_trials,
     read_training_list,
-    read_trials,
 )
 from speakernet.data.lookup import LONG_LIST_BYTES, LookupTable, mapped_training_list
 from speakernet.data.opening import open_source
 from speakernet.data.sampling import Voices
 from speakernet.data.sources import AudioSource
+from speakernet.files import sha256_of
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +92,18 @@ class Inputs:
     @functools.cached_property
     def test(self) -> TrialInput:
         """The trials that are reported."""
-        return self.trial_input(self._data.test_list, self._data.test_path)
+        test = self.trial_input(self._data.test_list, self._data.test_path)
+        if enrolment := self._data.enrolment_list:
+            with_models = [named for named in (test, *self._named.values()) if named.trials.models]
+            if not with_models:
+                name = test.trials.names[int(test.trials.enrol[0])]
+                raise ConfigError(
+                    f"{enrolment} has none of the models of {test.trials.source}, such as "
+                    f"{name!r}; give the enrolment list of its corpus (--data.enrolment_list)"
+                )
+            for trials, source in with_models:
+                _refuse_missing(trials, source)
+        return test
 
     def beside(self, trial_list: TrialInput) -> dict[str, TrialInput]:
         """The lists of data.test_lists by name, except this one and missing optional ones."""
@@ -107,6 +119,12 @@ class Inputs:
         data = self._data
         lists = [corpus.train_list for corpus in data.corpora.values()] or [data.train_list]
         return all(path and Path(path).exists() for path in lists)
+
+    @property
+    def enrolment(self) -> str:
+        """SHA-256 of the enrolment list; empty without one."""
+        path = self._data.enrolment_list
+        return self._once(sha256_of, path) if path else ""  # type: ignore[no-any-return]
 
     def trial_lists(self) -> list[TrialInput]:
         """All trial lists of a training run; some may be the same."""
@@ -138,6 +156,8 @@ class Inputs:
             "data.test_list (SHA-256)": self.test.trials.sha256,
             "the audio of data.test_path": self.test.source.identity,
         }
+        if self.enrolment:
+            checksums["data.enrolment_list (SHA-256)"] = self.enrolment
         if self._data.test_lists:
             for name, (trials, source) in self._named.items():
                 checksums[f"data.test_lists.{name} (SHA-256)"] = trials.sha256
@@ -175,7 +195,10 @@ class Inputs:
 
     def trials(self, path: str | Path) -> TrialList:
         """Any trial list, whose audio need not be there."""
-        return self._once(read_trials, path)  # type: ignore[no-any-return]
+        return self._once(self._read_trials, path)  # type: ignore[no-any-return]
+
+    def _read_trials(self, path: str | Path) -> TrialList:
+        return read_model_trials(path, self._data.enrolment_list)
 
     @functools.cached_property
     def _named(self) -> dict[str, TrialInput]:
@@ -205,7 +228,7 @@ class Inputs:
         if not Path(path).is_file() or not Path(root).exists():
             return False
         trials, source = self.trial_input(path, root)
-        return not len(source.missing(trials.names))
+        return not len(source.missing(trials.recordings))
 
     @functools.cached_property
     def listed(self) -> TrainingInput:
@@ -239,6 +262,17 @@ class Inputs:
         if key not in self._kept:
             self._kept[key] = read(path)
         return self._kept[key]
+
+
+def _refuse_missing(trials: TrialList, source: AudioSource) -> None:
+    """Refuse models whose recordings do not exist, before anything is embedded."""
+    missing = source.missing(trials.recordings)
+    if len(missing):
+        raise ConfigError(
+            f"{len(missing):,} of {len(trials.recordings):,} recordings of {trials.source} and its "
+            f"models are not in {source.root}, such as {trials.recordings[int(missing[0])]}; give "
+            "the enrolment list of this corpus, with paths like those of the trials"
+        )
 
 
 def make_synthetic_corpus(config: Config) -> Config:

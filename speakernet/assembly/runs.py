@@ -153,7 +153,7 @@ def _train_and_report(config: Config) -> TrainingOutcome:
     validate = build_validation(config, inputs, net, stop.is_requested)
     beside = inputs.beside(inputs.test) if config.data.test_lists else {}
     earlier, changed = distributed.from_main(lambda: _earlier_report(run_folder, checksums, beside))
-    of_training = [name for role, name in changed if role != "trials"]
+    of_training = [name for role, name in changed if role not in ("trials", "enrolment")]
     summary = StagedRun(config, inputs, net, validate, stop, of_training).train()
     # Rank 0 writes best.pt, which may not be visible on other machines.
     best = distributed.from_main(
@@ -203,6 +203,7 @@ def _earlier_report(
         "training": checksums["data.train_list (SHA-256)"],
         "validation": checksums["data.validation_list (SHA-256)"],
         "trials": checksums["data.test_list (SHA-256)"],
+        "enrolment": checksums.get("data.enrolment_list (SHA-256)", ""),
     }
     changed = _changed_lists(earlier, now)
     for name in beside:
@@ -369,8 +370,8 @@ def check_inputs(config: Config, inputs: Inputs, net: SpeakerNet) -> None:
     if worst(findings) != "error":
         for trials, source in trial_lists.values():
             # Evaluation audio is decoded here, so that damage is not found after the last epoch.
-            if source.lookup_table(trials.names).seconds.sum() <= READ_AT_START_SECONDS:
-                facts = read_facts(source, trials.names, usable_cores())
+            if source.lookup_table(trials.recordings).seconds.sum() <= READ_AT_START_SECONDS:
+                facts = read_facts(source, trials.recordings, usable_cores())
                 findings += sample_findings(facts, f"trial audio ({Path(trials.source).name})")
     errors = [finding for finding in findings if finding.level == "error"]
     for finding in findings:

@@ -32,8 +32,8 @@ from speakernet.data.lists import (
     StringTable,
     TrainingList,
     TrialList,
+    read_model_trials,
     read_training_list,
-    read_trials,
 )
 from speakernet.data.opening import open_source
 from speakernet.data.options import DataOptions
@@ -80,6 +80,8 @@ class CheckRequest:
     """Folder or packed corpus of the list; None leaves the files unchecked."""
     trials: tuple[tuple[Path, str | Path | None], ...] = ()
     """(trial list, root) pairs."""
+    enrolment: str = ""
+    """Enrolment list of the models that trials name."""
     save_path: Path = Path("exps")
     min_utterances: int = 1
     min_seconds: float = 0.5
@@ -101,7 +103,7 @@ class _CheckedList(NamedTuple):
 
     @property
     def names(self) -> StringTable:
-        return self.listed.names if isinstance(self.listed, TrialList) else self.listed.paths
+        return self.listed.recordings if isinstance(self.listed, TrialList) else self.listed.paths
 
 
 def full_check(request: CheckRequest) -> tuple[list[Finding], dict[str, np.ndarray]]:
@@ -114,8 +116,12 @@ def full_check(request: CheckRequest) -> tuple[list[Finding], dict[str, np.ndarr
     findings: list[Finding] = []
     training, source = _read_training(request, findings)
     trials: list[tuple[TrialList, AudioSource | None]] = []
+
+    def read(path: Path, malformed: list[str]) -> TrialList:
+        return read_model_trials(path, request.enrolment, malformed)
+
     for path, root in request.trials:
-        trial_list = _read(path, read_trials, "trial list", findings)
+        trial_list = _read(path, read, "trial list", findings)
         if trial_list is not None:
             trials.append((trial_list, _open(root, request.sample_rate, "trial audio", findings)))
     findings += quick_check(

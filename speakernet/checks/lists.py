@@ -70,7 +70,7 @@ def quick_check(
         findings += trial_findings(trial_list)
         check = f"trial audio ({PurePosixPath(trial_list.source).name})"
         # No missing file is tolerated, because it affects all its trials and so the error rate.
-        findings += file_findings(trial_list.names, source, check, 0.0, min_seconds)
+        findings += file_findings(trial_list.recordings, source, check, 0.0, min_seconds)
         for listed in lists:
             findings += overlap_findings(listed, trial_list)
     return findings
@@ -139,9 +139,8 @@ def training_findings(training: TrainingList, min_utterances: int) -> list[Findi
 
 def trial_findings(trials: TrialList) -> list[Finding]:
     """Check size, labels and identity of a trial list."""
-    size = (
-        f"{len(trials):,} trials over {counted(len(trials.names), 'utterance')} in {trials.source}"
-    )
+    number = counted(len(trials.recordings), "utterance")
+    size = f"{len(trials):,} trials over {number} in {trials.source}"
     if trials.labels is None:
         return [Finding("ok", "trials", size + ", unlabelled: scores only, no error rates")]
     num_targets = int(np.count_nonzero(trials.labels))
@@ -308,7 +307,7 @@ def overlap_findings(training: TrainingList, trials: TrialList) -> list[Finding]
     if depths:
         noun = "speaker"
         folders = set()
-        for name in trials.names:
+        for name in trials.recordings:
             steps = folders_of(name)
             folders |= {
                 one_word(steps[depth]) for depth in depths if -len(steps) <= depth < len(steps)
@@ -316,8 +315,8 @@ def overlap_findings(training: TrainingList, trials: TrialList) -> list[Finding]
         shared = sorted(folders & set(training.speakers))
     else:
         noun = "file"
-        rows = np.flatnonzero(NameIndex(training.paths).find(trials.names) >= 0)
-        shared = list(trials.names.take(rows))
+        rows = np.flatnonzero(NameIndex(training.paths).find(trials.recordings) >= 0)
+        shared = list(trials.recordings.take(rows))
     if shared:
         message = (
             f"{counted(len(shared), noun)} of {trials.source} also in the training list "

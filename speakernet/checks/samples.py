@@ -325,6 +325,7 @@ def trial_findings(
     """
     if trials.labels is None:
         return []
+    trials, _ = trials.by_recording()
     row_of_name = np.full(len(trials.names), -1)
     row_of_name[rows] = np.arange(len(rows))
     # Only trials of which both sides were read.

@@ -46,6 +46,7 @@ COMMANDS = {
     "train": "train a model or, with --eval, score a trial list with one",
     "evaluate": "compute error rates from score files, or from a model as train --eval does",
     "compare": "compare systems that scored the same trials, with intervals for the differences",
+    "study": "train variants of a recipe with several seeds, and compare them",
     "report": "rebuild the report of a run folder from the results in it",
     "prepare": "prepare a corpus: download, verify, unpack, write lists",
     "pack": "pack a corpus into one memory-mapped file, or into shards for streaming",

@@ -143,6 +143,7 @@ def _request(arguments: argparse.Namespace, config: Config | None) -> CheckReque
         request,
         corpora=corpora,
         trials=(*sorted(lists, key=str), *request.trials),
+        enrolment=data.enrolment_list,
         min_utterances=data.utterances_per_speaker,
         # The same tolerance for missing files as in training.
         max_bad_share=data.max_bad_share if data.on_bad_audio == "skip" else 0.0,

@@ -1,6 +1,7 @@
 """Decide whether two recordings are of the same speaker, and how certain that is.
 
     speakernet verify a.wav b.wav --model best.pt
+    speakernet verify a.wav anna1.wav anna2.wav --model best.pt      several recordings of a person
     speakernet verify a.wav b.wav --model best.pt --far 0.001 --json
     arecord -f S16_LE -r 16000 -t wav | speakernet verify - enrolled.wav --model best.pt
 
@@ -35,7 +36,10 @@ ARGUMENTS = {
     "first": {
         "help": "a recording, in any format, rate and number of channels; - is standard input"
     },
-    "second": {"help": "the recording to compare it with"},
+    "second": {
+        "nargs": "+",
+        "help": "the recording to compare it with, or several of one person",
+    },
     **MODEL,
     **DECISION,
     **CHANNEL,
@@ -53,11 +57,14 @@ def run(arguments: argparse.Namespace) -> int:
 
     limits = limits_of(arguments)
     qualities = []
-    if arguments.second == recordings.STANDARD_INPUT:
+    enrolled_files = arguments.second
+    if recordings.STANDARD_INPUT in enrolled_files:
         raise ValueError(
             "only the first recording can be -, which is standard input; give a file as the second "
             "one"
         )
+    if arguments.first == recordings.STANDARD_INPUT and len(enrolled_files) > 1:
+        raise ValueError("a pipe is compared with one recording; save it to a file first")
     if arguments.first == recordings.STANDARD_INPUT and arguments.channel:
         raise ValueError("--channel needs whole recordings, not a pipe; save it to a file first")
     with answer_first(is_verbose=arguments.verbose):
@@ -65,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         # Refuse impossible limits before audio is read.
         verifier.decide(0.0, **limits)
         if arguments.first == recordings.STANDARD_INPUT:
-            enrolled = verifier.hear(verifier.open(arguments.second, channel=arguments.channel))
+            enrolled = verifier.hear(verifier.open(enrolled_files[0], channel=arguments.channel))
             info, begun = recordings.open_piped(sys.stdin.buffer)
             stream = verifier.stream(info.sample_rate, enrolled, **limits)
             for chunk in recordings.chunks_of(sys.stdin.buffer, info, begun):
@@ -75,12 +82,12 @@ def run(arguments: argparse.Namespace) -> int:
             decision = stream.finish().decision
             assert decision is not None, "there is a threshold, and speech"
         else:
-            pair = [
+            first, *enrolled_heard = [
                 verifier.hear(verifier.open(audio, channel=arguments.channel))
-                for audio in (arguments.first, arguments.second)
+                for audio in (arguments.first, *enrolled_files)
             ]
-            qualities = [heard.quality for heard in pair]
-            decision = verifier.verify(*pair, **limits)
+            qualities = [heard.quality for heard in (first, *enrolled_heard)]
+            decision = verifier.verify(first, enrolled_heard, **limits)
         answer = decision.sentence
         if arguments.json:
             answer = json.dumps(dataclasses.asdict(decision))

@@ -222,6 +222,14 @@ def load_config(
     return LoadedConfig(config, files, is_classic, is_scoring, keys, described, assumed)
 
 
+def keys_of(arguments: Sequence[str]) -> set[str]:
+    """The dotted keys that the options of a command line set."""
+    keys = set[str]()
+    for setting in _split_command_line(arguments)[2]:
+        keys.update(translated.key for translated in _translate(setting))
+    return keys
+
+
 def _is_flat(layer: Sequence[Setting]) -> bool:
     """Whether a file is written like those of voxceleb_trainer."""
     return not any(setting.is_sectioned for setting in layer)

@@ -4,10 +4,11 @@ published trials.
     speakernet prepare cnceleb --save_path data --download --join
     speakernet prepare cnceleb --save_path data         lists only
 
-Lists go to data/cnceleb_lists, with paths relative to data; cnceleb_trials.txt has the published
-trials (CNC-Eval). A third of the utterances are shorter than two seconds; as in wespeaker,
-utterances of one speaker, genre and session that are shorter than five seconds can be joined, in
-order, until they last that long.
+Lists go to data/cnceleb_lists, with paths relative to data. The published trials (CNC-Eval) are
+written twice: cnceleb_trials.txt has each person's concatenated enrolment, cnceleb_avg_trials.txt
+names models, whose recordings are in cnceleb_enrolment.txt (`data.enrolment_list`). A third of the
+utterances are shorter than two seconds; as in wespeaker, utterances of one speaker, genre and
+session that are shorter than five seconds can be joined, in order, until they last that long.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from speakernet.corpora.listing import PUBLIC_ARGUMENTS, prepare_public
 from speakernet.corpora.steps import Folder, StepSummary, audio_seconds
 from speakernet.corpora.utterances import Row, rows_of_corpus
 from speakernet.data.audio import SAMPLE_RATE, AudioError, audio_info, read_audio, write_audio
-from speakernet.data.lists import ListError, write_trials
+from speakernet.data.lists import ListError, read_enrolment, write_enrolment, write_trials
 from speakernet.files import parallel_map
 
 logger = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     summaries = [StepSummary("join", lists)] if arguments.join else []
 
     def rows_of(root: Path) -> Iterable[Row]:
-        write_published_trials(root, lists / "cnceleb_trials.txt")
+        write_published_trials(root, lists)
         rows = cnceleb_rows(root)
         for summary in summaries:
             return join_short(rows, root, arguments.num_jobs, summary, arguments.join_seconds)
@@ -159,9 +160,9 @@ def groups_of_length(seconds: list[float], min_seconds: float) -> list[list[int]
     return groups
 
 
-def write_published_trials(root: Path, path: Path) -> None:
-    """Write the published trials with file names on both sides, relative to `root`, if the
-    evaluation set exists.
+def write_published_trials(root: Path, lists: Path) -> None:
+    """Write the published trials with paths relative to `root`, if the evaluation set exists: with
+    concatenated enrolments, and with models and their recordings.
     """
     folders = [root / name / "eval" for name in CORPORA]
     folders = [folder for folder in folders if (folder / "lists" / "trials.lst").is_file()]
@@ -173,26 +174,41 @@ def write_published_trials(root: Path, path: Path) -> None:
         )
         return
     folder = folders[0]
+    published = folder / "lists"
 
-    def existing(name: str) -> str:
+    def existing(name: str, below: Path = folder) -> str:
         # The lists have .wav names, but the FLAC release has .flac files.
-        wav = folder / name
+        wav = below / name
         flac = wav.with_suffix(".flac")
         return (flac if flac.is_file() else wav).relative_to(root).as_posix()
 
     enrolments = {
-        name: existing(file) for name, file in _fields(folder / "lists" / "enroll.lst", "name path")
+        name: existing(file) for name, file in _fields(published / "enroll.lst", "name path")
     }
 
     def rows() -> Iterator[tuple[int, str, str]]:
-        trials = folder / "lists" / "trials.lst"
+        trials = published / "trials.lst"
         expected = "enrolment test 0|1"
         for name, test, label in _fields(trials, expected):
             if name not in enrolments or label not in ("0", "1"):
                 raise ListError(f"{trials}: expected '{expected}', found '{name} {test} {label}'")
-            yield int(label), enrolments[name], existing(test)
+            yield int(label), name, existing(test)
 
-    write_trials(path, rows())
+    concatenated = ((label, enrolments[name], test) for label, name, test in rows())
+    write_trials(lists / "cnceleb_trials.txt", concatenated)
+    recordings = published / "enroll.map"
+    if not recordings.is_file():
+        logger.warning(
+            "%s is missing: only trials of concatenated enrolments are written", recordings
+        )
+        return
+    models, _ = read_enrolment(recordings)
+    corpus = folder.parent / "data"
+    pairs = []
+    for model, names in models.items():
+        pairs += [(model.decode(), existing(name.decode(), corpus)) for name in names]
+    write_enrolment(lists / "cnceleb_enrolment.txt", pairs)
+    write_trials(lists / "cnceleb_avg_trials.txt", rows())
 
 
 def _fields(path: Path, expected: str) -> Iterator[list[str]]:

@@ -6,6 +6,7 @@ different layout.
     speakernet prepare trials make train.txt calibration.txt --calibration data/train
     speakernet prepare trials clean trials.txt --root data/voxceleb1/wav
     speakernet prepare trials rewrite trials.txt kaldi_trials.txt --form kaldi --prefix wav/
+    speakernet prepare trials rewrite sre.tsv enrolment.txt --kind enrolment --prefix sre/
     speakernet prepare trials hold_out train_list.txt data/tuning --speakers 30
 
 `make` takes a training list (speaker path) or a table (path,speaker[,session,gender] as .csv or
@@ -42,13 +43,16 @@ from speakernet.corpora.utterances import UNKNOWN, Utterances, read_table, row_b
 from speakernet.data.audio import AudioError
 from speakernet.data.lists import (
     ListError,
+    ListFile,
     NameIndex,
     StringTable,
     TrainingList,
     TrialList,
     normal_names,
+    read_enrolment,
     read_training_list,
     read_trials,
+    write_enrolment,
     write_training_list,
     write_trials,
 )
@@ -67,7 +71,11 @@ TrialRow = tuple[int | None, str, str]
 
 _LIST = {"list": {"type": Path, "help": "trial or training list"}}
 _KIND = {
-    "--kind": {"choices": ("trials", "training"), "help": "what the list is (default: detected)"}
+    "--kind": {
+        "choices": ("trials", "training", "enrolment"),
+        "help": "what the list is (default: detected); trials and enrolment may be tables of "
+        "a NIST SRE",
+    }
 }
 _FORM = {"--form": {"choices": FORMS, "default": "label_first", "help": "form of trial lines"}}
 _DRAWS: dict[str, dict[str, Any]] = {
@@ -350,8 +358,13 @@ def _rewrite(arguments: argparse.Namespace) -> int:
             name = (stem if dot else name) + arguments.suffix
         return name
 
-    renamed = [(row[0], *map(rename, row[1:])) for row in rows]
-    write_in_form(arguments.output, renamed, arguments.form if is_trials else "training")
+    if arguments.kind == "enrolment":
+        write_enrolment(arguments.output, [(model, rename(name)) for model, name in rows])
+    else:
+        # The enrolment side of a table of NIST is a model, which is not a path.
+        first = 2 if is_trials and nist_table(arguments.list) is not None else 1
+        renamed = [(*row[:first], *map(rename, row[first:])) for row in rows]
+        write_in_form(arguments.output, renamed, arguments.form if is_trials else "training")
     logger.info("%s: %s rows", arguments.output, f"{len(rows):,}")
     return 0
 
@@ -451,9 +464,20 @@ def write_in_form(path: Path, rows: Iterable[TrialRow], form: str) -> None:
 
 
 def read_rows(path: Path, kind: str | None) -> tuple[bool, list]:
-    """Whether a list has trials, and its rows: (label, enrol, test) or (speaker, name); kind None
-    detects it.
+    """Whether a list has trials, and its rows: (label, enrol, test), (speaker, name) or (model,
+    recording); kind None detects it, except enrolment lists.
     """
+    table = nist_table(path)
+    if kind == "enrolment":
+        if table is not None:
+            return False, [(row["modelid"], row["segmentid"]) for row in table]
+        models, _ = read_enrolment(path)
+        rows = []
+        for model, recordings in models.items():
+            rows += [(model.decode(), recording.decode()) for recording in recordings]
+        return False, rows
+    if table is not None:
+        return True, [_nist_trial(row) for row in table]
     if kind == "trials":
         return True, list(trial_rows(read_trials(path)))
     if kind is None:
@@ -463,6 +487,37 @@ def read_rows(path: Path, kind: str | None) -> tuple[bool, list]:
             if trials.labels is not None:
                 return True, list(trial_rows(trials))
     return False, list(Utterances.from_list(read_training_list(path)).pairs())
+
+
+def nist_table(path: Path) -> list[dict[str, str]] | None:
+    """The rows of an enrolment table, trial list or key of a NIST SRE; None for any other list.
+
+    They have the columns modelid, segmentid (segment in 2016) and side; a key has targettype too.
+    """
+    lines = iter(ListFile(path))
+    _, first = next(lines, (0, b""))
+    columns = first.decode().split("\t")
+    if "segment" in columns:
+        columns[columns.index("segment")] = "segmentid"
+    if not {"modelid", "segmentid"} <= set(columns):
+        return None
+    rows = []
+    for number, line in lines:
+        row = dict(zip(columns, line.decode().split("\t"), strict=False))
+        if not row.get("segmentid") or row.get("side", "a") != "a":
+            raise ListError(
+                f"{path}, line {number}: found {line.decode()!r}; expected {', '.join(columns)}, "
+                "and side a (save the other channel as a file of its own)"
+            )
+        rows.append(row)
+    return rows
+
+
+def _nist_trial(row: dict[str, str]) -> TrialRow:
+    label = None
+    if "targettype" in row:
+        label = int(row["targettype"] == "target")
+    return label, row["modelid"], row["segmentid"]
 
 
 def trial_rows(trials: TrialList) -> Iterator[TrialRow]:

@@ -16,7 +16,7 @@ import zlib
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
@@ -282,6 +282,40 @@ class TrainingList:
 
 
 @dataclass
+class Models:
+    """The recordings of each name of a trial list: one of a test, one or more of a model."""
+
+    recordings: StringTable
+    rows: np.ndarray
+    """Rows of `recordings`, those of the first name first, int64."""
+    starts: np.ndarray
+    """Where the rows of each name start, int64 (names,)."""
+    source: str
+    sha256: str = ""
+
+    @property
+    def counts(self) -> np.ndarray:
+        """How many recordings each name has, (names,)."""
+        return np.diff(np.append(self.starts, len(self.rows)))
+
+    def mean(self, values: np.ndarray) -> np.ndarray:
+        """From values of recordings, (recordings, …), to their mean over each name, (names, …)."""
+        sums = np.add.reduceat(values[self.rows], self.starts, axis=0)
+        counts = self.counts.reshape(-1, *[1] * (values.ndim - 1))
+        return (sums / counts).astype(values.dtype)
+
+    def take(self, names: np.ndarray) -> "Models":
+        """The models at these rows of the table of names."""
+        counts = self.counts[names]
+        starts = np.cumsum(counts) - counts
+        # Each entry's place among the entries of its own name.
+        places = np.arange(counts.sum()) - np.repeat(starts, counts)
+        rows = self.rows[np.repeat(self.starts[names], counts) + places]
+        used, numbers = np.unique(rows, return_inverse=True)
+        return Models(self.recordings.take(used), numbers, starts, self.source, self.sha256)
+
+
+@dataclass
 class TrialList:
     """A trial list: pairs of rows of `names`."""
 
@@ -291,15 +325,58 @@ class TrialList:
     labels: np.ndarray | None
     source: str
     sha256: str = ""
+    models: Models | None = None
+    """None: every name is that of one recording."""
 
     def __len__(self) -> int:
         return len(self.enrol)
 
+    @property
+    def recordings(self) -> StringTable:
+        """What is embedded: `names` themselves, unless some are models."""
+        return self.names if self.models is None else self.models.recordings
+
+    def mean(self, values: np.ndarray) -> np.ndarray:
+        """From values of recordings, (recordings, …), to those of names, (names, …)."""
+        return values if self.models is None else self.models.mean(values)
+
+    def take(self, rows: np.ndarray) -> "TrialList":
+        """The list of these trials."""
+        used, numbers = np.unique(
+            np.concatenate([self.enrol[rows], self.test[rows]]), return_inverse=True
+        )
+        enrol = numbers[: len(rows)].astype(np.int32)
+        test = numbers[len(rows) :].astype(np.int32)
+        labels = None if self.labels is None else self.labels[rows]
+        models = None if self.models is None else self.models.take(used)
+        return TrialList(
+            self.names.take(used), enrol, test, labels, self.source, self.sha256, models
+        )
+
+    def by_recording(self) -> tuple["TrialList", np.ndarray]:
+        """The list with a trial for each recording of a model, and the trial that each comes from,
+        int64.
+        """
+        if self.models is None:
+            return self, np.arange(len(self))
+        counts = self.models.counts[self.enrol]
+        trials = np.repeat(np.arange(len(self)), counts)
+        places = np.arange(len(trials)) - np.repeat(np.cumsum(counts) - counts, counts)
+        enrol = self.models.rows[self.models.starts[self.enrol[trials]] + places]
+        test = self.models.rows[self.models.starts[self.test[trials]]]
+        labels = None if self.labels is None else self.labels[trials]
+        pairs = TrialList(self.recordings, enrol, test, labels, self.source, self.sha256)
+        return pairs, trials
+
     @functools.cached_property
     def checksum(self) -> int:
-        """CRC-32 of the trials: names, pairs and labels."""
+        """CRC-32 of the trials: names, pairs, labels and models."""
         total = self.names.checksum
-        for column in (self.enrol, self.test, self.labels):
+        columns = [self.enrol, self.test, self.labels]
+        if self.models is not None:
+            total = zlib.crc32(b"%d" % self.models.recordings.checksum, total)
+            columns += [self.models.rows, self.models.starts]
+        for column in columns:
             total = zlib.crc32(b"" if column is None else column.tobytes(), total)
         return total
 
@@ -486,6 +563,80 @@ def read_trials(path: str | Path, malformed: list[str] | None = None) -> TrialLi
     return TrialList(names, enrol, test, targets, str(path), file.digest.hexdigest())
 
 
+def read_enrolment(path: str | Path) -> tuple[dict[bytes, list[bytes]], str]:
+    """The recordings of each model, and the SHA-256 of the list.
+
+    A line has a model and one recording or, as in Kaldi's `spk2utt`, all of them; a model may have
+    several lines. A line with tabs is split only at tabs, so that names may contain spaces.
+    """
+    file = ListFile(path)
+    models: dict[bytes, list[bytes]] = {}
+    for number, line in file:
+        model, *recordings = split_row(line)
+        if not recordings:
+            file.expected(number, "'model recording'; this model has no recordings", line)
+        known = models.setdefault(model, [])
+        for recording in recordings:
+            if recording in known:
+                file.refuse(
+                    number,
+                    f"model {model.decode()!r} has {recording.decode()!r} twice; remove one, or it "
+                    "counts double",
+                )
+            known.append(recording)
+    if not models:
+        raise ListError(f"{path}: the list is empty; expected lines 'model recording'")
+    return models, file.digest.hexdigest()
+
+
+def read_model_trials(
+    path: str | Path, enrolment: str | Path, malformed: list[str] | None = None
+) -> TrialList:
+    """Read trials and, if there is an enrolment list, the recordings of the models they name."""
+    trials = read_trials(path, malformed)
+    return with_models(trials, read_enrolment(enrolment), enrolment) if enrolment else trials
+
+
+def with_models(
+    trials: TrialList, enrolment: tuple[dict[bytes, list[bytes]], str], path: str | Path
+) -> TrialList:
+    """The trials with the recordings of their models; unchanged if they name none of the enrolment
+    list at `path`.
+
+    Raises:
+        ListError: some are models of the list and others are not.
+    """
+    listed, sha256 = enrolment
+    names = list(trials.names.raws())
+    sides = np.unique(trials.enrol).tolist()
+    unknown = [names[row].decode() for row in sides if names[row] not in listed]
+    if len(unknown) == len(sides):
+        return trials
+    if unknown:
+        raise ListError(
+            f"{trials.source}: {len(unknown):,} of {len(sides):,} enrolment names have no "
+            f"recordings in {path}, such as {unknown[0]!r}; add lines 'model recording' for them"
+        )
+    both_sides = np.intersect1d(sides, trials.test).tolist()
+    if both_sides:
+        raise ListError(
+            f"{trials.source}: {names[both_sides[0]].decode()!r} is a model of {path} and also a "
+            "test; expected recordings as tests"
+        )
+    enrolled = set(sides)
+    known = numbers()
+    rows = array("q")
+    starts = array("q")
+    for row, name in enumerate(names):
+        starts.append(len(rows))
+        for recording in listed[name] if row in enrolled else [name]:
+            rows.append(known[recording])
+    models = Models(
+        StringTable.from_bytes(known), np.array(rows), np.array(starts), str(path), sha256
+    )
+    return replace(trials, models=models)
+
+
 def repeated_trials(trials: TrialList) -> tuple[int, np.ndarray]:
     """How many trials repeat an ordered pair, and the rows of those that contradict its label,
     int64 (rows,).
@@ -509,6 +660,11 @@ def write_training_list(path: str | Path, pairs: Iterable[tuple[str, str]]) -> N
                     f"{path}: speaker {speaker!r}, path {name!r}; expected one word and one line"
                 )
             file.write(f"{speaker} {name}\n")
+
+
+def write_enrolment(path: str | Path, pairs: Iterable[tuple[str, str]]) -> None:
+    """Atomically write (model, recording) pairs, one a line."""
+    write_trials(path, ((None, model, recording) for model, recording in pairs))
 
 
 def write_trials(path: str | Path, rows: Iterable[tuple[int | None, str, str]]) -> None:

@@ -88,6 +88,9 @@ class DataOptions(Options):
     only."""
     test_path: InputPath = ""
     """Like train_path, for test_list."""
+    enrolment_list: InputPath = ""
+    """Recordings of the models that trials name (`label model test`): `model recording` on each
+    line, or Kaldi's spk2utt. Paths are relative to those of the trial list."""
     test_lists: dict[ListName, Annotated[NamedListOptions, BeforeValidator(_as_options)]] = Field(
         default={}
     )

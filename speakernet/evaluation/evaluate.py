@@ -29,14 +29,19 @@ from speakernet.evaluation.files import Evaluation
 from speakernet.evaluation.fitting import Fit, fit_scores
 from speakernet.evaluation.options import Mode
 from speakernet.evaluation.results import EMBEDDING, KEPT_EMBEDDINGS, headline_sentence
-from speakernet.evaluation.scoring import Backend, verifying_backend
+from speakernet.evaluation.scoring import Backend, mean_embeddings, verifying_backend
+from speakernet.evaluation.several import several_of_list
 from speakernet.evaluation.slices import signal_to_noise_ratios
-from speakernet.evaluation.speakers import Speakers
+from speakernet.evaluation.speakers import Speakers, speakers_of
 from speakernet.random import numpy_generator
 
 logger = logging.getLogger(__name__)
 
 SUBSET_STREAM = 6201
+MEAN_SCORES = (
+    "no calibration for several recordings of a person: too few speakers have several; mean scores "
+    "are compared with the thresholds, which accepts fewer strangers than stated and misses more"
+)
 PRECISIONS = {"no": "float32", "bf16": "bf16", "fp16": "fp16"}
 """An embedder's precision -> its name in results.json."""
 
@@ -47,7 +52,7 @@ class Scored(NamedTuple):
     scores: np.ndarray
     """(trials,) float32."""
     embeddings: dict[Mode, np.ndarray]
-    """Mode -> (utterances, crops, dim)."""
+    """Mode -> (recordings, crops, dim)."""
     units: np.ndarray
     """(utterances, dim), unit length, of the first mode."""
     cohort_mean: np.ndarray | None
@@ -84,16 +89,20 @@ def evaluate(
     start = time.perf_counter()
     results = figures(trials, scored.scores, speakers, options, seed, llrs)
     seconds = {**scored.seconds, "figures": time.perf_counter() - start}
+    listed = [{"role": "trials", "name": Path(trials.source).name, "sha256": trials.sha256}]
+    if models := trials.models:
+        name = Path(models.source).name
+        listed.append({"role": "enrolment", "name": name, "sha256": models.sha256})
     results = replace(
         results,
         precision=PRECISIONS[embedder.precision],
         backend=backend.describe(embedder.options),
-        lists=[{"role": "trials", "name": Path(trials.source).name, "sha256": trials.sha256}],
+        lists=listed,
         timings_seconds={name: round(value, 3) for name, value in seconds.items()},
         seconds=time.perf_counter() - begin,
         warnings=notes,
     )
-    durations = source.lookup_table(trials.names).num_samples / source.sample_rate
+    durations = trials.mean(source.lookup_table(trials.recordings).seconds)
     return Evaluation(trials, scored.scores, results, llrs, scored.units, speakers, durations)
 
 
@@ -108,16 +117,31 @@ def score_trials(
     stem = Path(trials.source).stem
     for mode in modes_of(embedder.options):
         start = time.perf_counter()
-        embeddings[mode], was_kept = embedder.embed(trials.names, source, mode, stem)
+        embeddings[mode], was_kept = embedder.embed(trials.recordings, source, mode, stem)
         name = KEPT_EMBEDDINGS if was_kept else EMBEDDING
         seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
     start = time.perf_counter()
-    scored = [backend.score(table, trials) for table in embeddings.values()]
+    if backend.options.enrolment == "scores":
+        scored = [_mean_scores(backend, table, trials) for table in embeddings.values()]
+    else:
+        scored = [backend.score(trials.mean(table), trials) for table in embeddings.values()]
     seconds["scoring"] = time.perf_counter() - start
     scores, units, cohort_mean = scored[0]
     if len(scored) > 1:
         scores = np.mean([scores, scored[1][0]], axis=0)
     return Scored(scores, embeddings, units, cohort_mean, seconds)
+
+
+def _mean_scores(
+    backend: Backend, table: np.ndarray, trials: TrialList
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """As `Backend.score`, with each trial's mean score over the recordings of its model."""
+    pairs, trial_of = trials.by_recording()
+    scores, units, cohort_mean = backend.score(table, pairs)
+    means = np.bincount(trial_of, scores) / np.bincount(trial_of)
+    if cohort_mean is not None:
+        cohort_mean = trials.mean(cohort_mean)
+    return means.astype(np.float32), mean_embeddings(trials.mean(units)), cohort_mean
 
 
 def calibration_inputs(
@@ -130,12 +154,14 @@ def calibration_inputs(
     measures = {name.partition(" ")[0] for name in inputs}
     values = {}
     if "duration" in measures:
-        values["duration"] = source.lookup_table(trials.names).seconds
+        values["duration"] = trials.mean(source.lookup_table(trials.recordings).seconds)
     if "magnitude" in measures:
         first = next(iter(scored.embeddings.values()))
-        values["magnitude"] = np.linalg.norm(first, axis=2).mean(axis=1)
+        magnitudes = np.linalg.norm(first, axis=2).mean(axis=1)
+        values["magnitude"] = trials.mean(magnitudes)
     if "snr" in measures:
-        values["snr"] = signal_to_noise_ratios(source, trials.names, MAX_READERS)
+        ratios = signal_to_noise_ratios(source, trials.recordings, MAX_READERS)
+        values["snr"] = trials.mean(ratios)
     if "cohort" in measures:
         assert scored.cohort_mean is not None, "the options ask for a cohort"
         values["cohort"] = scored.cohort_mean
@@ -168,9 +194,12 @@ def fit_for_verifying(
     source: AudioSource,
     prior: float,
     measures: Sequence[str] = (),
+    speaker_table: str = "",
 ) -> tuple[list[Fit], np.ndarray]:
     """Fit calibration and thresholds on a list embedded as in verification: detected speech in
     float32.
+
+    The fits also have what decisions about several recordings of a person need.
 
     Returns:
         The fits of `fits_of`, and the scores (trials,).
@@ -183,8 +212,14 @@ def fit_for_verifying(
     embedder = replace(embedder, options=options, forward=in_float32, precision="no")
     backend = verifying_backend(contents)
     source = as_heard(source, options)
+    # A decision about two recordings is calibrated on pairs of recordings.
+    trials, _ = trials.by_recording()
     scored = score_trials(embedder, backend, trials, source)
     fits = fits_of(scored, trials, source, prior, backend.describe(options), measures)
+    speakers = speakers_of(trials, speaker_table)
+    several = several_of_list(scored.units, speakers.ids, trials, backend.plda)
+    notes = [] if several else [MEAN_SCORES]
+    fits = [replace(fit, several=several, refused=fit.refused + notes) for fit in fits]
     return fits, scored.scores
 
 
@@ -204,12 +239,5 @@ def subset(trials: TrialList, max_trials: int, seed: int) -> TrialList:
         generator.permutation(others)[: max_trials - num_targets],
     ]
     rows = np.sort(np.concatenate(chosen))
-    enrol = trials.enrol[rows]
-    test = trials.test[rows]
-    used, numbers = np.unique(np.concatenate([enrol, test]), return_inverse=True)
     logger.info("%s: a fixed subset of %d of %d trials", trials.source, len(rows), len(trials))
-    first = numbers[: len(rows)].astype(np.int32)
-    second = numbers[len(rows) :].astype(np.int32)
-    return TrialList(
-        trials.names.take(used), first, second, trials.labels[rows], trials.source, trials.sha256
-    )
+    return trials.take(rows)

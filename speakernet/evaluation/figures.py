@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtr, ndtri
+from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 from speakernet.data.lists import TrialList, repeated_trials
 from speakernet.evaluation import metrics
@@ -416,13 +416,21 @@ class Difference:
     is_of_one_system: bool = False
     """Whether both are trainings of one configuration with different seeds, so that neither system
     can be better."""
+    seeds_interval: Interval = None
+    """95 % interval over the seeds of the training; None unless both systems have several runs."""
+    p_value: float = 1.0
+    """Two-sided, over speakers; with several runs of both systems, the larger of that and the one
+    over seeds."""
+    num_compared: int = 1
+    """Number of systems compared with the first; the p-value is corrected for it."""
 
     @property
     def is_significant(self) -> bool:
-        """Whether the interval excludes zero, so that other speakers would hardly turn the
+        """Whether other speakers, and other seeds if there are several, would hardly turn the
         difference round.
         """
-        return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
+        # In percent: 1 - 0.95 is a little more than 0.05.
+        return 100 * self.p_value < 100 - LEVEL_PERCENT
 
     def sentence(self, figure: str, first: str = "A", second: str = "B") -> str:
         """The result in words."""
@@ -431,21 +439,100 @@ class Difference:
         if not self.value:
             text = f"{figure}: {first} and {second} are equal"
         if self.interval is not None:
-            low, high = self.interval if self.value >= 0 else (-self.interval[1], -self.interval[0])
             verdict = "which is significant" if self.is_significant else "which is not significant"
+            if self.num_compared > 1:
+                verdict += f" (Holm's correction for {self.num_compared} systems)"
             if self.is_of_one_system:
                 verdict = "the spread between two trainings of one system"
-            text += f" ({LEVEL_PERCENT:g} % interval {low:.3f} to {high:.3f}), {verdict}"
+            ends = self._ends(self.interval)
+            if self.seeds_interval is not None:
+                ends += f" over speakers, {self._ends(self.seeds_interval)} over seeds"
+            text += f" ({LEVEL_PERCENT:g} % interval {ends}), {verdict}"
         return f"{text}; {self.note}" if self.note else text
+
+    def _ends(self, interval: tuple[float, float]) -> str:
+        """An interval of how much better the better system is."""
+        low, high = interval if self.value >= 0 else (-interval[1], -interval[0])
+        return f"{low:.3f} to {high:.3f}"
+
+
+def over_seeds(first: np.ndarray, second: np.ndarray, *, is_paired: bool) -> tuple[Interval, float]:
+    """95 % interval over seeds of mean(second) - mean(first), and its two-sided p-value.
+
+    Args:
+        first: a figure of each training run of one system, (runs,).
+        second: the same of another system, (runs,).
+        is_paired: whether run i of both has the same seed; then Student's t of the differences,
+            otherwise Welch's.
+
+    Returns:
+        None and 0, which excludes nothing, if a system has a single run.
+
+    Source: Welch, The generalization of "Student's" problem when several different population
+    variances are involved, 1947.
+
+    >>> interval, p_value = over_seeds(np.array([8, 10]), np.array([6, 9]), is_paired=True)
+    >>> [round(end, 3) for end in interval], round(p_value, 4)
+    ([-7.853, 4.853], 0.2048)
+    """
+    if min(len(first), len(second)) < 2:
+        return None, 0.0
+    samples = [second - first] if is_paired else [first, second]
+    # Variance of each mean.
+    parts = np.array([values.var(ddof=1) / len(values) for values in samples])
+    difference = float(second.mean() - first.mean())
+    variance = parts.sum()
+    if not variance:
+        return (difference, difference), float(difference == 0)
+    squares = [part**2 / (len(values) - 1) for part, values in zip(parts, samples, strict=True)]
+    freedom = variance**2 / sum(squares)
+    error = np.sqrt(variance)
+    reach = float(stdtrit(freedom, (1 + LEVEL_PERCENT / 100) / 2) * error)
+    p_value = 2 * float(stdtr(freedom, -abs(difference) / error))
+    return (difference - reach, difference + reach), p_value
+
+
+def p_value_of(draws: np.ndarray) -> float:
+    """Two-sided p-value of a difference, from the share of its bootstrap draws (draws,) on either
+    side of zero; 1 without draws.
+
+    >>> p_value_of(np.array([-1.0, 2.0, 3.0, 4.0]))
+    0.5
+    """
+    if not len(draws):
+        return 1.0
+    return min(1.0, 2 * float(min(np.mean(draws <= 0), np.mean(draws >= 0))))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values corrected for their number, in their order.
+
+    Source: Holm, A simple sequentially rejective multiple test procedure, 1979.
+
+    >>> holm([0.0625, 0.5, 0.125])
+    [0.1875, 0.5, 0.25]
+    """
+    values = np.asarray(p_values, dtype=np.float64)
+    order = np.argsort(values)
+    # The smallest is multiplied by their number, the next by one less; none falls below a smaller.
+    factors = np.arange(len(values), 0, -1)
+    corrected = np.empty_like(values)
+    corrected[order] = np.minimum(1.0, np.maximum.accumulate(factors * values[order]))
+    return [float(value) for value in corrected]
 
 
 def mean_differences(
-    first: Sequence[SpeakerBootstrap], second: Sequence[SpeakerBootstrap], num_draws: int, seed: int
+    first: Sequence[SpeakerBootstrap],
+    second: Sequence[SpeakerBootstrap],
+    num_draws: int,
+    seed: int,
+    *,
+    is_paired: bool = False,
 ) -> list[Difference]:
     """Paired comparison under the same draws: EER in percent first, then every minDCF.
 
-    Figures are means over several training runs of each system, all scored on the same trials. Only
-    speakers are drawn, so the interval does not cover the variation between training runs.
+    Figures are means over several training runs of each system, all scored on the same trials; runs
+    may be paired by seed.
     """
     systems = [*first, *second]
     num_first = len(first)
@@ -453,13 +540,22 @@ def mean_differences(
     def difference(figures: np.ndarray) -> np.ndarray:
         return np.asarray(figures[num_first:].mean(axis=0) - figures[:num_first].mean(axis=0))
 
-    whole = difference(np.array([system.figures() for system in systems]))
+    whole = np.array([system.figures() for system in systems])
     drawn = difference(_draw(systems, num_draws, seed))
     note = speakers_note(first[0].num_speakers)
-    return [
-        Difference(float(value), interval_of(values), note)
-        for value, values in zip(whole, drawn.T, strict=True)
-    ]
+    differences = []
+    for runs, value, values in zip(whole.T, difference(whole), drawn.T, strict=True):
+        of_seeds, p_value = over_seeds(runs[:num_first], runs[num_first:], is_paired=is_paired)
+        differences.append(
+            Difference(
+                float(value),
+                interval_of(values),
+                note,
+                seeds_interval=of_seeds,
+                p_value=max(p_value, p_value_of(values)),
+            )
+        )
+    return differences
 
 
 @dataclass(frozen=True)
@@ -471,7 +567,7 @@ class Comparison:
     systems: list[Results]
     differences: list[list[Difference]]
     """For each system but the first, one per figure: EER, then the minDCFs; positive if the first
-    is better."""
+    is better. Each figure's p-values are corrected for the number of systems (`holm`)."""
 
     def with_one_system(self, is_same: Sequence[bool]) -> "Comparison":
         """Mark the systems (all but the first) that differ from the first in the seed of their
@@ -501,11 +597,23 @@ def compare_scores(
     seed: int,
     options: EvaluationOptions | None = None,
     priors: Sequence[float] = ALWAYS_SHOWN_PRIORS,
+    is_paired: bool = False,
 ) -> Comparison:
     """Compare each system with the first by their scores on the same labelled trials.
 
     All are measured on the same draws of speakers, so what they have in common cancels in the
     differences. The minDCFs at `priors` have the costs of `options` (default: 1 and 1).
+
+    Args:
+        trials: the labelled trials.
+        systems: scores of each system, (trials,), or of its training runs, (runs, trials), whose
+            figures are averaged.
+        speakers: the speakers of the trials.
+        num_draws: draws of speakers.
+        seed: seed of the draws.
+        options: gives the costs.
+        priors: target priors of the minDCFs.
+        is_paired: whether row i of all systems is a run with the same seed.
     """
     if trials.labels is None:
         raise ValueError(
@@ -514,12 +622,33 @@ def compare_scores(
         )
     sides = speakers.ids[trials.enrol], speakers.ids[trials.test]
     points = operating_points(priors, options or EvaluationOptions())
-    prepared = [SpeakerBootstrap(scores, trials.labels, *sides, points) for scores in systems]
+    prepared = []
+    for scores in systems:
+        runs = np.atleast_2d(scores)
+        prepared.append([SpeakerBootstrap(run, trials.labels, *sides, points) for run in runs])
     first, *others = prepared
-    return Comparison(
-        [system.measure(0, seed) for system in prepared],
-        [mean_differences([first], [other], num_draws, seed) for other in others],
-    )
+    differences = [
+        mean_differences(first, other, num_draws, seed, is_paired=is_paired) for other in others
+    ]
+    return Comparison([_means(runs, points) for runs in prepared], _corrected(differences))
+
+
+def _means(runs: Sequence[SpeakerBootstrap], points: Mapping[str, OperatingPoint]) -> Results:
+    """EER and minDCFs, as means over the runs of a system."""
+    of_runs = np.array([run.figures() for run in runs])
+    eer_percent, *costs = of_runs.mean(axis=0).tolist()
+    min_dcf = dict(zip(points, costs, strict=True))
+    return Results(runs[0].num_trials, eer_percent=eer_percent, min_dcf=min_dcf)
+
+
+def _corrected(differences: Sequence[Sequence[Difference]]) -> list[list[Difference]]:
+    """Differences with p-values corrected for the number of systems, figure by figure."""
+    rows: list[list[Difference]] = [[] for _ in differences]
+    for of_figure in zip(*differences, strict=True):
+        p_values = holm([difference.p_value for difference in of_figure])
+        for row, difference, p_value in zip(rows, of_figure, p_values, strict=True):
+            row.append(replace(difference, p_value=p_value, num_compared=len(rows)))
+    return rows
 
 
 def short_names(paths: Sequence[str]) -> list[str]:

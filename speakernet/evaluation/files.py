@@ -439,7 +439,7 @@ def read_run(folder: str | Path, name: str = "", evaluation: Evaluation | None =
     if results.checkpoint and not (folder / METRICS).is_file():
         # An evaluation folder: use the run whose checkpoint was scored.
         run_folder = Path(results.checkpoint.get("path", "")).parent
-    metrics = _metrics_of_stages(run_folder)
+    metrics = metrics_of_stages(run_folder)
     if results.is_empty and not metrics:
         raise FileError(
             f"{folder} contains neither {RESULTS} nor {METRICS}; give the folder of a run or an "
@@ -466,6 +466,11 @@ def _with_arrays(run: RunData, evaluation: Evaluation) -> RunData:
         arrays["llrs"] = evaluation.llrs
     if evaluation.durations is not None:
         arrays["durations"] = evaluation.durations
+    if trials.models is not None:
+        # 0 for tests, whose names are those of files.
+        counts = trials.models.counts
+        counts[trials.test] = 0
+        arrays["num_recordings"] = counts
     if evaluation.speakers is not None:
         arrays["speakers"] = evaluation.speakers.ids
         arrays["speaker_names"] = np.array(evaluation.speakers.names, dtype=np.str_)
@@ -496,7 +501,7 @@ def _with_kept_arrays(run: RunData) -> RunData:
     return replace(run, trials=replace(trials, labels=labels), scores=scores)
 
 
-def _metrics_of_stages(folder: Path) -> list[dict[str, Any]]:
+def metrics_of_stages(folder: Path) -> list[dict[str, Any]]:
     """The records of a run; epochs and steps of a later stage continue those of the previous
     one.
     """
@@ -507,6 +512,19 @@ def _metrics_of_stages(folder: Path) -> list[dict[str, Any]]:
             moved = {key: record.get(key, 0) + end for key, end in ends.items()}
             metrics.append({**record, **moved, "begun": {"stage": stage, **ends}})
     return metrics
+
+
+def seconds_of_steps(metrics: Sequence[Mapping[str, Any]]) -> float:
+    """Seconds that the records of a run spent on steps, without evaluations and interruptions."""
+    seconds = 0.0
+    steps_before = 0
+    for record in metrics:
+        if record.get("kind") == "epoch":
+            # A mean over the steps of the epoch.
+            step = record.get("step", 0)
+            seconds += max(0, step - steps_before) * record.get("step_seconds", 0.0)
+            steps_before = step
+    return seconds
 
 
 def embedding_map(
@@ -612,7 +630,10 @@ def configuration_of(scores: Path) -> Mapping[str, Any]:
     for config in (folder / CONFIG for folder in folders):
         if not results.is_empty and config.is_file():
             values = read_yaml_file(config, "a configuration")
-            return values if isinstance(values, Mapping) else {}
+            if not isinstance(values, Mapping):
+                return {}
+            # Another evaluation of the model may have other options than the run.
+            return {**values, "evaluation": results.config or values.get("evaluation")}
     return {}
 
 

@@ -6,7 +6,7 @@ Source: Brümmer and van Leeuwen, On calibration of language recognition scores,
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from speakernet.evaluation.metrics import (
     error_rates,
     point_at_false_accept_rate,
 )
+from speakernet.evaluation.several import SeveralRecordings
 
 logger = logging.getLogger(__name__)
 
@@ -147,11 +148,13 @@ class Fit:
     thresholds: list[dict[str, Any]]
     """Named thresholds, as a model file stores them."""
     refused: list[str]
-    """A sentence for each threshold that the list is too small for."""
+    """A sentence for each threshold, or other part, that the list is too small for."""
     backend: dict[str, Any]
     """How recordings are embedded and scored, as plain values."""
     origin: dict[str, Any]
     """Name and checksum of the list, and its numbers of targets and non-targets."""
+    several: SeveralRecordings | None = None
+    """For decisions about several recordings of a person; None if it was not measured."""
 
     def replaced(self, contents: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """The calibration in a model file that this one would replace; None if there is none for
@@ -168,7 +171,10 @@ class Fit:
         """
         fits = (contents.get("calibration") or {}).get("fits", [])
         thresholds = contents.get("thresholds") or []
-        fit = {**self.calibration.to_dict(), **self.origin, "backend": self.backend}
+        fit: dict[str, Any] = {**self.calibration.to_dict(), **self.origin}
+        fit["backend"] = self.backend
+        if self.several is not None:
+            fit["several_recordings"] = asdict(self.several)
         limits = [{**limit, **self.origin} for limit in self.thresholds]
         return {
             "calibration": {"fits": [*filter(self._leaves, fits), fit]},

@@ -52,6 +52,9 @@ class EvaluationOptions(Options):
     score: Literal["cosine", "mean_distance"] = "cosine"
     """cosine of the mean embeddings, or minus the mean distance over all pairs of crops (as in
     voxceleb_trainer)."""
+    enrolment: Literal["embedding", "scores"] = "embedding"
+    """How a model with several recordings is scored (data.enrolment_list): by the mean of their
+    embeddings, as in wespeaker, or by the mean of their scores."""
     score_norm: ScoreNorm = "none"
     """Score normalisation against a cohort: z, t, s (symmetric) or as (adaptive symmetric)."""
     cohort_size: Count = 300

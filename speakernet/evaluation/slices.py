@@ -34,6 +34,8 @@ from speakernet.options import suggestion
 
 DURATION_EDGES_SECONDS = (2.0, 4.0, 6.0, 10.0)
 SNR_EDGES_DB = (5.0, 10.0, 15.0, 20.0, 30.0, 40.0)
+MODEL_SIZES = {1: "1", 2: "2", 3: "3 to 4", 5: "5 to 9", 10: "10 and more"}
+"""Smallest number of recordings of a model in each group -> its label."""
 MAX_VALUES = 12
 """A text column with more distinct values holds names, not groups."""
 MIN_NUMBERS = 6
@@ -68,21 +70,24 @@ def all_slices(
     seed: int,
 ) -> list[SliceResult]:
     """Results of a labelled list for every slicing in the options."""
-    columns = read_metadata(options.metadata, list(trials.names)) if options.metadata else {}
+    columns = _columns_of(trials, options.metadata)
     names = options.slices or ["duration", *usable_columns(columns)]
     num_threads = reader_threads(options)
     slicings: list[Slicing] = []
+    if trials.models:
+        slicings.append(model_slicing(trials.models.counts[trials.enrol]))
     for name in dict.fromkeys(names):
         if name in columns:
             slicings += column_slicings(name, columns[name], trials)
         elif name == "duration":
-            seconds = checked_lengths(source, trials.names, num_threads) / source.sample_rate
+            lengths = checked_lengths(source, trials.recordings, num_threads)
+            seconds = trials.mean(lengths / source.sample_rate)
             by = "duration of the shorter side"
             slicings.append(value_slicing(by, seconds, trials, DURATION_EDGES_SECONDS, " s"))
         elif name == "snr":
             by = "signal-to-noise ratio of the noisier side"
             note = "The ratio is estimated from each utterance's loud and quiet frames."
-            ratios = signal_to_noise_ratios(source, trials.names, num_threads)
+            ratios = trials.mean(signal_to_noise_ratios(source, trials.recordings, num_threads))
             slicings.append(value_slicing(by, ratios, trials, SNR_EDGES_DB, " dB", note))
         else:
             known = ["duration", "snr", *columns]
@@ -122,6 +127,18 @@ def value_slicing(
     names.append(f"{edges[-1]:g}{unit} and more")
     present, groups = np.unique(ranges, return_inverse=True)
     return Slicing(by, [names[number] for number in present], groups, note)
+
+
+def model_slicing(counts: np.ndarray) -> Slicing:
+    """Group trials by the number of recordings of their model, (trials,).
+
+    >>> model_slicing(np.array([1, 4, 3])).groups.tolist()
+    [0, 1, 1]
+    """
+    ranges = np.searchsorted(list(MODEL_SIZES), counts, side="right") - 1
+    present, groups = np.unique(ranges, return_inverse=True)
+    labels = list(MODEL_SIZES.values())
+    return Slicing("recordings of the model", [labels[number] for number in present], groups)
 
 
 def column_slicings(column: str, values: Sequence[str], trials: TrialList) -> list[Slicing]:
@@ -180,6 +197,20 @@ def read_metadata(path: str | Path, names: Sequence[str]) -> dict[str, list[str]
         if column not in NOT_COLUMNS:
             metadata[column] = [row[column].strip() for row in rows]
     return metadata
+
+
+def _columns_of(trials: TrialList, metadata: str) -> dict[str, list[str]]:
+    """Column -> value of each name; a model has a value if all its recordings have it."""
+    columns = read_metadata(metadata, list(trials.recordings)) if metadata else {}
+    if trials.models is None:
+        return columns
+    for column, values in columns.items():
+        of_names = []
+        for rows in np.split(trials.models.rows, trials.models.starts[1:]):
+            different = {values[row] for row in rows}
+            of_names.append(different.pop() if len(different) == 1 else "")
+        columns[column] = of_names
+    return columns
 
 
 def slice_results(

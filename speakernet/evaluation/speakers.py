@@ -79,8 +79,25 @@ def read_rows(
 
 def speakers_of(trials: TrialList, table: str | Path | None = None) -> Speakers:
     """The speaker of every utterance in a trial list, from a CSV or from the names, and the rule
-    that found it.
+    that found it; a model's speaker is that of its first recording, its session unknown if they
+    differ.
     """
+    if trials.models is None:
+        return _speakers_of_recordings(trials, table)
+    pairs, _ = trials.by_recording()
+    models = trials.models
+    speakers = _speakers_of_recordings(pairs, table)
+    sessions = speakers.sessions
+    if sessions is not None:
+        lowest = np.minimum.reduceat(sessions[models.rows], models.starts)
+        highest = np.maximum.reduceat(sessions[models.rows], models.starts)
+        # A number that no test has.
+        sessions = np.where(lowest == highest, lowest, -1).astype(np.int32)
+    first = models.rows[models.starts]
+    return replace(speakers, ids=speakers.ids[first], sessions=sessions)
+
+
+def _speakers_of_recordings(trials: TrialList, table: str | Path | None) -> Speakers:
     names = list(trials.names)
     if table:
         columns, rows = read_rows(table, ("speaker",), names)
@@ -141,7 +158,7 @@ def shared_speakers(members: TrainingList, trials: TrialList) -> np.ndarray:
 
     They have a recording or their name in common.
     """
-    by_path = members.labels[NameIndex(trials.names).find(members.paths) >= 0]
+    by_path = members.labels[NameIndex(trials.recordings).find(members.paths) >= 0]
     # Speakers of several corpora are prefixed with the corpus's name.
     named = set(map(one_word, speakers_of(trials).names))
     speakers = (speaker.rpartition("/")[2] for speaker in members.speakers)

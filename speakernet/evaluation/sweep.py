@@ -225,7 +225,7 @@ def run_sweep(
     for kind, amounts in steps.items():
         rows = [replace(unchanged, label="all") if kind == "duration" else unchanged]
         for step in amounts:
-            rows.append(row(step.label, score(DegradedSource(source, trials.names, step))))
+            rows.append(row(step.label, score(DegradedSource(source, trials.recordings, step))))
             eer = rows[-1].eer_percent
             logger.info("sweep: %s, %s %s: EER %.2f %%", kind, AXES[kind], step.label, eer)
         note = "Both sides of every trial are degraded."

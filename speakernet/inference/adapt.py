@@ -11,7 +11,7 @@ import copy
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -45,6 +45,7 @@ from speakernet.evaluation.fitting import Fit, fit_scores
 from speakernet.evaluation.metrics import eer
 from speakernet.evaluation.options import ADAPTATIONS, EvaluationOptions
 from speakernet.evaluation.scoring import WHOLE, Plda, cosine_scores, verifying_backend
+from speakernet.evaluation.several import several_of_people
 from speakernet.evaluation.speakers import Speakers, read_csv, speakers_of
 from speakernet.files import check_writable, read_arrays
 from speakernet.inference.decision import MIN_TEST_SECONDS
@@ -218,6 +219,10 @@ def adapt(
         assert domain.who is not None, "methods are compared by their labels"
         notes.insert(0, _held_out_error(name, tried, domain.who[0], scored))
         fit = fit_scores(*scored, prior, verifying_backend(contents).describe(WHOLE))
+        assert domain.who is not None, "scores are of labelled recordings"
+        units = transform.apply(domain.rows)
+        several = several_of_people(units, domain.who[0], transform.plda)
+        fit = replace(fit, several=several)
         contents |= fit.changes(contents)
     if compared is not None:
         notes += _compare(verifier, contents, compared, audio, domain.names)

@@ -1,12 +1,13 @@
 """Process many recordings: embed them into one file, or compare them to calibrate a model file.
 
 A killed run of `embed` resumes after its complete blocks. Enrolled people are compared as in
-`identify`, a recording with the mean of a person: for targets, the mean of the same person's other
-recordings; for non-targets, the mean of a different person. A cohort adds strangers.
+`identify`, a recording with all of a person: for targets, the same person's other recordings; for
+non-targets, a different person. A cohort adds strangers.
 """
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,14 @@ from speakernet.evaluation.figures import WORSE_THAN_CHANCE, figures
 from speakernet.evaluation.fitting import Fit, fit_scores
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import FEW_TARGETS, Results
-from speakernet.evaluation.scoring import VERIFYING, mean_embeddings, pair_scores, verifying_backend
+from speakernet.evaluation.scoring import VERIFYING, Plda, mean_embeddings, verifying_backend
+from speakernet.evaluation.several import (
+    SeveralRecordings,
+    several_of_people,
+)
 from speakernet.evaluation.speakers import Speakers, speakers_of
 from speakernet.files import atomic_write, check_writable, sha256_of
-from speakernet.inference.people import PeopleStore, weighted_units
+from speakernet.inference.people import PeopleStore, Voices, voices_of
 from speakernet.inference.recordings import ChosenChannels, refuse_recording_as_output
 from speakernet.inference.verifier import SpeakerVerifier
 from speakernet.models.model_file import update_model_file
@@ -228,8 +233,11 @@ def calibrate_on_people(
             verifier.embedding_net, *cohort, way, Forward(verifier.device), description="cohort"
         )
     strangers = mean_embeddings(strangers, verifier.mean)
-    trials, scores, speakers = _make_trials(verifier, store, strangers)
+    voices = _voices_to_calibrate_on(store, verifier, len(strangers))
+    several = several_of_people(voices.units, voices.owners, verifier.plda) or verifier.rule.several
+    trials, scores, speakers = _make_trials(voices, strangers, verifier.plda, several, store.path)
     fit = fit_scores(trials, scores, prior, verifying_backend(verifier.contents).describe(way))
+    fit = replace(fit, several=several)
     results = figures(trials, scores, speakers, EvaluationOptions(), DEFAULT_SEED)
     if (results.eer_percent or 0.0) >= WORSE_THAN_CHANCE:
         raise ValueError(
@@ -240,53 +248,66 @@ def calibrate_on_people(
     return _write(verifier, [fit], results, out)
 
 
-def _make_trials(
-    verifier: SpeakerVerifier, store: PeopleStore, strangers: np.ndarray
-) -> tuple[TrialList, np.ndarray, Speakers]:
-    """Trials of all recordings and strangers against all people; a recording is left out of its own
-    person's mean.
-    """
-    kept = store.recordings()
-    people, owner = np.unique([recording.name for recording in kept], return_inverse=True)
-    num_people = len(people)
-    num_tests = len(kept) + len(strangers)
-    if len(kept) == num_people:
+def _voices_to_calibrate_on(
+    store: PeopleStore, verifier: SpeakerVerifier, num_strangers: int
+) -> Voices:
+    """The people in a store; ValueError if they allow no comparison, or too many."""
+    voices = voices_of(store.recordings(), verifier.mean)
+    num_people = len(voices.names)
+    num_recordings = len(voices.units)
+    if num_recordings == num_people:
         raise ValueError(
             f"{store.path}: nobody has two recordings; enrol more, or calibrate on a list with "
             "--trials"
         )
-    if num_people < 2 and not len(strangers):
+    if num_people < 2 and not num_strangers:
         raise ValueError(
             f"{store.path}: only one person; enrol more, or give recordings of strangers with "
             "--cohort"
         )
-    if num_tests * num_people > MAX_TRIALS:
+    if (num_recordings + num_strangers) * num_people > MAX_TRIALS:
         raise ValueError(
             f"{store.path}: needs over {MAX_TRIALS:,} comparisons; calibrate on a list with "
             "--trials"
         )
-    units, weighted = weighted_units(kept, verifier.mean)
-    sums = np.zeros((num_people, units.shape[1]), dtype=np.float32)
-    np.add.at(sums, owner, weighted)
-    tests = np.concatenate([units, strangers])
-    scores = pair_scores(tests, mean_embeddings(sums), verifier.plda)  # (tests, people)
-    # A recording is compared with its person's mean over the others, which needs at least two
-    # recordings.
-    rest = mean_embeddings(sums[owner] - weighted)
-    rows = np.arange(len(kept))
-    if verifier.plda is None:
-        scores[rows, owner] = (units * rest).sum(axis=1)
-    else:
-        both_sides = np.concatenate([units, rest])
-        scores[rows, owner] = verifier.plda.trial_scores(both_sides, rows, rows + len(units))
+    return voices
+
+
+def _make_trials(
+    voices: Voices,
+    strangers: np.ndarray,
+    plda: Plda | None,
+    several: SeveralRecordings,
+    path: Path,
+) -> tuple[TrialList, np.ndarray, Speakers]:
+    """Trials of all recordings and strangers against all people, scored as in `identify`; a
+    recording is left out of its own person's mean.
+    """
+    owner = voices.owners
+    num_people = len(voices.names)
+    tests = np.concatenate([voices.units, strangers])
+    means = voices.mean_scores(tests, plda)  # (tests, people)
+    squared_lengths = np.broadcast_to(voices.squared_lengths, means.shape).copy()
+    # A recording is compared with its person's other recordings, of which there must be one.
+    rows = np.flatnonzero(np.bincount(owner)[owner] > 1)
+    people = owner[rows]
+    # The cosine of a recording with itself is 1.
+    with_itself = np.ones(len(rows), dtype=np.float32)
+    if plda is not None:
+        with_itself = plda.trial_scores(voices.units, rows, rows)
+    shares = voices.weights[rows] / voices.totals[people]
+    means[rows, people] = (means[rows, people] - shares * with_itself) / (1 - shares)
+    rest = voices.means[people] - shares[:, None] * voices.units[rows]
+    squared_lengths[rows, people] = np.square(rest).sum(axis=1) / (1 - shares) ** 2
+    scores = several.as_one(means, squared_lengths)
     is_kept = np.ones(scores.shape, dtype=bool)
-    is_kept[rows, owner] = np.bincount(owner)[owner] > 1
+    is_kept[np.arange(len(owner)), owner] = np.bincount(owner)[owner] > 1
     test, enrol = np.nonzero(is_kept)
     # Each stranger is a speaker besides the people.
     ids = np.concatenate([np.arange(num_people), owner, num_people + np.arange(len(strangers))])
     names = [f"person {row}" for row in range(num_people)]
-    names += [f"test {row}" for row in range(num_tests)]
-    rule = f"people of {store.path.name}"
+    names += [f"test {row}" for row in range(len(tests))]
+    rule = f"people of {path.name}"
     if len(strangers):
         rule += ", each cohort recording as its own speaker"
     trials = TrialList(
@@ -294,8 +315,8 @@ def _make_trials(
         enrol.astype(np.int32),
         (test + num_people).astype(np.int32),
         (ids[test + num_people] == enrol).astype(np.int8),
-        str(store.path),
-        sha256_of(store.path),
+        str(path),
+        sha256_of(path),
     )
     speakers = Speakers(ids.astype(np.int32), len(np.unique(ids)), rule)
     return trials, scores[is_kept], speakers

@@ -29,6 +29,7 @@ from speakernet.evaluation.calibration import (
     too_few_nontargets,
 )
 from speakernet.evaluation.scoring import VERIFYING, WHOLE, verifying_backend
+from speakernet.evaluation.several import NOT_STRETCHED, SeveralRecordings
 from speakernet.run_folder import BEST, LAST
 
 DEFAULT_FALSE_ACCEPT_RATE = 0.01
@@ -174,6 +175,8 @@ class DecisionRule:
     """Kind of score: `cosine`, or `PLDA` for a file adapted by PLDA."""
     speech: str = VERIFYING.speech
     """What is embedded: `detected` speech, or the `whole` recording."""
+    several: SeveralRecordings = NOT_STRETCHED
+    """How scores against several recordings of a person are compared with the thresholds."""
     bounds: tuple[float, float] = (-math.inf, math.inf)
     """The smallest and the largest log-likelihood ratio that the calibration's number of pairs
     supports."""
@@ -220,6 +223,7 @@ class DecisionRule:
             calibration=AffineCalibration.from_dict(of_scores),
             caution="; ".join(filter(None, cautions)),
             quality=quality,
+            several=SeveralRecordings(**of_scores.get("several_recordings", {})),
             bounds=(-largest_ratio(num_targets), largest_ratio(num_nontargets)),
         )
 
@@ -236,6 +240,19 @@ class DecisionRule:
         ]
         of_score = AffineCalibration(np.array([weight]), offset, SCORE_ONLY, calibration.prior)
         return replace(self, calibration=of_score, thresholds=thresholds)
+
+    def score_of_several(self, scores: np.ndarray, units: np.ndarray, weights: np.ndarray) -> float:
+        """One score, for the same thresholds, from those with several recordings of a person.
+
+        Args:
+            scores: (recordings,).
+            units: (recordings, dim), their embeddings at unit length.
+            weights: (recordings,).
+        """
+        shares = weights / weights.sum()
+        squared_length = np.square(shares @ units).sum()
+        score = float(self.several.as_one(scores @ shares, squared_length))
+        return min(score, 1.0) if self.scores == "cosine" else score
 
     def log_likelihood_ratio(self, score: float) -> float | None:
         """The calibrated score, within what the number of pairs supports; None without a
@@ -278,7 +295,7 @@ class DecisionRule:
                 "false_accept_rate and threshold were both given; expected only one of them"
             )
         # A recording arrives here as one number: its speech was found, cut out, embedded and scored
-        # against the other side (`SpeakerVerifier.score_pair`). What is left is to read that
+        # against the other side (`SpeakerVerifier.score_heard`). What is left is to read that
         # number. The calibration turns it into odds, one affine map fitted on pairs whose answer is
         # known. The odds are bounded, because a list of a thousand pairs cannot show odds of a
         # million, however far the line is extended. The decision itself compares the score with a

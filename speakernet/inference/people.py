@@ -2,13 +2,14 @@
 them.
 
 The store holds raw embeddings, never audio; a person is represented by the weighted mean of their
-embeddings. `identify` keeps everybody in one matrix in memory, which is reloaded when another
+scores. `identify` keeps everybody in one matrix in memory, which is reloaded when another
 process has changed the file.
 
 The file itself (tables, connections, backups) is in `speakernet.inference.store_file`.
 """
 
 import contextlib
+import functools
 import itertools
 import json
 import math
@@ -27,7 +28,8 @@ from typing import Any
 
 import numpy as np
 
-from speakernet.evaluation.scoring import WHOLE, Plda, mean_embeddings, pair_scores
+from speakernet.evaluation.scoring import WHOLE, Plda, mean_embeddings
+from speakernet.evaluation.several import NOT_STRETCHED, SeveralRecordings
 from speakernet.files import (
     atomic_write,
     check_writable,
@@ -103,8 +105,58 @@ class StoreModel:
     """(dim,) subtracted before scoring; None subtracts nothing."""
     plda: Plda | None = None
     """Replaces the cosine as the score."""
+    several: SeveralRecordings = NOT_STRETCHED
+    """Puts scores against several recordings on the scale of scores against one."""
 
 
+@dataclass(frozen=True)
+class Voices:
+    """Everybody's recordings, as they are scored.
+
+    A person's score is the mean score with their recordings, weighted. For cosines that is one
+    product with the weighted mean of the units, which is not scaled to unit length.
+    """
+
+    names: list[str]
+    """Of the people."""
+    starts: np.ndarray
+    """First recording of each person, (people,)."""
+    units: np.ndarray
+    """(recordings, dim), unit length."""
+    weights: np.ndarray
+    """(recordings,)."""
+
+    @property
+    def owners(self) -> np.ndarray:
+        """The person of each recording, (recordings,)."""
+        counts = np.diff(np.append(self.starts, len(self.units)))
+        return np.repeat(np.arange(len(self.names)), counts)
+
+    @functools.cached_property
+    def totals(self) -> np.ndarray:
+        """Sums of weights, (people,)."""
+        return np.add.reduceat(self.weights, self.starts)
+
+    @functools.cached_property
+    def means(self) -> np.ndarray:
+        """Weighted means of the units, (people, dim)."""
+        sums = np.add.reduceat(self.units * self.weights[:, None], self.starts, axis=0)
+        return np.asarray(sums / self.totals[:, None])
+
+    @functools.cached_property
+    def squared_lengths(self) -> np.ndarray:
+        """Of these means, (people,)."""
+        return np.asarray(np.square(self.means).sum(axis=1))
+
+    def mean_scores(self, tests: np.ndarray, plda: Plda | None) -> np.ndarray:
+        """Mean scores, (tests, people), of embeddings (tests, dim) of unit length."""
+        if plda is None:
+            return tests @ self.means.T
+        scores = plda.scores(tests, self.units) * self.weights
+        return np.asarray(np.add.reduceat(scores, self.starts, axis=1) / self.totals)
+
+
+NOBODY = Voices([], np.empty(0, dtype=np.int64), np.empty((0, 0)), np.empty(0))
 ANY_MODEL = StoreModel("", 0)
 """Opens a store of any model, to list, remove, export or reembed."""
 
@@ -186,9 +238,8 @@ class PeopleStore(contextlib.AbstractContextManager):
         self._key = key
         self._aead: Any = None
         self._dim = model.embedding_dim
-        self._voices: tuple[tuple[Any, ...], list[str], np.ndarray] = (), [], np.empty((0, 0))
-        """State of the file when read, names, and the unit-length mean embedding of each person,
-        (people, dim)."""
+        self._voices: tuple[tuple[Any, ...], Voices] = (), NOBODY
+        """State of the file when read, and everybody in it."""
         if model.fingerprint and not must_exist:
             self._make(model)
         with self._session() as connection:
@@ -273,15 +324,16 @@ class PeopleStore(contextlib.AbstractContextManager):
         unit = mean_embeddings(self._checked(embedding)[None], self._model.mean)[0]
         state = self._state()
         if self._voices[0] != state:
-            self._voices = (state, *self._read_voices())
-        _, names, rows = self._voices
+            self._voices = state, voices_of(self.recordings(), self._model.mean)
+        voices = self._voices[1]
+        names = voices.names
         count = min(max(0, top), len(names))
         if not count:
             return []
+        means = voices.mean_scores(unit[None], self._model.plda)[0]
+        scores = self._model.several.as_one(means, voices.squared_lengths)
         if self._model.plda is None:
-            scores = np.clip(rows @ unit, -1.0, 1.0)
-        else:
-            scores = pair_scores(unit[None], rows, self._model.plda)[0]
+            scores = np.clip(scores, -1.0, 1.0)
         # Sorting everybody would take longer than scoring everybody.
         first = len(names) - count
         nearest = np.argpartition(scores, first)[first:].tolist()
@@ -592,21 +644,6 @@ class PeopleStore(contextlib.AbstractContextManager):
             selected.append((row, person, replace(recording, embedding=embedding)))
         return selected
 
-    def _read_voices(self) -> tuple[list[str], np.ndarray]:
-        """All names, and the unit-length weighted mean of each person's recordings, (people,
-        dim).
-        """
-        kept = self.recordings()
-        if not kept:
-            return [], np.empty((0, self._dim), dtype=np.float32)
-        _, weighted = weighted_units(kept, self._model.mean)
-        starts = [0]
-        for row in range(1, len(kept)):
-            if kept[row].name != kept[row - 1].name:
-                starts.append(row)
-        sums = np.add.reduceat(weighted, starts, axis=0)  # (people, dim)
-        return [kept[start].name for start in starts], mean_embeddings(sums)
-
     def _back_up(self) -> None:
         """Copy the store to a file beside it, which gets its name only when complete."""
         copy = free_name(self.path, f"{BACKUP_WORD}-{time.strftime('%Y%m%d')}")
@@ -636,15 +673,18 @@ class PeopleStore(contextlib.AbstractContextManager):
         )
 
 
-def weighted_units(
-    recordings: Sequence[StoredRecording], mean: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """The recordings' embeddings at unit length, and these times their weights, (recordings, dim)
-    each.
-    """
+def voices_of(recordings: Sequence[StoredRecording], mean: np.ndarray | None) -> Voices:
+    """The voices of recordings that are grouped by person, after subtracting a mean, (dim,)."""
+    if not recordings:
+        return NOBODY
     units = mean_embeddings(np.stack([recording.embedding for recording in recordings]), mean)
     weights = np.array([recording.weight for recording in recordings], dtype=np.float32)
-    return units, units * weights[:, None]
+    starts = [0]
+    for row in range(1, len(recordings)):
+        if recordings[row].name != recordings[row - 1].name:
+            starts.append(row)
+    names = [recordings[start].name for start in starts]
+    return Voices(names, np.array(starts), units, weights)
 
 
 def normal_name(name: str) -> str:

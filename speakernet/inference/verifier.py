@@ -43,7 +43,7 @@ from speakernet.evaluation.scoring import (
     plda_of,
 )
 from speakernet.inference.decision import MIN_TEST_SECONDS, Decision, DecisionLimits, DecisionRule
-from speakernet.inference.enrolment import enroll
+from speakernet.inference.enrolment import enroll, weight_of
 from speakernet.inference.identification import identify
 from speakernet.inference.people import PeopleStore, StoreModel
 from speakernet.inference.recordings import (
@@ -351,7 +351,7 @@ class SpeakerVerifier:
     def verify(
         self,
         first: Audio | Heard,
-        second: Audio | Heard,
+        second: Audio | Heard | list[Audio] | list[Heard],
         *,
         sample_rate: int | None = None,
         false_accept_rate: float | None = None,
@@ -361,7 +361,7 @@ class SpeakerVerifier:
 
         Args:
             first: a file or an array, as for `embed`.
-            second: the other recording.
+            second: the other recording, or a list of different recordings of one person.
             sample_rate: sample rate of arrays in Hz.
             false_accept_rate: decide at the model file's threshold for this rate, such as 0.01.
             threshold: decide at this score, or at a named threshold (`DecisionLimits`).
@@ -373,8 +373,9 @@ class SpeakerVerifier:
         limits = DecisionLimits(false_accept_rate=false_accept_rate, threshold=threshold)
         # Checked before anything is embedded.
         self.rule.decide(0.0, **limits)
-        pair = [self.hear(first, sample_rate), self.hear(second, sample_rate)]
-        score, rule, seconds = self.score_pair(pair)
+        enrolled: Sequence[Audio | Heard] = second if isinstance(second, list) else [second]
+        heard = [self.hear(recording, sample_rate) for recording in (first, *enrolled)]
+        score, rule, seconds = self.score_heard(heard)
         return rule.decide(score, **limits, speech_seconds=seconds)
 
     def hear(
@@ -399,7 +400,7 @@ class SpeakerVerifier:
         # decision takes six steps, of which this method is the first two. Speech is found (silero-
         # vad; by energy alone if its weights are missing, which takes a loud noise for speech). It
         # is cut out, as the calibration did, because pauses and noise move an embedding and its
-        # score, and the quality is measured on the same speech. Then `score_pair` embeds both
+        # score, and the quality is measured on the same speech. Then `score_heard` embeds both
         # recordings and scores them, and `DecisionRule.decide` calibrates the score, bounds the
         # odds by what the calibration's pairs support, and compares it with a threshold. What this
         # misses: a replayed or synthetic voice is as good as a real one here.
@@ -416,23 +417,38 @@ class SpeakerVerifier:
             recording = self.open(recording.cut_to(quality.speech))
         return Heard(recording, quality)
 
-    def score_pair(self, pair: Sequence[Heard]) -> tuple[float, DecisionRule, float]:
-        """The score of two recordings, the rule for their quality, and the seconds of speech in the
-        shorter one.
+    def score_heard(self, heard: Sequence[Heard]) -> tuple[float, DecisionRule, float]:
+        """The score of the first recording with the others, which are of one person; the rule for
+        their quality, and the seconds of speech in the first or, if they have less, in the others.
         """
+        qualities = [quality for _, quality in heard]
+        digests = {quality.digest for quality in qualities[1:]}
+        if not len(digests) == len(heard) - 1 > 0:
+            raise AudioError(
+                f"{len(heard) - 1} recordings to compare {qualities[0].name} with, of which "
+                f"{len(digests)} are different; expected one or more, all different"
+            )
         # One at a time: padding to the longer one would cost more than a batch saves.
-        embeddings = np.concatenate([self.embed(heard.recording) for heard in pair])  # (2, dim)
+        embeddings = np.concatenate([self.embed(recording) for recording, _ in heard])
+        test, *enrolled = embeddings
+        seconds = [quality.speech_seconds for quality in qualities]
+        if len(enrolled) > 1:
+            scores = np.array([self.compare(test, embedding) for embedding in enrolled])
+            weights = np.array([weight_of(value) for value in seconds[1:]])
+            units = mean_embeddings(embeddings[1:], self.mean)
+            score = self.rule.score_of_several(scores, units, weights)
+            # Quality measures are calibrated on pairs.
+            return score, self.rule, min(seconds[0], sum(seconds[1:]))
         rule = self.rule
         if rule.quality is not None:
             rule = rule.for_pair(
                 {
-                    "duration": np.array([heard.recording.seconds for heard in pair]),
+                    "duration": np.array([recording.seconds for recording, _ in heard]),
                     "magnitude": np.linalg.norm(embeddings, axis=1),
-                    "snr": np.array([heard.quality.snr_db for heard in pair]),
+                    "snr": np.array([quality.snr_db for quality in qualities]),
                 }
             )
-        seconds = min(heard.quality.speech_seconds for heard in pair)
-        return self.compare(*embeddings), rule, seconds
+        return self.compare(*embeddings), rule, min(seconds)
 
     def compare(self, first: Array, second: Array) -> float:
         """Score two embeddings, (dim,) or (1, dim): their cosine after subtracting the model file's
@@ -470,6 +486,7 @@ class SpeakerVerifier:
             self.rule.speech,
             self.mean,
             self.plda,
+            self.rule.several,
         )
 
     def people(

@@ -3,9 +3,11 @@ trials.
 """
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from preparation_corpora import (
     catalogue_entry,
     parts_of,
@@ -18,8 +20,10 @@ from preparation_server import fake_source
 
 from speakernet.corpora.cnceleb import groups_of_length
 from speakernet.data.audio import audio_info, write_audio
-from speakernet.data.lists import read_training_list, read_trials
+from speakernet.data.lists import read_model_trials, read_training_list, read_trials
 from tests.conftest import tiny_voice as voice
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
 def speakers_of(path, depth):
@@ -105,6 +109,12 @@ def make_cnceleb(root):
     (evaluation / "lists").mkdir()
     enrolled = "".join(f"id0000{row}-enroll enroll/id0000{row}-enroll.wav\n" for row in range(2))
     (evaluation / "lists" / "enroll.lst").write_text(enrolled)
+    # Speaker, then recordings of the corpus; the published list has .wav names too.
+    recordings = "".join(
+        f"id0000{row}-enroll id0000{row}/singing-01-000.wav id0000{row}/singing-02-001.wav\n"
+        for row in range(2)
+    )
+    (evaluation / "lists" / "enroll.map").write_text(recordings)
     trials = (
         "id00000-enroll test/id00000-singing-00.wav 1\nid00000-enroll "
         "test/id00001-singing-01.wav 0\n"
@@ -118,12 +128,16 @@ def make_cnceleb(root):
 
 def test_cnceleb(tmp_path):
     make_cnceleb(tmp_path)
-    assert run_data_prep("cnceleb", "--save_path", tmp_path, "--join", "--test_share", 0) == 0
+    words = ("--save_path", tmp_path, "--join", "--validation_share", 0, "--test_share", 0)
+    assert run_data_prep("cnceleb", *words) == 0
     lists = tmp_path / "cnceleb_lists"
     training = read_training_list(lists / "train_list.txt")
-    assert set(training.speakers) < {f"id0000{row}" for row in range(2, 8)}, (
+    assert set(training.speakers) == {f"id0000{row}" for row in range(2, 8)}, (
         "evaluation speakers are excluded"
     )
+    preset = yaml.safe_load((CONFIGS / "preset_cnceleb.yaml").read_text(encoding="utf-8"))["data"]
+    for name in ("train_list", "test_list", "enrolment_list"):
+        assert (tmp_path / Path(preset[name]).relative_to("data")).is_file()
     for name in training.paths:
         assert audio_info(tmp_path / name).seconds >= 5
     joined = sorted((tmp_path / "CN-Celeb_joined" / "id00002").iterdir())
@@ -133,9 +147,13 @@ def test_cnceleb(tmp_path):
     assert [audio_info(path).seconds for path in joined] == [8.0, 6.0, 8.0]
     trials = read_trials(lists / "cnceleb_trials.txt")
     assert trials.labels.tolist() == [1, 0]
+    of_models = read_model_trials(lists / "cnceleb_avg_trials.txt", lists / "cnceleb_enrolment.txt")
+    assert of_models.labels.tolist() == [1, 0] and of_models.models.counts.tolist() == [2, 1, 1]
+    assert of_models.recordings[0] == "CN-Celeb_flac/data/id00000/singing-01-000.flac"
+    assert all((tmp_path / name).is_file() for name in of_models.recordings)
     assert all((tmp_path / name).is_file() for name in trials.names)
     before = {path: path.stat().st_mtime_ns for path in joined}
-    assert run_data_prep("cnceleb", "--save_path", tmp_path, "--join", "--test_share", 0) == 0
+    assert run_data_prep("cnceleb", *words) == 0
     assert {path: path.stat().st_mtime_ns for path in joined} == before
 
 

@@ -203,6 +203,28 @@ def test_rewriting(listed):
     assert read_training_list(listed / "new.txt").paths[0] == "audio/s0/0.wav"
 
 
+def test_nist_tables(listed):
+    """Enrolment table and key of a speaker recognition evaluation; the model is no path."""
+    table = "modelid\tsegmentid\tside\n1001\taa.sph\ta\n1001\tab.sph\ta\n"
+    (listed / "enrollment.tsv").write_text(table)
+    options = "--kind enrolment --prefix enrollment/"
+    run("rewrite", listed / "enrollment.tsv", listed / "enrolment.txt", *options.split())
+    lines = "1001 enrollment/aa.sph\n1001 enrollment/ab.sph\n"
+    assert (listed / "enrolment.txt").read_text() == lines
+    key = (
+        "modelid\tsegment\tside\ttargettype\n1001\tba.sph\ta\ttarget\n1001\tbb.sph\ta\tnontarget\n"
+    )
+    (listed / "key.tsv").write_text(key)
+    run("rewrite", listed / "key.tsv", listed / "trials.txt", "--prefix", "test/")
+    assert (listed / "trials.txt").read_text() == "1 1001 test/ba.sph\n0 1001 test/bb.sph\n"
+    (listed / "spk2utt").write_text("ann a/1 a/2\n")
+    run("rewrite", listed / "spk2utt", listed / "new.txt", "--kind", "enrolment", "--prefix", "x/")
+    assert (listed / "new.txt").read_text() == "ann x/a/1\nann x/a/2\n"
+    (listed / "enrollment.tsv").write_text(table.replace("ab.sph\ta", "ab.sph\tb"))
+    run("rewrite", listed / "enrollment.tsv", listed / "no.txt", *options.split(), status=1)
+    assert not (listed / "no.txt").exists()
+
+
 @pytest.mark.parametrize(
     "command",
     [

@@ -31,7 +31,7 @@ for script in (ROOT / "data_prep").glob("*.py"):
 OTHER_PROGRAMS = """pip pytest make curl arecord git export source tensorboard cd head docker mkdir
 npm tar cp base64"""
 SECTIONS = ("data", "augment", "model", "loss", "training", "frontend")
-TAKES_CONFIG = ("train", "doctor", "benchmark", "find-batch-size", "show-config")
+TAKES_CONFIG = ("train", "doctor", "benchmark", "find-batch-size", "show-config", "study")
 
 
 def blocks(page, *languages):

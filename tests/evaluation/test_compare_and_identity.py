@@ -19,7 +19,15 @@ from speakernet.data.lists import (
     repeated_trials,
     write_trials,
 )
-from speakernet.evaluation.figures import cautions, compare_scores, figures
+from speakernet.evaluation.figures import (
+    Difference,
+    cautions,
+    compare_scores,
+    figures,
+    holm,
+    over_seeds,
+    p_value_of,
+)
 from speakernet.evaluation.files import read_scores, scores_for, write_scores
 from speakernet.evaluation.metrics import eer
 from speakernet.evaluation.options import EvaluationOptions
@@ -323,6 +331,88 @@ def test_two_seeds_of_one_system(systems, run):
     )
     assert "two trainings of one system" in seeds and "significant" not in seeds
     assert "significant" in recipes
+
+
+def make_seeds(trials, random, name, distance, seeds, rate=0.1):
+    """Folders of runs of one configuration; their EERs."""
+    eers = []
+    for seed in seeds:
+        scores = random.standard_normal(len(trials)) + distance * trials.labels
+        eers.append(eer(scores, trials.labels))
+        folder = Path(name, str(seed))
+        write_scores(folder / "scores.txt", trials, scores)
+        (folder / "results.json").write_text(json.dumps(Results(num_trials=1).to_dict()))
+        (folder / "config.yaml").write_text(
+            f"optimizer: {{learning_rate: {rate}}}\nruntime: {{seed: {seed}}}\n"
+        )
+    return np.array(eers)
+
+
+def test_groups_of_seeds(trials, run, random):
+    base = make_seeds(trials, random, "base", 1.0, (1, 2))
+    wide = make_seeds(trials, random, "wide", 2.0, (1, 2), rate=0.2)
+    make_seeds(trials, random, "mixed", 2.0, (1,), rate=0.3)
+    # Runs are paired by their seeds, in whatever order they are named.
+    status, out = run("compare", "--group", "base=base/1,base/2", "--group", "wide=wide/2,wide/1")
+    means = base.mean(), wide.mean()
+    interval, _ = over_seeds(wide, base, is_paired=True)
+    assert status == 0 and f"{means[0]:>10.3f}{means[1]:>10.3f}" in out
+    assert f"B is better than A by {means[0] - means[1]:.3f} (95 % interval" in out
+    assert f"over speakers, {interval[0]:.3f} to {interval[1]:.3f} over seeds)" in out
+    assert "another seed" not in out and "--group" not in out
+    # A run cannot show what another seed would change.
+    out = run("compare", "mixed/1", "--group", "base=base/1,base/2")[1]
+    assert "A = base (mean of 2 runs" in out and "over seeds" not in out and "another seed" in out
+    out = run("compare", "mixed/1", "--group", "base=base/1,wide/2")[1]
+    assert "A: the runs of base differ in more than their seed" in out
+    # Seeds compared as systems.
+    out = run("compare", "mixed/1", "wide/1", "wide/2")[1]
+    assert "B and C are one configuration" in out and "--group" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--group", "a=a,b"], "found 1"),
+        (["--group", "a=a", "b"], "a=a"),
+        (["--group", "a,b", "c"], "a,b"),
+        (["--group", "a=a,b", "--group", "a=c,d"], "a=c,d"),
+        (["--group", "a=a,b", "b"], "twice"),
+        (["--group", "a=a,nope", "b"], "nope"),
+    ],
+)
+def test_bad_groups(systems, run, words, named):
+    status, out = run("compare", *words)
+    assert status == 1 and named in out
+
+
+def test_differences_over_seeds():
+    """Welch's t by hand: each mean has variance 1, so there are 2 degrees of freedom and t is
+    -3 / sqrt(2), for which p = 1 - t / sqrt(2 + t^2).
+    """
+    first, second = np.array([8.0, 10.0]), np.array([5.0, 7.0])
+    interval, p_value = over_seeds(first, second, is_paired=False)
+    assert interval == pytest.approx((-3 - 4.302653 * 2**0.5, -3 + 4.302653 * 2**0.5))
+    assert p_value == pytest.approx(1 - 4.5**0.5 / 6.5**0.5)
+    assert over_seeds(first, second[:1], is_paired=False) == (None, 0.0)
+    # The same difference with every seed.
+    assert over_seeds(first, second, is_paired=True) == ((-3.0, -3.0), 0.0)
+
+
+def test_significance_after_correction():
+    """By hand: 2, 3 and 0 of 200 draws on the other side of zero have p-values of 0.02, 0.03 and 0,
+    which Holm multiplies by 2, 1 and 3; each is at least as large as a smaller one.
+    """
+    draws = [np.repeat([-1.0, 1.0], [number, 200 - number]) for number in (2, 3, 0)]
+    p_values = [p_value_of(values) for values in draws]
+    assert p_values == [0.02, 0.03, 0.0] and holm(p_values) == [0.04, 0.04, 0.0]
+    assert holm([0.03, 0.03]) == [0.06, 0.06]
+    for p_value, is_significant in ((0.04, True), (0.05, False), (0.06, False)):
+        difference = Difference(1.0, (0.1, 2.0), p_value=p_value, num_compared=2)
+        assert difference.is_significant == is_significant
+        assert "Holm" in difference.sentence("EER")
+    # No draws are no evidence; equal systems differ in none.
+    assert p_value_of(np.empty(0)) == p_value_of(np.zeros(5)) == 1.0
 
 
 def test_labels_of_evaluate(systems, trials, run, capsys):

@@ -224,9 +224,7 @@ def write_page(
 
 
 def _export(folder: Path, sections: Mapping[str, Section]) -> None:
-    """Write each table as CSV and as a LaTeX table with booktabs rules, each plot as SVG and
-    PDF.
-    """
+    """Write each table as CSV and LaTeX, each plot as SVG and PDF."""
     for name, section in sections.items():
         for number, card in enumerate(section.cards, start=1):
             heading = re.sub(r"[^a-z0-9]+", "_", card.heading.lower()).strip("_")
@@ -236,14 +234,15 @@ def _export(folder: Path, sections: Mapping[str, Section]) -> None:
                     writer = csv.writer(file, lineterminator="\n")
                     writer.writerows([card.table.header, *card.table.rows])
                 with atomic_write(path.with_suffix(".tex")) as file:
-                    file.write(_latex(card.table))
+                    file.write(latex(card.table))
             if card.figure:
                 for suffix in (".svg", ".pdf"):
                     plots.save_figure(card.figure, path.with_suffix(suffix))
     logger.info("tables and plots: %s", folder)
 
 
-def _latex(table: Table) -> str:
+def latex(table: Table) -> str:
+    """A LaTeX table with booktabs rules."""
     lines = []
     for row in (table.header, *table.rows):
         lines.append(" & ".join(str(cell).translate(LATEX) for cell in row) + r" \\")

@@ -634,7 +634,12 @@ def _utterance_cell(
     if "durations" in run.arrays:
         facts.append(f"{run.arrays['durations'][utterance]:.1f} s")
     sound = ""
-    if audio is not None:
+    num_recordings = 0
+    if "num_recordings" in run.arrays:
+        num_recordings = int(run.arrays["num_recordings"][utterance])
+    if num_recordings:
+        facts.append(counted(num_recordings, "recording"))
+    elif audio is not None:
         try:
             waveform = audio.read(name, 0, MAX_PLAYED_SECONDS * audio.sample_rate)
         except AudioError as error:

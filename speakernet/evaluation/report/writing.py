@@ -21,6 +21,7 @@ from speakernet.evaluation.files import (
     Evaluation,
     RunData,
     read_run,
+    seconds_of_steps,
     write_scores,
 )
 from speakernet.evaluation.report.page import WORDS, Card, Pictures, Section, write_page
@@ -191,15 +192,10 @@ def _subtitle(run: RunData, results: Results, amount: str) -> str:
 def _time_of_training(run: RunData) -> tuple[int, float]:
     """Epochs, and the seconds spent on steps and evaluations, without interruptions."""
     epochs = 0
-    steps_before = 0
-    seconds = 0.0
+    seconds = seconds_of_steps(run.metrics)
     for record in run.metrics:
         if record.get("kind") == "epoch":
             epochs = max(epochs, record.get("epoch", 0))
-            # A mean over the steps of the epoch.
-            step = record.get("step", 0)
-            seconds += max(0, step - steps_before) * record.get("step_seconds", 0.0)
-            steps_before = step
         elif record.get("kind") == "evaluation":
             seconds += record.get("evaluation_seconds", 0.0)
     return epochs, seconds

@@ -186,16 +186,18 @@ class Service:
     def verify(
         self,
         first: UploadFile,
-        second: UploadFile,
+        second: Clips,
         false_accept_rate: Rate = None,
         threshold: Threshold = None,
     ) -> Answer:
-        """Decide whether two clips are of the same person, and how certain that is."""
+        """Decide whether a clip is of the same person as one or several others, and how certain
+        that is.
+        """
         limits = DecisionLimits(false_accept_rate=false_accept_rate, threshold=threshold)
         # Checked first, so that no clip is decoded for nothing.
         self._decide(0.0, limits)
-        with self._opened([first, second]) as (heard, clips):
-            score, rule, seconds = self.verifier.score_pair(heard)
+        with self._opened([first, *second]) as (heard, clips):
+            score, rule, seconds = self.verifier.score_heard(heard)
         return {**self._decide(score, limits, rule, seconds), "clips": clips}
 
     def embed(self, audio: UploadFile) -> Answer:

@@ -1,0 +1,273 @@
+"""Models with several recordings: reading, scoring by hand, slices, refusals; thresholds that hold
+for several recordings of a person.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from speakernet.cli import main
+from speakernet.data.lists import (
+    ListError,
+    StringTable,
+    TrialList,
+    read_model_trials,
+)
+from speakernet.evaluation.calibration import SCORE_ONLY, AffineCalibration
+from speakernet.evaluation.embedding import Embedder
+from speakernet.evaluation.evaluate import score_trials
+from speakernet.evaluation.fitting import Fit
+from speakernet.evaluation.options import EvaluationOptions
+from speakernet.evaluation.scoring import VERIFYING, Backend, Plda, verifying_backend
+from speakernet.evaluation.several import (
+    SeveralRecordings,
+    fit_several,
+    several_of_list,
+    several_of_people,
+)
+from speakernet.evaluation.slices import model_slicing
+from speakernet.evaluation.speakers import speakers_of
+from speakernet.inference.decision import DecisionRule
+from speakernet.inference.people import StoredRecording, voices_of
+from tests.tiny_recipe import write_recipe
+
+TRIALS = "1 ann a/3.wav\n0 bob a/3.wav\n1 bob b/2.wav\n0 ann b/2.wav\n"
+ENROLMENT = "ann a/1.wav a/2.wav\nbob b/1.wav\n"
+EMBEDDINGS = {
+    "a/1.wav": [3.0, 0.0],
+    "a/2.wav": [0.0, 1.0],
+    "a/3.wav": [0.0, 2.0],
+    "b/1.wav": [0.8, 0.6],
+    "b/2.wav": [1.0, 0.0],
+}
+
+
+@pytest.fixture
+def lists(tmp_path: Path) -> Path:
+    (tmp_path / "trials.txt").write_text(TRIALS)
+    (tmp_path / "enrolment.txt").write_text(ENROLMENT)
+    return tmp_path
+
+
+def modelled(lists: Path) -> TrialList:
+    return read_model_trials(lists / "trials.txt", lists / "enrolment.txt")
+
+
+def test_reading(lists: Path) -> None:
+    trials = modelled(lists)
+    assert trials.models is not None
+    assert list(trials.names) == ["ann", "a/3.wav", "bob", "b/2.wav"]
+    assert list(trials.recordings) == ["a/1.wav", "a/2.wav", "a/3.wav", "b/1.wav", "b/2.wav"]
+    assert trials.models.counts.tolist() == [2, 1, 1, 1]
+    pairs, trial_of = trials.by_recording()
+    assert trial_of.tolist() == [0, 0, 1, 2, 3, 3]
+    assert pairs.names.take(pairs.enrol)[:] == [
+        "a/1.wav", "a/2.wav", "b/1.wav", "b/1.wav", "a/1.wav", "a/2.wav"
+    ]  # fmt: skip
+    assert pairs.names.take(pairs.test)[2] == "a/3.wav"
+    assert pairs.labels is not None and pairs.labels.tolist() == [1, 1, 0, 1, 0, 0]
+    last = trials.take(np.array([3]))
+    assert list(last.names) == ["ann", "b/2.wav"]
+    assert list(last.recordings) == ["a/1.wav", "a/2.wav", "b/2.wav"]
+    assert last.by_recording()[0].enrol.tolist() == [0, 1]
+    (lists / "enrolment.txt").write_text("ann a/1.wav\nbob b/1.wav\nann\ta/2.wav\n")
+    assert modelled(lists).checksum == trials.checksum, "one recording a line is the same"
+    assert speakers_of(trials).ids.tolist() == [0, 0, 1, 1], "of the first recording"
+    (lists / "enrolment.txt").write_text("cy c/1.wav\n")
+    assert modelled(lists).models is None, "a list that names no model has recordings"
+
+
+@pytest.mark.parametrize(
+    ("enrolment", "message"),
+    [
+        ("ann\nbob b/1.wav\n", "enrolment.txt, line 1: found 'ann'"),
+        ("bob b/1.wav\nann a/1.wav\nann a/1.wav\n", "line 3: .*'a/1.wav' twice"),
+        ("ann a/1.wav\n", "1 of 2 enrolment names .*'bob'"),
+        ("ann a/1.wav\nbob b/1.wav\na/3.wav a/3.wav\n", None),
+        ("", "is empty"),
+    ],
+)
+def test_mistakes(lists: Path, enrolment: str, message: str | None) -> None:
+    (lists / "enrolment.txt").write_text(enrolment)
+    if message is None:
+        (lists / "trials.txt").write_text("1 ann a/3.wav\n0 a/3.wav ann\n")
+        message = "'ann' is a model"
+    with pytest.raises(ListError, match=message):
+        modelled(lists)
+
+
+def scores_of(trials: TrialList, **settings: Any) -> np.ndarray:
+    def embed(_net: Any, _source: Any, names: StringTable, *_: Any, **__: Any) -> np.ndarray:
+        return np.array([[EMBEDDINGS[name]] for name in names], dtype=np.float32)
+
+    options = EvaluationOptions(eval_frames=0, **settings)
+    cohort = np.array([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]], dtype=np.float32)
+    embedder = Embedder(None, options, embed_with=embed)  # type: ignore[arg-type]
+    backend = Backend(options, cohort=cohort if options.score_norm != "none" else None)
+    return score_trials(embedder, backend, trials, None).scores  # type: ignore[arg-type]
+
+
+def test_scores_by_hand(lists: Path) -> None:
+    trials = modelled(lists)
+    # The mean of (3, 0) and (0, 1) has the direction (3, 1).
+    expected = [1 / 10**0.5, 0.6, 0.8, 3 / 10**0.5]
+    np.testing.assert_allclose(scores_of(trials), expected, atol=1e-6)
+    by_scores = scores_of(trials, enrolment="scores")
+    np.testing.assert_allclose(by_scores, [0.5, 0.6, 0.8, 0.5], atol=1e-6)
+    # As-norm of the pairs, then their mean: with two of three members, (1, 0) scores 1 and 0.6.
+    normalised = scores_of(trials, enrolment="scores", score_norm="z", cohort_size=2)
+    mean, deviation = 1.6 / 3, np.std([1.0, 0.0, 0.6])
+    other_mean, other_deviation = 1.8 / 3, np.std([0.0, 1.0, 0.8])
+    first = ((0 - mean) / deviation + (1 - other_mean) / other_deviation) / 2
+    np.testing.assert_allclose(normalised[0], first, atol=1e-5)
+
+
+def test_slices() -> None:
+    slicing = model_slicing(np.array([1, 3, 4, 12, 1]))
+    assert slicing.labels == ["1", "3 to 4", "10 and more"]
+    assert slicing.groups.tolist() == [0, 1, 1, 2, 0]
+
+
+@pytest.mark.slow
+def test_evaluation(tiny_corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [line.split() for line in (tiny_corpus / "trials.txt").read_text().splitlines()]
+    names = sorted({name for _, *pair in lines for name in pair})
+    speakers = sorted({name.split("/")[-2] for name in names})
+    of = {
+        speaker: [name for name in names if name.split("/")[-2] == speaker] for speaker in speakers
+    }
+    enrolment = tmp_path / "enrolment.txt"
+    enrolment.write_text("".join(f"m-{who} {' '.join(rows[1:])}\n" for who, rows in of.items()))
+    rows = [f"{int(a == b)} m-{a} {of[b][0]}\n" for a in speakers for b in speakers]
+    (tmp_path / "trials.txt").write_text("".join(rows))
+    data = {
+        "data": {"test_list": str(tmp_path / "trials.txt"), "enrolment_list": str(enrolment)},
+        "training": {"max_epochs": 1},
+        "evaluation": {"eval_frames": 60, "bootstrap_samples": 20},
+    }
+    recipe = write_recipe(tmp_path / "run.yaml", tiny_corpus, tmp_path / "run", data)
+    assert main(["train", "--config", str(recipe)]) == 0
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["num_trials"] == len(speakers) ** 2
+    assert {"trials", "enrolment"} <= {listed["role"] for listed in results["lists"]}
+    assert results["slices"][0]["by"] == "recordings of the model"
+    assert f"m-{speakers[0]} " in (tmp_path / "run" / "scores.txt").read_text()
+    other = tmp_path / "other.txt"
+    for content, problem in (
+        ("stranger a/1.wav\n", "none of the models"),
+        (enrolment.read_text().replace(of[speakers[0]][1], "gone.wav"), "gone.wav"),
+    ):
+        other.write_text(content)
+        capsys.readouterr()
+        scoring = ["--eval", "--data.enrolment_list", str(other)]
+        assert main(["train", "--config", str(recipe), *scoring]) == 1
+        error = capsys.readouterr().err
+        assert problem in error and "Traceback" not in error
+
+
+def test_fit_by_hand() -> None:
+    # Each of 20 people has the recordings (1, 0) and (0, 1), whose mean has the squared length 1/2,
+    # so they deviate from it by 1 in all. Scores with strangers are 2 and 4, which deviate by 2.
+    units = np.tile(np.eye(2), (20, 1))
+    people = np.repeat(np.arange(20), 2)
+    is_compared = people[:, None] != people
+    scores = np.where(np.arange(40) % 2, 4.0, 2.0)[:, None].repeat(40, axis=1)
+    # Their variance is 1, so the share of 2 is bounded.
+    assert fit_several(scores, units, people, is_compared) == SeveralRecordings(3.0, 1.0)
+    # Strangers who differ by 4 among themselves: a variance of 1 + 4, a share of 2 / 5.
+    scores = scores + np.where(np.arange(20) % 2, 2.0, -2.0).repeat(2)
+    fitted = fit_several(scores, units, people, is_compared)
+    assert fitted is not None and fitted.share == pytest.approx(0.4, abs=1e-3)
+    few = np.arange(4)
+    block = np.ix_(few, few)
+    assert fit_several(scores[block], units[:4], people[:4], is_compared[block]) is None
+    # 1 - 0.4 (1 - 0.5) = 0.8, so 6 becomes 4 + 2 / sqrt(0.8); one recording stays as it is.
+    as_one = SeveralRecordings(4.0, 0.4).as_one(np.array([6.0, 6.0]), np.array([0.5, 1.0]))
+    np.testing.assert_allclose(as_one, [4 + 2 / 0.8**0.5, 6.0])
+
+
+def voices(random: np.random.Generator, num_people: int, each: int) -> tuple[np.ndarray, ...]:
+    people = np.repeat(np.arange(num_people), each)
+    # All voices have something in common, so that strangers are alike too.
+    rows = 0.5 + random.normal(size=(num_people, 24))[people]
+    rows = rows + 0.8 * random.normal(size=rows.shape)
+    units = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    return units.astype(np.float32), people
+
+
+@pytest.mark.parametrize("number", [2, 3, 5])
+def test_thresholds_hold_for_several(random: np.random.Generator, number: int) -> None:
+    units, people = voices(random, 120, 6)
+    scores = units @ units.T
+    threshold = np.quantile(scores[people[:, None] != people], 0.99)
+    several = several_of_people(units, people, None)
+    assert several is not None
+    # Other people; each is enrolled with the first recordings.
+    units, people = voices(random, 300, 6)
+    means = units.reshape(300, 6, -1)[:, :number].mean(axis=1)
+    lengths = np.square(means).sum(axis=1, keepdims=True)
+    is_stranger = np.arange(300)[:, None] != people
+
+    def false_accepts(scores: np.ndarray) -> float:
+        return float((scores >= threshold)[is_stranger].mean())
+
+    found = false_accepts(several.as_one(means @ units.T, lengths))
+    assert found == pytest.approx(0.01, abs=0.002)
+    of_mean = means / np.linalg.norm(means, axis=1, keepdims=True)
+    assert false_accepts(of_mean @ units.T) > 1.1 * found > 1.3 * false_accepts(means @ units.T)
+
+
+def test_fit_on_a_list(random: np.random.Generator) -> None:
+    units, people = voices(random, 20, 4)
+    first, second = np.triu_indices(len(people), 1)
+    labels = (people[first] == people[second]).astype(np.int8)
+    names = StringTable.from_strings(map(str, range(len(people))))
+    trials = TrialList(names, first, second, labels, "trials.txt")
+    speakers = people + 7
+    assert several_of_list(units, speakers, trials, None) == several_of_people(units, people, None)
+    # The list compares only the first ten speakers with each other.
+    rows = np.flatnonzero((labels == 1) | (second < 40))
+    few = TrialList(names, first[rows], second[rows], labels[rows], "trials.txt")
+    of_ten = several_of_people(units[:40], people[:40], None)
+    fitted = several_of_list(units, speakers, few, None)
+    assert fitted is not None and of_ten is not None
+    assert fitted.mean == pytest.approx(of_ten.mean, abs=1e-6)
+    assert fitted.share == pytest.approx(of_ten.share, abs=1e-6)
+
+
+def test_decisions() -> None:
+    backend = verifying_backend({}).describe(VERIFYING)
+    calibration = AffineCalibration(np.array([10.0]), -4.0, SCORE_ONLY, 0.01)
+    fit = Fit(calibration, [], [], backend, {}, SeveralRecordings(0.2, 0.5))
+    rule = DecisionRule.of_model_file(fit.changes({}), "m.pt")
+    assert rule.several == SeveralRecordings(0.2, 0.5)
+    scores = np.array([0.5, 0.3])
+    units = np.eye(2)
+    # Equal weights: a squared length of 1/2, so 0.2 + 0.2 / sqrt(0.75). Weights 3 and 1: 10/16.
+    assert rule.score_of_several(scores, units, np.ones(2)) == pytest.approx(0.2 + 0.2 / 0.75**0.5)
+    weighted = 0.2 + 0.25 / (1 - 0.5 * 6 / 16) ** 0.5
+    assert rule.score_of_several(scores, units, np.array([3.0, 1.0])) == pytest.approx(weighted)
+    assert rule.score_of_several(np.array([0.97, 0.98]), units, np.ones(2)) == 1.0
+    old = fit.changes({})
+    del old["calibration"]["fits"][0]["several_recordings"]
+    rule = DecisionRule.of_model_file(old, "m.pt")
+    assert rule.score_of_several(scores, units, np.ones(2)) == pytest.approx(0.4), "their mean"
+
+
+def test_mean_scores_of_people() -> None:
+    random = np.random.default_rng(1)
+    recordings = [
+        StoredRecording(name, random.normal(size=4).astype(np.float32), weight)
+        for name, weight in (("ann", 1.0), ("ann", 3.0), ("bob", 2.0))
+    ]
+    everybody = voices_of(recordings, None)
+    test = everybody.units[:1]
+    plda = Plda(np.array([3.0, 2.0, 1.0, 0.5]), np.ones(4))
+    for back_end in (None, plda):
+        each = test @ everybody.units.T if back_end is None else plda.scores(test, everybody.units)
+        expected = [[(each[0, 0] + 3 * each[0, 1]) / 4, each[0, 2]]]
+        np.testing.assert_allclose(everybody.mean_scores(test, back_end), expected, rtol=1e-5)
+    assert everybody.squared_lengths[1] == pytest.approx(1.0)
