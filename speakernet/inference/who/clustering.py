@@ -18,9 +18,9 @@ MAX_SPEAKERS = 10
 SAME_VOICE = 0.54
 """Two clusters whose windows are at least this similar are one voice; 1.0 is the similarity within
 a cluster."""
-SAME_VOICE_AND_PERSON = 0.56
-APART_WEIGHT = 0.3
-APART_BY_CHANCE = 0.2
+SAME_VOICE_AND_PERSON = 0.58
+APART_WEIGHT = 0.4
+APART_BY_CHANCE = 0.3
 NUM_BEFOREHAND = 20
 """With a segmentation: the limit for clusters that it says nothing about; how much it lowers the
 similarity of clusters that are always two people where it sees both, and how often it may see two

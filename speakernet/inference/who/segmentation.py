@@ -30,8 +30,7 @@ FRAME_SAMPLES = 270
 FIELD_SAMPLES = 991
 """A window of 10 s at 16 kHz, its frames, and the hop and receptive field of a frame."""
 HOP_FRAMES = 296
-"""Windows begin every 5 s; every second instead lowered DER by 0.1 points and takes five times as
-long."""
+"""Windows begin every 5 s; every second instead changed DER by less than 0.1 points."""
 FRAME_SECONDS = FRAME_SAMPLES / SAMPLE_RATE
 FIRST_SECONDS = (FIELD_SAMPLES - FRAME_SAMPLES) / 2 / SAMPLE_RATE
 """Where the first frame begins: each is about the middle of what it sees."""

@@ -14,11 +14,9 @@ END = 0.1
 mistaken for one."""
 SEGMENTATION_WEIGHT = 0.7
 """Of the segmentation's log-odds; the rest is the detector's. The two mistake different sounds."""
-MIN_OF_BOTH = 0.5
-PADDING_OF_BOTH = 0.08
-MIN_GAP_OF_BOTH = 0.24
-"""Probability of speech, and seconds, as for `speech.stretches`: the segmentation sees borders more
-sharply than the detector."""
+BEGIN_OF_BOTH = 0.6
+END_OF_BOTH = 0.3
+"""Probabilities, as `BEGIN` and `END`."""
 
 
 def find_speech(
@@ -35,8 +33,9 @@ def find_speech(
     log_odds = SEGMENTATION_WEIGHT * _log_odds(segmentation.speech_at(middles))
     log_odds += (1.0 - SEGMENTATION_WEIGHT) * _log_odds(scores)
     probabilities = 1.0 / (1.0 + np.exp(-log_odds))
+    # The segmentation sees the borders of words more sharply than the detector: no padding.
     stretches = speech.stretches(
-        probabilities, seconds, MIN_OF_BOTH, MIN_OF_BOTH, MIN_GAP_OF_BOTH, PADDING_OF_BOTH
+        probabilities, seconds, BEGIN_OF_BOTH, END_OF_BOTH, padding_seconds=0.0
     )
     return stretches, f"{detector} and {segmentation.name}"
 
