@@ -16,6 +16,7 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from speakernet.evaluation.calibration import (
+    ANY_SECONDS,
     DURATION,
     EER_NAME,
     FALSE_ACCEPT_RATES,
@@ -260,8 +261,13 @@ class DecisionRule:
         or `knows_durations` is false.
         """
         seconds = np.array([first, second])
-        is_known = bool(np.isfinite(seconds).all() and seconds.all())
-        return self.for_pair({DURATION: seconds}) if is_known and self.knows_durations else self
+        if not (self.knows_durations and np.isfinite(seconds).all() and seconds.all()):
+            return self
+        if self.quality is not None and self.quality[0].seconds == ANY_SECONDS:
+            # A difference that the list of such a calibration does not have, as between a minute of
+            # enrolment and a word, would count for more than the score.
+            seconds[:] = seconds.min()
+        return self.for_pair({DURATION: seconds})
 
     def score_of_several(self, scores: np.ndarray, units: np.ndarray, weights: np.ndarray) -> float:
         """One score, for the same thresholds, from those with several recordings of a person.

@@ -1,7 +1,7 @@
 """Identify a voice as a person in a store or as a stranger, as `identify` and `who` do."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -32,6 +32,8 @@ class Namer:
     rule: DecisionRule
     store: PeopleStore
     limits: DecisionLimits
+    person_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of speech that each person is enrolled with, for a calibration with durations."""
 
     def threshold(self) -> float | str:
         """The threshold that scores are compared with, to be checked before anything is embedded.
@@ -48,12 +50,9 @@ class Namer:
         self.rule.decide(0.0, **self.limits)
         return threshold
 
-    def rules_for(self, names: Sequence[str], speech_seconds: float | None) -> list[DecisionRule]:
-        """The rule for each of these people and a voice with this much speech."""
-        if speech_seconds is None or not self.rule.knows_durations:
-            return [self.rule] * len(names)
-        seconds = {person.name: person.speech_seconds for person in self.store.people()}
-        return [self.rule.for_seconds(seconds.get(name, 0.0), speech_seconds) for name in names]
+    def rule_for(self, name: str, speech_seconds: float | None) -> DecisionRule:
+        """The rule for a person and a voice with this much speech."""
+        return self.rule.for_seconds(self.person_seconds.get(name, 0.0), speech_seconds or 0.0)
 
     def identify(
         self, embedding: np.ndarray, *, top: int = TOP, speech_seconds: float | None = None
@@ -75,16 +74,23 @@ class Namer:
         if not candidates:
             return Identification(None, None, (), num_people, stranger_rate)
         name, score = candidates[0]
-        rules = self.rules_for([name for name, _ in candidates], speech_seconds)
+        rules = [self.rule_for(person, speech_seconds) for person, _ in candidates]
         ratios = tuple(
-            rule.log_likelihood_ratio(score)
-            for rule, (_, score) in zip(rules, candidates, strict=True)
+            rule.log_likelihood_ratio(similarity)
+            for rule, (_, similarity) in zip(rules, candidates, strict=True)
         )
         decision = rules[0].decide(score, threshold=threshold, speech_seconds=speech_seconds)
         needs_odds = self.limits.get("threshold") is None
         is_unlikely = needs_odds and (decision.log_likelihood_ratio or 0.0) < 0
         answer = name if decision.same_speaker and not is_unlikely else None
         return Identification(answer, decision, candidates, num_people, stranger_rate, ratios)
+
+
+def seconds_of(store: PeopleStore, rule: DecisionRule) -> dict[str, float]:
+    """Seconds of speech that each person is enrolled with, if the rule asks for them."""
+    if not rule.knows_durations:
+        return {}
+    return {person.name: person.speech_seconds for person in store.people()}
 
 
 def identify(
@@ -105,7 +111,7 @@ def identify(
     Odds below 1 name nobody unless `threshold` is given.
     """
     limits = DecisionLimits(false_accept_rate=false_accept_rate, threshold=threshold)
-    namer = Namer(verifier.rule, store, limits)
+    namer = Namer(verifier.rule, store, limits, seconds_of(store, verifier.rule))
     # Checked before anything is embedded.
     namer.threshold()
     recording, quality = verifier.hear(audio, sample_rate)

@@ -117,12 +117,18 @@ def test_scores_by_hand(lists: Path) -> None:
     np.testing.assert_allclose(scores_of(trials), expected, atol=1e-6)
     by_scores = scores_of(trials, enrolment="scores")
     np.testing.assert_allclose(by_scores, [0.5, 0.6, 0.8, 0.5], atol=1e-6)
-    # As-norm of the pairs, then their mean: with two of three members, (1, 0) scores 1 and 0.6.
-    normalised = scores_of(trials, enrolment="scores", score_norm="z", cohort_size=2)
+    # Z-norm of the pairs, then their mean: (1, 0) has the cohort scores 1, 0 and 0.6.
+    normalised = scores_of(trials, enrolment="scores", score_norm="z")
     mean, deviation = 1.6 / 3, np.std([1.0, 0.0, 0.6])
     other_mean, other_deviation = 1.8 / 3, np.std([0.0, 1.0, 0.8])
     first = ((0 - mean) / deviation + (1 - other_mean) / other_deviation) / 2
     np.testing.assert_allclose(normalised[0], first, atol=1e-5)
+    # AS-norm of the mean embedding, whose two highest cohort scores are 3 and 2.6 over root 10;
+    # those of the test recording are 1 and 0.8.
+    raw, of_model, of_test = 1 / 10**0.5, np.array([3, 2.6]) / 10**0.5, np.array([1, 0.8])
+    normalised = scores_of(trials, score_norm="as", cohort_size=2)
+    sides = [(raw - highest.mean()) / highest.std() for highest in (of_model, of_test)]
+    np.testing.assert_allclose(normalised[0], np.mean(sides), rtol=1e-4)
 
 
 def test_slices() -> None:

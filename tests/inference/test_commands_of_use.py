@@ -209,6 +209,8 @@ def test_enroll_strict(call, voices, calibrated, tmp_path, caplog):
     # One file of the batch again, by itself.
     assert "0 recordings added" in call(f"enroll Ada {voices}/s00/1.wav {known}")[1]
     assert "s00/1.wav is already" in caplog.text
+    known = f"--model {calibrated} --store {tmp_path}/q.db"
+    call(f"enroll Ada {voices}/s00/0.wav {voices}/s00/1.wav {voices}/s00/2.wav {known}")
     eve = f"enroll Eve {voices}/s00/3.wav {known}"
     assert "sounds like 'Ada'" in call(f"{eve} --strict")[2]
     for is_copy in (False, True):

@@ -84,9 +84,9 @@ def test_examples_in_python(page, repository, voices, calibrated, tmp_path, monk
     shutil.copy(voices / "s00/4.wav", "b.wav")
     # Examples with other published models need the hub; tests/assembly/test_published.py has a
     # server for them.
-    Path("wespeaker").mkdir()
-    shutil.copy(calibrated, "wespeaker/resnet34-LM")
-    is_playable = re.compile(r'speakernet\.load\("(exps/|wespeaker/resnet34-LM)').search
+    Path("3dspeaker").mkdir()
+    shutil.copy(calibrated, "3dspeaker/campplus-zh-en")
+    is_playable = re.compile(r'speakernet\.load\("(exps/|3dspeaker/campplus-zh-en)').search
     examples = [block for block in blocks(repository / page, "python") if is_playable(block)]
     samples = 0.1 * np.random.default_rng(0).standard_normal(16000)
     names = {"waveform": samples.astype(np.float32), "features": torch.randn(2, 80, 24)}
