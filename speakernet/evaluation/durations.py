@@ -43,15 +43,16 @@ MAX_TRIALS = 20_000
 """Trials for each length and choice of sides."""
 LONGEST_QUANTILE = 0.95
 """One very long recording must not extend the durations that the calibration holds for."""
-MIN_SPEAKERS = 10
+MIN_SPEAKERS = 20
+"""With same-speaker pairs; with fewer, whether durations help is a matter of luck."""
 NUM_FOLDS = 5
 NUM_DIVISIONS = 3
 RATE = 0.01
 """Target prior of the cost and false-accept rate of the threshold that are compared."""
 DURATIONS_STREAM = 6203
 TOO_FEW_SPEAKERS = (
-    f"whether seconds of speech help is not known: fewer than {MIN_SPEAKERS} speakers have "
-    "same-speaker pairs, or too few pairs remain without some of them"
+    "seconds of speech are not considered: to see whether they help, at least "
+    f"{MIN_SPEAKERS} speakers need same-speaker pairs"
 )
 
 
@@ -170,11 +171,17 @@ def fit_durations(cut: CutTrials, of_scores: Fit, way: Mapping[str, Any]) -> Fit
     )
 
 
+def speakers_with_targets(trials: TrialList, speakers: np.ndarray) -> np.ndarray:
+    """The speakers that have same-speaker pairs; `speakers` (names,) are those of the names."""
+    assert trials.labels is not None
+    return np.unique(speakers[trials.enrol[trials.labels == 1]])
+
+
 def compare_left_out(
     cut: CutTrials, speakers: np.ndarray, prior: float
 ) -> list[LengthFigures] | None:
     """Figures with the score alone and with durations for speakers left out of the fit: for each
-    length of the test side, then for all trials; None with too few speakers.
+    length of the test side, then for all trials; None if too few pairs remain without some.
 
     Args:
         cut: the trials.
@@ -185,9 +192,7 @@ def compare_left_out(
     assert labels is not None
     of_names = speakers[cut.recordings]
     sides = np.stack([of_names[cut.trials.enrol], of_names[cut.trials.test]])
-    with_targets = np.unique(sides[0, labels == 1])
-    if len(with_targets) < MIN_SPEAKERS:
-        return None
+    with_targets = speakers_with_targets(cut.trials, of_names)
     divisions = []
     for division in range(NUM_DIVISIONS):
         random = numpy_generator(division, DURATIONS_STREAM)

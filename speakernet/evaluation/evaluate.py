@@ -26,11 +26,13 @@ from speakernet.evaluation.calibration import (
     quality_inputs,
 )
 from speakernet.evaluation.durations import (
+    MIN_SPEAKERS,
     TOO_FEW_SPEAKERS,
     compare_left_out,
     cut_trials,
     fit_durations,
     helps,
+    speakers_with_targets,
 )
 from speakernet.evaluation.embedding import MAX_READERS, Embedder, as_heard, modes_of
 from speakernet.evaluation.figures import figures, why_no_error_rate
@@ -236,12 +238,14 @@ def fit_for_verifying(
         fits = fits_of(scored, trials, source, prior, way, measures)
     else:
         fits = fits_of(scored, trials, source, prior, way, [])
-        cut = cut_trials(embedder, backend, scored.embeddings["whole"], trials, source)
-        lengths = compare_left_out(cut, speakers.ids, prior)
-        if measures or helps(lengths):
-            fits.append(fit_durations(cut, fits[0], way))
-        fits[0] = replace(fits[0], lengths=lengths)
-        if lengths is None:
+        if measures or len(speakers_with_targets(trials, speakers.ids)) >= MIN_SPEAKERS:
+            # Recordings of a list are often longer than those of a decision.
+            cut = cut_trials(embedder, backend, scored.embeddings["whole"], trials, source)
+            lengths = compare_left_out(cut, speakers.ids, prior)
+            if measures or helps(lengths):
+                fits.append(fit_durations(cut, fits[0], way))
+            fits[0] = replace(fits[0], lengths=lengths)
+        else:
             fits[0].refused.append(TOO_FEW_SPEAKERS)
     several = several_of_list(scored.units, speakers.ids, trials, backend.plda)
     notes = [] if several else [MEAN_SCORES]

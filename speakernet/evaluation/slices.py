@@ -97,7 +97,7 @@ def all_slices(
             ratios = trials.mean(signal_to_noise_ratios(source, trials.recordings, num_threads))
             slicings.append(value_slicing(by, ratios, trials, SNR_EDGES_DB, " dB", note))
         else:
-            known = ["duration", "speech", "snr", *columns]
+            known = ["duration", "snr", "speech", *columns]
             raise ValueError(
                 f"slices: {name!r} is not one of {', '.join(known)}; {suggestion(name, known)}"
             )

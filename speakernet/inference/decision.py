@@ -41,6 +41,8 @@ UNCALIBRATED_THRESHOLD = 0.4
 """A cosine that separates same from different speakers in most published networks; its error rate
 is unknown."""
 DEFAULT_THRESHOLD_NAME = "default"
+LONGEST_SECONDS = 1e9
+"""JSON has no infinity."""
 MIN_TEST_SECONDS = 1.0
 """Speech needed in a test; with less, scores vary so much that neither odds nor a name are
 given."""
@@ -269,6 +271,21 @@ class DecisionRule:
             seconds[:] = seconds.min()
         return self.for_pair({DURATION: seconds})
 
+    def described_durations(self) -> dict[str, Any] | None:
+        """The calibration with durations and its threshold for a decision without limits, as plain
+        values; None without one.
+        """
+        if self.quality is None or not self.knows_durations:
+            return None
+        calibration, limits = self.quality
+        by_name = {str(limit["name"]): limit["threshold"] for limit in limits}
+        longest = min(calibration.seconds[1], LONGEST_SECONDS)
+        return {
+            **calibration.to_dict(),
+            "seconds": [calibration.seconds[0], longest],
+            "threshold": by_name[self._default_name],
+        }
+
     def score_of_several(self, scores: np.ndarray, units: np.ndarray, weights: np.ndarray) -> float:
         """One score, for the same thresholds, from those with several recordings of a person.
 
@@ -331,9 +348,9 @@ class DecisionRule:
         # threshold, and then the sentence says so. Both are only as good as the list was like
         # today's recordings, which nobody checks here.
         if threshold is None:
-            name = threshold_name(_checked_rate(false_accept_rate))
-            if false_accept_rate is None and name not in self._by_name:
-                name = EER_NAME
+            name = self._default_name
+            if false_accept_rate is not None:
+                name = threshold_name(_checked_rate(false_accept_rate))
             limit, rate = self._named(name)
         elif isinstance(threshold, str):
             limit, rate = self._named(threshold)
@@ -353,6 +370,11 @@ class DecisionRule:
         if decision.is_made:
             return decision
         return replace(decision, log_likelihood_ratio=None, same_speaker=False, is_at_bound=False)
+
+    @property
+    def _default_name(self) -> str:
+        name = threshold_name(DEFAULT_FALSE_ACCEPT_RATE)
+        return name if name in self._by_name else EER_NAME
 
     @property
     def _by_name(self) -> dict[str, Mapping[str, Any]]:

@@ -449,6 +449,15 @@ def test_all_slices(audio, random):
         "signal-to-noise ratio",
     ]
     assert [row.label for row in results[0].rows] == ["under 2 s", "2 to 4 s"]
+    # If speech alone is embedded, its seconds count.
+    for options in (
+        EvaluationOptions(slices=["speech"], bootstrap_samples=0),
+        EvaluationOptions(slices=["duration"], speech="detected", bootstrap_samples=0),
+    ):
+        (result,) = slices.all_slices(
+            trials, scores_of(trials, random), speakers, source, options, seed=0
+        )
+        assert result.by.startswith("seconds of speech")
     with pytest.raises(ValueError, match="'durations' is not one of duration, snr"):
         options = EvaluationOptions(slices=["durations"])
         slices.all_slices(trials, scores_of(trials, random), speakers, source, options, seed=0)

@@ -4,6 +4,7 @@ The voices are those of the synthetic corpus, which silero-vad takes for speech.
 """
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from speakernet.corpora.synthetic.speech import draw_phones, draw_voice, lay_out
 from speakernet.data import speech
 from speakernet.data.audio import AudioError, write_audio
 from speakernet.data.speech import find_speech
+from speakernet.evaluation.calibration import BY_DURATION, AffineCalibration
 from speakernet.inference.verifier import enroll, identify
 from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
@@ -226,3 +228,28 @@ def test_streams_count_the_speech_of_both_sides(verifier):
         stream = verifier.stream(RATE, enrolled)
         stream.add(live)
         assert stream.finish().decision.is_made == is_made
+
+
+def test_durations_count_everywhere(verifier, tmp_path, monkeypatch):
+    """Pairs, several recordings, identification and streams are decided by seconds of speech."""
+    weights = np.array([4.0, -1.0, 0.5, 1.0, 0.0])
+    fitted = AffineCalibration(weights, 0.0, BY_DURATION, 0.5, (1.0, 60.0))
+    limits = [{**limit, "threshold": 2.0} for limit in verifier.rule.thresholds]
+    rule = replace(verifier.rule, quality=(fitted, limits))
+    monkeypatch.setattr(verifier, "rule", rule)
+    test = verifier.hear(clip(0, 0)[:RATE], RATE, min_speech_seconds=0)
+    several = [verifier.hear(clip(0, number), RATE) for number in (1, 2)]
+    seconds = [heard.quality.speech_seconds for heard in (test, *several)]
+    with verifier.people(tmp_path / "people.db") as store:
+        enroll(verifier, store, "Ada", several)
+        identified = identify(verifier, store, test)
+    of_all = rule.for_seconds(seconds[0], sum(seconds[1:]))
+    for decision in (verifier.verify(test, several), identified.decision):
+        assert decision == of_all.decide(decision.score, speech_seconds=decision.speech_seconds)
+        assert decision.threshold != rule.decide(0.0).threshold
+    assert identified.ratios == (of_all.log_likelihood_ratio(identified.decision.score),)
+    stream = verifier.stream(RATE, several[0])
+    stream.add(clip(0, 0))
+    state = stream.finish()
+    so_far = rule.for_seconds(state.speech_seconds, seconds[1])
+    assert state.decision.threshold == so_far.decide(state.score).threshold

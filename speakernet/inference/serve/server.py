@@ -173,6 +173,7 @@ class Service:
         return {
             "decision": self._decide(0.0),
             "calibration": calibration,
+            "durations": rule.described_durations(),
             "speech": rule.speech,
         }
 

@@ -24,6 +24,8 @@ from speakernet.data.speech import (
     speech_probabilities,
     stretches,
 )
+from speakernet.evaluation.calibration import BY_DURATION, AffineCalibration
+from speakernet.inference.decision import DecisionRule
 
 sys.path.insert(0, str(Path(__file__).parent))
 from serve_helpers import RATE, serving
@@ -112,6 +114,30 @@ def test_silero(node, runtime, shared_data):
     found = node(script, given)
     expected = speech_probabilities((samples - samples.mean()).astype(np.float32))
     assert expected.max() > MIN_SURE and found == pytest.approx(expected, abs=2e-3)
+
+
+def test_decisions_for_seconds(node, tmp_path):
+    """The page's rule for two durations is Python's."""
+    page = resources.files("speakernet.inference.serve") / "page"
+    source = (page / "in_browser.js").read_text().replace("./speech.js", "./speech.mjs")
+    (tmp_path / "in_browser.mjs").write_text(source)
+    calibration = AffineCalibration(
+        np.array([6.0, -1.0, 0.3, 2.0, -0.4]), -2.0, BY_DURATION, 0.5, (1.0, 8.0)
+    )
+    limits = [{"name": "eer", "threshold": 1.0, "false_accept_rate": 0.1}]
+    rule = DecisionRule(None, limits, "", quality=(calibration, limits))
+    pairs = [[1.5, 3.0], [7.0, 2.0], [0.2, 90.0]]
+    script = """
+        const { forSeconds } = await import("./in_browser.mjs");
+        return given.pairs.map(([first, second]) => forSeconds(given.durations, first, second));
+    """
+    answers = node(script, {"durations": rule.described_durations(), "pairs": pairs})
+    for seconds, answer in zip(pairs, answers, strict=True):
+        expected = rule.for_seconds(*seconds)
+        assert answer["weight"] == pytest.approx(expected.calibration.weights[0])
+        assert answer["offset"] == pytest.approx(expected.calibration.offset)
+        threshold = (1.0 - answer["offset"]) / answer["weight"]
+        assert threshold == pytest.approx(expected.decide(0.0).threshold)
 
 
 # What a browser offers and Node.js does not: decoding, and files of the server.

@@ -11,7 +11,7 @@ export async function open(health, headers) {
   // More threads need shared memory, which only cross-origin isolated pages have.
   ort.env.wasm.numThreads = 1;
   ort.env.wasm.wasmPaths = new URL("./", location.href).href;
-  const { decision, calibration, speech } = health.in_browser;
+  const { decision, calibration, durations, speech } = health.in_browser;
 
   async function load(name) {
     const answer = await fetch(name, { headers });
@@ -47,16 +47,33 @@ export async function open(health, headers) {
     const score = one.direction.reduce((sum, value, at) => sum + value * other.direction[at], 0);
     const heard = Math.min(one.speechSeconds, other.speechSeconds);
     const isMade = heard >= LEAST_SPEECH_SECONDS;
-    let ratio = null;
-    if (calibration && isMade) ratio = Math.max(calibration.least, Math.min(calibration.most, calibration.offset + calibration.weight * score));
+    let ratio = null, { threshold } = decision, rule = calibration;
+    if (durations) {
+      rule = { ...calibration, ...forSeconds(durations, one.speechSeconds, other.speechSeconds) };
+      threshold = (durations.threshold - rule.offset) / rule.weight;
+    }
+    if (rule && isMade) ratio = Math.max(rule.least, Math.min(rule.most, rule.offset + rule.weight * score));
     return {
-      ...decision, score, log_likelihood_ratio: ratio, speech_seconds: heard,
-      same_speaker: decision.threshold === null ? null : isMade && score >= decision.threshold,
+      ...decision, score, threshold, log_likelihood_ratio: ratio, speech_seconds: heard,
+      same_speaker: threshold === null ? null : isMade && score >= threshold,
       is_at_bound: ratio !== null && (ratio === calibration.least || ratio === calibration.most),
     };
   }
 
   return { embed, verify };
+}
+
+// The weight of the score and the offset for two clips with this much speech, as `quality_columns` in Python.
+export function forSeconds({ inputs, weights, offset, seconds: [least, most] }, first, second) {
+  const [low, high] = [first, second].map(value => Math.min(most, Math.max(least, value))).sort((a, b) => a - b);
+  const forms = { min: Math.log(low), max: Math.log(high), difference: high - low, ratio: low / high };
+  let weight = 0;
+  inputs.forEach((name, at) => {
+    const term = weights[at] * (forms[name.split(" ").at(-1)] ?? 1);
+    if (name.startsWith("score")) weight += term;
+    else offset += term;
+  });
+  return { weight, offset };
 }
 
 // The samples of a clip at the model's rate, mixed down to mono.
