@@ -11,7 +11,7 @@ import functools
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -67,6 +67,13 @@ from speakernet.evaluation.scoring import (
     speaker_means,
     verifying_backend,
 )
+from speakernet.evaluation.shortcuts import (
+    ADVICE,
+    describe,
+    is_notable,
+    quantities_of,
+    shortcuts,
+)
 from speakernet.evaluation.slices import all_slices, read_metadata
 from speakernet.evaluation.speakers import Speakers, shared_speakers, some_of_each, speakers_of
 from speakernet.files import sha256_of
@@ -96,6 +103,7 @@ VALIDATION_DRAWS = 100
 VALIDATION_WORK = 20_000_000
 """Draws of speakers for a validation's interval, which is skipped if draws times trials exceed the
 latter (2 s)."""
+CALIBRATION_LIST = "calibration list"
 MEAN_STREAM = 6202
 COHORT_STREAM = 6203
 
@@ -242,7 +250,13 @@ def run_evaluation(
             options = section.model_copy(update={"metadata": "", "slices": []} if name else {})
             scored = (listed.trials, evaluation.scores, speakers)
             slices = all_slices(*scored, listed.source, options, seed)
-            results = dataclasses.replace(results, slices=slices)
+            table = listed.source.lookup_table(listed.trials.recordings)
+            levels_db = as_heard(listed.source, section).levels_db(listed.trials.recordings)
+            quantities = quantities_of(table, listed.trials, levels_db)
+            alone = shortcuts(
+                listed.trials, speakers, quantities, num_draws=group_draws(section), seed=seed
+            )
+            results = dataclasses.replace(results, slices=slices, shortcuts=alone)
             if sweep and not name:
                 # Each step embeds the list again, so only the reported list is swept.
                 score = functools.partial(_scores, parts, listed.trials)
@@ -252,7 +266,7 @@ def run_evaluation(
                 results = dataclasses.replace(results, sweep=swept)
         if after_training:
             results = _with_training_lists(results, config, inputs)
-        results = _with_provenance(results, listed.trials, config, parts)
+        results = _with_provenance(results, listed.trials, speakers, config, parts)
         for warning in results.warnings or []:
             # The command's last line says this too: it is how the demo is meant to end.
             level = logging.INFO if warning == SYNTHETIC_ONLY else logging.WARNING
@@ -285,7 +299,8 @@ class ScoringParts:
     model: ModelFile
     embedder: Embedder
     backend: Backend
-    cohort_speakers: frozenset[str] = frozenset()
+    known_speakers: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Names of the speakers of other lists, by what the lists are for."""
     calibration: AffineCalibration | None = None
     fitted_on: str = ""
     """SHA-256 of the list that the calibration was fitted on."""
@@ -318,7 +333,9 @@ def prepare_backend(
     backend = verifying_backend(model.contents)
     measured: dict[str, Any] = {}
     warnings: list[str] = []
-    cohort_speakers: frozenset[str] = frozenset()
+    known_speakers = {}
+    if after_training:
+        known_speakers["training list"] = _plain_names(inputs.training.rows.speakers)
     if section.plda and not backend.adaptation:
         warnings.append(
             "evaluation.plda is on, but the model file has no PLDA; evaluation does not fit one"
@@ -336,7 +353,7 @@ def prepare_backend(
         device=embedder.forward.device,
     )
     if section.score_norm != "none":
-        cohort, name, cohort_speakers = _embed_cohort(embedder, mean, config, inputs)
+        cohort, name, known_speakers["cohort"] = _embed_cohort(embedder, mean, config, inputs)
         backend = dataclasses.replace(backend, cohort=cohort, cohort_name=name)
         if section.score_norm == "as" and len(cohort) <= section.cohort_size:
             warnings.append(
@@ -345,7 +362,7 @@ def prepare_backend(
                 "cohort_size makes it adaptive"
             )
     return ScoringParts(
-        path, model, embedder, backend, cohort_speakers, measured=measured, warnings=warnings
+        path, model, embedder, backend, known_speakers, measured=measured, warnings=warnings
     )
 
 
@@ -420,7 +437,12 @@ def _embed_cohort(
     embeddings, _ = embedder.embed(members.paths.take(rows), source, mode, f"cohort_{path.stem}")
     means = speaker_means(mean_embeddings(embeddings, mean), members.labels[rows])
     speakers = np.unique(members.labels[rows]).tolist()
-    return means, name, frozenset(members.speakers[speaker] for speaker in speakers)
+    return means, name, _plain_names(members.speakers[speaker] for speaker in speakers)
+
+
+def _plain_names(speakers: Iterable[str]) -> frozenset[str]:
+    """Speakers without the name of their corpus, which prefixes them if there are several."""
+    return frozenset(speaker.rpartition("/")[2] for speaker in speakers)
 
 
 def _calibrated(
@@ -491,8 +513,13 @@ def _calibrated(
     measured = dict(parts.measured)
     for fit in fits:
         measured |= fit.changes({**parts.contents, **measured})
+    of_list = frozenset(speakers_of(trials).names)
     return dataclasses.replace(
-        parts, calibration=calibration, fitted_on=trials.sha256, measured=measured
+        parts,
+        known_speakers={**parts.known_speakers, CALIBRATION_LIST: of_list},
+        calibration=calibration,
+        fitted_on=trials.sha256,
+        measured=measured,
     )
 
 
@@ -529,7 +556,11 @@ def _with_training_lists(results: Results, config: Config, inputs: Inputs) -> Re
 
 
 def _with_provenance(
-    results: Results, trials: TrialList, config: Config, parts: ScoringParts
+    results: Results,
+    trials: TrialList,
+    speakers: Speakers,
+    config: Config,
+    parts: ScoringParts,
 ) -> Results:
     """Add what is needed to reproduce the figures: model, checkpoint, versions, machine,
     configuration, command; and what to know before trusting them.
@@ -542,18 +573,24 @@ def _with_provenance(
     if trials.sha256 and chosen_by.get("list_sha256") == trials.sha256:
         warnings.append(CHOSEN_ON_REPORTED)
     warnings += parts.warnings
-    # Any folder of a path may name the speaker, because lists differ in depth.
-    folders: set[str] = set()
-    if parts.cohort_speakers:
-        for name in trials.recordings:
-            folders.update(map(one_word, folders_of(name)))
-    if shared := sorted(folders & parts.cohort_speakers):
-        warnings.append(
-            f"{len(shared)} speakers of the cohort may also be in the trials "
-            f"({', '.join(shared[:MAX_NAMED])}); if so, the scores are optimistic"
-        )
+    known_speakers = dict(parts.known_speakers)
     if trials.sha256 and parts.fitted_on == trials.sha256:
         warnings.append(FITTED_ON_REPORTED)
+        known_speakers.pop(CALIBRATION_LIST, None)
+    possible = set(speakers.names)
+    if known_speakers and not possible:
+        # Any folder of a path may name the speaker.
+        for name in trials.recordings:
+            possible.update(map(one_word, folders_of(name)))
+    for role, names in known_speakers.items():
+        if shared := sorted(names & possible):
+            number = counted(len(shared), "speaker")
+            warnings.append(
+                f"{number} of the {role} may also be in the trials "
+                f"({', '.join(shared[:MAX_NAMED])}); if so, the error rates are optimistic"
+            )
+    for row in filter(is_notable, results.shortcuts or []):
+        warnings.append(f"{describe(row)}; {ADVICE}")
     warnings += cautions(results)
     net = parts.model.net
     thresholds = contents.get("thresholds") or []

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from speakernet.checks import Finding
-from speakernet.checks.lists import quick_check
+from speakernet.checks.lists import overlap_findings, quick_check
 from speakernet.checks.samples import (
     SampleFacts,
     read_facts,
@@ -34,10 +34,26 @@ from speakernet.data.lists import (
     TrialList,
     read_model_trials,
     read_training_list,
+    read_trials,
 )
 from speakernet.data.opening import open_source
 from speakernet.data.options import DataOptions
 from speakernet.data.sources import AudioSource
+from speakernet.evaluation.figures import (
+    MAX_GROUP_DRAWS,
+    few_speakers_note,
+    speakers_of_half_the_targets,
+)
+from speakernet.evaluation.metrics import missing_kind
+from speakernet.evaluation.shortcuts import (
+    ADVICE,
+    Quantity,
+    describe,
+    is_notable,
+    quantities_of,
+    shortcuts,
+)
+from speakernet.evaluation.speakers import speakers_of
 from speakernet.files import atomic_write, human_bytes
 from speakernet.machine.facts import (
     TORCH_PAIR,
@@ -50,6 +66,7 @@ from speakernet.machine.facts import (
     usable_cores,
     version_of,
 )
+from speakernet.options import DEFAULT_SEED
 from speakernet.terminal import MAX_NAMED, counted
 
 ListType = TypeVar("ListType", TrainingList, TrialList)
@@ -80,8 +97,6 @@ class CheckRequest:
     """Folder or packed corpus of the list; None leaves the files unchecked."""
     trials: tuple[tuple[Path, str | Path | None], ...] = ()
     """(trial list, root) pairs."""
-    enrolment: str = ""
-    """Enrolment list of the models that trials name."""
     save_path: Path = Path("exps")
     min_utterances: int = 1
     min_seconds: float = 0.5
@@ -90,6 +105,11 @@ class CheckRequest:
     is_fast: bool = False
     """Read headers only."""
     num_jobs: int = 1
+    enrolment: str = ""
+    """Enrolment list of the models that trials name."""
+    cohort_list: Path | None = None
+    calibration_list: Path | None = None
+    """Lists whose speakers should not be among the trials."""
     corpora: Mapping[str, tuple[Path, str | Path]] = field(default_factory=dict)
     """Name -> training list and its folder, if there are several."""
 
@@ -142,6 +162,15 @@ def full_check(request: CheckRequest) -> tuple[list[Finding], dict[str, np.ndarr
     facts: dict[str, SampleFacts] = {}
     for item in checked:
         findings += _check_audio(item, request, durations, facts)
+    cohort = _read(request.cohort_list, read_training_list, "cohort", findings)
+    fitted_on = _read(request.calibration_list, read_trials, "calibration list", findings)
+    for trial_list, audio in trials:
+        if cohort is not None:
+            findings += overlap_findings(cohort, trial_list, "cohort")
+        if fitted_on is not None and fitted_on.sha256 != trial_list.sha256:
+            findings += _calibration_findings(fitted_on, trial_list)
+        check = f"trial audio ({Path(trial_list.source).name})"
+        findings += _shortcut_findings(trial_list, audio, facts.get(check))
     for first, second in itertools.combinations(facts, 2):
         findings += shared_findings(
             facts[first], facts[second], (first, second), renamed=first != "training audio"
@@ -203,6 +232,51 @@ def _check_audio(
         return findings + sample_findings(facts[check], check, listed.labels[rows])
     findings += sample_findings(facts[check], check)
     return findings + trial_findings(listed, rows, facts[check], check)
+
+
+def _calibration_findings(fitted_on: TrialList, trials: TrialList) -> list[Finding]:
+    shared = sorted(set(speakers_of(trials).names).intersection(speakers_of(fitted_on).names))
+    if not shared:
+        return []
+    number = counted(len(shared), "speaker")
+    message = f"{number} of {trials.source} also in the calibration list {fitted_on.source}"
+    advice = "thresholds and costs are optimistic; calibrate on other speakers"
+    return [Finding("warning", "overlap", message, advice, tuple(shared[:MAX_NAMED]))]
+
+
+def _shortcut_findings(
+    trials: TrialList, source: AudioSource | None, facts: SampleFacts | None
+) -> list[Finding]:
+    """What decides on a labelled list besides the voices; `facts` if samples were read."""
+    if trials.labels is None or missing_kind(trials.labels):
+        return []
+    name = PurePath(trials.source).name
+    speakers = speakers_of(trials)
+    quantities = []
+    if speakers.sessions is not None:
+        quantities.append(Quantity("session", speakers.sessions, is_category=True))
+    if source is not None:
+        table = source.lookup_table(trials.recordings)
+        levels_db = np.full(len(table), np.nan)
+        if facts is not None:
+            readable = np.setdiff1d(np.arange(len(table)), list(table.problems))
+            with np.errstate(divide="ignore"):
+                levels_db[readable] = 20 * np.log10(facts.rms)
+        quantities += quantities_of(table, trials, levels_db)
+    rows = shortcuts(trials, speakers, quantities, num_draws=MAX_GROUP_DRAWS, seed=DEFAULT_SEED)
+    findings = []
+    num_speakers = speakers_of_half_the_targets(trials, speakers)
+    if few := few_speakers_note(num_speakers, int(np.count_nonzero(trials.labels))):
+        advice = "add targets of other speakers, or fewer of these"
+        findings.append(Finding("warning", f"speakers of {name}", few, advice))
+    notable = [row for row in rows if is_notable(row)]
+    for row in notable:
+        findings.append(Finding("warning", f"shortcuts in {name}", describe(row), ADVICE))
+    others = [f"{row.label} {row.eer_percent:.1f} %" for row in rows if row not in notable]
+    if others:
+        message = f"EER of each quantity alone: {', '.join(others)}"
+        findings.append(Finding("ok", f"shortcuts in {name}", message))
+    return findings
 
 
 def _read(

@@ -297,8 +297,10 @@ def _header_findings(
     )
 
 
-def overlap_findings(training: TrainingList, trials: TrialList) -> list[Finding]:
-    """Find speakers and files that are in both the training and the trial list.
+def overlap_findings(
+    training: TrainingList, trials: TrialList, role: str = "training list"
+) -> list[Finding]:
+    """Find speakers and files that are in both the training list (or the cohort) and the trials.
 
     A trial list does not name speakers; they are taken from the folder level that holds the
     speaker's name in the training paths, counted from the start or the end of the path.
@@ -319,8 +321,7 @@ def overlap_findings(training: TrainingList, trials: TrialList) -> list[Finding]
         shared = list(trials.recordings.take(rows))
     if shared:
         message = (
-            f"{counted(len(shared), noun)} of {trials.source} also in the training list "
-            f"{training.source}"
+            f"{counted(len(shared), noun)} of {trials.source} also in the {role} {training.source}"
         )
         command = own_command("prepare folder")
         advice = (

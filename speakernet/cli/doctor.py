@@ -139,8 +139,12 @@ def _request(arguments: argparse.Namespace, config: Config | None) -> CheckReque
     if data.train_list:
         train_list, train_root = _located(data.train_list, data.train_path)
         request = dataclasses.replace(request, train_list=train_list, train_root=train_root)
+    cohort = config.evaluation.cohort_list
+    calibration = config.evaluation.calibration_list
     return dataclasses.replace(
         request,
+        cohort_list=Path(cohort) if cohort else None,
+        calibration_list=Path(calibration) if calibration else None,
         corpora=corpora,
         trials=(*sorted(lists, key=str), *request.trials),
         enrolment=data.enrolment_list,

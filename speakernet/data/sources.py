@@ -112,6 +112,7 @@ class AudioSource(ABC):
         self.root = str(root)
         self.sample_rate = sample_rate
         self._tables = ByTable[LookupTable]()
+        self._levels = ByTable[np.ndarray]()
         self.warnings: dict[str, str] = {}
         """Of utterances that were read, by name: what a user should know about them."""
 
@@ -164,6 +165,14 @@ class AudioSource(ABC):
         The same `names` object gives the same table.
         """
         return self._tables.get(names, lambda: self._look_up(names, num_threads))
+
+    def levels_db(self, names: StringTable) -> np.ndarray:
+        """Mean power of the named utterances in dB relative to full scale, float32 (utterances,),
+        which whoever embeds them fills in; NaN until then.
+
+        The same `names` object gives the same array.
+        """
+        return self._levels.get(names, lambda: np.full(len(names), np.nan, dtype=np.float32))
 
     @abstractmethod
     def _look_up(self, names: StringTable, num_threads: int) -> LookupTable: ...

@@ -16,11 +16,12 @@ import functools
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -354,7 +355,8 @@ def embed_utterances(
     was_stopped = False
     bar = Bar(description, total, "utterance", is_shown=bool(description) and distributed.is_main())
     with ThreadPoolExecutor(num_threads) as pool, bar as progress, _in_evaluation_mode(net):
-        read = functools.partial(_read, source, table, cut)
+        levels_db = source.levels_db(table)
+        read = functools.partial(_read, source, table, cut, levels_db)
         batches = _read_batches(pool, read, plan, mine, description)
         for embedded in in_lanes(embed, batches, num_lanes):
             parts.append(embedded)
@@ -362,10 +364,13 @@ def embed_utterances(
             was_stopped = forward.is_stopped()
             if was_stopped:
                 break
-    gathered = distributed.gather_objects((was_stopped, np.concatenate(parts) if parts else None))
-    if any(stopped for stopped, _ in gathered):
+    embedded_here = np.concatenate(parts) if parts else None
+    gathered = distributed.gather_objects((was_stopped, embedded_here, levels_db))
+    if any(stopped for stopped, _, _ in gathered):
         raise Stopped
-    shares = [share for _, share in gathered if share is not None]
+    shares = [share for _, share, _ in gathered if share is not None]
+    # Each rank knows the levels of what it has read.
+    np.fmax.reduce([levels for _, _, levels in gathered], out=levels_db)
     embeddings = np.concatenate(shares) if shares else np.empty((0, 0), dtype=np.float32)
     return _by_utterance(embeddings, plan, cut, len(table))
 
@@ -481,18 +486,23 @@ def _read_ahead(
         yield waiting.popleft()[1].result()
 
 
-def _read(source: AudioSource, names: StringTable, cut: Cut, stretch: Stretch) -> np.ndarray:
-    """The waveforms of a stretch, (waveforms, samples): its distinct crops, or all of it."""
-    name = names[stretch.row]
+def _read(
+    source: AudioSource, names: StringTable, cut: Cut, levels_db: np.ndarray, stretch: Stretch
+) -> np.ndarray:
+    """The waveforms of a stretch, (waveforms, samples): its distinct crops, or all of it; writes
+    the level of what it reads (of a long recording, of its last piece).
+    """
+    row = stretch.row
+    read = functools.partial(_read_finite, source, names[row], levels_db[row : row + 1])
     long_samples = round(windows.LONG_SECONDS * source.sample_rate)
     if cut.length and stretch.num_samples > max(cut.length, long_samples):
         # Crops of a long recording are read one by one: two hours would take half a gigabyte.
         starts = cut.starts(stretch.num_samples).tolist()
-        return np.stack([_read_finite(source, name, start, cut.length) for start in starts])
+        return np.stack([read(start, cut.length) for start in starts])
     if stretch.num_windows > 1:
-        waveform = _read_finite(source, name, stretch.start, stretch.num_samples)
+        waveform = read(stretch.start, stretch.num_samples)
     else:
-        waveform = _read_finite(source, name)
+        waveform = read()
     waveform = prepared(waveform, source.sample_rate, cut.preparation)
     # If the header gave a wrong length, the crops are still those of the plan.
     needed = max(stretch.num_samples, cut.length + 1) if cut.length else cut.shortest
@@ -505,11 +515,20 @@ def _read(source: AudioSource, names: StringTable, cut: Cut, stretch: Stretch) -
 
 
 def _read_finite(
-    source: AudioSource, name: str, start: int = 0, num_samples: int | None = None
+    source: AudioSource,
+    name: str,
+    level_db: np.ndarray,
+    start: int = 0,
+    num_samples: int | None = None,
 ) -> np.ndarray:
     waveform = source.read(name, start, num_samples)
-    if not len(waveform) or not np.isfinite(waveform).all():
+    # The energy is as fast as looking at each sample, and finite if all samples are, unless huge
+    # ones overflow.
+    energy = float(np.dot(waveform, waveform))
+    if not len(waveform) or not (math.isfinite(energy) or np.isfinite(waveform).all()):
         raise AudioError(f"{name}: {'NaN or infinite' if len(waveform) else 'no'} samples")
+    # Digital silence has no level.
+    level_db[0] = 10 * math.log10(energy / len(waveform)) if energy else math.nan
     return waveform
 
 
@@ -537,6 +556,8 @@ class Embedder:
         """
         options = self.options.model_copy(update={"embedding": mode})
         path = f"{list_name}.{mode}{'.speech' if options.speech == 'detected' else ''}.npz"
+        heard = as_heard(source, options)
+        levels_db = heard.levels_db(names)
         key = ""
         if self.stores:
             settings = {
@@ -544,12 +565,13 @@ class Embedder:
                 "crops": options.num_crops if mode == "crops" else 1,
                 "precision": self.precision,
             }
-            lookup = as_heard(source, options).lookup_table(names, reader_threads(options))
+            lookup = heard.lookup_table(names, reader_threads(options))
             key = store_key(self.model_digest, names, lookup, settings)
             # Only rank 0 searches, so that all ranks agree on the collectives that follow.
             kept = distributed.from_main(lambda: self._find_kept(path, key))
             if kept is not None:
-                return kept, True
+                levels_db[:] = kept.levels_db
+                return kept.embeddings, True
         description = f"embedding {list_name.replace('_', ' ')}"
         # Whole utterances may all have different lengths.
         with many_shapes() if mode == "whole" else contextlib.nullcontext():
@@ -557,14 +579,14 @@ class Embedder:
                 self.net, source, names, options, self.forward, description=description
             )
         if self.stores and distributed.is_main():
-            save_embeddings(self.stores[0] / path, key, names, embeddings)
+            save_embeddings(self.stores[0] / path, key, names, Kept(embeddings, levels_db))
         return embeddings, False
 
-    def _find_kept(self, path: str, key: str) -> np.ndarray | None:
+    def _find_kept(self, path: str, key: str) -> "Kept | None":
         for store in self.stores:
-            embeddings = load_embeddings(store / path, key)
-            if embeddings is not None:
-                return embeddings
+            kept = load_embeddings(store / path, key)
+            if kept is not None:
+                return kept
         return None
 
 
@@ -603,6 +625,9 @@ def one_pass(
             embeddings = embed_utterances(
                 net, source, union, options, forward, description=description
             )
+            heard = as_heard(source, options)
+            for table in tables:
+                heard.levels_db(table)[:] = heard.levels_db(union)[rows[id(table)]]
             kept[key] = rows, embeddings
         rows, embeddings = kept[key]
         return embeddings[rows[id(names)]]
@@ -647,28 +672,37 @@ def store_key(
     return digest.hexdigest()
 
 
-def load_embeddings(path: Path, key: str) -> np.ndarray | None:
+class Kept(NamedTuple):
+    """What a file of embeddings holds."""
+
+    embeddings: np.ndarray
+    """(utterances, crops, dim)."""
+    levels_db: np.ndarray | float = math.nan
+    """`AudioSource.levels_db`, which files of earlier versions do not have."""
+
+
+def load_embeddings(path: Path, key: str) -> Kept | None:
     """The kept embeddings; None if there are none, their key differs, or the file is damaged."""
     if not path.is_file():
         return None
     try:
         with reading(path, "kept embeddings"):
             kept = read_arrays(path, "kept embeddings")
-            return kept["embeddings"] if str(kept["key"]) == key else None
+            values = Kept(kept["embeddings"], kept.get("levels_db", math.nan))
+            return values if str(kept["key"]) == key else None
     except FileError as error:
         logger.warning("%s; embedding again", error)
         return None
 
 
-def save_embeddings(path: Path, key: str, names: StringTable, embeddings: np.ndarray) -> None:
-    """Save embeddings (utterances, crops, dim) with their names (UTF-8 bytes and offsets) and a
-    key.
-    """
+def save_embeddings(path: Path, key: str, names: StringTable, kept: Kept) -> None:
+    """Save embeddings with their names (UTF-8 bytes and offsets) and a key."""
     with atomic_write(path, "wb") as file:
         np.savez(
             file,
             key=np.array(key),
             names=names.content,
             name_offsets=names.offsets,
-            embeddings=embeddings,
+            embeddings=kept.embeddings,
+            levels_db=kept.levels_db,
         )

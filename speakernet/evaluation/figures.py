@@ -25,7 +25,7 @@ from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import Band, GroupResult, Interval, Results, headline
 from speakernet.evaluation.speakers import Speakers
 from speakernet.random import numpy_generator
-from speakernet.terminal import Bar
+from speakernet.terminal import Bar, counted
 
 ALWAYS_SHOWN_PRIORS = (0.01, 0.05)
 """The priors of published VoxCeleb figures: 0.01 in papers, 0.05 in the challenges."""
@@ -80,6 +80,7 @@ def figures(
     values["num_targets"] = int(np.count_nonzero(labels))
     values["num_duplicate_trials"] = num_repeated
     values["num_contradicting_trials"] = len(contradicting) or None
+    values["num_self_trials"] = int(np.count_nonzero(trials.enrol == trials.test)) or None
     if speakers.sessions is not None:
         is_same = speakers.sessions[trials.enrol] == speakers.sessions[trials.test]
         values["num_same_session_targets"] = int(np.count_nonzero(is_same & (labels == 1)))
@@ -101,6 +102,7 @@ def figures(
         "area_under_roc": metrics.area_under_roc(rates),
         "min_cllr": metrics.min_cllr(rates),
         "num_speakers": speakers.count,
+        "num_speakers_of_half_the_targets": speakers_of_half_the_targets(trials, speakers),
         "speaker_rule": speakers.rule,
     }
     if llrs is not None:
@@ -135,6 +137,25 @@ def operating_points(
     return {f"{prior:g}": (float(prior), options.c_miss, options.c_fa) for prior in priors}
 
 
+def speakers_of_half_the_targets(trials: TrialList, speakers: Speakers) -> int:
+    """The smallest number of speakers who have at least half of a list's target trials."""
+    assert trials.labels is not None, "only labelled trials have targets"
+    counts = np.bincount(speakers.ids[trials.enrol[trials.labels == 1]])
+    of_most = np.cumsum(np.sort(counts)[::-1])
+    return 1 + int(np.searchsorted(of_most, of_most[-1] / 2))
+
+
+def few_speakers_note(num_speakers: int | None, num_targets: int) -> str:
+    """A sentence if so few speakers have half of the targets; empty if they are enough."""
+    # Of equally frequent speakers, half have half of the targets.
+    if num_speakers is None or 2 * num_speakers >= ROUGH_SPEAKERS:
+        return ""
+    return (
+        f"half of the {counted(num_targets, 'target trial')} are of "
+        f"{counted(num_speakers, 'speaker')}, whose voices decide the error rate"
+    )
+
+
 def why_no_error_rate(trials: TrialList) -> str:
     """Why a list supports no error rate; empty if it does."""
     if trials.labels is None:
@@ -165,6 +186,11 @@ def cautions(results: Results) -> list[str]:
         sentences.append(f"{number:,} trials appear with both labels; one of the labels is wrong")
     if number := results.num_duplicate_trials:
         sentences.append(f"{number:,} trials occur more than once in the list and count each time")
+    if number := results.num_self_trials:
+        sentences.append(
+            f"{counted(number, 'trial')} compare an utterance with itself, which makes the error "
+            "rate optimistic"
+        )
     if number := results.num_same_session_targets:
         sentences.append(
             f"{number:,} of {num_targets:,} target trials pair recordings of one session, whose "
@@ -177,6 +203,8 @@ def cautions(results: Results) -> list[str]:
         )
     if results.interval_note:
         sentences.append(results.interval_note)
+    elif note := few_speakers_note(results.num_speakers_of_half_the_targets, num_targets):
+        sentences.append(note)
     if few := _priors_of_few_nontargets(results, num_nontargets):
         sentences.append(
             f"{num_nontargets:,} different-speaker pairs are too few for minDCF({', '.join(few)}): "

@@ -90,6 +90,15 @@ class GroupResult:
     num_targets: int | None = None
     min_dcf: CostsByPrior | None = None
 
+    @property
+    def eer_text(self) -> str:
+        """The EER, and its interval if there is one."""
+        text = f"{self.eer_percent:.2f} %"
+        if self.eer_interval_percent:
+            low, high = self.eer_interval_percent
+            text += f" ({low:.2f}–{high:.2f})"
+        return text
+
 
 @dataclass(frozen=True)
 class SliceResult:
@@ -136,6 +145,8 @@ class Results:
     num_duplicate_trials: int | None = None
     num_contradicting_trials: int | None = None
     """Duplicates whose labels disagree."""
+    num_self_trials: int | None = None
+    """Trials of an utterance with itself."""
     num_same_session_targets: int | None = None
     """Targets whose two sides come from one session; None if sessions are unknown."""
     why_no_eer: str = ""
@@ -150,6 +161,8 @@ class Results:
     calibration_loss: float | None = None
     """Cllr minus min Cllr, in bits."""
     num_speakers: int | None = None
+    num_speakers_of_half_the_targets: int | None = None
+    """The smallest number of speakers who have half of the target trials."""
     speaker_rule: str = ""
     num_draws: int | None = None
     min_dcf_interval: dict[str, Interval] | None = None
@@ -166,6 +179,8 @@ class Results:
     seconds: float | None = None
     slices: list[SliceResult] | None = None
     sweep: list[SweepResult] | None = None
+    shortcuts: list[GroupResult] | None = None
+    """EER of duration, loudness, sample rate or format alone; a note says in which direction."""
     test_lists: dict[str, GroupResult] | None = None
     """Figures of the other test lists, by name; their own results are under eval/<name>."""
     calibration: AffineFit | None = None
@@ -214,6 +229,8 @@ class Results:
             for group in values[name]:
                 groups.append({**vars(group), "rows": [_plain(row) for row in group.rows]})
             values[name] = groups
+        if self.shortcuts is not None:
+            values["shortcuts"] = [_plain(row) for row in self.shortcuts]
         if self.test_lists:
             values["test_lists"] = {name: _plain(row) for name, row in self.test_lists.items()}
         return values

@@ -21,6 +21,7 @@ from speakernet.data.sources import AudioSource
 from speakernet.evaluation.embedding import (
     Embedder,
     Forward,
+    Kept,
     embed_utterances,
     load_embeddings,
     save_embeddings,
@@ -100,7 +101,8 @@ def embed_files(
                 num_kept += len(block)
             else:
                 left_out = problems if skips_broken else None
-                save_embeddings(path, key, block, _embed_block(verifier, source, block, left_out))
+                embedded = _embed_block(verifier, source, block, left_out)
+                save_embeddings(path, key, block, Kept(embedded))
             bar.update(len(block))
     kept = [load_embeddings(path, key) for path, key, _ in blocks]
     missing = []
@@ -110,7 +112,7 @@ def embed_files(
     if missing:
         return 0, num_kept, problems, missing
     empty = np.empty((0, verifier.embedding_dim), dtype=np.float32)
-    embeddings = np.concatenate([empty, *(values for values in kept if values is not None)])
+    embeddings = np.concatenate([empty, *(block.embeddings for block in kept if block)])
     is_there = np.isfinite(embeddings).all(axis=1)
     if not is_there.any():
         raise AudioError(

@@ -75,6 +75,20 @@ def test_result_after_training(tiny_corpus, tmp_path, model):
     assert evaluated(configure(tiny_corpus, tmp_path), model).results.training is None
 
 
+def test_what_decides_besides_the_voices(tiny_corpus, tmp_path, model):
+    """The quantities of the scored recordings, also of kept embeddings, and shared speakers."""
+    lines = (tiny_corpus / "trials.txt").read_text().splitlines(keepends=True)
+    (tmp_path / "fit.txt").write_text("".join(lines[1:]))
+    options = ["--evaluation.calibration_list", str(tmp_path / "fit.txt")]
+    speakers = {line.split()[1].split("/")[0] for line in lines}
+    config = configure(tiny_corpus, tmp_path, *options)
+    first, again = (evaluated(config, model).results for _ in range(2))
+    labels = {row.label for row in first.shortcuts}
+    assert {"difference in loudness", "loudness"} <= labels and first.shortcuts == again.shortcuts
+    warning = f"{len(speakers)} speakers of the calibration list may also be in the trials"
+    assert any(text.startswith(warning) for text in first.warnings)
+
+
 def test_lists_are_whole_unless_speech_is_asked_for(tiny_corpus, tmp_path, model, monkeypatch):
     """`detected` scores the list as if its recordings had been cut before."""
     cut = tmp_path / "cut"

@@ -194,6 +194,39 @@ def test_rows_of_trials(text, bad_lines, tmp_path):
             read_trials(path)
 
 
+def test_a_list_that_helps_to_decide(corpus):
+    """Targets are 20 dB louder than non-targets, and half of them are of three speakers."""
+    lines = []
+    for row in range(6):
+        for name, level in (("1", 0.2), ("2", 0.2), ("3", 0.02)):
+            write_audio(corpus / f"s{row}/{name}.wav", noise(10 * row + int(name), 1, level), 16000)
+        lines.append(f"1 s{row}/1.wav s{row}/2.wav\n0 s{row}/3.wav s{(row + 1) % 6}/3.wav\n")
+    (corpus / "trials.txt").write_text("".join(lines))
+    result = look(corpus)
+    found = [item for item in result[0] if item.check == "shortcuts in trials.txt"]
+    assert [item.level for item in found if "the loudness is larger" in item.message] == ["warning"]
+    assert "3 speakers" in finding_of(result, "speakers of trials.txt").message
+    fast = [item for item in look(corpus, is_fast=True)[0] if item.check.startswith("shortcuts")]
+    assert not fast
+
+
+def test_cohort_and_calibration_list(corpus):
+    """Of the speakers c and d in the trials, c is in the calibration list and d in the cohort."""
+    (corpus / "trials.txt").write_text("1 c/1.wav c/2.wav\n0 c/1.wav d/1.wav\n")
+    (corpus / "fit.txt").write_text("1 c/1.wav c/2.wav\n0 c/1.wav b/1.wav\n")
+    (corpus / "cohort.txt").write_text("d d/1.wav\nb b/1.wav\n")
+    request = CheckRequest(
+        trials=((corpus / "trials.txt", corpus),),
+        cohort_list=corpus / "cohort.txt",
+        calibration_list=corpus / "fit.txt",
+        is_fast=True,
+    )
+    overlaps = [item for item in full_check(request)[0] if item.check == "overlap"]
+    assert [item.examples for item in overlaps] == [("d",), ("c",)]
+    own = CheckRequest(trials=request.trials, calibration_list=corpus / "trials.txt", is_fast=True)
+    assert not [item for item in full_check(own)[0] if item.check == "overlap"]
+
+
 def test_missing_lists_and_roots(corpus):
     trials = ((corpus / "none.txt", corpus), (corpus / "trials.txt", corpus / "nowhere"))
     findings = full_check(

@@ -468,6 +468,7 @@ FIGURES = {
     "dcf_costs",
     "area_under_roc",
     "min_cllr",
+    "num_speakers_of_half_the_targets",
     "num_speakers",
     "speaker_rule",
 }
@@ -552,6 +553,10 @@ def test_cautions():
     assert cautions(GOOD) == []
     (shared,) = cautions(dataclasses.replace(GOOD, num_same_session_targets=30))
     assert shared.startswith("30 of 100 target trials pair recordings of one session")
+    (itself,) = cautions(dataclasses.replace(GOOD, num_self_trials=2))
+    assert itself.startswith("2 trials")
+    (few,) = cautions(dataclasses.replace(GOOD, num_speakers_of_half_the_targets=9))
+    assert "9 speakers" in few
     (unknown,) = cautions(dataclasses.replace(GOOD, num_same_session_targets=None))
     assert "session" in unknown
     swapped, wrong, repeated, interval = cautions(worse)

@@ -148,6 +148,13 @@ def test_reused_embeddings(net, source, tiny_corpus, tmp_path, monkeypatch):
     again = evaluated(embedder)
     assert len(calls) == 1
     np.testing.assert_array_equal(first, again)
+    # The levels of the recordings are kept too: the root mean square of each.
+    levels = [20 * np.log10(np.sqrt(np.mean(source.read(name) ** 2))) for name in trials.names]
+    np.testing.assert_allclose(source.levels_db(trials.names), levels, atol=1e-3)
+    unread = FolderSource(tiny_corpus, keep_lookup=False)
+    evaluate(embedder, Backend(options), trials, unread, speakers_of(trials), 0)
+    np.testing.assert_allclose(unread.levels_db(trials.names), levels, atol=1e-3)
+    assert len(calls) == 1
     evaluated(dataclasses.replace(embedder, model_digest="two"))
     assert len(calls) == 2
     kept = next(tmp_path.glob("*.npz"))

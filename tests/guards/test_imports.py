@@ -40,7 +40,7 @@ losses:
 training:
 evaluation: data
 inference: data frontend models evaluation
-checks: data
+checks: data evaluation
 helpers: assembly training
 assembly: config data corpora frontend models losses training evaluation checks inference
 """)

@@ -29,7 +29,7 @@ from speakernet.data.lookup import build_lookup_table
 from speakernet.data.opening import open_source
 from speakernet.data.packed import PackedSource, verify
 from speakernet.data.packing import pack
-from speakernet.evaluation.embedding import load_embeddings, save_embeddings
+from speakernet.evaluation.embedding import Kept, load_embeddings, save_embeddings
 from speakernet.evaluation.files import ARRAYS_NAME, read_run, read_scores
 from speakernet.evaluation.report import write_report
 from speakernet.evaluation.results import Results
@@ -276,13 +276,16 @@ def _report(folder: Path) -> None:
 
 def _make_embeddings(folder: Path) -> None:
     names = StringTable.from_strings(NAMES)
-    save_embeddings(folder / "e.npz", "key", names, np.ones((len(NAMES), 1, 8), np.float32))
+    embeddings = np.ones((len(NAMES), 1, 8), np.float32)
+    save_embeddings(folder / "e.npz", "key", names, Kept(embeddings))
 
 
 def _embeddings(folder: Path) -> Any:
     kept = load_embeddings(folder / "e.npz", "key")
     # Damaged embeddings are computed again, so either none are read or the undamaged ones.
-    assert kept is None or (kept.shape == (len(NAMES), 1, 8) and (kept == 1).all())
+    assert kept is None or (
+        kept.embeddings.shape == (len(NAMES), 1, 8) and (kept.embeddings == 1).all()
+    )
 
 
 def _write_model(folder: Path) -> None:

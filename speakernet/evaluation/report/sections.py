@@ -53,6 +53,7 @@ from speakernet.evaluation.results import (
     SliceResult,
     headline,
 )
+from speakernet.evaluation.shortcuts import MEANING, rows_of
 from speakernet.evaluation.speakers import speakers_of
 from speakernet.files import human_bytes
 from speakernet.run_folder import DECISIONS, EVALUATIONS, SCORES
@@ -165,6 +166,9 @@ def result_section(run: RunData) -> Section:
     ]
     table = Table(["figure", "value", "95 % interval"], rows, (1, 2))
     cards = [Card("All figures", table=table), of_list]
+    if results.shortcuts:
+        table = Table(["quantity", "is", "EER"], rows_of(results.shortcuts), (2,))
+        cards.append(Card("The list without its voices", MEANING, table))
     if results.test_lists:
         cards.append(_lists_side_by_side(run.list_name, results, results.test_lists))
     return Section(cards, tiles, caveats, is_in_halves=True)
@@ -561,10 +565,7 @@ def _slices_table(sliced: SliceResult) -> tuple[Table, str]:
             weak.append(number)
         eer = row.note or "no EER"
         if row.eer_percent is not None:
-            eer = f"{row.eer_percent:.2f} %"
-            if row.eer_interval_percent:
-                low, high = row.eer_interval_percent
-                eer += f" ({low:.2f}–{high:.2f})"
+            eer = row.eer_text
             if row.note:
                 rated.append(f"Slice {row.label!r}: {row.note}.")
         rows.append([row.label, f"{row.num_trials or 0:,}", f"{row.num_targets or 0:,}", eer])
