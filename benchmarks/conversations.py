@@ -242,7 +242,9 @@ class Conversations:
         begin = time.process_time()
         for kind in KINDS:
             num_speakers = count if kind == "known" else None
-            found = self.verifier.who(path, store, num_speakers=num_speakers)
+            found = self.verifier.who(
+                path, store, num_speakers=num_speakers, segmentation=arguments.segmentation
+            )
             if kind == KINDS[0]:
                 self.processor_seconds += time.process_time() - begin
             self.write_turns(kind, name, found.turns)
@@ -277,6 +279,7 @@ def main() -> None:
     parser.add_argument("speech", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--model", required=True)
+    parser.add_argument("--segmentation", default="none", help="a segmentation model's file")
     parser.add_argument("--noise", type=Path)
     parser.add_argument("--rirs", type=Path)
     parser.add_argument("--half", type=int, default=1)

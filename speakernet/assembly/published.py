@@ -20,7 +20,7 @@ from speakernet.checkpoint import CheckpointError, read_checkpoint, write_checkp
 from speakernet.corpora.download import DownloadOptions, RemoteFile, download_file
 from speakernet.corpora.steps import Folder
 from speakernet.data.lookup import default_cache_folder
-from speakernet.files import atomic_write, exclusive, free_name, read_yaml, sha256_of
+from speakernet.files import atomic_write, exclusive, free_name, place, read_yaml, sha256_of
 from speakernet.inference import verifier
 from speakernet.models.importers import PUBLISHED, import_network
 from speakernet.models.model_file import load_model_file, model_file_contents
@@ -96,7 +96,8 @@ def catalogue() -> dict[str, dict[str, Any]]:
 
 def cached(name: str) -> Path:
     """The path of a catalogue entry's model file in the cache, whether fetched or not."""
-    return default_cache_folder() / "models" / f"{name}.pt"
+    suffix = ".onnx" if "segmentation" in catalogue()[name] else ".pt"
+    return default_cache_folder() / "models" / f"{name}{suffix}"
 
 
 def path_of(name: str | Path) -> Path:
@@ -132,6 +133,10 @@ def fetch(name: str) -> Path:
         note = target.with_suffix(".sha256")
         first = note.read_text("utf-8").strip() if note.is_file() else of_hub
         digest = _checked(file, entry.get("sha256") or first, name)
+        if "segmentation" in entry:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            place(file.resolve(), target)
+            return target
         net, _ = import_network(
             PUBLISHED[entry["importer"]], entry["model"], read_checkpoint(file), file
         )

@@ -1,4 +1,4 @@
-"""Fetch a published model and convert it to a model file in the cache.
+"""Fetch a published model and convert it to a model file in the cache (segmentation: as it is).
 
     speakernet fetch wespeaker/resnet34-LM                  prints the path of the model file
     speakernet fetch wespeaker/resnet34-LM --out model.pt   also writes a copy to change
@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
     if arguments.out is not None:
         place(path.resolve(), arguments.out)
         path = arguments.out
-    return [
-        f"{path}: {arguments.name}, {human_bytes(path.stat().st_size)}; `speakernet info {path}` "
-        "shows its licence"
-    ]
+    hint = f"`speakernet info {path}` shows its licence"
+    if path.suffix == ".onnx":
+        hint = "`speakernet who` uses it; `speakernet models` shows its licence"
+    return [f"{path}: {arguments.name}, {human_bytes(path.stat().st_size)}; {hint}"]

@@ -21,6 +21,7 @@ from speakernet.cli import (
     DECISION,
     MODEL,
     STORE,
+    ModelFile,
     limits_of,
     load_verifier,
     output_path,
@@ -51,6 +52,17 @@ ARGUMENTS = {
         "type": int,
         "metavar": "N",
         "help": "maximum number of speakers, if not known (default 10)",
+    },
+    "--segmentation": {
+        "action": ModelFile,
+        "metavar": "NAME_OR_FILE",
+        "help": "segmentation model that finds second voices: an ONNX file or a name from "
+        "`speakernet models`; none uses none (default: pyannote/segmentation-3.0 if it has been "
+        "fetched)",
+    },
+    "--no-overlap": {
+        "action": "store_true",
+        "help": "give one voice at a time, also where two speak",
     },
     "--out": {"type": output_path, "metavar": "DIR", "help": "folder for RTTM, JSON and the page"},
     "--enroll": {
@@ -122,6 +134,8 @@ def run(arguments: argparse.Namespace) -> list[str]:
         store,
         num_speakers=arguments.speakers,
         max_speakers=arguments.max_speakers,
+        segmentation=arguments.segmentation,
+        overlap=not arguments.no_overlap,
         **limits,
     )
     _log(conversation, time.monotonic() - begun)
@@ -184,11 +198,13 @@ def _check(arguments: argparse.Namespace, to_enroll: list[tuple[str, str]]) -> N
         )
     if arguments.transcript and arguments.out is None:
         raise ValueError("--transcript needs a folder to write to; give one with --out")
-    needs_all = to_enroll or arguments.out or arguments.speakers or arguments.channel
+    needs_all = any(
+        (to_enroll, arguments.out, arguments.speakers, arguments.channel, arguments.segmentation)
+    )
     if arguments.audio == STANDARD_INPUT and needs_all:
         raise ValueError(
-            "--enroll, --out, --speakers and --channel need the whole recording, not a pipe; save "
-            "it to a file first"
+            "--enroll, --out, --speakers, --channel and --segmentation need the whole recording, "
+            "not a pipe; save it to a file first"
         )
     if arguments.max_speakers is not None and (arguments.speakers or 0) > arguments.max_speakers:
         raise ValueError(
@@ -203,8 +219,14 @@ def _check(arguments: argparse.Namespace, to_enroll: list[tuple[str, str]]) -> N
 
 def _log(conversation: "Conversation", seconds: float) -> None:
     factor = f"real-time factor {seconds / conversation.seconds:.3f}"
-    logger.info("%.0f s of audio in %.1f s (%s)", conversation.seconds, seconds, factor)
-    if conversation.detector == "energy":
+    logger.info(
+        "%.0f s of audio in %.1f s (%s), speech by %s",
+        conversation.seconds,
+        seconds,
+        factor,
+        conversation.detector,
+    )
+    if conversation.detector.startswith("energy"):
         logger.warning(
             "speech is detected by energy alone, which mistakes music and doors for speech; pip "
             "install 'silero-vad>=6.2,<7'"
@@ -217,7 +239,8 @@ def summary(conversation: "Conversation") -> list[str]:
     """One line per speaker: how long they speak, and how certain the name is."""
     speakers = counted(len(conversation.speakers), "speaker")
     speech = duration(conversation.speech_seconds)
-    lines = [f"{speakers} in {speech} of speech, {duration(conversation.seconds)} in all"]
+    total = duration(conversation.seconds)
+    lines = [f"{speakers} in {speech} of speech, {total} in all, found by {conversation.detector}"]
     for speaker in conversation.speakers:
         line = f"  {speaker.name}: {duration(speaker.seconds)}"
         if speaker.score is not None:

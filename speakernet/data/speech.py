@@ -86,6 +86,16 @@ def find_speech(
     >>> find_speech(np.zeros(16000, dtype=np.float32), 16000).shape
     (0, 2)
     """
+    scores, seconds = frame_scores(waveform, sample_rate, detector)
+    return stretches(scores, seconds, begin, end, min_gap_seconds)
+
+
+def frame_scores(
+    waveform: np.ndarray | Iterable[np.ndarray], sample_rate: int, detector: str | None = None
+) -> tuple[np.ndarray, float]:
+    """How surely each frame of `FRAME_SECONDS` is speech, (frames,) in 0..1, and the duration in
+    seconds; see `find_speech`.
+    """
     name = detector or default_detector()
     scores = [np.zeros(0)]
     num_samples = 0
@@ -101,7 +111,7 @@ def find_speech(
         values = are_speech(values).astype(np.float32)
     # A recording without one frame that is surely speech has none.
     is_spoken = values.max(initial=0.0) >= MIN_SURE
-    return stretches(values * is_spoken, num_samples / sample_rate, begin, end, min_gap_seconds)
+    return values * is_spoken, num_samples / sample_rate
 
 
 def default_detector() -> str:
@@ -216,6 +226,7 @@ def stretches(
     begin: float = BEGIN,
     end: float = END,
     min_gap_seconds: float = MIN_GAP_SECONDS,
+    padding_seconds: float = PADDING_SECONDS,
 ) -> np.ndarray:
     """Stretches of speech, (stretches, 2) seconds, from the probability of each frame, in a
     recording of `seconds`.
@@ -226,7 +237,7 @@ def stretches(
     if not spoken:
         return np.zeros((0, 2))
     edges = np.array([(run[0], run[-1] + 1) for run in spoken]) * FRAME_SECONDS
-    edges = np.clip(edges + np.array([-PADDING_SECONDS, PADDING_SECONDS]), 0.0, seconds)
+    edges = np.clip(edges + np.array([-padding_seconds, padding_seconds]), 0.0, seconds)
     apart = edges[1:, 0] - edges[:-1, 1] >= min_gap_seconds
     joined = np.stack([edges[np.append(True, apart), 0], edges[np.append(apart, True), 1]], axis=1)
     return joined[joined[:, 1] - joined[:, 0] >= MIN_SPEECH_SECONDS]

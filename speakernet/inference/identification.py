@@ -1,6 +1,7 @@
 """Identify a voice as a person in a store or as a stranger, as `identify` and `who` do."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -29,6 +30,23 @@ class Namer:
     rule: DecisionRule
     store: PeopleStore
     limits: DecisionLimits
+    person_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of speech that each person is enrolled with; a calibration on durations needs
+    them."""
+
+    def rule_for(self, name: str, speech_seconds: float | None) -> DecisionRule:
+        """The rule for this much speech of a person, if the model file has a calibration on
+        durations alone, otherwise the rule.
+        """
+        quality = self.rule.quality
+        if quality is None or speech_seconds is None or name not in self.person_seconds:
+            return self.rule
+        if not all(measure.startswith(("score", "duration")) for measure in quality[0].inputs):
+            return self.rule
+        # The shorter for each side: a difference that the calibration list does not have would
+        # count for more than the score.
+        shorter = min(self.person_seconds[name], speech_seconds)
+        return self.rule.for_pair({"duration": np.full(2, shorter)})
 
     def threshold(self) -> float | str:
         """The threshold that scores are compared with, to be checked before anything is embedded.
@@ -68,7 +86,11 @@ class Namer:
         decision = self.rule.decide(score, threshold=threshold, speech_seconds=speech_seconds)
         needs_odds = self.limits.get("threshold") is None
         is_unlikely = needs_odds and (decision.log_likelihood_ratio or 0.0) < 0
-        answer = name if decision.same_speaker and not is_unlikely else None
+        # Little speech has to score higher, but much of it not lower: that would extrapolate from
+        # the durations of the calibration list.
+        by_duration = self.rule_for(name, speech_seconds).decide(score, threshold=threshold)
+        is_person = decision.same_speaker and by_duration.same_speaker and not is_unlikely
+        answer = name if is_person else None
         return Identification(answer, decision, candidates, num_people, stranger_rate)
 
 

@@ -562,6 +562,8 @@ class SpeakerVerifier:
         sample_rate: int | None = None,
         num_speakers: int | None = None,
         max_speakers: int | None = None,
+        segmentation: str | Path | None = None,
+        overlap: bool = True,
         false_accept_rate: float | None = None,
         threshold: float | str | None = None,
     ) -> "Conversation":
@@ -575,6 +577,9 @@ class SpeakerVerifier:
             num_speakers: number of speakers, if known.
             max_speakers: otherwise the upper bound of their number, 10 by default; a warning says
                 if it is too low.
+            segmentation: the ONNX file of a segmentation model, which finds second voices; by
+                default the fetched one, if any; `none` uses none.
+            overlap: False leaves one voice at a time in `turns` too.
             false_accept_rate: share of strangers that may get a name, 0.05 by default.
             threshold: name people at this score, or at a named threshold, instead.
 
@@ -592,6 +597,8 @@ class SpeakerVerifier:
             DecisionLimits(false_accept_rate=false_accept_rate, threshold=threshold),
             num_speakers=num_speakers,
             max_speakers=max_speakers,
+            segmentation=segmentation,
+            overlap=overlap,
         )
 
     def open(

@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,9 @@ import soundfile
 import speakernet
 from speakernet.data import speech
 from speakernet.data.audio import write_audio
+from speakernet.evaluation.calibration import AffineCalibration
+from speakernet.inference.decision import DecisionRule
+from speakernet.inference.identification import Namer
 from speakernet.inference.recordings import open_recording
 from speakernet.inference.who import conversation, live
 from speakernet.inference.who.clustering import cluster, cluster_up_to
@@ -265,3 +269,29 @@ def test_nothing_is_enrolled_without_output(meeting, calibrated, tmp_path, call)
     # The output is there even if the store cannot be written.
     status, out, _ = call(f"{command} --enroll 'speaker 1=Zoe' --store {blocked}/people.db")
     assert status == 1 and "SPEAKER" in out
+
+
+def test_little_speech_needs_a_higher_score():
+    class Store(dict):
+        def identify(self, embedding, top):
+            return [("Ada", 0.7)]
+
+    # The ratio is 10 * score + ln(seconds), so that 10 needs 0.89 with 3 s and 0.63 with 40 s.
+    calibration = AffineCalibration(np.array([10.0, 1.0]), 0.0, ("score", "duration"), 0.5)
+    limits = {"name": "far_5%", "false_accept_rate": 0.05}
+    of_scores = replace(calibration, weights=np.array([10.0]), inputs=("score",))
+    rule = DecisionRule(
+        of_scores,
+        [{**limits, "threshold": 0.5}],
+        "",
+        quality=(calibration, [{**limits, "threshold": 10.0}]),
+    )
+    namer = Namer(rule, Store(Ada=1), {"false_accept_rate": 0.05}, {"Ada": 60.0})
+    answers = [
+        namer.identify(np.ones(2), speech_seconds=seconds).name for seconds in (3.0, 20.0, 40.0)
+    ]
+    # ln(20) is a little below 3.
+    assert answers == [None, None, "Ada"]
+    # Without the seconds of people, only the score counts, as in `identify`.
+    plain = replace(namer, person_seconds={})
+    assert plain.identify(np.ones(2), speech_seconds=3.0).name == "Ada"

@@ -10,6 +10,7 @@ import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from speakernet.inference.people import PeopleStore
 from speakernet.inference.protocol import Verifier
 from speakernet.inference.recordings import Recording
 from speakernet.inference.who.clustering import MAX_SPEAKERS, centres, cluster_up_to, runs
+from speakernet.inference.who.segmentation import Section, segment
 from speakernet.inference.who.speech import find_speech
 
 WINDOW_SECONDS = 1.5
@@ -90,7 +92,7 @@ class Conversation:
     Attributes:
         recording: name of the recording.
         seconds: its duration.
-        detector: how speech was detected, `silero-vad` or `energy`.
+        detector: `silero-vad` or `energy`, and the segmentation model if there is one.
         speakers: in the order in which they first speak.
         turns: sorted by start; turns of different speakers may overlap.
         exclusive: the turns with one speaker at a time.
@@ -117,6 +119,8 @@ def who_speaks(
     *,
     num_speakers: int | None = None,
     max_speakers: int | None = None,
+    segmentation: str | Path | None = None,
+    overlap: bool = True,
 ) -> Conversation:
     """Implement `SpeakerVerifier.who`."""
     # A conversation is found in five steps. Speech is detected, more willingly than for a decision,
@@ -127,12 +131,15 @@ def who_speaks(
     # windows change from one voice to the other, and two voices at a border may overlap. Last, the
     # mean of a voice is compared with the people in the store. Two people with similar voices may
     # still end up as one cluster, and whoever says only a few words may end up in somebody else's.
+    # A segmentation model helps with three of these: where speech begins and ends, which clusters
+    # are two people, and who else speaks in an overlap.
     max_speakers = bound_of(max_speakers, num_speakers)
     namer = namer_of(verifier, store, limits)
     if namer is not None:
         # Fail before embedding, which takes a long time.
         namer.threshold()
-    speech, detector = find_speech(recording)
+    segmented = segment(recording, segmentation)
+    speech, detector = find_speech(recording, segmented)
     windows = windows_of(speech)
     if len(windows) < (num_speakers or 0):
         raise AudioError(
@@ -145,30 +152,44 @@ def who_speaks(
     embeddings = embed_stretches(verifier, recording, windows, "embedding")
     units = mean_embeddings(embeddings, verifier.mean)
     lengths = np.diff(windows)[:, 0]
-    labels, has_more = cluster_up_to(units, num_speakers=num_speakers, max_speakers=max_speakers)
+    people = None if segmented is None else segmented.people_of(windows)
+    labels, has_more = cluster_up_to(
+        units, num_speakers=num_speakers, max_speakers=max_speakers, people=people
+    )
     if has_more:
         warn_of_more(max_speakers)
-    speakers = []
-    for row in range(labels.max() + 1):
-        is_in = labels == row
-        speakers.append(speaker_of(embeddings[is_in], lengths[is_in], row, namer))
-    speakers = _name_once(speakers)
     coarse = cut_sections(speech, windows, labels)
+    heard_seconds = np.bincount(
+        [row for *_, row in coarse], weights=[stop - start for start, stop, _ in coarse]
+    )
+    speakers = []
+    for row, seconds in enumerate(heard_seconds.tolist()):
+        is_in = labels == row
+        speakers.append(speaker_of(embeddings[is_in], lengths[is_in], seconds, row, namer))
+    speakers = _name_once(speakers)
     single = _refine_borders(verifier, recording, centres(units, labels, lengths), coarse)
-    exclusive = join_turns([Turn(start, stop, speakers[row].name) for start, stop, row in single])
-    turns = _add_overlaps(recording, exclusive)
-    for row, speaker in enumerate(speakers):
-        own_turns = [turn for turn in turns if turn.speaker == speaker.name]
-        seconds = sum(turn.stop - turn.start for turn in own_turns)
-        speakers[row] = replace(speaker, seconds=seconds)
+    exclusive = _turns_of(single, speakers)
+    if not overlap:
+        turns = exclusive
+    elif segmented is None or people is None:
+        turns = _add_overlaps(recording, exclusive)
+    else:
+        second = segmented.second_voices(single, people @ np.eye(len(speakers))[labels])
+        turns = _turns_of([*single, *second], speakers)
     return Conversation(
         recording.name,
         recording.seconds,
         detector,
-        tuple(speakers),
+        tuple(_with_seconds(speaker, turns) for speaker in speakers),
         tuple(turns),
         tuple(exclusive),
     )
+
+
+def _with_seconds(speaker: Speaker, turns: Sequence[Turn]) -> Speaker:
+    """The speaker with the seconds of all their turns."""
+    seconds = sum(turn.stop - turn.start for turn in turns if turn.speaker == speaker.name)
+    return replace(speaker, seconds=seconds)
 
 
 def bound_of(max_speakers: int | None, num_speakers: int | None = None) -> int:
@@ -186,7 +207,8 @@ def namer_of(verifier: Verifier, store: PeopleStore | None, limits: DecisionLimi
         return None
     if limits.get("false_accept_rate") is None and limits.get("threshold") is None:
         limits = {"false_accept_rate": STRANGERS_NAMED}
-    return Namer(verifier.rule, store, limits)
+    seconds = {person.name: person.speech_seconds for person in store.people()}
+    return Namer(verifier.rule, store, limits, seconds)
 
 
 def warn_of_more(max_speakers: int) -> None:
@@ -316,6 +338,10 @@ def _add_overlaps(recording: Recording, exclusive: Sequence[Turn]) -> list[Turn]
     return turns
 
 
+def _turns_of(sections: Sequence[Section], speakers: Sequence[Speaker]) -> list[Turn]:
+    return join_turns([Turn(start, stop, speakers[row].name) for start, stop, row in sections])
+
+
 def join_turns(turns: Sequence[Turn]) -> list[Turn]:
     """Sort turns by start and join those of one speaker across short pauses.
 
@@ -336,17 +362,17 @@ def join_turns(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def speaker_of(
-    embeddings: np.ndarray, seconds: np.ndarray, row: int, namer: Namer | None
+    embeddings: np.ndarray, weights: np.ndarray, seconds: float, row: int, namer: Namer | None
 ) -> Speaker:
-    """Describe one cluster, and look up its name in the store."""
-    mean = np.average(embeddings, axis=0, weights=seconds).astype(np.float32)
+    """Describe one cluster, heard for `seconds`, and look up its name in the store."""
+    mean = np.average(embeddings, axis=0, weights=weights).astype(np.float32)
     label = f"speaker {row + 1}"
     digest = hashlib.sha256(mean.tobytes()).hexdigest()
-    speaker = Speaker(label, label, float(seconds.sum()), None, None, mean, digest)
+    speaker = Speaker(label, label, seconds, None, None, mean, digest)
     num_people = 0 if namer is None else len(namer.store)
     if namer is None or not num_people:
         return speaker
-    answer = namer.identify(mean, top=num_people)
+    answer = namer.identify(mean, top=num_people, speech_seconds=seconds)
     assert answer.decision is not None, "the store is not empty"
     speaker = replace(speaker, score=answer.decision.score)
     if answer.name is None:

@@ -16,8 +16,8 @@ def speaker_called(conversation: Conversation, label: str) -> Speaker:
         ValueError: no voice has it.
     """
     known: dict[str, Speaker] = {}
-    for speaker in conversation.speakers:
-        known |= {speaker.label: speaker, speaker.name: speaker}
+    for voice in conversation.speakers:
+        known |= {voice.label: voice, voice.name: voice}
     # RTTM has `speaker_3` for `speaker 3`.
     speaker = known.get(label) or known.get(label.replace("_", " "))
     if speaker is None:

@@ -125,7 +125,7 @@ class LiveSpeakers:
             row = rows[label]
             seconds = self._seconds[row]
             mean = self._sums[row] / seconds
-            speaker = speaker_of(mean[None], np.array([seconds]), row, self.namer)
+            speaker = speaker_of(mean[None], np.ones(1), seconds, row, self.namer)
             yield Turn(self.begin_seconds + start, self.begin_seconds + stop, speaker.name)
 
     def _row(self, unit: np.ndarray) -> int:
