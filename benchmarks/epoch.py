@@ -33,7 +33,7 @@ from speakernet.assembly.training import (
     prepare_machine,
     refuse_impossible,
 )
-from speakernet.config.schema import Config, replaced
+from speakernet.config.schema import Config, with_changes
 from speakernet.data.lists import read_training_list, read_trials, write_training_list
 from speakernet.evaluation import metrics
 from speakernet.files import human_bytes
@@ -122,7 +122,7 @@ def _shortened(config: Config, folder: Path, num_batches: int) -> tuple[Config, 
     write_training_list(
         folder / "part.txt", zip(names, (training.paths[row] for row in rows), strict=True)
     )
-    return replaced(config, data={"train_list": str(folder / "part.txt")}), most / len(training)
+    return with_changes(config, data={"train_list": str(folder / "part.txt")}), most / len(training)
 
 
 def _measured(
@@ -168,7 +168,7 @@ def our_epoch(config: Config, folder: Path) -> tuple[Callable[[], int], Callable
     """The trainer's next epoch, and its evaluation."""
     prepare_machine(config)
     # Practically endless, so that schedules do not run out and no epoch is the last.
-    config = replaced(config, training={"max_epochs": 1 << 20})
+    config = with_changes(config, training={"max_epochs": 1 << 20})
     inputs = Inputs(config, choose_device(config.runtime))
     net = build_model(config)
     refuse_impossible(config, net, inputs.device)
@@ -225,7 +225,7 @@ def original_epoch(config: Config, folder: Path) -> tuple[Callable[[], int], Cal
     torch.manual_seed(config.runtime.seed)
     dim = config.model.embedding_dim
     device = find_device(config.runtime)
-    net: torch.nn.Module = build_model(replaced(config, runtime={"channels_last": "off"}))
+    net: torch.nn.Module = build_model(with_changes(config, runtime={"channels_last": "off"}))
     if config.model.name == NETWORK:
         net = PlainResNetSE34L(build_model(config).front_end, dim)
     net = net.to(device)

@@ -12,7 +12,7 @@ from benchmarks.data import BenchmarkData
 from benchmarks.timing import Speedup, Way, compare, on_one_core
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs
-from speakernet.config.schema import Config, replaced
+from speakernet.config.schema import Config, with_changes
 from speakernet.data.batches import Batch
 from speakernet.data.loader import TrainingLoader
 
@@ -74,7 +74,7 @@ def benchmark_config(
         "microphone_probability": 0.0,
         "components": {},
     }
-    return replaced(config, data=loading, augment=mixing, loss={"name": "amsoftmax"})
+    return with_changes(config, data=loading, augment=mixing, loss={"name": "amsoftmax"})
 
 
 def our_side(config: Config, num_batches: int) -> tuple[Way, TrainingLoader]:

@@ -29,7 +29,7 @@ from speakernet.assembly.training import (
     prepare_machine,
     refuse_impossible,
 )
-from speakernet.config.schema import Config, replaced
+from speakernet.config.schema import Config, with_changes
 from speakernet.losses.options import AMSoftmaxOptions, LossOptions
 from speakernet.machine.device import find_device
 from speakernet.models.options import FAMILIES, MODELS
@@ -126,7 +126,7 @@ def variant_config(config: Config, name: str) -> Config:
     sections = VARIANTS[name]
     for section in {*fixed, *sections}:
         fields = {**fixed.get(section, {}), **sections.get(section, {})}
-        config = replaced(config, **{section: fields})
+        config = with_changes(config, **{section: fields})
     return config
 
 
@@ -153,7 +153,7 @@ def trainer_step(config: Config, folder: Path, batch_size: int) -> Callable[[], 
 
 def classic_config(config: Config) -> Config:
     """The configuration with voxceleb_trainer's network in its sizes, and AM-softmax."""
-    return replaced(
+    return with_changes(
         config,
         model={"name": NETWORK, "embedding_dim": EMBEDDING_DIM},
         frontend={"name": "auto", "num_mels": NUM_MELS},
@@ -275,7 +275,7 @@ def published_config(config: Config, name: str) -> Config:
     mels = {"num_mels": trunk.published.mels} if trunk.published.mels else {}
     # Weights are random, so a backbone needs only its sizes, here WavLM-Base's.
     backbone = {"options": {"config": {"model_type": "wavlm"}}} if name == "Pretrained" else {}
-    config = replaced(
+    config = with_changes(
         config,
         model={"name": name, "embedding_dim": trunk.published.dim, "pooling": "auto", **backbone},
         frontend={"name": "auto", **mels},

@@ -28,7 +28,7 @@ from benchmarks.steps import (
 from benchmarks.timing import speedup_table
 from speakernet.assembly.inputs import make_synthetic_corpus
 from speakernet.config import load_config
-from speakernet.config.schema import replaced
+from speakernet.config.schema import with_changes
 from speakernet.files import human_bytes
 from speakernet.machine.facts import usable_cores
 from speakernet.options import lookup
@@ -42,7 +42,7 @@ DEFAULT_VARIANTS = (PLAIN_BF16, BY_HAND, "default")
 def pipelines(arguments: argparse.Namespace) -> dict[str, Any]:
     """The loaders of both pipelines on the configuration's recordings."""
     config = make_synthetic_corpus(load_config(arguments.config_arguments).config)
-    config = replaced(config, data={"batch_size": COMPARED_BATCH_SIZE})
+    config = with_changes(config, data={"batch_size": COMPARED_BATCH_SIZE})
     # One thread for both: with different numbers of threads the comparison would be unfair.
     torch.set_num_threads(1)
     speedups = []

@@ -22,7 +22,7 @@ from speakernet.assembly.runs import train_experiment
 from speakernet.assembly.training import build_loss, build_model, build_precision, prepare_machine
 from speakernet.checkpoint import read_own_checkpoint
 from speakernet.config import load_config
-from speakernet.config.schema import Config, replaced
+from speakernet.config.schema import Config, with_changes
 from speakernet.data.batches import speed_fractions
 from speakernet.models.options import MODELS
 from speakernet.run_folder import BEST, METRICS
@@ -92,7 +92,7 @@ def _embedding_in(
     if kind in ("tf32", "fp16") and not setup.is_cuda:
         return left_out(name, NEEDS_CUDA)
     options = {"tf32": True} if kind == "tf32" else {"precision": kind}
-    changed = replaced(config, runtime=options)
+    changed = with_changes(config, runtime=options)
     prepare_machine(changed)
     precision = build_precision(changed, setup.device) if kind != "tf32" else None
     with torch.autocast(
@@ -110,7 +110,7 @@ def _steps(setup: Setup) -> Iterator[Row]:
     names = ("ResNet",) if setup.is_quick else SMALLEST
     for name in names:
         config = published_config(setup.config(runtime={"tf32": False, "precision": "no"}), name)
-        config = replaced(config, optimizer={"name": "sgd", "learning_rate": LEARNING_RATE})
+        config = with_changes(config, optimizer={"name": "sgd", "learning_rate": LEARNING_RATE})
         prepare_machine(config)
         torch.manual_seed(0)
         net = build_model(config)

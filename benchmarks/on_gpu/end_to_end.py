@@ -26,7 +26,7 @@ from speakernet.assembly.training import (
     build_trainer,
     prepare_machine,
 )
-from speakernet.config.schema import Config, replaced
+from speakernet.config.schema import Config, with_changes
 from speakernet.data.audio import write_audio
 from speakernet.data.batches import ReadyCrops
 from speakernet.data.lists import StringTable, write_training_list
@@ -99,10 +99,10 @@ def pipeline(setup: Setup) -> Iterator[Row]:
     data, config = benchmark_data(setup)
     batch_size = batch_size_of(setup)
     runtime = VARIANTS["bf16, channels_last" if setup.is_cuda else "channels_last"]
-    config = replaced(
+    config = with_changes(
         published_config(config, QUICK_MODEL if setup.is_quick else MODEL), runtime=runtime
     )
-    config = replaced(
+    config = with_changes(
         config,
         loss={"name": "aamsoftmax"},
         optimizer={"name": "sgd", "learning_rate": 0.1},
@@ -120,9 +120,9 @@ def pipeline(setup: Setup) -> Iterator[Row]:
             corpus = data.folder(form)
         section = {"train_list": str(rows), "train_path": str(corpus), "batch_size": batch_size,
                    "crop_frames": 200, **options}  # fmt: skip
-        with_corpus = replaced(config, data=section)
+        with_corpus = with_changes(config, data=section)
         if name == MANY_RIRS:
-            with_corpus = replaced(with_corpus, augment={"rir_path": str(_many_rirs(setup))})
+            with_corpus = with_changes(with_corpus, augment={"rir_path": str(_many_rirs(setup))})
         with tempfile.TemporaryDirectory(dir=setup.folder) as folder:
             yield _end_to_end(setup, name, with_corpus, Path(folder), steps)
 

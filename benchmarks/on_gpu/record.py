@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from speakernet.config.schema import Config, replaced
+from speakernet.config.schema import Config, with_changes
 from speakernet.corpora.synthetic import CorpusParameters, make_corpus
 from speakernet.files import FileError, atomic_write, open_text, reading
 from speakernet.machine.facts import system_info
@@ -59,7 +59,7 @@ class Setup:
             "keep_memory": not self.is_quick,
             **sections.pop("runtime", {}),
         }
-        return replaced(Config(), runtime=runtime, **sections)
+        return with_changes(Config(), runtime=runtime, **sections)
 
     def corpus(self) -> SimpleNamespace:
         """Synthetic speech, noise and RIRs, made once."""

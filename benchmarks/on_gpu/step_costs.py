@@ -13,7 +13,7 @@ import torch
 from benchmarks.on_gpu.record import NEEDS_CUDA, Row, Setup, left_out, row
 from benchmarks.steps import published_config, trainer_step
 from speakernet.assembly.training import prepare_machine
-from speakernet.config.schema import Config, replaced
+from speakernet.config.schema import Config, with_changes
 from speakernet.machine.device import synchronize, utilisation_monitor
 from speakernet.machine.memory import process_peak_bytes
 from speakernet.training.timing import warm_up
@@ -54,13 +54,13 @@ def step_config(setup: Setup, model: str, runtime: Mapping[str, Any]) -> Config:
     """A published network trained by SGD with AAM-softmax; nothing is logged during the
     measurement.
     """
-    config = replaced(
+    config = with_changes(
         published_config(setup.config(), model),
         loss={"name": "aamsoftmax"},
         optimizer={"name": "sgd", "learning_rate": 0.1},
         training={"log_interval": 1000},
     )
-    return replaced(config, runtime=dict(runtime))
+    return with_changes(config, runtime=dict(runtime))
 
 
 def batch_size_of(setup: Setup) -> int:

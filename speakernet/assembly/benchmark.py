@@ -23,7 +23,7 @@ from speakernet.assembly.training import (
     prepare_machine,
     refuse_impossible,
 )
-from speakernet.config.schema import Config, replaced
+from speakernet.config.schema import Config, with_changes
 from speakernet.data.audio import crop_samples
 from speakernet.data.batches import ReadyCrops
 from speakernet.data.lists import read_training_list
@@ -115,7 +115,7 @@ def _measure_training(config: Config, loader: TrainingLoader, num_steps: int) ->
     # write last.pt.
     steady = {"log_interval": 10**9, "save_steps": 0, "save_minutes": 0.0}
     compiling = "off" if config.runtime.compile == "auto" else config.runtime.compile
-    config = replaced(config, training=steady, runtime={"compile": compiling})
+    config = with_changes(config, training=steady, runtime={"compile": compiling})
     net = build_model(config)
     loss = build_loss(config, loader.num_classes)
     device = loader.device

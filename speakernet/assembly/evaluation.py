@@ -25,7 +25,7 @@ from speakernet.assembly.inputs import Inputs, TrialInput, chosen_by_validation
 from speakernet.assembly.training import build_model
 from speakernet.checkpoint import read_checkpoint
 from speakernet.config import Config
-from speakernet.config.schema import replaced
+from speakernet.config.schema import with_changes
 from speakernet.data.lists import StringTable, TrainingList, TrialList
 from speakernet.data.names import folders_of, one_word
 from speakernet.data.sources import AudioSource
@@ -286,7 +286,7 @@ def _scores(parts: "ScoringParts", trials: TrialList, source: AudioSource) -> np
 
 def scores_of_model(config: Config, inputs: Inputs, model_path: str | Path) -> np.ndarray:
     """Scores of the test list, (trials,), as `run_evaluation` computes them."""
-    config = replaced(config, evaluation={"keep_embeddings": False})
+    config = with_changes(config, evaluation={"keep_embeddings": False})
     parts = prepare_backend(config, inputs, Path(model_path), after_training=False)
     return _scores(parts, inputs.test.trials, inputs.test.source)
 

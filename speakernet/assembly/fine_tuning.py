@@ -26,7 +26,7 @@ from speakernet.assembly.training import Parts, Validate, build_loss, build_sche
 from speakernet.checkpoint import read_checkpoint, read_own_checkpoint
 from speakernet.config import ConfigError
 from speakernet.config.loading import save_config
-from speakernet.config.schema import Config, replaced, stages_of
+from speakernet.config.schema import Config, stages_of, with_changes
 from speakernet.data.choices import data_wait_advice
 from speakernet.evaluation.evaluate import Evaluation
 from speakernet.evaluation.figures import compare_scores
@@ -311,7 +311,7 @@ class StagedRun:
             # The epochs of a stage restart at 0; with the seed of the run they would repeat the
             # draws of the first stage.
             seed = derive_seed(config.runtime.seed, STAGE_STREAM + number - 1) % LARGEST_SEED
-            config = replaced(config, runtime={"seed": seed})
+            config = with_changes(config, runtime={"seed": seed})
             self._take_evaluated_weights(number, self.loss)
             self.loss = next_head(config, self.loss)
         first = self.config.training.stage
@@ -429,7 +429,7 @@ def _without_further_epochs(config: Config, folder: Path, first: str) -> Config:
             f"--stage {first} starts from the model of the previous stage, but {folder} has no "
             "finished epoch; train that stage first, or leave --stage out"
         )
-    return replaced(config, training={"max_epochs": epochs})
+    return with_changes(config, training={"max_epochs": epochs})
 
 
 def _load_evaluated_weights(

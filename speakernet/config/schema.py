@@ -261,8 +261,8 @@ def with_options(config: Config, section: str, **values: Any) -> Config:
     return config.model_copy(update={section: options})
 
 
-def replaced(config: Config, **sections: Mapping[str, Any]) -> Config:
-    """A copy with some values changed: `replaced(config, loss={"name": "softmax"},
+def with_changes(config: Config, **sections: Mapping[str, Any]) -> Config:
+    """A copy with some values changed: `with_changes(config, loss={"name": "softmax"},
     data={"batch_size": 8})`.
 
     If a component is replaced, its options are dropped, and the new component's start from their
@@ -345,7 +345,7 @@ def _change(
     for section in SECTIONS.keys() & once.keys():
         sections[section] = {**once[section], **sections.get(section, {})}
     training = {**sections.get("training", {}), "max_epochs": epochs, "stages": [], "stage": ""}
-    return replaced(before, **{**sections, "training": training})
+    return with_changes(before, **{**sections, "training": training})
 
 
 def _refuse_unchangeable(

@@ -15,7 +15,7 @@ from speakernet.assembly.training import build_model
 from speakernet.checkpoint import read_checkpoint, write_checkpoint
 from speakernet.cli import main
 from speakernet.config import Config, ConfigError, load_config
-from speakernet.config.schema import replaced
+from speakernet.config.schema import with_changes
 from speakernet.data.audio import read_audio, write_audio
 from speakernet.data.lists import read_training_list, read_trials
 from speakernet.evaluation.adaptation import plda
@@ -455,7 +455,9 @@ def test_seed_of_held_out_speakers(tiny_corpus):
 
     def inputs(seed):
         data = {**listed, "validation_speakers": 3}
-        return Inputs(replaced(Config(), data=data, runtime={"seed": seed}), torch.device("cpu"))
+        return Inputs(
+            with_changes(Config(), data=data, runtime={"seed": seed}), torch.device("cpu")
+        )
 
     first = inputs(1)
     again = inputs(1)
@@ -474,13 +476,13 @@ def test_seed_of_held_out_speakers(tiny_corpus):
     # Test and validation trials no longer default to each other.
     assert (
         with_default_paths(
-            replaced(Config(), data={**listed, "validation_speakers": 3})
+            with_changes(Config(), data={**listed, "validation_speakers": 3})
         ).data.validation_list
         == ""
     )
     with pytest.raises(ConfigError, match="train_list"):
         _ = Inputs(
-            replaced(Config(), data={"validation_speakers": 3}), torch.device("cpu")
+            with_changes(Config(), data={"validation_speakers": 3}), torch.device("cpu")
         ).validation
 
 

@@ -19,7 +19,7 @@ from speakernet.assembly.inputs import Inputs, with_default_paths
 from speakernet.assembly.runs import score_experiment, train_experiment
 from speakernet.checkpoint import write_checkpoint
 from speakernet.config import Config, load_config
-from speakernet.config.schema import replaced
+from speakernet.config.schema import with_changes
 from speakernet.corpora.pack_inputs import FolderInput
 from speakernet.data import sources
 from speakernet.data.audio import read_audio, write_audio
@@ -132,7 +132,7 @@ def test_scoring_reads_one_list(lists, tiny_corpus, opened, looked_up):
 
 def test_two_names_of_a_list(tiny_corpus, monkeypatch):
     monkeypatch.chdir(tiny_corpus)
-    config = replaced(
+    config = with_changes(
         Config(),
         data={"train_list": "train_list.txt", "test_list": str(tiny_corpus / "trials.txt")},
     )
@@ -146,11 +146,11 @@ def test_two_names_of_a_list(tiny_corpus, monkeypatch):
 
 def test_default_paths():
     given = {"train_list": "a/train.txt", "test_list": "b/test.txt", "test_path": "c"}
-    data = with_default_paths(replaced(Config(), data=given)).data
+    data = with_default_paths(with_changes(Config(), data=given)).data
     assert (data.train_path, data.test_path) == ("a", "c")
     assert (data.validation_list, data.validation_path) == ("b/test.txt", "c")
     data = with_default_paths(
-        replaced(Config(), data={"validation_list": "b/v.txt", "test_path": "c"})
+        with_changes(Config(), data={"validation_list": "b/v.txt", "test_path": "c"})
     ).data
     assert (data.test_list, data.test_path, data.validation_path) == ("b/v.txt", "b", "b")
 
@@ -200,7 +200,7 @@ def test_facts_of_the_training_corpus(tmp_path):
         write_audio(tmp_path / name, np.zeros(seconds * rate, dtype=np.float32), rate)
     path = tmp_path / "train_list.txt"
     path.write_text("a a/0.wav\nb b/0.wav\nb b/1.wav\n")
-    config = replaced(Config(), data={"train_list": str(path), "test_list": str(path)})
+    config = with_changes(Config(), data={"train_list": str(path), "test_list": str(path)})
     facts = Inputs(config, CPU).corpus_facts()
     assert facts == {
         "list": str(path),

@@ -14,7 +14,7 @@ from speakernet.assembly.runs import train_experiment
 from speakernet.assembly.training import build_loss
 from speakernet.checkpoint import read_own_checkpoint
 from speakernet.config import Config, ConfigError, load_config
-from speakernet.config.schema import replaced
+from speakernet.config.schema import with_changes
 from speakernet.data.batches import ResidentMaker
 from speakernet.evaluation.results import Results
 from speakernet.losses.sharded import shard_head
@@ -266,8 +266,8 @@ def test_head_of_a_stage():
         "inter_top_k": 2,
         "inter_top_k_penalty": 0.06,
     }
-    first = replaced(Config(), loss=options, model={"embedding_dim": 8})
-    second = replaced(first, loss={"margin": 0.2, "scale": 30.0, "inter_top_k": 3})
+    first = with_changes(Config(), loss=options, model={"embedding_dim": 8})
+    second = with_changes(first, loss={"margin": 0.2, "scale": 30.0, "inter_top_k": 3})
     torch.manual_seed(0)
     before = build_loss(first, 12)
     fresh = build_loss(second, 12)
@@ -284,10 +284,10 @@ def test_penalty_at_a_larger_margin():
     """wespeaker: mp x margin / 0.2, so 0.06 becomes 0.15 radians at the margin of 0.5 of the second
     stage.
     """
-    first = replaced(
+    first = with_changes(
         Config(), loss={"margin": 0.2, "scale": 1.0, "inter_top_k": 1}, model={"embedding_dim": 2}
     )
-    head = fine_tuning.next_head(replaced(first, loss={"margin": 0.5}), build_loss(first, 2))
+    head = fine_tuning.next_head(with_changes(first, loss={"margin": 0.5}), build_loss(first, 2))
     head.weight.data.copy_(torch.eye(2))
     angle = 0.3
     logits = head.logits(torch.tensor([[math.cos(angle), math.sin(angle)]]), torch.tensor([0]))[
@@ -302,7 +302,7 @@ def test_head_of_a_stage_keeps_what_was_learned():
     """A combined loss with a learned scale, and a head with the classes of voices that the stage no
     longer has.
     """
-    first = replaced(
+    first = with_changes(
         Config(),
         loss={"name": "combined"},
         model={"embedding_dim": 8},
@@ -311,7 +311,9 @@ def test_head_of_a_stage_keeps_what_was_learned():
     before = build_loss(first, 12)
     state = {name: value + 0.5 for name, value in before.state_dict().items()}
     before.load_state_dict(state)
-    head = fine_tuning.next_head(replaced(first, loss={"classification": {"margin": 0.4}}), before)
+    head = fine_tuning.next_head(
+        with_changes(first, loss={"classification": {"margin": 0.4}}), before
+    )
     assert head.margin == 0.4 and all(
         torch.equal(head.state_dict()[name], value) for name, value in state.items()
     )
@@ -322,10 +324,10 @@ def test_rates_of_a_step_schedule():
     thirteenth epoch.
     """
     schedule = {"name": "step", "decay": 0.5, "decay_interval": 10, "warmup_epochs": 2}
-    config = replaced(
+    config = with_changes(
         Config(), optimizer={"learning_rate": 0.1}, schedule=schedule, training={"max_epochs": 12}
     )
-    longer = replaced(config, training={"max_epochs": 13})
+    longer = with_changes(config, training={"max_epochs": 13})
     shown = {one.epoch: one.learning_rates for one in fine_tuning.scheduled_epochs(config)}
     assert shown[1] == pytest.approx((1e-4, 0.05), rel=1e-3) and shown[2] == pytest.approx(
         (0.05, 0.1), rel=1e-3
@@ -339,12 +341,12 @@ def sharded_head() -> bool:
     margin.
     """
     options = {"name": "aamsoftmax", "margin": 0.2, "sharded": "on"}
-    first = replaced(Config(), loss=options, model={"embedding_dim": 4})
+    first = with_changes(Config(), loss=options, model={"embedding_dim": 4})
     torch.manual_seed(3)
     before = build_loss(first, 5)
     whole = before.weight.detach().clone()
     shard_head(first.loss, before)
-    head = fine_tuning.next_head(replaced(first, loss={"margin": 0.5}), before)
+    head = fine_tuning.next_head(with_changes(first, loss={"margin": 0.5}), before)
     # Rank 0 gathers the whole head, the others keep their own rows.
     expected = whole if distributed.is_main() else whole[2:]
     return torch.equal(head.state_dict()["weight"], expected) and head.margin == 0.5

@@ -18,7 +18,7 @@ from speakernet.assembly.inputs import Inputs
 from speakernet.checkpoint import CheckpointError
 from speakernet.config import Config
 from speakernet.config.loading import save_config
-from speakernet.config.schema import replaced, with_options
+from speakernet.config.schema import with_changes, with_options
 from speakernet.training.checkpoints import changed_options
 from speakernet.training.state import Stage
 from speakernet.training.stopping import Interrupted
@@ -39,7 +39,7 @@ def tiny_config(corpus, **sections):
         "training": {"max_epochs": 2, "test_interval": 1},
         "runtime": {"precision": "auto"},
     }
-    return replaced(Config(), **recipe_of(corpus, "", usual, sections))
+    return with_changes(Config(), **recipe_of(corpus, "", usual, sections))
 
 
 def ready(config, folder, validate=lambda net: {"eer_percent": 10.0}, **options):
@@ -89,7 +89,7 @@ def test_resume_with_another_batch_size(tiny_corpus, tmp_path, caplog):
     with pytest.raises(Interrupted):
         stopped.train()
     assert stopped.state.micro_batch == 1
-    smaller = replaced(config, data={"batch_size": 4})
+    smaller = with_changes(config, data={"batch_size": 4})
     resumed, _, _ = ready(smaller, tmp_path)
     resumed.train()
     assert "restarting epoch 1: 1 of" in caplog.text
@@ -103,7 +103,7 @@ def test_resume_from_another_folder(tiny_corpus, tmp_path, caplog, monkeypatch):
     caplog.set_level("INFO", "speakernet")
     config = tiny_config(tiny_corpus, training={"max_epochs": 1})
     monkeypatch.chdir(tiny_corpus)
-    ready(replaced(config, data={"train_list": "train_list.txt"}), tmp_path)[0].train()
+    ready(with_changes(config, data={"train_list": "train_list.txt"}), tmp_path)[0].train()
     monkeypatch.chdir(tmp_path)
     ready(config, tmp_path)[0].train()
     assert "nothing to train" in caplog.text and "have changed since" not in caplog.text
@@ -121,7 +121,8 @@ def test_resume_with_changed_options(tiny_corpus, tmp_path, caplog):
 
     def resumed(path, **sections):
         return ready(
-            replaced(tiny_config(tiny_corpus, **sections), data={"train_list": str(path)}), tmp_path
+            with_changes(tiny_config(tiny_corpus, **sections), data={"train_list": str(path)}),
+            tmp_path,
         )
 
     with pytest.raises(CheckpointError, match="other speakers"):
@@ -328,7 +329,7 @@ def test_shared_batch_norm(batch_size, processes, asked, is_shared, reason):
     # Speakers with two utterances each.
     data = {"batch_size": batch_size // 2, "utterances_per_speaker": 2}
     choice = ranks.choose_shared_norms(
-        replaced(Config(), data=data, runtime={"sync_batch_norm": asked}), processes
+        with_changes(Config(), data=data, runtime={"sync_batch_norm": asked}), processes
     )
     assert choice.value is is_shared and reason in choice.reason
 

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.steps import BY_HAND, PLAIN, classic_config, make_step, trainer_step
-from speakernet.config.schema import config_from_dict, replaced
+from speakernet.config.schema import config_from_dict, with_changes
 from speakernet.training.progress import Progress
 
 
@@ -23,7 +23,7 @@ def test_step_is_complete(tmp_path, monkeypatch):
     """A step includes the trainer's progress report."""
     recorded: list[str] = []
     monkeypatch.setattr(Progress, "record", lambda self, kind, *values: recorded.append(kind))
-    step = trainer_step(replaced(small(), training={"log_interval": 2}), tmp_path, 2)
+    step = trainer_step(with_changes(small(), training={"log_interval": 2}), tmp_path, 2)
     for _ in range(4):
         step()
     assert recorded == ["step", "step"]

@@ -13,7 +13,7 @@ import yaml
 from speakernet.assembly.training import build_loss
 from speakernet.config import ConfigError, config_from_dict, load_config
 from speakernet.config.loading import save_config
-from speakernet.config.schema import CHOICES, MODELS, POOLINGS, SECTIONS, replaced, stages_of
+from speakernet.config.schema import CHOICES, MODELS, POOLINGS, SECTIONS, stages_of, with_changes
 from speakernet.losses.options import (
     AMSoftmaxOptions,
     AngularPrototypicalOptions,
@@ -295,11 +295,11 @@ def test_another_model_or_pooling(tmp_path, caplog):
     assert config.model.pooling_options.variance_floor == 1e-8
     assert config_from_dict(config.model_dump()) == config
     assert (
-        replaced(config, model={"name": "ResNet34"}).model.pooling_options
+        with_changes(config, model={"name": "ResNet34"}).model.pooling_options
         == config.model.pooling_options
     )
     assert (
-        replaced(config, model={"pooling": "ASTP"}).model.pooling_options
+        with_changes(config, model={"pooling": "ASTP"}).model.pooling_options
         == POOLINGS["ASTP"].options()
     )
     config = load_config(["--model", "ECAPA_TDNN", "--model.pooling", "ASP"]).config
@@ -354,9 +354,9 @@ def test_losses_within_combined(tmp_path, caplog):
         f"loss.{key} (" in caplog.text
         for key in ("classification.margin", "metric.name", "metric_weight")
     )
-    assert replaced(other, loss={"name": "softmax"}).loss == SoftmaxOptions()
-    assert replaced(load_config([]).config, loss={"name": "combined"}).loss == CombinedOptions()
-    changed = replaced(config, loss={"metric": {"name": "angleproto"}})
+    assert with_changes(other, loss={"name": "softmax"}).loss == SoftmaxOptions()
+    assert with_changes(load_config([]).config, loss={"name": "combined"}).loss == CombinedOptions()
+    changed = with_changes(config, loss={"metric": {"name": "angleproto"}})
     assert changed.loss.metric == AngularPrototypicalOptions() and changed.loss.metric_weight == 0.5
     # The second stage enlarges the margin of the classification loss.
     later = {"name": "later", "epochs": 1, "loss": {"classification": {"margin": 0.5}}}
@@ -373,4 +373,4 @@ def test_losses_within_combined(tmp_path, caplog):
     with pytest.raises(OptionError):
         CombinedOptions(metric=AMSoftmaxOptions())
     with pytest.raises(ValueError, match="metirc"):
-        replaced(config, loss={"metirc": {}})
+        with_changes(config, loss={"metirc": {}})

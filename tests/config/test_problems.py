@@ -4,11 +4,11 @@ import pytest
 
 from speakernet.config import Config
 from speakernet.config.problems import options_without_effect, problems, training_problems
-from speakernet.config.schema import replaced
+from speakernet.config.schema import with_changes
 
 
 def config_of(changes):
-    return replaced(Config(), **{"training": {"max_epochs": 2}, **changes})
+    return with_changes(Config(), **{"training": {"max_epochs": 2}, **changes})
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs
 from speakernet.cli import main
 from speakernet.config import Config
-from speakernet.config.schema import replaced
+from speakernet.config.schema import with_changes
 from speakernet.corpora.pack_inputs import FolderInput
 from speakernet.data.joined import JoinedSource, join
 from speakernet.data.lists import ListError, StringTable, TrainingList, read_training_list
@@ -158,7 +158,9 @@ def options_of(tiny_corpus, corpora, where="packed", **more):
 
 
 def loader_of(options):
-    config = replaced(Config(), data=options, augment={"enabled": False}, loss={"name": "softmax"})
+    config = with_changes(
+        Config(), data=options, augment={"enabled": False}, loss={"name": "softmax"}
+    )
     return build_training_loader(config, Inputs(config, CPU))
 
 

@@ -15,7 +15,7 @@ import torch
 from speakernet.assembly.data import build_training_loader, choose_placement
 from speakernet.assembly.inputs import Inputs
 from speakernet.config import Config
-from speakernet.config.schema import replaced
+from speakernet.config.schema import with_changes
 from speakernet.corpora.pack_inputs import FolderInput
 from speakernet.data.audio import AudioError, audio_info, read_audio, write_audio
 from speakernet.data.augment.building import build_augmenter
@@ -64,7 +64,7 @@ def config_of(corpus, disturbances=None, **changes):
     for key, value in changes.items():
         section, field = key.split("__")
         sections[section][field] = value
-    return replaced(Config(), **sections)
+    return with_changes(Config(), **sections)
 
 
 def loader(corpus, disturbances=None, start_method=None, **changes):
@@ -159,10 +159,10 @@ def test_noise_and_rirs_take_precedence(tiny_corpus, disturbances, monkeypatch):
         given.table.num_samples.sum()
     )
     for allowed, is_there in ((both, True), (both - 1, False)):
-        asked = replaced(config, data={"device_gigabytes": allowed / (1 << 30)})
+        asked = with_changes(config, data={"device_gigabytes": allowed / (1 << 30)})
         found = choose_placement(asked, reader, inputs, augmenter)
         assert (found.banks, found.corpus) == (True, is_there)
-    asked = replaced(config, augment={"codec_probability": 0.5, "codecs": ["gsm"]})
+    asked = with_changes(config, augment={"codec_probability": 0.5, "codecs": ["gsm"]})
     found = choose_placement(asked, reader, inputs, augmenter)
     assert (found.banks, found.corpus) == (False, False)
     # Memory reserved for training is not used.

@@ -15,7 +15,7 @@ from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs
 from speakernet.cli import main
 from speakernet.config import Config
-from speakernet.config.schema import replaced
+from speakernet.config.schema import with_changes
 from speakernet.corpora.pack_inputs import open_inputs
 from speakernet.data import packing, sampling, stores
 from speakernet.data.lists import read_training_list
@@ -323,7 +323,7 @@ def loader_of(corpus, root, **changes):
         "shuffle_buffer": 6,
         "shard_cache_gigabytes": 600_000 / 2**30,
     } | changes
-    config = replaced(Config(), data=data, augment={"enabled": False}, loss={"name": "softmax"})
+    config = with_changes(Config(), data=data, augment={"enabled": False}, loss={"name": "softmax"})
     return build_training_loader(config, Inputs(config, CPU))
 
 

@@ -16,7 +16,7 @@ import torch
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs
 from speakernet.config import Config
-from speakernet.config.schema import replaced
+from speakernet.config.schema import with_changes
 from speakernet.data.batches import BatchMaker
 from speakernet.data.sharing import SharedMemoryError
 from speakernet.data.workers import WorkerDied, Workers
@@ -37,7 +37,7 @@ sys.stdin.readline()
 
 def worker_loader(corpus, num_workers=2, **data):
     data |= {"train_list": str(corpus / "train_list.txt"), "num_workers": num_workers}
-    config = replaced(
+    config = with_changes(
         Config(), data={"crop_frames": 50, "batch_size": 4, **data}, augment={"enabled": False}
     )
     return build_training_loader(config, Inputs(config, torch.device("cpu")))
