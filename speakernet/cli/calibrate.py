@@ -85,6 +85,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
     if not 0 < arguments.prior < 1:
         raise ValueError(f"--prior {arguments.prior}: expected a probability between 0 and 1")
     # Late: --help and a mistyped option need no torch.
+    from speakernet.evaluation import durations
     from speakernet.inference import bulk, decision, recordings
 
     verifier = load_verifier(arguments)
@@ -122,7 +123,8 @@ def run(arguments: argparse.Namespace) -> list[str]:
     for threshold in fit.thresholds:
         lines.append(f"threshold {decision.described_threshold(threshold)}")
     if fit.lengths:
-        lines += length_table(fit.lengths)
+        # The only measure that is compared; asked for, it is used in any case.
+        lines += length_table(fit.lengths, is_used=bool(quality) or durations.helps(fit.lengths))
     thresholds = counted(len(fit.thresholds), "threshold")
     written = (
         f"{arguments.out or verifier.name} now has a calibration and {thresholds} for "
@@ -133,10 +135,11 @@ def run(arguments: argparse.Namespace) -> list[str]:
     return [*lines, *fit.refused, written]
 
 
-def length_table(lengths: Sequence["LengthFigures"]) -> list[str]:
+def length_table(lengths: Sequence["LengthFigures"], *, is_used: bool) -> list[str]:
     """What seconds of speech change, one line for each length."""
     lines = [
-        "speakers left out of the fit, by the speech in the test; score alone -> with durations:",
+        "by speech in the test, for speakers left out of the fit; score alone -> with durations;",
+        "false accepts and misses at the threshold for 1 %:",
         "  test   trials         Cllr            DCF(0.01)       false accepts %   misses %",
     ]
     for length in lengths:
@@ -149,5 +152,4 @@ def length_table(lengths: Sequence["LengthFigures"]) -> list[str]:
         ):
             cells.append(" -> ".join(f"{value:.{digits}f}" for value in values).ljust(15))
         lines.append(f"  {length.label:<6} {' '.join(cells)}".rstrip())
-    kept = "used" if lengths[-1].cllr[1] < lengths[-1].cllr[0] else "not used: Cllr is not lower"
-    return [*lines, f"  durations are {kept}"]
+    return [*lines, f"decisions use {'seconds of speech' if is_used else 'the score alone'}"]

@@ -73,13 +73,15 @@ class AffineCalibration:
 
     def to_dict(self) -> AffineFit:
         """Plain values, as a model file stores them."""
-        return {
+        fit: AffineFit = {
             "inputs": list(self.inputs),
             "weights": self.weights.tolist(),
             "offset": float(self.offset),
             "prior": float(self.prior),
-            **({} if self.seconds == ANY_SECONDS else {"seconds": list(self.seconds)}),
         }
+        if self.seconds != ANY_SECONDS:
+            fit["seconds"] = list(self.seconds)
+        return fit
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "AffineCalibration":
