@@ -422,12 +422,14 @@ class SpeakerVerifier:
         their quality, and the seconds of speech in the first or, if they have less, in the others.
         """
         qualities = [quality for _, quality in heard]
-        digests = {quality.digest for quality in qualities[1:]}
-        if not len(digests) == len(heard) - 1 > 0:
-            raise AudioError(
-                f"{len(heard) - 1} recordings to compare {qualities[0].name} with, of which "
-                f"{len(digests)} are different; expected one or more, all different"
-            )
+        digests = [quality.digest for quality in qualities[1:]]
+        if not digests:
+            raise AudioError(f"there is nothing to compare {qualities[0].name} with")
+        for row, quality in enumerate(qualities[1:]):
+            if quality.digest in digests[:row]:
+                raise AudioError(
+                    f"{quality.name} is a recording that was given before; give each one once"
+                )
         # One at a time: padding to the longer one would cost more than a batch saves.
         embeddings = np.concatenate([self.embed(recording) for recording, _ in heard])
         test, *enrolled = embeddings
