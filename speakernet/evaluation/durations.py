@@ -206,7 +206,7 @@ def compare_left_out(
     lengths = []
     for label in divisions[0]:
         rows = [division[label] for division in divisions if label in division]
-        means = [np.mean([row[column] for row in rows], axis=0) for column in range(3, 7)]
+        means = np.array([row[3:] for row in rows], dtype=np.float64).mean(axis=0)  # (figures, 2)
         lengths.append(LengthFigures(*rows[0][:3], *means))
     return lengths
 

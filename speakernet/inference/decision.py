@@ -243,6 +243,9 @@ class DecisionRule:
         )
         offset, at_one = calibration.apply(columns).tolist()
         weight = at_one - offset
+        if weight <= 0:
+            # Such a fit says nothing about these measures.
+            return self
         # Turn each threshold on the ratio into the score that reaches it.
         thresholds = [
             {**limit, "threshold": (limit["threshold"] - offset) / weight} for limit in limits

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from speakernet.cli import main
 from speakernet.data.lists import StringTable, TrialList
 from speakernet.data.opening import open_source
 from speakernet.evaluation.calibration import BY_DURATION, AffineCalibration, quality_columns
@@ -101,6 +102,11 @@ def test_inputs():
     row = quality_columns(BY_DURATION, np.array([0.5]), values, *sides, (2.0, 3.0))
     logs = math.log(2), math.log(3)
     assert row == pytest.approx(np.array([[0.5, *logs, 0.5 * logs[0], 0.5 * logs[1]]]))
+
+
+def test_none_is_given_alone(capsys):
+    words = "calibrate --model m.pt --trials t.txt --quality none duration"
+    assert main(words.split()) == 1 and "none duration" in capsys.readouterr().err
 
 
 LIMITS = {"name": "far_1%", "false_accept_rate": 0.01}
