@@ -183,12 +183,12 @@ class LoadingFacts:
     """Whether files must be decoded."""
     augments_on_cpu: bool
     has_gpu: bool
-    needs_cpu: bool = False
-    """Whether augmentation uses codecs, which a GPU cannot run."""
     read_bytes_a_second: float = 0.0
     """0 if not measured."""
     is_on_disk: bool = False
     """Whether the packed corpus is larger than memory."""
+    needs_cpu: bool = False
+    """Whether augmentation uses codecs, which a GPU cannot run."""
 
 
 def data_wait_advice(wait_share: float, facts: LoadingFacts) -> str:

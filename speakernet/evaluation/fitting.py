@@ -8,7 +8,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -33,7 +33,10 @@ from speakernet.evaluation.metrics import (
     error_rates,
     point_at_false_accept_rate,
 )
-from speakernet.evaluation.several import SeveralRecordings
+
+if TYPE_CHECKING:
+    # It needs torch, which `evaluate --scores` does without.
+    from speakernet.evaluation.several import SeveralRecordings
 
 logger = logging.getLogger(__name__)
 
@@ -169,7 +172,7 @@ class Fit:
     """How recordings are embedded and scored, as plain values."""
     origin: dict[str, Any]
     """Name and checksum of the list, and its numbers of targets and non-targets."""
-    several: SeveralRecordings | None = None
+    several: "SeveralRecordings | None" = None
     """For decisions about several recordings of a person; None if it was not measured."""
     lengths: Sequence[LengthFigures] | None = None
     """What durations change for speakers left out of the fit; None if it was not measured."""

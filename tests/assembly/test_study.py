@@ -3,6 +3,7 @@
 import itertools
 import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from speakernet.data.lists import read_training_list, read_trials
 from speakernet.evaluation.files import write_scores
 from speakernet.evaluation.metrics import eer
 from speakernet.evaluation.results import Results
+from speakernet.options import OUTSIDE
 
 HALF = "half, as recorded"
 CROPS = "whole and crops"
@@ -151,6 +153,7 @@ def test_other_lists_and_plugins(tiny_corpus, carry_out, runs):
     for command in runs.commands:
         assert command["--plugin"] == "parts.py" and command["--seed"] == "3"
         assert command["--data.test_list"] == lists["test_list"]
+    del OUTSIDE["parts"], sys.modules["parts"]
 
 
 def test_resuming(carry_out, runs, capsys):
