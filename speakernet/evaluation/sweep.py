@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import numpy as np
+import scipy.fft
 import torch
-from scipy.signal import oaconvolve
 
 from speakernet.data.augment.augmenter import Augmenter, mu_law_codec, telephone_band
 from speakernet.data.augment.banks import ClipBank, RirBank
@@ -267,7 +267,10 @@ def _far(rirs: RirBank, seed: int, distance: float, waveform: np.ndarray, row: i
     # to the distance.
     gain = np.sqrt(np.dot(late, late) / max(np.dot(direct, direct), 1e-12)) / distance
     response = np.concatenate([gain * direct, late]).astype(np.float32)
-    wet = oaconvolve(waveform, response)[: len(waveform)]
+    # Not by scipy.signal, which takes every run half a second to import.
+    num_points = scipy.fft.next_fast_len(len(waveform) + len(response) - 1, real=True)
+    spectrum = scipy.fft.rfft(waveform, num_points) * scipy.fft.rfft(response, num_points)
+    wet = scipy.fft.irfft(spectrum, num_points)[: len(waveform)]
     return _as_loud_as(waveform, wet).astype(np.float32)
 
 
