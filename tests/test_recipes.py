@@ -168,6 +168,7 @@ def test_every_recipe_trains(recipe, tiny_corpus, tmp_path):
         "augment.rir_path",
         "validation_list",
         "validation_path",
+        "data.enrolment_list",
         "initial_model",
     )
     unset += ("evaluation.calibration_list", "evaluation.calibration_path")

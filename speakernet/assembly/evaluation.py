@@ -73,6 +73,7 @@ from speakernet.evaluation.shortcuts import (
     is_notable,
     quantities_of,
     shortcuts,
+    silence_note,
 )
 from speakernet.evaluation.slices import all_slices, read_metadata
 from speakernet.evaluation.speakers import Speakers, shared_speakers, some_of_each, speakers_of
@@ -257,6 +258,9 @@ def run_evaluation(
                 listed.trials, speakers, quantities, num_draws=group_draws(section), seed=seed
             )
             results = dataclasses.replace(results, slices=slices, shortcuts=alone)
+            if silence := silence_note(listed.trials, levels_db):
+                warnings = [*(results.warnings or []), silence]
+                results = dataclasses.replace(results, warnings=warnings)
             if sweep and not name:
                 # Each step embeds the list again, so only the reported list is swept.
                 score = functools.partial(_scores, parts, listed.trials)

@@ -527,8 +527,7 @@ def _read_finite(
     energy = float(np.dot(waveform, waveform))
     if not len(waveform) or not (math.isfinite(energy) or np.isfinite(waveform).all()):
         raise AudioError(f"{name}: {'NaN or infinite' if len(waveform) else 'no'} samples")
-    # Digital silence has no level.
-    level_db[0] = 10 * math.log10(energy / len(waveform)) if energy else math.nan
+    level_db[0] = 10 * math.log10(energy / len(waveform)) if energy else -math.inf
     return waveform
 
 

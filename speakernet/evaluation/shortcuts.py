@@ -14,11 +14,13 @@ import numpy as np
 
 from speakernet.data.lists import TrialList
 from speakernet.data.lookup import FORMATS, LookupTable
+from speakernet.data.speech import SILENT_DB
 from speakernet.evaluation.figures import SpeakerBootstrap
 from speakernet.evaluation.metrics import missing_kind
 from speakernet.evaluation.results import GroupResult
 from speakernet.evaluation.speakers import Speakers
 from speakernet.random import numpy_generator
+from speakernet.terminal import MAX_NAMED, counted
 
 MAX_EER_PERCENT = 40.0
 """The EER up to which a quantity matters. Independent of the voice and added to it, it lowers a
@@ -35,6 +37,21 @@ ADVICE = (
     "the list itself helps to decide: pair targets and non-targets that are alike in this, or "
     "compare error rates on this list with each other only"
 )
+
+
+def silence_note(trials: TrialList, levels_db: np.ndarray) -> str:
+    """A warning about silent recordings, by their levels (recordings,); empty without any."""
+    is_silent = levels_db < SILENT_DB
+    if not is_silent.any():
+        return ""
+    names = trials.recordings.take(np.flatnonzero(is_silent)[:MAX_NAMED])
+    # A model has the mean of its recordings, which is above 0 if one of them is silent.
+    is_spoilt = trials.mean(is_silent.astype(np.float64)) > 0
+    num_trials = int(np.count_nonzero(is_spoilt[trials.enrol] | is_spoilt[trials.test]))
+    return (
+        f"{counted(int(np.count_nonzero(is_silent)), 'recording')} without sound "
+        f"({', '.join(names)}) in {counted(num_trials, 'trial')}; leave these trials out"
+    )
 
 
 @dataclass(frozen=True)
@@ -71,7 +88,8 @@ def quantities_of(table: LookupTable, trials: TrialList, levels_db: np.ndarray) 
         Quantity("duration", trials.mean(np.log(seconds))),
         Quantity("sample rate", trials.mean(np.log(rates))),
         Quantity("format", formats, True, f"{kinds[by_frequency[0]]} files"),
-        Quantity("loudness", trials.mean(levels_db)),
+        # Digital silence has no loudness.
+        Quantity("loudness", trials.mean(np.where(np.isfinite(levels_db), levels_db, np.nan))),
     ]
 
 

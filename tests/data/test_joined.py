@@ -223,7 +223,7 @@ def test_report(tiny_corpus, corpora, tmp_path, caplog):
     page = (run / "report.html").read_text()
     assert (
         f"{drawn[0]['other'] + drawn[1]['other']:,}" in page
-        and "75.0 %" in page
+        and "75.00 %" in page
         and "files + other" in page
     )
 

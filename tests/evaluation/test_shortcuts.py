@@ -6,7 +6,13 @@ import pytest
 from speakernet.data.lists import StringTable, TrialList
 from speakernet.data.lookup import COLUMNS, PCM_S16, LookupTable
 from speakernet.evaluation.figures import few_speakers_note, speakers_of_half_the_targets
-from speakernet.evaluation.shortcuts import Quantity, is_notable, quantities_of, shortcuts
+from speakernet.evaluation.shortcuts import (
+    Quantity,
+    is_notable,
+    quantities_of,
+    shortcuts,
+    silence_note,
+)
 from speakernet.evaluation.speakers import Speakers
 
 PAIRS = [(0, 1), (2, 3), (0, 2), (0, 3), (0, 4), (1, 4), (2, 4), (1, 2)]
@@ -35,6 +41,14 @@ def test_difference_and_mean():
         ("difference in duration", 25, "smaller for targets"),
         ("duration", 25, "smaller for targets"),
     ]
+
+
+def test_silence():
+    trials = listed(PAIRS, LABELS)
+    note = silence_note(trials, np.array([-20, -np.inf, -70, np.nan, -30]))
+    # All trials but those of 0 with 3 and 4.
+    assert "2 recordings" in note and "(1.wav, 2.wav)" in note and "6 trials" in note
+    assert silence_note(trials, np.array([-20.0, -21, -22, np.nan, -30])) == ""
 
 
 def test_categories():
