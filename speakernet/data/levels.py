@@ -8,6 +8,8 @@ FRAME_SECONDS = 0.025
 QUIET_PERCENTILE = 10
 LOUD_PERCENTILE = 90
 SILENCE_POWER = 1e-10
+SILENT_DB = -60.0
+"""Relative to full scale; even quiet speech with a low microphone gain is louder."""
 
 
 def frame_powers(waveform: np.ndarray, sample_rate: int = SAMPLE_RATE) -> np.ndarray:

@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn.functional import conv1d, pad
 
 from speakernet.data.audio import SAMPLE_RATE, audio_of_array
+from speakernet.data.levels import SILENT_DB
 
 SILERO = "silero-vad"
 ENERGY = "energy"
@@ -48,8 +49,6 @@ MIN_GAP_SECONDS = 0.3
 MIN_SPEECH_SECONDS = 0.2
 MAX_SPAN_SAMPLES = 1 << 23
 """Speech spread over more than this (nine minutes at 16 kHz) is read stretch by stretch."""
-SILENT_DB = -60.0
-"""Relative to full scale; even quiet speech with a low microphone gain is louder."""
 SPEECH_RANGE_DB = 30.0
 """By energy: frames this far below the loudest are pauses, regardless of noise."""
 SPEECH_SHARE_OF_RANGE = 0.25

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from speakernet.data.levels import SILENT_DB
 from speakernet.data.lists import TrialList
 from speakernet.data.lookup import FORMATS, LookupTable
-from speakernet.data.speech import SILENT_DB
 from speakernet.evaluation.figures import SpeakerBootstrap
 from speakernet.evaluation.metrics import missing_kind
 from speakernet.evaluation.results import GroupResult

@@ -33,13 +33,13 @@ from speakernet.data.audio import (
     read_audio,
 )
 from speakernet.data.folders import LeftOut, UnicodeNames, find_recordings
-from speakernet.data.levels import frame_powers, power_ratio_db
+from speakernet.data.levels import SILENT_DB, frame_powers, power_ratio_db
 from speakernet.data.lists import ListError, StringTable
 from speakernet.data.names import advice_on_name
 from speakernet.data.opening import KaldiSource, is_kaldi, kaldi_advice, open_source
 from speakernet.data.packed import PackedSource, is_packed
 from speakernet.data.sources import AudioSource, FolderSource
-from speakernet.data.speech import PIECE_SECONDS, SILENT_DB, find_speech, read_speech, sample_edges
+from speakernet.data.speech import PIECE_SECONDS, find_speech, read_speech, sample_edges
 from speakernet.data.windows import Stretch, stretches_of
 from speakernet.files import open_text, reading, refuse_overwriting
 from speakernet.inference import channels

@@ -13,9 +13,9 @@ import numpy as np
 import yaml
 
 from speakernet.data.audio import AudioError, flac_address
+from speakernet.data.levels import SILENT_DB
 from speakernet.data.lists import TrialList, identify_trials
 from speakernet.data.sources import AudioSource
-from speakernet.data.speech import SILENT_DB
 from speakernet.evaluation import plots
 from speakernet.evaluation.calibration import (
     BY_QUALITY,
