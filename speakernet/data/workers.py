@@ -100,7 +100,7 @@ class Worker(NamedTuple):
     reports: Any
 
 
-class _Begun(NamedTuple):
+class _Moment(NamedTuple):
     """A moment from which waiting is judged."""
 
     time: float
@@ -158,7 +158,7 @@ class Workers(WrappedMaker):
         while self._owing:
             self._answer("the beginning of an epoch")
         coming = enumerate(requests)
-        begun: _Begun | None = None
+        since: _Moment | None = None
         try:
             self._send(coming, self._ahead)
             for number, request in enumerate(requests):
@@ -166,7 +166,7 @@ class Workers(WrappedMaker):
                 report = self._answer(f"batch {request.batch + 1} of epoch {request.epoch + 1}")
                 self._send(coming, 1)
                 if self._follows_waiting and (number + 1) % JUDGED_BATCHES == 0:
-                    begun = self._follow_waiting(begun)
+                    since = self._follow_waiting(since)
                 yield request, torch.from_numpy(_slot_of(self.maker, self._ring, request)), report
         finally:
             # Also if the consumer stops early, but not the workers of the next epoch if that has
@@ -240,17 +240,17 @@ class Workers(WrappedMaker):
         answers.close()
         return Worker(process, requests, reports)
 
-    def _follow_waiting(self, begun: "_Begun | None") -> "_Begun":
-        """Start as many workers again if training has waited since `begun` although they hardly
-        computed; return what the next judgement compares with.
+    def _follow_waiting(self, since: "_Moment | None") -> "_Moment":
+        """Start as many workers again if training has waited although they hardly computed;
+        return the moment with which the next judgement compares.
         """
-        now = _Begun(time.monotonic(), self._waited_seconds, _busy_seconds(self._workers))
+        now = _Moment(time.monotonic(), self._waited_seconds, _busy_seconds(self._workers))
         # The first batches wait for the workers' start and for files that nobody has read yet.
-        if begun is None:
+        if since is None:
             return now
-        seconds = now.time - begun.time
-        waited = (now.waited - begun.waited) / seconds
-        busy = (now.busy - begun.busy) / (seconds * len(self._workers))
+        seconds = now.time - since.time
+        waited = (now.waited - since.waited) / seconds
+        busy = (now.busy - since.busy) / (seconds * len(self._workers))
         # The ring has no slots for more batches at once; so many workers have one each.
         more = min(len(self._workers), self._ahead - len(self._workers))
         if waited <= ADVISED_SHARE or busy >= IDLE_SHARE or more <= 0:
