@@ -123,8 +123,9 @@ def write_report(
     results = run.results
     amount = _amount_of_training(results)
     decisions = run.decisions
-    # A page about unlabelled pairs leaves the training curves to the page of the run.
-    trained = [run] if decisions is None or (run.folder / METRICS).is_file() else []
+    # A page about a list leaves the training curves to the page of the run: they take as long to
+    # draw as everything else.
+    trained = [run] if (run.folder / METRICS).is_file() else []
     sections = {
         "result": result_section(run),
         "trials": trials_section(decisions, pictures) if decisions else Section(),
