@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtr, ndtri, stdtr, stdtrit
+from scipy.special import ndtr, ndtri
 
 from speakernet.data.lists import TrialList, repeated_trials
 from speakernet.evaluation import metrics
@@ -506,18 +506,16 @@ def over_seeds(first: np.ndarray, second: np.ndarray, *, is_paired: bool) -> tup
     if min(len(first), len(second)) < 2:
         return None, 0.0
     samples = [second - first] if is_paired else [first, second]
-    # Variance of each mean.
-    parts = np.array([values.var(ddof=1) / len(values) for values in samples])
-    difference = float(second.mean() - first.mean())
-    variance = parts.sum()
-    if not variance:
+    if not any(map(np.ptp, samples)):
+        # Without any spread the test statistic is 0 / 0.
+        difference = float(second.mean() - first.mean())
         return (difference, difference), float(difference == 0)
-    squares = [part**2 / (len(values) - 1) for part, values in zip(parts, samples, strict=True)]
-    freedom = variance**2 / sum(squares)
-    error = np.sqrt(variance)
-    reach = float(stdtrit(freedom, (1 + LEVEL_PERCENT / 100) / 2) * error)
-    p_value = 2 * float(stdtr(freedom, -abs(difference) / error))
-    return (difference - reach, difference + reach), p_value
+    # Late: it takes over a second to import, and few comparisons have several runs.
+    from scipy.stats import ttest_ind, ttest_rel
+
+    test = ttest_rel(second, first) if is_paired else ttest_ind(second, first, equal_var=False)
+    low, high = test.confidence_interval(LEVEL_PERCENT / 100)
+    return (float(low), float(high)), float(test.pvalue)
 
 
 def p_value_of(draws: np.ndarray) -> float:

@@ -379,6 +379,19 @@ def test_two_runs(run, trials, tmp_path, monkeypatch, capsys):
     assert "data.batch_size" not in Checker(tmp_path / "comparison.html").text
 
 
+def test_calibrated_run_beside_another(run, trials, tmp_path):
+    second = tmp_path / "exps" / "second"
+    make_run(second, trials)
+    np.savez(run / "report_arrays.npz", labels=trials.labels)
+    np.savez(second / "report_arrays.npz", labels=trials.labels)
+    results = json.loads((second / "results.json").read_text())
+    fit = {"weights": [10.0], "offset": -3.0, "inputs": ["score"], "prior": 0.01}
+    (second / "results.json").write_text(json.dumps(results | {"calibration": fit}))
+    text = write_side_by_side([run, second], tmp_path / "both.html").read_text()
+    assert "Log-likelihood ratios: second" in text
+    assert "Log-likelihood ratios: first" not in text
+
+
 def test_export(run, tmp_path):
     assert main(["report", str(run), "--export", str(tmp_path / "paper")]) == 0
     names = {path.name for path in (tmp_path / "paper").iterdir()}

@@ -314,17 +314,16 @@ def errors_section(runs: Sequence[RunData], pictures: Pictures) -> Section:
     note += " Bands: 95 % intervals of the miss rate, over speakers." if bands else ""
     figure = plots.det_figure(curves, points, bands)
     det = pictures.draw("det", "Detection error trade-off", figure, note)
-    # One list of cards for each run.
-    drawn = [_error_cards(errors, pictures) for errors in shown]
-    tables = [_operating_points(errors, pictures) for errors in shown]
+    # Kind of plot -> its card for each run: one row of the page.
+    rows: dict[str, list[Card]] = {}
+    for errors in shown:
+        for card in _error_cards(errors, pictures):
+            rows.setdefault(card.heading.partition(":")[0], []).append(card)
+    cards = [*itertools.chain(*rows.values())]
+    cards += [_operating_points(errors, pictures) for errors in shown]
     if len(runs) == 1:
-        return Section([det, *drawn[0], *tables], is_in_halves=True)
-    # One row per kind of plot, one column per run.
-    kinds = [card.heading.partition(":")[0] for card in drawn[0]]
-    in_rows = sorted(
-        itertools.chain(*drawn), key=lambda card: kinds.index(card.heading.partition(":")[0])
-    )
-    return Section([replace(det, is_wide=True), *in_rows, *tables], columns=len(runs))
+        return Section([det, *cards], is_in_halves=True)
+    return Section([replace(det, is_wide=True), *cards], columns=len(runs))
 
 
 def _error_cards(errors: RunErrors, pictures: Pictures) -> list[Card]:
