@@ -19,6 +19,7 @@ from speakernet.cli import BROKEN_PIPE, COMMANDS, main
 from speakernet.cli.train import _training_lines
 from speakernet.config import load_config
 from speakernet.corpora.synthetic import FILES
+from speakernet.training.options import TrainingOptions
 
 ROOT = Path(__file__).resolve().parents[1]
 # These take a second or more to import.
@@ -228,7 +229,7 @@ def test_printed_commands(tmp_path):
     (folder / "log.txt").write_text("12:00 WARNING speakernet one\n12:00 INFO speakernet two\n")
     evaluation = SimpleNamespace(lines=list, results=SimpleNamespace(initial_model=None))
     outcome = SimpleNamespace(summary=summary, run_folder=folder, evaluation=evaluation)
-    lines = _training_lines(outcome, [], max_epochs=2, has_stages=False, final_model="last")
+    lines = _training_lines(outcome, [], TrainingOptions(max_epochs=2, final_model="last"))
     assert f"last model: {folder / 'best.pt'} (epoch 1)" in lines
     commands = [
         shlex.split(line.rpartition("    ")[0]) for line in lines[lines.index("next:") + 1 :]

@@ -235,6 +235,9 @@ def converted(
 
 def _one_stage(theirs: Mapping[str, Any]) -> tuple[Sections, list[str]]:
     """Our sections for a single configuration, and the options without a counterpart."""
+    # What is not understood must not be dropped in silence: a forgotten option trains another
+    # model. So every option that is read is crossed off, also those that change nothing here, and
+    # whatever is left over is a note for the user.
     options = _Unread(theirs)
     sections: Sections = {name: dict(values) for name, values in ALWAYS.items()}
     front_end = options.take("dataset_args.frontend", "fbank")

@@ -331,6 +331,10 @@ class TrialList:
     def __len__(self) -> int:
         return len(self.enrol)
 
+    def pair(self, row: int) -> tuple[str, str]:
+        """The names of both sides of a trial."""
+        return self.names[int(self.enrol[row])], self.names[int(self.test[row])]
+
     @property
     def recordings(self) -> StringTable:
         """What is embedded: `names` themselves, unless some are models."""

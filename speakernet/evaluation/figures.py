@@ -24,11 +24,13 @@ from speakernet.evaluation import metrics
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import Band, GroupResult, Interval, Results, headline
 from speakernet.evaluation.speakers import Speakers
+from speakernet.options import DEFAULT_SEED
 from speakernet.random import numpy_generator
 from speakernet.terminal import Bar, counted
 
 ALWAYS_SHOWN_PRIORS = (0.01, 0.05)
 """The priors of published VoxCeleb figures: 0.01 in papers, 0.05 in the challenges."""
+USUAL = EvaluationOptions()
 CHOSEN_ON_REPORTED = (
     "the best checkpoint was chosen on this same list: these error rates are optimistic"
 )
@@ -62,8 +64,8 @@ def figures(
     trials: TrialList,
     scores: np.ndarray,
     speakers: Speakers,
-    options: EvaluationOptions,
-    seed: int,
+    options: EvaluationOptions = USUAL,
+    seed: int = DEFAULT_SEED,
     llrs: np.ndarray | None = None,
 ) -> Results:
     """Every figure that these scores support; `why_no_eer` is set if there can be no error rate."""
@@ -248,6 +250,9 @@ class SpeakerBootstrap:
         false_accepts: np.ndarray | None = None,
     ) -> None:
         scores, labels = metrics.check_trials(scores, labels)
+        # Speakers are drawn because they are what the list is a sample of: the same people recorded
+        # again would give nearly the same errors, other people would not. That one hard voice takes
+        # part in a thousand trials makes those trials one observation, not a thousand.
         # Only speakers with a trial are drawn; a slice may not have all of them.
         present, numbers = np.unique(
             np.concatenate([enrol_speakers, test_speakers]), return_inverse=True
@@ -566,6 +571,9 @@ def mean_differences(
     def difference(figures: np.ndarray) -> np.ndarray:
         return np.asarray(figures[num_first:].mean(axis=0) - figures[:num_first].mean(axis=0))
 
+    # Paired: each draw measures all systems on the same speakers, so a hard speaker counts against
+    # each of them and cancels in the difference. That is why two systems whose intervals overlap
+    # may still differ significantly.
     whole = np.array([system.figures() for system in systems])
     drawn = difference(_draw(systems, num_draws, seed))
     note = speakers_note(first[0].num_speakers)
@@ -621,7 +629,7 @@ def compare_scores(
     *,
     num_draws: int,
     seed: int,
-    options: EvaluationOptions | None = None,
+    options: EvaluationOptions = USUAL,
     priors: Sequence[float] = ALWAYS_SHOWN_PRIORS,
     is_paired: bool = False,
 ) -> Comparison:
@@ -647,7 +655,7 @@ def compare_scores(
             "list"
         )
     sides = speakers.ids[trials.enrol], speakers.ids[trials.test]
-    points = operating_points(priors, options or EvaluationOptions())
+    points = operating_points(priors, options)
     prepared = []
     for scores in systems:
         runs = np.atleast_2d(scores)

@@ -190,6 +190,9 @@ def kept_threshold(run: RunData) -> DecisionThreshold | None:
     used = limits.get(threshold_name(USUAL_RATE)) or limits.get(EER_NAME)
     if used is None or run.scores is None or run.labels is None:
         return None
+    # Errors are counted at the threshold that the model brings along, not at the best one of this
+    # list, because that is what its user will meet. They differ if the list is unlike the one that
+    # the threshold was fitted on, and that difference is what this shows.
     accepted = run.scores >= used["threshold"]
     misses = float(1 - accepted[run.labels == 1].mean())
     false_accepts = float(accepted[run.labels == 0].mean())
