@@ -471,7 +471,9 @@ def training_section(runs: Sequence[RunData], pictures: Pictures) -> Section:
                 for record in run.metrics
                 if record.get("kind") == curve.kind and curve.key in record
             ]
-            for stage, begin in _stages(records, where).items():
+            # Later stages -> the epoch or step after which they begin.
+            begins = [record["begun"] for record in records if "begun" in record]
+            for stage, begin in {begun["stage"]: begun[where] for begun in begins}.items():
                 of_run = f" of {run.name}" if len(runs) > 1 else ""
                 note += f" After {where} {begin}{of_run}: the {stage} stage."
                 borders.append(begin)
@@ -502,13 +504,6 @@ def training_section(runs: Sequence[RunData], pictures: Pictures) -> Section:
     if constants:
         remarks = [f"Not plotted because constant or measured once: {', '.join(constants)}."]
     return Section(cards, remarks=remarks)
-
-
-def _stages(records: Sequence[Mapping[str, Any]], where: str) -> dict[str, float]:
-    """Later stages -> the epoch or step after which they begin."""
-    return {
-        record["begun"]["stage"]: record["begun"][where] for record in records if "begun" in record
-    }
 
 
 def _points(
