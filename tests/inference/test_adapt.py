@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,8 @@ from speakernet.assembly.inputs import Inputs
 from speakernet.checkpoint import read_checkpoint, write_checkpoint
 from speakernet.config import load_config
 from speakernet.data.audio import read_audio, write_audio
-from speakernet.data.lists import read_trials
 from speakernet.evaluation import adaptation, embedding
 from speakernet.evaluation.metrics import eer
-from speakernet.evaluation.scoring import Plda
 from speakernet.inference.adapt import AS_IT_IS, adapt, cross_validate, embed_domain
 from speakernet.inference.people import StoreError
 from speakernet.models.model_file import model_file_contents
@@ -31,20 +30,13 @@ pytestmark = pytest.mark.usefixtures("blank_figures")
 
 @pytest.fixture(scope="module")
 def adapted(voices, uncalibrated, tmp_path_factory):
-    """Method -> an adapted copy of the small model."""
+    """A folder with a copy of the small model adapted by each method."""
     folder = tmp_path_factory.mktemp("adapted")
     before = uncalibrated.read_bytes()
-    for method in ("whitening", "plda"):
-        labels = "folders" if method == "plda" else None
-        found = adapt(
-            uncalibrated,
-            [voices],
-            labels=labels,
-            out=folder / f"{method}.pt",
-            method=method,
-            device="cpu",
-        )
-        assert found.path == folder / f"{method}.pt" and found.method.startswith(method)
+    for method, labels in (("whitening", None), ("plda", "folders")):
+        out = folder / f"{method}.pt"
+        done = adapt(uncalibrated, [voices], labels=labels, out=out, method=method, device="cpu")
+        assert done.path == out and done.method.startswith(method)
     assert uncalibrated.read_bytes() == before
     return folder
 
@@ -69,8 +61,6 @@ def test_commands(voices, adapted, tmp_path, call):
     path = adapted / "plda.pt"
     first, second, third = (voices / name for name in ("s00/3.wav", "s00/4.wav", "s01/3.wav"))
     verifier = speakernet.load(path, "cpu")
-    assert verifier.is_calibrated and isinstance(verifier.plda, Plda)
-    assert verifier.rule.scores == "PLDA"
     same, other = (verifier.verify(first, audio).score for audio in (second, third))
     expected = verifier.plda.scores(*map(verifier.embed, (first, second)))[0, 0]
     assert same == pytest.approx(expected, rel=1e-5) and same > other
@@ -87,19 +77,12 @@ def test_commands(voices, adapted, tmp_path, call):
     # A different adaptation is a different model.
     with pytest.raises(StoreError, match="different model"):
         speakernet.load(adapted / "whitening.pt", "cpu").people(tmp_path / "people.db")
-    assert call(f"embed {first} {model} --out {tmp_path}/e.npz")[0] == 0
-    assert np.load(tmp_path / "e.npz")["embeddings"].shape[1] == verifier.embedding_dim
     assert "training adaptation" in call(f"info {path}")[1]
     calibrated = tmp_path / "calibrated.pt"
     trials = f"--trials {voices}/trials.txt --out {calibrated}"
     assert "for PLDA scores" in call(f"calibrate {model} {trials}")[1]
     cohort = f"--cohort {voices}/s05 --out {tmp_path}/c.pt"
     assert call(f"calibrate --model {calibrated} {store} {cohort}")[0] == 1
-    assert call(f"export {path} --out {tmp_path}/m.onnx --speech {first} {second}")[0] == 0
-    onnx = pytest.importorskip("onnx")
-    facts = json.loads(onnx.load(tmp_path / "m.onnx").metadata_props[0].value)
-    assert facts["plda"]["between"] == pytest.approx(verifier.plda.between.tolist())
-    assert facts["thresholds"]
 
 
 @pytest.mark.parametrize("method", ["whitening", "plda"])
@@ -162,8 +145,8 @@ def test_copies_count_once(voices, uncalibrated, tmp_path):
     verifier = speakernet.load(uncalibrated, "cpu")
     embeddings = np.repeat(verifier.embed(str(voices / "s00/0.wav")), 60, axis=0)
     names = [f"{number}.wav" for number in range(60)]
-    arrays = {"names": names, "embeddings": embeddings, "fingerprint": verifier.fingerprint}
-    np.savez(tmp_path / "e.npz", **arrays)
+    fingerprint = verifier.fingerprint
+    np.savez(tmp_path / "e.npz", names=names, embeddings=embeddings, fingerprint=fingerprint)
     with pytest.raises(ValueError, match="only 1 usable recording of 60"):
         adapt(uncalibrated, [tmp_path / "e.npz"], out=new)
     assert not new.exists()
@@ -174,11 +157,12 @@ def test_copies_count_once(voices, uncalibrated, tmp_path):
     assert done.num_recordings == 24 and "s11/9.wav: a copy of" in " ".join(done.notes)
 
 
-def test_noise_is_no_domain(uncalibrated, tmp_path):
-    for number in range(30):
-        hiss = 0.1 * np.random.default_rng(number).standard_normal(48000).astype(np.float32)
-        write_audio(tmp_path / f"calls/{number}.wav", hiss, 16000)
-    with pytest.raises(ValueError, match=r"only 0 usable recordings of 30.*no speech"):
+@pytest.mark.parametrize(("level", "reason"), [(0.1, "no speech"), (0.0, "silent")])
+def test_noise_is_no_domain(uncalibrated, tmp_path, level, reason):
+    for number in range(20):
+        hiss = np.random.default_rng(number).standard_normal(48000).astype(np.float32)
+        write_audio(tmp_path / f"calls/{number}.wav", level * hiss, 16000)
+    with pytest.raises(ValueError, match=rf"only 0 usable recordings of 20.*{reason}"):
         adapt(uncalibrated, [tmp_path / "calls"], out=tmp_path / "new.pt", device="cpu")
     assert not (tmp_path / "new.pt").exists()
 
@@ -308,14 +292,11 @@ def test_refusals(voices, uncalibrated, tmp_path, call, num_speakers, options, m
     assert uncalibrated.read_bytes() == before and not list(tmp_path.glob("*.pt*"))
 
 
-def test_refused_recordings(voices, uncalibrated, tmp_path):
+def test_one_speaker(voices, uncalibrated, tmp_path):
+    recording = read_audio(voices / "s00/0.wav")
     for number in range(20):
         # Another level for each: a copy would not count.
-        level = 1 - number / 100
-        write_audio(tmp_path / f"a/{number}.wav", level * read_audio(voices / "s00/0.wav"), 16000)
-        write_audio(tmp_path / f"silent/{number}.wav", np.zeros(16000, np.float32), 16000)
-    with pytest.raises(ValueError, match="silent"):
-        adapt(uncalibrated, [tmp_path / "silent"], out=tmp_path / "new.pt")
+        write_audio(tmp_path / f"a/{number}.wav", (1 - number / 100) * recording, 16000)
     with pytest.raises(ValueError, match="one speaker"):
         adapt(uncalibrated, [tmp_path], labels="folders", out=tmp_path / "new.pt")
 
@@ -324,17 +305,15 @@ def test_refused_recordings(voices, uncalibrated, tmp_path):
 def test_embeddings_of_another_model(uncalibrated, adapted, tmp_path, is_adapted):
     model = adapted / "plda.pt" if is_adapted else uncalibrated
     fingerprint = speakernet.load(model, "cpu").fingerprint if is_adapted else "other"
-    arrays = {"names": ["a"], "embeddings": np.zeros((1, 11), np.float32)}
-    np.savez(tmp_path / "e.npz", fingerprint=fingerprint, **arrays)
+    embeddings = np.zeros((1, 11), np.float32)
+    np.savez(tmp_path / "e.npz", fingerprint=fingerprint, names=["a"], embeddings=embeddings)
     with pytest.raises(ValueError, match=r"e\.npz: embeddings of"):
         adapt(model, [tmp_path / "e.npz"], out=tmp_path / "new.pt")
 
 
 @pytest.mark.slow
 def test_telephone_calls(shared_data, tmp_path, succeed):
-    """Five folds of people: fitted on the calls of four, tested on the fifth, trials pooled; short
-    calls, for speed.
-    """
+    """Fitted on the calls of four fifths of the people, tested on the rest, across calls."""
     calls = shared_data / "telephone_calls"
     model = tmp_path / "model.pt"
     published = shared_data.parent / "reference" / "campplus_3dspeaker_192.pt"
@@ -345,39 +324,12 @@ def test_telephone_calls(shared_data, tmp_path, succeed):
         rows = [row for row in csv.DictReader(file) if float(row["seconds"]) <= 5]
     short = [str(calls / row["path"]) for row in rows]
     domain = embed_domain(speakernet.load(model, "cpu"), short, calls / "utterances.csv", [])
-    row = {name: number for number, name in enumerate(domain.names)}
-    trials = read_trials(calls / "trials.txt")
-    rows_of = np.array([row.get(str(calls / name), -1) for name in trials.names])
-    enrol = rows_of[trials.enrol]
-    test = rows_of[trials.test]
-    is_short = (enrol >= 0) & (test >= 0)
-    enrol = enrol[is_short]
-    test = test[is_short]
-    is_target = trials.labels[is_short]
-    tested = np.unique(domain.who[0][enrol])
-    methods = {
-        "as it is": (
-            domain.plain,
-            lambda rows, _: adaptation.Transform(((np.eye(192), np.zeros(192)),)),
-        ),
-        "no labels": (domain.rows, lambda rows, _: adaptation.whitening(rows, shrinkage=0.7)),
-        "labels": (
-            domain.rows,
-            lambda rows, who: adaptation.wccn(rows, who, shrinkage=0.7, total=0.4),
-        ),
-    }
-    errors = dict.fromkeys(methods, 0.0)
-    for draw in range(5):
-        fold = np.full(domain.who[0].max() + 1, -1)
-        fold[np.random.default_rng(draw).permutation(tested)] = np.arange(len(tested)) % 5
-        of = fold[domain.who[0]]
-        for name, (rows, fit) in methods.items():
-            scores = []
-            labels = []
-            for part in range(5):
-                is_tested = (of[enrol] == part) & (of[test] == part)
-                units = fit(rows[of != part], domain.who[0][of != part]).apply(rows)
-                scores.append((units[enrol[is_tested]] * units[test[is_tested]]).sum(axis=1))
-                labels.append(is_target[is_tested])
-            errors[name] += eer(np.concatenate(scores), np.concatenate(labels)) / 5
-    assert errors["as it is"] > 15 and errors["no labels"] <= 11.0 and errors["labels"] <= 9.5
+    identity = ((np.eye(192), np.zeros(192)),)
+    for rows, fit, low, high in (
+        (domain.plain, lambda rows, _: adaptation.Transform(identity), 15, 50),
+        (domain.rows, partial(adaptation.whitening, shrinkage=0.7), 0, 11),
+        (domain.rows, partial(adaptation.wccn, shrinkage=0.7, total=0.4), 0, 9.5),
+    ):
+        error, _ = cross_validate(rows, domain.who, fit)
+        print("EER", error)
+        assert low < error < high
