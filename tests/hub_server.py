@@ -12,11 +12,9 @@ import hashlib
 import http.server
 import json
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import huggingface_hub.constants as constants
-import pytest
 
 from speakernet.models import hub
 
@@ -27,7 +25,7 @@ LARGE = (".pt", ".bin", ".ckpt", "avg_model")
 class Server(http.server.ThreadingHTTPServer):
     """Repositories by name, each a folder."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.folders: dict[str, Path] = {}
         self.private: set[str] = set()
@@ -37,27 +35,27 @@ class Server(http.server.ThreadingHTTPServer):
         """Method, path and range of each request for a file."""
 
     @property
-    def address(self) -> str:
+    def address(self):
         return f"http://127.0.0.1:{self.server_port}"
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
     server: Server
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_):
         """Log nothing."""
 
-    def repository(self, words: list[str]) -> Path | None:
+    def repository(self, words):
         """The folder of owner and name, if it exists and access is allowed."""
         name = "/".join(words[:2]).removesuffix(".git")
         if name in self.server.private and self.headers.get("Authorization") != f"Bearer {TOKEN}":
             return None
         return self.server.folders.get(name)
 
-    def do_HEAD(self) -> None:
+    def do_HEAD(self):
         self.do_GET()
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         path = self.path.partition("?")[0]
         words = path.strip("/").split("/")
         is_api = words[0] == "api"
@@ -91,7 +89,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.answer(data[first:], 206 if first else 200, headers)
 
     @staticmethod
-    def facts(file: Path) -> dict[str, object]:
+    def facts(file):
         """Size and name of a file's content, as reported by the hub."""
         data = file.read_bytes()
         is_large = file.name.endswith(LARGE)
@@ -101,7 +99,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         }
         return found | ({"lfs": {**found, "pointerSize": 134}} if is_large else {})
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         words = self.path.partition("?")[0].strip("/").split("/")
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if words[-1] == "validate-yaml":
@@ -154,15 +152,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         url = f"{self.server.address}/{where}/commit/{'0' * 40}"
         return self.answer({"success": True, "commitOid": "0" * 40, "commitUrl": url})
 
-    def do_PUT(self) -> None:
+    def do_PUT(self):
         _, owner, oid = self.path.strip("/").split("/")
         root = next(iter(self.server.folders.values())).parent
         (root / owner / oid).write_bytes(self.rfile.read(int(self.headers["Content-Length"])))
         self.answer(b"")
 
-    def answer(
-        self, data: object, status: int = 200, headers: dict[str, str] | None = None
-    ) -> None:
+    def answer(self, data, status=200, headers=None):
         content = data if isinstance(data, bytes) else json.dumps(data).encode()
         kind = "application/octet-stream" if isinstance(data, bytes) else "application/json"
         self.send_response(status)
@@ -184,7 +180,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def local_hub(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[Server]:
+def local_hub(monkeypatch, cache):
     """A server in place of the hub, with an empty cache and no token."""
     server = Server()
     threading.Thread(target=functools.partial(server.serve_forever, 0.05), daemon=True).start()

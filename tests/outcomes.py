@@ -3,8 +3,6 @@
 import hashlib
 import json
 import re
-from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -24,7 +22,7 @@ SAME_NUMBERS = (
 )
 
 
-def outcome_of(run: Path) -> dict[str, Any]:
+def outcome_of(run):
     """Everything in which a finished run must equal an undisturbed one."""
     results = json.loads((run / "results.json").read_text())
     report = (run / "report.html").read_text()
@@ -51,7 +49,7 @@ def outcome_of(run: Path) -> dict[str, Any]:
     }
 
 
-def digests(path: Path) -> dict[str, str]:
+def digests(path):
     """Digests of the weights and, if the file has it, of the training state."""
     contents = read_own_checkpoint(path)
     training = contents.get("training", {})
@@ -67,7 +65,7 @@ def digests(path: Path) -> dict[str, str]:
     return {name: digest(tree) for name, tree in held.items()}
 
 
-def digest(tree: Any) -> str:
+def digest(tree):
     """Digest of all values in nested containers."""
     found = hashlib.sha256()
     for value in leaves(tree):
@@ -77,7 +75,7 @@ def digest(tree: Any) -> str:
     return found.hexdigest()
 
 
-def leaves(tree: Any) -> list[Any]:
+def leaves(tree):
     """The values of nested containers, in order."""
     if isinstance(tree, dict):
         return [leaf for key in tree for leaf in (key, *leaves(tree[key]))]
@@ -86,13 +84,13 @@ def leaves(tree: Any) -> list[Any]:
     return [tree]
 
 
-def numbers(path: Path) -> list[dict[str, Any]]:
+def numbers(path):
     """The records of a metrics file without timings."""
     records = [json.loads(line) for line in path.read_text().splitlines()]
     return [{name: one[name] for name in SAME_NUMBERS if name in one} for one in records]
 
 
-def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+def differences(found, expected):
     """Names of the entries that differ, with their differing parts."""
     names = []
     for name, value in expected.items():

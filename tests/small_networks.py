@@ -2,8 +2,6 @@
 for tests.
 """
 
-from typing import Any
-
 import torch
 
 from speakernet.models.options import FAMILIES, MODELS
@@ -45,13 +43,13 @@ MELS = {"VGGVox": 40, "ReDimNetB0": 72, "ReDimNet2B0": 72}
 
 
 def small_network(
-    name: str,
-    pooling: str = "auto",
+    name,
+    pooling="auto",
     *,
-    model_options: dict[str, Any] | None = None,
-    front_end: str | None = None,
-    **front_end_options: Any,
-) -> SpeakerNet:
+    model_options=None,
+    front_end=None,
+    **front_end_options,
+):
     """A network with 32-dimensional embeddings and the same random weights each time."""
     torch.manual_seed(0)
     is_raw = MODELS[name].options.front_end_defaults["name"] == "raw"

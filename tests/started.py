@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -23,14 +22,14 @@ PATIENCE_SECONDS = 240
 SHARED_MEMORY = "/dev/shm/"
 
 
-def free_port() -> int:
+def free_port():
     """A port on which nothing listens."""
     with socket.socket() as trial:
         trial.bind(("localhost", 0))
         return int(trial.getsockname()[1])
 
 
-def own_environment() -> dict[str, str]:
+def own_environment():
     """This environment without variables of an outer torchrun, with the checkout importable."""
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC")
@@ -38,7 +37,7 @@ def own_environment() -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
 
 
-def torchrun(*options: str, count: int = 2) -> list[str]:
+def torchrun(*options, count=2):
     """The command up to the script; on a free port unless the options give a rendezvous."""
     meet = (
         []
@@ -60,7 +59,7 @@ class Started:
     file.
     """
 
-    def __init__(self, command: Sequence[str], output: Path) -> None:
+    def __init__(self, command, output):
         self._path = output
         with output.open("ab") as file:
             self._begin = file.tell()
@@ -78,10 +77,10 @@ class Started:
         self._seen: dict[int, psutil.Process] = {}
         self._shared: set[str] = set()
 
-    def __enter__(self) -> "Started":
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_error: object) -> None:
+    def __exit__(self, *_error):
         for one in (
             [*self._look(), psutil.Process(self.process.pid)]
             if self.process.poll() is None
@@ -92,13 +91,13 @@ class Started:
         self.process.wait()
 
     @property
-    def output(self) -> str:
+    def output(self):
         """The output so far."""
         with self._path.open("rb") as file:
             file.seek(self._begin)
             return file.read().decode(errors="replace")
 
-    def ranks(self) -> dict[int, psutil.Process]:
+    def ranks(self):
         """The living rank processes, by rank."""
         found = {}
         for one in self._look():
@@ -108,7 +107,7 @@ class Started:
                     found[int(one.environ()["RANK"])] = one
         return found
 
-    def until(self, is_so: Callable[[], bool], what: str) -> None:
+    def until(self, is_so, what):
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not is_so():
             assert self.process.poll() is None, f"it ended before {what}: {self.output[-3000:]}"
@@ -118,7 +117,7 @@ class Started:
             self._look()
             time.sleep(0.1)
 
-    def end(self, seconds: float = PATIENCE_SECONDS, lingering: float = 0.0) -> int:
+    def end(self, seconds=PATIENCE_SECONDS, lingering=0.0):
         """The status, within `seconds`; no process (after `lingering` more) and no shared memory
         may be left.
         """
@@ -138,14 +137,14 @@ class Started:
         assert not kept, f"left in shared memory: {kept}"
         return status
 
-    def _living(self) -> list[psutil.Process]:
+    def _living(self):
         return [
             one
             for one in self._seen.values()
             if one.is_running() and one.status() != psutil.STATUS_ZOMBIE
         ]
 
-    def _look(self) -> list[psutil.Process]:
+    def _look(self):
         """All descendants of the first process; records them and their shared memory."""
         with contextlib.suppress(psutil.Error):
             for one in psutil.Process(self.process.pid).children(recursive=True):
@@ -159,11 +158,11 @@ class Started:
         return list(self._seen.values())
 
 
-def steps_of(run: Path) -> int:
+def steps_of(run):
     path = run / "metrics.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     return max((json.loads(line)["step"] for line in lines if line.endswith("}")), default=0)
 
 
-def saved_step(run: Path) -> int:
+def saved_step(run):
     return int(read_own_checkpoint(run / "last.pt")["training"]["state"]["step"])

@@ -216,7 +216,7 @@ class Thing:
 
 def test_component_arguments():
     table = {"part": Component(ScaledOptions, f"{__name__}:Thing")}
-    sys.modules.setdefault(__name__, types.SimpleNamespace(Thing=Thing))  # type: ignore[arg-type]
+    sys.modules.setdefault(__name__, types.SimpleNamespace(Thing=Thing))
     assert create(
         table["part"], options_of(table, "part", {"scale": 2}), size=3, color="red"
     ).made == (3, 2.0)

@@ -1,6 +1,5 @@
 """The recipe of a minimal run, for tests that need a real one and override what they need."""
 
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -9,7 +8,7 @@ MANY_STEPS: dict[str, Any] = {"training": {"max_epochs": 5000, "test_interval": 
 """More than any test waits for; for runs that are stopped."""
 
 
-def two_stages(epochs: int, later_epochs: int, crop_frames: int) -> list[dict[str, Any]]:
+def two_stages(epochs, later_epochs, crop_frames):
     """The entries of training.stages for a run that ends with a large margin and longer crops."""
     return [
         {"name": "base", "epochs": epochs},
@@ -43,7 +42,7 @@ EVERY_STAGE: dict[str, Any] = {
 time."""
 
 
-def recipe_of(corpus: Path, run: Path | str, *changes: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def recipe_of(corpus, run, *changes):
     """Section -> option -> value of a run in `run` over a corpus with its lists; later `changes`
     take precedence.
     """
@@ -69,7 +68,7 @@ def recipe_of(corpus: Path, run: Path | str, *changes: dict[str, Any]) -> dict[s
     return sections
 
 
-def write_recipe(path: Path, corpus: Path, run: Path, *changes: dict[str, Any]) -> Path:
+def write_recipe(path, corpus, run, *changes):
     """Write that recipe and return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(recipe_of(corpus, run, *changes), sort_keys=False))

@@ -8,7 +8,6 @@ import os
 from pathlib import Path
 
 import pytest
-import yaml
 
 from speakernet.assembly.training import build_loss
 from speakernet.config import ConfigError, config_from_dict, load_config
@@ -86,40 +85,6 @@ def test_numbers_have_finite_bounds():
             with pytest.raises(OptionError) as caught:
                 owner(**{field: [value] if is_list else value})
             assert caught.value.field == field
-
-
-TAKEN = {"1e12": {"runtime.seed", "runtime.loss_scale"}, "": {"runtime.gpu_id"}}
-
-
-@pytest.mark.parametrize("value", ["-1", "1e12", ".nan", ""])
-def test_number_taken_or_refused_with_line(value, tmp_path):
-    taken = set()
-    for holder, name, _, field in NUMBERS:
-        values: dict = {"loss": {"name": "combined"}} if holder.startswith("loss.") else {}
-        if holder == "model.pooling_options":
-            is_over_layers = POOLINGS[name].options.takes_layers
-            values = {"model": {"name": "Pretrained" if is_over_layers else "ResNet"}}
-            values["model"] |= {"options": {"backbone": "one"}} if is_over_layers else {}
-        for key, given in (
-            (CHOICES[holder].key if holder in CHOICES else "", name),
-            (f"{holder}.{field}", "VALUE"),
-        ):
-            at, (*places, last) = values, key.split(".")
-            for place in places:
-                at = at.setdefault(place, {})
-            at |= {last: given} if last else {}
-        text = yaml.safe_dump(values).replace("VALUE", value)
-        try:
-            load_config(["--config", write(tmp_path, text)])
-        except ConfigError as error:
-            # A conflict may be reported at the other option.
-            assert ("my.yaml:" in str(error) or "default:" in str(error)) and holder in str(
-                error
-            ), (text, error)
-        else:
-            taken.add(f"{holder}.{field}")
-    if value != "-1":
-        assert taken == TAKEN.get(value, set())
 
 
 BROKEN = {

@@ -1,10 +1,8 @@
 """Hostile variants of small files, drawn from a seed: bytes, text, JSON-like values."""
 
 import json
-import random
 import re
 import struct
-from collections.abc import Sequence
 from typing import Any
 
 MAX_CHANGES = 6
@@ -31,7 +29,7 @@ VALUES: tuple[Any, ...] = (
 KINDS = ("bit", "bit", "number", "number", "delete", "repeat", "insert", "token", "cut")
 
 
-def mutate(content: bytes, draw: random.Random) -> bytes:
+def mutate(content, draw):
     """A few random changes to the bytes of a file."""
     changed = bytearray(content)
     for _ in range(1 + min(int(draw.expovariate(0.8)), MAX_CHANGES - 1)):
@@ -65,14 +63,14 @@ def mutate(content: bytes, draw: random.Random) -> bytes:
     return bytes(changed)
 
 
-def mutate_tree(tree: Any, draw: random.Random, values: Sequence[Any] = VALUES) -> Any:
+def mutate_tree(tree, draw, values=VALUES):
     """A copy of nested dictionaries and lists with a few entries removed, doubled or replaced."""
     for _ in range(1 + min(int(draw.expovariate(1.0)), MAX_CHANGES - 1)):
         tree = _change(tree, draw, values)
     return tree
 
 
-def _change(tree: Any, draw: random.Random, values: Sequence[Any]) -> Any:
+def _change(tree, draw, values):
     """The tree with one entry changed, somewhere on a random path."""
     if not isinstance(tree, dict | list) or not tree or draw.random() < 0.05:
         return draw.choice(values)

@@ -7,7 +7,6 @@ import sqlite3
 import threading
 import zipfile
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,43 +31,43 @@ with_and_without_key = pytest.mark.parametrize(
 
 
 @pytest.fixture()
-def path(tmp_path) -> Path:
+def path(tmp_path):
     return tmp_path / "p.db"
 
 
 MODEL = StoreModel("model", DIM)
 
 
-def opened(path: Path, model: StoreModel = MODEL, **how) -> PeopleStore:
+def opened(path, model=MODEL, **how):
     return PeopleStore(path, model, **how)
 
 
-def voice(seed: int, count: int = 1) -> np.ndarray:
+def voice(seed, count=1):
     return np.random.default_rng(seed).standard_normal((count, DIM)).astype(np.float32)
 
 
-def recording(name: str, embedding: np.ndarray, weight: float = 1.0, **how) -> StoredRecording:
+def recording(name, embedding, weight=1.0, **how):
     return StoredRecording(name, embedding, weight, **how)
 
 
-def nearest(store: PeopleStore, embedding: np.ndarray) -> str:
+def nearest(store, embedding):
     return store.identify(embedding, top=1)[0][0]
 
 
-def names_of(store: PeopleStore) -> list[str]:
+def names_of(store):
     return [person.name for person in store.people()]
 
 
-def unit(rows: np.ndarray) -> np.ndarray:
+def unit(rows):
     return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
 
 
-def run_sql(path: Path, *statements: str) -> None:
+def run_sql(path, *statements):
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.executescript(";".join(statements))
 
 
-def old_store(path: Path, key: str | None = None) -> None:
+def old_store(path, key=None):
     """A store of speakernet 0.2.0 with two recordings of Ada and one of Bo."""
     run_sql(
         path,
@@ -147,7 +146,7 @@ def test_bad_embeddings(path):
 def test_kill(path):
     receiver, sender = FORK.Pipe(duplex=False)
 
-    def enrol_many() -> None:
+    def enrol_many():
         for number in range(100_000):
             opened(path).enroll(f"p{number}", voice(number, 2))
             sender.send(number)
@@ -172,7 +171,7 @@ def test_kill(path):
 @pytest.mark.slow
 @needs_fork
 def test_simultaneous_enrolments(path):
-    def enrol() -> None:
+    def enrol():
         opened(path).add([recording("Ada", voice(0), digest=digest) for digest in "abc"])
 
     processes = [FORK.Process(target=enrol) for _ in range(20)]
@@ -399,7 +398,7 @@ def test_damaged_store(path):
     for row in range(40):
         store.enroll(f"p{row}", voice(row, 2))
 
-    def answers() -> list:
+    def answers():
         asked = opened(path)
         return [asked.identify(voice(person, 2)[0], top=3) for person in range(0, 40, 10)]
 

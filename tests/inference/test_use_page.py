@@ -16,7 +16,7 @@ from speakernet.data.audio import write_audio
 from speakernet.data.ffmpeg import find_ffmpeg
 
 
-def blocks(page: Path, language: str) -> list[str]:
+def blocks(page, language):
     return re.findall(
         rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL
     )

@@ -10,7 +10,6 @@ import math
 import os
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,40 +46,40 @@ CHANGES: dict[str, Any] = {
 
 
 @contextlib.contextmanager
-def stopped(step: int) -> Iterator[None]:
+def stopped(step):
     """The last process is asked to stop in this step; 0: in the first evaluation."""
     before = Trainer.run_step, Trainer.evaluate
 
-    def ask() -> None:
+    def ask():
         if distributed.rank() == distributed.world_size() - 1:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def run_step(self: Trainer, batches: Any) -> None:
+    def run_step(self, batches):
         if step == self.state.step + 1:
             ask()
         before[0](self, batches)
 
-    def evaluate(self: Trainer, *note: str, **how: bool) -> float:
+    def evaluate(self, *note, **how):
         if step == 0:
             ask()
         return before[1](self, *note, **how)
 
-    Trainer.run_step, Trainer.evaluate = run_step, evaluate  # type: ignore[method-assign]
+    Trainer.run_step, Trainer.evaluate = run_step, evaluate
     try:
         with pytest.raises(Interrupted):
             yield
     finally:
-        Trainer.run_step, Trainer.evaluate = before  # type: ignore[method-assign]
+        Trainer.run_step, Trainer.evaluate = before
 
 
-def train(folder: Path, name: str, step: int, *options: str) -> None:
+def train(folder, name, step, *options):
     """Train the recipe of `folder`/`name` up to a step."""
     given = ["--config", str(folder / "run.yaml"), "--save_path", str(folder / name), *options]
     with stopped(step):
         train_experiment(load_config(given))
 
 
-def refused(call: Any, *own: str, common: tuple[str, ...] = ()) -> str:
+def refused(call, *own, common=()):
     """The error if the second process has different options."""
     options = (*common, *own) if distributed.rank() == 1 else common
     given = [
@@ -97,11 +96,11 @@ def refused(call: Any, *own: str, common: tuple[str, ...] = ()) -> str:
     return str(caught.value)
 
 
-def with_bad_gradients(add: Any) -> Any:
+def with_bad_gradients(add):
     """The step's `add` with a NaN in every third gradient of the last rank."""
     calls = itertools.count(1)
 
-    def instead(step: TrainingStep, batch: Any, *, is_last: bool = True) -> None:
+    def instead(step, batch, *, is_last=True):
         is_bad = next(calls) % 3 == 0 and distributed.rank() == distributed.world_size() - 1
         handle = next(step.net.parameters()).register_hook(
             lambda gradient: gradient * (math.nan if is_bad else 1.0)
@@ -112,7 +111,7 @@ def with_bad_gradients(add: Any) -> Any:
     return instead
 
 
-def two() -> dict[str, str]:
+def two():
     """In two processes: an uninterrupted run, a stopped one, bad steps, and refusals."""
     folder = Path.cwd()
     # First, because a process remembers for the rest of its life that it was asked to stop.
@@ -132,12 +131,12 @@ def two() -> dict[str, str]:
     }
     # Rank 0 shows progress by its own clock, while names of bad steps are gathered from all ranks.
     progress.REFRESH_SECONDS = 0.0
-    TrainingStep.add = with_bad_gradients(TrainingStep.add)  # type: ignore[method-assign]
+    TrainingStep.add = with_bad_gradients(TrainingStep.add)
     train(folder, "bad", LAST_STEP, "--training.log_interval", "1000")
     return found
 
 
-def is_found_finished() -> bool:
+def is_found_finished():
     """Whether a finished run is recognised if the second process does not see the first one's
     folder.
     """
@@ -148,14 +147,14 @@ def is_found_finished() -> bool:
     return outcomes[0].evaluation is not None and outcomes[1].evaluation is None
 
 
-def three() -> dict[str, str]:
+def three():
     """In three processes: runs of one and of two processes resume; batches that cannot be shared
     (evenly).
     """
     folder = Path.cwd()
     logged: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: logged.append(record.getMessage())
     logging.getLogger("speakernet").addHandler(handler)
     logging.getLogger("speakernet").setLevel("INFO")
     for name in ("half1-3", "whole2-3"):
@@ -204,7 +203,7 @@ def test_resuming(tiny_corpus, tmp_path):
     assert of_three[0]["logged"].count("resumed from") == 2
 
 
-def outcome(run: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
+def outcome(run):
     """Weights, head and the records of the steps."""
     saved = read_own_checkpoint(run / "last.pt")["training"]
     assert saved["state"]["step"] == LAST_STEP, run
@@ -212,7 +211,7 @@ def outcome(run: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
     return {**saved["net"], **saved["loss"]}, steps
 
 
-def compare(name: str, found: Any, expected: Any) -> None:
+def compare(name, found, expected):
     """Assert equal batches and schedules, and weights up to the order of sums."""
     assert [row["step"] for row in found[1]] == list(range(1, LAST_STEP + 1)), name
     for row, other in zip(found[1], expected[1], strict=True):

@@ -34,7 +34,7 @@ CHANGES: dict[str, Any] = {
 }
 
 
-def train(name: str, *options: str, until: int = 0) -> None:
+def train(name, *options, until=0):
     """Train in the folder `name`, to the end or until a step."""
     loaded = load_config(
         ["--config", f"{name.partition('-')[0]}.yaml", "--save_path", name, *options]
@@ -46,7 +46,7 @@ def train(name: str, *options: str, until: int = 0) -> None:
         train_experiment(loaded)
 
 
-def two() -> None:
+def two():
     """In two processes: uninterrupted runs of all weights and of adapters, the rest of a run of
     one, part of a run.
     """
@@ -102,7 +102,7 @@ def test_shards_equal_one_process(tiny_corpus, tmp_path):
     assert type(outcome_of(tmp_path / "kept")["net"]["pooling.keys.weight"]) is torch.Tensor
 
 
-def outcome_of(run: Path) -> dict[str, Any]:
+def outcome_of(run):
     """Loss of each step, weights of last.pt and best.pt."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     saved = read_own_checkpoint(run / "last.pt")["training"]

@@ -5,9 +5,7 @@ run resumes.
 import contextlib
 import signal
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -29,7 +27,7 @@ SMALL_CACHE = 190_000 / 2**30
 
 
 @contextmanager
-def two_machines(recipe: Path) -> Iterator[list[Started]]:
+def two_machines(recipe):
     """A process each on two machines, as far as caches are concerned."""
     folder = recipe.parent
     port = free_port()
@@ -50,12 +48,12 @@ def two_machines(recipe: Path) -> Iterator[list[Started]]:
         yield ranks
 
 
-def end(ranks: list[Started]) -> None:
+def end(ranks):
     for started in ranks:
         assert started.end() == 0, started.output[-3000:]
 
 
-def recipe_of(folder: Path, corpus: Path, **data: float) -> Path:
+def recipe_of(folder, corpus, **data):
     """One epoch of eight steps."""
     changes = {"training": {"max_epochs": 1, "save_steps": 1}, "runtime": {"deterministic": True}}
     changes["evaluation"] = {"eval_frames": 40, "num_crops": 1, "bootstrap_samples": 0}

@@ -7,9 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -34,9 +32,7 @@ def recipe(tiny_corpus, tmp_path_factory):
 
 
 @contextmanager
-def training_processes(
-    recipe: Path, *options: str, command: list[str] | None = None
-) -> Iterator[Started]:
+def training_processes(recipe, *options, command=None):
     """Two processes that have trained for some steps."""
     run = recipe.parent / "run"
     before = steps_of(run)

@@ -8,7 +8,6 @@ a processor chooses for a share of a batch, and weights differ by far more than 
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -105,12 +104,12 @@ class Share:
     draw_key: int = 3
 
     @property
-    def draw_rows(self) -> np.ndarray:
+    def draw_rows(self):
         """The rows: no utterance is repeated."""
         return self.indices.numpy()
 
 
-def batch_of(case: Case, number: int) -> Share:
+def batch_of(case, number):
     """This process's share of batch `number`."""
     generator = torch.Generator().manual_seed(100 + number)
     labels = torch.randperm(CLASSES, generator=generator)[: case.units].repeat_interleave(
@@ -127,7 +126,7 @@ def batch_of(case: Case, number: int) -> Share:
     return Share(waveforms[own], labels[own], torch.arange(len(labels))[own] + 50 * number, sizes)
 
 
-def build(case: Case) -> tuple[nn.Module, nn.Module, TrainingStep]:
+def build(case):
     """Network, loss and step, for one process or several."""
     torch.manual_seed(1)
     net = SpeakerNet.named(
@@ -165,7 +164,7 @@ def build(case: Case) -> tuple[nn.Module, nn.Module, TrainingStep]:
     return net, loss, step
 
 
-def train(case: Case) -> dict[str, Any]:
+def train(case):
     """The results of some steps."""
     net, loss, step = build(case)
     rows = []
@@ -204,7 +203,7 @@ def train(case: Case) -> dict[str, Any]:
     }
 
 
-def gathered() -> tuple[list[int], list[float], float]:
+def gathered():
     """Rows gathered from uneven shares, and the mean gradient of a loss over all of them."""
     rank = distributed.rank()
     own = torch.arange(3.0 - rank).add(10 * rank).unsqueeze(1).requires_grad_()
@@ -214,7 +213,7 @@ def gathered() -> tuple[list[int], list[float], float]:
     return rows.flatten().int().tolist(), own.grad.flatten().tolist(), float(rows.sum())
 
 
-def normed(shape: Sequence[int], momentum: float | None, passes: int) -> list[torch.Tensor]:
+def normed(shape, momentum, passes):
     """Output, input gradient, weight gradient and statistics of a batch norm over a share of random
     features.
     """
@@ -238,7 +237,7 @@ def normed(shape: Sequence[int], momentum: float | None, passes: int) -> list[to
     return [found.detach(), mine.grad, net[0].weight.grad, net[0].running_mean, net[0].running_var]
 
 
-def own_norms() -> list[list[torch.Tensor]]:
+def own_norms():
     """Running means of local norms after a step; the same after sharing; and the weights."""
     net, _, step = build(Case("amsoftmax", has_own_norms=True))
     step.exchange.begin_epoch()
@@ -263,7 +262,7 @@ class Compiled(nn.Linear):
         self.count += 1
 
 
-def count_compilations() -> list[int]:
+def count_compilations():
     """Compilations if this rank's steps are long and the other's short, and the other way round."""
     counts = []
     for slow_rank in (0, 1):
@@ -279,7 +278,7 @@ NORMS = [((6, 4), 0.1, 1), ((6, 4, 7), None, 3), ((6, 4, 3, 5), 0.1, 2)]
 
 
 @contextlib.contextmanager
-def in_float64() -> Iterator[None]:
+def in_float64():
     """Every network, loss and figure in float64, including casts to float32 in losses and front
     ends.
     """
@@ -291,7 +290,7 @@ def in_float64() -> Iterator[None]:
         torch.set_default_dtype(torch.float32)
 
 
-def everything() -> dict[str, Any]:
+def everything():
     """All results of this process."""
     torch.set_num_threads(1)
     is_alone = not distributed.is_distributed()
@@ -324,15 +323,13 @@ def test_two_processes_equal_one(tmp_path):
         _check_training(name, alone[name], [answer[name] for answer in several])
 
 
-def _check_gathering(
-    first: tuple[list[int], list[float], float], second: tuple[list[int], list[float], float]
-) -> None:
+def _check_gathering(first, second):
     assert first[0] == second[0] == [0, 1, 2, 10, 11]
     # Twice the gradient, because it is averaged over two processes and is zero in the other.
     assert first[1] == [0.0, 4.0, 8.0] and second[1] == [40.0, 44.0]
 
 
-def _check_own_norms(first: list[list[torch.Tensor]], second: list[list[torch.Tensor]]) -> None:
+def _check_own_norms(first, second):
     assert not any(torch.equal(*pair) for pair in zip(first[0], second[0], strict=True)), (
         "the shares differ"
     )
@@ -342,7 +339,7 @@ def _check_own_norms(first: list[list[torch.Tensor]], second: list[list[torch.Te
     assert all(torch.equal(*pair) for pair in zip(first[2], second[2], strict=True))
 
 
-def _check_heads(rank: int, found: list[dict[str, float]]) -> None:
+def _check_heads(rank, found):
     """A shard of a head equals the whole one: loss, gradients, weights after steps, saving and
     loading.
     """
@@ -358,9 +355,7 @@ def _check_heads(rank: int, found: list[dict[str, float]]) -> None:
         ), options
 
 
-def _check_norms(
-    whole: list[torch.Tensor], first: list[torch.Tensor], second: list[torch.Tensor]
-) -> None:
+def _check_norms(whole, first, second):
     for place in (0, 1):
         torch.testing.assert_close(
             torch.cat([first[place], second[place]]), whole[place], rtol=1e-4, atol=1e-4
@@ -371,7 +366,7 @@ def _check_norms(
         assert torch.equal(first[place], second[place])
 
 
-def _check_training(name: str, alone: dict[str, Any], several: list[dict[str, Any]]) -> None:
+def _check_training(name, alone, several):
     """Weights and figures equal to 1e-8, the same bits in both processes, and the weights have
     changed.
     """

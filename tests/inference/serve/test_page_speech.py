@@ -49,7 +49,7 @@ def node(tmp_path):
     page = resources.files("speakernet.inference.serve") / "page"
     (tmp_path / "speech.mjs").write_bytes((page / "speech.js").read_bytes())
 
-    def run(script: str, given: object) -> object:
+    def run(script, given):
         (tmp_path / "given.json").write_text(json.dumps(given))
         (tmp_path / "run.mjs").write_text(
             'import { readFileSync } from "fs";\n'
