@@ -22,7 +22,7 @@ from tests.conftest import tiny_voice as voice
 
 
 def prepare(folder, save_path, *arguments):
-    return run_data_prep("folder", folder, "--save_path", save_path, "--jobs", 2, *arguments)
+    return run_data_prep("folder", folder, f"--save_path {save_path} --jobs 2", *arguments)
 
 
 def speakers_of(path, root):
@@ -38,13 +38,8 @@ def test_lists_trials_and_configurations(tmp_path, capsys, caplog):
     assert "64 utterances of 16 speakers for training, 0.01 hours" in caplog.text
     config = out / "out.yaml"
     fresh, fine_tuned = (line.split()[2:] for line in capsys.readouterr().out.splitlines())
-    assert fresh == ["--config", "small_data.yaml", "--config", str(config)]
-    assert fine_tuned[:4] == [
-        "--config",
-        "finetune.yaml",
-        "--config",
-        str(out / "out_finetune.yaml"),
-    ]
+    assert fresh == f"--config small_data.yaml --config {config}".split()
+    assert fine_tuned[:4] == f"--config finetune.yaml --config {out}/out_finetune.yaml".split()
     training = read_training_list(out / "train_list.txt")
     judges = [speakers_of(out / f"{part}_trials.txt", root) for part in ("validation", "test")]
     parts = [set(training.speakers), *judges]
@@ -84,7 +79,7 @@ def test_recipe_for_little_data(tmp_path, capsys, monkeypatch, num_train, epochs
         return dataclasses.replace(prepared(*arguments), num_train=num_train, median_seconds=4.0)
 
     monkeypatch.setattr(own_folder, "prepare_lists", counted)
-    assert prepare(root, out, "--rir_path", tmp_path) == 0
+    assert prepare(root, out, f"--rir_path {tmp_path}") == 0
     command = capsys.readouterr().out.splitlines()[0]
     assert ("--config small_data.yaml --config" in command) == is_little
     written = yaml.safe_load((out / "out.yaml").read_text())
@@ -123,7 +118,7 @@ def test_table(tmp_path):
                     f"s{int(utterance) % 2}",
                 ]
             )
-    assert prepare(root, out, "--csv", tmp_path / "voices.csv", "--same_gender") == 0
+    assert prepare(root, out, f"--csv {tmp_path}/voices.csv --same_gender") == 0
     trials = read_trials(out / "validation_trials.txt")
     is_odd = np.array([int(name.split("_")[0]) % 2 for name in trials.names])
     assert (is_odd[trials.enrol] == is_odd[trials.test]).all()
@@ -142,12 +137,12 @@ def test_repeated_rows_of_a_table(tmp_path, caplog):
         for name in write_voices(root, 8, 4, "s{speaker}/{utterance}.wav", 0.6)
     ]
     write_table(tmp_path / "plain.csv", rows)
-    assert prepare(root, out, "--csv", tmp_path / "plain.csv") == 0
+    assert prepare(root, out, f"--csv {tmp_path}/plain.csv") == 0
     lists = {path.name: path.read_bytes() for path in out.glob("*_*.txt")}
     write_table(
         tmp_path / "twice.csv", [*rows, *rows, *((f"./{name}", speaker) for name, speaker in rows)]
     )
-    assert prepare(root, out, "--csv", tmp_path / "twice.csv") == 0
+    assert prepare(root, out, f"--csv {tmp_path}/twice.csv") == 0
     assert {path.name: path.read_bytes() for path in out.glob("*_*.txt")} == lists
     assert "64 rows repeat a path" in caplog.text
     assert "96 found, 32 usable, 64 skipped, 0 left out" in (out / "summary.txt").read_text()
@@ -160,7 +155,7 @@ def test_a_path_under_two_speakers(tmp_path, capsys):
         for name in write_voices(root, 4, 4, "s{speaker}/{utterance}.wav", 0.6)
     ]
     write_table(tmp_path / "voices.csv", [*rows, (f".//{rows[0][0]}", "s3")])
-    assert prepare(root, out, "--csv", tmp_path / "voices.csv") == 1
+    assert prepare(root, out, f"--csv {tmp_path}/voices.csv") == 1
     wrong = capsys.readouterr().err
     assert (
         "'.//s0/0.wav'" in wrong
@@ -218,7 +213,7 @@ def parts_of(out):
 
 
 def test_pooled_splits(tmp_path, split_folder, caplog):
-    assert prepare(split_folder, tmp_path / "pooled", "--layout", "pooled") == 0
+    assert prepare(split_folder, tmp_path / "pooled", "--layout pooled") == 0
     assert parts_of(tmp_path / "pooled")["train"] == {"a", "b"}
     assert prepare(split_folder / "train", tmp_path / "one") == 0
     (split_folder / "dev").rename(tmp_path / "dev")
@@ -240,13 +235,13 @@ def test_splits_beside_speakers(tmp_path, split_folder, capsys):
     assert prepare(split_folder, tmp_path / "out") == 1
     errors = capsys.readouterr().err
     assert "dev, train" in errors and "anna" in errors and "--layout speakers" in errors
-    assert prepare(split_folder, tmp_path / "out", "--layout", "speakers") == 0
+    assert prepare(split_folder, tmp_path / "out", "--layout speakers") == 0
     with pytest.raises(SystemExit):
-        prepare(split_folder, tmp_path / "out", "--layout", "mixed")
-    assert prepare(split_folder, tmp_path / "out", "--layout", "parts", "--speaker_depth", 1) == 1
+        prepare(split_folder, tmp_path / "out", "--layout mixed")
+    assert prepare(split_folder, tmp_path / "out", "--layout parts --speaker_depth 1") == 1
     table = tmp_path / "table.csv"
     pattern = "{speaker}/{utterance}.wav"
-    assert prepare(split_folder, tmp_path / "out", "--csv", table, "--pattern", pattern) == 1
+    assert prepare(split_folder, tmp_path / "out", f"--csv {table} --pattern {pattern}") == 1
     errors = capsys.readouterr().err
     assert "--csv and --pattern" in errors and "--layout and --speaker_depth" in errors
 
@@ -369,7 +364,7 @@ def test_trials_are_all_pairs_while_they_are_few(tmp_path):
     num_trials = {}
     for most in (15, 14):
         out = tmp_path / str(most)
-        assert prepare(root, out, "--targets_per_speaker", most) == 0
+        assert prepare(root, out, f"--targets_per_speaker {most}") == 0
         for name in ("validation", "everyone"):
             labels = read_trials(out / f"{name}_trials.txt").labels
             num_trials[name, most] = (int(labels.sum()), int((labels == 0).sum()))

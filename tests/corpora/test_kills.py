@@ -47,18 +47,9 @@ def run_until(folder, table, lists, sign=""):
     """Run in a process that is killed at a random moment after `sign` appears; returns whether it
     was killed.
     """
-    options = [
-        "--all",
-        "--augment",
-        "--save_path",
-        folder,
-        "--catalogue",
-        table,
-        "--lists_from",
-        lists,
-        "--jobs",
-        2,
-    ]
+    options = (
+        f"--all --augment --save_path {folder} --catalogue {table} --lists_from {lists} --jobs 2"
+    ).split()
     context = multiprocessing.get_context("forkserver")
     # Makes processes start immediately.
     context.set_forkserver_preload(["speakernet.corpora.voxceleb", "preparation_corpora"])

@@ -50,8 +50,8 @@ def prepared(tmp_path_factory, published):
         patch.chdir(root)
         table = write_catalogue(root / "table.yaml", source.address, published.corpora)
         options = ("--subsets", "vox2_dev", "vox1_test", "--catalogue", table, "--jobs", 2)
-        assert run_data_prep("voxceleb", "--all", "--augment", "--pack", *options) == 0
-        assert run_data_prep("voxceleb", "--convert", "--format", "flac", *options) == 0
+        assert run_data_prep("voxceleb", "--all --augment --pack", *options) == 0
+        assert run_data_prep("voxceleb", "--convert --format flac", *options) == 0
         small = ("--speakers", 2, "--utterances", 2, "--trial_speakers", 2, "--trial_utterances", 3)
         synthetic = ("--save_path", "data/synthetic", *small, "--noises", 3, "--rooms", 3)
         assert run_data_prep("synthetic", *synthetic) == 0
@@ -123,10 +123,7 @@ def test_prepared_corpora_train(prepared, tmp_path, monkeypatch, list_name, belo
 def test_written_config(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_voices(tmp_path / "voices", 10, 4, "spk{speaker}/{utterance}.wav", 0.8)
-    assert (
-        run_data_prep("folder", tmp_path / "voices", "--save_path", tmp_path / "out", "--jobs", 2)
-        == 0
-    )
+    assert run_data_prep("folder", tmp_path / "voices", f"--save_path {tmp_path}/out --jobs 2") == 0
     configs = ("--config", "small_data.yaml", "--config", tmp_path / "out" / "out.yaml")
     results = train(tmp_path / "run", *configs, "--model.options.channels", 8)
     assert 0 <= results["eer_percent"] <= 100

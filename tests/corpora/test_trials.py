@@ -44,7 +44,7 @@ def make(folder, *options, source="list.txt", status=0):
     ],
 )
 def test_every_kind(listed, kind, options, expected):
-    assert len(make(listed, "--kind", kind, *options)) == expected
+    assert len(make(listed, f"--kind {kind}", *options)) == expected
 
 
 def test_hard_negatives_from_stored_embeddings(listed):
@@ -76,7 +76,7 @@ def test_calibration_trials(tmp_path, capsys):
     write_training_list(tmp_path / "train.txt", rows)
     (tmp_path / "use.txt").write_text("1 s0/a/a5.wav s1/a/a5.wav\n0 s0/a/a6.wav s1/a/a6.wav\n")
     like = ("--like", tmp_path / "use.txt", tmp_path)
-    made = make(tmp_path, "--calibration", tmp_path, *like, source="train.txt")
+    made = make(tmp_path, f"--calibration {tmp_path}", *like, source="train.txt")
     targets = [
         (made.names[a], made.names[b]) for a, b in zip(made.enrol, made.test, strict=True) if a != b
     ]
@@ -90,7 +90,7 @@ def test_calibration_trials(tmp_path, capsys):
     make(tmp_path, *like, source="train.txt", status=1)
     assert "--calibration" in capsys.readouterr().err
     (tmp_path / rows[0][1]).unlink()
-    make(tmp_path, "--calibration", tmp_path, source="train.txt", status=1)
+    make(tmp_path, f"--calibration {tmp_path}", source="train.txt", status=1)
     assert rows[0][1] in capsys.readouterr().err
 
 
@@ -116,9 +116,9 @@ def test_some_speakers_remain_for_a_cohort():
 )
 def test_overlap_with_training(listed, capsys, row, shared):
     (listed / "train.txt").write_text(f"{row}\nt1 wav/t1/1.wav\n")
-    make(listed, "--training", listed / "train.txt", status=1)
+    make(listed, f"--training {listed}/train.txt", status=1)
     assert shared in capsys.readouterr().err
-    make(listed, "--training", listed / "train.txt", "--allow_overlap")
+    make(listed, f"--training {listed}/train.txt --allow_overlap")
 
 
 def test_cross_gender_trials(listed, capsys):
@@ -126,7 +126,7 @@ def test_cross_gender_trials(listed, capsys):
     assert "gender column" in capsys.readouterr().err
     rows = [f"wav/s{s}/{u}.wav,s{s},{'fm'[s % 2]}" for s in range(6) for u in range(3)]
     (listed / "table.csv").write_text("path,speaker,gender\n" + "\n".join(rows))
-    trials = make(listed, "--same_gender", "--kind", "all", source="table.csv")
+    trials = make(listed, "--same_gender --kind all", source="table.csv")
     is_odd = np.array([int(name.split("/")[1][1:]) % 2 for name in trials.names])
     assert (is_odd[trials.enrol] == is_odd[trials.test]).all()
     assert len(trials) == 2 * 36
@@ -142,7 +142,7 @@ def test_cleaning(listed, capsys):
     kept = "1 wav/s0/0.wav wav/s0/1.wav\n0 wav/s0/0.wav wav/s1/0.wav\n"
     dropped = "0 wav/s0/0.wav wav/gone.wav\n0\twav/s0/0.wav\twav/two words.wav\n"
     (listed / "trials.txt").write_text(kept + dropped)
-    run("clean", listed / "trials.txt", "--root", listed)
+    run("clean", listed / "trials.txt", f"--root {listed}")
     assert (listed / "trials_clean.txt").read_text() == kept
     names = read_trials(listed / "trials_dropped.txt").names
     assert {*names} == {"wav/s0/0.wav", "wav/gone.wav", "wav/two words.wav"}
@@ -175,7 +175,7 @@ def test_held_out_recordings_are_not_paired_with_themselves(tmp_path):
 
 def test_paths_of_windows(listed, capsys):
     (listed / "list.txt").write_text("s0 D:\\wav\\s0\\1.wav\ns1 D:\\wav\\s1\\1.wav\n")
-    run("clean", listed / "list.txt", "--root", listed, status=1)
+    run("clean", listed / "list.txt", f"--root {listed}", status=1)
     assert "--replace '\\' /" in capsys.readouterr().err
     run(
         "rewrite",
@@ -199,7 +199,7 @@ def test_rewriting(listed):
     options = "--strip flac/ --prefix wav/ --suffix .wav"
     run("rewrite", listed / "kaldi.txt", listed / "back.txt", *options.split())
     assert (listed / "back.txt").read_text() == (listed / "trials.txt").read_text()
-    run("rewrite", listed / "list.txt", listed / "new.txt", "--replace", "wav/", "audio/")
+    run("rewrite", listed / "list.txt", listed / "new.txt", "--replace wav/ audio/")
     assert read_training_list(listed / "new.txt").paths[0] == "audio/s0/0.wav"
 
 
@@ -215,10 +215,10 @@ def test_nist_tables(listed):
         "modelid\tsegment\tside\ttargettype\n1001\tba.sph\ta\ttarget\n1001\tbb.sph\ta\tnontarget\n"
     )
     (listed / "key.tsv").write_text(key)
-    run("rewrite", listed / "key.tsv", listed / "trials.txt", "--prefix", "test/")
+    run("rewrite", listed / "key.tsv", listed / "trials.txt", "--prefix test/")
     assert (listed / "trials.txt").read_text() == "1 1001 test/ba.sph\n0 1001 test/bb.sph\n"
     (listed / "spk2utt").write_text("ann a/1 a/2\n")
-    run("rewrite", listed / "spk2utt", listed / "new.txt", "--kind", "enrolment", "--prefix", "x/")
+    run("rewrite", listed / "spk2utt", listed / "new.txt", "--kind enrolment --prefix x/")
     assert (listed / "new.txt").read_text() == "ann x/a/1\nann x/a/2\n"
     (listed / "enrollment.tsv").write_text(table.replace("ab.sph\ta", "ab.sph\tb"))
     run("rewrite", listed / "enrollment.tsv", listed / "no.txt", *options.split(), status=1)
@@ -298,11 +298,11 @@ def test_targets_across(listed, across, targets):
         phone = "cell" if call and speaker > 1 else "landline"
         rows.append((f"s{speaker}", f"wav/s{speaker}/c{call}/{file}.wav", f"c{call}", phone))
     (listed / "calls.csv").write_text("speaker,path,call,phone\n" + "\n".join(map(",".join, rows)))
-    trials = make(listed, "--kind", "all", "--across", across, source="calls.csv")
+    trials = make(listed, f"--kind all --across {across}", source="calls.csv")
     assert trials.labels.sum() == targets
     if across == "call":
         write_training_list(listed / "list.txt", [row[:2] for row in rows])
-        again = make(listed, "--kind", "all", "--across", "folder")
+        again = make(listed, "--kind all --across folder")
         assert again.sha256 == trials.sha256
 
 
@@ -310,7 +310,7 @@ def test_sessions_of_a_speaker_with_a_space_in_the_name(tmp_path):
     names = [f"{person}/day {day}/1.wav" for person in ("Ann B", "Bo") for day in range(2)]
     rows = [("Ann_B" if name.startswith("A") else "Bo", name) for name in names]
     write_training_list(tmp_path / "list.txt", rows)
-    trials = make(tmp_path, "--kind", "all", "--across", "folder")
+    trials = make(tmp_path, "--kind all --across folder")
     assert trials.labels.sum() == 2 and len(trials) == 6
 
 

@@ -15,13 +15,10 @@ import pytest
 import speakernet
 from speakernet.assembly.in_browser import page_files
 from speakernet.data import speech
-from speakernet.data.audio import read_audio
 from speakernet.data.speech import (
     FRAME_SECONDS,
     MIN_SURE,
     sample_edges,
-    silero_file,
-    speech_probabilities,
     stretches,
 )
 from speakernet.evaluation.calibration import BY_DURATION, AffineCalibration
@@ -93,27 +90,6 @@ def test_cut(node):
     joined = np.concatenate([np.arange(*edge) for edge in edges])
     # The mean of 0 to 3,999 and 8,000 to 11,999 is 5,999.5.
     assert found == (joined - 5999.5).tolist()
-
-
-def test_silero(node, runtime, shared_data):
-    """The probabilities of real speech with an offset are those of Python."""
-    path = sorted((shared_data / "speechocean_mini" / "dev").glob("*/*.flac"))[0]
-    samples = read_audio(path)
-    script = """
-        const ort = await import(given.runtime);
-        ort.env.wasm.numThreads = 1;
-        const graph = new Uint8Array(readFileSync(given.graph)), executionProviders = ["wasm"];
-        const session = await ort.InferenceSession.create(graph, { executionProviders });
-        return probabilities(ort, session, Float32Array.from(given.samples));
-    """
-    given = {
-        "runtime": str(runtime / "ort.wasm.min.mjs"),
-        "graph": str(silero_file("silero_vad.onnx")),
-        "samples": (samples + 0.1).tolist(),
-    }
-    found = node(script, given)
-    expected = speech_probabilities((samples - samples.mean()).astype(np.float32))
-    assert expected.max() > MIN_SURE and found == pytest.approx(expected, abs=2e-3)
 
 
 def test_decisions_for_seconds(node, tmp_path):
