@@ -161,8 +161,8 @@ def test_every_recipe_trains(recipe, tiny_corpus, tmp_path):
     options = ["--config", "exp01.yaml"] if "preset" in recipe else []
     options += ["--config", recipe, "--data.synthetic_corpus", "", "--save_path", str(run)]
     train_list, trials = small_lists(tiny_corpus, tmp_path, config.data.utterances_per_speaker)
-    options += ["--train_list", str(train_list), "--test_list", str(trials)]
-    options += ["--train_path", str(tiny_corpus), "--test_path", str(tiny_corpus)]
+    options += f"--train_list {train_list} --test_list {trials}".split()
+    options += f"--train_path {tiny_corpus} --test_path {tiny_corpus}".split()
     unset = (
         "augment.noise_path",
         "augment.rir_path",
@@ -207,15 +207,10 @@ def test_every_stage_of_a_recipe_trains(recipe, tiny_corpus, tmp_path):
         values["evaluation"],
     )
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(values))
-    lists = ["--train_list", str(train_list), "--test_list", str(trials)]
-    paths = [
-        "--train_path",
-        str(tiny_corpus),
-        "--test_path",
-        str(tiny_corpus),
-        "--save_path",
-        str(tmp_path / "run"),
-    ]
+    lists = f"--train_list {train_list} --test_list {trials}".split()
+    paths = (
+        f"--train_path {tiny_corpus} --test_path {tiny_corpus} --save_path {tmp_path}/run"
+    ).split()
     short = [
         "--data.num_workers",
         "0",
@@ -257,7 +252,7 @@ def test_the_demo_of_the_readme(tmp_path):
     same.
     """
     script = str(ROOT / "trainSpeakerNet.py")
-    command = [sys.executable, script, "--config", "exp01.yaml", "--mixed-precision", "no"]
+    command = f"{sys.executable} {script} --config exp01.yaml --mixed-precision no".split()
     trained = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)
     assert trained.returncode == 0, trained.stderr[-3000:]
     run = tmp_path / "exps" / "exp01"

@@ -188,7 +188,7 @@ def test_changed_lists(finished, copy, tiny_corpus, tmp_path, caplog, capsys, ro
 def test_damaged_run_is_kept(finished, tmp_path, capsys):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "last.pt").write_bytes(b"cut off")
-    options = ["--save_path", tmp_path / "run", "--initial_model", finished[0] / "best.pt"]
+    options = f"--save_path {tmp_path}/run --initial_model {finished[0]}/best.pt".split()
     assert train(finished[1], *options, "--max_epoch", "1") == 1
     assert (
         "last.pt" in capsys.readouterr().err
@@ -230,15 +230,10 @@ def test_lists_without_an_error_rate(finished, tiny_corpus, tmp_path, kind, caps
     if kind == "targets":
         kept = [line for line in lines if line.startswith("1 ")]
     (tmp_path / "pairs.txt").write_text("\n".join(kept))
-    options = ["--eval", "--test_list", tmp_path / "pairs.txt", "--test_path", tiny_corpus]
-    options += [
-        "--initial_model",
-        finished[0] / "best.pt",
-        "--save_path",
-        tmp_path / "out",
-        "--eval_frames",
-        "0",
-    ]
+    options = f"--eval --test_list {tmp_path}/pairs.txt --test_path {tiny_corpus}".split()
+    options += (
+        f"--initial_model {finished[0]}/best.pt --save_path {tmp_path}/out --eval_frames 0"
+    ).split()
     assert train(finished[1], *options) == 0
     folder = tmp_path / "out" / "eval" / "pairs"
     assert len(scores_of(folder)) == len(kept) and results_of(folder).get("eer_percent") is None

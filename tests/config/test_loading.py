@@ -24,17 +24,17 @@ def write(folder, text, name="my.yaml"):
 
 def test_command_line_beats_yaml_beats_default(tmp_path):
     file = write(tmp_path, "data:\n  batch_size: 7\noptimizer:\n  learning_rate: 2e-3\n")
-    config = load_config(["--config", file, "--data.batch_size", "9"]).config
+    config = load_config(f"--config {file} --data.batch_size 9".split()).config
     assert (config.data.batch_size, config.optimizer.learning_rate) == (9, 2e-3)
     assert config.data.sample_rate == Config().data.sample_rate
-    assert load_config(["--batch_size", "11", "--config", file]).config.data.batch_size == 11
+    assert load_config(f"--batch_size 11 --config {file}".split()).config.data.batch_size == 11
     # JSON is recognised by its content, with comments.
     text = '{\t// how many\n "data": {"batch_size": 6, "train_list": "s3://a//b.txt"} // "all"\n}'
     data = load_config(["--config", write(tmp_path, text, "b.conf")]).config.data
     assert (data.batch_size, data.train_list) == (6, "s3://a//b.txt")
     first = write(tmp_path, "data:\n  batch_size: 7\n  crop_frames: 150\n", "first.yaml")
     second = write(tmp_path, "data:\n  batch_size: 8\n", "b.yaml")
-    config = load_config(["--config", first, "--config", second]).config
+    config = load_config(f"--config {first} --config {second}".split()).config
     assert (config.data.batch_size, config.data.crop_frames) == (8, 150)
     assert config.training.save_path == str(Path("exps/first"))
 
@@ -106,7 +106,7 @@ def test_stages_build_on_each_other(tmp_path):
     assert margins == ["linear", "constant", "constant"]
     assert stages["last"].data.crop_frames == 300 and stages["last"].loss.margin == 0.5
     save_config(config, tmp_path / "saved.yaml")
-    saved = load_config(["--config", str(tmp_path / "saved.yaml"), "--save_path", "run"]).config
+    saved = load_config(f"--config {tmp_path}/saved.yaml --save_path run".split()).config
     assert stages_of(saved) == stages
     alone = load_config([]).config
     assert stages_of(alone) == {"": alone}
@@ -191,7 +191,7 @@ OF_EARLIER_VERSIONS = {
 
 
 def test_configuration_of_an_earlier_version(tmp_path, caplog):
-    words = ["--save_path", str(tmp_path), "--trainfunc", "combined", "--max_epoch", "2"]
+    words = f"--save_path {tmp_path} --trainfunc combined --max_epoch 2".split()
     plain = load_config(words).config
     saved = plain.model_dump()
     del saved["training"]["save_path"]
@@ -258,10 +258,10 @@ def test_defaults(tmp_path):
     sections = write(tmp_path, "data:\n  batch_size: 7\n", "sections.yaml")
     loaded = load_config(["--config", flat])
     assert loaded.is_classic and loaded.defaults.startswith(f"voxceleb_trainer ({flat}")
-    loaded = load_config(["--config", sections, "--max_epoch", "3"])
+    loaded = load_config(f"--config {sections} --max_epoch 3".split())
     assert not loaded.is_classic and loaded.config.training.max_epochs == 3
     theirs = load_config(["--config", sections, "--defaults=voxceleb_trainer"]).config
-    ours = load_config(["--config", flat, "--defaults", "speakernet"]).config
+    ours = load_config(f"--config {flat} --defaults speakernet".split()).config
     assert (theirs.augment.style, ours.augment.style) == ("classic", "ours")
     assert load_config(["--bf16"]).defaults.startswith("speakernet (")
     assert "--defaults voxceleb_trainer" in load_config(["--model", "ResNetSE34L"]).defaults
@@ -409,7 +409,7 @@ def test_a_limit_of_trials_does_not_apply_to_scoring(tmp_path):
     """
     path = tmp_path / "a.yaml"
     path.write_text("evaluation: {max_trials: 100}\n")
-    scoring = ["--config", str(path), "--eval", "--initial_model", "best.pt"]
+    scoring = f"--config {path} --eval --initial_model best.pt".split()
     assert load_config(scoring).config.evaluation.max_trials == 100
     assert load_config(["--max_test_pairs", "5"]).config.evaluation.max_trials == 5
     with pytest.raises(ConfigError, match=r"--max_test_pairs: 5 .*--test_list"):

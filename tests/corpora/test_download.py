@@ -64,14 +64,6 @@ def test_download(tmp_path, behaviour):
         assert source.requests["a.zip"] == asked
 
 
-def test_resuming(tmp_path):
-    (tmp_path / "a.zip.part").write_bytes(CONTENT[:150_000])
-    with fake_source({"a.zip": CONTENT}) as source:
-        fetch(remote(source), tmp_path)
-        assert [headers["Range"] for headers in source.seen] == ["bytes=150000-"]
-    assert (tmp_path / "a.zip").read_bytes() == CONTENT
-
-
 def test_changed_file(tmp_path):
     with fake_source({"a.zip": CONTENT}, behaviour="cut") as source:
         file = replace(remote(source), md5=None)

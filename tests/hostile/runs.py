@@ -150,7 +150,7 @@ def build_shim(folder):
     if compiler is None or not sys.platform.startswith("linux"):
         return None
     library = folder / "failing_disk.so"
-    options = ["-shared", "-fPIC", "-O1", "-o", library]
+    options = f"-shared -fPIC -O1 -o {library}".split()
     subprocess.run([compiler, *options, HERE / "failing_disk.c", "-ldl"], check=True)
     return library
 

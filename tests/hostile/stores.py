@@ -113,7 +113,7 @@ class StoreFaults:
         return ["people", "reembed", *self._model_and_store(model, folder)]
 
     def _model_and_store(self, model, folder):
-        return ["--model", str(self.folder / model), "--store", str(folder / "people.db")]
+        return f"--model {self.folder}/{model} --store {folder}/people.db".split()
 
 
 def _state(folder):

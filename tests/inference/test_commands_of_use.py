@@ -384,6 +384,7 @@ def test_calibrate_few_pairs(call, voices, uncalibrated, tmp_path, caplog):
     targets, others = ([line for line in lines if line[0] == label] for label in "10")
     few = tmp_path / "few.txt"
     few.write_text("".join(targets[:40] + others[:50]))
+    assert "--audio" in call(f"calibrate --model {path} --trials {few}")[2]
     assert call(f"calibrate --model {path} --trials {few} --audio {voices}")[0] == 0
     assert "only 50 " in caplog.text
     caplog.clear()

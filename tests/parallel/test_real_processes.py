@@ -73,7 +73,7 @@ def test_killed_process_without_torchrun(recipe, tmp_path):
     port = free_port()
     before = steps_of(run)
     variables = (f"MASTER_PORT={port}", "SLURM_STEP_NUM_TASKS=2", "SLURM_STEP_TASKS_PER_NODE=2")
-    command = [sys.executable, "trainSpeakerNet.py", "--config", str(recipe)]
+    command = f"{sys.executable} trainSpeakerNet.py --config {recipe}".split()
     variables += ("SLURM_STEP_NODELIST=localhost",)
     owns = [(f"SLURM_PROCID={rank}", f"SLURM_LOCALID={rank}") for rank in range(2)]
     tasks = [

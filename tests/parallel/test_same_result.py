@@ -131,15 +131,7 @@ def test_shares_of_embedding(kills, tiny_corpus, tmp_path):
             tiny_corpus / f"spk{number % 14:02d}" / "utt0.wav",
             tmp_path / "voices" / f"{number}.wav",
         )
-    arguments = [
-        "embed",
-        str(tmp_path / "voices"),
-        "--model",
-        str(model),
-        "--device",
-        "cpu",
-        "--out",
-    ]
+    arguments = f"embed {tmp_path}/voices --model {model} --device cpu --out".split()
     assert main([*arguments, str(tmp_path / "one.npz")]) == 0
     command = [sys.executable, "-m", "speakernet", *arguments, str(tmp_path / "two.npz")]
     port = free_port()
