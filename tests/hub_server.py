@@ -62,17 +62,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
         folder = self.repository(words[2:] if is_api else words)
         if folder is None:
             return self.answer({"error": "not found"}, 404, {"X-Error-Code": "RepoNotFound"})
-        files = sorted(one for one in folder.iterdir() if one.is_file())
-        commit = hashlib.sha1(
-            b"".join(one.name.encode() + one.read_bytes() for one in files)
-        ).hexdigest()
+        files = sorted(file for file in folder.iterdir() if file.is_file())
+        content = b"".join(file.name.encode() + file.read_bytes() for file in files)
+        commit = hashlib.sha1(content).hexdigest()
         if is_api and "tree" in words:
-            return self.answer(
-                [{"type": "file", "path": one.name, **self.facts(one)} for one in files]
-            )
+            facts = [{"type": "file", "path": file.name, **self.facts(file)} for file in files]
+            return self.answer(facts)
         if is_api:
             name = "/".join(words[2:4])
-            siblings = [{"rfilename": one.name} for one in files]
+            siblings = [{"rfilename": file.name} for file in files]
             return self.answer({"id": name, "modelId": name, "sha": commit, "siblings": siblings})
         file = folder / words[-1]
         self.server.requests.append((self.command, path, self.headers.get("Range", "")))
@@ -80,12 +78,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.answer({}, 404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
         data = file.read_bytes()
         first = int((self.headers.get("Range") or "bytes=0-")[6:].partition("-")[0])
-        headers = {
-            "ETag": f'"{self.facts(file)["oid"]}"',
-            "X-Repo-Commit": commit,
-            "Accept-Ranges": "bytes",
-        }
-        headers |= {"Content-Range": f"bytes {first}-{len(data) - 1}/{len(data)}"} if first else {}
+        tag = f'"{self.facts(file)["oid"]}"'
+        headers = {"ETag": tag, "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
+        if first:
+            headers["Content-Range"] = f"bytes {first}-{len(data) - 1}/{len(data)}"
         self.answer(data[first:], 206 if first else 200, headers)
 
     @staticmethod
@@ -93,11 +89,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         """Size and name of a file's content, as reported by the hub."""
         data = file.read_bytes()
         is_large = file.name.endswith(LARGE)
-        found = {
-            "size": len(data),
-            "oid": (hashlib.sha256 if is_large else hashlib.sha1)(data).hexdigest(),
-        }
-        return found | ({"lfs": {**found, "pointerSize": 134}} if is_large else {})
+        digest = (hashlib.sha256 if is_large else hashlib.sha1)(data).hexdigest()
+        facts = {"size": len(data), "oid": digest}
+        return facts | ({"lfs": {**facts, "pointerSize": 134}} if is_large else {})
 
     def do_POST(self):
         words = self.path.partition("?")[0].strip("/").split("/")
@@ -109,37 +103,25 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if words[1:] == ["repos", "create"]:
             asked = json.loads(body)
             name = f"{asked['organization']}/{asked['name']}"
-            folder = self.server.folders.setdefault(
-                name, next(iter(self.server.folders.values())).parent / name
-            )
+            root = next(iter(self.server.folders.values())).parent
+            folder = self.server.folders.setdefault(name, root / name)
             folder.mkdir(parents=True, exist_ok=True)
-            self.server.private |= (
-                {name} if asked.get("visibility") == "private" or asked.get("private") else set()
-            )
+            if asked.get("visibility") == "private" or asked.get("private"):
+                self.server.private.add(name)
             return self.answer({"url": f"{self.server.address}/{name}"})
         if "preupload" in words:
-            modes = [
-                {
-                    **{"path": one["path"], "shouldIgnore": False, "oid": None},
-                    "uploadMode": "lfs" if one["path"].endswith(LARGE) else "regular",
-                }
-                for one in json.loads(body)["files"]
-            ]
-            return self.answer({"files": modes})
+            files = []
+            for path in (file["path"] for file in json.loads(body)["files"]):
+                mode = "lfs" if path.endswith(LARGE) else "regular"
+                files.append({"path": path, "shouldIgnore": False, "oid": None, "uploadMode": mode})
+            return self.answer({"files": files})
         folder = self.repository(words if words[-1] == "batch" else words[2:])
         assert folder is not None
         if words[-1] == "batch":
-            objects = [
-                {
-                    **one,
-                    "actions": {
-                        "upload": {
-                            "href": f"{self.server.address}/put/{folder.parent.name}/{one['oid']}"
-                        }
-                    },
-                }
-                for one in json.loads(body)["objects"]
-            ]
+            objects = json.loads(body)["objects"]
+            for file in objects:
+                href = f"{self.server.address}/put/{folder.parent.name}/{file['oid']}"
+                file["actions"] = {"upload": {"href": href}}
             return self.answer({"transfer": "basic", "objects": objects})
         for line in body.splitlines():
             entry = json.loads(line)
@@ -162,12 +144,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         content = data if isinstance(data, bytes) else json.dumps(data).encode()
         kind = "application/octet-stream" if isinstance(data, bytes) else "application/json"
         self.send_response(status)
-        for name, value in {
-            "Content-Type": kind,
-            **(headers or {}),
-            "Content-Length": str(len(content)),
-        }.items():
-            self.send_header(name, value)
+        headers = {"Content-Type": kind, **(headers or {}), "Content-Length": len(content)}
+        for name, value in headers.items():
+            self.send_header(name, str(value))
         self.end_headers()
         if self.command == "HEAD":
             return

@@ -10,16 +10,8 @@ from speakernet.checkpoint import read_own_checkpoint
 
 SAME_SECTIONS = ("errors", "slices", "hardest", "embeddings")
 VOLATILE = {"performance", "seconds", "timings_seconds", "date", "command", "checkpoint", "machine"}
-SAME_NUMBERS = (
-    "kind",
-    "step",
-    "epoch",
-    "loss",
-    "accuracy_percent",
-    "grad_norm",
-    "eer_percent",
-    "learning_rate",
-)
+SAME_NUMBERS = ("kind", "step", "epoch", "loss", "accuracy_percent", "grad_norm", "eer_percent")
+SAME_NUMBERS += ("learning_rate",)
 
 
 def outcome_of(run):
@@ -54,14 +46,12 @@ def digests(path):
     contents = read_own_checkpoint(path)
     training = contents.get("training", {})
     names = ("net", "loss", "optimizer", "average", "random", "loader", "learning_rate")
-    held = {
-        "weights": contents["weights"],
-        **{name: training[name] for name in names if name in training},
-    }
+    held = {name: training[name] for name in names if name in training}
     if "optimizer" in held:
         # Only the moments: the stored learning rate is of this process's last step, and there may
         # be none left.
         held["optimizer"] = held["optimizer"]["state"]
+    held["weights"] = contents["weights"]
     return {name: digest(tree) for name, tree in held.items()}
 
 
@@ -78,16 +68,16 @@ def digest(tree):
 def leaves(tree):
     """The values of nested containers, in order."""
     if isinstance(tree, dict):
-        return [leaf for key in tree for leaf in (key, *leaves(tree[key]))]
+        return leaves([*tree, *tree.values()])
     if isinstance(tree, list | tuple):
-        return [leaf for one in tree for leaf in leaves(one)]
+        return [leaf for branch in tree for leaf in leaves(branch)]
     return [tree]
 
 
 def numbers(path):
     """The records of a metrics file without timings."""
     records = [json.loads(line) for line in path.read_text().splitlines()]
-    return [{name: one[name] for name in SAME_NUMBERS if name in one} for one in records]
+    return [{name: row[name] for name in SAME_NUMBERS if name in row} for row in records]
 
 
 def differences(found, expected):
@@ -95,10 +85,8 @@ def differences(found, expected):
     names = []
     for name, value in expected.items():
         if found[name] != value:
-            parts = (
-                [part for part in value if found[name].get(part) != value[part]]
-                if isinstance(value, dict)
-                else []
-            )
+            parts = []
+            if isinstance(value, dict):
+                parts = [part for part in value if found[name].get(part) != value[part]]
             names.append(f"{name} ({', '.join(parts)})" if parts else name)
     return names

@@ -20,6 +20,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 PATIENCE_SECONDS = 240
 """Time limit for each wait, even on a busy machine."""
 SHARED_MEMORY = "/dev/shm/"
+PORT = "--master_port={}"
 
 
 def free_port():
@@ -39,19 +40,9 @@ def own_environment():
 
 def torchrun(*options, count=2):
     """The command up to the script; on a free port unless the options give a rendezvous."""
-    meet = (
-        []
-        if options and any(one.startswith("--rdzv") for one in options)
-        else [f"--master_port={free_port()}"]
-    )
-    return [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        f"--nproc_per_node={count}",
-        *meet,
-        *options,
-    ]
+    meet = () if any(word.startswith("--rdzv") for word in options) else (PORT.format(free_port()),)
+    start = f"{sys.executable} -m torch.distributed.run --nproc_per_node={count}"
+    return [*start.split(), *meet, *options]
 
 
 class Started:
@@ -81,13 +72,11 @@ class Started:
         return self
 
     def __exit__(self, *_error):
-        for one in (
-            [*self._look(), psutil.Process(self.process.pid)]
-            if self.process.poll() is None
-            else self._look()
-        ):
+        for process in self._look():
             with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
+                process.kill()
+        if self.process.poll() is None:
+            self.process.kill()
         self.process.wait()
 
     @property
@@ -99,21 +88,19 @@ class Started:
 
     def ranks(self):
         """The living rank processes, by rank."""
-        found = {}
-        for one in self._look():
+        ranks = {}
+        for process in self._look():
             with contextlib.suppress(psutil.Error, KeyError):
                 # The loader's workers inherit the variables too.
-                if one.ppid() == self.process.pid and one.status() != psutil.STATUS_ZOMBIE:
-                    found[int(one.environ()["RANK"])] = one
-        return found
+                if process.ppid() == self.process.pid and process.status() != psutil.STATUS_ZOMBIE:
+                    ranks[int(process.environ()["RANK"])] = process
+        return ranks
 
     def until(self, is_so, what):
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not is_so():
-            assert self.process.poll() is None, f"it ended before {what}: {self.output[-3000:]}"
-            assert time.monotonic() < deadline, (
-                f"timed out waiting for {what}: {self.output[-3000:]}"
-            )
+            is_alive = self.process.poll() is None and time.monotonic() < deadline
+            assert is_alive, f"no {what}: {self.output[-3000:]}"
             self._look()
             time.sleep(0.1)
 
@@ -139,16 +126,16 @@ class Started:
 
     def _living(self):
         return [
-            one
-            for one in self._seen.values()
-            if one.is_running() and one.status() != psutil.STATUS_ZOMBIE
+            process
+            for process in self._seen.values()
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE
         ]
 
     def _look(self):
         """All descendants of the first process; records them and their shared memory."""
         with contextlib.suppress(psutil.Error):
-            for one in psutil.Process(self.process.pid).children(recursive=True):
-                self._seen.setdefault(one.pid, one)
+            for process in psutil.Process(self.process.pid).children(recursive=True):
+                self._seen.setdefault(process.pid, process)
         for number in self._seen:
             with contextlib.suppress(OSError):
                 areas = Path(f"/proc/{number}/maps").read_text().splitlines()

@@ -77,7 +77,10 @@ def test_inputs_of_recipes(prepared, monkeypatch, recipe):
 
 
 QUICK = "--runtime.device cpu --data.num_workers 0 --runtime.precision no --training.max_epochs 1"
-TINY = "--model ResNet --model.options {channels:8,blocks:[1],stem_stride:4}"
+TINY = (
+    "--model ResNet --model.options.channels 8 --model.options.blocks [1] "
+    "--model.options.stem_stride 4"
+)
 
 
 def train(folder, line):
