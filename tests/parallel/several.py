@@ -18,18 +18,9 @@ SECONDS = 240
 
 def ranks_environment(rank, count, port):
     """The variables that torchrun sets, for processes on one machine."""
-    ranks = {
-        "RANK": rank,
-        "LOCAL_RANK": rank,
-        "WORLD_SIZE": count,
-        "LOCAL_WORLD_SIZE": count,
-        "MASTER_PORT": port,
-    }
-    return {
-        **own_environment(),
-        **{name: str(value) for name, value in ranks.items()},
-        "MASTER_ADDR": "localhost",
-    }
+    ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+    ranks |= {"MASTER_PORT": port, "MASTER_ADDR": "localhost"}
+    return own_environment() | {name: str(value) for name, value in ranks.items()}
 
 
 def in_several(file, name, folder, count=2):

@@ -31,19 +31,13 @@ def two_machines(recipe):
     """A process each on two machines, as far as caches are concerned."""
     folder = recipe.parent
     port = free_port()
-    group = (
-        "WORLD_SIZE=2",
-        "LOCAL_RANK=0",
-        "LOCAL_WORLD_SIZE=1",
-        "MASTER_ADDR=localhost",
-        f"MASTER_PORT={port}",
-    )
-    command = f"{sys.executable} trainSpeakerNet.py --config {recipe}".split()
+    group = f"WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=localhost MASTER_PORT={port}"
+    command = f"{sys.executable} trainSpeakerNet.py --config {recipe}"
     with contextlib.ExitStack() as stack:
         ranks = []
         for rank in range(2):
-            own = (f"RANK={rank}", f"SPEAKERNET_CACHE={folder / f'cache{rank}'}")
-            started = Started(["env", *group, *own, *command], folder / f"output{rank}.txt")
+            line = f"env {group} RANK={rank} SPEAKERNET_CACHE={folder}/cache{rank} {command}"
+            started = Started(line.split(), folder / f"output{rank}.txt")
             ranks.append(stack.enter_context(started))
         yield ranks
 

@@ -12,9 +12,7 @@ import pytest
 import soundfile
 
 import speakernet
-from speakernet.checkpoint import read_checkpoint, write_checkpoint
 from speakernet.data.audio import read_audio_bytes
-from speakernet.models.model_file import SYNTHETIC_ONLY
 
 sys.path.insert(0, str(Path(__file__).parent))
 from serve_helpers import RATE, files, refused, sentence, serving, wav
@@ -221,27 +219,6 @@ def test_bad_requests(server, voices):
     assert "POST" in refused(server.get("/verify"), 405, "wrong_method")
     assert "GET, POST" in refused(server.put("/people"), 405, "wrong_method")
     assert "/etc/passwd" in refused(server.get("/../../etc/passwd"), 404, "no_such_address")
-
-
-def test_too_little_speech(server, verify, voices):
-    """Less than a second of speech gives no odds and no name."""
-    short = voices[0][1][: RATE // 2]
-    answer = verify(voices[0][0], short).json()
-    assert answer["log_likelihood_ratio"] is None and answer["same_speaker"] is False
-    assert 0 < answer["speech_seconds"] <= 0.5
-    assert "too short" in " ".join(answer["clips"][1]["warnings"])
-    server.post("/people", data={"name": ANNA}, files=files(audio=voices[0][0]))
-    found = server.post("/identify", files=files(audio=short)).json()
-    assert found["name"] is None and found["candidates"][0]["name"] == ANNA
-    server.delete(f"/people/{ANNA}")
-
-
-def test_a_model_of_synthetic_voices_says_so(models, tmp_path, caplog):
-    contents = read_checkpoint(models[0])
-    path = tmp_path / "demo.pt"
-    write_checkpoint(path, {**contents, "training_summary": {"corpus": {"is_synthetic": True}}})
-    with serving(path) as (address, _):
-        assert httpx.get(f"{address}/health").json()["advice"] == SYNTHETIC_ONLY
 
 
 def test_uncalibrated_model(models, voices):
