@@ -2,7 +2,6 @@
 configuration.
 """
 
-import csv
 import dataclasses
 import re
 import shutil
@@ -83,41 +82,28 @@ def test_recipe_for_little_data(tmp_path, capsys, monkeypatch, num_train, epochs
     command = capsys.readouterr().out.splitlines()[0]
     assert ("--config small_data.yaml --config" in command) == is_little
     written = yaml.safe_load((out / "out.yaml").read_text())
-    assert ("model" in written) == (not is_little) and written["augment"]["rir_path"] == str(
-        tmp_path
-    )
-    assert ("batch_size" in written["data"]) == ("enabled" in written["augment"]) == (not is_little)
+    assert written["augment"]["rir_path"] == str(tmp_path)
+    for section, option in (("data", "batch_size"), ("augment", "enabled"), ("model", "name")):
+        assert (option in written.get(section, ())) == (not is_little)
     config = load_config(command.split()[2:]).config
     assert config.model.name == "ResNet" and config.training.max_epochs == epochs
+    assert config.augment.speed_factors == ([0.9, 1.0, 1.1] if is_little else [1.0])
     if is_little:
         # With more utterances than the recipe assumes there are fewer epochs; the margin grows over
         # the same share.
         ramp = config.schedule.margin_begin_epoch, config.schedule.margin_end_epoch
-        assert (
-            ramp == (round(12 * epochs / 200), round(58 * epochs / 200))
-            and config.training.test_interval == epochs
-        )
-    assert config.augment.speed_factors == ([0.9, 1.0, 1.1] if is_little else [1.0])
+        assert ramp == (round(12 * epochs / 200), round(58 * epochs / 200))
+        assert config.training.test_interval == epochs
 
 
 def test_table(tmp_path):
     root = tmp_path / "voices"
     out = tmp_path / "out"
-    names = write_voices(root, 12, 4, "{speaker}_{utterance}.wav", 0.6)
-    with (tmp_path / "voices.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["Gender", "path", "note", "speaker", "session"])
-        for name in names:
-            speaker, utterance = name.removesuffix(".wav").split("_")
-            writer.writerow(
-                [
-                    "mf"[int(speaker) % 2],
-                    name,
-                    "x",
-                    f"Anna Maria {speaker}",
-                    f"s{int(utterance) % 2}",
-                ]
-            )
+    lines = ["Gender,path,note,speaker,session"]
+    for name in write_voices(root, 12, 4, "{speaker}_{utterance}.wav", 0.6):
+        speaker, utterance = map(int, name.removesuffix(".wav").split("_"))
+        lines.append(f"{'mf'[speaker % 2]},{name},x,Anna Maria {speaker},s{utterance % 2}")
+    (tmp_path / "voices.csv").write_text("\n".join(lines))
     assert prepare(root, out, f"--csv {tmp_path}/voices.csv --same_gender") == 0
     trials = read_trials(out / "validation_trials.txt")
     is_odd = np.array([int(name.split("_")[0]) % 2 for name in trials.names])
@@ -125,54 +111,52 @@ def test_table(tmp_path):
     assert read_training_list(out / "train_list.txt").speakers[0].startswith("Anna_Maria_")
 
 
-def write_table(path, rows):
-    path.write_text("path,speaker\n" + "".join(f"{name},{speaker}\n" for name, speaker in rows))
+@pytest.fixture()
+def prepare_table(tmp_path):
+    """Prepares voices with a table of these rows (path, speaker)."""
+
+    def run(rows):
+        text = "".join(f"{name},{speaker}\n" for name, speaker in rows)
+        (tmp_path / "voices.csv").write_text("path,speaker\n" + text)
+        return prepare(tmp_path / "voices", tmp_path / "out", f"--csv {tmp_path}/voices.csv")
+
+    return run
 
 
-def test_repeated_rows_of_a_table(tmp_path, caplog):
+def write_rows(folder, speakers):
+    names = write_voices(folder / "voices", speakers, 4, "s{speaker}/{utterance}.wav", 0.6)
+    return [(name, name[:2]) for name in names]
+
+
+def test_repeated_rows_of_a_table(tmp_path, prepare_table, caplog):
     """A row for every label or annotator, the path spelled in different ways."""
-    root, out = tmp_path / "voices", tmp_path / "out"
-    rows = [
-        (name, name.split("/")[0])
-        for name in write_voices(root, 8, 4, "s{speaker}/{utterance}.wav", 0.6)
-    ]
-    write_table(tmp_path / "plain.csv", rows)
-    assert prepare(root, out, f"--csv {tmp_path}/plain.csv") == 0
+    out = tmp_path / "out"
+    rows = write_rows(tmp_path, 8)
+    assert prepare_table(rows) == 0
     lists = {path.name: path.read_bytes() for path in out.glob("*_*.txt")}
-    write_table(
-        tmp_path / "twice.csv", [*rows, *rows, *((f"./{name}", speaker) for name, speaker in rows)]
-    )
-    assert prepare(root, out, f"--csv {tmp_path}/twice.csv") == 0
+    again = [(f"./{name}", speaker) for name, speaker in rows]
+    assert prepare_table([*rows, *rows, *again]) == 0
     assert {path.name: path.read_bytes() for path in out.glob("*_*.txt")} == lists
     assert "64 rows repeat a path" in caplog.text
     assert "96 found, 32 usable, 64 skipped, 0 left out" in (out / "summary.txt").read_text()
 
 
-def test_a_path_under_two_speakers(tmp_path, capsys):
-    root, out = tmp_path / "voices", tmp_path / "out"
-    rows = [
-        (name, name.split("/")[0])
-        for name in write_voices(root, 4, 4, "s{speaker}/{utterance}.wav", 0.6)
-    ]
-    write_table(tmp_path / "voices.csv", [*rows, (f".//{rows[0][0]}", "s3")])
-    assert prepare(root, out, f"--csv {tmp_path}/voices.csv") == 1
+def test_a_path_under_two_speakers(tmp_path, prepare_table, capsys):
+    rows = write_rows(tmp_path, 4)
+    assert prepare_table([*rows, (f".//{rows[0][0]}", "s3")]) == 1
     wrong = capsys.readouterr().err
-    assert (
-        "'.//s0/0.wav'" in wrong
-        and "'s0' and 's3'" in wrong
-        and not (out / "train_list.txt").exists()
-    )
+    assert "'.//s0/0.wav'" in wrong and "'s0' and 's3'" in wrong
+    assert not (tmp_path / "out" / "train_list.txt").exists()
 
 
 def test_copies_in_another_format(tmp_path, caplog):
     root, out = tmp_path / "voices", tmp_path / "out"
-    write_voices(root, 8, 3, "s{speaker}/{utterance}.wav", 0.6)
-    write_voices(root, 8, 2, "s{speaker}/{utterance}.flac", 0.6)
-    write_voices(root, 8, 1, "s{speaker}/{utterance}.m4a.wav", 0.6)
+    for count, ending in ((3, "wav"), (2, "flac"), (1, "m4a.wav")):
+        write_voices(root, 8, count, f"s{{speaker}}/{{utterance}}.{ending}", 0.6)
     assert prepare(root, out) == 0
-    listed = [read_training_list(out / "train_list.txt").paths]
-    listed += [read_trials(out / f"{part}_trials.txt").names for part in ("validation", "test")]
-    names = [*listed[0], *listed[1], *listed[2]]
+    names = list(read_training_list(out / "train_list.txt").paths)
+    for part in ("validation", "test"):
+        names += read_trials(out / f"{part}_trials.txt").names
     assert len(names) == 24 and len({name.split(".")[0] for name in names}) == 24
     assert "24 files skipped as the same recording" in caplog.text and "s0/0.flac" in caplog.text
 
@@ -247,30 +231,26 @@ def test_splits_beside_speakers(tmp_path, split_folder, capsys):
 
 
 REFUSED = {
-    "no folder": ("spk{speaker}/{utterance}.wav", [], "nothing does not"),
-    "a malformed pattern": ("spk{speaker}/{utterance}.wav", ["--pattern", "("], "not a regular"),
-    "a pattern without a speaker": (
-        "spk{speaker}/{utterance}.wav",
-        ["--pattern", "(a)"],
-        "speaker",
-    ),
-    "no splits": ("spk{speaker}/{utterance}.wav", ["--layout", "parts"], "spk0"),
-    "a speaker's own folder": ("{speaker}-{utterance}.wav", [], "--pattern"),
-    "one level too high": ("mine/spk{speaker}/{utterance}.wav", [], "voices/mine"),
-    "two levels too high": ("all/mine/spk{speaker}/{utterance}.wav", [], "voices/all/mine"),
-    "two names that would become one": ("a{speaker}b/{utterance}.wav", [], "rename"),
+    "no folder": ("spk{speaker}/{utterance}.wav", "", "nothing does not"),
+    "a malformed pattern": ("spk{speaker}/{utterance}.wav", "--pattern (", "not a regular"),
+    "a pattern without a speaker": ("spk{speaker}/{utterance}.wav", "--pattern (a)", "speaker"),
+    "no splits": ("spk{speaker}/{utterance}.wav", "--layout parts", "spk0"),
+    "a speaker's own folder": ("{speaker}-{utterance}.wav", "", "--pattern"),
+    "one level too high": ("mine/spk{speaker}/{utterance}.wav", "", "voices/mine"),
+    "two levels too high": ("all/mine/spk{speaker}/{utterance}.wav", "", "voices/all/mine"),
+    "two names that would become one": ("a{speaker}b/{utterance}.wav", "", "rename"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused_folders(tmp_path, capsys, case):
-    pattern, arguments, word = REFUSED[case]
+    pattern, options, word = REFUSED[case]
     write_voices(tmp_path / "voices", 2, 3, pattern, 0.6)
     if word == "rename":
         (tmp_path / "voices" / "a0b").rename(tmp_path / "voices" / "a b")
         (tmp_path / "voices" / "a1b").rename(tmp_path / "voices" / "a_b")
     root = tmp_path / ("nothing" if case == "no folder" else "voices")
-    assert prepare(root, tmp_path / "out", *arguments) == 1
+    assert prepare(root, tmp_path / "out", options) == 1
     assert word in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
