@@ -141,53 +141,48 @@ def test_recipes(recipe, tmp_path, capsys):
     ("changes", "expected"),
     [
         (
-            {"dataset_args": {"spec_aug": True}},
-            {
-                "frontend.spec_augment": True,
-                "frontend.frame_mask_width": 10,
-                "frontend.spec_augment_probability": 0.6,
-            },
+            "dataset_args: {spec_aug: True}",
+            "frontend: {spec_augment: True, frame_mask_width: 10, spec_augment_probability: 0.6}",
         ),
         (
-            {"projection_args": {"project_type": "arc_margin_intertopk_subcenter"}},
-            {"loss.name": "aamsoftmax", "loss.sub_centers": 3, "loss.inter_top_k": 5},
+            "projection_args: {project_type: arc_margin_intertopk_subcenter}",
+            "loss: {name: aamsoftmax, sub_centers: 3, inter_top_k: 5}",
+        ),
+        ("projection_args: {project_type: ham_margin, curvature: 3.0}", "loss: {curvature: 3.0}"),
+        ("margin_update: {update_margin: False, initial_margin: 0.3}", "loss: {margin: 0.3}"),
+        (
+            "{gpus: '[0]', enable_amp: True}",
+            "{data: {batch_size: 128}, optimizer: {learning_rate: 0.2}}",
         ),
         (
-            {"projection_args": {"project_type": "ham_margin", "curvature": 3.0}},
-            {"loss.curvature": 3.0},
-        ),
-        ({"margin_update": {"update_margin": False, "initial_margin": 0.3}}, {"loss.margin": 0.3}),
-        (
-            {"gpus": "[0]", "enable_amp": True},
-            {"data.batch_size": 128, "optimizer.learning_rate": 0.2},
-        ),
-        (
-            {"margin_update": {"increase_type": "linear"}},
-            {"schedule.margin": "linear", "schedule.margin_end_epoch": 39},
+            "margin_update: {increase_type: linear}",
+            "schedule: {margin: linear, margin_end_epoch: 39}",
         ),
     ],
 )
 def test_other_options(changes, expected, tmp_path):
-    assert convert(tmp_path, changed(changes)) == 0
+    assert convert(tmp_path, changed(yaml.safe_load(changes))) == 0
     found = yaml.safe_load((tmp_path / "ours.yaml").read_text())
     load_config(["--config", str(tmp_path / "ours.yaml")])
-    for key, value in expected.items():
-        section, option = key.split(".")
-        assert found[section][option] == value, key
+    for section, options in yaml.safe_load(expected).items():
+        assert found[section].items() >= options.items()
 
 
 @pytest.mark.parametrize(
-    ("theirs", "words"),
+    ("changes", "words"),
     [
-        (changed({"model": "ResNet35"}), "'ResNet34'"),
-        (changed({"dataset_args": {"frontend": "s3prl"}}), "s3prl"),
-        (changed({"scheduler": "TriAngular2"}), "TriAngular2"),
-        (changed({"dataloader_args": None}), "dataloader_args"),
-        (changed({"dataset_args": {"num_frms": "many"}}), "many"),
-        (["a", "b"], "theirs.yaml is not a YAML mapping"),
+        ("model: ResNet35", "'ResNet34'"),
+        ("dataset_args: {frontend: s3prl}", "s3prl"),
+        ("scheduler: TriAngular2", "TriAngular2"),
+        ("dataloader_args: null", "dataloader_args"),
+        ("dataset_args: {num_frms: many}", "many"),
+        ("[a, b]", "theirs.yaml is not a YAML mapping"),
     ],
 )
-def test_unsupported_options(theirs, words, tmp_path, capsys):
+def test_unsupported_options(changes, words, tmp_path, capsys):
+    theirs = yaml.safe_load(changes)
+    if isinstance(theirs, dict):
+        theirs = changed(theirs)
     assert convert(tmp_path, theirs) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert words in line and not (tmp_path / "ours.yaml").exists()
@@ -205,33 +200,26 @@ def rates(path, stage, epochs, steps_per_epoch=100):
     return [schedule(epoch * steps_per_epoch) for epoch in epochs]
 
 
+GEMINI = """
+model: Gemini_DF_ResNet114
+num_epochs: 165
+optimizer: AdamW
+scheduler_args: {initial_lr: 1.25e-4, final_lr: 1.0e-6, warm_from_zero: False}
+"""
+
+
 def test_stage_with_another_optimizer(tmp_path, capsys):
     """Wespeaker's Gemini pair: AdamW from a warm start, then SGD."""
-    first = changed(
-        {
-            "model": "Gemini_DF_ResNet114",
-            "num_epochs": 165,
-            "optimizer": "AdamW",
-            "optimizer_args": None,
-            "scheduler_args": {
-                "initial_lr": 1.25e-4,
-                "final_lr": 1e-6,
-                "warm_from_zero": False,
-            },
-        }
-    )
+    first = changed(yaml.safe_load(GEMINI))
     first["optimizer_args"] = {"weight_decay": 0.05}
     second = changed({**LARGE_MARGIN, "dataset_args": {"sample_num_per_epoch": 1000}})
     second["model"] = first["model"]
     (tmp_path / "lm.yaml").write_text(yaml.safe_dump(second))
     assert convert(tmp_path, first, str(tmp_path / "lm.yaml")) == 0
     stages = stages_of(load_config(["--config", str(tmp_path / "ours.yaml")]).config)
-    optimizers = [stages[name].optimizer for name in ("base", "large_margin")]
-    assert [(optimizer.name, optimizer.weight_decay) for optimizer in optimizers] == [
-        ("adamw", 0.05),
-        ("sgd", 0.0001),
-    ]
-    assert (optimizers[1].momentum, optimizers[1].nesterov) == (0.9, True)
+    adamw, sgd = (stages[name].optimizer for name in ("base", "large_margin"))
+    assert (adamw.name, adamw.weight_decay) == ("adamw", 0.05)
+    assert (sgd.name, sgd.weight_decay, sgd.momentum, sgd.nesterov) == ("sgd", 0.0001, 0.9, True)
     # 256 utterances a step: four times the rate of 64, reached from the rate of 64.
     decay = (1e-6 / 1.25e-4) ** (1 / 165)
     assert rates(tmp_path / "ours.yaml", "base", [0, 3, 6]) == pytest.approx(
@@ -280,15 +268,15 @@ def test_stages_of_a_backbone(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "note"),
     [
-        ({"dataset_args": {"fbank_args": {"frame_shift": 5}}}, "fbank_args.frame_shift: 5"),
-        ({"dataset_args": {"new_option": 3}}, "dataset_args.new_option: 3"),
-        ({"model_init": "avg.pt"}, "model_init: avg.pt"),
-        ({"loss_args": {"label_smoothing": 0.1}}, "loss_args.label_smoothing: 0.1"),
-        ({"dataset_args": {"speed_perturb_mode": "expanded"}}, "speed_perturb_mode: expanded"),
+        ("dataset_args: {new_option: 3}", "dataset_args.new_option: 3"),
+        ("dataset_args: {fbank_args: {frame_shift: 5}}", "fbank_args.frame_shift: 5"),
+        ("model_init: avg.pt", "model_init: avg.pt"),
+        ("loss_args: {label_smoothing: 0.1}", "loss_args.label_smoothing: 0.1"),
+        ("dataset_args: {speed_perturb_mode: expanded}", "speed_perturb_mode: expanded"),
     ],
 )
 def test_what_is_not_converted(changes, note, tmp_path, capsys):
-    assert convert(tmp_path, changed(changes)) == 0
+    assert convert(tmp_path, changed(yaml.safe_load(changes))) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("not converted: ") and line.endswith(note) for line in lines)
 
