@@ -8,18 +8,19 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from speakernet.cli import main
 from speakernet.files import sha256_of
 from tests.tiny_recipe import write_recipe
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
-RECIPE = {
-    "data": {"batch_size": 8, "crop_frames": 60},
-    "model": {"embedding_dim": 32, "options": {"channels": 8, "blocks": [1, 1], "stem_stride": 2}},
-    "training": {"max_epochs": 2, "test_interval": 1, "log_interval": 2},
-    "evaluation": {"eval_frames": 60, "num_crops": 2, "bootstrap_samples": 50},
-}
+RECIPE = yaml.safe_load("""
+data: {batch_size: 8, crop_frames: 60}
+model: {embedding_dim: 32, options: {channels: 8, blocks: [1, 1], stem_stride: 2}}
+training: {max_epochs: 2, test_interval: 1, log_interval: 2}
+evaluation: {eval_frames: 60, num_crops: 2, bootstrap_samples: 50}
+""")
 
 
 @pytest.fixture()

@@ -11,11 +11,11 @@ import os
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from torch.nn.parallel import DistributedDataParallel
 
 from speakernet import distributed
@@ -34,15 +34,15 @@ from tests.tiny_recipe import write_recipe
 pytestmark = pytest.mark.slow
 STEPS_OF_EPOCH = 8
 LAST_STEP = 14
-CHANGES: dict[str, Any] = {
-    "training": {"max_epochs": 2, "test_interval": 1, "log_interval": 1},
-    # Small steps, because large ones amplify rounding, which depends on the number of processes and
-    # the processor.
-    "optimizer": {"name": "sgd", "learning_rate": 0.02},
-    "frontend": {"spec_augment": True},
-    "loss": {"name": "aamsoftmax", "sharded": "on"},
-    "evaluation": {"eval_frames": 40, "num_crops": 1, "bootstrap_samples": 0},
-}
+CHANGES = yaml.safe_load("""
+training: {max_epochs: 2, test_interval: 1, log_interval: 1}
+# Small steps, because large ones amplify rounding, which depends on the number of processes and the
+# processor.
+optimizer: {name: sgd, learning_rate: 0.02}
+frontend: {spec_augment: true}
+loss: {name: aamsoftmax, sharded: "on"}
+evaluation: {eval_frames: 40, num_crops: 1, bootstrap_samples: 0}
+""")
 
 
 @contextlib.contextmanager

@@ -6,11 +6,11 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
 
 pytest.importorskip("peft", reason="peft is not installed (pip install -e '.[test-all]')")
 
@@ -24,14 +24,14 @@ from tests.tiny_recipe import write_recipe
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("transformers", "peft")]
 STEPS_OF_EPOCH = 8
-CHANGES: dict[str, Any] = {
-    "training": {"max_epochs": 2, "test_interval": 1, "log_interval": 1, "keep_checkpoints": 0},
-    # AdamW would amplify the rounding of gradients that cancel to full steps.
-    "optimizer": {"name": "sgd", "learning_rate": 0.02},
-    "loss": {"name": "aamsoftmax"},
-    "evaluation": {"eval_frames": 40, "num_crops": 1, "bootstrap_samples": 0},
-    "runtime": {"parallel": "fsdp"},
-}
+CHANGES = yaml.safe_load("""
+training: {max_epochs: 2, test_interval: 1, log_interval: 1, keep_checkpoints: 0}
+# AdamW would amplify the rounding of gradients that cancel to full steps.
+optimizer: {name: sgd, learning_rate: 0.02}
+loss: {name: aamsoftmax}
+evaluation: {eval_frames: 40, num_crops: 1, bootstrap_samples: 0}
+runtime: {parallel: fsdp}
+""")
 
 
 def train(name, *options, until=0):
