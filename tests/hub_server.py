@@ -12,7 +12,6 @@ import hashlib
 import http.server
 import json
 import threading
-from pathlib import Path
 
 import huggingface_hub.constants as constants
 
@@ -27,11 +26,11 @@ class Server(http.server.ThreadingHTTPServer):
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.folders: dict[str, Path] = {}
-        self.private: set[str] = set()
+        self.folders = {}
+        self.private = set()
         self.cut_at = 0
         """Bytes of the next large file after which the connection ends, once."""
-        self.requests: list[tuple[str, str, str]] = []
+        self.requests = []
         """Method, path and range of each request for a file."""
 
     @property

@@ -6,12 +6,8 @@ epochs. If a source warms up from 0, the first rate here is a thousandth of the 
 """
 
 import math
-from typing import Any
 
 import yaml
-
-Moment = tuple[float, float, float | None]
-"""Finished epochs, learning rate, margin (None if the loss has none)."""
 
 
 def wespeaker_rate(epoch, first, last, num_epochs, warmup, batch_size):
@@ -77,7 +73,7 @@ _EXP01 = [
     (0, 2e-6, 0.0),
     *((e, half_cosine(2e-3, 1e-5, (e - 1) / 19), ramp(e, 3, 9)) for e in (3, 6, 9, 20)),
 ]
-SCHEDULES: dict[str, list[Moment]] = {
+SCHEDULES = {
     "voxceleb/resnet34.yaml": _150,
     "voxceleb/ecapa1024_aam.yaml": _150,
     "voxceleb/campplus_aam.yaml": _150,
@@ -138,9 +134,10 @@ SCHEDULES: dict[str, list[Moment]] = {
     "preset_voip.yaml": _EXP01,
     "test.yaml": [(0, 2e-6, 0.0), (1, 2e-3, 0.0), (2, 1e-5, 0.0)],
 }
-"""Recipe -> moments: first, around the ramp, last."""
+"""Recipe -> moments (first, around the ramp, last), each with finished epochs, learning rate and
+margin (None if the loss has none)."""
 
-LATER_STAGES: dict[str, dict[str, list[Moment]]] = {
+LATER_STAGES = {
     "voxceleb/w2v_bert.yaml": {
         "joint": [(e, half_cosine(1e-5, 5e-6, e / 12), 0.2) for e in (0, 1, 11, 12)],
         "large_margin": [(e, half_cosine(1e-5, 5e-6, e / 2), 0.5) for e in (0, 1, 2)],
@@ -155,52 +152,30 @@ LATER_STAGES: dict[str, dict[str, list[Moment]]] = {
     },
 }
 """Recipe -> its stages after the first, each with its moments."""
-LATER_VALUES: dict[str, dict[str, dict[str, Any]]] = {
-    "voxceleb/w2v_bert.yaml": {
-        "joint": {
-            "model.options.trained": "all",
-            "data.batch_size": 512,
-            "optimizer.weight_decay": 1e-4,
-        },
-        "large_margin": {
-            "data.crop_frames": 500,
-            "data.crop_frames_max": 600,
-            "data.min_seconds": 5.0,
-            "data.batch_size": 256,
-            "augment.enabled": False,
-        },
-    },
-    "voxceleb/wavlm_base_plus_mhfa.yaml": {
-        "joint": {
-            "model.options.gradient_factor": 0.1,
-            "data.batch_size": 512,
-            "optimizer.name": "adamw",
-        },
-        "large_margin": {
-            "data.crop_frames": 500,
-            "data.batch_size": 64,
-            "model.options.trained": "all",
-        },
-    },
-    "voxceleb/wavlm_large_mhfa.yaml": {
-        "joint": {
-            "model.options.gradient_factor": 0.1,
-            "data.batch_size": 128,
-            "optimizer.weight_decay": 1e-7,
-        },
-        "large_margin": {
-            "data.crop_frames": 300,
-            "data.batch_size": 64,
-            "model.options.trained": "all",
-        },
-    },
-}
+LATER_VALUES = yaml.safe_load("""
+voxceleb/w2v_bert.yaml:
+  joint:
+    {model.options.trained: all, data.batch_size: 512, optimizer.weight_decay: 1.0e-4}
+  large_margin:
+    {data.crop_frames: 500, data.crop_frames_max: 600, data.min_seconds: 5.0,
+    data.batch_size: 256, augment.enabled: false}
+voxceleb/wavlm_base_plus_mhfa.yaml:
+  joint:
+    {model.options.gradient_factor: 0.1, data.batch_size: 512, optimizer.name: adamw}
+  large_margin:
+    {data.crop_frames: 500, data.batch_size: 64, model.options.trained: all}
+voxceleb/wavlm_large_mhfa.yaml:
+  joint:
+    {model.options.gradient_factor: 0.1, data.batch_size: 128, optimizer.weight_decay: 1.0e-7}
+  large_margin:
+    {data.crop_frames: 300, data.batch_size: 64, model.options.trained: all}
+""")
 
 _RESNET_LM = [
     (0, 2e-7, 0.5),
     *((epoch, wespeaker_rate(epoch, 1e-4, 2.5e-5, 5, 1, 128), 0.5) for epoch in (1, 4, 5)),
 ]
-SECOND_STAGES: dict[str, list[Moment]] = {
+SECOND_STAGES = {
     **{
         f"voxceleb/{name}.yaml": _RESNET_LM
         for name in ("resnet34", "ecapa1024_aam", "campplus_aam", "simam_resnet34")
@@ -214,10 +189,11 @@ SECOND_STAGES: dict[str, list[Moment]] = {
         *((epoch, three_d_speaker_rate(epoch, 1e-4, 2e-5, 7, 1), 0.5) for epoch in (1, 6, 7)),
     ],
 }
-_LM_SIZES = {"training.max_epochs": 5, "data.batch_size": 128, "data.crop_frames": 600}
-_LM_SIZES |= {"augment.speed_factors": [1.0], "augment.enabled": True, "augment.probability": 0.6}
-SECOND_STAGE_VALUES: dict[str, dict[str, Any]] = {
-    **{recipe: _LM_SIZES for recipe, moments in SECOND_STAGES.items() if moments is _RESNET_LM},
+_LM_SIZES = yaml.safe_load("""
+{training.max_epochs: 5, data.batch_size: 128, data.crop_frames: 600,
+augment.speed_factors: [1.0], augment.enabled: true, augment.probability: 0.6}
+""")
+SECOND_STAGE_VALUES = dict.fromkeys(SECOND_STAGES, _LM_SIZES) | {
     "voxceleb/redimnet2_b0.yaml": {**_LM_SIZES, "data.batch_size": 256, "augment.enabled": False},
     "voxceleb/eres2netv2_aam.yaml": {
         **_LM_SIZES,
@@ -316,7 +292,7 @@ voxceleb/resnet_se34v2_ap.yaml:
   augment.rir_path: data/RIRS_NOISES/simulated_rirs, frontend.num_mels: 64, model.pooling: ASP,
   loss.name: softmaxproto}
 """)
-VALUES: dict[str, dict[str, Any]] = {
+VALUES = {
     recipe: {key: value for key, value in values.items() if value is not None}
     for recipe, values in _VALUES.items()
     if recipe.startswith("voxceleb/")

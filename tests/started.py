@@ -65,8 +65,8 @@ class Started:
                 # Tests that run in the background have Ctrl-C turned off.
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
             )
-        self._seen: dict[int, psutil.Process] = {}
-        self._shared: set[str] = set()
+        self._seen = {}
+        self._shared = set()
 
     def __enter__(self):
         return self

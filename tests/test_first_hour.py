@@ -5,7 +5,6 @@ the text.
 import ast
 import json
 import re
-from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
@@ -44,7 +43,7 @@ def test_cells(notebook, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "erste Stunde, là"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    names: dict[str, Any] = {}
+    names = {}
     shown = []
     for number, source in enumerate(sources(notebook, "code")):
         shown.append(shown_by(source, names))

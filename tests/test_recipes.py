@@ -59,7 +59,7 @@ def recipe_config(recipe):
 
 def at(rows, stage):
     """Finished epochs -> learning rate and margin, from the rows of one stage."""
-    found: dict[int, tuple[float, float | None]] = {}
+    found = {}
     for row in rows:
         if row.stage == stage:
             first, last = row.margins or (None, None)

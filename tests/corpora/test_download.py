@@ -46,7 +46,7 @@ def half_files(folder):
 
 def failing_fetch(file, folder, **options):
     """The waits between attempts, and the final error."""
-    waits: list[float] = []
+    waits = []
     summary = fetch(file, folder, sleep=waits.append, **options)
     return waits, summary.broken_path.read_text()
 

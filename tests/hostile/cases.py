@@ -38,8 +38,8 @@ CONTEXT.set_forkserver_preload([f"speakernet.{name}" for name in READERS])
 
 def run(name, seeds):
     """Run cases of a target; returns the count of each outcome and descriptions of failures."""
-    outcomes: Counter[str] = Counter()
-    failures: list[str] = []
+    outcomes = Counter()
+    failures = []
     left = list(seeds)
     while left:
         with tempfile.TemporaryDirectory(prefix="hostile-") as folder:

@@ -3,7 +3,6 @@
 import json
 import re
 import struct
-from typing import Any
 
 MAX_CHANGES = 6
 POWERS = [2**bits for bits in (7, 8, 15, 16, 31, 32, 63)]
@@ -17,7 +16,7 @@ BLANKS = (b"", b" ", b"\t", b"\r", b"\r\n", b"\n\n", b"\x00", b"&a [*a]", b"<<: 
 MARKS = (b"\xff\xfe", b"\xef\xbb\xbf", b"\xed\xa0\x80", "\u202e\u2066\u00a0".encode())
 LONG = (b"9" * 400, b"[" * 600, b"{" * 600, b"a" * 70_000)
 TOKENS = (*WORDS.split(), *BLANKS, *MARKS, *LONG)
-VALUES: tuple[Any, ...] = (
+VALUES = (
     "a" * 5000,
     *json.loads(
         r"""[null, true, false, 0, 1, -1, 1000000, 1000000000, 1000000000000000, -1000000000000000,
@@ -74,7 +73,7 @@ def _change(tree, draw, values):
     """The tree with one entry changed, somewhere on a random path."""
     if not isinstance(tree, dict | list) or not tree or draw.random() < 0.05:
         return draw.choice(values)
-    copy: Any = tree.copy()
+    copy = tree.copy()
     key = draw.choice(list(tree) if isinstance(tree, dict) else range(len(tree)))
     if isinstance(tree[key], dict | list) and draw.random() < 0.7:
         copy[key] = _change(tree[key], draw, values)

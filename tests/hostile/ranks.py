@@ -6,7 +6,6 @@ import random
 import shutil
 import subprocess
 import time
-from typing import Any
 
 from tests.outcomes import differences, outcome_of
 from tests.started import Started, torchrun
@@ -63,10 +62,10 @@ class RankKills:
 
     def _kill(self, started, most_kills):
         """Kills processes; returns rank and process of each."""
-        killed: list[tuple[int, int]] = []
-        before: set[int] = set()
+        killed = []
+        before = set()
         for _ in range(most_kills):
-            ranks: dict[int, Any] = {}
+            ranks = {}
             while started.process.poll() is None and len(ranks) < 2:
                 time.sleep(0.1)
                 living = started.ranks().items()

@@ -4,7 +4,6 @@ disk.
 
 import shutil
 import signal
-from typing import Any
 
 import torch
 from runs import end_of_output, fault
@@ -43,8 +42,8 @@ class StoreFaults:
         # Embedding again with the same model makes a backup with everybody.
         for arguments in (*enrolled, self._reembed(whole, "model.pt")):
             assert starter.command(arguments, whole) == 0, end_of_output(whole)
-        self.places: list[tuple[str, int]] = []
-        self.after: dict[str, Any] = {}
+        self.places = []
+        self.after = {}
         for command in self.commands(whole):
             folder = self.folder / "straight"
             count = self.folder / "count.txt"

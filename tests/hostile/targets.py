@@ -302,7 +302,7 @@ def _model_digest(folder):
 
 PACKED_FILES = ("corpus/corpus.json", "corpus/index.npz", "corpus/samples.npy")
 RUN_FILES = ("results.json", "scores.txt", "metrics.jsonl", "config.yaml", ARRAYS_NAME)
-TARGETS: dict[str, Target] = {
+TARGETS = {
     "wav 16": _audio("a.wav", "PCM_16"),
     "wav 24 stereo": _audio("a.wav", "PCM_24", channels=2),
     "wav 32": _audio("a.wav", "PCM_32"),

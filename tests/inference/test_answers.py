@@ -12,7 +12,7 @@ class Printed(logging.Handler):
 
     def __init__(self):
         super().__init__()
-        self.lines: list[str] = []
+        self.lines = []
 
     def emit(self, record):
         self.lines.append(record.getMessage())

@@ -40,7 +40,7 @@ class Browser:
     """One browser with one page; `microphone` is a WAV file that it repeats."""
 
     def __init__(self, profile, microphone):
-        self.events: list[dict] = []
+        self.events = []
         self.numbers = itertools.count(1)
         self.content = b""
         to_browser, self.writer = os.pipe()
