@@ -84,7 +84,7 @@ def voices(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def write_all_voices():
-    """Writes a folder of this many voices with another synthesiser."""
+    """Writes a folder of as many voices of another synthesiser."""
     return write_voices
 
 

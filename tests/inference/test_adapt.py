@@ -326,5 +326,4 @@ def test_telephone_calls(shared_data, tmp_path, succeed):
         (domain.rows, partial(adaptation.wccn, shrinkage=0.7, total=0.4), 0, 9.5),
     ):
         error, _ = cross_validate(rows, domain.who, fit)
-        print("EER", error)
         assert low < error < high

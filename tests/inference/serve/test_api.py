@@ -200,9 +200,9 @@ def test_bad_requests(server, voices):
         refused(server.post("/verify", content=content, headers=headers), status, "bad_request")
     clip = files(audio=voices[0][0])
     many = [("audio", ("a.wav", b"x"))] * 11
-    one_clip = files(first=voices[0][0])
+    half = files(first=voices[0][0])
     for address, code, how in [
-        ("/verify", "bad_request", {"files": one_clip}),
+        ("/verify", "bad_request", {"files": half}),
         ("/embed", "bad_request", {"data": {"audio": "text"}, "files": {"x": b""}}),
         ("/people", "bad_request", {"data": {"name": "a"}, "files": many}),
         ("/people", "refused", {"data": {"name": "  "}, "files": clip}),
