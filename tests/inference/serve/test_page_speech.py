@@ -15,10 +15,13 @@ import pytest
 import speakernet
 from speakernet.assembly.in_browser import page_files
 from speakernet.data import speech
+from speakernet.data.audio import read_audio
 from speakernet.data.speech import (
+    BEGIN,
     FRAME_SECONDS,
-    MIN_SURE,
     sample_edges,
+    silero_file,
+    speech_probabilities,
     stretches,
 )
 from speakernet.evaluation.calibration import BY_DURATION, AffineCalibration
@@ -46,7 +49,7 @@ def node(tmp_path):
     page = resources.files("speakernet.inference.serve") / "page"
     (tmp_path / "speech.mjs").write_bytes((page / "speech.js").read_bytes())
 
-    def run(script, given):
+    def run(script: str, given: object) -> object:
         (tmp_path / "given.json").write_text(json.dumps(given))
         (tmp_path / "run.mjs").write_text(
             'import { readFileSync } from "fs";\n'
@@ -66,7 +69,7 @@ def node(tmp_path):
 
 def test_stretches(node, random):
     """Random probabilities of many lengths, silence, and a recording that is never sure."""
-    cases = [np.zeros(0), np.zeros(40), np.full(40, MIN_SURE - 0.01), np.full(40, MIN_SURE)]
+    cases = [np.zeros(0), np.zeros(40), np.full(40, BEGIN - 0.01), np.full(40, BEGIN)]
     for length in random.integers(1, 300, 60):
         smooth = np.convolve(random.normal(size=length), np.ones(5) / 2, "same")
         cases.append(1 / (1 + np.exp(-3 * smooth)))
@@ -75,8 +78,7 @@ def test_stretches(node, random):
     found = node("return given.map(([scores, end]) => stretches(scores, end));", given)
     num_stretches = 0
     for scores, end, ours in zip(cases, seconds, found, strict=True):
-        is_spoken = scores.max(initial=0.0) >= MIN_SURE
-        expected = stretches(scores * is_spoken, end)
+        expected = stretches(scores, end)
         assert np.reshape(ours, (-1, 2)) == pytest.approx(expected, abs=1e-9)
         num_stretches += len(expected)
     assert num_stretches > 60
@@ -90,6 +92,27 @@ def test_cut(node):
     joined = np.concatenate([np.arange(*edge) for edge in edges])
     # The mean of 0 to 3,999 and 8,000 to 11,999 is 5,999.5.
     assert found == (joined - 5999.5).tolist()
+
+
+def test_silero(node, runtime, shared_data):
+    """The probabilities of real speech with an offset are those of Python."""
+    path = sorted((shared_data / "speechocean_mini" / "dev").glob("*/*.flac"))[0]
+    samples = read_audio(path)
+    script = """
+        const ort = await import(given.runtime);
+        ort.env.wasm.numThreads = 1;
+        const graph = new Uint8Array(readFileSync(given.graph)), executionProviders = ["wasm"];
+        const session = await ort.InferenceSession.create(graph, { executionProviders });
+        return probabilities(ort, session, Float32Array.from(given.samples));
+    """
+    given = {
+        "runtime": str(runtime / "ort.wasm.min.mjs"),
+        "graph": str(silero_file("silero_vad.onnx")),
+        "samples": (samples + 0.1).tolist(),
+    }
+    found = node(script, given)
+    expected = speech_probabilities((samples - samples.mean()).astype(np.float32))
+    assert expected.max() > BEGIN and found == pytest.approx(expected, abs=2e-3)
 
 
 def test_decisions_for_seconds(node, tmp_path):
