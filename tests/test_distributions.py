@@ -120,7 +120,7 @@ def test_wheel_alone(distributions, tmp_path):
     assert Path(where.strip()).is_relative_to(packages)
 
     made = run(f"{command} prepare synthetic --save_path corpus {SMALL_CORPUS}", empty)
-    training = made.splitlines()[-1]
+    training = made.splitlines()[-1].strip()
     assert training.startswith("speakernet train ") and "exp01.yaml" in training
     run(f"{python} -m {training} {SHORT_TRAINING} {SHORT_EVALUATION}", empty)
     assert (empty / "exps/synthetic/report.html").is_file()
