@@ -95,8 +95,8 @@ def diarization_errors(
         ]
     if lacking:
         raise ValueError(
-            f"the UEM has no line for {lacking[0]}, which is in the reference ({len(lacking)} such "
-            "in all); add the regions to score in every recording of the reference"
+            f"the UEM has no line for {lacking[0]} ({len(lacking)} recordings of the reference "
+            "lack one); add the regions to score in each of them"
         )
     parts = np.zeros((len(reference), 6))
     num_right = 0
