@@ -4,7 +4,7 @@
 
 The first line is the answer, `NAME score …` or `unknown score …`, with threshold and odds; the
 nearest people follow. A stranger is compared with everybody in the store, so --far is the share of
-strangers that may be taken for any of them. Replayed and synthetic voices are not detected.
+strangers that may be accepted as any of them. Replayed and synthetic voices are not detected.
 """
 
 import argparse
