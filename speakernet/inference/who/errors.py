@@ -96,8 +96,8 @@ def diarization_errors(
         ]
     if lacking:
         raise ValueError(
-            f"the UEM has no line for {counted(len(lacking), 'recording')} of the reference, such as "
-            f"{lacking[0]}; add the regions to score in each"
+            f"the UEM has no line for {lacking[0]} ({counted(len(lacking), 'recording')} of the "
+            "reference without one); add the regions to score in each"
         )
     parts = np.zeros((len(reference), 6))
     num_right = 0
