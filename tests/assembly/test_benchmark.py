@@ -47,7 +47,7 @@ def test_the_command(options, sizes, batch_sizes, capsys):
     )
 
 
-def measured(batch_size: int, throughput: float) -> Measurement:
+def measured(batch_size, throughput):
     return Measurement(batch_size, batch_size / throughput if throughput else float("inf"), 0)
 
 

@@ -7,7 +7,6 @@ import io
 import logging
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -37,7 +36,7 @@ CPU = torch.device("cpu")
 @pytest.fixture()
 def opened(lists, monkeypatch):
     """The name of a list for each time its file is opened during the test."""
-    found: list[str] = []
+    found = []
     original = open
 
     def recording(file, *arguments, **options):
@@ -58,7 +57,7 @@ def opened(lists, monkeypatch):
 @pytest.fixture()
 def looked_up(monkeypatch):
     """The number of names in each list whose headers are read from the audio or the cache."""
-    found: list[int] = []
+    found = []
     build = sources.build_lookup_table
 
     def recording(root, names, **options):
@@ -81,7 +80,7 @@ def lists(tiny_corpus, tmp_path):
     return tmp_path
 
 
-CHANGES: dict[str, Any] = {
+CHANGES = {
     "data": {"batch_size": 8, "crop_frames": 50},
     "training": {"stages": two_stages(1, 1, 60)},
     "evaluation": {

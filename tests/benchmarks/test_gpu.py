@@ -93,7 +93,7 @@ def test_least_seconds():
 
 
 def test_finished_parts(tmp_path, monkeypatch, capsys):
-    calls: list[str] = []
+    calls = []
 
     def part(setup):
         calls.append(setup.device.type)

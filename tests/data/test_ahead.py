@@ -62,7 +62,7 @@ def requests_of(num_batches, rows=8):
 
 
 def batches_of(maker, requests):
-    return [crops.clone() for _, crops, _ in maker.run(requests)]  # type: ignore[attr-defined]
+    return [crops.clone() for _, crops, _ in maker.run(requests)]
 
 
 @pytest.mark.parametrize("kind", ["whole", "parts"])

@@ -68,7 +68,7 @@ def make(folders, **options):
         folders[1], 16000, AudioCache(1 << 24), is_aligned=options.get("style") != "classic"
     )
     banks = noise_banks(folders[0], 16000, AudioCache(1 << 24))
-    return Augmenter(banks, rirs, AugmentOptions(**options))  # type: ignore[arg-type]
+    return Augmenter(banks, rirs, AugmentOptions(**options))
 
 
 def speech(random, batch=BATCH):

@@ -45,7 +45,7 @@ def disturbances(tmp_path_factory):
 
 def config_of(corpus, disturbances=None, **changes):
     """The tiny corpus in small batches; in `changes`, __ stands for the dot of an option's name."""
-    sections: dict[str, dict[str, object]] = {
+    sections = {
         "data": {
             "train_list": str(corpus / "train_list.txt"),
             "crop_frames": 50,

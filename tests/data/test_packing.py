@@ -8,8 +8,6 @@ import sys
 import tarfile
 import time
 import zipfile
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -73,7 +71,7 @@ def test_list(folder, tmp_path):
     assert list(PackedSource(tmp_path / "corpus").index.names) == [NAMES[5], NAMES[2], NAMES[3]]
 
 
-ARCHIVES: dict[str, Callable[[Path, Path], Path]] = {
+ARCHIVES = {
     "zip": lambda root, folder: make_zip(root / "a.zip", folder),
     "tar": lambda root, folder: make_tar(root / "a.tar", folder, "w"),
     "tar.gz": lambda root, folder: make_tar(root / "a.tar.gz", folder, "w:gz"),
@@ -127,7 +125,7 @@ def failing_at(source, at=7):
             raise RuntimeError("stopped")
         return decode(row, content, sample_rate)
 
-    source.decode = decode_some  # type: ignore[method-assign]
+    source.decode = decode_some
     return source
 
 

@@ -11,7 +11,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from speakernet.checkpoint import CheckpointError
 from speakernet.evaluation import adaptation
-from speakernet.evaluation.adaptation import Covariances, Transform, two_covariances
+from speakernet.evaluation.adaptation import Covariances, two_covariances
 from speakernet.inference.adapt import ForeignFiles, imported
 from speakernet.models.importers.plda import read_array, read_plda
 
@@ -25,7 +25,7 @@ ROWS = 5 + VOICES[LABELS] + RANDOM.standard_normal((len(LABELS), DIM)) @ (np.eye
 OTHERS = RANDOM.standard_normal((300, DIM)) @ np.triu(np.ones((DIM, DIM)))
 
 
-def mapped(transform: Transform, rows: np.ndarray) -> np.ndarray:
+def mapped(transform, rows):
     """All maps in order, without the final length normalisation."""
     for number, (matrix, offset) in enumerate(transform.maps):
         rows = (
@@ -34,7 +34,7 @@ def mapped(transform: Transform, rows: np.ndarray) -> np.ndarray:
     return rows
 
 
-def test_statistics_by_hand() -> None:
+def test_statistics_by_hand():
     rows = np.array([[0.0], [2.0], [5.0], [9.0]])
     found = two_covariances(rows, np.array([3, 3, 8, 8]))
     # Means 1 and 7; squared deviations 1 + 1 + 4 + 4 over two degrees of freedom; variance of the
@@ -47,7 +47,7 @@ def test_statistics_by_hand() -> None:
     )
 
 
-def test_linear_maps() -> None:
+def test_linear_maps():
     white = mapped(adaptation.whitening(ROWS, shrinkage=0.0), ROWS)
     np.testing.assert_allclose(np.cov(white.T, bias=True), np.eye(DIM), atol=1e-9)
     np.testing.assert_allclose(mapped(adaptation.centring(ROWS), ROWS).mean(axis=0), 0, atol=1e-9)
@@ -64,7 +64,7 @@ def test_linear_maps() -> None:
     assert np.isfinite(mapped(adaptation.whitening(flat, shrinkage=0.0), flat)).all()
 
 
-def test_lda() -> None:
+def test_lda():
     ours = adaptation.lda(ROWS, LABELS, shrinkage=0.0, dim=2).maps[1][0]
     units = ROWS - ROWS.mean(axis=0)
     units /= np.linalg.norm(units, axis=1, keepdims=True)
@@ -77,7 +77,7 @@ def test_lda() -> None:
 
 
 @pytest.mark.parametrize("dim", [None, 3])
-def test_plda(dim: int | None) -> None:
+def test_plda(dim):
     covariances = two_covariances(ROWS, LABELS).shrunk(0.2)
     (matrix, offset), plda = covariances.plda(dim)
     np.testing.assert_allclose(
@@ -102,7 +102,7 @@ def test_plda(dim: int | None) -> None:
     np.testing.assert_allclose(plda.scores(rows, rows)[enrol, test], expected, rtol=1e-9)
 
 
-def test_adapted_covariances() -> None:
+def test_adapted_covariances():
     ours = two_covariances(ROWS, LABELS)
     theirs = Covariances(np.ones(DIM), np.eye(DIM), 2 * np.eye(DIM))
     mixed = ours.interpolated(theirs, 0.25)
@@ -162,7 +162,7 @@ def kaldi_binary(*arrays):
 @pytest.mark.parametrize(
     "kind", ["text", "binary", pytest.param("hdf5", marks=pytest.mark.needs("h5py"))]
 )
-def test_scores_of_imported_plda(tmp_path, kind) -> None:
+def test_scores_of_imported_plda(tmp_path, kind):
     mean = RANDOM.standard_normal(DIM)
     transform = RANDOM.standard_normal((DIM, DIM))
     psi = RANDOM.uniform(0, 5, DIM)
@@ -223,7 +223,7 @@ def test_scores_of_imported_plda(tmp_path, kind) -> None:
         b"\x89HDF\r\n\x1a\n broken",
     ],
 )
-def test_damaged_files(tmp_path, content) -> None:
+def test_damaged_files(tmp_path, content):
     (tmp_path / "plda").write_bytes(content)
     for read in (read_plda, read_array):
         with pytest.raises(CheckpointError, match="plda"):

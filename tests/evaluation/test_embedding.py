@@ -52,7 +52,7 @@ def names(tiny_corpus):
 
 @pytest.mark.parametrize("has_few_shapes", [False, True])
 def test_whole_utterances(net, source, names, monkeypatch, has_few_shapes):
-    shapes: list[tuple[int, int]] = []
+    shapes = []
     embed = net.embed
 
     def watched(waveforms, lengths, *, sample_rate):
@@ -136,7 +136,7 @@ def test_reused_embeddings(net, source, tiny_corpus, tmp_path, monkeypatch):
 
     def counted(*arguments, **options):
         calls.append(1)
-        return embed_utterances(*arguments, **options)  # type: ignore[arg-type]
+        return embed_utterances(*arguments, **options)
 
     options = EvaluationOptions(eval_frames=60, num_crops=2)
     embedder = Embedder(net, options, stores=(tmp_path,), model_digest="one", embed_with=counted)

@@ -78,7 +78,7 @@ GOLDEN = json.loads(
 )
 
 
-def make(folder: Path, kind: str, seed: int = 0, sample_rate: int = 16000) -> Path:
+def make(folder, kind, seed=0, sample_rate=16000):
     """A random backbone saved by transformers, with its preprocessor and a card."""
     torch.manual_seed(seed)
     name, sizes = KINDS[kind]

@@ -13,7 +13,7 @@ class FakeGpu:
     """Records the order of calls; a step compiles something while `compiled` has entries left."""
 
     def __init__(self, monkeypatch, compiled=()):
-        self.done: list[str] = []
+        self.done = []
         self.compiled = list(compiled)
         self.count = 0
         monkeypatch.setattr(timing, "num_compiled", lambda: self.count)
