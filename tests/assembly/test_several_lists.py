@@ -61,6 +61,13 @@ def run(tiny_corpus, lists, tmp_path_factory):
     return folder / "run"
 
 
+def score(run, folder, words):
+    """Score the model of the run with these words; the status."""
+    audio = load_config(["--config", str(run / "config.yaml")]).config.data.test_path
+    command = f"train --config {run}/config.yaml --eval --initial_model {run}/best.pt"
+    return main(f"{command} --test_path {audio} --save_path {folder} {words}".split())
+
+
 def columns_of(run):
     """Epoch -> list -> figures."""
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -140,12 +147,8 @@ def test_columns_and_folders(run, lists):
 
 @pytest.mark.parametrize(("name", "file"), [("E", "easy"), ("H", "hard")])
 def test_scores(run, lists, tmp_path, name, file):
-    options = ["--eval", "--initial_model", str(run / "best.pt"), "--save_path", str(tmp_path)]
-    options += ["--test_list", str(lists / f"{file}.txt"), "--data.test_lists", "{}"]
-    audio = load_config(["--config", str(run / "config.yaml")]).config.data.test_path
-    assert (
-        main(["train", "--config", str(run / "config.yaml"), *options, "--test_path", audio]) == 0
-    )
+    words = f"--test_list {lists}/{file}.txt --data.test_lists {{}}"
+    assert score(run, tmp_path, words) == 0
     alone = tmp_path / "eval" / file
     together = run / "eval" / name
     assert scores_of(together) == pytest.approx(scores_of(alone), abs=2e-6)
@@ -160,31 +163,14 @@ def test_slices_of_the_first_list(run, lists, tmp_path):
     )
     other = "".join(f"{label} spk00/utt0.wav spk0{1 - label}/utt1.wav\n" for label in (0, 1))
     (tmp_path / "other.txt").write_text(other)
-    options = [
-        "--eval",
-        "--initial_model",
-        str(run / "best.pt"),
-        "--save_path",
-        str(tmp_path / "out"),
-    ]
-    options += [
-        "--test_list",
-        str(lists / "hard.txt"),
-        "--data.test_lists",
-        f"{{X: {tmp_path / 'other.txt'}}}",
-    ]
-    options += ["--evaluation.metadata", str(tmp_path / "of.csv")]
-    audio = load_config(["--config", str(run / "config.yaml")]).config.data.test_path
-    assert (
-        main(["train", "--config", str(run / "config.yaml"), *options, "--test_path", audio]) == 0
-    )
+    words = f"--test_list {lists}/hard.txt --evaluation.metadata {tmp_path}/of.csv"
+    words += f" --data.test_lists {{'X':'{tmp_path}/other.txt'}}"
+    assert score(run, tmp_path / "out", words) == 0
     assert "kind" in str(
         [one["by"] for one in results_of(tmp_path / "out" / "eval" / "hard")["slices"]]
     )
     (tmp_path / "of.csv").write_text("path,kind\n" + "".join(f"{name},a\n" for name in names[1:]))
-    assert (
-        main(["train", "--config", str(run / "config.yaml"), *options, "--test_path", audio]) == 1
-    )
+    assert score(run, tmp_path / "out", words) == 1
 
 
 @pytest.mark.slow
