@@ -43,13 +43,8 @@ def make_run(folder, trials, noise=1.2, seed=1):
     rows = [
         {"label": "under 2 s", "num_trials": 40, "num_targets": 6, "note": "only 6 targets"}
         | {"eer_percent": 9.0, "eer_interval_percent": [4.0, 14.0]},
-        {
-            "label": "2 s and more",
-            "num_trials": 40,
-            "num_targets": 0,
-            "eer_percent": None,
-            "note": "no targets",
-        },
+        {"label": "2 s and more", "num_trials": 40, "num_targets": 0, "note": "no targets"}
+        | {"eer_percent": None},
     ]
     steps = [
         {"label": label, "eer_percent": value, "eer_interval_percent": [value - 1, value + 1]}

@@ -293,20 +293,11 @@ def test_memory_of_a_sweep(long_source, steps, kind, frames, monkeypatch):
 
 
 def some_trials(num_speakers=8, utterances=3):
-    names = [
-        f"s{speaker}/{utterance}.wav"
-        for speaker in range(num_speakers)
-        for utterance in range(utterances)
-    ]
-    enrol, test = np.array(np.triu_indices(len(names), 1), dtype=np.int32)
+    count = num_speakers * utterances
+    names = [f"s{row // utterances}/{row % utterances}.wav" for row in range(count)]
+    enrol, test = np.array(np.triu_indices(count, 1), dtype=np.int32)
     labels = (enrol // utterances == test // utterances).astype(np.int8)
-    return TrialList(
-        StringTable.from_strings(names),
-        enrol.astype(np.int32),
-        test.astype(np.int32),
-        labels,
-        "trials.txt",
-    )
+    return TrialList(StringTable.from_strings(names), enrol, test, labels, "trials.txt")
 
 
 def scores_of(trials, random):
@@ -444,10 +435,8 @@ def test_all_slices(audio, random):
     results = slices.all_slices(
         trials, scores_of(trials, random), speakers, source, options, seed=0
     )
-    assert [result.by.split(" of ")[0] for result in results] == [
-        "duration",
-        "signal-to-noise ratio",
-    ]
+    kinds = [result.by.split(" of ")[0] for result in results]
+    assert kinds == ["duration", "signal-to-noise ratio"]
     assert [row.label for row in results[0].rows] == ["under 2 s", "2 to 4 s"]
     # If speech alone is embedded, its seconds count.
     for options in (

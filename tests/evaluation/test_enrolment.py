@@ -142,9 +142,7 @@ def test_evaluation(tiny_corpus, tmp_path, capsys):
     lines = [line.split() for line in (tiny_corpus / "trials.txt").read_text().splitlines()]
     names = sorted({name for _, *pair in lines for name in pair})
     speakers = sorted({name.split("/")[-2] for name in names})
-    of = {
-        speaker: [name for name in names if name.split("/")[-2] == speaker] for speaker in speakers
-    }
+    of = {who: [name for name in names if name.split("/")[-2] == who] for who in speakers}
     enrolment = tmp_path / "enrolment.txt"
     enrolment.write_text("".join(f"m-{who} {' '.join(rows[1:])}\n" for who, rows in of.items()))
     rows = [f"{int(a == b)} m-{a} {of[b][0]}\n" for a in speakers for b in speakers]
