@@ -33,7 +33,7 @@ from speakernet.evaluation.metrics import eer
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import GroupResult, Results, SliceResult, SweepResult
 from speakernet.evaluation.speakers import speakers_of
-from tests.evaluation.report_runs import make_trials
+from tests.evaluation.report_runs import make_trials, trials_of
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
 
@@ -309,10 +309,7 @@ def test_costs_and_names_in_compare(systems, run):
 def test_two_seeds_of_one_system(systems, run):
     """Another seed of the same recipe is not called a better system; another recipe is."""
     for folder, seed, rate in (("a", 1, 0.1), ("b", 2, 0.1), ("c", 1, 0.2)):
-        Path(folder, "results.json").write_text(json.dumps(Results(num_trials=1).to_dict()))
-        Path(folder, "config.yaml").write_text(
-            f"optimizer: {{learning_rate: {rate}}}\nruntime: {{seed: {seed}}}\n"
-        )
+        describe_run(Path(folder), seed, rate)
     out = run("compare", "a", "b", "c")[1]
     seeds, recipes = (
         next(line for line in out.splitlines() if line.startswith("EER (%): ") and name in line)
@@ -320,6 +317,13 @@ def test_two_seeds_of_one_system(systems, run):
     )
     assert "two trainings of one system" in seeds and "significant" not in seeds
     assert "significant" in recipes
+
+
+def describe_run(folder, seed, rate):
+    """Results and the configuration of a run."""
+    (folder / "results.json").write_text(json.dumps(Results(num_trials=1).to_dict()))
+    text = f"optimizer: {{learning_rate: {rate}}}\nruntime: {{seed: {seed}}}\n"
+    (folder / "config.yaml").write_text(text)
 
 
 def make_seeds(trials, random, name, distance, seeds, rate=0.1):
@@ -330,10 +334,7 @@ def make_seeds(trials, random, name, distance, seeds, rate=0.1):
         eers.append(eer(scores, trials.labels))
         folder = Path(name, str(seed))
         write_scores(folder / "scores.txt", trials, scores)
-        (folder / "results.json").write_text(json.dumps(Results(num_trials=1).to_dict()))
-        (folder / "config.yaml").write_text(
-            f"optimizer: {{learning_rate: {rate}}}\nruntime: {{seed: {seed}}}\n"
-        )
+        describe_run(folder, seed, rate)
     return np.array(eers)
 
 
@@ -547,9 +548,7 @@ def test_caution_about_min_dcf():
 
 
 def listed(pairs, labels):
-    enrol, test = np.array(pairs, dtype=np.int32).T
-    known = None if labels is None else np.array(labels, dtype=np.int8)
-    return TrialList(StringTable.from_strings(["a", "b", "c"]), enrol, test, known, "trials.txt")
+    return trials_of("abc", pairs, labels)
 
 
 def test_repeated_and_contradictory_trials():

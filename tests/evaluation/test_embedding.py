@@ -17,7 +17,7 @@ import torch
 from speakernet.data import windows
 from speakernet.data.audio import AudioError, write_audio
 from speakernet.data.augment.banks import RirBank, noise_banks
-from speakernet.data.lists import StringTable, TrialList, read_trials
+from speakernet.data.lists import StringTable, read_trials
 from speakernet.data.opening import open_source
 from speakernet.data.sources import FolderSource
 from speakernet.evaluation import embedding, slices
@@ -30,6 +30,7 @@ from speakernet.evaluation.scoring import Backend
 from speakernet.evaluation.speakers import read_csv, speakers_of
 from speakernet.evaluation.sweep import KINDS, DegradedSource, run_sweep, sweep_steps
 from speakernet.models.speaker_net import SpeakerNet
+from tests.evaluation.report_runs import trials_of
 
 
 @pytest.fixture(scope="module")
@@ -295,9 +296,9 @@ def test_memory_of_a_sweep(long_source, steps, kind, frames, monkeypatch):
 def some_trials(num_speakers=8, utterances=3):
     count = num_speakers * utterances
     names = [f"s{row // utterances}/{row % utterances}.wav" for row in range(count)]
-    enrol, test = np.array(np.triu_indices(count, 1), dtype=np.int32)
-    labels = (enrol // utterances == test // utterances).astype(np.int8)
-    return TrialList(StringTable.from_strings(names), enrol, test, labels, "trials.txt")
+    pairs = np.transpose(np.triu_indices(count, 1))
+    speakers = pairs // utterances
+    return trials_of(names, pairs, speakers[:, 0] == speakers[:, 1])
 
 
 def scores_of(trials, random):

@@ -11,7 +11,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speakernet.data.lists import StringTable, TrialList
 from speakernet.evaluation import figures as boot
 from speakernet.evaluation import metrics, scoring
 from speakernet.evaluation.calibration import AffineCalibration, quality_columns, quality_inputs
@@ -28,6 +27,7 @@ from speakernet.evaluation.metrics import (
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.speakers import speakers_of
 from speakernet.random import numpy_generator
+from tests.evaluation.report_runs import trials_of
 
 trial_lists = st.lists(
     st.tuples(st.integers(-5, 5), st.booleans()), min_size=2, max_size=40
@@ -130,13 +130,8 @@ def test_lists_without_error_rates(last, labels, message):
 
 def trial_list(rows):
     names = list(dict.fromkeys(name for _, *pair in rows for name in pair))
-    number = {name: row for row, name in enumerate(names)}
-    labels = (
-        None if rows[0][0] is None else np.array([label for label, _, _ in rows], dtype=np.int8)
-    )
-    pairs = [(number[enrol], number[test]) for _, enrol, test in rows]
-    enrol, test = np.array(pairs, dtype=np.int32).T
-    return TrialList(StringTable.from_strings(names), enrol, test, labels, "trials.txt")
+    pairs = [(names.index(enrol), names.index(test)) for _, enrol, test in rows]
+    return trials_of(names, pairs, [label for label, *_ in rows])
 
 
 @pytest.mark.parametrize("num_trials", [50, 5000])
