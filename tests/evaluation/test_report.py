@@ -26,6 +26,7 @@ from speakernet.evaluation.files import Evaluation, embedding_map, read_run
 from speakernet.evaluation.metrics import OperatingPoint, eer, equal_error_point, error_rates
 from speakernet.evaluation.plots import PALETTE, figure_svg
 from speakernet.evaluation.report import write_evaluation, write_report, write_side_by_side
+from speakernet.evaluation.report.page import WORDS
 from speakernet.evaluation.results import Results
 from tests.evaluation.report_runs import make_run, make_trials
 
@@ -493,3 +494,11 @@ def test_svg(random):
         assert set(re.findall(r'(?:xlink:href="#|url\(#)([^")]+)', text)) <= known
     again = figure_svg(plots.det_figure({"a": rates}, {}), "one", 'of "a" & <b>')
     assert again == texts[0]
+
+
+def test_the_glossary_agrees_with_the_page(run):
+    page = unescape((run / "report.html").read_text())
+    glossary = (Path(__file__).parents[2] / "docs" / "glossary.md").read_text()
+    for word, meaning in WORDS:
+        assert f"| {word} | {meaning} |" in glossary
+        assert f"<td>{meaning}</td>" in page

@@ -2,6 +2,8 @@
 tensors; on a GPU, if there is one.
 """
 
+import copy
+import dataclasses
 import logging
 import math
 from types import SimpleNamespace
@@ -18,6 +20,7 @@ from speakernet.training.optimizers import WeightAverage, create_optimizer
 from speakernet.training.options import OPTIMIZERS, RuntimeOptions, TrainingOptions
 from speakernet.training.precision import Precision
 from speakernet.training.recording import (
+    WARMUP_STEPS,
     CudaCapture,
     HostValues,
     StepRecorder,
@@ -174,6 +177,37 @@ def test_ordinary_steps():
     np.testing.assert_allclose([row[0] for row in rows], losses, rtol=1e-4)
 
 
+def test_numbers_in_a_recording_are_found(monkeypatch):
+    """A rate or a margin that is a Python number stays what it was in the recording."""
+    batches = [batch_of(number) for number in range(STEPS)]
+    other = step_of()
+    expected = taken(other, None, batches)
+    body = StepRecorder._body
+
+    def with_rate(self, static):
+        return body(self, dataclasses.replace(static, rates=_Numbers(static.rates.tolist())))
+
+    def with_margin(self, static):
+        return body(self, dataclasses.replace(static, margin=float(static.margin)))
+
+    for baked in (with_rate, with_margin):
+        monkeypatch.setattr(StepRecorder, "_body", baked)
+        step = step_of()
+        rows = taken(step, Tracer(step), batches)
+        losses = np.array([row[0] for row in rows])
+        right = np.array([row[0] for row in expected])
+        # The first recorded step is right, the next ones are not: rates and margins have changed.
+        recorded = WARMUP_STEPS + 1
+        np.testing.assert_allclose(losses[:recorded], right[:recorded], rtol=1e-5)
+        assert not np.allclose(losses[recorded:], right[recorded:], rtol=1e-5)
+
+
+class _Numbers(list):
+    def unbind(self):
+        """Rates as Python numbers."""
+        return self
+
+
 def test_forms():
     """Another batch size, crop length or set of trained parameters is recorded anew, up to a
     few.
@@ -203,6 +237,25 @@ def test_frozen_parts():
             each.rows += taken(each, capture, batches)
     assert_equal(step.rows, other.rows, step, other)
     assert len(tracer.operations) == 3
+
+
+def test_resume():
+    """A run that is saved after a recorded step and goes on in another process, which records
+    anew.
+    """
+    batches = [batch_of(number) for number in range(STEPS)]
+    whole = step_of()
+    rows = taken(whole, Tracer(whole), batches)
+    first = step_of()
+    rows_of_parts = taken(first, Tracer(first), batches[:6])
+    saved = copy.deepcopy(
+        [first.net.state_dict(), first.loss.state_dict(), first.optimizer.state_dict()]
+    )
+    second = step_of()
+    for part, state in zip((second.net, second.loss, second.optimizer), saved, strict=True):
+        part.load_state_dict(state)
+    rows_of_parts += taken(second, Tracer(second), batches[6:], first=6)
+    assert_equal(rows_of_parts, rows, second, whole)
 
 
 def test_trainer(tmp_path):
