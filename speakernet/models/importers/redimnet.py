@@ -8,7 +8,14 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from speakernet.models.importers.weights import Describe, Described, Rules, Weights, last_dim
+from speakernet.models.importers.weights import (
+    Describe,
+    Described,
+    Rules,
+    Weights,
+    last_dim,
+    rules_of,
+)
 from speakernet.models.options.redimnet import REDIMNET2S, REDIMNETS
 from speakernet.options import default_of, suggestion
 
@@ -103,57 +110,62 @@ def stage_rules(parts_before_blocks: int) -> Rules:
     """Renaming rules for stem, stages and head."""
     # A stage is a numbered sequence of parts: sum and strided convolution, the blocks over mels and
     # frames, the narrowing, folding, and the time context (`tcm`).
-    stage = r"^backbone\.stage(\d+)(?:_pre)?\."
-    block = stage + r"(\d+)\.conv_block\."
-    ours = rf"trunk.stages.\1.blocks.<\2-{parts_before_blocks}>."
-    context = r"^backbone\.stage(\d+)(?:_1d|\.\d+)\."
-    layer = context + r"tcm\.(\d)\."
-    layers = r"trunk.stages.\1.context.layers.\2."
-    return (
-        (r"^backbone\.stem\.", "trunk.stem."),
-        (r"^backbone\.stem_gnorm\.", "trunk.stem_norm."),
-        (r"^backbone\.(?:mfa|head)\.", "trunk.head."),
-        (r"^backbone\.fin_wght1d\.w$", "trunk.aggregate.weight"),
-        (stage + r"0\.w$", r"trunk.stages.\1.aggregate.weight"),
-        (block + r"conv(\d)\.", ours + r"conv\3."),
-        (block + r"conv(\d)pw\.", ours + r"point\3."),
-        (block + r"bn(\d)\.", ours + r"norm\3."),
-        (block + r"se\.squeeze\.", ours + "gate.squeeze."),
-        (block + r"se\.exitation\.", ours + "gate.excite."),
-        (block + r"dwconvs\.", ours + "convs."),
-        (block + r"norm\.", ours + "norm."),
-        (block + r"pwconv1\.", ours + "point."),
-        (context + r"red_dim_conv\.0\.", r"trunk.stages.\1.context.conv_in."),
-        (context + r"red_dim_conv\.1\.", r"trunk.stages.\1.context.norm_in."),
-        (context + r"exp_dim_conv\.", r"trunk.stages.\1.context.conv_out."),
-        (layer + r"dwconvs\.", layers + "convs."),
-        (layer + r"pwconv1\.", layers + "point."),
-        (layer + r"conv\.", layers + "conv."),
-        (layer + r"norm\.", layers + "norm."),
-        (layer + r"attention\.q_proj\.", layers + "query."),
-        (layer + r"attention\.k_proj\.", layers + "key."),
-        (layer + r"attention\.v_proj\.", layers + "value."),
-        (layer + r"attention\.out_proj\.", layers + "out."),
-        (layer + r"layer_norm\.", layers + "norm1."),
-        (layer + r"feed_forward\.intermediate_dense\.", layers + "widen."),
-        (layer + r"feed_forward\.output_dense\.", layers + "narrow."),
-        (layer + r"final_layer_norm\.", layers + "norm2."),
-        (stage + r"\d+\.(\d)\.", r"trunk.stages.\1.narrow.\2."),
-        (stage + rf"{parts_before_blocks - 1}\.", r"trunk.stages.\1.conv."),
-        (stage + r"\d+\.", r"trunk.stages.\1.norms.0."),
-        (r"^backbone\.stage(\d+)_up_2d\.1\.", r"trunk.stages.\1.norms.0."),
-        (r"^backbone\.stage(\d+)_up_1d\.1\.", r"trunk.stages.\1.norms.1."),
+    return rules_of(
+        rf"""
+        stem.          trunk.stem.
+        stem_gnorm.    trunk.stem_norm.
+        (?:mfa|head).  trunk.head.
+        fin_wght1d.w$  trunk.aggregate.weight
+        in stage(\d+)(?:_pre)?. trunk.stages.\1.
+        0.w$ aggregate.weight
+        in stage(\d+)(?:_pre)?.(\d+).conv_block. trunk.stages.\1.blocks.<\2-{parts_before_blocks}>.
+        conv(\d).     conv\3.
+        conv(\d)pw.   point\3.
+        bn(\d).       norm\3.
+        se.squeeze.   gate.squeeze.
+        se.exitation. gate.excite.
+        dwconvs.      convs.
+        norm.         norm.
+        pwconv1.      point.
+        in stage(\d+)(?:_1d|.\d+). trunk.stages.\1.context.
+        red_dim_conv.0. conv_in.
+        red_dim_conv.1. norm_in.
+        exp_dim_conv.   conv_out.
+        in stage(\d+)(?:_1d|.\d+).tcm.(\d). trunk.stages.\1.context.layers.\2.
+        dwconvs.                         convs.
+        pwconv1.                         point.
+        conv.                            conv.
+        norm.                            norm.
+        attention.q_proj.                query.
+        attention.k_proj.                key.
+        attention.v_proj.                value.
+        attention.out_proj.              out.
+        layer_norm.                      norm1.
+        feed_forward.intermediate_dense. widen.
+        feed_forward.output_dense.       narrow.
+        final_layer_norm.                norm2.
+        in stage(\d+)(?:_pre)?. trunk.stages.\1.
+        \d+.(\d).                  narrow.\2.
+        {parts_before_blocks - 1}. conv.
+        \d+.                       norms.0.
+        in stage(\d+)_up_ trunk.stages.\1.norms.
+        2d.1. 0.
+        1d.1. 1.
+        """,
+        "backbone.",
     )
 
 
-RULES: Rules = (
-    *stage_rules(PARTS_BEFORE_BLOCKS),
-    (r"^pool\.linear1\.", "pooling.squeeze."),
-    (r"^pool\.linear2\.", "pooling.expand."),
-    (r"^bn\.", "norm."),
-)
-ONE_LAYER: Rules = ((r"^linear\.", "embedding."),)
-NORMED_LAYER: Rules = ((r"^linear\.", "embedding.0."), (r"^bn2\.", "embedding.1."))
+RULES = stage_rules(PARTS_BEFORE_BLOCKS) + rules_of("""
+    pool.linear1. pooling.squeeze.
+    pool.linear2. pooling.expand.
+    bn.           norm.
+""")
+ONE_LAYER = rules_of("linear. embedding.")
+NORMED_LAYER = rules_of("""
+    linear. embedding.0.
+    bn2.    embedding.1.
+""")
 
 
 def models(contents: Mapping[str, Any]) -> dict[str, Describe]:
