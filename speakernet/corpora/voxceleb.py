@@ -276,7 +276,7 @@ class VoxCelebJob:
         with exclusive(self.parts / f"{part.name}.work"):
             self.convert(part)
             (self.parts / f"{part.name}{DONE}").touch()
-        missing = missing_parts(list(parts_in(self.parts, DONE)), self.parts)
+        missing = missing_parts(parts_in(self.parts, DONE), self.parts)
         logger.info("parts still to be converted before --lists: %s", list_parts(missing) or "none")
         return finish(self.summaries, self.parts / f"{part.name}.summary.txt")
 
@@ -284,7 +284,7 @@ class VoxCelebJob:
         """Raise PartError if parts of a conversion are missing; remove half-written files of killed
         parts.
         """
-        done = list(parts_in(self.parts, DONE))
+        done = parts_in(self.parts, DONE)
         if not done:
             return
         missing = missing_parts(done, self.parts)

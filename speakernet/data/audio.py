@@ -184,9 +184,9 @@ def open_audio(
             info = _learned.get(key) or _learn(file, key)
         if info.format == FFMPEG:
             with _naming(path):
-                decoded = _decode_kept(*key)
+                decoded, _ = _decode_kept(*key)
             # A map has a position of its own, so that several threads may read the same file.
-            content: Any = mmap.mmap(decoded.file.fileno(), 0, access=mmap.ACCESS_READ)
+            content: Any = mmap.mmap(decoded.fileno(), 0, access=mmap.ACCESS_READ)
             yield content, info
         else:
             yield file, info
@@ -202,8 +202,8 @@ def _learn(file: IO[bytes], key: tuple[str, int, int]) -> AudioInfo:
         info = _info_of_file(file, name, size, modified_ns)
     except _NeedsFfmpegError as need:
         with _naming(name, need):
-            decoded = _decode_kept(*key)
-        info = dataclasses.replace(decoded.info, file_bytes=size, modified_ns=modified_ns)
+            _, info = _decode_kept(*key)
+        info = dataclasses.replace(info, file_bytes=size, modified_ns=modified_ns)
     if info.data_offset < 0:
         if len(_learned) >= KEPT_FACTS:
             _learned.clear()
@@ -225,21 +225,14 @@ def open_audio_bytes(
             return file, _info_of_file(file, name, len(content), 0)
         except _NeedsFfmpegError as need:
             with _naming(name, need):
-                decoded = _decode_with_ffmpeg(content, name, max_seconds)
-            return decoded.file, decoded.info
+                return _decode_with_ffmpeg(content, name, max_seconds)
 
 
-def read_audio_bytes(
-    content: bytes,
-    name: str,
-    start: int = 0,
-    num_samples: int | None = None,
-    sample_rate: int = SAMPLE_RATE,
-) -> np.ndarray:
+def read_audio_bytes(content: bytes, name: str, sample_rate: int = SAMPLE_RATE) -> np.ndarray:
     """`read_audio` for a whole file that is already in memory; `name` is for messages."""
     file, info = open_audio_bytes(content, name)
     with reading(name, EXPECTED, AudioError):
-        return crop_of_file(file, info, name, start, num_samples, sample_rate)
+        return crop_of_file(file, info, name, 0, None, sample_rate)
 
 
 def read_audio(
@@ -281,9 +274,6 @@ def crop_of_file(
             f"{name}: samples {start} to {stop} requested, but the file has {total} at "
             f"{sample_rate} Hz"
         )
-    # resample_poly maps sample k * down of the source to sample k * up of the result, so cutting
-    # the source at a multiple of `down`, far enough before the crop, gives the same samples as
-    # resampling the whole file.
     up, down = Fraction(sample_rate, info.sample_rate).as_integer_ratio()
     if up == down:
         return finish_frames(_read_frames(file, info, name, start, stop), name, channel)
@@ -448,9 +438,6 @@ def finish_frames(frames: np.ndarray, name: str | Path, channel: int | None = No
     return np.ascontiguousarray(frames[:, channel or 0])
 
 
-DECODING_ERRORS = (soundfile.LibsndfileError, RuntimeError)
-
-
 class _NeedsFfmpegError(ValueError):
     """A file that libsndfile cannot read, or not to its end; the message says why."""
 
@@ -490,7 +477,7 @@ def _info_of_coded(file: IO[bytes], name: str | Path, size: int, modified_ns: in
             num_samples = sound.frames
             rate = sound.samplerate
             channels = sound.channels
-    except (soundfile.LibsndfileError, RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError) as error:
         file.seek(0)
         if instead := in_place_of_a_file(file):
             raise AudioError(
@@ -536,7 +523,7 @@ def _learn_length(file: IO[bytes], format_name: str, claimed: int, at_most: int)
             with soundfile.SoundFile(view) as sound:
                 sound.seek(place)
                 return len(sound.read(1)) == 0
-        except DECODING_ERRORS:
+        except RuntimeError:
             return True
 
     if not is_behind(at_most - 1):
@@ -640,7 +627,7 @@ def _decode_frames(
                 file.seek(place)
                 with soundfile.SoundFile(view) if view else sound as right:
                     frames = _decode_blocks(right, start, count)
-    except DECODING_ERRORS as error:
+    except RuntimeError as error:
         raise AudioError(
             f"{name}: the file is damaged: samples {start} to {start + count} cannot be decoded "
             f"({_reason(error)}); convert it again from its source or leave it out"
@@ -666,23 +653,18 @@ def _decode_blocks(sound: soundfile.SoundFile, start: int, count: int) -> np.nda
     return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
 
 
-@dataclass(frozen=True, eq=False)
-class _Decoded:
-    """Raw samples in a temporary file without a name, and what they are."""
-
-    file: IO[bytes]
-    info: AudioInfo
-
-
 @functools.lru_cache(maxsize=KEPT_DECODED)
-def _decode_kept(path: str, _size: int, _modified_ns: int) -> _Decoded:
-    decoded = _decode_with_ffmpeg(Path(path), path, LONGEST_SECONDS)
-    if decoded.info.seconds >= LONGEST_SECONDS:
+def _decode_kept(path: str, _size: int, _modified_ns: int) -> tuple[IO[bytes], AudioInfo]:
+    file, info = _decode_with_ffmpeg(Path(path), path, LONGEST_SECONDS)
+    if info.seconds >= LONGEST_SECONDS:
         raise AudioError(f"{path}: more than {LONGEST_SECONDS // 3600} hours of sound; split it")
-    return decoded
+    return file, info
 
 
-def _decode_with_ffmpeg(source: Path | bytes, name: str, max_seconds: float) -> _Decoded:
+def _decode_with_ffmpeg(
+    source: Path | bytes, name: str, max_seconds: float
+) -> tuple[IO[bytes], AudioInfo]:
+    """Raw samples in a temporary file without a name, and what they are."""
     # What came from memory stays there, where the system allows it.
     target = scratch_file() if isinstance(source, bytes) else tempfile.TemporaryFile()  # noqa: SIM115
     try:
@@ -693,15 +675,15 @@ def _decode_with_ffmpeg(source: Path | bytes, name: str, max_seconds: float) -> 
     num_bytes = target.tell()
     channels = decoded.num_channels
     num_samples = num_bytes // (2 * channels)
-    seconds = num_samples / SAMPLE_RATE
-    promised = 0.0 if decoded.is_guess else min(decoded.seconds or 0.0, max_seconds)
-    if seconds < promised - max(CUT_SHORT_SECONDS, CUT_SHORT_SHARE * promised):
-        raise AudioError(
-            f"{name}: decodes to {seconds:.2f} of {promised:.2f} seconds; the file is truncated"
-        )
     is_cut = decoded.is_damaged
     info = AudioInfo(num_samples, SAMPLE_RATE, channels, FFMPEG, -1, is_cut, num_bytes, 0)
-    return _Decoded(target, info)
+    promised = 0.0 if decoded.is_guess else min(decoded.seconds or 0.0, max_seconds)
+    if info.seconds < promised - max(CUT_SHORT_SECONDS, CUT_SHORT_SHARE * promised):
+        raise AudioError(
+            f"{name}: decodes to {info.seconds:.2f} of {promised:.2f} seconds; "
+            "the file is truncated"
+        )
+    return target, info
 
 
 @contextlib.contextmanager

@@ -248,6 +248,15 @@ class ByTable(Generic[Value]):
         return self._values[key]
 
 
+def places_in_runs(counts: np.ndarray) -> np.ndarray:
+    """The place of each entry in its run, for runs of these lengths; int64 (entries,).
+
+    >>> places_in_runs(np.array([2, 0, 3]))
+    array([0, 1, 0, 1, 2])
+    """
+    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
 def normal_names(names: StringTable) -> StringTable:
     """Names in the form in which `prepare` compares them; the same object if they are in it
     already.
@@ -304,14 +313,17 @@ class Models:
         counts = self.counts.reshape(-1, *[1] * (values.ndim - 1))
         return (sums / counts).astype(values.dtype)
 
+    def of(self, names: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Rows of `recordings` of these names, one name after the other, and how many each has."""
+        counts = self.counts[names]
+        firsts = np.repeat(self.starts[names], counts)
+        return self.rows[firsts + places_in_runs(counts)], counts
+
     def take(self, names: np.ndarray) -> "Models":
         """The models at these rows of the table of names."""
-        counts = self.counts[names]
-        starts = np.cumsum(counts) - counts
-        # Each entry's place among the entries of its own name.
-        places = np.arange(counts.sum()) - np.repeat(starts, counts)
-        rows = self.rows[np.repeat(self.starts[names], counts) + places]
+        rows, counts = self.of(names)
         used, numbers = np.unique(rows, return_inverse=True)
+        starts = np.cumsum(counts) - counts
         return Models(self.recordings.take(used), numbers, starts, self.source, self.sha256)
 
 
@@ -359,10 +371,8 @@ class TrialList:
         """
         if self.models is None:
             return self, np.arange(len(self))
-        counts = self.models.counts[self.enrol]
+        enrol, counts = self.models.of(self.enrol)
         trials = np.repeat(np.arange(len(self)), counts)
-        places = np.arange(len(trials)) - np.repeat(np.cumsum(counts) - counts, counts)
-        enrol = self.models.rows[self.models.starts[self.enrol[trials]] + places]
         test = self.models.rows[self.models.starts[self.test[trials]]]
         labels = None if self.labels is None else self.labels[trials]
         pairs = TrialList(self.recordings, enrol, test, labels, self.source, self.sha256)

@@ -11,6 +11,7 @@ import bisect
 import contextlib
 import functools
 import hashlib
+import io
 import itertools
 import os
 import weakref
@@ -188,10 +189,10 @@ def describe_samples(num_samples: int) -> bytes:
     """The header of a .npy file of `num_samples` int16, always 128 bytes, so that it can be written
     last.
     """
-    text = f"{{'descr': '<i2', 'fortran_order': False, 'shape': ({num_samples},), }}"
-    return (
-        b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + text.ljust(117).encode("ascii") + b"\n"
-    )
+    header = io.BytesIO()
+    form = {"descr": "<i2", "fortran_order": False, "shape": (num_samples,)}
+    np.lib.format.write_array_header_1_0(header, form)
+    return header.getvalue()
 
 
 def _damaged(path: Path, problem: str) -> PackedError:
@@ -249,7 +250,7 @@ def read_description(root: Path) -> Description:
 
 
 def _reason_without_description(root: Path) -> str:
-    shards = list(parts_in(root))
+    shards = parts_in(root)
     if not shards:
         return (
             f"not a packed corpus, or an incomplete one (no {DESCRIPTION}); make it with "

@@ -416,7 +416,7 @@ def pack_part(
     _check_plan(corpus / PLAN_OF_PARTS, plan)
     shard = Shard(source, rows, f"part {part} of {source.description}", digest_of_plan(plan))
     summary = pack(shard, corpus / part.name, sample_rate=sample_rate, **options)
-    missing = missing_parts(list(parts_in(corpus)), corpus)
+    missing = missing_parts(parts_in(corpus), corpus)
     if not missing:
         join_parts(corpus)
     return summary, missing
@@ -441,7 +441,7 @@ def join_parts(corpus: str | Path) -> None:
         raise PackedError(
             f"{corpus}: no parts to join; make them with speakernet pack … --part 1/N"
         )
-    if missing := missing_parts(list(paths), corpus):
+    if missing := missing_parts(paths, corpus):
         raise PackedError(
             f"{corpus}: the parts {list_parts(missing)} are missing; run speakernet pack with them "
             "first"

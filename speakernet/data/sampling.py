@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from speakernet.data.lists import places_in_runs
 from speakernet.data.options import DataOptions
 from speakernet.random import REAL_STREAM, VOICE_STREAM, KeyedRandom, numpy_generator
 from speakernet.terminal import counted
@@ -126,8 +127,7 @@ class Parts:
         owners = np.repeat(np.tile(np.arange(len(self.units)), len(sizes)), counts)
         if self.names:
             # Spread evenly over the batch, so that every process gets its share of every corpus.
-            places = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
-            order = (places + 0.5) / np.repeat(counts, counts)
+            order = (places_in_runs(counts) + 0.5) / np.repeat(counts, counts)
             owners = owners[np.lexsort((order, np.repeat(np.arange(len(sizes)), sizes)))]
         taken = np.empty((len(owners), self.units[0].shape[1]), dtype=np.result_type(*self.units))
         for part, units in enumerate(self.units):
@@ -405,8 +405,7 @@ def by_speaker_of(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarra
     order = np.argsort(labels, kind="stable")
     counts = np.bincount(labels)
     counts = counts[counts > 0]
-    first = np.cumsum(counts) - counts
-    return order, np.arange(len(labels)) - np.repeat(first, counts), counts
+    return order, places_in_runs(counts), counts
 
 
 def _deal_exactly(groups: np.ndarray, size: int, random: np.random.Generator) -> np.ndarray:
