@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy import ndarray
 
 from speakernet.data.folders import walk_files
 from speakernet.data.lists import ListError, StringTable, TrainingList
@@ -61,10 +62,10 @@ class Utterances:
     """
 
     names: StringTable
-    labels: np.ndarray
+    labels: ndarray
     speakers: StringTable
-    sessions: np.ndarray
-    genders: np.ndarray
+    sessions: ndarray
+    genders: ndarray
 
     @classmethod
     def from_list(cls, training: TrainingList) -> "Utterances":
@@ -100,16 +101,16 @@ class Utterances:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def counts(self) -> np.ndarray:
+    def counts(self) -> ndarray:
         """Utterances of each speaker, int64 (speakers,)."""
         return np.bincount(self.labels, minlength=len(self.speakers))
 
-    def pairs(self, rows: np.ndarray | None = None) -> Iterator[tuple[str, str]]:
+    def pairs(self, rows: ndarray | None = None) -> Iterator[tuple[str, str]]:
         """(speaker, name) of the rows (None: all), ready for `write_training_list`."""
         for row in range(len(self)) if rows is None else rows.tolist():
             yield self.speakers[int(self.labels[row])], self.names[row]
 
-    def take(self, rows: np.ndarray) -> "Utterances":
+    def take(self, rows: ndarray) -> "Utterances":
         """Only these rows, without speakers that have none of them."""
         speakers, labels = np.unique(self.labels[rows], return_inverse=True)
         return Utterances(
@@ -259,9 +260,9 @@ class Split(NamedTuple):
     empty.
     """
 
-    train: np.ndarray
-    validation: np.ndarray
-    test: np.ndarray
+    train: ndarray
+    validation: ndarray
+    test: ndarray
 
 
 def split_speakers(
@@ -337,7 +338,7 @@ def split_as_published(utterances: Utterances, split_of: Callable[[str], str]) -
     return Split(train, validation, test)
 
 
-def _interleaved(speakers: np.ndarray, genders: np.ndarray, seed: int) -> np.ndarray:
+def _interleaved(speakers: ndarray, genders: ndarray, seed: int) -> ndarray:
     """Shuffle the speakers so that every stretch has the overall proportion of genders."""
     shuffled = numpy_generator(seed).permutation(len(speakers))
     speakers = speakers[shuffled]

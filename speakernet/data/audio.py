@@ -28,6 +28,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 import soundfile
+from numpy import ndarray
 
 from speakernet.data import lengths
 from speakernet.data.ffmpeg import (
@@ -228,7 +229,7 @@ def open_audio_bytes(
                 return _decode_with_ffmpeg(content, name, max_seconds)
 
 
-def read_audio_bytes(content: bytes, name: str, sample_rate: int = SAMPLE_RATE) -> np.ndarray:
+def read_audio_bytes(content: bytes, name: str, sample_rate: int = SAMPLE_RATE) -> ndarray:
     """`read_audio` for a whole file that is already in memory; `name` is for messages."""
     file, info = open_audio_bytes(content, name)
     with reading(name, EXPECTED, AudioError):
@@ -242,7 +243,7 @@ def read_audio(
     sample_rate: int = SAMPLE_RATE,
     *,
     channel: int | None = None,
-) -> np.ndarray:
+) -> ndarray:
     """Read a crop as float32 in -1..1, mono, at `sample_rate`; shape (samples,).
 
     Several channels are mixed, or with `channel`, counted from 0, one of them is read. The crop
@@ -261,7 +262,7 @@ def crop_of_file(
     sample_rate: int,
     *,
     channel: int | None = None,
-) -> np.ndarray:
+) -> ndarray:
     """Read a crop of an open file whose header is known; see `read_audio`."""
     total = info.num_samples_at(sample_rate)
     stop = total if num_samples is None else min(total, start + num_samples)
@@ -290,7 +291,7 @@ def crop_of_file(
 
 def _read_frames(
     file: IO[bytes], info: AudioInfo, name: str | Path, first: int, last: int
-) -> np.ndarray:
+) -> ndarray:
     """Samples `first` to `last` at the file's own rate, (samples, channels)."""
     count = last - first
     if info.data_offset < 0 and info.format != FFMPEG:
@@ -304,7 +305,7 @@ def _read_frames(
     return decode_pcm(raw, coding).reshape(count, info.num_channels)
 
 
-def resample(audio: np.ndarray, up: int, down: int) -> np.ndarray:
+def resample(audio: ndarray, up: int, down: int) -> ndarray:
     """Resample float32 audio by `up` / `down` with scipy's polyphase filter."""
     # Imported late: scipy.signal takes 40 MB in every worker process, and few corpora are
     # resampled.
@@ -313,9 +314,7 @@ def resample(audio: np.ndarray, up: int, down: int) -> np.ndarray:
     return resample_poly(audio, up, down).astype(np.float32, copy=False)
 
 
-def audio_of_array(
-    samples: np.ndarray, sample_rate: int, wanted_rate: int = SAMPLE_RATE
-) -> np.ndarray:
+def audio_of_array(samples: ndarray, sample_rate: int, wanted_rate: int = SAMPLE_RATE) -> ndarray:
     """Convert samples in memory to what `read_audio` returns for a file: float32 in -1..1, mono, at
     `wanted_rate`.
 
@@ -349,7 +348,7 @@ def audio_of_array(
     return mono if up == down else resample(mono, up, down)
 
 
-def write_audio(path: str | Path, waveform: np.ndarray, sample_rate: int = SAMPLE_RATE) -> None:
+def write_audio(path: str | Path, waveform: ndarray, sample_rate: int = SAMPLE_RATE) -> None:
     """Atomically write mono 16-bit WAV or FLAC, depending on the suffix; samples beyond -1..1 are
     clipped.
     """
@@ -365,7 +364,7 @@ def write_audio(path: str | Path, waveform: np.ndarray, sample_rate: int = SAMPL
         file.write(content)
 
 
-def flac_address(waveform: np.ndarray, sample_rate: int) -> str:
+def flac_address(waveform: ndarray, sample_rate: int) -> str:
     """A mono waveform, (samples,), as a `data:` URL; FLAC is half the size of WAV and plays in
     every browser.
     """
@@ -373,7 +372,7 @@ def flac_address(waveform: np.ndarray, sample_rate: int) -> str:
     return f"data:audio/flac;base64,{content}"
 
 
-def encode_audio(waveform: np.ndarray, sample_rate: int, format_name: str) -> bytes:
+def encode_audio(waveform: ndarray, sample_rate: int, format_name: str) -> bytes:
     """Encode a mono waveform, (samples,), as a 16-bit file."""
     samples = np.asarray(waveform)
     if samples.dtype != np.int16:
@@ -383,14 +382,14 @@ def encode_audio(waveform: np.ndarray, sample_rate: int, format_name: str) -> by
     return buffer.getvalue()
 
 
-def to_int16(waveform: np.ndarray) -> np.ndarray:
+def to_int16(waveform: ndarray) -> ndarray:
     """Convert float samples in -1..1 to int16, rounded and clipped; the inverse of dividing by
     32768.
     """
     return np.clip(np.rint(waveform * np.float32(32768.0)), -32768, 32767).astype(np.int16)
 
 
-def wrap_to_length(waveform: np.ndarray, num_samples: int) -> np.ndarray:
+def wrap_to_length(waveform: ndarray, num_samples: int) -> ndarray:
     """Repeat a short waveform from its start until it has `num_samples`; cut a longer one.
 
     >>> wrap_to_length(np.array([1.0, 2.0, 3.0]), 5).tolist()
@@ -403,7 +402,7 @@ def wrap_to_length(waveform: np.ndarray, num_samples: int) -> np.ndarray:
     return np.resize(waveform, num_samples)
 
 
-def decode_pcm(raw: bytes | np.ndarray, format_name: str) -> np.ndarray:
+def decode_pcm(raw: bytes | ndarray, format_name: str) -> ndarray:
     """Decode a WAV file's little-endian samples to float32 in -1..1; channels stay interleaved."""
     coding = PCM_CODINGS[format_name]
     if coding.bits == 24:
@@ -418,7 +417,7 @@ def decode_pcm(raw: bytes | np.ndarray, format_name: str) -> np.ndarray:
     return samples * np.float32(coding.scale)
 
 
-def finish_frames(frames: np.ndarray, name: str | Path, channel: int | None = None) -> np.ndarray:
+def finish_frames(frames: ndarray, name: str | Path, channel: int | None = None) -> ndarray:
     """Mix (samples, channels) to (samples,), or take one channel; reject NaN and far too loud
     samples.
     """
@@ -612,7 +611,7 @@ def _broken(name: str | Path, problem: str) -> AudioError:
 
 def _decode_frames(
     file: IO[bytes], info: AudioInfo, name: str | Path, start: int, count: int
-) -> np.ndarray:
+) -> ndarray:
     """Decode frames with libsndfile, (count, channels)."""
     try:
         file.seek(0)
@@ -640,7 +639,7 @@ def _decode_frames(
     return frames
 
 
-def _decode_blocks(sound: soundfile.SoundFile, start: int, count: int) -> np.ndarray:
+def _decode_blocks(sound: soundfile.SoundFile, start: int, count: int) -> ndarray:
     if start:
         sound.seek(start)
     # A header may claim any length, so memory is allocated only for what was decoded.

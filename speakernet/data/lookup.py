@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
 from speakernet.data.audio import FFMPEG, SAMPLE_BYTES, AudioError, AudioInfo, audio_info
 from speakernet.data.lists import StringTable, TrainingList, read_training_list
@@ -55,18 +56,18 @@ COLUMNS = {
 class LookupTable:
     """Facts about every row of a list, as arrays (rows,)."""
 
-    native_samples: np.ndarray
-    sample_rates: np.ndarray
-    num_channels: np.ndarray
-    formats: np.ndarray
-    data_offsets: np.ndarray
-    file_bytes: np.ndarray
-    modified_ns: np.ndarray
+    native_samples: ndarray
+    sample_rates: ndarray
+    num_channels: ndarray
+    formats: ndarray
+    data_offsets: ndarray
+    file_bytes: ndarray
+    modified_ns: ndarray
 
     def __init__(
         self,
         sample_rate: int,
-        columns: Mapping[str, np.ndarray],
+        columns: Mapping[str, ndarray],
         problems: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
         self.sample_rate = sample_rate
@@ -80,7 +81,7 @@ class LookupTable:
         columns = {name: np.zeros(num_rows, dtype) for name, dtype in COLUMNS.items()}
         return cls(sample_rate, columns)
 
-    def columns(self) -> dict[str, np.ndarray]:
+    def columns(self) -> dict[str, ndarray]:
         """The arrays by name."""
         return {name: getattr(self, name) for name in COLUMNS}
 
@@ -88,7 +89,7 @@ class LookupTable:
         return len(self.native_samples)
 
     @property
-    def num_samples(self) -> np.ndarray:
+    def num_samples(self) -> ndarray:
         """Length of each utterance at `sample_rate`, int64 (rows,)."""
         if (self.sample_rates == self.sample_rate).all():
             # The usual case: no second array of a million lengths.
@@ -96,11 +97,11 @@ class LookupTable:
         return -(-self.native_samples * self.sample_rate // np.maximum(self.sample_rates, 1))
 
     @property
-    def seconds(self) -> np.ndarray:
+    def seconds(self) -> ndarray:
         """Durations, float64 (rows,)."""
         return self.num_samples / self.sample_rate
 
-    def is_plain(self, rows: int | np.ndarray | slice = slice(None)) -> np.ndarray:
+    def is_plain(self, rows: int | ndarray | slice = slice(None)) -> ndarray:
         """Whether files are 16-bit mono PCM at `sample_rate`, so that samples are used as they are;
         bool (rows,).
         """
@@ -208,7 +209,7 @@ def _facts_of(file: str) -> tuple[int, int] | None:
     return status.st_size, status.st_mtime_ns
 
 
-def mapped(key: str, make: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+def mapped(key: str, make: Callable[[], Mapping[str, ndarray]]) -> dict[str, ndarray]:
     """Arrays by name, each memory-mapped from the cache folder, so that all processes of a machine
     share one copy.
 
@@ -227,7 +228,7 @@ def mapped(key: str, make: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, 
     arrays = {}
     for path in folder.glob("*.npy"):
         mode: Any = "c" if path.stat().st_size > EMPTY_NPY_BYTES else None
-        arrays[path.stem] = np.load(path, mmap_mode=mode).view(np.ndarray)
+        arrays[path.stem] = np.load(path, mmap_mode=mode).view(ndarray)
     return arrays
 
 
@@ -243,7 +244,7 @@ def mapped_training_list(path: str | Path) -> TrainingList:
 def mapped_list(key: str, read: Callable[[], TrainingList]) -> TrainingList:
     """A training list with memory-mapped columns; the key must contain everything it depends on."""
 
-    def make() -> dict[str, np.ndarray]:
+    def make() -> dict[str, ndarray]:
         listed = read()
         logger.info(
             "%s is long, so it is cached as a table in %s", listed.source, default_cache_folder()
@@ -300,7 +301,7 @@ def _load(path: Path, num_rows: int, sample_rate: int) -> LookupTable | None:
         return None
 
 
-def eligible_rows(data: DataOptions, rows: TrainingList, table: LookupTable) -> np.ndarray:
+def eligible_rows(data: DataOptions, rows: TrainingList, table: LookupTable) -> ndarray:
     """Check a training list and its files, return the rows to train on, and log how many are left
     out.
     """

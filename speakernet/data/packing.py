@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from numpy import ndarray
 
 import speakernet
 from speakernet.data.audio import AudioError
@@ -91,7 +92,7 @@ class PackInput(ABC):
             yield row, None
 
     @abstractmethod
-    def decode(self, row: int, content: bytes | None, sample_rate: int) -> np.ndarray:
+    def decode(self, row: int, content: bytes | None, sample_rate: int) -> ndarray:
         """Decode one utterance to mono int16 (samples,); called from several threads."""
 
 
@@ -109,7 +110,7 @@ class Shard(PackInput):
         for row, content in self._whole.items([self._rows[row] for row in rows]):
             yield self._rows.index(row), content
 
-    def decode(self, row: int, content: bytes | None, sample_rate: int) -> np.ndarray:
+    def decode(self, row: int, content: bytes | None, sample_rate: int) -> ndarray:
         """See `PackInput.decode`."""
         return self._whole.decode(self._rows[row], content, sample_rate)
 
@@ -193,12 +194,12 @@ def pack(
 
 def _decode_from(
     source: PackInput, first_row: int, sample_rate: int, num_threads: int, description: str
-) -> Iterator[tuple[int, tuple[np.ndarray, int] | AudioError]]:
+) -> Iterator[tuple[int, tuple[ndarray, int] | AudioError]]:
     """Row, and its samples and their checksum or why it cannot be read, of all rows from
     `first_row` on.
     """
 
-    def decode(item: tuple[int, bytes | None]) -> tuple[np.ndarray, int] | AudioError:
+    def decode(item: tuple[int, bytes | None]) -> tuple[ndarray, int] | AudioError:
         try:
             samples = source.decode(*item, sample_rate)
         except AudioError as error:
@@ -275,7 +276,7 @@ class _Writer:
         for file in (self._samples, self._journal, self._skipped):
             file.close()
 
-    def append(self, samples: np.ndarray, checksum: int) -> None:
+    def append(self, samples: ndarray, checksum: int) -> None:
         """Add the next utterance, int16 (samples,)."""
         self._samples.write(samples.data)
         self._record(len(samples), checksum, samples.nbytes)
@@ -315,7 +316,7 @@ def _digest_of(names: StringTable) -> str:
     return digest.hexdigest()
 
 
-def _read_journal(folder: Path) -> np.ndarray:
+def _read_journal(folder: Path) -> ndarray:
     """The complete records."""
     content = (folder / JOURNAL).read_bytes()
     return np.frombuffer(content, dtype=RECORD, count=len(content) // RECORD.itemsize)

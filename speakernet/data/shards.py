@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy import ndarray
 
 from speakernet import distributed
 from speakernet.data.audio import SAMPLE_RATE
@@ -67,7 +68,7 @@ class ShardCache:
     folder: Path
     """Holds the corpus's description and indices, and the cached samples."""
     names: tuple[str, ...]
-    num_samples: np.ndarray
+    num_samples: ndarray
     budget_bytes: int
 
     def bytes_of(self, shard: int) -> int:
@@ -149,7 +150,7 @@ class ShardCache:
             return f"{size} bytes arrived, expected {self.bytes_of(shard)}"
         index = read_index(self.folder / self.names[shard])
         samples = np.memmap(partial, np.int16, "r", HEADER_BYTES)
-        problems = damaged(index, samples.view(np.ndarray), range(len(index.names)))
+        problems = damaged(index, samples.view(ndarray), range(len(index.names)))
         return f"altered since it was packed: {problems[0]}" if problems else ""
 
 
@@ -165,7 +166,7 @@ class CachedShard:
     def __len__(self) -> int:
         return int(self.cache.num_samples[self.shard])
 
-    def __getitem__(self, some: slice) -> np.ndarray:
+    def __getitem__(self, some: slice) -> ndarray:
         """A copy of the samples; ShardError if the shard cannot be fetched."""
         first, stop, _ = some.indices(len(self))
         file = self.cache.open(self.shard)
@@ -240,7 +241,7 @@ class RemoteSource(PackedSource):
         cache = ShardCache(self.root, self._folder, names, np.array(sizes), self._budget_bytes)
         return JoinedSamples([CachedShard(cache, shard) for shard in range(len(names))])
 
-    def shards_of(self, table: LookupTable) -> np.ndarray:
+    def shards_of(self, table: LookupTable) -> ndarray:
         """The shard of each row of a table of this source, int32 (rows,)."""
         ends = np.cumsum(self.shards.num_samples)
         return np.searchsorted(ends, table.data_offsets // 2, side="right").astype(np.int32)
@@ -305,7 +306,7 @@ class RemoteRows(PackedRows):
 
     is_remote = True
 
-    def shards_of(self, rows: np.ndarray) -> list[int]:
+    def shards_of(self, rows: ndarray) -> list[int]:
         """The shards of some rows, each once."""
         assert isinstance(self.samples, JoinedSamples)
         starts = self.starts_of(rows[self.lengths[rows] > 0])
@@ -317,7 +318,7 @@ class RemoteRows(PackedRows):
         """The cache of shards."""
         return self.samples.shards[0].cache  # type: ignore[union-attr]
 
-    def fill(self, rows: np.ndarray, starts: np.ndarray, out: np.ndarray) -> dict[int, str]:
+    def fill(self, rows: ndarray, starts: ndarray, out: ndarray) -> dict[int, str]:
         """See `RowReader.fill`. A shard that cannot be fetched is an error, not a broken
         utterance.
         """
@@ -329,7 +330,7 @@ class RemoteRows(PackedRows):
         self,
         maker: CropMaker,
         num_asked: int,
-        choose: Callable[[np.ndarray], np.ndarray] = np.asarray,
+        choose: Callable[[ndarray], ndarray] = np.asarray,
     ) -> "ShardsAhead":
         """See `RowReader.ahead`: threads fetch the shards."""
         return ShardsAhead(maker, self, num_asked, choose)
@@ -345,7 +346,7 @@ class ShardsAhead(WrappedMaker):
         maker: CropMaker,
         rows: RemoteRows,
         num_asked: int,
-        choose: Callable[[np.ndarray], np.ndarray],
+        choose: Callable[[ndarray], ndarray],
     ) -> None:
         super().__init__(maker)
         self._rows = rows

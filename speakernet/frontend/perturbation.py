@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
+from numpy import ndarray
 from torch import Tensor, nn
 
 from speakernet.frontend.options import SpecAugmentOptions
@@ -59,7 +60,7 @@ class KeyedDraws(nn.Module):
         self.count = 0
         self._coming: Tensor | None = None
 
-    def draw(self, key: int, rows: np.ndarray) -> np.ndarray:
+    def draw(self, key: int, rows: ndarray) -> ndarray:
         """The numbers of a pass, float64 (batch, num_numbers) in [0, 1): of the epoch's key, and of
         a number that keys each utterance's draws, (batch,).
         """
@@ -102,7 +103,7 @@ class KeyedDraws(nn.Module):
         """Continue after that many passes."""
         self.count = int(state)
 
-    def _uniform(self, random: KeyedRandom) -> np.ndarray:
+    def _uniform(self, random: KeyedRandom) -> ndarray:
         return random.uniform(0, self.num_numbers)
 
 
@@ -175,7 +176,7 @@ class MaskDraws(KeyedDraws):
         self.widths = widths
         """Numbers of each kind, in the order of the streams."""
 
-    def _uniform(self, random: KeyedRandom) -> np.ndarray:
+    def _uniform(self, random: KeyedRandom) -> ndarray:
         streams = zip((MEL_STREAM, FRAME_STREAM, CHOICE_STREAM), self.widths, strict=True)
         parts = [random.uniform(stream, count) for stream, count in streams]
         return np.concatenate(parts, axis=1)

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy import ndarray
 from torch import Tensor
 from torch.nn import functional
 
@@ -51,26 +52,26 @@ class Drawn:
     utterances.
     """
 
-    kinds: np.ndarray
-    rirs: np.ndarray
+    kinds: ndarray
+    rirs: ndarray
     """The RIR of each utterance, -1 for none."""
-    source_rows: np.ndarray
+    source_rows: ndarray
     """The utterance that each source is added to."""
-    source_kinds: np.ndarray
-    clips: np.ndarray
-    places: np.ndarray
+    source_kinds: ndarray
+    clips: ndarray
+    places: ndarray
     """Where in its clip a source begins, in 0..1."""
-    snr_db: np.ndarray
-    gains_db: np.ndarray
-    telephone: np.ndarray
-    codec: np.ndarray
+    snr_db: ndarray
+    gains_db: ndarray
+    telephone: ndarray
+    codec: ndarray
     """The utterances coded with mu-law."""
     codings: Mapping[int, Coding]
     """The other codecs, by utterance."""
-    microphones: np.ndarray
+    microphones: ndarray
     """Utterances with a different microphone, and its response in dB (these utterances,
     RESPONSE_POINTS)."""
-    responses_db: np.ndarray
+    responses_db: ndarray
 
 
 class Mixer(ABC):
@@ -111,7 +112,7 @@ class HostMixer(Mixer):
             return
         num_samples = waveforms.shape[1]
         # Utterances whose transforms have the same length are transformed together.
-        groups: dict[int, list[tuple[int, np.ndarray]]] = defaultdict(list)
+        groups: dict[int, list[tuple[int, ndarray]]] = defaultdict(list)
         for utterance in np.flatnonzero(drawn.rirs >= 0).tolist():
             spectrum = self._rirs.spectrum(int(drawn.rirs[utterance]), num_samples)
             groups[2 * (len(spectrum) - 1)].append((utterance, spectrum))
@@ -246,7 +247,7 @@ class DeviceMixer(Mixer):
         self._device = device
         # Kind -> the number of the audio that holds its clips, and the first sample and the length
         # of each clip.
-        self._clips: dict[int, tuple[int, np.ndarray, np.ndarray]] = {}
+        self._clips: dict[int, tuple[int, ndarray, ndarray]] = {}
         num_samples = 0
         to_move: list[ClipBank] = []
         for kind, bank in banks.items():
@@ -276,7 +277,7 @@ class DeviceMixer(Mixer):
 
     def _load_rirs(self, rirs: RirBank | None, num_threads: int) -> None:
         """Move the RIRs to the device, end to end."""
-        responses: list[np.ndarray] = []
+        responses: list[ndarray] = []
         if rirs is not None:
             is_shown = distributed.is_main() and len(rirs) > SHOWN_RIRS
             description = "RIRs to the device" if is_shown else ""
