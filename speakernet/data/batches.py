@@ -397,7 +397,7 @@ def _filter_bank(factor: Fraction, device: torch.device) -> tuple[Tensor, int]:
     return torch.from_numpy(bank.astype(np.float32)).to(device), before
 
 
-class ReadyCrops(CropMaker):
+class ReadyCrops(WrappedMaker):
     """Replaces a loader's maker and answers every request immediately with the crops of the first.
 
     The loader then costs only what the device does for a step: the copy, speed changes and
@@ -405,9 +405,7 @@ class ReadyCrops(CropMaker):
     """
 
     def __init__(self, maker: CropMaker) -> None:
-        more = (maker.speakers, maker.speeds, maker.augmenter, maker.changes_speed)
-        super().__init__(maker.reader, maker.lengths, maker.seed, *more)
-        self.maker = maker
+        super().__init__(maker)
         self._made: Made | None = None
 
     def run(self, requests: Sequence[BatchRequest]) -> Iterator[Made]:
@@ -415,17 +413,11 @@ class ReadyCrops(CropMaker):
         for _ in requests:
             if self._made is None:
                 request, crops, report = next(iter(self.maker.run(requests[:1])))
-                is_copied = crops.device.type == "cpu" and torch.cuda.is_available()
-                self._made = (
-                    request,
-                    crops.clone().pin_memory() if is_copied else crops.clone(),
-                    report,
-                )
+                crops = crops.clone()
+                if crops.device.type == "cpu" and torch.cuda.is_available():
+                    crops = crops.pin_memory()
+                self._made = (request, crops, report)
             request, crops, report = self._made
             # Augmentation on the device changes crops in place; those in pinned memory are copied
             # to a GPU first.
             yield request, crops if crops.is_pinned() else crops.clone(), report
-
-    def close(self) -> None:
-        """Close the wrapped maker."""
-        self.maker.close()

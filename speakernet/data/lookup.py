@@ -116,13 +116,28 @@ class LookupTable:
         """Whether every readable file is plain."""
         return bool((self.is_plain() | (self.native_samples == 0)).all())
 
+    def read(self, row: int, file: str) -> None:
+        """Fill one row from a file, or note what is wrong with it; several threads may do so."""
+        # Assigning to a dictionary and popping from it are atomic for other threads.
+        self.problems.pop(row, None)
+        info = AudioInfo(0, 0, 0, "", 0, False, 0, 0)
+        try:
+            info = audio_info(file)
+            if not info.num_samples:
+                self.problems[row] = (
+                    f"{file}: the file has a header but no samples; replace it or leave it out"
+                )
+        except AudioError as error:
+            self.problems[row] = str(error)
+        self.put(row, info)
+
     def put(self, row: int, info: AudioInfo) -> None:
         """Fill one row from a header."""
         self.native_samples[row] = info.num_samples
         self.sample_rates[row] = info.sample_rate
         self.num_channels[row] = info.num_channels
-        self.data_offsets[row] = info.data_offset
         self.formats[row] = FORMATS.index(info.format) if info.format in FORMATS else 0
+        self.data_offsets[row] = info.data_offset
         self.file_bytes[row] = info.file_bytes
         self.modified_ns[row] = info.modified_ns
 
@@ -166,19 +181,7 @@ def build_lookup_table(
             if kept and row not in table.problems and _facts_of(file) == known:
                 continue
             num_read += 1
-            # Assigning to a dictionary and popping from it are atomic for other threads.
-            table.problems.pop(row, None)
-            try:
-                info = audio_info(file)
-            except AudioError as error:
-                table.problems[row] = str(error)
-                info = AudioInfo(0, 0, 0, "", 0, False, 0, 0)
-            else:
-                if not info.num_samples:
-                    table.problems[row] = (
-                        f"{file}: the file has a header but no samples; replace it or leave it out"
-                    )
-            table.put(row, info)
+            table.read(row, file)
         return num_read
 
     # Several files per task: handing a task to a thread costs as much as reading a header.

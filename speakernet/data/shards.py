@@ -178,10 +178,19 @@ class CachedShard:
             os.close(file)
 
 
+class RemoteSamples(JoinedSamples):
+    """The samples of all shards of a cache."""
+
+    def __init__(self, cache: ShardCache) -> None:
+        super().__init__([CachedShard(cache, shard) for shard in range(len(cache.names))])
+        self.cache = cache
+
+
 class RemoteSource(PackedSource):
     """The utterances of a packed corpus at an address."""
 
     is_remote = True
+    samples: RemoteSamples
 
     def __init__(
         self, root: str, sample_rate: int = SAMPLE_RATE, cache_gigabytes: float | None = None
@@ -202,11 +211,6 @@ class RemoteSource(PackedSource):
         self._budget_bytes = int(cache_gigabytes * (1 << 30))
         super().__init__(root, sample_rate)
         self.is_mapped = False
-
-    @property
-    def shards(self) -> ShardCache:
-        """The cache."""
-        return self.samples.shards[0].cache  # type: ignore[union-attr]
 
     def _read_index(self) -> PackedIndex:
         """Copy the description and the shards' indices if this disk does not have the current
@@ -235,11 +239,13 @@ class RemoteSource(PackedSource):
             (folder / HELD).mkdir(exist_ok=True)
         return open_index(folder)
 
-    def _open_samples(self) -> JoinedSamples:
+    def _open_samples(self) -> "RemoteSamples":
         names = tuple(read_description(self._folder).shards) or ("",)
         sizes = [read_description(self._folder / name).num_samples for name in names]
-        cache = ShardCache(self.root, self._folder, names, np.array(sizes), self._budget_bytes)
-        return JoinedSamples([CachedShard(cache, shard) for shard in range(len(names))])
+        self.shards = ShardCache(
+            self.root, self._folder, names, np.array(sizes), self._budget_bytes
+        )
+        return RemoteSamples(self.shards)
 
     def shards_of(self, table: LookupTable) -> ndarray:
         """The shard of each row of a table of this source, int32 (rows,)."""
@@ -305,25 +311,20 @@ class RemoteRows(PackedRows):
     """Rows of a list read from a packed corpus at an address."""
 
     is_remote = True
+    samples: RemoteSamples
 
     def shards_of(self, rows: ndarray) -> list[int]:
         """The shards of some rows, each once."""
-        assert isinstance(self.samples, JoinedSamples)
         starts = self.starts_of(rows[self.lengths[rows] > 0])
         shards = np.searchsorted(self.samples.begins, starts, side="right") - 1
         return np.unique(shards).tolist()
-
-    @property
-    def cache(self) -> ShardCache:
-        """The cache of shards."""
-        return self.samples.shards[0].cache  # type: ignore[union-attr]
 
     def fill(self, rows: ndarray, starts: ndarray, out: ndarray) -> dict[int, str]:
         """See `RowReader.fill`. A shard that cannot be fetched is an error, not a broken
         utterance.
         """
         for shard in self.shards_of(rows):
-            self.cache.hold(shard)
+            self.samples.cache.hold(shard)
         return super().fill(rows, starts, out)
 
     def ahead(
@@ -355,7 +356,7 @@ class ShardsAhead(WrappedMaker):
 
     def run(self, requests: Sequence[BatchRequest]) -> Iterator[Made]:
         """See `CropMaker.run`."""
-        cache = self._rows.cache
+        cache = self._rows.samples.cache
         budget = cache.budget_bytes // distributed.local_world_size()
         last_use: dict[int, int] = {}
         asked = 0
@@ -385,4 +386,4 @@ class ShardsAhead(WrappedMaker):
     def _hold(self, shard: int) -> None:
         # The reader of the shard tries again and reports the error.
         with contextlib.suppress(ShardError):
-            self._rows.cache.hold(shard)
+            self._rows.samples.cache.hold(shard)

@@ -1,7 +1,5 @@
 """Kaldi's filterbank and cepstra for whole batches, on any device, with gradients."""
 
-from typing import cast
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -78,7 +76,7 @@ class KaldiFbank(MelFrontEnd):
             waveforms = waveforms + self.options.dither * self.noise.normal_like(waveforms)
         power = self.power(waveforms).transpose(1, 2)  # (batch, frames, bins)
         # (batch, frames, mels)
-        energies = torch.matmul(power, cast(Tensor, self.mel_bank))
+        energies = torch.matmul(power, self.mel_bank)
         if self.options.energy_floor_db:
             energies = energies + self.floor(energies, lengths)
         # Kaldi's floor, which keeps digital silence finite.
@@ -93,7 +91,7 @@ class KaldiFbank(MelFrontEnd):
         frames = frames - frames.mean(dim=2, keepdim=True)
         # In Kaldi, the sample before the first of a frame equals the first.
         previous = torch.cat((frames[..., :1], frames[..., :-1]), dim=2)
-        frames = (frames - 0.97 * previous) * cast(Tensor, self.window)
+        frames = (frames - 0.97 * previous) * self.window
         return torch.fft.rfft(frames, n=self.fft_samples).transpose(1, 2)  # (batch, bins, frames)
 
     def floor(self, energies: Tensor, lengths: Lengths) -> Tensor:
@@ -121,6 +119,8 @@ class KaldiMfcc(KaldiFbank):
     Source: Kaldi's `compute-mfcc-feats`, `--use-energy=false`, other options as for the filterbank.
     """
 
+    transform: Tensor
+
     def __init__(
         self, options: KaldiMfccOptions, sample_rate: int = SAMPLE_RATE, seed: int = 0
     ) -> None:
@@ -137,7 +137,7 @@ class KaldiMfcc(KaldiFbank):
 
     def from_log_energies(self, energies: Tensor) -> Tensor:
         """(batch, frames, mels) to (batch, frames, cepstra)."""
-        return torch.matmul(energies, cast(Tensor, self.transform))
+        return torch.matmul(energies, self.transform)
 
 
 def mirror_ends(waveforms: Tensor, left: int, right: int, lengths: Lengths = None) -> Tensor:

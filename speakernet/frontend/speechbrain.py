@@ -5,8 +5,6 @@ filters are triangles over hertz, and energies are in decibels with a floor 80 d
 utterance's largest.
 """
 
-from typing import cast
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -44,7 +42,7 @@ class SpeechBrainFbank(MelFrontEnd):
             waveforms = waveforms * valid_frames(lengths.to(waveforms.device), waveforms.shape[1])
         half = self.window_samples // 2
         power = self.power(functional.pad(waveforms, (half, half)))  # (batch, bins, frames)
-        energies = torch.matmul(cast(Tensor, self.mel_bank).mT, power)  # (batch, mels, frames)
+        energies = torch.matmul(self.mel_bank.mT, power)  # (batch, mels, frames)
         decibels = 10.0 * energies.clamp(min=MIN_ENERGY).log10()
         if frame_lengths is not None:
             # A frame past the last one may still overlap the utterance; its energy must not raise
@@ -62,7 +60,7 @@ class SpeechBrainFbank(MelFrontEnd):
             waveforms,
             self.window_samples,
             hop_length=self.hop_samples,
-            window=cast(Tensor, self.window),
+            window=self.window,
             center=False,
             return_complex=True,
         )
