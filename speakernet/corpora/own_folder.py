@@ -14,11 +14,11 @@ place; m4a, aac, webm and similar files are converted first (needs ffmpeg).
     speakernet prepare folder my_voices
 """
 
-import argparse
 import dataclasses
 import logging
 import os
 import shlex
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -126,7 +126,7 @@ ARGUMENTS = {
 }
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: Namespace) -> int:
     """Prepare the folder and print what to do next: train from scratch, or fine-tune a model."""
     root = arguments.root
     # Checked first, so that nothing is made for a mistyped folder.
@@ -175,7 +175,7 @@ class PreparedFolder(NamedTuple):
     everyone: Path | None
 
 
-def prepare_folder(arguments: argparse.Namespace, save_path: Path) -> PreparedFolder:
+def prepare_folder(arguments: Namespace, save_path: Path) -> PreparedFolder:
     """Make lists, split, trials and configurations under `save_path`."""
     root = arguments.root
     scan = StepSummary("scan", save_path, "usable", "skipped", "left out")
@@ -309,7 +309,7 @@ def _folders(folder: Path) -> list[str]:
 
 
 def _list_recordings(
-    arguments: argparse.Namespace, scan: StepSummary
+    arguments: Namespace, scan: StepSummary
 ) -> tuple[Iterator[Row], Callable[[str], str] | None]:
     """Rows of the table, or of the folder by pattern or layout; and the function that gives the
     split of a path, if the folder has splits.

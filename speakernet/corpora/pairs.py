@@ -219,6 +219,10 @@ def _draw_nontargets(
     return np.array(pairs, dtype=np.int64).reshape(-1, 2)
 
 
+# What calibration needs is not more trials but trials like those to come. A score means less the
+# shorter a recording is, so durations are drawn from those in use, and each speaker gives the
+# utterances nearest to the drawn ones, from different sessions as far as there are any. Speakers
+# count, not utterances: a thousand are plenty, and the cohort needs some that were not used here.
 def calibration_pairs(
     utterances: Utterances,
     seconds: ndarray,

@@ -17,7 +17,7 @@ from numpy import ndarray
 
 from speakernet.data.folders import walk_files
 from speakernet.data.lists import ListError, StringTable, TrainingList
-from speakernet.data.names import composed, normal_name, session_of
+from speakernet.data.names import composed, normal_name
 from speakernet.files import open_text, reading
 from speakernet.options import suggestion
 from speakernet.random import numpy_generator
@@ -145,8 +145,8 @@ def read_table(path: str | Path, session: str = "") -> Iterator[Row]:
                     raise ListError(
                         f"{path}, line {reader.line_num}: no {columns[meaning]} in this row"
                     )
-            session_and_gender = values.get("session", ""), values.get("gender", "")
-            yield Row(values["speaker"], values["path"], *session_and_gender)
+            values["name"] = values.pop("path")
+            yield Row(**values)
 
 
 def _columns(path: Path, headings: Sequence[str], session: str) -> dict[str, str]:
@@ -173,7 +173,7 @@ def read_genders(path: Path, column: int, separator: str | None = None) -> dict[
     """
     genders = {}
     if path.is_file():
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in path.read_text("utf-8", errors="replace").splitlines():
             fields = [field.strip() for field in line.split(separator)]
             if len(fields) > column:
                 genders[fields[0]] = fields[column]
@@ -214,10 +214,9 @@ def rows_by_pattern(names: Iterable[str], pattern: str) -> Iterator[Row]:
         )
     for name in names:
         match = rule.search(name)
-        groups = match.groupdict(default="") if match else {}
-        yield Row(
-            groups.get("speaker", ""), name, groups.get("session", ""), groups.get("gender", "")
-        )
+        groups = match.groupdict(default="") if match else {"speaker": ""}
+        known = {field: groups[field] for field in Row._fields if field in groups}
+        yield Row(**known | {"name": name})
 
 
 def rows_of_corpus(
@@ -243,16 +242,6 @@ def row_by_folder(name: str, depth: int = 0) -> Row:
     if not folders:
         return Row("", name)
     return Row(folders[0], name, "/".join(folders[1:]))
-
-
-def row_by_speaker_folder(speaker: str, name: str) -> Row:
-    """The row of a training list; its session is the folders between the speaker's folder and the
-    file.
-
-    >>> row_by_speaker_folder("anna", "wav/anna/monday/1.wav")
-    Row(speaker='anna', name='wav/anna/monday/1.wav', session='monday', gender='')
-    """
-    return Row(speaker, name, session_of(speaker, name))
 
 
 class Split(NamedTuple):

@@ -121,6 +121,10 @@ def numbers() -> defaultdict[bytes, int]:
     return defaultdict(itertools.count().__next__)
 
 
+# Why not a list of str. A Python string takes 50 bytes before its first letter, and a forked worker
+# that only counts a reference to it copies the page it lies in: ten workers would soon hold ten
+# lists of a million names. Two arrays have no reference counts, so all processes share them for
+# good, whether forked, spawned or mapped from a file; a name is decoded when somebody looks at it.
 class StringTable(Sequence[str]):
     """Many strings in one UTF-8 buffer: `offsets[i]:offsets[i + 1]` are the bytes of string i."""
 

@@ -212,6 +212,11 @@ def _facts_of(file: str) -> tuple[int, int] | None:
     return status.st_size, status.st_mtime_ns
 
 
+# How the processes of a machine share tables. Eight ranks with ten workers each would hold eighty
+# copies of everything that is loaded rather than mapped, so what is large is written once to the
+# cache folder, under a name that says what it was made of, and mapped by all: the system keeps one
+# copy in its page cache. `COMPLETE` is written last, so a half-written table is made again. Nothing
+# removes old tables; they are small beside a corpus, and the folder may be deleted at any time.
 def mapped(key: str, make: Callable[[], Mapping[str, ndarray]]) -> dict[str, ndarray]:
     """Arrays by name, each memory-mapped from the cache folder, so that all processes of a machine
     share one copy.

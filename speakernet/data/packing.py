@@ -240,6 +240,11 @@ def _check_plan(path: Path, plan: Mapping[str, Any]) -> None:
         )
 
 
+# What a kill may leave. Samples are flushed to disk before the journal that counts them, so the
+# array may be longer than the journal says, never shorter; a restart cuts it to what the journal
+# has and goes on from there. The header of the array, which needs the final length, and the index
+# are written last, and the folder gets its name after that. An fsync for each utterance would be
+# simpler, but takes longer than decoding; 64 MiB or 20 seconds of work is what a kill may cost.
 class _Writer:
     """The growing array and its journal; every utterance in the journal is in the array, whatever
     happens.

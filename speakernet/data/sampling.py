@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from numpy import ndarray
+from numpy.random import Generator
 
 from speakernet.data.lists import places_in_runs
 from speakernet.data.options import DataOptions
@@ -281,7 +282,7 @@ class Sampler(ABC):
         """Raise if the utterances cannot fill one batch."""
 
     @abstractmethod
-    def units_of(self, random: np.random.Generator, rows: ndarray) -> ndarray:
+    def units_of(self, random: Generator, rows: ndarray) -> ndarray:
         """Rows in the order in which they are used, (units, utterances per unit)."""
 
     def fit_sizes(self, units: ndarray, sizes: ndarray) -> ndarray:
@@ -303,7 +304,7 @@ class ShuffledSampler(Sampler):
                 f"data.batch_size ({self.batch_size}); lower the batch size"
             )
 
-    def units_of(self, random: np.random.Generator, rows: ndarray) -> ndarray:
+    def units_of(self, random: Generator, rows: ndarray) -> ndarray:
         """See `Sampler.units_of`."""
         return self.limit_speakers(random.permutation(rows))[:, None]
 
@@ -342,7 +343,7 @@ class BalancedSampler(Sampler):
                 "data.utterances_per_speaker"
             )
 
-    def units_of(self, random: np.random.Generator, rows: ndarray) -> ndarray:
+    def units_of(self, random: Generator, rows: ndarray) -> ndarray:
         """See `Sampler.units_of`."""
         shuffled = random.permutation(rows)
         by_speaker, place, counts = by_speaker_of(self.labels[shuffled])
@@ -374,7 +375,13 @@ class BalancedSampler(Sampler):
             left.extendleft(reversed(waiting))
         return units[order]
 
-    def _deal(self, speakers: ndarray, groups: ndarray, random: np.random.Generator) -> ndarray:
+    # Dealing speakers. A random order nearly always has a speaker twice in some batch, and drawing
+    # again until it has none would never end. For a small list the exact method below deals batch
+    # by batch, which takes batches x speakers steps. For a large one a random order is repaired:
+    # each group that repeats a speaker is swapped with a random one, which makes few new conflicts
+    # as long as a batch is small beside the number of speakers; a few rounds settle it. If they do
+    # not, the exact method deals after all.
+    def _deal(self, speakers: ndarray, groups: ndarray, random: Generator) -> ndarray:
         """Order the groups, given speaker by speaker, so that no batch contains a speaker twice."""
         size = self.batch_size
         if len(speakers) // size * len(groups) <= EXACT_WORK:
@@ -407,7 +414,7 @@ def by_speaker_of(labels: ndarray) -> tuple[ndarray, ndarray, ndarray]:
     return order, places_in_runs(counts), counts
 
 
-def _deal_exactly(groups: ndarray, size: int, random: np.random.Generator) -> ndarray:
+def _deal_exactly(groups: ndarray, size: int, random: Generator) -> ndarray:
     """As many full batches as possible, drawn at random.
 
     With b batches to come, no speaker can be used more than b times. Once every speaker is cut to

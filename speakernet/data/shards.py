@@ -58,6 +58,12 @@ HELD = "samples"
 SPACE_LOCK = "space.lock"
 
 
+# One cache for all processes of a machine, without a server: the files themselves are the state.
+# A shard that is complete has its name; its time stamp is when it was last used. Whoever needs a
+# missing one takes the lock of that shard and fetches it while the others wait for the lock, then
+# find it there. Space is made under a lock of its own, before the fetch, by an empty partial file
+# that counts as the whole shard, so that two fetches cannot both take the last free gigabyte. A
+# file that somebody has open stays readable after it was removed, so readers need no lock at all.
 @dataclass(frozen=True)
 class ShardCache:
     """The samples of a corpus's shards on this disk, by shard number, at most `budget_bytes` in

@@ -107,6 +107,7 @@ class FrontEnd(nn.Module):
             )
         if lengths is not None:
             lengths = lengths.to(waveforms.device, non_blocking=True)
+        # From here on lengths are on the device of the waveforms.
         with torch.autocast(waveforms.device.type, enabled=False):
             return self.extract(waveforms.float(), lengths)
 
@@ -275,7 +276,6 @@ def normalize_waveforms(
     count: int | Tensor = waveforms.shape[1]
     inside = None
     if lengths is not None:
-        lengths = lengths.to(waveforms.device)
         count = lengths.unsqueeze(1)  # (batch, 1)
         inside = valid_frames(lengths, waveforms.shape[1])  # (batch, samples)
 
@@ -302,7 +302,7 @@ def reflect_ends(waveforms: Tensor, pad: int, lengths: Lengths = None) -> Tensor
     """
     if lengths is None:
         return functional.pad(waveforms, (pad, pad), "reflect")
-    places = mirrored_places(lengths.to(waveforms.device), waveforms.shape[1], pad)
+    places = mirrored_places(lengths, waveforms.shape[1], pad)
     return waveforms.gather(1, places.clamp(min=0)) * (places >= 0)
 
 
@@ -327,7 +327,7 @@ def normalize_features(features: Tensor, kind: str, lengths: Lengths = None) -> 
             return functional.instance_norm(features, eps=NORM_EPSILON)
         return features - features.mean(dim=2, keepdim=True) if kind == "mean" else features
     # (batch, 1, frames)
-    valid = valid_frames(lengths.to(features.device), features.shape[2]).unsqueeze(1)
+    valid = valid_frames(lengths, features.shape[2]).unsqueeze(1)
     if kind == "none":
         return features.masked_fill(~valid, 0.0)
     count = valid.sum(dim=2, keepdim=True)  # (batch, 1, 1)

@@ -100,7 +100,7 @@ class KaldiFbank(MelFrontEnd):
         """
         count: int | Tensor = energies.shape[1]
         if lengths is not None:
-            count = frames = self.num_frames(lengths).to(energies.device)
+            count = frames = self.num_frames(lengths)
             energies = energies * valid_frames(frames, energies.shape[1]).unsqueeze(2)
         # In float64, so that an utterance in a longer batch has the same sum.
         mean = energies.sum(dim=(1, 2), dtype=torch.float64) / (count * energies.shape[2])
@@ -150,7 +150,7 @@ def mirror_ends(waveforms: Tensor, left: int, right: int, lengths: Lengths = Non
     if lengths is None:
         start = waveforms[:, :left].flip(1)
         return torch.cat((start, waveforms, waveforms[:, -right:].flip(1)), dim=1)
-    end = lengths.to(waveforms.device).unsqueeze(1)  # (batch, 1)
+    end = lengths.unsqueeze(1)  # (batch, 1)
     position = torch.arange(-left, waveforms.shape[1] + right, device=waveforms.device)
     source = torch.where(position < 0, -1 - position, position)
     source = torch.where(source < end, source, 2 * end - 1 - source)  # (batch, left + samples + …)

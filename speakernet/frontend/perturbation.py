@@ -107,6 +107,10 @@ class KeyedDraws(nn.Module):
         return random.uniform(0, self.num_numbers)
 
 
+# Dither is noise for every sample of a batch, which a generator on the host could not draw in time
+# and a generator on the device would draw in the order of the batch. So the noise is a function: a
+# key for each utterance, mixed with the place of each sample, gives 64 random bits, and those give
+# two normal numbers. Whoever computes it, in whatever batch, gets the same noise.
 def normal_noise(keys: Tensor, count: int) -> Tensor:
     """Standard normal numbers, float32 (keys, count), each a function of its key and position
     alone.

@@ -39,7 +39,7 @@ class SpeechBrainFbank(MelFrontEnd):
         frame_lengths = self.frame_lengths(lengths)
         if lengths is not None:
             # The ends are padded with zeros, so zeros after a shorter utterance are its padding.
-            waveforms = waveforms * valid_frames(lengths.to(waveforms.device), waveforms.shape[1])
+            waveforms = waveforms * valid_frames(lengths, waveforms.shape[1])
         half = self.window_samples // 2
         power = self.power(functional.pad(waveforms, (half, half)))  # (batch, bins, frames)
         energies = torch.matmul(self.mel_bank.mT, power)  # (batch, mels, frames)
@@ -47,7 +47,7 @@ class SpeechBrainFbank(MelFrontEnd):
         if frame_lengths is not None:
             # A frame past the last one may still overlap the utterance; its energy must not raise
             # the floor.
-            inside = valid_frames(frame_lengths.to(waveforms.device), decibels.shape[2])
+            inside = valid_frames(frame_lengths, decibels.shape[2])
             silence = 10.0 * torch.tensor(MIN_ENERGY).log10().item()
             decibels = decibels.masked_fill(~inside.unsqueeze(1), silence)
         loudest = decibels.amax(dim=(1, 2), keepdim=True)  # (batch, 1, 1)

@@ -70,7 +70,7 @@ class TfMel(MelFrontEnd):
             waveforms = preemphasize(waveforms, float(options.preemphasis))
         if lengths is not None:
             # After the pre-emphasis, whose first sample past the end contains the last one.
-            waveforms = waveforms * valid_frames(lengths.to(waveforms.device), waveforms.shape[1])
+            waveforms = waveforms * valid_frames(lengths, waveforms.shape[1])
         power = self.power(functional.pad(waveforms, (pad, pad)))
         power = power.clamp(EPSILON, 1 / EPSILON).transpose(1, 2)  # (batch, frames, bins)
         # (batch, frames, mels)

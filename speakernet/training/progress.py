@@ -163,7 +163,7 @@ class Progress:
             return
         path = self.folder / METRICS
         if path.exists():
-            kept = path.read_text(encoding="utf-8").splitlines(keepends=True)[:num_lines]
+            kept = path.read_text("utf-8").splitlines(keepends=True)[:num_lines]
             self.num_lines = len(kept)
             with atomic_write(path) as file:
                 file.writelines(kept)

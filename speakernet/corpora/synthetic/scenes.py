@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 from numpy import ndarray
+from numpy.random import Generator
 from scipy import fft
 from scipy.ndimage import gaussian_filter1d
 
@@ -48,7 +49,7 @@ ROOM_KINDS: dict[str, tuple[tuple[float, float], tuple[float, float]]] = {
 
 
 def draw_room_response(
-    generator: np.random.Generator,
+    generator: Generator,
     kind: str = "smallroom",
     *,
     distance_metres: tuple[float, float] = (0.3, 2.5),
@@ -72,7 +73,7 @@ def room_response(
     talker: ndarray,
     microphone: ndarray,
     decay_seconds: float,
-    generator: np.random.Generator,
+    generator: Generator,
 ) -> ndarray:
     """Impulse response from `talker` to `microphone`, (3,) metres each, in a box of `sides`; starts
     at the direct path.
@@ -128,7 +129,12 @@ PITCH_SHIFT_SD_OCTAVES = 0.08
 TEMPO_SD = 0.10
 
 
-def draw_session(generator: np.random.Generator) -> SimpleNamespace:
+# What makes the corpus a test. If every recording had a room of its own, a network could only tell
+# voices apart; if each speaker had one room, it would learn the rooms, and trials within a session
+# would look far too easy. So a speaker has several sessions with a few utterances each, and target
+# trials join different ones. How much sessions differ against how much speakers differ decides the
+# error rate; the spreads were set by trial so that a small network reaches a few per cent.
+def draw_session(generator: Generator) -> SimpleNamespace:
     """A random session: the properties shared by the utterances of one recording session."""
     room = draw_room_response(
         generator,
@@ -153,7 +159,7 @@ def draw_session(generator: np.random.Generator) -> SimpleNamespace:
     )
 
 
-def record(session: SimpleNamespace, speech: ndarray, generator: np.random.Generator) -> ndarray:
+def record(session: SimpleNamespace, speech: ndarray, generator: Generator) -> ndarray:
     """Record clean speech in this session: (samples,) -> (samples,) float32 in -1..1; the last
     echoes are cut off.
     """
@@ -168,7 +174,7 @@ def record(session: SimpleNamespace, speech: ndarray, generator: np.random.Gener
     return set_level(wet, level_db)
 
 
-def shaped_noise(shape: ndarray, num_samples: int, generator: np.random.Generator) -> ndarray:
+def shaped_noise(shape: ndarray, num_samples: int, generator: Generator) -> ndarray:
     """Noise with the amplitude spectrum `shape`, evenly spaced over 0..Nyquist; (num_samples,)
     float32.
     """
@@ -189,7 +195,7 @@ def set_level(waveform: ndarray, level_db: float) -> ndarray:
     return (waveform * np.float32(gain)).astype(np.float32, copy=False)
 
 
-def _microphone(generator: np.random.Generator) -> ndarray:
+def _microphone(generator: Generator) -> ndarray:
     """Linear-phase FIR of a random microphone: smooth colour, a low cut and, often, a high cut."""
     low_hz = generator.uniform(40.0, 250.0)
     high_hz = generator.uniform(3800.0, 9000.0)
@@ -202,7 +208,7 @@ def _microphone(generator: np.random.Generator) -> ndarray:
     return (taps * np.hanning(MICROPHONE_TAPS)).astype(np.float32)
 
 
-def _colour_db(generator: np.random.Generator, spread_db: float) -> ndarray:
+def _colour_db(generator: Generator, spread_db: float) -> ndarray:
     knots = generator.normal(0.0, spread_db, len(_KNOTS_HZ))
     return np.interp(np.log(np.maximum(_GRID_HZ, _KNOTS_HZ[0])), np.log(_KNOTS_HZ), knots)
 
@@ -211,7 +217,7 @@ def _rms(waveform: ndarray) -> float:
     return max(float(np.sqrt(np.mean(np.square(waveform)))), 1e-9)
 
 
-def talker(generator: np.random.Generator, num_samples: int) -> ndarray:
+def talker(generator: Generator, num_samples: int) -> ndarray:
     """One more synthetic speaker, talking until the clip is full; (num_samples,) float32."""
     voice = draw_voice(generator)
     session = draw_session(generator)
@@ -226,7 +232,7 @@ def talker(generator: np.random.Generator, num_samples: int) -> ndarray:
     return record(session, np.concatenate(pieces)[:num_samples], generator)
 
 
-def crowd(generator: np.random.Generator, num_samples: int) -> ndarray:
+def crowd(generator: Generator, num_samples: int) -> ndarray:
     """Eight simultaneous talkers at different distances."""
     mixture = np.zeros(num_samples, dtype=np.float32)
     for _ in range(8):
@@ -234,7 +240,7 @@ def crowd(generator: np.random.Generator, num_samples: int) -> ndarray:
     return set_level(mixture, -26.0)
 
 
-def machine(generator: np.random.Generator, num_samples: int) -> ndarray:
+def machine(generator: Generator, num_samples: int) -> ndarray:
     """A motor: harmonics of a slowly drifting rotation, broadband noise that beats with it, some
     knocks.
     """
@@ -267,7 +273,7 @@ def machine(generator: np.random.Generator, num_samples: int) -> ndarray:
     return set_level(mixture.astype(np.float32), -26.0)
 
 
-def room_noise(generator: np.random.Generator, num_samples: int) -> ndarray:
+def room_noise(generator: Generator, num_samples: int) -> ndarray:
     """Ventilation, traffic behind a window, rain: coloured noise that swells slowly."""
     noise = _coloured(generator, num_samples, (-10.0, 0.0))
     frames = num_samples // HOP + 2
@@ -280,7 +286,7 @@ def room_noise(generator: np.random.Generator, num_samples: int) -> ndarray:
     return set_level(noise.astype(np.float32), -26.0)
 
 
-def music(generator: np.random.Generator, num_samples: int) -> ndarray:
+def music(generator: Generator, num_samples: int) -> ndarray:
     """Chords, a melody and a bass over one scale: notes with their own timbre, attack and decay."""
     scale = np.array([0, 2, 4, 5, 7, 9, 11] if generator.random() < 0.5 else [0, 2, 3, 5, 7, 8, 10])
     root_hz = 110.0 * 2.0 ** generator.uniform(0.0, 1.0)
@@ -308,7 +314,7 @@ def music(generator: np.random.Generator, num_samples: int) -> ndarray:
 
 
 #: Kind -> (category of MUSAN, maker); the order determines the kind of each clip.
-NOISES: dict[str, tuple[str, Callable[[np.random.Generator, int], ndarray]]] = {
+NOISES: dict[str, tuple[str, Callable[[Generator, int], ndarray]]] = {
     "crowd": ("noise", crowd),
     "machine": ("noise", machine),
     "room": ("noise", room_noise),
@@ -330,9 +336,7 @@ def _note(timbre: ndarray, hz: float, num_samples: int) -> ndarray:
     return envelope * (timbre[is_below_nyquist].astype(np.float32) @ waves)
 
 
-def _coloured(
-    generator: np.random.Generator, num_samples: int, slopes: tuple[float, float]
-) -> ndarray:
+def _coloured(generator: Generator, num_samples: int, slopes: tuple[float, float]) -> ndarray:
     """Noise with a random slope in dB per octave and a few broad resonances."""
     hz = np.linspace(0.0, SAMPLE_RATE / 2, 257)
     decibels = generator.uniform(*slopes) * np.log2(np.maximum(hz, 50.0) / 1000.0)

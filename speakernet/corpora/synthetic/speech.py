@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import numpy as np
 from numpy import ndarray
+from numpy.random import Generator
 from scipy import fft
 from scipy.ndimage import gaussian_filter1d
 
@@ -75,7 +76,7 @@ _VOWEL_NAMES = tuple(VOWELS)
 _CONSONANT_NAMES = PHONE_NAMES[1 + len(VOWELS) :]
 
 
-def draw_phones(generator: np.random.Generator, num_syllables: int) -> list[str]:
+def draw_phones(generator: Generator, num_syllables: int) -> list[str]:
     """A random sentence: words of one to three syllables (consonant, vowel, maybe a final
     consonant), with pauses.
     """
@@ -94,9 +95,7 @@ def draw_phones(generator: np.random.Generator, num_syllables: int) -> list[str]
     return [*phones, "sil"]
 
 
-def lay_out(
-    phones: list[str], generator: np.random.Generator, *, tempo: float = 1.0
-) -> SimpleNamespace:
+def lay_out(phones: list[str], generator: Generator, *, tempo: float = 1.0) -> SimpleNamespace:
     """A sentence spoken at `tempo` (1 is about 4 syllables per second, higher is faster), one row
     per frame of 8 ms.
 
@@ -159,7 +158,7 @@ PHONE_SD = 0.04  # share, of each formant of each phone of a speaker
 PITCH_SD_OCTAVES = 0.25
 
 
-def draw_voice(generator: np.random.Generator) -> SimpleNamespace:
+def draw_voice(generator: Generator) -> SimpleNamespace:
     """A random speaker: all constant properties. Factors multiply the values of a 17.5-cm vocal
     tract.
     """
@@ -193,7 +192,7 @@ def draw_voice(generator: np.random.Generator) -> SimpleNamespace:
 def synthesise(
     voice: SimpleNamespace,
     tracks: SimpleNamespace,
-    generator: np.random.Generator,
+    generator: Generator,
     *,
     pitch_shift_octaves: float = 0.0,
 ) -> ndarray:
@@ -231,7 +230,7 @@ def synthesise(
 def _pitch_contour(
     voice: SimpleNamespace,
     tracks: SimpleNamespace,
-    generator: np.random.Generator,
+    generator: Generator,
     shift_octaves: float,
 ) -> ndarray:
     """(frames,) Hz: falls over the sentence, rises on stressed syllables, wanders, and trembles."""
@@ -246,7 +245,7 @@ def _pitch_contour(
 
 
 def _glottal_source(
-    voice: SimpleNamespace, pitch_hz: ndarray, noise: ndarray, generator: np.random.Generator
+    voice: SimpleNamespace, pitch_hz: ndarray, noise: ndarray, generator: Generator
 ) -> ndarray:
     """Derivative of the glottal flow plus breath noise while the glottis is open; (samples,)
     float32.
