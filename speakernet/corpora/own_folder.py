@@ -270,6 +270,10 @@ def _difficulty(row: Row) -> tuple[bool, bool, str]:
     return suffix not in WRITABLE, suffix in CONVERTIBLE_SUFFIXES, row.name
 
 
+# What a folder holds, only names can say, and people's names for folders are few. Folders called
+# wav or audio are passed through; if what is below them is called train, dev or test, those are
+# splits; everything else is a speaker. A mixture is refused rather than guessed at: a split taken
+# for a speaker would make one class of hundreds of voices, and no error rate would show why.
 def find_layout(root: Path, layout: str = "auto") -> Layout:
     """Where the speakers' folders are below `root`, judged by the names of the folders."""
     if layout == "speakers":

@@ -300,9 +300,9 @@ def hard_pairs(
     for start in range(0, len(rows), BLOCK_ROWS):
         left = np.arange(start, min(start + BLOCK_ROWS, len(rows)))
         scores = unit[left] @ unit.T  # (block, rows)
-        enrol, test = np.broadcast_arrays(rows[left][:, None], rows[None, :])
-        is_nontarget = utterances.labels[enrol] != utterances.labels[test]
-        scores[~(is_nontarget & allowed(utterances, enrol, test, rules))] = -np.inf
+        enrol = rows[left][:, None]
+        is_nontarget = utterances.labels[enrol] != utterances.labels[rows]
+        scores[~(is_nontarget & allowed(utterances, enrol, rows, rules))] = -np.inf
         best = np.argpartition(-scores, nearest - 1, axis=1)[:, :nearest]
         is_real = np.isfinite(np.take_along_axis(scores, best, axis=1))
         low = np.minimum(left[:, None], best)[is_real]

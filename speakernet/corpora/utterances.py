@@ -214,9 +214,10 @@ def rows_by_pattern(names: Iterable[str], pattern: str) -> Iterator[Row]:
         )
     for name in names:
         match = rule.search(name)
-        groups = match.groupdict(default="") if match else {"speaker": ""}
-        known = {field: groups[field] for field in Row._fields if field in groups}
-        yield Row(**known | {"name": name})
+        groups = match.groupdict(default="") if match else {}
+        yield Row(
+            groups.get("speaker", ""), name, groups.get("session", ""), groups.get("gender", "")
+        )
 
 
 def rows_of_corpus(
@@ -327,6 +328,9 @@ def split_as_published(utterances: Utterances, split_of: Callable[[str], str]) -
     return Split(train, validation, test)
 
 
+# A plain draw of ten speakers may well have eight men, and an error rate of eight men is not that
+# of the corpus. So every gender is spread evenly over the whole order: whatever stretch is held out
+# has its share of each, and those of unknown gender count as one more.
 def _interleaved(speakers: ndarray, genders: ndarray, seed: int) -> ndarray:
     """Shuffle the speakers so that every stretch has the overall proportion of genders."""
     shuffled = numpy_generator(seed).permutation(len(speakers))

@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from speakernet.data.batches import CropMaker
 
 
+# Several corpora look like one: one list, one source, one numbering of speakers, so that nothing
+# after this file knows how many there are. What differs is who reads a row and how many rows of a
+# batch each corpus gives. Names carry the corpus in front, which keeps equal names of two corpora
+# apart in classes, in messages and in the checksum that a resumed run compares.
 def join(
     corpora: Mapping[str, tuple[TrainingList, AudioSource]], options: DataOptions
 ) -> tuple[TrainingList, "JoinedSource"]:

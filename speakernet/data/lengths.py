@@ -28,12 +28,13 @@ from typing import IO
 # drop there; we follow libsndfile (`DECODER_DELAY`), which is what reads the crops.
 
 BLOCK_BYTES = 1 << 18  # read at once while scanning
+LOW_BITRATES = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
 MPEG_BITRATES = {
     # (is MPEG 1, layer): kbit/s by index; index 0 is a free format, which libsndfile cannot read.
     (True, 2): (0, 32, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384),
     (True, 3): (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
-    (False, 2): (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
-    (False, 3): (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
+    (False, 2): LOW_BITRATES,
+    (False, 3): LOW_BITRATES,
 }
 MPEG_RATES = {
     3: (44100, 48000, 32000),

@@ -297,6 +297,10 @@ class Requests(Sequence[BatchRequest]):
         )
 
 
+# Two streams on one GPU. While the training stream works through the kernels of a step, a second
+# one copies and augments the next batch; the host only queues both. An event tells the training
+# stream when the batch is there, and `record_stream` tells the allocator that the memory is still
+# in use by the other stream, without which it could be given to the batch after next too early.
 def _one_ahead(
     batches: Iterator[tuple[Batch, BatchReport]], device: torch.device
 ) -> Iterator[tuple[Batch, BatchReport]]:

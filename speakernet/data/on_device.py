@@ -13,6 +13,10 @@ from torch import Tensor
 from speakernet.data.sources import INT16_SCALE
 
 
+# A transfer to a GPU costs some microseconds however small it is, and a batch needs a dozen arrays
+# of indices and factors. They travel as one parcel: all of them as 64-bit words in one page-locked
+# buffer, cut into views on the other side. Page-locked memory lets the copy run while the host goes
+# on.
 def send(device: torch.device, arrays: Sequence[ndarray]) -> list[Tensor]:
     """Send flat int64 and float64 arrays to a device as tensors, in one asynchronous transfer."""
     words = [

@@ -178,13 +178,13 @@ class AudioSource(ABC):
     @abstractmethod
     def _look_up(self, names: StringTable, num_threads: int) -> LookupTable: ...
 
-    @abstractmethod
     def rows(
         self, names: StringTable, table: LookupTable, cache: AudioCache | None = None
     ) -> "RowReader":
         """A reader of batches of rows of `names`; `cache` keeps short utterances that must be
-        decoded, by row.
+        decoded, by row. Sources that change recordings as a whole have none.
         """
+        raise ValueError(f"{type(self).__name__} does not read crops for training; use `read`")
 
     def apart(self, training: TrainingList) -> list[TrainingList]:
         """Split a list of this source: one list per corpus, with the corpus's own names."""

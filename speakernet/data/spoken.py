@@ -11,7 +11,7 @@ from numpy import ndarray
 
 from speakernet.data.lists import StringTable
 from speakernet.data.lookup import LookupTable
-from speakernet.data.sources import AudioCache, AudioSource, RowReader
+from speakernet.data.sources import AudioSource
 from speakernet.data.speech import PIECE_SECONDS, find_speech, read_speech, sample_edges
 from speakernet.files import parallel_map
 from speakernet.terminal import MAX_NAMED
@@ -66,12 +66,6 @@ class SpokenSource(AudioSource):
     def path_of(self, name: str) -> str:
         """An utterance's file; empty if it does not have its own."""
         return self.source.path_of(name)
-
-    def rows(
-        self, names: StringTable, table: LookupTable, cache: AudioCache | None = None
-    ) -> RowReader:
-        """Not for training, which learns from whole recordings."""
-        raise ValueError("training reads whole recordings, not their speech alone")
 
     def _look_up(self, names: StringTable, num_threads: int) -> LookupTable:
         table = self.source.lookup_table(names, num_threads)

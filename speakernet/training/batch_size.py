@@ -49,6 +49,11 @@ class Measurement(NamedTuple):
         return self.batch_size / self.seconds
 
 
+# The search doubles the size until it no longer fits, then halves the gap, because memory can only
+# be learned by running out of it. On a GPU that is an error which the process survives. On a CPU
+# the kernel kills the process instead, so a size is only tried if the memory of the largest one so
+# far, in proportion, leaves space for it. The fastest size is seldom the largest: once a device is
+# busy, a larger batch only takes longer, and fewer updates are made.
 class BatchSizeFinder:
     """Tries batch sizes with real training steps of any kind.
 

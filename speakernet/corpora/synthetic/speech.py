@@ -95,6 +95,10 @@ def draw_phones(generator: Generator, num_syllables: int) -> list[str]:
     return [*phones, "sil"]
 
 
+# Speech is not a row of stills. A phone is a target that the mouth moves towards and, at this
+# tempo, hardly reaches before the next one pulls it away; that is why tracks are drawn as steps and
+# then smoothed. Gains are smoothed least, because a burst is short, and formants by the speaker's
+# own amount (in `_vocal_tract`), which is part of a voice.
 def lay_out(phones: list[str], generator: Generator, *, tempo: float = 1.0) -> SimpleNamespace:
     """A sentence spoken at `tempo` (1 is about 4 syllables per second, higher is faster), one row
     per frame of 8 ms.
