@@ -163,6 +163,15 @@ class MelFrontEnd(FrontEnd):
         """The mel matrix, (bins, mels). Abstract, since every family of filters has its own."""
         raise NotImplementedError
 
+    def energies(self, waveforms: Tensor, lengths: Lengths) -> Tensor:
+        """Features before normalisation, (batch, mels, frames). Abstract."""
+        raise NotImplementedError
+
+    def extract(self, waveforms: Tensor, lengths: Lengths) -> Tensor:
+        """`energies`, normalised over each utterance."""
+        features = self.energies(waveforms, lengths)
+        return normalize_features(features, self.options.normalize, self.frame_lengths(lengths))
+
 
 class LogMel(MelFrontEnd):
     """Mel spectrogram as in voxceleb_trainer: centred frames, HTK mel scale, optional log, instance
@@ -194,8 +203,8 @@ class LogMel(MelFrontEnd):
             )
         return bank.to(torch.get_default_device())
 
-    def extract(self, waveforms: Tensor, lengths: Lengths) -> Tensor:
-        """Pre-emphasis, reflected ends, power spectrum, mel bands, logarithm, normalisation."""
+    def energies(self, waveforms: Tensor, lengths: Lengths) -> Tensor:
+        """Pre-emphasis, reflected ends, power spectrum, mel bands, logarithm."""
         # What the ear does, roughly: bands that widen towards high frequencies, and loudness on a
         # logarithmic scale. Removing the mean of each band over the utterance removes what the
         # microphone and the line add to all frames alike.
@@ -207,9 +216,7 @@ class LogMel(MelFrontEnd):
         waveforms = reflect_ends(waveforms, self.fft_samples // 2, lengths)
         power = self.power(waveforms)  # (batch, bins, frames)
         features = torch.matmul(self.mel_bank.mT, power) + LOG_OFFSET  # (batch, mels, frames)
-        if options.log_input:
-            features = features.log()
-        return normalize_features(features, options.normalize, self.frame_lengths(lengths))
+        return features.log() if options.log_input else features
 
     def spectrum(self, waveforms: Tensor) -> Tensor:
         """Spectra of windows as long as the FFT."""

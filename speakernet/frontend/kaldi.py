@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional
 from torchaudio.compliance.kaldi import get_mel_banks
 
-from speakernet.frontend.features import Lengths, MelFrontEnd, normalize_features, valid_frames
+from speakernet.frontend.features import Lengths, MelFrontEnd, valid_frames
 from speakernet.frontend.options import KaldiFbankOptions, KaldiMfccOptions
 from speakernet.frontend.perturbation import KeyedDraws
 from speakernet.options import SAMPLE_RATE
@@ -61,7 +61,7 @@ class KaldiFbank(MelFrontEnd):
             return (num_samples + self.hop_samples // 2) // self.hop_samples
         return (num_samples - self.window_samples) // self.hop_samples + 1
 
-    def extract(self, waveforms: Tensor, lengths: Lengths) -> Tensor:
+    def energies(self, waveforms: Tensor, lengths: Lengths) -> Tensor:
         """Scale and dither; per frame: mean removed, pre-emphasis 0.97, window, power spectrum,
         mel, logarithm.
         """
@@ -81,8 +81,7 @@ class KaldiFbank(MelFrontEnd):
             energies = energies + self.floor(energies, lengths)
         # Kaldi's floor, which keeps digital silence finite.
         logarithms = energies.clamp(min=torch.finfo(torch.float32).eps).log()
-        features = self.from_log_energies(logarithms).transpose(1, 2)  # (batch, features, frames)
-        return normalize_features(features, self.options.normalize, self.frame_lengths(lengths))
+        return self.from_log_energies(logarithms).transpose(1, 2)  # (batch, features, frames)
 
     def spectrum(self, waveforms: Tensor) -> Tensor:
         """Per window: mean removed, pre-emphasis 0.97, window function, transform."""

@@ -17,7 +17,6 @@ from speakernet.frontend.features import (
     MelFrontEnd,
     band_edges,
     hz_to_mel,
-    normalize_features,
     normalize_waveforms,
     preemphasize,
     valid_frames,
@@ -58,9 +57,9 @@ class TfMel(MelFrontEnd):
         padded = num_samples + 2 * (self.hop_samples // 2)
         return (padded - self.window_samples) // self.hop_samples + 1
 
-    def extract(self, waveforms: Tensor, lengths: Lengths) -> Tensor:
-        """Normalisation, pre-emphasis, zeros at the ends, power spectrum, mel bands, logarithm,
-        mean removed.
+    def energies(self, waveforms: Tensor, lengths: Lengths) -> Tensor:
+        """Normalised waveform, pre-emphasis, zeros at the ends, power spectrum, mel bands,
+        logarithm.
         """
         options = self.options
         pad = self.hop_samples // 2
@@ -77,8 +76,7 @@ class TfMel(MelFrontEnd):
         energies = torch.matmul(power, self.mel_bank).clamp(EPSILON, 1 / EPSILON)
         # Equals log(energies + EPSILON), in which the ONNX exporter would drop the 1e-8.
         logarithms = torch.log1p(energies / EPSILON) + math.log(EPSILON)
-        features = logarithms.transpose(1, 2)  # (batch, mels, frames)
-        return normalize_features(features, options.normalize, self.frame_lengths(lengths))
+        return logarithms.transpose(1, 2)  # (batch, mels, frames)
 
     def spectrum(self, waveforms: Tensor) -> Tensor:
         """Spectra of windowed frames, without the bin at half the sample rate."""

@@ -112,21 +112,10 @@ class Augmenter:
         """Whether any waveform can change."""
 
     def move_to(
-        self,
-        device: torch.device,
-        *,
-        corpus: tuple[PackedRows, DeviceAudio] | None = None,
-        num_threads: int = 4,
+        self, device: torch.device, *, corpus: tuple[PackedRows, DeviceAudio] | None = None
     ) -> None:
         """Keep clips and RIRs on the device of the batches; see `DeviceMixer`."""
-        self.mixer = DeviceMixer(
-            self.banks,
-            self.rirs,
-            self._is_classic,
-            device,
-            corpus=corpus,
-            num_threads=num_threads,
-        )
+        self.mixer = DeviceMixer(self.banks, self.rirs, self._is_classic, device, corpus)
 
     def __call__(self, waveforms: Tensor, *, epoch: int, rows: ndarray) -> Tensor:
         """Augment a batch in place: (batch, samples) float32, every choice keyed by (epoch,

@@ -38,6 +38,7 @@ from speakernet.data.augment.codecs import Coding
 from speakernet.data.on_device import DeviceAudio, send, to_float
 from speakernet.data.packed import PackedRows
 from speakernet.files import parallel_map
+from speakernet.machine.facts import usable_cores
 
 CLASSIC_POWER_FLOOR = 1e-4  # voxceleb_trainer adds it to every power
 # -100 dB relative to full scale: keeps the ratio of silent speech or noise finite.
@@ -239,9 +240,7 @@ class DeviceMixer(Mixer):
         rirs: RirBank | None,
         is_classic: bool,
         device: torch.device,
-        *,
         corpus: tuple[PackedRows, DeviceAudio] | None = None,
-        num_threads: int = 4,
     ) -> None:
         self._is_classic = is_classic
         self._device = device
@@ -268,22 +267,20 @@ class DeviceMixer(Mixer):
         for bank in to_move:
             numbers = range(len(bank))
             for clip in parallel_map(
-                bank.read_whole, numbers, num_threads, description, total=len(numbers)
+                bank.read_whole, numbers, usable_cores(), description, total=len(bank)
             ):
                 stop = first + len(clip)
                 samples[first:stop] = torch.from_numpy(clip).to(device)
                 first = stop
-        self._load_rirs(rirs, num_threads)
+        self._load_rirs(rirs)
 
-    def _load_rirs(self, rirs: RirBank | None, num_threads: int) -> None:
+    def _load_rirs(self, rirs: RirBank | None) -> None:
         """Move the RIRs to the device, end to end."""
         responses: list[ndarray] = []
         if rirs is not None:
             is_shown = distributed.is_main() and len(rirs) > SHOWN_RIRS
             description = "RIRs to the device" if is_shown else ""
-            responses = list(
-                parallel_map(rirs.prepared, range(len(rirs)), num_threads, description)
-            )
+            responses += parallel_map(rirs.prepared, range(len(rirs)), usable_cores(), description)
         self._rir_lengths = np.array([len(response) for response in responses], dtype=np.int64)
         self._rir_starts = np.cumsum(self._rir_lengths) - self._rir_lengths
         self._longest_rir = int(self._rir_lengths.max(initial=0))
