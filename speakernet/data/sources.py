@@ -184,7 +184,7 @@ class AudioSource(ABC):
         """A reader of batches of rows of `names`; `cache` keeps short utterances that must be
         decoded, by row. Sources that change recordings as a whole have none.
         """
-        raise ValueError(f"{type(self).__name__} does not read crops for training; use `read`")
+        raise ValueError("training reads crops of whole recordings, not of changed ones")
 
     def apart(self, training: TrainingList) -> list[TrainingList]:
         """Split a list of this source: one list per corpus, with the corpus's own names."""

@@ -59,40 +59,40 @@ def stage_rules(parts_before_blocks: int) -> Rules:
         (?:mfa|head).  trunk.head.
         fin_wght1d.w$  trunk.aggregate.weight
         in stage(\d+)(?:_pre)?. trunk.stages.\1.
-        0.w$ aggregate.weight
+            0.w$ aggregate.weight
         in stage(\d+)(?:_pre)?.(\d+).conv_block. trunk.stages.\1.blocks.<\2-{parts_before_blocks}>.
-        conv(\d).     conv\3.
-        conv(\d)pw.   point\3.
-        bn(\d).       norm\3.
-        se.squeeze.   gate.squeeze.
-        se.exitation. gate.excite.
-        dwconvs.      convs.
-        norm.         norm.
-        pwconv1.      point.
+            conv(\d).     conv\3.
+            conv(\d)pw.   point\3.
+            bn(\d).       norm\3.
+            se.squeeze.   gate.squeeze.
+            se.exitation. gate.excite.
+            dwconvs.      convs.
+            norm.         norm.
+            pwconv1.      point.
         in stage(\d+)(?:_1d|.\d+). trunk.stages.\1.context.
-        red_dim_conv.0. conv_in.
-        red_dim_conv.1. norm_in.
-        exp_dim_conv.   conv_out.
+            red_dim_conv.0. conv_in.
+            red_dim_conv.1. norm_in.
+            exp_dim_conv.   conv_out.
         in stage(\d+)(?:_1d|.\d+).tcm.(\d). trunk.stages.\1.context.layers.\2.
-        dwconvs.                         convs.
-        pwconv1.                         point.
-        conv.                            conv.
-        norm.                            norm.
-        attention.q_proj.                query.
-        attention.k_proj.                key.
-        attention.v_proj.                value.
-        attention.out_proj.              out.
-        layer_norm.                      norm1.
-        feed_forward.intermediate_dense. widen.
-        feed_forward.output_dense.       narrow.
-        final_layer_norm.                norm2.
+            dwconvs.                         convs.
+            pwconv1.                         point.
+            conv.                            conv.
+            norm.                            norm.
+            attention.q_proj.                query.
+            attention.k_proj.                key.
+            attention.v_proj.                value.
+            attention.out_proj.              out.
+            layer_norm.                      norm1.
+            feed_forward.intermediate_dense. widen.
+            feed_forward.output_dense.       narrow.
+            final_layer_norm.                norm2.
         in stage(\d+)(?:_pre)?. trunk.stages.\1.
-        \d+.(\d).                  narrow.\2.
-        {parts_before_blocks - 1}. conv.
-        \d+.                       norms.0.
+            \d+.(\d).                  narrow.\2.
+            {parts_before_blocks - 1}. conv.
+            \d+.                       norms.0.
         in stage(\d+)_up_ trunk.stages.\1.norms.
-        2d.1. 0.
-        1d.1. 1.
+            2d.1. 0.
+            1d.1. 1.
         """,
         "backbone.",
     )

@@ -32,14 +32,14 @@ _RULES = rules_of(r"""
     asp_bn.norm.        norm.
     fc.conv.            embedding.
     in blocks.([123]). trunk.blocks.<\1-1>.
-    tdnn1.conv.conv.                     conv_in.
-    tdnn1.norm.norm.                     norm_in.
-    res2net_block.blocks.(\d).conv.conv. convs.\2.
-    res2net_block.blocks.(\d).norm.norm. norms.\2.
-    tdnn2.conv.conv.                     conv_out.
-    tdnn2.norm.norm.                     norm_out.
-    se_block.conv1.conv.                 gate.squeeze.
-    se_block.conv2.conv.                 gate.excite.
+        tdnn1.conv.conv.                     conv_in.
+        tdnn1.norm.norm.                     norm_in.
+        res2net_block.blocks.(\d).conv.conv. convs.\2.
+        res2net_block.blocks.(\d).norm.norm. norms.\2.
+        tdnn2.conv.conv.                     conv_out.
+        tdnn2.norm.norm.                     norm_out.
+        se_block.conv1.conv.                 gate.squeeze.
+        se_block.conv2.conv.                 gate.excite.
 """)
 
 

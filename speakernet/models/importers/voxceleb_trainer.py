@@ -36,11 +36,11 @@ _RESIDUAL = rules_of(r"""
     bn1.   trunk.norm1.
     fc.    embedding.
     in layer(\d+).(\d+). trunk.stages.<\1-1>.blocks.\2.
-    bn(\d).     norm\3.
-    conv(\d).   conv\3.
-    se.fc.0.    gate.squeeze.
-    se.fc.2.    gate.excite.
-    downsample. shortcut.
+        bn(\d).     norm\3.
+        conv(\d).   conv\3.
+        se.fc.0.    gate.squeeze.
+        se.fc.2.    gate.excite.
+        downsample. shortcut.
 """)
 _SELF_ATTENTION = rules_of("""
     sap_linear. pooling.hidden.
@@ -55,18 +55,18 @@ _CHANNEL_ATTENTION = rules_of("""
 _VGG = rules_of("""
     fc. embedding.
     in netcnn. trunk.layers.
-    0.  0.conv.
-    1.  0.norm.
-    4.  1.conv.
-    5.  1.norm.
-    8.  2.conv.
-    9.  2.norm.
-    11. 3.conv.
-    12. 3.norm.
-    14. 4.conv.
-    15. 4.norm.
-    18. 5.conv.
-    19. 5.norm.
+        0.  0.conv.
+        1.  0.norm.
+        4.  1.conv.
+        5.  1.norm.
+        8.  2.conv.
+        9.  2.norm.
+        11. 3.conv.
+        12. 3.norm.
+        14. 4.conv.
+        15. 4.norm.
+        18. 5.conv.
+        19. 5.norm.
 """)
 _RAW = rules_of(r"""
     preprocess.1.weight$       trunk.input_weight
@@ -79,15 +79,15 @@ _RAW = rules_of(r"""
     fc6.                       embedding.
     layer4.                    trunk.aggregate.
     in layer(\d). trunk.block\1.
-    conv1.      conv_in.
-    bn1.        norm_in.
-    convs.      convs.
-    bns.        norms.
-    conv3.      conv_out.
-    bn3.        norm_out.
-    residual.0. shortcut.
-    afms.alpha$ scaling.shift
-    afms.fc.    scaling.gate.
+        conv1.      conv_in.
+        bn1.        norm_in.
+        convs.      convs.
+        bns.        norms.
+        conv3.      conv_out.
+        bn3.        norm_out.
+        residual.0. shortcut.
+        afms.alpha$ scaling.shift
+        afms.fc.    scaling.gate.
 """)
 RULES: dict[str, Rules] = {
     "ResNetSE34L": _RESIDUAL + _SELF_ATTENTION,

@@ -39,8 +39,8 @@ POOLING = rules_of(r"""
     pool.linear1. pooling.squeeze.
     pool.linear2. pooling.expand.
     in pool.n_query.(\d+).heads_att_trans.(\d+). pooling.queries.\1.\2.
-    att_0. squeeze.
-    att_1. expand.
+        att_0. squeeze.
+        att_1. expand.
 """)
 ONE_LAYER = rules_of("seg_1. embedding.")
 TWO_LAYERS = rules_of("""
@@ -69,23 +69,23 @@ _ECAPA = rules_of(r"""
     layer1.bn.   trunk.norm.
     conv.        trunk.aggregate.
     in layer(\d).se_res2block. trunk.blocks.<\1-2>.
-    0.conv.    conv_in.
-    0.bn.      norm_in.
-    1.convs.   convs.
-    1.bns.     norms.
-    2.conv.    conv_out.
-    2.bn.      norm_out.
-    3.linear1. gate.squeeze.
-    3.linear2. gate.excite.
+        0.conv.    conv_in.
+        0.bn.      norm_in.
+        1.convs.   convs.
+        1.bns.     norms.
+        2.conv.    conv_out.
+        2.bn.      norm_out.
+        3.linear1. gate.squeeze.
+        3.linear2. gate.excite.
 """)
 # models/resnet.py; the other networks over mels and frames share most of its names.
 _RESIDUAL_NAMES = r"""
     conv(\d). trunk.conv\1.
     bn(\d).   trunk.norm\1.
     in layer(\d).(\d+). trunk.stages.<\1-1>.blocks.\2.
-    conv(\d).                conv\3.
-    bn(\d).                  norm\3.
-    (?:shortcut|downsample). shortcut.
+        conv(\d).                conv\3.
+        bn(\d).                  norm\3.
+        (?:shortcut|downsample). shortcut.
 """
 RESIDUAL = rules_of(_RESIDUAL_NAMES)
 # models/samresnet.py, whose pooling is a sequence of layers.
@@ -101,21 +101,21 @@ _GEMINI = rules_of(r"""
     downsample_layers.0.1.  trunk.norm1.
     downsample_layers.(\d). trunk.downsamples.<\1-1>.
     in stages.(\d).(\d+). trunk.stages.\1.blocks.\2.
-    conv(\d). conv\3.
-    bn(\d).   norm\3.
+        conv(\d). conv\3.
+        bn(\d).   norm\3.
 """)
 # models/res2net.py; the 1 x 1 convolutions around a split are conv1 and conv3 there.
 RES2 = rules_of(r"""
     conv1. trunk.conv1.
     bn1.   trunk.norm1.
     in layer(\d).(\d+). trunk.stages.<\1-1>.blocks.\2.
-    conv1.    conv_in.
-    bn1.      norm_in.
-    convs.    convs.
-    bns.      norms.
-    conv3.    conv_out.
-    bn3.      norm_out.
-    shortcut. shortcut.
+        conv1.    conv_in.
+        bn1.      norm_in.
+        convs.    convs.
+        bns.      norms.
+        conv3.    conv_out.
+        bn3.      norm_out.
+        shortcut. shortcut.
 """)
 # models/eres2net.py: fusions within blocks, then between stages.
 FUSIONS = rules_of(r"""
@@ -124,16 +124,16 @@ FUSIONS = rules_of(r"""
     fuse_mode123.local_att.  trunk.fusions.1.attention.
     fuse_mode1234.local_att. trunk.fusions.2.attention.
     in layer(\d).(\d+). trunk.stages.<\1-1>.blocks.\2.
-    fuse_models.(\d+).local_att. fusions.\3.attention.
+        fuse_models.(\d+).local_att. fusions.\3.attention.
 """)
 # wespeaker names the first convolution of its fusing blocks differently from the others.
 _ERES2 = rules_of(r"""
     in layer(\d).(\d+). trunk.stages.<\1-1>.blocks.\2.
-    conv2_1. convs.0.
-    bn2_1.   norms.0.
+        conv2_1. convs.0.
+        bn2_1.   norms.0.
     in layer([34]).(\d+). trunk.stages.<\1-1>.blocks.\2.
-    convs.(\d). convs.<\3+1>.
-    bns.(\d).   norms.<\3+1>.
+        convs.(\d). convs.<\3+1>.
+        bns.(\d).   norms.<\3+1>.
 """)
 _ERES2 += FUSIONS + RES2
 # models/campplus.py: a residual head, then dense blocks with transitions.
@@ -146,12 +146,12 @@ CAMPPLUS = rules_of(_RESIDUAL_NAMES, "head.") + rules_of(r"""
     xvector.dense.linear.                    embedding.0.
     xvector.dense.nonlinear.batchnorm.       embedding.1.
     in xvector.block(\d).tdnnd(\d+). trunk.dense.<\1-1>.layers.<\2-1>.
-    nonlinear1.batchnorm.   bottleneck.norm.
-    linear1.                bottleneck.conv.
-    nonlinear2.batchnorm.   norm.
-    cam_layer.linear_local. local.
-    cam_layer.linear1.      squeeze.
-    cam_layer.linear2.      excite.
+        nonlinear1.batchnorm.   bottleneck.norm.
+        linear1.                bottleneck.conv.
+        nonlinear2.batchnorm.   norm.
+        cam_layer.linear_local. local.
+        cam_layer.linear1.      squeeze.
+        cam_layer.linear2.      excite.
 """)
 _W2VBERT = "frontend.encoder."
 _W2VBERT_ADAPTER_MFA = rules_of("""
