@@ -150,15 +150,11 @@ class Store:
                         f"{place}: unknown kind of address; expected one such as s3://…"
                     ) from error
                 if attempt == ATTEMPTS:
-                    # The file arrived each time, but is not what was packed.
-                    advice = (
-                        f"; remove it there, then {REPAIR_ADVICE}"
-                        if isinstance(error, ShardError)
-                        else ""
-                    )
-                    raise ShardError(
-                        f"{place}: {ATTEMPTS} attempts failed, the last with {reason}{advice}"
-                    ) from error
+                    problem = f"{place}: {ATTEMPTS} attempts failed, the last with {reason}"
+                    if isinstance(error, ShardError):
+                        # The file arrived each time, but is not what was packed.
+                        problem += f"; remove it there, then {REPAIR_ADVICE}"
+                    raise ShardError(problem) from error
                 logger.warning("%s: attempt %d of %d failed (%s)", place, attempt, ATTEMPTS, reason)
             time.sleep(pause)
             pause *= 2
@@ -291,8 +287,8 @@ def _missing(store: Store, shards: list[WorkPart], folder: Path, origin: str) ->
         if description is not None:
             if description.part_of != origin:
                 raise PackedError(
-                    f"{store.address}/{name}: this shard is of a different list or rate; remove it "
-                    "or change the address"
+                    f"{store.address}/{name}: this shard belongs to a different list or sample "
+                    "rate; remove it or change the address"
                 )
             problem = _damage(store, name, description, target)
             if not problem:

@@ -25,7 +25,7 @@ from speakernet.data.augment.codecs import CODECS, Coding, encode_and_decode, la
 from speakernet.data.augment.options import AugmentOptions
 from speakernet.data.lists import StringTable, TrialList
 from speakernet.data.lookup import LookupTable
-from speakernet.data.sources import AudioCache, AudioSource, RowReader
+from speakernet.data.sources import AudioSource
 from speakernet.data.windows import window_edges
 from speakernet.evaluation.figures import SpeakerBootstrap, group_result
 from speakernet.evaluation.options import Sweep
@@ -115,14 +115,6 @@ class DegradedSource(AudioSource):
             "sample_rates": np.full(len(names), self.sample_rate),
         }
         return LookupTable(self.sample_rate, {**vars(whole), **cut}, whole.problems)
-
-    def rows(
-        self, names: StringTable, table: LookupTable, cache: AudioCache | None = None
-    ) -> RowReader:
-        """Raise ValueError, since crops that are read directly from a file cannot be degraded like
-        the whole.
-        """
-        raise ValueError("a degraded source cannot read crops directly from files; use `read`")
 
 
 def sweep_steps(
