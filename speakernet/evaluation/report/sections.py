@@ -15,6 +15,7 @@ import yaml
 from speakernet.data.audio import AudioError, flac_address
 from speakernet.data.levels import SILENT_DB
 from speakernet.data.lists import TrialList, identify_trials
+from speakernet.data.names import original_name
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation import plots
 from speakernet.evaluation.calibration import (
@@ -652,7 +653,7 @@ def _utterance_cell(
         if np.square(waveform).mean() < 10 ** (SILENT_DB / 10):
             num_spoilt = np.count_nonzero((trials.enrol == utterance) | (trials.test == utterance))
             facts.append(f"silent: {counted(int(num_spoilt), 'trial')} with it should be left out")
-    return Cell(name, ", ".join(facts), sound)
+    return Cell(original_name(name), ", ".join(facts), sound)
 
 
 def embeddings_section(runs: Sequence[RunData], pictures: Pictures) -> Section:
