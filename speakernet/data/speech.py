@@ -35,13 +35,13 @@ FRAME_SECONDS = FRAME_SAMPLES / SAMPLE_RATE
 PIECE_SECONDS = 300.0
 """A long recording is read and searched in pieces of this length, so that memory hardly grows with
 it."""
-BEGIN = 0.5
+FRESH_FRAMES = 64
+"""The network also starts afresh every two seconds. After long noise it recognises a voice only
+after a second, and a soft voice not at all; started afresh it recognises both at once."""
+BEGIN = 0.85
 END = 0.35
 """Probabilities: a stretch of speech reaches `BEGIN` and extends for as long as it stays at or
-above `END`."""
-MIN_SURE = 0.8
-"""A recording that stays below this has no speech: music and noise reach 0.7, speech in a large
-hall 0.9."""
+above `END`. Music and noise reach 0.8."""
 PADDING_SECONDS = 0.1
 """Added on both sides for soft beginnings and ends of words, which the detector misses."""
 MIN_GAP_SECONDS = 0.3
@@ -109,7 +109,7 @@ def frame_scores(
     if name == ENERGY:
         values = are_speech(values).astype(np.float32)
     # A recording without one frame that is surely speech has none.
-    is_spoken = values.max(initial=0.0) >= MIN_SURE
+    is_spoken = values.max(initial=0.0) >= BEGIN
     return values * is_spoken, num_samples / sample_rate
 
 
@@ -161,7 +161,8 @@ class SileroNetwork:
     """The network of silero-vad, applied to all frames of a waveform at once.
 
     Each frame, together with the end of the one before it, gives four spectra, which four
-    convolutions reduce to one vector; an LSTM follows these over time.
+    convolutions reduce to one vector; an LSTM follows these over time: once from the beginning, and
+    in windows of `FRESH_FRAMES`. The greater probability counts.
     """
 
     def __init__(self, weights: Mapping[str, torch.Tensor]) -> None:
@@ -194,9 +195,29 @@ class SileroNetwork:
         for (weight, bias), stride in zip(self.layers, STRIDES, strict=True):
             states = conv1d(states, weight, bias, stride=stride, padding=1).relu()
         # (frames, channels, 1) -> (1, frames, channels)
-        states, _ = self.memory(states.transpose(1, 2).reshape(1, num_frames, -1))
+        states = states.transpose(1, 2).reshape(num_frames, -1)
+        return torch.maximum(self._follow(states[None])[0], self._start_afresh(states))
+
+    def _start_afresh(self, states: torch.Tensor) -> torch.Tensor:
+        """(frames, channels) -> (frames,): the mean of the two windows in which a frame lies."""
+        half = FRESH_FRAMES // 2
+        num_frames = len(states)
+        num_windows = -(-num_frames // half)
+        filled = pad(states, (0, 0, 0, (num_windows + 1) * half - num_frames))
+        # (windows, channels, frames of a window) -> (windows, frames of a window)
+        windows = self._follow(filled.unfold(0, FRESH_FRAMES, half).transpose(1, 2))
+        sums = windows.new_zeros(num_windows + 1, half)
+        sums[:-1] += windows[:, :half]
+        sums[1:] += windows[:, half:]
+        # The first frames lie in one window only.
+        sums[1:] /= 2
+        return sums.flatten()[:num_frames]
+
+    def _follow(self, states: torch.Tensor) -> torch.Tensor:
+        """(sequences, frames, channels) -> (sequences, frames)."""
+        states, _ = self.memory(states)
         weight, bias = self.output
-        return (states[0].relu() @ weight + bias).sigmoid()
+        return (states.relu() @ weight + bias).sigmoid()
 
 
 def frame_levels(waveform: np.ndarray) -> np.ndarray:

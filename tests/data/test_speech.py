@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from speakernet.data import speech
+from speakernet.data.audio import read_audio
 from speakernet.data.speech import ENERGY, SILERO, find_speech, speech_of, speech_probabilities
 
 
@@ -28,9 +29,36 @@ def test_same_as_its_package():
     assert len(found) == 32 and found == pytest.approx(expected, abs=1e-5)
 
 
+@torch.inference_mode()
+def test_fresh_starts():
+    """By hand: a window of 64 frames begins at every 32nd, and a frame has the mean of its two."""
+    network = speech._network()
+    states = 3 * torch.rand(100, 128, generator=torch.Generator().manual_seed(0))
+    found = network._start_afresh(states)
+    windows = [network._follow(states[None, first : first + 64])[0] for first in (0, 32, 64, 96)]
+    assert len(found) == 100
+    assert found[10] == pytest.approx(windows[0][10].item(), abs=1e-6)
+    assert found[40] == pytest.approx((windows[0][40] + windows[1][8]).item() / 2, abs=1e-6)
+    assert found[99] == pytest.approx((windows[2][35] + windows[3][3]).item() / 2, abs=1e-6)
+
+
+def test_voice_after_noise(shared_data):
+    """A soft voice after noise is found from its first word, although the network has heard noise
+    for a long time; rain alone is no voice.
+    """
+    path = sorted((shared_data / "speechocean_mini" / "dev").glob("*/*.flac"))[0]
+    voice = speech_of(read_audio(path), 16000)
+    rain = read_audio(sorted((shared_data / "noise_mini").rglob("rain/*.*"))[0])
+    assert len(find_speech(rain, 16000)) == 0
+    noise = np.resize(rain, 15 * 16000)
+    noise *= np.sqrt(np.square(voice).mean() / np.square(noise).mean())
+    spoken = find_speech(np.concatenate([noise, voice]), 16000)
+    assert spoken[0, 0] == pytest.approx(15.0, abs=0.3)
+
+
 def test_stretches_of_speech():
     """By hand, with frames of 32 ms and 0.1 s added on both sides."""
-    scores = np.repeat([0.0, 0.9, 0.0, 0.4, 0.9, 0.0, 0.4, 0.0], [100, 50, 15, 5, 50, 50, 20, 20])
+    scores = np.repeat([0.0, 0.9, 0.0, 0.4, 0.9, 0.0, 0.8, 0.0], [100, 50, 15, 5, 50, 50, 20, 20])
     # Stretches 0.48 s apart merge, since padding leaves 0.28 s; a stretch that never reaches
     # `BEGIN` is dropped.
     assert speech.stretches(scores, 10.0) == pytest.approx(np.array([[3.1, 220 * 0.032 + 0.1]]))
@@ -40,7 +68,7 @@ def test_stretches_of_speech():
 
 
 def test_doubtful_speech(monkeypatch):
-    for probability, expected in ((0.7, 0), (0.9, 1)):
+    for probability, expected in ((0.8, 0), (0.9, 1)):
         monkeypatch.setattr(
             speech, "speech_probabilities", lambda _, value=probability: np.full(62, value)
         )

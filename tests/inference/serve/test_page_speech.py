@@ -17,8 +17,8 @@ from speakernet.assembly.in_browser import page_files
 from speakernet.data import speech
 from speakernet.data.audio import read_audio
 from speakernet.data.speech import (
+    BEGIN,
     FRAME_SECONDS,
-    MIN_SURE,
     sample_edges,
     silero_file,
     speech_probabilities,
@@ -69,7 +69,7 @@ def node(tmp_path):
 
 def test_stretches(node, random):
     """Random probabilities of many lengths, silence, and a recording that is never sure."""
-    cases = [np.zeros(0), np.zeros(40), np.full(40, MIN_SURE - 0.01), np.full(40, MIN_SURE)]
+    cases = [np.zeros(0), np.zeros(40), np.full(40, BEGIN - 0.01), np.full(40, BEGIN)]
     for length in random.integers(1, 300, 60):
         smooth = np.convolve(random.normal(size=length), np.ones(5) / 2, "same")
         cases.append(1 / (1 + np.exp(-3 * smooth)))
@@ -78,8 +78,7 @@ def test_stretches(node, random):
     found = node("return given.map(([scores, end]) => stretches(scores, end));", given)
     num_stretches = 0
     for scores, end, ours in zip(cases, seconds, found, strict=True):
-        is_spoken = scores.max(initial=0.0) >= MIN_SURE
-        expected = stretches(scores * is_spoken, end)
+        expected = stretches(scores, end)
         assert np.reshape(ours, (-1, 2)) == pytest.approx(expected, abs=1e-9)
         num_stretches += len(expected)
     assert num_stretches > 60
@@ -113,7 +112,7 @@ def test_silero(node, runtime, shared_data):
     }
     found = node(script, given)
     expected = speech_probabilities((samples - samples.mean()).astype(np.float32))
-    assert expected.max() > MIN_SURE and found == pytest.approx(expected, abs=2e-3)
+    assert expected.max() > BEGIN and found == pytest.approx(expected, abs=2e-3)
 
 
 def test_decisions_for_seconds(node, tmp_path):

@@ -2,7 +2,8 @@
 
 export const RATE = 16000;
 const FRAME = 512, CONTEXT = 64;
-const BEGIN = 0.5, END = 0.35, LEAST_SURE = 0.8;
+const FRESH_FRAMES = 64;
+const BEGIN = 0.85, END = 0.35;
 const PADDING_SECONDS = 0.1, LEAST_GAP_SECONDS = 0.3, LEAST_SPEECH_SECONDS = 0.2;
 
 // The probability of speech in each frame of 32 ms, for samples at 16 kHz; `session` runs silero_vad.onnx.
@@ -12,21 +13,31 @@ export async function probabilities(ort, session, samples) {
   const padded = new Float32Array(CONTEXT + count * FRAME);
   padded.set(samples.map(value => value - mean), CONTEXT);
   const sr = new ort.Tensor("int64", BigInt64Array.of(BigInt(RATE)), []);
-  let state = new ort.Tensor("float32", new Float32Array(256), [2, 1, 128]);
-  const found = [];
-  for (let at = 0; at < count; at++) {
-    const frame = padded.slice(at * FRAME, (at + 1) * FRAME + CONTEXT);
-    const input = new ort.Tensor("float32", frame, [1, frame.length]);
-    const { output, stateN } = await session.run({ input, state, sr });
-    state = stateN;
-    found.push(output.data[0]);
+  // Follows the frames from `first` to before `last`, starting afresh.
+  async function follow(first, last) {
+    let state = new ort.Tensor("float32", new Float32Array(256), [2, 1, 128]);
+    const followed = [];
+    for (let at = first; at < last; at++) {
+      const frame = padded.slice(at * FRAME, (at + 1) * FRAME + CONTEXT);
+      const input = new ort.Tensor("float32", frame, [1, frame.length]);
+      const { output, stateN } = await session.run({ input, state, sr });
+      state = stateN;
+      followed.push(output.data[0]);
+    }
+    return followed;
   }
-  return found;
+  const whole = await follow(0, count);
+  const half = FRESH_FRAMES / 2, fresh = new Float64Array(count);
+  for (let first = 0; first < count; first += half) {
+    const window = await follow(first, Math.min(count, first + FRESH_FRAMES));
+    // All but the first frames lie in two windows, whose mean counts.
+    window.forEach((score, at) => { fresh[first + at] += first + at < half ? score : score / 2; });
+  }
+  return whole.map((score, at) => Math.max(score, fresh[at]));
 }
 
 // Stretches of speech, [[begin, end], ...] in seconds, from the probability of each frame.
 export function stretches(scores, seconds) {
-  if (!scores.some(score => score >= LEAST_SURE)) return [];
   const joined = [];
   for (let at = 0; at < scores.length; at++) {
     if (scores[at] < END) continue;
