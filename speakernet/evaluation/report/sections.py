@@ -618,9 +618,8 @@ def hardest_section(run: RunData, audio: AudioSource | None) -> Section:
         "To add their audio to this page: speakernet report FOLDER_OF_THIS_PAGE --audio "
         "FOLDER_OF_THE_AUDIO."
     )
-    if audio is None:
-        return Section(cards, remarks=[hint], is_in_halves=True)
-    return Section(cards, is_in_halves=True, is_open=True)
+    remarks = [hint] if audio is None else []
+    return Section(cards, remarks=remarks, is_in_halves=True, is_open=audio is not None)
 
 
 def _utterance_cell(
