@@ -26,7 +26,7 @@ HELP_WIDTH = "80"
 EXECUTED = ("first_hour",)
 """Notebooks that need no recordings of the reader."""
 WIDE_TABLE = "|---|---|---|---|---|---|"
-CODE = re.compile(r"<code>.*?</code>", flags=re.DOTALL)
+CODE_OR_PERCENT = re.compile(r"<code>.*?</code>|(?<=\d)\s%", flags=re.DOTALL)
 TAG = re.compile(r"<[^>]*>")
 ALIGNED = re.compile(r"\S {2,}\S")
 OPTION = re.compile(r"(?<![\w-])--\w[\w.-]*(?![^<]*>)")
@@ -55,17 +55,19 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> None:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Mark what site.css does not break: options, after whose hyphens browsers end lines, and
-    aligned columns.
+    """Keep percent signs beside their numbers, and mark what site.css does not break: options,
+    after whose hyphens browsers end lines, and aligned columns.
     """
 
     def mark(match: re.Match[str]) -> str:
+        if match[0].endswith("%"):
+            return "\N{NO-BREAK SPACE}%"
         code = OPTION.sub(r'<span class="option">\g<0></span>', match[0])
         if ALIGNED.search(TAG.sub("", code)):
             code = code.replace("<code>", '<code class="aligned">', 1)
         return code
 
-    return CODE.sub(mark, html)
+    return CODE_OR_PERCENT.sub(mark, html)
 
 
 def options() -> Iterator[tuple[str, str]]:

@@ -64,7 +64,7 @@ def import_weights(arguments: argparse.Namespace) -> list[str]:
             if f"--from {arguments.source} " not in options:
                 notes.append(
                     f"the tensors also fit {options}; if they were trained with that toolkit, "
-                    "import them so, because another front end silently spoils all scores"
+                    "import them as such, because the wrong front end silently spoils all scores"
                 )
     else:
         net, notes = _import_classic(arguments, contents)

@@ -172,7 +172,7 @@ def _train_and_report(config: Config) -> TrainingOutcome:
     if not is_trained and distributed.from_main(lambda: is_reported(run_folder, beside)):
         if is_current:
             return TrainingOutcome(summary, None, run_folder)
-        logger.info("the report is made again, because the test list has changed since")
+        logger.info("rebuilding the report, because the test list has changed")
     # Locked as in training, so that a second start does not remove files that are still being
     # written.
     with _held_by_main(run_folder):

@@ -248,7 +248,7 @@ def sample_findings(
         (
             "silent",
             facts.rms < SILENT_RMS,
-            "silence has no speaker; remove such files from the list",
+            "nobody speaks in them; remove these files from the list",
         ),
         (
             "clipped",

@@ -1,4 +1,4 @@
-"""Compare systems on a trial list: which is better, and whether the list is long enough to tell.
+"""Compare systems on a trial list: which is better, and whether the difference is significant.
 
     speakernet compare exps/a exps/b exps/c
     speakernet compare a/scores.txt b/scores.txt --trials trials.txt

@@ -1,6 +1,6 @@
 """Export a model file to ONNX, a torch.export archive, or safetensors.
 
-The extension of --out chooses the format. ONNX and the archive hold front end and network as one
+The suffix of --out selects the format. ONNX and the archive hold front end and network as one
 graph, with waveforms (batch, samples) at the model's rate as input and two outputs (batch, dim):
 `embedding`, as from `embed`, and `direction`, the embedding minus the model's mean, scaled to
 length 1, whose dot products are the scores. The file is written only if it reproduces the model's

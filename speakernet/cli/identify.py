@@ -4,7 +4,7 @@
 
 The first line is the answer, `NAME score …` or `unknown score …`, with threshold and odds; the
 nearest people follow. A stranger is compared with everybody in the store, so --far is the share of
-strangers that may be taken for any of them. Replayed and synthetic voices are not detected.
+strangers that may be accepted as any of them. Replayed and synthetic voices are not detected.
 """
 
 import argparse
@@ -46,7 +46,7 @@ ARGUMENTS = {
     "--far": {
         "type": float,
         "metavar": "RATE",
-        "help": "share of strangers that may be taken for anybody in the store (default 0.01)",
+        "help": "share of strangers that may be accepted as anybody in the store (default 0.01)",
     },
     "--json": {"action": "store_true", "help": "print a JSON object instead of text"},
     "--verbose": {"action": "store_true", "help": "also show log messages before the answer"},
@@ -114,7 +114,7 @@ def answer_lines(answer: "Identification", requested_rate: float | None = None) 
             "on the list it was fitted on, the threshold accepts "
             f"{100 * decision.false_accept_rate:.3g} % of different-speaker pairs: with "
             f"{people} enrolled, up to {100 * answer.stranger_rate:.3g} % of strangers may be "
-            "taken for one of them"
+            "accepted as one of them"
         )
         if requested_rate is not None and answer.stranger_rate > requested_rate:
             line += (

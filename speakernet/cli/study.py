@@ -16,11 +16,11 @@ A plan is a YAML file:
       lower rate: {optimizer: {learning_rate: 0.0003}}
       crops of 3 s: {evaluation: {embedding: crops, eval_frames: 300}}
 
-With `held_out_speakers: 30`, that many speakers of the training list are not trained on, and the
-trials are among them. A variant may name another `recipe`; one that only changes `evaluation`
+With `held_out_speakers: 30`, that many speakers of the training list are held out of training, and
+trials are made among them. A variant may name another `recipe`; one that only changes `evaluation`
 scores the reference's models. Options on the command line are as for `speakernet train` and hold
 for all variants. The same command resumes a study; table.md and table.tex in its folder have the
-results, each run the files of `train`.
+results, the folder of each run the files of `train`.
 """
 
 import argparse

@@ -121,7 +121,7 @@ def _training_lines(
         lines = [f"this run is finished: {epochs}, best held-out EER {eer}"]
         if summary["changed_lists"]:
             names = " and ".join(summary["changed_lists"])
-            lines.append(f"its model and report belong to {names} as it was before it changed")
+            lines.append(f"its model and report use {names} as it was before the change")
         return [*lines, model, "to start another run, give a different folder with --save_path"]
     # Marked "test", because the figures logged during training are of the validation list.
     lines = [

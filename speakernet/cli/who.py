@@ -80,7 +80,7 @@ ARGUMENTS = {
     "--far": {
         "type": float,
         "metavar": "RATE",
-        "help": "share of strangers that may be taken for anybody in the store (default 0.05)",
+        "help": "share of strangers that may be accepted as anybody in the store (default 0.05)",
     },
 }
 

@@ -501,7 +501,7 @@ def _info_of_coded(file: IO[bytes], name: str | Path, size: int, modified_ns: in
     if format_name == "mp3":
         frames = lengths.mpeg_frames(file)
         if frames is None:
-            raise _NeedsFfmpegError("its kind of frames changes, or is not layer 2 or 3")
+            raise _NeedsFfmpegError("its frame type changes, or is not layer 2 or 3")
         is_cut = frames.is_cut
         if frames.num_frames >= 0:
             num_samples = _learn_length(file, format_name, num_samples, frames.num_samples)

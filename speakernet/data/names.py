@@ -98,7 +98,7 @@ def advice_on_name(name: str) -> str:
     if WINDOWS_PATH.search(name):
         drive = f" --strip {shlex.quote(name[:3])}" if name[1:2] == ":" else ""
         return (
-            "the paths have back slashes or a drive letter, as on Windows; write them with "
+            "the paths have backslashes or a drive letter, as on Windows; write them with "
             f"slashes: `{rewrite}{drive} --replace '\\' /`"
         )
     return ""

@@ -291,8 +291,8 @@ def _missing(store: Store, shards: list[WorkPart], folder: Path, origin: str) ->
         if description is not None:
             if description.part_of != origin:
                 raise PackedError(
-                    f"{store.address}/{name}: this shard is of a different list or rate; remove it "
-                    "or change the address"
+                    f"{store.address}/{name}: this shard belongs to a different list or sample "
+                    "rate; remove it or change the address"
                 )
             problem = _damage(store, name, description, target)
             if not problem:

@@ -152,7 +152,7 @@ def few_speakers_note(num_speakers: int | None, num_targets: int) -> str:
         return ""
     return (
         f"half of the {counted(num_targets, 'target trial')} are of "
-        f"{counted(num_speakers, 'speaker')}, whose voices decide the error rate"
+        f"{counted(num_speakers, 'speaker')}, who dominate the error rate"
     )
 
 

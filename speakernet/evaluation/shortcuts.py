@@ -30,12 +30,12 @@ MAX_TRIALS = 100_000
 """Of longer lists, that many random trials are enough for figures of one decimal."""
 STREAM = 6102
 MEANING = (
-    "The EER of what is not the voice. Near 50 %, targets and non-targets are alike in it; up to "
-    f"{MAX_EER_PERCENT:g} %, the list helps to decide."
+    "The EER of quantities other than the voice. Near 50 %, targets and non-targets do not differ "
+    f"in them; at {MAX_EER_PERCENT:g} % or below, the list gives answers away."
 )
 ADVICE = (
-    "the list itself helps to decide: pair targets and non-targets that are alike in this, or "
-    "compare error rates on this list with each other only"
+    "the list gives answers away: pair targets and non-targets that do not differ in this, or "
+    "compare error rates only within this list"
 )
 
 

@@ -590,7 +590,7 @@ class Trainer:
         if self.stage.changed_lists:
             names = " and ".join(self.stage.changed_lists)
             logger.warning(
-                "%s, but %s has changed since. To train on it as it is now: a new --save_path. To "
+                "%s, but %s has changed since. To train a new model on it: a new --save_path. To "
                 "continue this model on it: %s",
                 run,
                 names,

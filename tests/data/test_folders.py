@@ -114,7 +114,7 @@ def test_lists_of_files_in_the_other_unicode_form(tmp_path, random):
     _, names = audio_inputs([str(tmp_path / "list.txt")], 16000)
     assert list(names) == [str(tmp_path / unicodedata.normalize("NFD", NAME))]
     (tmp_path / "list.txt").write_text("anna a\\1.wav\n")
-    with pytest.raises(ListError, match=r"line 1: .*back slashes"):
+    with pytest.raises(ListError, match=r"line 1: .*backslashes"):
         audio_inputs([str(tmp_path / "list.txt")], 16000)
 
 

@@ -44,10 +44,10 @@ FOLDED = {"data", "training", "hardest", "embeddings", "facts", "words"}
 WORDS = (
     ("trial", "a pair of recordings, compared to decide whether one person speaks in both"),
     ("target", "a trial of one person; a non-target is a trial of two people"),
-    ("score", "how alike the two voices are; higher is more alike"),
-    ("threshold", "the score from which a trial is accepted as one person"),
+    ("score", "how similar the two voices are; higher is more similar"),
+    ("threshold", "the lowest score at which a trial is accepted as one person"),
     ("miss", "one person is rejected: a true attempt fails"),
-    ("false accept", "two people are taken for one: a stranger passes"),
+    ("false accept", "two people are accepted as one: a stranger passes"),
     (
         "EER",
         "equal error rate: the error rate at the threshold where misses and false accepts are "
@@ -63,7 +63,7 @@ WORDS = (
     (
         "log-likelihood ratio",
         "how many times as likely the score is from one person as from two, as a natural "
-        "logarithm; above 0 speaks for one person",
+        "logarithm; above 0 favours one person",
     ),
     ("calibration", "turns scores into log-likelihood ratios"),
     (
@@ -71,7 +71,7 @@ WORDS = (
         "how far the log-likelihood ratios mislead, in bits; 0 is perfect, 1 is no information",
     ),
     ("target prior", "the share of targets that is expected in use"),
-    ("cohort", "recordings of other people, to which each trial's scores are related"),
+    ("cohort", "recordings of other people, by which each trial's score is normalised"),
     ("95 % interval", "the range to expect with other speakers of the same kind"),
 )
 """Words that readers new to the field will not know; docs/glossary.md explains the same."""

@@ -169,7 +169,7 @@ def result_section(run: RunData) -> Section:
     cards = [Card("All figures", table=table), of_list]
     if results.shortcuts:
         table = Table(["quantity", "is", "EER"], rows_of(results.shortcuts), (2,))
-        cards.append(Card("The list without its voices", MEANING, table))
+        cards.append(Card("The list without the voices", MEANING, table))
     if results.test_lists:
         cards.append(_lists_side_by_side(run.list_name, results, results.test_lists))
     return Section(cards, tiles, caveats, is_in_halves=True)

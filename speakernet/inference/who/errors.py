@@ -14,6 +14,7 @@ from scipy.optimize import linear_sum_assignment
 from scipy.sparse import csr_array
 
 from speakernet.inference.who.rttm import Channel, SpeakerTurns, shown
+from speakernet.terminal import counted
 
 MISSED, FALSE_ALARM, CONFUSION, TOTAL, JACCARD, SPEAKERS = range(6)
 """Columns of `DiarizationErrors.parts`: four of seconds, the sum of Jaccard errors over speakers,
@@ -95,8 +96,8 @@ def diarization_errors(
         ]
     if lacking:
         raise ValueError(
-            f"the UEM has no line for {lacking[0]}, which is in the reference ({len(lacking)} such "
-            "in all); add the regions to score in every recording of the reference"
+            f"the UEM has no line for {lacking[0]} ({counted(len(lacking), 'recording')} of the "
+            "reference without one); add the regions to score in each"
         )
     parts = np.zeros((len(reference), 6))
     num_right = 0

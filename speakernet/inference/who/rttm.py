@@ -278,7 +278,7 @@ def _ctm_row(columns: list[str]) -> tuple[Channel, float, float, str]:
     is_moved = len(columns) > 8 and columns[6].lower() not in WORD_TYPES
     if is_moved or not (_is_number(columns[5]) or columns[5].upper() in UNKNOWN_CONFIDENCES):
         raise ValueError(
-            "columns 6 and 7 are not confidence and type of word, so a column has moved "
+            "columns 6 and 7 are not confidence and type of word, so the columns are shifted "
             f"({NO_SPACES})"
         )
     return (columns[0], columns[1]), start, start + seconds, _speaker(columns[7:])
@@ -301,7 +301,7 @@ def _speaker(words: Sequence[str]) -> str:
 def _numbers(columns: Sequence[str]) -> list[float]:
     for column in columns:
         if not _is_number(column):
-            raise ValueError(f"{column!r} is where a time in seconds should be ({NO_SPACES})")
+            raise ValueError(f"{column!r} is not a time in seconds ({NO_SPACES})")
     return [float(column) for column in columns]
 
 
@@ -314,5 +314,5 @@ def _check_times(start: float, stop: float, *, may_be_empty: bool) -> None:
     is_long_enough = stop >= start if may_be_empty else stop > start
     if not (start >= 0 and np.isfinite(stop) and is_long_enough):
         raise ValueError(
-            f"from {start:g} to {stop:g} s is not a stretch of time that begins at 0 or later"
+            f"from {start:g} to {stop:g} s is not a time span that begins at 0 or later"
         )
