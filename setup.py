@@ -121,7 +121,7 @@ setup(
     package_dir={"speakernet.recipes": "configs"},
     package_data={
         "speakernet.recipes": ["*.yaml", "voxceleb/*.yaml", "schema.json"],
-        "speakernet": ["**/*.yaml", "**/*.j2", "**/page/*", "py.typed"],
+        "speakernet": ["**/*.yaml", "**/*.json", "**/*.j2", "**/page/*", "py.typed"],
     },
     install_requires=CORE,
     extras_require=EXTRAS,

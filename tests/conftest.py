@@ -4,7 +4,6 @@ import gc
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +29,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[None]:
+def pytest_collection():
     """Exclude the objects of imports and collection from garbage collection, which the trainer runs
     often.
     """
@@ -43,14 +42,14 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """Tests over the table of networks need transformers for one of them."""
     for item in items:
         if "Pretrained" in item.name:
             item.add_marker(pytest.mark.needs("transformers", "peft"))
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
+def pytest_runtest_setup(item):
     """Skip a test marked `needs` if one of the modules is not installed."""
     for marker in item.iter_markers("needs"):
         for module in marker.args:
@@ -59,7 +58,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def own_cache(tmp_path_factory):
     """A separate cache: names of temporary folders repeat, and lookup tables of an earlier run
     would be found.
     """
@@ -69,14 +68,14 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def freeze_objects() -> None:
+def freeze_objects():
     """Exclude the objects of earlier test files in the same way."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_teardown(item):
     """Release the memory of a slow test, which may hold large networks, before the next test."""
     try:
         return (yield)
@@ -90,7 +89,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def blank_figures() -> Iterator[None]:
+def blank_figures():
     """Save figures without drawing them, which takes most of a tiny run;
     `tests/evaluation/test_report.py` draws.
     """
@@ -99,7 +98,7 @@ def blank_figures() -> Iterator[None]:
 
     from speakernet.evaluation import plots
 
-    def save_blank(figure: Figure, path: Path) -> None:
+    def save_blank(figure, path):
         path.parent.mkdir(exist_ok=True)
         Image.new("L", (1, 1)).save(path, "png")
 
@@ -111,13 +110,13 @@ def blank_figures() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def repository() -> Path:
+def repository():
     """The root of the checkout."""
     return REPOSITORY
 
 
 @pytest.fixture(scope="session")
-def shared_data() -> Path:
+def shared_data():
     """The folder of real recorded speech beside the checkout."""
     if not (SHARED_DATA / "speechocean_mini" / "train_list.txt").is_file():
         pytest.skip("the real speech of ../shared/data is not on this machine")
@@ -125,7 +124,7 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(scope="session")
-def ffmpeg() -> str:
+def ffmpeg():
     """The user's ffmpeg, or the one of imageio-ffmpeg."""
     from speakernet.data.ffmpeg import FfmpegError, find_ffmpeg
 
@@ -136,14 +135,12 @@ def ffmpeg() -> str:
 
 
 @pytest.fixture()
-def random() -> np.random.Generator:
+def random():
     """A generator with a fixed seed."""
     return np.random.default_rng(20260101)
 
 
-def tiny_voice(
-    speaker: int, utterance: int, seconds: float, sample_rate: int = 16000
-) -> np.ndarray:
+def tiny_voice(speaker, utterance, seconds, sample_rate=16000):
     """A crude voice: a pulse train at the speaker's pitch through the speaker's two resonances,
     plus faint noise.
     """
@@ -167,7 +164,7 @@ def tiny_voice(
 
 
 @pytest.fixture(scope="session")
-def tiny_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_corpus(tmp_path_factory):
     """Eight training speakers with four utterances each, six trial speakers with three; lists
     beside the audio.
     """

@@ -12,11 +12,8 @@ import hashlib
 import http.server
 import json
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import huggingface_hub.constants as constants
-import pytest
 
 from speakernet.models import hub
 
@@ -27,54 +24,52 @@ LARGE = (".pt", ".bin", ".ckpt", "avg_model")
 class Server(http.server.ThreadingHTTPServer):
     """Repositories by name, each a folder."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.folders: dict[str, Path] = {}
-        self.private: set[str] = set()
+        self.folders = {}
+        self.private = set()
         self.cut_at = 0
         """Bytes of the next large file after which the connection ends, once."""
-        self.requests: list[tuple[str, str, str]] = []
+        self.requests = []
         """Method, path and range of each request for a file."""
 
     @property
-    def address(self) -> str:
+    def address(self):
         return f"http://127.0.0.1:{self.server_port}"
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
     server: Server
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_):
         """Log nothing."""
 
-    def repository(self, words: list[str]) -> Path | None:
+    def repository(self, words):
         """The folder of owner and name, if it exists and access is allowed."""
         name = "/".join(words[:2]).removesuffix(".git")
         if name in self.server.private and self.headers.get("Authorization") != f"Bearer {TOKEN}":
             return None
         return self.server.folders.get(name)
 
-    def do_HEAD(self) -> None:
+    def do_HEAD(self):
         self.do_GET()
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         path = self.path.partition("?")[0]
         words = path.strip("/").split("/")
         is_api = words[0] == "api"
         folder = self.repository(words[2:] if is_api else words)
         if folder is None:
             return self.answer({"error": "not found"}, 404, {"X-Error-Code": "RepoNotFound"})
-        files = sorted(one for one in folder.iterdir() if one.is_file())
-        commit = hashlib.sha1(
-            b"".join(one.name.encode() + one.read_bytes() for one in files)
-        ).hexdigest()
+        files = sorted(file for file in folder.iterdir() if file.is_file())
+        content = b"".join(file.name.encode() + file.read_bytes() for file in files)
+        commit = hashlib.sha1(content).hexdigest()
         if is_api and "tree" in words:
-            return self.answer(
-                [{"type": "file", "path": one.name, **self.facts(one)} for one in files]
-            )
+            facts = [{"type": "file", "path": file.name, **self.facts(file)} for file in files]
+            return self.answer(facts)
         if is_api:
             name = "/".join(words[2:4])
-            siblings = [{"rfilename": one.name} for one in files]
+            siblings = [{"rfilename": file.name} for file in files]
             return self.answer({"id": name, "modelId": name, "sha": commit, "siblings": siblings})
         file = folder / words[-1]
         self.server.requests.append((self.command, path, self.headers.get("Range", "")))
@@ -82,26 +77,22 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.answer({}, 404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
         data = file.read_bytes()
         first = int((self.headers.get("Range") or "bytes=0-")[6:].partition("-")[0])
-        headers = {
-            "ETag": f'"{self.facts(file)["oid"]}"',
-            "X-Repo-Commit": commit,
-            "Accept-Ranges": "bytes",
-        }
-        headers |= {"Content-Range": f"bytes {first}-{len(data) - 1}/{len(data)}"} if first else {}
+        tag = f'"{self.facts(file)["oid"]}"'
+        headers = {"ETag": tag, "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
+        if first:
+            headers["Content-Range"] = f"bytes {first}-{len(data) - 1}/{len(data)}"
         self.answer(data[first:], 206 if first else 200, headers)
 
     @staticmethod
-    def facts(file: Path) -> dict[str, object]:
+    def facts(file):
         """Size and name of a file's content, as reported by the hub."""
         data = file.read_bytes()
         is_large = file.name.endswith(LARGE)
-        found = {
-            "size": len(data),
-            "oid": (hashlib.sha256 if is_large else hashlib.sha1)(data).hexdigest(),
-        }
-        return found | ({"lfs": {**found, "pointerSize": 134}} if is_large else {})
+        digest = (hashlib.sha256 if is_large else hashlib.sha1)(data).hexdigest()
+        facts = {"size": len(data), "oid": digest}
+        return facts | ({"lfs": {**facts, "pointerSize": 134}} if is_large else {})
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         words = self.path.partition("?")[0].strip("/").split("/")
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if words[-1] == "validate-yaml":
@@ -111,37 +102,25 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if words[1:] == ["repos", "create"]:
             asked = json.loads(body)
             name = f"{asked['organization']}/{asked['name']}"
-            folder = self.server.folders.setdefault(
-                name, next(iter(self.server.folders.values())).parent / name
-            )
+            root = next(iter(self.server.folders.values())).parent
+            folder = self.server.folders.setdefault(name, root / name)
             folder.mkdir(parents=True, exist_ok=True)
-            self.server.private |= (
-                {name} if asked.get("visibility") == "private" or asked.get("private") else set()
-            )
+            if asked.get("visibility") == "private" or asked.get("private"):
+                self.server.private.add(name)
             return self.answer({"url": f"{self.server.address}/{name}"})
         if "preupload" in words:
-            modes = [
-                {
-                    **{"path": one["path"], "shouldIgnore": False, "oid": None},
-                    "uploadMode": "lfs" if one["path"].endswith(LARGE) else "regular",
-                }
-                for one in json.loads(body)["files"]
-            ]
-            return self.answer({"files": modes})
+            files = []
+            for path in (file["path"] for file in json.loads(body)["files"]):
+                mode = "lfs" if path.endswith(LARGE) else "regular"
+                files.append({"path": path, "shouldIgnore": False, "oid": None, "uploadMode": mode})
+            return self.answer({"files": files})
         folder = self.repository(words if words[-1] == "batch" else words[2:])
         assert folder is not None
         if words[-1] == "batch":
-            objects = [
-                {
-                    **one,
-                    "actions": {
-                        "upload": {
-                            "href": f"{self.server.address}/put/{folder.parent.name}/{one['oid']}"
-                        }
-                    },
-                }
-                for one in json.loads(body)["objects"]
-            ]
+            objects = json.loads(body)["objects"]
+            for file in objects:
+                href = f"{self.server.address}/put/{folder.parent.name}/{file['oid']}"
+                file["actions"] = {"upload": {"href": href}}
             return self.answer({"transfer": "basic", "objects": objects})
         for line in body.splitlines():
             entry = json.loads(line)
@@ -154,24 +133,19 @@ class Handler(http.server.BaseHTTPRequestHandler):
         url = f"{self.server.address}/{where}/commit/{'0' * 40}"
         return self.answer({"success": True, "commitOid": "0" * 40, "commitUrl": url})
 
-    def do_PUT(self) -> None:
+    def do_PUT(self):
         _, owner, oid = self.path.strip("/").split("/")
         root = next(iter(self.server.folders.values())).parent
         (root / owner / oid).write_bytes(self.rfile.read(int(self.headers["Content-Length"])))
         self.answer(b"")
 
-    def answer(
-        self, data: object, status: int = 200, headers: dict[str, str] | None = None
-    ) -> None:
+    def answer(self, data, status=200, headers=None):
         content = data if isinstance(data, bytes) else json.dumps(data).encode()
         kind = "application/octet-stream" if isinstance(data, bytes) else "application/json"
         self.send_response(status)
-        for name, value in {
-            "Content-Type": kind,
-            **(headers or {}),
-            "Content-Length": str(len(content)),
-        }.items():
-            self.send_header(name, value)
+        headers = {"Content-Type": kind, **(headers or {}), "Content-Length": len(content)}
+        for name, value in headers.items():
+            self.send_header(name, str(value))
         self.end_headers()
         if self.command == "HEAD":
             return
@@ -184,7 +158,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def local_hub(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[Server]:
+def local_hub(monkeypatch, cache):
     """A server in place of the hub, with an empty cache and no token."""
     server = Server()
     threading.Thread(target=functools.partial(server.serve_forever, 0.05), daemon=True).start()

@@ -3,8 +3,6 @@
 import hashlib
 import json
 import re
-from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -12,19 +10,11 @@ from speakernet.checkpoint import read_own_checkpoint
 
 SAME_SECTIONS = ("errors", "slices", "hardest", "embeddings")
 VOLATILE = {"performance", "seconds", "timings_seconds", "date", "command", "checkpoint", "machine"}
-SAME_NUMBERS = (
-    "kind",
-    "step",
-    "epoch",
-    "loss",
-    "accuracy_percent",
-    "grad_norm",
-    "eer_percent",
-    "learning_rate",
-)
+SAME_NUMBERS = ("kind", "step", "epoch", "loss", "accuracy_percent", "grad_norm", "eer_percent")
+SAME_NUMBERS += ("learning_rate",)
 
 
-def outcome_of(run: Path) -> dict[str, Any]:
+def outcome_of(run):
     """Everything in which a finished run must equal an undisturbed one."""
     results = json.loads((run / "results.json").read_text())
     report = (run / "report.html").read_text()
@@ -51,23 +41,21 @@ def outcome_of(run: Path) -> dict[str, Any]:
     }
 
 
-def digests(path: Path) -> dict[str, str]:
+def digests(path):
     """Digests of the weights and, if the file has it, of the training state."""
     contents = read_own_checkpoint(path)
     training = contents.get("training", {})
     names = ("net", "loss", "optimizer", "average", "random", "loader", "learning_rate")
-    held = {
-        "weights": contents["weights"],
-        **{name: training[name] for name in names if name in training},
-    }
+    held = {name: training[name] for name in names if name in training}
     if "optimizer" in held:
         # Only the moments: the stored learning rate is of this process's last step, and there may
         # be none left.
         held["optimizer"] = held["optimizer"]["state"]
+    held["weights"] = contents["weights"]
     return {name: digest(tree) for name, tree in held.items()}
 
 
-def digest(tree: Any) -> str:
+def digest(tree):
     """Digest of all values in nested containers."""
     found = hashlib.sha256()
     for value in leaves(tree):
@@ -77,30 +65,28 @@ def digest(tree: Any) -> str:
     return found.hexdigest()
 
 
-def leaves(tree: Any) -> list[Any]:
+def leaves(tree):
     """The values of nested containers, in order."""
     if isinstance(tree, dict):
-        return [leaf for key in tree for leaf in (key, *leaves(tree[key]))]
+        return leaves([*tree, *tree.values()])
     if isinstance(tree, list | tuple):
-        return [leaf for one in tree for leaf in leaves(one)]
+        return [leaf for branch in tree for leaf in leaves(branch)]
     return [tree]
 
 
-def numbers(path: Path) -> list[dict[str, Any]]:
+def numbers(path):
     """The records of a metrics file without timings."""
     records = [json.loads(line) for line in path.read_text().splitlines()]
-    return [{name: one[name] for name in SAME_NUMBERS if name in one} for one in records]
+    return [{name: row[name] for name in SAME_NUMBERS if name in row} for row in records]
 
 
-def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+def differences(found, expected):
     """Names of the entries that differ, with their differing parts."""
     names = []
     for name, value in expected.items():
         if found[name] != value:
-            parts = (
-                [part for part in value if found[name].get(part) != value[part]]
-                if isinstance(value, dict)
-                else []
-            )
+            parts = []
+            if isinstance(value, dict):
+                parts = [part for part in value if found[name].get(part) != value[part]]
             names.append(f"{name} ({', '.join(parts)})" if parts else name)
     return names

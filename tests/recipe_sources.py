@@ -6,12 +6,8 @@ epochs. If a source warms up from 0, the first rate here is a thousandth of the 
 """
 
 import math
-from typing import Any
 
 import yaml
-
-Moment = tuple[float, float, float | None]
-"""Finished epochs, learning rate, margin (None if the loss has none)."""
 
 
 def wespeaker_rate(epoch, first, last, num_epochs, warmup, batch_size):
@@ -68,79 +64,75 @@ def _staged(epochs, first, last, num_epochs, warmup, batch_size, margin):
     return [start, *((epoch, rate, margin(epoch)) for epoch, rate in rates)]
 
 
+def _moments(epochs, rate, margin, start=None):
+    """The rate and the margin, both functions of the epoch, after a first rate."""
+    first = [] if start is None else [(0, start, margin(0))]
+    return first + [(epoch, rate(epoch), margin(epoch)) for epoch in epochs]
+
+
+def _ours(epochs, warmup, num_epochs, begin, end):
+    """Half a cosine after the warm-up, while the margin grows between two epochs."""
+
+    def rate(epoch):
+        return half_cosine(2e-3, 1e-5, (epoch - warmup) / (num_epochs - warmup))
+
+    return _moments(epochs, rate, lambda epoch: ramp(epoch, begin, end), 2e-6)
+
+
+def _decayed(decay, margin):
+    """Multiplied by `decay` every ten epochs."""
+    return _moments((0, 1, 499), lambda epoch: 1e-3 * decay ** (epoch // 10), lambda epoch: margin)
+
+
 _FROZEN = _staged(
     (1, 2, 3, 4, 9, 10), 0.1, 5e-3, 10, 3, 512, lambda epoch: exponential_margin(epoch, 0.2, 1, 4)
 )
 _LONG = _staged((1, 2, 3), 1e-5, 1e-7, 3, 1, 64, lambda epoch: 0.5)
 _150 = _wespeaker((1, 5, 6, 19, 20, 28, 38, 39, 149, 150), 150, 256)
-_EXP01 = [
-    (0, 2e-6, 0.0),
-    *((e, half_cosine(2e-3, 1e-5, (e - 1) / 19), ramp(e, 3, 9)) for e in (3, 6, 9, 20)),
-]
-SCHEDULES: dict[str, list[Moment]] = {
+_EXP01 = _ours((3, 6, 9, 20), 1, 20, 3, 9)
+_LIKE_EXP01 = "exp01 preset_balanced preset_far_field preset_fast preset_reproducible "
+_LIKE_EXP01 += "preset_telephone preset_cnceleb preset_voip"
+SCHEDULES = dict.fromkeys([f"{name}.yaml" for name in _LIKE_EXP01.split()], _EXP01) | {
     "voxceleb/resnet34.yaml": _150,
     "voxceleb/ecapa1024_aam.yaml": _150,
     "voxceleb/campplus_aam.yaml": _150,
     "voxceleb/simam_resnet34.yaml": _150,
     "voxceleb/redimnet_b2.yaml": _wespeaker((1, 5, 6, 19, 20, 38, 39, 119, 120), 120, 512),
     "voxceleb/redimnet2_b0.yaml": _wespeaker((1, 5, 6, 19, 20, 38, 39, 119, 120), 120, 1024, 6e-5),
-    "voxceleb/eres2netv2_aam.yaml": [
-        (0, 2e-4, 0.0),
-        *(
-            (
-                epoch,
-                three_d_speaker_rate(epoch, 0.2, 5e-5, 70, 5),
-                exponential_margin(epoch, 0.3, 20, 50),
-            )
-            for epoch in (5, 20, 21, 35, 49, 50, 69, 70)
-        ),
-    ],
-    "voxceleb/rawnet3_aam.yaml": [(e, 1e-3 * 0.75 ** (e // 10), 0.1) for e in (0, 1, 499)],
-    "voxceleb/resnet_se34l_ap.yaml": [(e, 1e-3 * 0.95 ** (e // 10), None) for e in (0, 1, 499)],
-    "voxceleb/resnet_se34v2_ap.yaml": [(e, 1e-3 * 0.95 ** (e // 10), None) for e in (0, 1, 499)],
-    "voxceleb/w2v_bert.yaml": [
-        (0, 1e-7, 0.2),
-        # No step has the rate after the fall at the end.
-        *((e, rate, 0.2) for e, rate in ((15, 1e-4), (44, 1e-5), (45, 1e-5))),
-    ],
+    "voxceleb/eres2netv2_aam.yaml": _moments(
+        (5, 20, 21, 35, 49, 50, 69, 70),
+        lambda epoch: three_d_speaker_rate(epoch, 0.2, 5e-5, 70, 5),
+        lambda epoch: exponential_margin(epoch, 0.3, 20, 50),
+        2e-4,
+    ),
+    "voxceleb/rawnet3_aam.yaml": _decayed(0.75, 0.1),
+    "voxceleb/resnet_se34l_ap.yaml": _decayed(0.95, None),
+    "voxceleb/resnet_se34v2_ap.yaml": _decayed(0.95, None),
+    # No step has the rate after the fall at the end.
+    "voxceleb/w2v_bert.yaml": [(0, 1e-7, 0.2), (15, 1e-4, 0.2), (44, 1e-5, 0.2), (45, 1e-5, 0.2)],
     "voxceleb/wavlm_base_plus_mhfa.yaml": _FROZEN,
     "voxceleb/wavlm_large_mhfa.yaml": _FROZEN,
-    "production.yaml": [
-        (0, 1e-4, 0.0),
-        *(
-            (e, 0.1 * (5e-4) ** ((e - 6) / 144), ramp(e, 20, 40))
-            for e in (6, 20, 21, 30, 40, 149, 150)
-        ),
-    ],
-    "speechocean.yaml": [
-        (0, 1e-6, 0.2),
-        *((e, half_cosine(1e-3, 1e-6, (e - 1) / 39), 0.2) for e in (1, 39, 40)),
-    ],
-    "speechocean_fast.yaml": [
-        (0, 2e-6, 0.0),
-        *((e, half_cosine(2e-3, 1e-5, (e - 2) / 43), ramp(e, 5, 20)) for e in (2, 5, 12, 20, 45)),
-    ],
-    "small_data.yaml": [
-        (0, 2e-6, 0.0),
-        *(
-            (e, half_cosine(2e-3, 1e-5, (e - 2) / 198), ramp(e, 12, 58))
-            for e in (2, 12, 30, 58, 200)
-        ),
-    ],
+    "production.yaml": _moments(
+        (6, 20, 21, 30, 40, 149, 150),
+        lambda epoch: 0.1 * (5e-4) ** ((epoch - 6) / 144),
+        lambda epoch: ramp(epoch, 20, 40),
+        1e-4,
+    ),
+    "speechocean.yaml": _moments(
+        (1, 39, 40),
+        lambda epoch: half_cosine(1e-3, 1e-6, (epoch - 1) / 39),
+        lambda epoch: 0.2,
+        1e-6,
+    ),
+    "speechocean_fast.yaml": _ours((2, 5, 12, 20, 45), 2, 45, 5, 20),
+    "small_data.yaml": _ours((2, 12, 30, 58, 200), 2, 200, 12, 58),
     "finetune.yaml": [(e, half_cosine(5e-3, 1e-5, e / 6), 0.2) for e in (0, 1, 3, 5, 6)],
-    "exp01.yaml": _EXP01,
-    "preset_balanced.yaml": _EXP01,
-    "preset_far_field.yaml": _EXP01,
-    "preset_fast.yaml": _EXP01,
-    "preset_reproducible.yaml": _EXP01,
-    "preset_telephone.yaml": _EXP01,
-    "preset_cnceleb.yaml": _EXP01,
-    "preset_voip.yaml": _EXP01,
     "test.yaml": [(0, 2e-6, 0.0), (1, 2e-3, 0.0), (2, 1e-5, 0.0)],
 }
-"""Recipe -> moments: first, around the ramp, last."""
+"""Recipe -> moments (first, around the ramp, last), each with finished epochs, learning rate and
+margin (None if the loss has none)."""
 
-LATER_STAGES: dict[str, dict[str, list[Moment]]] = {
+LATER_STAGES = {
     "voxceleb/w2v_bert.yaml": {
         "joint": [(e, half_cosine(1e-5, 5e-6, e / 12), 0.2) for e in (0, 1, 11, 12)],
         "large_margin": [(e, half_cosine(1e-5, 5e-6, e / 2), 0.5) for e in (0, 1, 2)],
@@ -155,52 +147,30 @@ LATER_STAGES: dict[str, dict[str, list[Moment]]] = {
     },
 }
 """Recipe -> its stages after the first, each with its moments."""
-LATER_VALUES: dict[str, dict[str, dict[str, Any]]] = {
-    "voxceleb/w2v_bert.yaml": {
-        "joint": {
-            "model.options.trained": "all",
-            "data.batch_size": 512,
-            "optimizer.weight_decay": 1e-4,
-        },
-        "large_margin": {
-            "data.crop_frames": 500,
-            "data.crop_frames_max": 600,
-            "data.min_seconds": 5.0,
-            "data.batch_size": 256,
-            "augment.enabled": False,
-        },
-    },
-    "voxceleb/wavlm_base_plus_mhfa.yaml": {
-        "joint": {
-            "model.options.gradient_factor": 0.1,
-            "data.batch_size": 512,
-            "optimizer.name": "adamw",
-        },
-        "large_margin": {
-            "data.crop_frames": 500,
-            "data.batch_size": 64,
-            "model.options.trained": "all",
-        },
-    },
-    "voxceleb/wavlm_large_mhfa.yaml": {
-        "joint": {
-            "model.options.gradient_factor": 0.1,
-            "data.batch_size": 128,
-            "optimizer.weight_decay": 1e-7,
-        },
-        "large_margin": {
-            "data.crop_frames": 300,
-            "data.batch_size": 64,
-            "model.options.trained": "all",
-        },
-    },
-}
+LATER_VALUES = yaml.safe_load("""
+voxceleb/w2v_bert.yaml:
+  joint:
+    {model.options.trained: all, data.batch_size: 512, optimizer.weight_decay: 1.0e-4}
+  large_margin:
+    {data.crop_frames: 500, data.crop_frames_max: 600, data.min_seconds: 5.0,
+    data.batch_size: 256, augment.enabled: false}
+voxceleb/wavlm_base_plus_mhfa.yaml:
+  joint:
+    {model.options.gradient_factor: 0.1, data.batch_size: 512, optimizer.name: adamw}
+  large_margin:
+    {data.crop_frames: 500, data.batch_size: 64, model.options.trained: all}
+voxceleb/wavlm_large_mhfa.yaml:
+  joint:
+    {model.options.gradient_factor: 0.1, data.batch_size: 128, optimizer.weight_decay: 1.0e-7}
+  large_margin:
+    {data.crop_frames: 300, data.batch_size: 64, model.options.trained: all}
+""")
 
 _RESNET_LM = [
     (0, 2e-7, 0.5),
     *((epoch, wespeaker_rate(epoch, 1e-4, 2.5e-5, 5, 1, 128), 0.5) for epoch in (1, 4, 5)),
 ]
-SECOND_STAGES: dict[str, list[Moment]] = {
+SECOND_STAGES = {
     **{
         f"voxceleb/{name}.yaml": _RESNET_LM
         for name in ("resnet34", "ecapa1024_aam", "campplus_aam", "simam_resnet34")
@@ -214,10 +184,11 @@ SECOND_STAGES: dict[str, list[Moment]] = {
         *((epoch, three_d_speaker_rate(epoch, 1e-4, 2e-5, 7, 1), 0.5) for epoch in (1, 6, 7)),
     ],
 }
-_LM_SIZES = {"training.max_epochs": 5, "data.batch_size": 128, "data.crop_frames": 600}
-_LM_SIZES |= {"augment.speed_factors": [1.0], "augment.enabled": True, "augment.probability": 0.6}
-SECOND_STAGE_VALUES: dict[str, dict[str, Any]] = {
-    **{recipe: _LM_SIZES for recipe, moments in SECOND_STAGES.items() if moments is _RESNET_LM},
+_LM_SIZES = yaml.safe_load("""
+{training.max_epochs: 5, data.batch_size: 128, data.crop_frames: 600,
+augment.speed_factors: [1.0], augment.enabled: true, augment.probability: 0.6}
+""")
+SECOND_STAGE_VALUES = dict.fromkeys(SECOND_STAGES, _LM_SIZES) | {
     "voxceleb/redimnet2_b0.yaml": {**_LM_SIZES, "data.batch_size": 256, "augment.enabled": False},
     "voxceleb/eres2netv2_aam.yaml": {
         **_LM_SIZES,
@@ -316,7 +287,7 @@ voxceleb/resnet_se34v2_ap.yaml:
   augment.rir_path: data/RIRS_NOISES/simulated_rirs, frontend.num_mels: 64, model.pooling: ASP,
   loss.name: softmaxproto}
 """)
-VALUES: dict[str, dict[str, Any]] = {
+VALUES = {
     recipe: {key: value for key, value in values.items() if value is not None}
     for recipe, values in _VALUES.items()
     if recipe.startswith("voxceleb/")

@@ -2,56 +2,50 @@
 for tests.
 """
 
-from typing import Any
-
 import torch
+import yaml
 
 from speakernet.models.options import FAMILIES, MODELS
 from speakernet.models.speaker_net import SpeakerNet
 
 SMALLEST = [next(iter(sizes)) for sizes in FAMILIES.values()]
-SMALL = {
-    "ResNet": {"channels": 8, "blocks": [1, 1, 1]},
-    "RawNet3": {"channels": 256},
-    "XVector": {"channels": 64, "statistics_channels": 96},
-    "ECAPA_TDNN": {"channels": 64, "aggregate_channels": 96},
-    "ResNet18": {"channels": 16},
-    "SimAM_ResNet34": {"channels": 16},
-    "Res2Net34": {"channels": 16},
-    "ERes2NetBase": {"channels": 16},
-    "ERes2NetV2": {"channels": 16},
-    "Pretrained": {
-        "config": {
-            "model_type": "wavlm",
-            # Heads have 64 dimensions, as in published backbones: bf16 kernels of some processors
-            # fail with 8.
-            **{
-                "hidden_size": 128,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 2,
-                "intermediate_size": 64,
-            },
-            **{
-                "conv_dim": [16, 16, 16],
-                "conv_stride": [5, 8, 8],
-                "conv_kernel": [10, 8, 8],
-                "num_feat_extract_layers": 3,
-            },
-            **{"num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2},
-        }
-    },
-}
+SMALL = yaml.safe_load("""
+ResNet: {channels: 8, blocks: [1, 1, 1]}
+RawNet3: {channels: 256}
+XVector: {channels: 64, statistics_channels: 96}
+ECAPA_TDNN: {channels: 64, aggregate_channels: 96}
+ResNet18: {channels: 16}
+SimAM_ResNet34: {channels: 16}
+Res2Net34: {channels: 16}
+ERes2NetBase: {channels: 16}
+ERes2NetV2: {channels: 16}
+Pretrained:
+  config:
+    model_type: wavlm
+    # Heads have 64 dimensions, as in published backbones: bf16 kernels of some processors fail with
+    # 8.
+    hidden_size: 128
+    num_hidden_layers: 2
+    num_attention_heads: 2
+    intermediate_size: 64
+    conv_dim: [16, 16, 16]
+    conv_stride: [5, 8, 8]
+    conv_kernel: [10, 8, 8]
+    num_feat_extract_layers: 3
+    num_conv_pos_embeddings: 8
+    num_conv_pos_embedding_groups: 2
+""")
 MELS = {"VGGVox": 40, "ReDimNetB0": 72, "ReDimNet2B0": 72}
 
 
 def small_network(
-    name: str,
-    pooling: str = "auto",
+    name,
+    pooling="auto",
     *,
-    model_options: dict[str, Any] | None = None,
-    front_end: str | None = None,
-    **front_end_options: Any,
-) -> SpeakerNet:
+    model_options=None,
+    front_end=None,
+    **front_end_options,
+):
     """A network with 32-dimensional embeddings and the same random weights each time."""
     torch.manual_seed(0)
     is_raw = MODELS[name].options.front_end_defaults["name"] == "raw"

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -21,16 +20,17 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 PATIENCE_SECONDS = 240
 """Time limit for each wait, even on a busy machine."""
 SHARED_MEMORY = "/dev/shm/"
+PORT = "--master_port={}"
 
 
-def free_port() -> int:
+def free_port():
     """A port on which nothing listens."""
     with socket.socket() as trial:
         trial.bind(("localhost", 0))
         return int(trial.getsockname()[1])
 
 
-def own_environment() -> dict[str, str]:
+def own_environment():
     """This environment without variables of an outer torchrun, with the checkout importable."""
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC")
@@ -38,21 +38,11 @@ def own_environment() -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
 
 
-def torchrun(*options: str, count: int = 2) -> list[str]:
+def torchrun(*options, count=2):
     """The command up to the script; on a free port unless the options give a rendezvous."""
-    meet = (
-        []
-        if options and any(one.startswith("--rdzv") for one in options)
-        else [f"--master_port={free_port()}"]
-    )
-    return [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        f"--nproc_per_node={count}",
-        *meet,
-        *options,
-    ]
+    meet = () if any(word.startswith("--rdzv") for word in options) else (PORT.format(free_port()),)
+    start = f"{sys.executable} -m torch.distributed.run --nproc_per_node={count}"
+    return [*start.split(), *meet, *options]
 
 
 class Started:
@@ -60,7 +50,7 @@ class Started:
     file.
     """
 
-    def __init__(self, command: Sequence[str], output: Path) -> None:
+    def __init__(self, command, output):
         self._path = output
         with output.open("ab") as file:
             self._begin = file.tell()
@@ -75,50 +65,46 @@ class Started:
                 # Tests that run in the background have Ctrl-C turned off.
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
             )
-        self._seen: dict[int, psutil.Process] = {}
-        self._shared: set[str] = set()
+        self._seen = {}
+        self._shared = set()
 
-    def __enter__(self) -> "Started":
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_error: object) -> None:
-        for one in (
-            [*self._look(), psutil.Process(self.process.pid)]
-            if self.process.poll() is None
-            else self._look()
-        ):
+    def __exit__(self, *_error):
+        for process in self._look():
             with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
+                process.kill()
+        if self.process.poll() is None:
+            self.process.kill()
         self.process.wait()
 
     @property
-    def output(self) -> str:
+    def output(self):
         """The output so far."""
         with self._path.open("rb") as file:
             file.seek(self._begin)
             return file.read().decode(errors="replace")
 
-    def ranks(self) -> dict[int, psutil.Process]:
+    def ranks(self):
         """The living rank processes, by rank."""
-        found = {}
-        for one in self._look():
+        ranks = {}
+        for process in self._look():
             with contextlib.suppress(psutil.Error, KeyError):
                 # The loader's workers inherit the variables too.
-                if one.ppid() == self.process.pid and one.status() != psutil.STATUS_ZOMBIE:
-                    found[int(one.environ()["RANK"])] = one
-        return found
+                if process.ppid() == self.process.pid and process.status() != psutil.STATUS_ZOMBIE:
+                    ranks[int(process.environ()["RANK"])] = process
+        return ranks
 
-    def until(self, is_so: Callable[[], bool], what: str) -> None:
+    def until(self, is_so, what):
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not is_so():
-            assert self.process.poll() is None, f"it ended before {what}: {self.output[-3000:]}"
-            assert time.monotonic() < deadline, (
-                f"timed out waiting for {what}: {self.output[-3000:]}"
-            )
+            is_alive = self.process.poll() is None and time.monotonic() < deadline
+            assert is_alive, f"no {what}: {self.output[-3000:]}"
             self._look()
             time.sleep(0.1)
 
-    def end(self, seconds: float = PATIENCE_SECONDS, lingering: float = 0.0) -> int:
+    def end(self, seconds=PATIENCE_SECONDS, lingering=0.0):
         """The status, within `seconds`; no process (after `lingering` more) and no shared memory
         may be left.
         """
@@ -138,18 +124,18 @@ class Started:
         assert not kept, f"left in shared memory: {kept}"
         return status
 
-    def _living(self) -> list[psutil.Process]:
+    def _living(self):
         return [
-            one
-            for one in self._seen.values()
-            if one.is_running() and one.status() != psutil.STATUS_ZOMBIE
+            process
+            for process in self._seen.values()
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE
         ]
 
-    def _look(self) -> list[psutil.Process]:
+    def _look(self):
         """All descendants of the first process; records them and their shared memory."""
         with contextlib.suppress(psutil.Error):
-            for one in psutil.Process(self.process.pid).children(recursive=True):
-                self._seen.setdefault(one.pid, one)
+            for process in psutil.Process(self.process.pid).children(recursive=True):
+                self._seen.setdefault(process.pid, process)
         for number in self._seen:
             with contextlib.suppress(OSError):
                 areas = Path(f"/proc/{number}/maps").read_text().splitlines()
@@ -159,11 +145,11 @@ class Started:
         return list(self._seen.values())
 
 
-def steps_of(run: Path) -> int:
+def steps_of(run):
     path = run / "metrics.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     return max((json.loads(line)["step"] for line in lines if line.endswith("}")), default=0)
 
 
-def saved_step(run: Path) -> int:
+def saved_step(run):
     return int(read_own_checkpoint(run / "last.pt")["training"]["state"]["step"])

@@ -98,14 +98,13 @@ def test_arrays(tmp_path):
         "c": np.zeros((2, 0)),
         "d": np.array("word"),
     }
-    for name, write in (("stored", np.savez), ("packed", np.savez_compressed)):
-        write(tmp_path / name, **arrays)
-        found = files.read_arrays(tmp_path / f"{name}.npz", "arrays")
+    for write in (np.savez, np.savez_compressed):
+        write(tmp_path / "a.npz", **arrays)
+        found = files.read_arrays(tmp_path / "a.npz", "arrays")
         assert list(found) == list(arrays)
-        assert all(
-            np.array_equal(found[name], arrays[name]) and found[name].dtype == arrays[name].dtype
-            for name in arrays
-        )
+        for name, expected in arrays.items():
+            np.testing.assert_array_equal(found[name], expected)
+            assert found[name].dtype == expected.dtype
 
 
 @pytest.mark.parametrize(
@@ -125,19 +124,15 @@ def test_arrays_with_false_sizes(claim, message, tmp_path):
 
 
 def test_member_larger_than_its_file(tmp_path):
-    path = npz(
-        tmp_path / "my.npz",
-        "{'fortran_order': False, 'descr': '<i8', 'shape': (500000000,), }",
-        b"\0" * 24,
-    )
+    header = "{'fortran_order': False, 'descr': '<i8', 'shape': (500000000,), }"
+    path = npz(tmp_path / "my.npz", header, b"\0" * 24)
     content = bytearray(path.read_bytes())
     # The two sizes in the directory at the end.
     directory = content.index(b"PK\x01\x02")
     content[directory + 20 : directory + 28] = 2 * (128 + 8 * 500_000_000).to_bytes(4, "little")
     path.write_bytes(content)
-    with pytest.raises(
-        files.FileError, match=r"my\.npz: .*claims 4,000,000,128 bytes, more than the file can hold"
-    ):
+    message = r"my\.npz: .*claims 4,000,000,128 bytes, more than the file can hold"
+    with pytest.raises(files.FileError, match=message):
         files.read_arrays(path, "arrays")
 
 
@@ -184,12 +179,8 @@ def test_bad_parts(text):
 
 
 def test_names_of_parts(tmp_path):
-    for name in (
-        "part-0002-of-0003.npz",
-        "part-0001-of-0003.npz",
-        "part-0003-of-0003",
-        "other.npz",
-    ):
+    names = "part-0002-of-0003.npz part-0001-of-0003.npz part-0003-of-0003 other.npz"
+    for name in names.split():
         (tmp_path / name).touch()
     found = list(parts.parts_in(tmp_path, ".npz"))
     assert found == [parts.WorkPart(1, 3), parts.WorkPart(2, 3)]
@@ -197,9 +188,8 @@ def test_names_of_parts(tmp_path):
     assert parts.parts_in(tmp_path / "nothing") == {}
     with pytest.raises(parts.PartError):
         parts.missing_parts([parts.WorkPart(1, 3), parts.WorkPart(2, 4)], "corpus")
-    assert parts.list_parts([parts.WorkPart(one, 30) for one in range(1, 31)]).endswith(
-        "20/30 and more"
-    )
+    many = [parts.WorkPart(number, 30) for number in range(1, 31)]
+    assert parts.list_parts(many).endswith("20/30 and more")
 
 
 class ScaledOptions(Options):
@@ -216,18 +206,19 @@ class Thing:
 
 def test_component_arguments():
     table = {"part": Component(ScaledOptions, f"{__name__}:Thing")}
-    sys.modules.setdefault(__name__, types.SimpleNamespace(Thing=Thing))  # type: ignore[arg-type]
-    assert create(
-        table["part"], options_of(table, "part", {"scale": 2}), size=3, color="red"
-    ).made == (3, 2.0)
+    sys.modules.setdefault(__name__, types.SimpleNamespace(Thing=Thing))
+    options = options_of(table, "part", {"scale": 2})
+    assert create(table["part"], options, size=3, color="red").made == (3, 2.0)
     with pytest.raises(ValueError, match=r"unknown model .CAM\+\+.; did you mean .CAMPPlus.\?"):
         lookup({"CAMPPlus": 1, "ResNet34": 2}, "CAM++", "model")
     with pytest.raises(ValueError, match="unknown model 'prt'; did you mean 'part'"):
         lookup(table, "prt", "model")
-    with pytest.raises(ValueError, match=r"sclae.*did you mean 'scale'"):
-        options_of(table, "part", {"sclae": 2})
-    with pytest.raises(ValueError, match="scale is 3; expected a number from 0 to 2"):
-        options_of(table, "part", {"scale": 3})
+    for values, message in (
+        ({"sclae": 2}, r"sclae.*did you mean 'scale'"),
+        ({"scale": 3}, "scale is 3; expected a number from 0 to 2"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            options_of(table, "part", values)
 
 
 def test_keyed_generators():
@@ -268,18 +259,18 @@ def test_atomic_write_keeps_the_old_file_when_it_fails(tmp_path):
     assert list(tmp_path.iterdir()) == [target]
 
 
+LOCKED = """
+import sys
+from speakernet.run_folder import held
+with held(sys.argv[1]):
+    print("held", flush=True)
+    input()
+"""
+
+
 def test_lock_of_another_process(tmp_path):
-    script = (
-        "import sys\n"
-        "from speakernet.run_folder import held\n"
-        "with held(sys.argv[1]):\n"
-        "    print('held', flush=True)\n"
-        "    input()\n"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert process.stdout is not None
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    process = subprocess.Popen([sys.executable, "-c", LOCKED, tmp_path], **pipes)
     process.stdout.readline()
     # A refusal does not change the holder's name in the file.
     for _ in range(2):
@@ -337,9 +328,5 @@ def test_values_that_yaml_misreads(text, words):
 
 
 def test_leading_zeros_of_text_and_fractions():
-    assert files.read_yaml("{name: '010', rate: 0.5, none: 0, id: 0x1f}", "here") == {
-        "name": "010",
-        "rate": 0.5,
-        "none": 0,
-        "id": 31,
-    }
+    values = files.read_yaml("{name: '010', rate: 0.5, none: 0, id: 0x1f}", "here")
+    assert values == {"name": "010", "rate": 0.5, "none": 0, "id": 31}

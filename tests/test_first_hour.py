@@ -5,7 +5,6 @@ the text.
 import ast
 import json
 import re
-from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
@@ -44,7 +43,7 @@ def test_cells(notebook, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "erste Stunde, là"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    names: dict[str, Any] = {}
+    names = {}
     shown = []
     for number, source in enumerate(sources(notebook, "code")):
         shown.append(shown_by(source, names))
@@ -54,10 +53,8 @@ def test_cells(notebook, tmp_path, monkeypatch, capsys):
     out = capsys.readouterr().out
     statuses = re.findall(r"exit status (\d)", out)
     assert len(statuses) == 7 and set(statuses) <= {"0", "1"} and statuses.count("1") <= 1
-    figures = [one for one in shown if isinstance(one, Figure)]
+    figures = [value for value in shown if isinstance(value, Figure)]
     assert len(figures) == 5 and all(figure.axes[0].has_data() for figure in figures)
-    assert (
-        len(re.findall(r"^(same speaker|different speakers): score", out, flags=re.MULTILINE)) == 3
-    )
+    assert len(re.findall(r"(?m)^(same speaker|different speakers): score", out)) == 3
     assert re.search(r"^(Ada|Bo|unknown) score \d", out, flags=re.MULTILINE)
     assert (folder / "first_hour" / "run" / "report.html").is_file()

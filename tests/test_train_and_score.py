@@ -8,18 +8,19 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from speakernet.cli import main
 from speakernet.files import sha256_of
 from tests.tiny_recipe import write_recipe
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
-RECIPE = {
-    "data": {"batch_size": 8, "crop_frames": 60},
-    "model": {"embedding_dim": 32, "options": {"channels": 8, "blocks": [1, 1], "stem_stride": 2}},
-    "training": {"max_epochs": 2, "test_interval": 1, "log_interval": 2},
-    "evaluation": {"eval_frames": 60, "num_crops": 2, "bootstrap_samples": 50},
-}
+RECIPE = yaml.safe_load("""
+data: {batch_size: 8, crop_frames: 60}
+model: {embedding_dim: 32, options: {channels: 8, blocks: [1, 1], stem_stride: 2}}
+training: {max_epochs: 2, test_interval: 1, log_interval: 2}
+evaluation: {eval_frames: 60, num_crops: 2, bootstrap_samples: 50}
+""")
 
 
 @pytest.fixture()
@@ -33,7 +34,11 @@ def recipe(tiny_corpus, tmp_path, run_folder):
 
 
 def train(recipe, *options):
-    return main(["train", "--config", str(recipe), *map(str, options)])
+    """Train with a recipe; an option that is text may hold several words."""
+    words = ["train", "--config", str(recipe)]
+    for option in options:
+        words += option.split() if isinstance(option, str) else [str(option)]
+    return main(words)
 
 
 @pytest.fixture(scope="module")
@@ -145,79 +150,72 @@ def test_report_is_remade(finished, copy, name):
     assert (copy / "report.html").stat().st_mtime_ns > made and not leftover.exists()
 
 
-@pytest.mark.parametrize(
-    ("role", "is_older"), [("training", False), ("training", True), ("trials", False)]
-)
-def test_changed_lists(finished, copy, tiny_corpus, tmp_path, caplog, capsys, role, is_older):
-    """The same command after a list has changed: a finished model belongs to the earlier training
-    list, and other trials get another report, as does a copy whose files lost their dates.
+@pytest.mark.parametrize("is_older", [False, True])
+def test_changed_training_list(finished, copy, tiny_corpus, tmp_path, caplog, capsys, is_older):
+    """A finished model belongs to the earlier training list, also in a copy whose files lost their
+    dates.
     """
-    option, name = {
-        "training": ("--train_list", "train_list.txt"),
-        "trials": ("--test_list", "trials.txt"),
-    }[role]
     before = results_of(copy)
-    lines = (tiny_corpus / name).read_text().splitlines(keepends=True)
-    changed = tmp_path / name
-    changed.write_text("".join(lines[:-1]))
-    path = {"training": "--train_path", "trials": "--test_path"}[role]
-    caplog.set_level(logging.INFO)
-    capsys.readouterr()
     if is_older:
         os.utime(copy / "last.pt")
-    options = [option, changed, path, tiny_corpus]
-    if role == "trials":
-        # The list that chose the best model stays as it was.
-        options += ["--data.validation_list", tiny_corpus / name]
-        options += ["--data.validation_path", tiny_corpus]
-    assert train(finished[1], "--save_path", copy, *options) == 0
-    output = capsys.readouterr().out
+    caplog.set_level(logging.INFO)
+    options = f"--train_list {without_last(tiny_corpus / 'train_list.txt', tmp_path)}"
+    assert train(finished[1], f"--save_path {copy} --train_path {tiny_corpus} {options}") == 0
     after = results_of(copy)
-    sha256 = {listed["role"]: listed["sha256"] for listed in after["lists"]}
-    if role == "training":
-        assert "nothing to train" not in caplog.text
-        assert after["training"] == before["training"]
-        assert (after == before) == ("train_list.txt as it was" in output) == (not is_older)
-    else:
-        assert after["num_trials"] == before["num_trials"] - 1 == len(lines) - 1
-        assert sha256["trials"] == sha256_of(changed)
-        assert sha256["validation"] == sha256_of(tiny_corpus / name)
-    assert sha256["training"] == sha256_of(tiny_corpus / "train_list.txt")
+    assert "nothing to train" not in caplog.text
+    assert after["training"] == before["training"]
+    is_said = "train_list.txt as it was" in capsys.readouterr().out
+    assert (after == before) == is_said == (not is_older)
+    assert sha256_in(after, "training") == sha256_of(tiny_corpus / "train_list.txt")
+
+
+def test_changed_trials(finished, copy, tiny_corpus, tmp_path):
+    """Other trials get another report; the list that chose the best model stays as it was."""
+    before = results_of(copy)
+    trials = tiny_corpus / "trials.txt"
+    changed = without_last(trials, tmp_path)
+    options = f"--test_list {changed} --test_path {tiny_corpus} --data.validation_list {trials}"
+    options += f" --data.validation_path {tiny_corpus} --save_path {copy}"
+    assert train(finished[1], options) == 0
+    after = results_of(copy)
+    assert after["num_trials"] == before["num_trials"] - 1
+    assert sha256_in(after, "trials") == sha256_of(changed)
+    assert sha256_in(after, "validation") == sha256_of(trials)
+
+
+def without_last(path, folder):
+    """A copy of a list without its last line."""
+    lines = path.read_text().splitlines(keepends=True)
+    (folder / path.name).write_text("".join(lines[:-1]))
+    return folder / path.name
+
+
+def sha256_in(results, role):
+    (sha256,) = (listed["sha256"] for listed in results["lists"] if listed["role"] == role)
+    return sha256
 
 
 def test_damaged_run_is_kept(finished, tmp_path, capsys):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "last.pt").write_bytes(b"cut off")
-    options = ["--save_path", tmp_path / "run", "--initial_model", finished[0] / "best.pt"]
-    assert train(finished[1], *options, "--max_epoch", "1") == 1
-    assert (
-        "last.pt" in capsys.readouterr().err
-        and (tmp_path / "run" / "last.pt").read_bytes() == b"cut off"
-    )
+    (tmp_path / "last.pt").write_bytes(b"cut off")
+    options = f"--save_path {tmp_path} --initial_model {finished[0]}/best.pt --max_epoch 1"
+    assert train(finished[1], options) == 1
+    assert "last.pt" in capsys.readouterr().err
+    assert (tmp_path / "last.pt").read_bytes() == b"cut off"
 
 
 def test_scoring_a_finished_run(finished, copy):
-    before = {path.name: path.read_bytes() for path in copy.iterdir() if path.is_file()}
-    missing = [
-        one
-        for name in ("train_list", "train_path", "musan_path", "rir_path")
-        for one in (f"--{name}", "nowhere")
-    ]
-    assert (
-        train(
-            finished[1],
-            "--eval",
-            "--initial_model",
-            copy / "best.pt",
-            "--save_path",
-            copy,
-            *missing,
-        )
-        == 0
+    def files():
+        return {path.name: path.read_bytes() for path in copy.iterdir() if path.is_file()}
+
+    before = files()
+    missing = (
+        "--train_list nowhere --train_path nowhere --musan_path nowhere --rir_path nowhere "
+        f"--initial_model {copy}/best.pt --save_path {copy}"
     )
+    assert train(finished[1], "--eval", missing) == 0
     folder = copy / "eval" / "trials"
     assert {path.name for path in folder.iterdir()} >= {"results.json", "scores.txt", "report.html"}
-    assert {path.name: path.read_bytes() for path in copy.iterdir() if path.is_file()} == before
+    assert files() == before
     assert scores_of(folder) == pytest.approx(scores_of(copy), abs=1e-4)
     # The model file records the list it was chosen on.
     assert any("chosen on" in warning for warning in results_of(folder)["warnings"])
@@ -226,57 +224,46 @@ def test_scoring_a_finished_run(finished, copy):
 @pytest.mark.parametrize("kind", ["unlabelled", "targets"])
 def test_lists_without_an_error_rate(finished, tiny_corpus, tmp_path, kind, capsys):
     lines = (tiny_corpus / "trials.txt").read_text().splitlines()
-    kept = [line.split(maxsplit=1)[1] for line in lines]
-    if kind == "targets":
-        kept = [line for line in lines if line.startswith("1 ")]
+    kept = [line for line in lines if line.startswith("1 ")]
+    if kind == "unlabelled":
+        kept = [line.split(maxsplit=1)[1] for line in lines]
     (tmp_path / "pairs.txt").write_text("\n".join(kept))
-    options = ["--eval", "--test_list", tmp_path / "pairs.txt", "--test_path", tiny_corpus]
-    options += [
-        "--initial_model",
-        finished[0] / "best.pt",
-        "--save_path",
-        tmp_path / "out",
-        "--eval_frames",
-        "0",
-    ]
-    assert train(finished[1], *options) == 0
+    options = (
+        f"--eval --test_list {tmp_path}/pairs.txt --test_path {tiny_corpus} --eval_frames 0 "
+        f"--initial_model {finished[0]}/best.pt --save_path {tmp_path}/out"
+    )
+    assert train(finished[1], options) == 0
     folder = tmp_path / "out" / "eval" / "pairs"
     assert len(scores_of(folder)) == len(kept) and results_of(folder).get("eer_percent") is None
     printed = capsys.readouterr().out
-    assert f"{len(kept)} trials scored" in printed and ("unlabelled" in printed) == (
-        kind == "unlabelled"
-    )
+    assert f"{len(kept)} trials scored" in printed
+    assert ("unlabelled" in printed) == (kind == "unlabelled")
 
 
 MISTAKES = {
-    "missing list": (["--train_list", "nowhere.txt"], "nowhere.txt"),
-    "malformed line": (["--train_list", "broken.txt"], "broken.txt, line 2"),
-    "trials of missing files": (["--test_list", "trials.txt"], "none0.wav"),
-    "too few classes": (["--nClasses", "3"], "8"),
-    "unknown model": (["--model", "ResNetSE43L"], "ResNetSE34L"),
-    "metric loss with one utterance": (
-        ["--trainfunc", "angleproto", "--nPerSpeaker", "1"],
-        "utterances_per_speaker",
-    ),
-    "missing initial model": (["--initial_model", "nowhere.pt"], "nowhere.pt"),
-    "eval without a model": (["--eval", "--save_path", "nowhere"], "initial_model"),
-    "damaged model": (["--eval", "--initial_model", "half.pt"], "half.pt"),
+    "--train_list nowhere.txt": "nowhere.txt",
+    "--train_list broken.txt": "broken.txt, line 2",
+    "--test_list trials.txt": "none0.wav",
+    "--nClasses 3": "8",
+    "--model ResNetSE43L": "ResNetSE34L",
+    "--trainfunc angleproto --nPerSpeaker 1": "utterances_per_speaker",
+    "--initial_model nowhere.pt": "nowhere.pt",
+    "--eval --save_path nowhere": "initial_model",
+    "--eval --initial_model half.pt": "half.pt",
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistakes(mistake, recipe, run_folder, finished, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("options", MISTAKES)
+def test_mistakes(options, recipe, run_folder, finished, tmp_path, monkeypatch, capsys):
     """Refused before the first step, without a traceback or a run folder."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.txt").write_text("a a/1.wav\njustonecolumn\n")
-    (tmp_path / "trials.txt").write_text(
-        "".join(f"{n % 2} spk08/utt0.wav spk08/none{n}.wav\n" for n in range(14))
-    )
-    if mistake == "damaged model":
+    trials = [f"{n % 2} spk08/utt0.wav spk08/none{n}.wav\n" for n in range(14)]
+    (tmp_path / "trials.txt").write_text("".join(trials))
+    if "half.pt" in options:
         contents = torch.load(finished[0] / "best.pt", weights_only=True)
-        contents["weights"].pop(next(iter(contents["weights"])))
+        contents["weights"].popitem()
         torch.save(contents, tmp_path / "half.pt")
-    options, expected = MISTAKES[mistake]
-    assert train(recipe, *options) != 0
+    assert train(recipe, options) != 0
     message = capsys.readouterr().err
-    assert expected in message and "Traceback" not in message and not run_folder.exists()
+    assert MISTAKES[options] in message and "Traceback" not in message and not run_folder.exists()

@@ -126,7 +126,7 @@ def build_training_loader(
         corpus = None
         if isinstance(running, batches.ResidentMaker):
             corpus = (running.reader, running.corpus)
-        augmenter.move_to(device, corpus=corpus, num_threads=usable_cores())
+        augmenter.move_to(device, corpus=corpus)
     loader = TrainingLoader(
         running,
         sampler,

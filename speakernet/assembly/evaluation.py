@@ -58,7 +58,8 @@ from speakernet.evaluation.figures import (
     group_draws,
     why_no_error_rate,
 )
-from speakernet.evaluation.results import Results
+from speakernet.evaluation.options import EvaluationOptions
+from speakernet.evaluation.results import Results, SweepResult
 from speakernet.evaluation.scoring import (
     MIN_COHORT,
     VERIFYING,
@@ -244,30 +245,14 @@ def run_evaluation(
         evaluation = evaluate(
             embedder, parts.backend, listed.trials, listed.source, speakers, seed, parts.calibration
         )
-        results = evaluation.results
-        if not results.why_no_eer:
+        if not evaluation.results.why_no_eer:
             # Every rank takes part, because the ranks share the embedding. The metadata describe
-            # the reported list only.
+            # the reported list only, and each step of a sweep embeds the list again.
             options = section.model_copy(update={"metadata": "", "slices": []} if name else {})
-            scored = (listed.trials, evaluation.scores, speakers)
-            slices = all_slices(*scored, listed.source, options, seed)
-            table = listed.source.lookup_table(listed.trials.recordings)
-            levels_db = as_heard(listed.source, section).levels_db(listed.trials.recordings)
-            quantities = quantities_of(table, listed.trials, levels_db)
-            alone = shortcuts(
-                listed.trials, speakers, quantities, num_draws=group_draws(section), seed=seed
+            evaluation = _with_groups(
+                evaluation, listed.source, parts, options, seed, None if name else sweep
             )
-            results = dataclasses.replace(results, slices=slices, shortcuts=alone)
-            if silence := silence_note(listed.trials, levels_db):
-                warnings = [*(results.warnings or []), silence]
-                results = dataclasses.replace(results, warnings=warnings)
-            if sweep and not name:
-                # Each step embeds the list again, so only the reported list is swept.
-                score = functools.partial(_scores, parts, listed.trials)
-                swept = sweep(
-                    listed.source, score, *scored, num_draws=group_draws(section), seed=seed
-                )
-                results = dataclasses.replace(results, sweep=swept)
+        results = evaluation.results
         if after_training:
             results = _with_training_lists(results, config, inputs)
         results = _with_provenance(results, listed.trials, speakers, config, parts)
@@ -280,6 +265,39 @@ def run_evaluation(
     rows = {name: other.results.as_row(name) for name, other in evaluations.items()}
     results = dataclasses.replace(reported.results, test_lists=rows or None)
     return dataclasses.replace(reported, results=results, others=evaluations)
+
+
+def _with_groups(
+    evaluation: Evaluation,
+    source: AudioSource,
+    parts: "ScoringParts",
+    options: EvaluationOptions,
+    seed: int,
+    sweep: Callable[..., list[SweepResult]] | None,
+) -> Evaluation:
+    """Add the figures of parts of the trials, of what is not the voice, and of degraded audio."""
+    trials = evaluation.trials
+    speakers = evaluation.speakers
+    assert speakers is not None, "every list that is scored has speakers"
+    scored = (trials, evaluation.scores, speakers)
+    draws = {"num_draws": group_draws(options), "seed": seed}
+    table = source.lookup_table(trials.recordings)
+    levels_db = as_heard(source, options).levels_db(trials.recordings)
+    warnings = list(evaluation.results.warnings or [])
+    if silence := silence_note(trials, levels_db):
+        warnings.append(silence)
+    swept = None
+    if sweep is not None:
+        score = functools.partial(_scores, parts, trials)
+        swept = sweep(source, score, *scored, **draws)
+    results = dataclasses.replace(
+        evaluation.results,
+        slices=all_slices(*scored, source, options, seed),
+        shortcuts=shortcuts(trials, speakers, quantities_of(table, trials, levels_db), **draws),
+        sweep=swept,
+        warnings=warnings,
+    )
+    return dataclasses.replace(evaluation, results=results)
 
 
 def _scores(parts: "ScoringParts", trials: TrialList, source: AudioSource) -> np.ndarray:
@@ -455,6 +473,10 @@ def _calibrated(
     """Add the calibration for this scoring, fitted on a list if possible, otherwise from the model
     file.
     """
+    # Three parties may calibrate a model file: its training, on the validation list; somebody with
+    # `speakernet calibrate`, on their own recordings; and this evaluation, on
+    # evaluation.calibration_list, for its figures alone. Only training writes here, and a fit on
+    # another list than its own stays in the file: somebody may be deciding with it.
     section = config.evaluation
     embedder = parts.embedder
     described = parts.backend.describe(embedder.options)
@@ -639,6 +661,9 @@ def cohort_of(config: Config, inputs: Inputs) -> Cohort:
     Raises:
         ValueError: no list, or fewer than two speakers are left.
     """
+    # Nobody in the cohort may choose the model, calibrate its scores or be in the trials. The first
+    # two are removed here; the last cannot be seen from a trial list that names no speakers, and is
+    # no more than a warning (`_with_provenance`).
     section = config.evaluation
     data = config.data
     path = section.cohort_list or data.train_list

@@ -25,7 +25,12 @@ from speakernet.models.importers import (
     unknown_file,
     voxceleb_trainer,
 )
-from speakernet.models.model_file import is_model_file, load_model_file, model_file_contents
+from speakernet.models.model_file import (
+    ModelFile,
+    is_model_file,
+    load_model_file,
+    model_file_contents,
+)
 from speakernet.models.options import MODELS
 from speakernet.models.speaker_net import SpeakerNet, check_finite, check_fits
 from speakernet.options import lookup
@@ -182,22 +187,7 @@ def export(arguments: argparse.Namespace) -> list[str]:
         f"compared on {kind}: {parity}",
         *(f"after int8: {agreement}" for agreement in rounded),
     ]
-    if arguments.seconds is not None:
-        num_samples = round(arguments.seconds * rate)
-        lines.append(
-            f"the file accepts one recording of exactly {num_samples:,} samples; callers repeat "
-            "shorter ones and cut longer ones"
-        )
-    if model.net.preparation:
-        todo = preparation_in_words(model.net.preparation)
-        lines.append(
-            f"with this model, {todo} before they are embedded; the file does not do that, so "
-            "callers have to"
-        )
-    if plda_of(model.contents):
-        lines.append(
-            "this model scores by PLDA, which the file contains; dot products are not its scores"
-        )
+    lines += _notes_for_callers(model, arguments.seconds)
     if measures:
         net = model.net
         small = ExportedEmbedder(
@@ -214,3 +204,25 @@ def export(arguments: argparse.Namespace) -> list[str]:
             "the EER of int8 was not measured; measure it with --trials LIST --audio FOLDER"
         )
     return lines
+
+
+def _notes_for_callers(model: ModelFile, seconds: float | None) -> list[str]:
+    """What a program has to do besides running the exported file."""
+    notes = []
+    if seconds is not None:
+        num_samples = round(seconds * model.net.sample_rate)
+        notes.append(
+            f"the file accepts one recording of exactly {num_samples:,} samples; callers repeat "
+            "shorter ones and cut longer ones"
+        )
+    if model.net.preparation:
+        todo = preparation_in_words(model.net.preparation)
+        notes.append(
+            f"with this model, {todo} before they are embedded; the file does not do that, so "
+            "callers have to"
+        )
+    if plda_of(model.contents):
+        notes.append(
+            "this model scores by PLDA, which the file contains; dot products are not its scores"
+        )
+    return notes

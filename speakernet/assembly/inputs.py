@@ -96,10 +96,10 @@ class Inputs:
         if enrolment := self._data.enrolment_list:
             with_models = [named for named in (test, *self._named.values()) if named.trials.models]
             if not with_models:
-                name = test.trials.names[int(test.trials.enrol[0])]
                 raise ConfigError(
                     f"{enrolment} has none of the models of {test.trials.source}, such as "
-                    f"{name!r}; give the enrolment list of its corpus (--data.enrolment_list)"
+                    f"{test.trials.pair(0)[0]!r}; give the enrolment list of its corpus "
+                    "(--data.enrolment_list)"
                 )
             for trials, source in with_models:
                 _refuse_missing(trials, source)

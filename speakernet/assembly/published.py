@@ -143,10 +143,13 @@ def fetch(name: str) -> Path:
         with atomic_write(note) as kept:
             kept.write(digest)
         facts = {
-            **{"imported_from": entry["importer"], "name": name, "sha256": digest},
+            "imported_from": entry["importer"],
+            "name": name,
+            "sha256": digest,
             "address": f"{entry['hub']}/{file.name}" if "hub" in entry else entry["url"],
             "licence": entry.get("licence", "not given"),
-            **{"trained_on": entry["trained_on"], "published_eer_percent": entry.get("eer", {})},
+            "trained_on": entry["trained_on"],
+            "published_eer_percent": entry.get("eer", {}),
         }
         write_checkpoint(
             target, model_file_contents(net, loss_normalizes=True, training_summary=facts)
@@ -214,21 +217,19 @@ def push(path: str | Path, name: str, *, licence: str, is_private: bool) -> str:
     """Upload a model file and a model card to a hub repository; return its address."""
     if not NAME.fullmatch(name):
         raise ValueError(f"{name}: expected OWNER/NAME, the name of a repository on the hub")
-    net = (model := load_model_file(path)).net
-    contents = model.contents
-    summary = (contents.get("training_summary") or {}) | ({"licence": licence} if licence else {})
+    model = load_model_file(path)
+    net = model.net
+    summary = dict(model.contents.get("training_summary") or {})
+    if licence:
+        summary["licence"] = licence
     facts = [f"- {key.replace('_', ' ')}: {summary[key]}" for key in IN_CARD if summary.get(key)]
     card = CARD.format(
-        **{
-            "name": name,
-            "title": name.partition("/")[2],
-            "model": net.model_name,
-            "dim": net.embedding_dim,
-        },
-        **{
-            "rate": net.sample_rate,
-            "parameters": sum(weight.numel() for weight in net.parameters()),
-        },
+        name=name,
+        title=name.partition("/")[2],
+        model=net.model_name,
+        dim=net.embedding_dim,
+        rate=net.sample_rate,
+        parameters=sum(weight.numel() for weight in net.parameters()),
         licence=summary.get("licence", "not given").lower().replace("not given", "unknown"),
         facts="\n".join(facts),
     )

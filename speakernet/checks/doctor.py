@@ -54,7 +54,7 @@ from speakernet.evaluation.shortcuts import (
     shortcuts,
 )
 from speakernet.evaluation.speakers import speakers_of
-from speakernet.files import atomic_write, human_bytes
+from speakernet.files import human_bytes
 from speakernet.machine.facts import (
     TORCH_PAIR,
     cpu_name,
@@ -416,19 +416,3 @@ def duration_histogram(seconds: np.ndarray) -> str:
         lines.append(f"{f'{first:>4g} {end}':<16} {count:>10,} {'#' * length}")
     # Drop empty bars at the end.
     return "\n".join(lines[: int(np.flatnonzero(counts).max(initial=0)) + 1])
-
-
-def write_duration_png(path: str | Path, durations: dict[str, np.ndarray]) -> None:
-    """Write a PNG with one duration histogram per list, one below the other."""
-    # Imported late: matplotlib takes a second to import, and the picture is rarely requested.
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 3 * max(1, len(durations))), layout="constrained")
-    for row, (title, seconds) in enumerate(durations.items(), start=1):
-        label = "duration in seconds (the longest 0.5 % in the last bar)"
-        axes = figure.add_subplot(len(durations), 1, row, xlabel=label, ylabel="files")
-        axes.set_title(f"{title}: {counted(len(seconds), 'file')}")
-        # A single recording of an hour would squeeze all others into the first bar.
-        axes.hist(np.minimum(seconds, np.quantile(seconds, 0.995)), bins=60)
-    with atomic_write(path, "wb") as file:
-        figure.savefig(file, format="png", dpi=100)

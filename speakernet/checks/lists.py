@@ -163,7 +163,7 @@ def trial_findings(trials: TrialList) -> list[Finding]:
         findings.append(Finding("ok", "trial identity", identity))
 
     def pair(row: int) -> str:
-        return f"{trials.names[int(trials.enrol[row])]} {trials.names[int(trials.test[row])]}"
+        return " ".join(trials.pair(row))
 
     _, contradicting = repeated_trials(trials)
     advice = "these pairs have both labels: correct or remove them"
@@ -305,6 +305,9 @@ def overlap_findings(
     A trial list does not name speakers; they are taken from the folder level that holds the
     speaker's name in the training paths, counted from the start or the end of the path.
     """
+    # The overlap that ruins a result is of speakers, not of files: a network that has heard a voice
+    # in training recognises it in any recording. But trial lists name files only, so the training
+    # list, which has both, shows where in a path the speaker stands.
     depths = _depths_of_speakers(training)
     if depths:
         noun = "speaker"

@@ -340,7 +340,7 @@ def trial_findings(
     has_sound = facts.rms[enrol[nontargets]] >= SILENT_RMS
 
     def pair(row: int) -> str:
-        return f"{trials.names[int(trials.enrol[row])]} = {trials.names[int(trials.test[row])]}"
+        return " = ".join(trials.pair(row))
 
     advice = "the same recording on both sides: one person in two folders, or a wrong label"
     wrong = nontargets[is_same & has_sound]

@@ -21,7 +21,6 @@ from speakernet.checks.doctor import (
     CheckRequest,
     duration_histogram,
     full_check,
-    write_duration_png,
 )
 from speakernet.cli import load_configuration
 from speakernet.config import Config
@@ -53,7 +52,6 @@ ARGUMENTS = {
         "default": CheckRequest.min_seconds,
         "help": "report files shorter than this many seconds",
     },
-    "--png": {"type": Path, "help": "also draw the duration histograms to this file"},
     "--json": {
         "action": "store_true",
         "help": "print a JSON object with versions, machine and all findings",
@@ -85,9 +83,6 @@ def run(arguments: argparse.Namespace) -> int:
             config.augment, config.data.sample_rate, is_fast=arguments.fast
         )
         findings += check_options(config)
-    has_picture = arguments.png is not None and bool(durations)
-    if has_picture:
-        write_duration_png(arguments.png, durations)
     level = worst(findings)
     if arguments.json:
         shown = [dataclasses.asdict(finding) for finding in findings]
@@ -97,8 +92,6 @@ def run(arguments: argparse.Namespace) -> int:
         lines = [table(findings)]
         for title, seconds in durations.items():
             lines.append(f"\n{title}, durations\n{duration_histogram(seconds)}")
-        if has_picture:
-            lines.append(f"\nhistograms: {arguments.png}")
         has_data = bool(config or arguments.list or arguments.trials)
         lines.append(f"\n{closing_line(findings, has_data=has_data)}")
     sys.stdout.writelines(f"{line}\n" for line in lines)

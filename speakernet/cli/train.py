@@ -21,6 +21,7 @@ from speakernet.terminal import counted, duration
 
 if TYPE_CHECKING:
     from speakernet.assembly.runs import TrainingOutcome
+    from speakernet.training.options import TrainingOptions
 
 TAKES_CONFIG = True
 ARGUMENTS = {
@@ -66,13 +67,7 @@ def run(arguments: argparse.Namespace) -> int | list[str]:
                 results = [path for path in written if path.name == RESULTS]
             else:
                 outcome = train_experiment(loaded)
-                lines = _training_lines(
-                    outcome,
-                    plugins,
-                    max_epochs=config.training.max_epochs,
-                    has_stages=bool(config.training.stages),
-                    final_model=config.training.final_model,
-                )
+                lines = _training_lines(outcome, plugins, config.training)
                 results = [outcome.run_folder / RESULTS]
             # The results go to standard output and to log.txt.
             logger.debug("%s", "\n".join(lines))
@@ -102,18 +97,13 @@ def written_line(files: Sequence[Path]) -> str:
 
 
 def _training_lines(
-    outcome: "TrainingOutcome",
-    plugins: Sequence[str],
-    *,
-    max_epochs: int,
-    has_stages: bool,
-    final_model: str,
+    outcome: "TrainingOutcome", plugins: Sequence[str], training: "TrainingOptions"
 ) -> list[str]:
     summary = outcome.summary
     folder = outcome.run_folder
     best = folder / BEST
     epochs = counted(summary["epochs"], "epoch")
-    kind = "last model" if final_model == "last" else "best model"
+    kind = "last model" if training.final_model == "last" else "best model"
     stage = f" of the {summary['best_stage']}" if summary["best_stage"] else ""
     model = f"{kind}: {best} (epoch {summary['best_epoch']}{stage})"
     if outcome.evaluation is None:
@@ -147,10 +137,10 @@ def _training_lines(
         f"  {command} --eval --initial_model {shlex.quote(str(best))}    score a trial "
         "list with it",
     ]
-    if has_stages:
+    if training.stages:
         lines.append(f"  tensorboard --logdir {shlex.quote(str(folder))}    show the curves")
     else:
-        lines.append(f"  {command} --max_epoch {2 * max_epochs}    continue training")
+        lines.append(f"  {command} --max_epoch {2 * training.max_epochs}    continue training")
     if summary["caution"]:
         lines.append(f"note: {summary['caution']}")
     return lines

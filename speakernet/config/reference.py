@@ -165,6 +165,9 @@ def rows(holder: str) -> list[Row]:
     """The options of a section, or of the components that a field can hold, the everyday ones
     first.
     """
+    # A section such as `loss` has the options of all losses, many of which mean the same in several
+    # of them and differ only in their default. So options are grouped by what a reader sees of
+    # them, and a group becomes one row with its defaults and takers.
     components = _components_of(holder)
     names = {choice.key: choice.default for choice in CHOICES.values()}
     # An option (with the same name, values and description) -> default -> the components with it.

@@ -268,6 +268,9 @@ def with_changes(config: Config, **sections: Mapping[str, Any]) -> Config:
     If a component is replaced, its options are dropped, and the new component's start from their
     defaults.
     """
+    # Through plain values and the validators once more, not by copying objects: a change may
+    # replace a component, and then the options of the old one must go and the defaults of the new
+    # one come.
     values = config.model_dump()
     before = names_in(values)
     for section, fields in sections.items():

@@ -136,6 +136,36 @@ FRONT_ENDS: dict[str, dict[str, Any]] = {
     "w2vbert": {"name": "auto"},
 }
 OPTIMIZERS = {"SGD": "sgd", "Adam": "adam", "AdamW": "adamw"}
+SCHEDULES = {
+    "WarmupLR_withStepDecay": (
+        "step",
+        {
+            "optimizer.learning_rate": "optimizer_args.lr",
+            "schedule.decay": "scheduler_args.gamma",
+            "schedule.decay_interval": "scheduler_args.decay_step",
+            "schedule.warmup_epochs": "scheduler_args.warmup_step",
+        },
+    ),
+    "WarmupCosineScheduler": (
+        "cosine",
+        {
+            "optimizer.learning_rate": "scheduler_args.max_lr",
+            "schedule.final_learning_rate": "scheduler_args.min_lr",
+            "schedule.warmup_epochs": "scheduler_args.warmup_epoch",
+        },
+    ),
+    "ExponentialDecrease": (
+        "exponential",
+        {
+            "optimizer.learning_rate": "scheduler_args.initial_lr",
+            "schedule.final_learning_rate": "scheduler_args.final_lr",
+            "schedule.warmup_epochs": "scheduler_args.warm_up_epoch",
+        },
+    ),
+}
+"""wespeaker's schedule -> ours, and our options with the same meaning as its own."""
+OPTIONAL = {"scheduler_args.gamma": 0.1, "scheduler_args.warm_up_epoch": 6}
+"""Defaults of its schedules."""
 BATCH = 64
 """Utterances per step for which wespeaker states the learning rates of its exponential schedule;
 it scales them with the batch."""
@@ -205,6 +235,9 @@ def converted(
 
 def _one_stage(theirs: Mapping[str, Any]) -> tuple[Sections, list[str]]:
     """Our sections for a single configuration, and the options without a counterpart."""
+    # What is not understood must not be dropped in silence: a forgotten option trains another
+    # model. So every option that is read is crossed off, also those that change nothing here, and
+    # whatever is left over is a note for the user.
     options = _Unread(theirs)
     sections: Sections = {name: dict(values) for name, values in ALWAYS.items()}
     front_end = options.take("dataset_args.frontend", "fbank")
@@ -319,19 +352,19 @@ def _convert_backbone(options: _Unread, model: dict[str, Any]) -> None:
     model["pooling"] = "AdapterMFA"
     model["pooling_options"] = {"dim": options.take("model_args.adapter_dim")}
     options.cross_off("model_args.pooling_func", "ASP")
-    backbone: dict[str, Any] = {"backbone": options.take(f"{within}.model_name")}
+    backbone = {"backbone": options.take(f"{within}.model_name"), "trained": "nothing"}
     has_adapters = options.take(f"{within}.use_lora", False)
     if not options.take(f"{within}.frozen", True):
         backbone["trained"] = "all"
     elif has_adapters:
         lora = f"{within}.lora_config_args"
-        backbone["trained"] = "lora"
-        backbone["lora_rank"] = options.take(f"{lora}.r")
-        backbone["lora_alpha"] = options.take(f"{lora}.lora_alpha")
-        backbone["lora_targets"] = options.take(f"{lora}.target_modules")
-        backbone["lora_dropout"] = options.take(f"{lora}.lora_dropout", 0.0)
-    else:
-        backbone["trained"] = "nothing"
+        backbone |= {
+            "trained": "lora",
+            "lora_rank": options.take(f"{lora}.r"),
+            "lora_alpha": options.take(f"{lora}.lora_alpha"),
+            "lora_targets": options.take(f"{lora}.target_modules"),
+            "lora_dropout": options.take(f"{lora}.lora_dropout", 0.0),
+        }
     model["options"] = backbone
 
 
@@ -341,32 +374,24 @@ def _convert_optimizer(options: _Unread, sections: Sections, batch_size: int) ->
     schedule = sections["schedule"]
     optimizer["name"] = lookup(OPTIMIZERS, options.take("optimizer"), "optimizer")
     their_schedule = options.take("scheduler")
-    if their_schedule == "WarmupLR_withStepDecay":
-        optimizer["learning_rate"] = options.take("optimizer_args.lr")
-        schedule["name"] = "step"
-        schedule["decay"] = options.take("scheduler_args.gamma", 0.1)
-        schedule["decay_interval"] = options.take("scheduler_args.decay_step")
-        schedule["warmup_epochs"] = options.take("scheduler_args.warmup_step")
-    elif their_schedule == "WarmupCosineScheduler":
+    schedule["name"], counterparts = lookup(SCHEDULES, their_schedule, "scheduler")
+    for key, name in counterparts.items():
+        section, _, option = key.partition(".")
+        default = OPTIONAL.get(name, options.REQUIRED)
+        sections[section][option] = options.take(name, default)
+    if schedule["name"] == "cosine":
         options.take("optimizer_args.lr", None)
-        optimizer["learning_rate"] = options.take("scheduler_args.max_lr")
-        schedule["name"] = "cosine"
-        schedule["final_learning_rate"] = options.take("scheduler_args.min_lr")
-        schedule["warmup_epochs"] = options.take("scheduler_args.warmup_epoch")
         # Ours reaches the end of the cosine with the last epoch.
         options.cross_off("scheduler_args.fix_epoch", sections["training"].get("max_epochs"))
-    else:
-        lookup({"ExponentialDecrease": 0}, their_schedule, "scheduler")
+    elif schedule["name"] == "exponential":
+        # Its rates are those of one batch of 64; our rates are those of the whole batch.
         factor = batch_size / BATCH
-        optimizer["learning_rate"] = options.take("scheduler_args.initial_lr") * factor
-        schedule["name"] = "exponential"
+        optimizer["learning_rate"] *= factor
+        schedule["final_learning_rate"] *= factor
         schedule["warmup_overlaps"] = True
-        schedule["final_learning_rate"] = options.take("scheduler_args.final_lr") * factor
-        warmup_epochs = options.take("scheduler_args.warm_up_epoch", 6)
         if not options.take("scheduler_args.warm_from_zero", False):
             # It warms up from the rate of one batch of 64, and only if the batch is larger.
             schedule["warmup_start"] = min(1.0, 1 / factor)
-        schedule["warmup_epochs"] = warmup_epochs
 
 
 def _convert_margin(options: _Unread, sections: Sections) -> None:

@@ -173,6 +173,10 @@ def zip_members(archive: zipfile.ZipFile, path: Path) -> list[zipfile.ZipInfo]:
     return members
 
 
+# Nothing in an archive is believed. A name may climb out of the folder, a link may point anywhere,
+# a few kilobytes may unpack to a full disk; `Folder.path`, the test for regular files and
+# `_check_size` stop each of them before the first byte is written. An archive of links is refused
+# as a whole rather than without them: recordings of a corpus are files.
 def tar_members(archive: tarfile.TarFile, path: Path | str) -> Iterator[tarfile.TarInfo]:
     """The files in an open tar archive; ArchiveError for a link or a device."""
     while (member := archive.next()) is not None:

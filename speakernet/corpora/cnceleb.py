@@ -79,7 +79,7 @@ def cnceleb_rows(root: Path) -> Iterator[Row]:
         # CN-Celeb 2 has no such list: all its speakers are for training.
         speakers = None
         if dev_list.is_file():
-            speakers = set(dev_list.read_text(encoding="utf-8").split())
+            speakers = set(dev_list.read_text("utf-8").split())
         for row in rows_of_corpus(root, f"{corpus}/data", RECORDING):
             if speakers is None or row.speaker in speakers:
                 yield row
@@ -214,7 +214,7 @@ def write_published_trials(root: Path, lists: Path) -> None:
 def _fields(path: Path, expected: str) -> Iterator[list[str]]:
     """The first fields of every line that is not empty, as many as `expected` names."""
     count = len(expected.split())
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1):
         fields = line.split()
         if fields and len(fields) < count:
             raise ListError(f"{path}, line {number}: expected '{expected}', found {line!r}")

@@ -175,7 +175,7 @@ def has_md5(path: Path, md5: str | None) -> bool:
         return path.stat().st_size > 0
     note, facts = _note(path, md5)
     with contextlib.suppress(OSError, ValueError):
-        if json.loads(note.read_text(encoding="utf-8")) == facts:
+        if json.loads(note.read_text("utf-8")) == facts:
             return True
     real_md5 = digest_of(path, "md5")
     remember_md5(path, real_md5)

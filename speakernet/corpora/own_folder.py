@@ -14,11 +14,11 @@ place; m4a, aac, webm and similar files are converted first (needs ffmpeg).
     speakernet prepare folder my_voices
 """
 
-import argparse
 import dataclasses
 import logging
 import os
 import shlex
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -126,7 +126,7 @@ ARGUMENTS = {
 }
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: Namespace) -> int:
     """Prepare the folder and print what to do next: train from scratch, or fine-tune a model."""
     root = arguments.root
     # Checked first, so that nothing is made for a mistyped folder.
@@ -175,7 +175,7 @@ class PreparedFolder(NamedTuple):
     everyone: Path | None
 
 
-def prepare_folder(arguments: argparse.Namespace, save_path: Path) -> PreparedFolder:
+def prepare_folder(arguments: Namespace, save_path: Path) -> PreparedFolder:
     """Make lists, split, trials and configurations under `save_path`."""
     root = arguments.root
     scan = StepSummary("scan", save_path, "usable", "skipped", "left out")
@@ -270,6 +270,10 @@ def _difficulty(row: Row) -> tuple[bool, bool, str]:
     return suffix not in WRITABLE, suffix in CONVERTIBLE_SUFFIXES, row.name
 
 
+# What a folder holds, only names can say, and people's names for folders are few. Folders called
+# wav or audio are passed through; if what is below them is called train, dev or test, those are
+# splits; everything else is a speaker. A mixture is refused rather than guessed at: a split taken
+# for a speaker would make one class of hundreds of voices, and no error rate would show why.
 def find_layout(root: Path, layout: str = "auto") -> Layout:
     """Where the speakers' folders are below `root`, judged by the names of the folders."""
     if layout == "speakers":
@@ -309,7 +313,7 @@ def _folders(folder: Path) -> list[str]:
 
 
 def _list_recordings(
-    arguments: argparse.Namespace, scan: StepSummary
+    arguments: Namespace, scan: StepSummary
 ) -> tuple[Iterator[Row], Callable[[str], str] | None]:
     """Rows of the table, or of the folder by pattern or layout; and the function that gives the
     split of a path, if the folder has splits.

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from numpy import ndarray
 
 from speakernet.corpora.archives import (
     ArchiveError,
@@ -90,7 +91,7 @@ class FileInput(PackInput):
         self._files = files
         self._root = root
 
-    def decode(self, row: int, content: bytes | None, sample_rate: int) -> np.ndarray:
+    def decode(self, row: int, content: bytes | None, sample_rate: int) -> ndarray:
         """See `PackInput.decode`."""
         file = self._files[row]
         if not file:
@@ -167,7 +168,7 @@ class ArchiveInput(PackInput):
         for row in rows[of_archive == NOT_IN_ANY].tolist():
             yield row, None
 
-    def decode(self, row: int, content: bytes | None, sample_rate: int) -> np.ndarray:
+    def decode(self, row: int, content: bytes | None, sample_rate: int) -> ndarray:
         """See `PackInput.decode`."""
         if self._of_archive[row] == NOT_IN_ANY:
             raise _absent(self, row)
@@ -214,7 +215,7 @@ def open_inputs(
 
 def match_members(
     archive: "Archive", listed: StringTable | None, strip: int | None
-) -> tuple[np.ndarray, list[str]]:
+) -> tuple[ndarray, list[str]]:
     """Members to take, ascending, and their names in the corpus.
 
     With a list, members are matched to its names: leading folders that are not in the list are
@@ -370,7 +371,7 @@ class Archive:
             f"{self.name}: {self.files[member]}: the archive ends in the middle of this file"
         )
 
-    def contents(self, members: np.ndarray) -> Iterator[bytes | None]:
+    def contents(self, members: ndarray) -> Iterator[bytes | None]:
         """Bytes of ascending members if the archive can only be read in order; otherwise None: call
         `read`.
         """
@@ -437,7 +438,7 @@ class TarAudio(Archive):
             for member in tar_members(archive, self._paths[0]):
                 yield archive, member
 
-    def contents(self, members: np.ndarray) -> Iterator[bytes | None]:
+    def contents(self, members: ndarray) -> Iterator[bytes | None]:
         """See `Archive.contents`. Plain archives are read at the members' offsets, compressed ones
         from end to end.
         """

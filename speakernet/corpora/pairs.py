@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy import ndarray
 
 from speakernet.corpora.utterances import UNKNOWN, Utterances
 from speakernet.data.lists import ListError, TrainingList, TrialList, repeated_rows
@@ -49,12 +50,12 @@ class Pairs:
     for targets.
     """
 
-    enrol: np.ndarray
-    test: np.ndarray
-    labels: np.ndarray
+    enrol: ndarray
+    test: ndarray
+    labels: ndarray
 
     @classmethod
-    def of(cls, utterances: Utterances, enrol: np.ndarray, test: np.ndarray) -> "Pairs":
+    def of(cls, utterances: Utterances, enrol: ndarray, test: ndarray) -> "Pairs":
         labels = (utterances.labels[enrol] == utterances.labels[test]).astype(np.int8)
         return cls(enrol.astype(np.int64), test.astype(np.int64), labels)
 
@@ -68,9 +69,7 @@ class Pairs:
             yield label, utterances.names[enrol], utterances.names[test]
 
 
-def allowed(
-    utterances: Utterances, enrol: np.ndarray, test: np.ndarray, rules: PairRules
-) -> np.ndarray:
+def allowed(utterances: Utterances, enrol: ndarray, test: ndarray, rules: PairRules) -> ndarray:
     """Which pairs the rules allow, bool with the shape of the pairs."""
     left = utterances.labels[enrol]
     right = utterances.labels[test]
@@ -86,7 +85,7 @@ def allowed(
     return keep
 
 
-def all_pairs(utterances: Utterances, rows: np.ndarray, rules: PairRules) -> Pairs:
+def all_pairs(utterances: Utterances, rows: ndarray, rules: PairRules) -> Pairs:
     """Every allowed pair among the rows, in order; n (n - 1) / 2 pairs without rules."""
     enrol = [rows[:0]]
     test = [rows[:0]]
@@ -102,7 +101,7 @@ def all_pairs(utterances: Utterances, rows: np.ndarray, rules: PairRules) -> Pai
 
 
 def random_pairs(
-    utterances: Utterances, rows: np.ndarray, num_trials: int, rules: PairRules, seed: int
+    utterances: Utterances, rows: ndarray, num_trials: int, rules: PairRules, seed: int
 ) -> Pairs:
     """`num_trials` distinct pairs, drawn uniformly from all allowed ones; fewer if there are not
     that many.
@@ -129,7 +128,7 @@ def random_pairs(
 
 def fair_pairs(
     utterances: Utterances,
-    rows: np.ndarray,
+    rows: ndarray,
     rules: PairRules,
     seed: int,
     targets_per_speaker: int = DEFAULT_TARGETS_PER_SPEAKER,
@@ -151,7 +150,7 @@ def fair_pairs(
 # speakers narrow the interval little, because it is the speakers that are drawn.
 def balanced_pairs(
     utterances: Utterances,
-    rows: np.ndarray,
+    rows: ndarray,
     rules: PairRules,
     seed: int,
     targets_per_speaker: int = DEFAULT_TARGETS_PER_SPEAKER,
@@ -196,12 +195,12 @@ def balanced_pairs(
 
 
 def _draw_nontargets(
-    utterances_of_speaker: np.ndarray,
-    utterances_of_strangers: list[np.ndarray],
+    utterances_of_speaker: ndarray,
+    utterances_of_strangers: list[ndarray],
     num_pairs: int,
     random: np.random.Generator,
     seen: set[tuple[int, int]],
-) -> np.ndarray:
+) -> ndarray:
     """Up to `num_pairs` new pairs of a speaker's utterances with those of strangers, int64 (pairs,
     2); updates `seen`.
     """
@@ -220,10 +219,14 @@ def _draw_nontargets(
     return np.array(pairs, dtype=np.int64).reshape(-1, 2)
 
 
+# What calibration needs is not more trials but trials like those to come. A score means less the
+# shorter a recording is, so durations are drawn from those in use, and each speaker gives the
+# utterances nearest to the drawn ones, from different sessions as far as there are any. Speakers
+# count, not utterances: a thousand are plenty, and the cohort needs some that were not used here.
 def calibration_pairs(
     utterances: Utterances,
-    seconds: np.ndarray,
-    seconds_in_use: np.ndarray,
+    seconds: ndarray,
+    seconds_in_use: ndarray,
     rules: PairRules,
     seed: int,
     nontargets_per_target: int = DEFAULT_NONTARGETS_PER_TARGET,
@@ -277,8 +280,8 @@ def calibration_pairs(
 
 def hard_pairs(
     utterances: Utterances,
-    rows: np.ndarray,
-    embeddings: np.ndarray,
+    rows: ndarray,
+    embeddings: ndarray,
     rules: PairRules,
     nearest: int,
     seed: int,
@@ -297,9 +300,9 @@ def hard_pairs(
     for start in range(0, len(rows), BLOCK_ROWS):
         left = np.arange(start, min(start + BLOCK_ROWS, len(rows)))
         scores = unit[left] @ unit.T  # (block, rows)
-        enrol, test = np.broadcast_arrays(rows[left][:, None], rows[None, :])
-        is_nontarget = utterances.labels[enrol] != utterances.labels[test]
-        scores[~(is_nontarget & allowed(utterances, enrol, test, rules))] = -np.inf
+        enrol = rows[left][:, None]
+        is_nontarget = utterances.labels[enrol] != utterances.labels[rows]
+        scores[~(is_nontarget & allowed(utterances, enrol, rows, rules))] = -np.inf
         best = np.argpartition(-scores, nearest - 1, axis=1)[:, :nearest]
         is_real = np.isfinite(np.take_along_axis(scores, best, axis=1))
         low = np.minimum(left[:, None], best)[is_real]

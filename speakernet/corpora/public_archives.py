@@ -4,8 +4,8 @@ unpack.
 Every step does only what is missing, and counts what it did in a `StepSummary`.
 """
 
-import argparse
 import os
+from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ STEP_ARGUMENTS: dict[str, dict[str, Any]] = {
 }
 
 
-def requested_steps(arguments: argparse.Namespace) -> Sequence[str]:
+def requested_steps(arguments: Namespace) -> Sequence[str]:
     """The requested steps, in order; all of them if none is given."""
     return [step for step in STEPS if getattr(arguments, step)] or STEPS
 
@@ -63,7 +63,7 @@ def requested_steps(arguments: argparse.Namespace) -> Sequence[str]:
 class PublicArchives:
     """The archives of one corpus, by the catalogue and the command's options."""
 
-    def __init__(self, name: str, arguments: argparse.Namespace) -> None:
+    def __init__(self, name: str, arguments: Namespace) -> None:
         """Read the catalogue; secrets that are not on the command line come from the
         environment.
         """
@@ -121,7 +121,7 @@ class PublicArchives:
 
 def fetch(
     name: str,
-    arguments: argparse.Namespace,
+    arguments: Namespace,
     steps: Sequence[str] = ("download", "extract"),
     archives: Sequence[str] | None = None,
 ) -> list[StepSummary]:

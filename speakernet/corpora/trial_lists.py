@@ -14,10 +14,10 @@ different layout.
 experiments by these trials, never by those that you report.
 """
 
-import argparse
 import contextlib
 import itertools
 import logging
+from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from speakernet.corpora.pairs import (
     random_pairs,
 )
 from speakernet.corpora.steps import StepSummary, finish
-from speakernet.corpora.utterances import UNKNOWN, Utterances, read_table, row_by_speaker_folder
+from speakernet.corpora.utterances import UNKNOWN, Row, Utterances, read_table
 from speakernet.data.audio import AudioError
 from speakernet.data.lists import (
     ListError,
@@ -56,7 +56,7 @@ from speakernet.data.lists import (
     write_training_list,
     write_trials,
 )
-from speakernet.data.names import advice_on_name, composed, normal_name
+from speakernet.data.names import advice_on_name, composed, normal_name, session_of
 from speakernet.data.opening import open_source
 from speakernet.files import FileError, atomic_write, read_arrays, reading, refuse_overwriting
 from speakernet.terminal import MAX_NAMED
@@ -209,12 +209,12 @@ ACTIONS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
 }
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: Namespace) -> int:
     actions = {"make": _make, "clean": _clean, "rewrite": _rewrite, "hold_out": _hold_out}
     return actions[arguments.action](arguments)
 
 
-def _make(arguments: argparse.Namespace) -> int:
+def _make(arguments: Namespace) -> int:
     path = arguments.list
     refuse_overwriting(
         [arguments.output], filter(None, (path, arguments.training, arguments.embeddings))
@@ -247,7 +247,7 @@ def _log_counts(path: Path, num_trials: int, num_targets: int) -> None:
     logger.info("%s: %s", path, f"{num_trials:,} trials, {num_targets:,} targets")
 
 
-def _read_utterances(arguments: argparse.Namespace) -> Utterances:
+def _read_utterances(arguments: Namespace) -> Utterances:
     """The utterances of a table or a training list, with the sessions defined by `--across`."""
     path = arguments.list
     across = arguments.across or ""
@@ -263,7 +263,8 @@ def _read_utterances(arguments: argparse.Namespace) -> Utterances:
             f"--across {across}: {path} is a training list, which has no columns; "
             "expected --across folder, or a table (.csv, .tsv) with that column"
         )
-    rows = [row_by_speaker_folder(*pair) for pair in listed.pairs()]
+    # The session is the folders between the speaker's folder and the file.
+    rows = [Row(speaker, name, session_of(speaker, name)) for speaker, name in listed.pairs()]
     unknown = [row.name for row in rows if not row.session]
     if unknown and across:
         raise ValueError(
@@ -273,7 +274,7 @@ def _read_utterances(arguments: argparse.Namespace) -> Utterances:
     return Utterances.from_rows(rows)
 
 
-def _pairs(arguments: argparse.Namespace, utterances: Utterances) -> tuple[Utterances, Pairs]:
+def _pairs(arguments: Namespace, utterances: Utterances) -> tuple[Utterances, Pairs]:
     """Pairs of rows of these utterances or, for calibration, of some of them; also returns the
     utterances.
     """
@@ -316,7 +317,7 @@ def _seconds_of(audio: Path, names: StringTable) -> np.ndarray:
     return table.seconds
 
 
-def _clean(arguments: argparse.Namespace) -> int:
+def _clean(arguments: Namespace) -> int:
     """Keep the rows whose files exist; the others go unchanged to a separate list."""
     path = arguments.list
     output = arguments.output or path.with_name(f"{path.stem}_clean{path.suffix}")
@@ -345,7 +346,7 @@ def _clean(arguments: argparse.Namespace) -> int:
     return finish([summary])
 
 
-def _rewrite(arguments: argparse.Namespace) -> int:
+def _rewrite(arguments: Namespace) -> int:
     refuse_overwriting([arguments.output], [arguments.list])
     is_trials, rows = read_rows(arguments.list, arguments.kind)
 
@@ -369,7 +370,7 @@ def _rewrite(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _hold_out(arguments: argparse.Namespace) -> int:
+def _hold_out(arguments: Namespace) -> int:
     path = arguments.list
     refuse_overwriting([arguments.folder / name for name in HELD_OUT_NAMES], [path])
     held_out = hold_out(

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy import ndarray
 
 from speakernet.data.folders import walk_files
 from speakernet.data.lists import ListError, StringTable, TrainingList
-from speakernet.data.names import composed, normal_name, session_of
+from speakernet.data.names import composed, normal_name
 from speakernet.files import open_text, reading
 from speakernet.options import suggestion
 from speakernet.random import numpy_generator
@@ -61,10 +62,10 @@ class Utterances:
     """
 
     names: StringTable
-    labels: np.ndarray
+    labels: ndarray
     speakers: StringTable
-    sessions: np.ndarray
-    genders: np.ndarray
+    sessions: ndarray
+    genders: ndarray
 
     @classmethod
     def from_list(cls, training: TrainingList) -> "Utterances":
@@ -100,16 +101,16 @@ class Utterances:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def counts(self) -> np.ndarray:
+    def counts(self) -> ndarray:
         """Utterances of each speaker, int64 (speakers,)."""
         return np.bincount(self.labels, minlength=len(self.speakers))
 
-    def pairs(self, rows: np.ndarray | None = None) -> Iterator[tuple[str, str]]:
+    def pairs(self, rows: ndarray | None = None) -> Iterator[tuple[str, str]]:
         """(speaker, name) of the rows (None: all), ready for `write_training_list`."""
         for row in range(len(self)) if rows is None else rows.tolist():
             yield self.speakers[int(self.labels[row])], self.names[row]
 
-    def take(self, rows: np.ndarray) -> "Utterances":
+    def take(self, rows: ndarray) -> "Utterances":
         """Only these rows, without speakers that have none of them."""
         speakers, labels = np.unique(self.labels[rows], return_inverse=True)
         return Utterances(
@@ -144,8 +145,8 @@ def read_table(path: str | Path, session: str = "") -> Iterator[Row]:
                     raise ListError(
                         f"{path}, line {reader.line_num}: no {columns[meaning]} in this row"
                     )
-            session_and_gender = values.get("session", ""), values.get("gender", "")
-            yield Row(values["speaker"], values["path"], *session_and_gender)
+            values["name"] = values.pop("path")
+            yield Row(**values)
 
 
 def _columns(path: Path, headings: Sequence[str], session: str) -> dict[str, str]:
@@ -172,7 +173,7 @@ def read_genders(path: Path, column: int, separator: str | None = None) -> dict[
     """
     genders = {}
     if path.is_file():
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in path.read_text("utf-8", errors="replace").splitlines():
             fields = [field.strip() for field in line.split(separator)]
             if len(fields) > column:
                 genders[fields[0]] = fields[column]
@@ -244,24 +245,14 @@ def row_by_folder(name: str, depth: int = 0) -> Row:
     return Row(folders[0], name, "/".join(folders[1:]))
 
 
-def row_by_speaker_folder(speaker: str, name: str) -> Row:
-    """The row of a training list; its session is the folders between the speaker's folder and the
-    file.
-
-    >>> row_by_speaker_folder("anna", "wav/anna/monday/1.wav")
-    Row(speaker='anna', name='wav/anna/monday/1.wav', session='monday', gender='')
-    """
-    return Row(speaker, name, session_of(speaker, name))
-
-
 class Split(NamedTuple):
     """Rows of the training, validation and test utterances, int64, ascending; `test` may be
     empty.
     """
 
-    train: np.ndarray
-    validation: np.ndarray
-    test: np.ndarray
+    train: ndarray
+    validation: ndarray
+    test: ndarray
 
 
 def split_speakers(
@@ -337,7 +328,10 @@ def split_as_published(utterances: Utterances, split_of: Callable[[str], str]) -
     return Split(train, validation, test)
 
 
-def _interleaved(speakers: np.ndarray, genders: np.ndarray, seed: int) -> np.ndarray:
+# A plain draw of ten speakers may well have eight men, and an error rate of eight men is not that
+# of the corpus. So every gender is spread evenly over the whole order: whatever stretch is held out
+# has its share of each, and those of unknown gender count as one more.
+def _interleaved(speakers: ndarray, genders: ndarray, seed: int) -> ndarray:
     """Shuffle the speakers so that every stretch has the overall proportion of genders."""
     shuffled = numpy_generator(seed).permutation(len(speakers))
     speakers = speakers[shuffled]

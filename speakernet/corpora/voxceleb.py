@@ -19,12 +19,12 @@ The layout is voxceleb_trainer's, so a folder prepared with its tool works as it
 --save_path data, the recipes in configs/voxceleb find everything.
 """
 
-import argparse
 import logging
 import os
 import shlex
 import sys
 import zlib
+from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,7 +163,7 @@ ARGUMENTS = {
 }
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: Namespace) -> int:
     steps = [
         step for step in ORDER if getattr(arguments, step) or (arguments.all and step in STEPS)
     ]
@@ -196,7 +196,7 @@ def run(arguments: argparse.Namespace) -> int:
 class VoxCelebJob:
     """The arguments, the tables of sources and the summaries so far, with one method per step."""
 
-    def __init__(self, arguments: argparse.Namespace) -> None:
+    def __init__(self, arguments: Namespace) -> None:
         self.arguments = arguments
         self.root: Path = arguments.save_path
         self.lists_folder = self.root / "lists"
@@ -207,8 +207,9 @@ class VoxCelebJob:
         self.summaries: list[StepSummary] = []
 
     def begin(self, step: str, made: str = "made") -> StepSummary:
-        self.summaries.append(StepSummary(step, self.root, made))
-        return self.summaries[-1]
+        summary = StepSummary(step, self.root, made)
+        self.summaries.append(summary)
+        return summary
 
     def audio_root(self, name: str, kind: str = "") -> Path:
         """Where the audio of a subset is as `kind` (aac, wav or flac; default: the format that
@@ -218,9 +219,6 @@ class VoxCelebJob:
         if not kind:
             kind = self.arguments.format if subset.is_aac else "wav"
         return self.root / subset.audio_folder / kind
-
-    def subsets_with_audio(self) -> list[str]:
-        return [name for name in self.subsets if self.audio_root(name).is_dir()]
 
     def download(self) -> None:
         archives = [subset.archive for subset in self.subsets.values()]
@@ -238,7 +236,7 @@ class VoxCelebJob:
 
     def augment(self) -> None:
         # --base_url is a mirror of VoxCeleb; these sets have their own addresses.
-        arguments = argparse.Namespace(**vars(self.arguments) | {"base_url": None})
+        arguments = Namespace(**vars(self.arguments) | {"base_url": None})
         self.summaries += musan.prepare(arguments) + rirs.prepare(arguments)
 
     def convert(self, part: WorkPart = WHOLE) -> None:
@@ -276,7 +274,7 @@ class VoxCelebJob:
         with exclusive(self.parts / f"{part.name}.work"):
             self.convert(part)
             (self.parts / f"{part.name}{DONE}").touch()
-        missing = missing_parts(list(parts_in(self.parts, DONE)), self.parts)
+        missing = missing_parts(parts_in(self.parts, DONE), self.parts)
         logger.info("parts still to be converted before --lists: %s", list_parts(missing) or "none")
         return finish(self.summaries, self.parts / f"{part.name}.summary.txt")
 
@@ -284,7 +282,7 @@ class VoxCelebJob:
         """Raise PartError if parts of a conversion are missing; remove half-written files of killed
         parts.
         """
-        done = list(parts_in(self.parts, DONE))
+        done = parts_in(self.parts, DONE)
         if not done:
             return
         missing = missing_parts(done, self.parts)
@@ -301,7 +299,7 @@ class VoxCelebJob:
         The recipes in configs/voxceleb refer to these files, so a renamed file must be renamed
         there too.
         """
-        names = self.subsets_with_audio()
+        names = [name for name in self.subsets if self.audio_root(name).is_dir()]
         if not names:
             expected = ", ".join(str(self.audio_root(name)) for name in self.subsets)
             problem = (
@@ -359,7 +357,7 @@ class VoxCelebJob:
         summary = self.begin("trial_lists")
         # --base_url is a mirror of the archives; the lists have a server of their own.
         changes = {"base_url": None, "save_path": self.lists_folder}
-        arguments = argparse.Namespace(**vars(self.arguments) | changes)
+        arguments = Namespace(**vars(self.arguments) | changes)
         trials = PublicArchives("voxceleb_trials", arguments)
         files = trials.corpus.files
         if self.arguments.lists_from is None:
@@ -441,7 +439,7 @@ class VoxCelebJob:
             summary.add(made=made.num_utterances)
         skipped = folder / SKIPPED
         if skipped.is_file():
-            for line in skipped.read_text(encoding="utf-8").splitlines():
+            for line in skipped.read_text("utf-8").splitlines():
                 summary.add_broken(*line.split("\t", 1))
         packed = set(PackedSource(folder).index.names)
         for subset in set(subsets) & set(TRAINING_SUBSETS):

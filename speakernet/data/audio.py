@@ -28,6 +28,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 import soundfile
+from numpy import ndarray
 
 from speakernet.data import lengths
 from speakernet.data.ffmpeg import (
@@ -184,9 +185,9 @@ def open_audio(
             info = _learned.get(key) or _learn(file, key)
         if info.format == FFMPEG:
             with _naming(path):
-                decoded = _decode_kept(*key)
+                decoded, _ = _decode_kept(*key)
             # A map has a position of its own, so that several threads may read the same file.
-            content: Any = mmap.mmap(decoded.file.fileno(), 0, access=mmap.ACCESS_READ)
+            content: Any = mmap.mmap(decoded.fileno(), 0, access=mmap.ACCESS_READ)
             yield content, info
         else:
             yield file, info
@@ -202,8 +203,8 @@ def _learn(file: IO[bytes], key: tuple[str, int, int]) -> AudioInfo:
         info = _info_of_file(file, name, size, modified_ns)
     except _NeedsFfmpegError as need:
         with _naming(name, need):
-            decoded = _decode_kept(*key)
-        info = dataclasses.replace(decoded.info, file_bytes=size, modified_ns=modified_ns)
+            _, info = _decode_kept(*key)
+        info = dataclasses.replace(info, file_bytes=size, modified_ns=modified_ns)
     if info.data_offset < 0:
         if len(_learned) >= KEPT_FACTS:
             _learned.clear()
@@ -225,21 +226,14 @@ def open_audio_bytes(
             return file, _info_of_file(file, name, len(content), 0)
         except _NeedsFfmpegError as need:
             with _naming(name, need):
-                decoded = _decode_with_ffmpeg(content, name, max_seconds)
-            return decoded.file, decoded.info
+                return _decode_with_ffmpeg(content, name, max_seconds)
 
 
-def read_audio_bytes(
-    content: bytes,
-    name: str,
-    start: int = 0,
-    num_samples: int | None = None,
-    sample_rate: int = SAMPLE_RATE,
-) -> np.ndarray:
+def read_audio_bytes(content: bytes, name: str, sample_rate: int = SAMPLE_RATE) -> ndarray:
     """`read_audio` for a whole file that is already in memory; `name` is for messages."""
     file, info = open_audio_bytes(content, name)
     with reading(name, EXPECTED, AudioError):
-        return crop_of_file(file, info, name, start, num_samples, sample_rate)
+        return crop_of_file(file, info, name, 0, None, sample_rate)
 
 
 def read_audio(
@@ -249,7 +243,7 @@ def read_audio(
     sample_rate: int = SAMPLE_RATE,
     *,
     channel: int | None = None,
-) -> np.ndarray:
+) -> ndarray:
     """Read a crop as float32 in -1..1, mono, at `sample_rate`; shape (samples,).
 
     Several channels are mixed, or with `channel`, counted from 0, one of them is read. The crop
@@ -268,7 +262,7 @@ def crop_of_file(
     sample_rate: int,
     *,
     channel: int | None = None,
-) -> np.ndarray:
+) -> ndarray:
     """Read a crop of an open file whose header is known; see `read_audio`."""
     total = info.num_samples_at(sample_rate)
     stop = total if num_samples is None else min(total, start + num_samples)
@@ -281,9 +275,6 @@ def crop_of_file(
             f"{name}: samples {start} to {stop} requested, but the file has {total} at "
             f"{sample_rate} Hz"
         )
-    # resample_poly maps sample k * down of the source to sample k * up of the result, so cutting
-    # the source at a multiple of `down`, far enough before the crop, gives the same samples as
-    # resampling the whole file.
     up, down = Fraction(sample_rate, info.sample_rate).as_integer_ratio()
     if up == down:
         return finish_frames(_read_frames(file, info, name, start, stop), name, channel)
@@ -300,7 +291,7 @@ def crop_of_file(
 
 def _read_frames(
     file: IO[bytes], info: AudioInfo, name: str | Path, first: int, last: int
-) -> np.ndarray:
+) -> ndarray:
     """Samples `first` to `last` at the file's own rate, (samples, channels)."""
     count = last - first
     if info.data_offset < 0 and info.format != FFMPEG:
@@ -314,7 +305,7 @@ def _read_frames(
     return decode_pcm(raw, coding).reshape(count, info.num_channels)
 
 
-def resample(audio: np.ndarray, up: int, down: int) -> np.ndarray:
+def resample(audio: ndarray, up: int, down: int) -> ndarray:
     """Resample float32 audio by `up` / `down` with scipy's polyphase filter."""
     # Imported late: scipy.signal takes 40 MB in every worker process, and few corpora are
     # resampled.
@@ -323,9 +314,7 @@ def resample(audio: np.ndarray, up: int, down: int) -> np.ndarray:
     return resample_poly(audio, up, down).astype(np.float32, copy=False)
 
 
-def audio_of_array(
-    samples: np.ndarray, sample_rate: int, wanted_rate: int = SAMPLE_RATE
-) -> np.ndarray:
+def audio_of_array(samples: ndarray, sample_rate: int, wanted_rate: int = SAMPLE_RATE) -> ndarray:
     """Convert samples in memory to what `read_audio` returns for a file: float32 in -1..1, mono, at
     `wanted_rate`.
 
@@ -359,7 +348,7 @@ def audio_of_array(
     return mono if up == down else resample(mono, up, down)
 
 
-def write_audio(path: str | Path, waveform: np.ndarray, sample_rate: int = SAMPLE_RATE) -> None:
+def write_audio(path: str | Path, waveform: ndarray, sample_rate: int = SAMPLE_RATE) -> None:
     """Atomically write mono 16-bit WAV or FLAC, depending on the suffix; samples beyond -1..1 are
     clipped.
     """
@@ -375,7 +364,7 @@ def write_audio(path: str | Path, waveform: np.ndarray, sample_rate: int = SAMPL
         file.write(content)
 
 
-def flac_address(waveform: np.ndarray, sample_rate: int) -> str:
+def flac_address(waveform: ndarray, sample_rate: int) -> str:
     """A mono waveform, (samples,), as a `data:` URL; FLAC is half the size of WAV and plays in
     every browser.
     """
@@ -383,7 +372,7 @@ def flac_address(waveform: np.ndarray, sample_rate: int) -> str:
     return f"data:audio/flac;base64,{content}"
 
 
-def encode_audio(waveform: np.ndarray, sample_rate: int, format_name: str) -> bytes:
+def encode_audio(waveform: ndarray, sample_rate: int, format_name: str) -> bytes:
     """Encode a mono waveform, (samples,), as a 16-bit file."""
     samples = np.asarray(waveform)
     if samples.dtype != np.int16:
@@ -393,14 +382,14 @@ def encode_audio(waveform: np.ndarray, sample_rate: int, format_name: str) -> by
     return buffer.getvalue()
 
 
-def to_int16(waveform: np.ndarray) -> np.ndarray:
+def to_int16(waveform: ndarray) -> ndarray:
     """Convert float samples in -1..1 to int16, rounded and clipped; the inverse of dividing by
     32768.
     """
     return np.clip(np.rint(waveform * np.float32(32768.0)), -32768, 32767).astype(np.int16)
 
 
-def wrap_to_length(waveform: np.ndarray, num_samples: int) -> np.ndarray:
+def wrap_to_length(waveform: ndarray, num_samples: int) -> ndarray:
     """Repeat a short waveform from its start until it has `num_samples`; cut a longer one.
 
     >>> wrap_to_length(np.array([1.0, 2.0, 3.0]), 5).tolist()
@@ -413,7 +402,7 @@ def wrap_to_length(waveform: np.ndarray, num_samples: int) -> np.ndarray:
     return np.resize(waveform, num_samples)
 
 
-def decode_pcm(raw: bytes | np.ndarray, format_name: str) -> np.ndarray:
+def decode_pcm(raw: bytes | ndarray, format_name: str) -> ndarray:
     """Decode a WAV file's little-endian samples to float32 in -1..1; channels stay interleaved."""
     coding = PCM_CODINGS[format_name]
     if coding.bits == 24:
@@ -428,7 +417,7 @@ def decode_pcm(raw: bytes | np.ndarray, format_name: str) -> np.ndarray:
     return samples * np.float32(coding.scale)
 
 
-def finish_frames(frames: np.ndarray, name: str | Path, channel: int | None = None) -> np.ndarray:
+def finish_frames(frames: ndarray, name: str | Path, channel: int | None = None) -> ndarray:
     """Mix (samples, channels) to (samples,), or take one channel; reject NaN and far too loud
     samples.
     """
@@ -446,9 +435,6 @@ def finish_frames(frames: np.ndarray, name: str | Path, channel: int | None = No
     if channel is None and frames.shape[1] > 1:
         return np.ascontiguousarray(frames.mean(axis=1, dtype=np.float32))
     return np.ascontiguousarray(frames[:, channel or 0])
-
-
-DECODING_ERRORS = (soundfile.LibsndfileError, RuntimeError)
 
 
 class _NeedsFfmpegError(ValueError):
@@ -490,7 +476,7 @@ def _info_of_coded(file: IO[bytes], name: str | Path, size: int, modified_ns: in
             num_samples = sound.frames
             rate = sound.samplerate
             channels = sound.channels
-    except (soundfile.LibsndfileError, RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError) as error:
         file.seek(0)
         if instead := in_place_of_a_file(file):
             raise AudioError(
@@ -536,7 +522,7 @@ def _learn_length(file: IO[bytes], format_name: str, claimed: int, at_most: int)
             with soundfile.SoundFile(view) as sound:
                 sound.seek(place)
                 return len(sound.read(1)) == 0
-        except DECODING_ERRORS:
+        except RuntimeError:
             return True
 
     if not is_behind(at_most - 1):
@@ -544,6 +530,11 @@ def _learn_length(file: IO[bytes], format_name: str, claimed: int, at_most: int)
     return bisect.bisect_left(range(at_most), True, key=is_behind)
 
 
+# Why headers of WAV files are read here and not by libsndfile: a corpus has a million of them, and
+# one read of 4 KiB tells where the samples are, from which point a crop is a seek and a read. The
+# forms below are those that recorders and converters really write. When in doubt (a coded form, a
+# big-endian file) the answer is None and libsndfile decides; only what cannot be any kind of WAV is
+# an error here.
 def parse_riff(
     file: IO[bytes], name: str | Path, file_bytes: int, modified_ns: int = 0
 ) -> AudioInfo | None:
@@ -625,7 +616,7 @@ def _broken(name: str | Path, problem: str) -> AudioError:
 
 def _decode_frames(
     file: IO[bytes], info: AudioInfo, name: str | Path, start: int, count: int
-) -> np.ndarray:
+) -> ndarray:
     """Decode frames with libsndfile, (count, channels)."""
     try:
         file.seek(0)
@@ -640,7 +631,7 @@ def _decode_frames(
                 file.seek(place)
                 with soundfile.SoundFile(view) if view else sound as right:
                     frames = _decode_blocks(right, start, count)
-    except DECODING_ERRORS as error:
+    except RuntimeError as error:
         raise AudioError(
             f"{name}: the file is damaged: samples {start} to {start + count} cannot be decoded "
             f"({_reason(error)}); convert it again from its source or leave it out"
@@ -653,7 +644,7 @@ def _decode_frames(
     return frames
 
 
-def _decode_blocks(sound: soundfile.SoundFile, start: int, count: int) -> np.ndarray:
+def _decode_blocks(sound: soundfile.SoundFile, start: int, count: int) -> ndarray:
     if start:
         sound.seek(start)
     # A header may claim any length, so memory is allocated only for what was decoded.
@@ -666,23 +657,18 @@ def _decode_blocks(sound: soundfile.SoundFile, start: int, count: int) -> np.nda
     return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
 
 
-@dataclass(frozen=True, eq=False)
-class _Decoded:
-    """Raw samples in a temporary file without a name, and what they are."""
-
-    file: IO[bytes]
-    info: AudioInfo
-
-
 @functools.lru_cache(maxsize=KEPT_DECODED)
-def _decode_kept(path: str, _size: int, _modified_ns: int) -> _Decoded:
-    decoded = _decode_with_ffmpeg(Path(path), path, LONGEST_SECONDS)
-    if decoded.info.seconds >= LONGEST_SECONDS:
+def _decode_kept(path: str, _size: int, _modified_ns: int) -> tuple[IO[bytes], AudioInfo]:
+    file, info = _decode_with_ffmpeg(Path(path), path, LONGEST_SECONDS)
+    if info.seconds >= LONGEST_SECONDS:
         raise AudioError(f"{path}: more than {LONGEST_SECONDS // 3600} hours of sound; split it")
-    return decoded
+    return file, info
 
 
-def _decode_with_ffmpeg(source: Path | bytes, name: str, max_seconds: float) -> _Decoded:
+def _decode_with_ffmpeg(
+    source: Path | bytes, name: str, max_seconds: float
+) -> tuple[IO[bytes], AudioInfo]:
+    """Raw samples in a temporary file without a name, and what they are."""
     # What came from memory stays there, where the system allows it.
     target = scratch_file() if isinstance(source, bytes) else tempfile.TemporaryFile()  # noqa: SIM115
     try:
@@ -693,15 +679,15 @@ def _decode_with_ffmpeg(source: Path | bytes, name: str, max_seconds: float) -> 
     num_bytes = target.tell()
     channels = decoded.num_channels
     num_samples = num_bytes // (2 * channels)
-    seconds = num_samples / SAMPLE_RATE
-    promised = 0.0 if decoded.is_guess else min(decoded.seconds or 0.0, max_seconds)
-    if seconds < promised - max(CUT_SHORT_SECONDS, CUT_SHORT_SHARE * promised):
-        raise AudioError(
-            f"{name}: decodes to {seconds:.2f} of {promised:.2f} seconds; the file is truncated"
-        )
     is_cut = decoded.is_damaged
     info = AudioInfo(num_samples, SAMPLE_RATE, channels, FFMPEG, -1, is_cut, num_bytes, 0)
-    return _Decoded(target, info)
+    promised = 0.0 if decoded.is_guess else min(decoded.seconds or 0.0, max_seconds)
+    if info.seconds < promised - max(CUT_SHORT_SECONDS, CUT_SHORT_SHARE * promised):
+        raise AudioError(
+            f"{name}: decodes to {info.seconds:.2f} of {promised:.2f} seconds; "
+            "the file is truncated"
+        )
+    return target, info
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from fractions import Fraction
 
 import numpy as np
 import torch
+from numpy import ndarray
 from torch import Tensor
 from torch.nn import functional
 
@@ -44,7 +45,7 @@ class Batch:
     indices: Tensor
     rank_sizes: tuple[int, ...]
     draw_key: int
-    draw_rows: np.ndarray
+    draw_rows: ndarray
 
 
 @dataclass
@@ -52,9 +53,9 @@ class BatchRequest:
     """The specification of one batch: a few hundred bytes that travel to worker processes."""
 
     epoch: int
-    rows: np.ndarray
+    rows: ndarray
     """As in `EpochPlan`; they key the random choices of each utterance."""
-    speeds: np.ndarray
+    speeds: ndarray
     num_samples: int
     batch: int = 0
     slot: int = 0
@@ -64,7 +65,7 @@ class BatchRequest:
 class BatchReport:
     """The outcome of a request: the rows that were finally read, and what went wrong."""
 
-    rows: np.ndarray
+    rows: ndarray
     problems: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     # As text: an exception from a worker would arrive with the worker's traceback.
@@ -78,13 +79,13 @@ Made = tuple[BatchRequest, Tensor, BatchReport]
 class SpeakerIndex:
     """The rows of each speaker, for finding another utterance of the same speaker."""
 
-    def __init__(self, labels: np.ndarray, eligible: np.ndarray) -> None:
+    def __init__(self, labels: ndarray, eligible: ndarray) -> None:
         self.labels = labels
         self.order = eligible[np.argsort(labels[eligible], kind="stable")].astype(np.int32)
         counts = np.bincount(labels[eligible], minlength=int(labels.max(initial=0)) + 1)
         self.first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
-    def others(self, rows: np.ndarray, uniform: np.ndarray) -> np.ndarray:
+    def others(self, rows: ndarray, uniform: ndarray) -> ndarray:
         """For each row another row of its speaker, chosen by a number in [0, 1); the row itself if
         its speaker has no eligible one.
         """
@@ -102,7 +103,7 @@ class CropMaker(ABC):
     """
 
     reader: RowReader
-    lengths: np.ndarray
+    lengths: ndarray
     seed: int
     speakers: SpeakerIndex | None = None
     speeds: Sequence[Fraction] = (Fraction(1),)
@@ -123,8 +124,8 @@ class CropMaker(ABC):
         return
 
     def crop_places(
-        self, request: BatchRequest, lengths: np.ndarray, places: np.ndarray | slice = slice(None)
-    ) -> tuple[np.ndarray, np.ndarray]:
+        self, request: BatchRequest, lengths: ndarray, places: ndarray | slice = slice(None)
+    ) -> tuple[ndarray, ndarray]:
         """Where each crop begins in its utterance of `lengths`, and how many samples are read for
         it, int64 (crops,).
 
@@ -137,12 +138,12 @@ class CropMaker(ABC):
         return (uniform * np.maximum(lengths - counts + 1, 1)).astype(np.int64), counts
 
     def _read(
-        self, request: BatchRequest, rows: np.ndarray, places: np.ndarray, out: np.ndarray
+        self, request: BatchRequest, rows: ndarray, places: ndarray, out: ndarray
     ) -> dict[int, str]:
         """Read `rows` into `out[places]`; returns place -> problem."""
         raise NotImplementedError
 
-    def _read_or_replace(self, request: BatchRequest, report: BatchReport, out: np.ndarray) -> None:
+    def _read_or_replace(self, request: BatchRequest, report: BatchReport, out: ndarray) -> None:
         """Read the rows of a request; an unreadable row is replaced by another of its speaker and
         reported.
         """
@@ -200,12 +201,12 @@ class BatchMaker(CropMaker):
         """Make the batches in this process, one after the other; see `CropMaker.run`."""
         for request in requests:
             # New memory for each batch, because float32 crops are passed on without a copy.
-            out: np.ndarray = np.empty(
+            out: ndarray = np.empty(
                 (len(request.rows), self.width(request.num_samples)), dtype=self.dtype
             )
             yield request, torch.from_numpy(out), self.make(request, out)
 
-    def make(self, request: BatchRequest, out: np.ndarray) -> BatchReport:
+    def make(self, request: BatchRequest, out: ndarray) -> BatchReport:
         """Fill `out` (batch, `width`) of `dtype`."""
         # The reader counts from its creation, here or in a worker; the report has only this batch's
         # share.
@@ -231,7 +232,7 @@ class BatchMaker(CropMaker):
         return report
 
     def _read(
-        self, request: BatchRequest, rows: np.ndarray, places: np.ndarray, out: np.ndarray
+        self, request: BatchRequest, rows: ndarray, places: ndarray, out: ndarray
     ) -> dict[int, str]:
         starts, counts = self.crop_places(request, self.lengths[rows], places)
         if len(places) == len(out) and (counts == out.shape[1]).all():
@@ -291,7 +292,7 @@ class ResidentMaker(CropMaker):
         ), report
 
     def _read(
-        self, request: BatchRequest, rows: np.ndarray, places: np.ndarray, out: np.ndarray
+        self, request: BatchRequest, rows: ndarray, places: ndarray, out: ndarray
     ) -> dict[int, str]:
         """Report rows that the corpus does not have; nothing is read."""
         problems = {}
@@ -354,7 +355,7 @@ def change_speed(crops: Tensor, factor: Fraction, num_samples: int) -> Tensor:
 
 
 def change_speeds(
-    crops: Tensor, speeds: np.ndarray, factors: Sequence[Fraction], num_samples: int
+    crops: Tensor, speeds: ndarray, factors: Sequence[Fraction], num_samples: int
 ) -> Tensor:
     """Play every row of a batch at its own speed.
 
@@ -396,7 +397,7 @@ def _filter_bank(factor: Fraction, device: torch.device) -> tuple[Tensor, int]:
     return torch.from_numpy(bank.astype(np.float32)).to(device), before
 
 
-class ReadyCrops(CropMaker):
+class ReadyCrops(WrappedMaker):
     """Replaces a loader's maker and answers every request immediately with the crops of the first.
 
     The loader then costs only what the device does for a step: the copy, speed changes and
@@ -404,9 +405,7 @@ class ReadyCrops(CropMaker):
     """
 
     def __init__(self, maker: CropMaker) -> None:
-        more = (maker.speakers, maker.speeds, maker.augmenter, maker.changes_speed)
-        super().__init__(maker.reader, maker.lengths, maker.seed, *more)
-        self.maker = maker
+        super().__init__(maker)
         self._made: Made | None = None
 
     def run(self, requests: Sequence[BatchRequest]) -> Iterator[Made]:
@@ -414,17 +413,11 @@ class ReadyCrops(CropMaker):
         for _ in requests:
             if self._made is None:
                 request, crops, report = next(iter(self.maker.run(requests[:1])))
-                is_copied = crops.device.type == "cpu" and torch.cuda.is_available()
-                self._made = (
-                    request,
-                    crops.clone().pin_memory() if is_copied else crops.clone(),
-                    report,
-                )
+                crops = crops.clone()
+                if crops.device.type == "cpu" and torch.cuda.is_available():
+                    crops = crops.pin_memory()
+                self._made = (request, crops, report)
             request, crops, report = self._made
             # Augmentation on the device changes crops in place; those in pinned memory are copied
             # to a GPU first.
             yield request, crops if crops.is_pinned() else crops.clone(), report
-
-    def close(self) -> None:
-        """Close the wrapped maker."""
-        self.maker.close()

@@ -24,6 +24,11 @@ ADVISED_SHARE = 0.10  # of the time spent waiting for data, above which a change
 SLOW_DISK_BYTES_A_SECOND = 100e6
 
 
+# Why not simply one worker for each core. A worker that only copies memory costs more than it
+# gives, since its batch has to be handed over; more workers than crops can be used wait; and each
+# takes memory for its batches. So every limit is a number with its reason, and the smallest one is
+# what the log shows. The rates are from one machine: if they are wrong elsewhere, training waits,
+# and `Workers` notices that.
 def choose_num_workers(
     *,
     cores: int,

@@ -90,6 +90,9 @@ def walk_files(
     )
 
 
+# Links make a folder a graph, and a walk that follows them may never end or list a recording twice
+# under two names, which would put it on both sides of a trial. So a folder is entered once: by its
+# own name if it lies below one that is searched, else by the first link that leads to it.
 def _walk(
     folder: Path, prefix: str, suffixes: frozenset[str], searched: set[Path], left_out: LeftOut
 ) -> Iterator[str]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy import ndarray
 
 from speakernet.data.lists import (
     ByTable,
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
     from speakernet.data.batches import CropMaker
 
 
+# Several corpora look like one: one list, one source, one numbering of speakers, so that nothing
+# after this file knows how many there are. What differs is who reads a row and how many rows of a
+# batch each corpus gives. Names carry the corpus in front, which keeps equal names of two corpora
+# apart in classes, in messages and in the checksum that a resumed run compares.
 def join(
     corpora: Mapping[str, tuple[TrainingList, AudioSource]], options: DataOptions
 ) -> tuple[TrainingList, "JoinedSource"]:
@@ -98,7 +103,7 @@ class Split:
     the names of each corpus.
     """
 
-    def __init__(self, owners: np.ndarray, tables: list[StringTable]) -> None:
+    def __init__(self, owners: ndarray, tables: list[StringTable]) -> None:
         self.owners = owners
         self.tables = tables
         self.places = np.empty(len(owners), np.int32)
@@ -128,7 +133,7 @@ class JoinedSource(AudioSource):
         """See `AudioSource.identity`."""
         return "; ".join(f"{name}: {source.identity}" for name, source in self.sources.items())
 
-    def read(self, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
+    def read(self, name: str, start: int = 0, num_samples: int | None = None) -> ndarray:
         """See `AudioSource.read`."""
         corpus, _, utterance = name.partition("/")
         return self.sources[corpus].read(utterance, start, num_samples)
@@ -219,7 +224,7 @@ class JoinedSource(AudioSource):
             self._samplers[name] = part_sampler
         sampler.in_parts = functools.partial(mixed, self._samplers)
 
-    def _parts(self, utterances: np.ndarray, batch_size: int) -> list[int]:
+    def _parts(self, utterances: ndarray, batch_size: int) -> list[int]:
         """How many items of a batch each corpus gets, given its number of usable utterances."""
         weights = np.array([corpus.weight for corpus in self._options.corpora.values()])
         if "auto" in weights.tolist():
@@ -255,8 +260,8 @@ class JoinedSource(AudioSource):
 class JoinedRows(RowReader):
     """Rows of a joined list, each read by its corpus's own reader."""
 
-    owners: np.ndarray
-    places: np.ndarray
+    owners: ndarray
+    places: ndarray
     readers: list[RowReader]
 
     def __post_init__(self) -> None:
@@ -267,11 +272,11 @@ class JoinedRows(RowReader):
         """See `RowReader.counts`."""
         return sum((Counter(reader.counts) for reader in self.readers), Counter())
 
-    def read_row(self, row: int, start: int, out: np.ndarray) -> int:
+    def read_row(self, row: int, start: int, out: ndarray) -> int:
         """See `RowReader.read_row`."""
         return self.readers[self.owners[row]].read_row(int(self.places[row]), start, out)
 
-    def fill(self, rows: np.ndarray, starts: np.ndarray, out: np.ndarray) -> dict[int, str]:
+    def fill(self, rows: ndarray, starts: ndarray, out: ndarray) -> dict[int, str]:
         """See `RowReader.fill`."""
         problems = {}
         owners = self.owners[rows]
@@ -290,13 +295,13 @@ class JoinedRows(RowReader):
         self,
         maker: "CropMaker",
         num_asked: int,
-        choose: Callable[[np.ndarray], np.ndarray] = np.asarray,
+        choose: Callable[[ndarray], ndarray] = np.asarray,
     ) -> "CropMaker":
         """See `RowReader.ahead`: the shards of all corpora at addresses are fetched in time."""
         for number, reader in enumerate(self.readers):
             maker = reader.ahead(maker, num_asked, functools.partial(self._rows_of, number))
         return maker
 
-    def _rows_of(self, number: int, rows: np.ndarray) -> np.ndarray:
+    def _rows_of(self, number: int, rows: ndarray) -> ndarray:
         """The rows of a corpus among rows of the joined list."""
         return self.places[rows[self.owners[rows] == number]]

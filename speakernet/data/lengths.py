@@ -28,12 +28,13 @@ from typing import IO
 # drop there; we follow libsndfile (`DECODER_DELAY`), which is what reads the crops.
 
 BLOCK_BYTES = 1 << 18  # read at once while scanning
+LOW_BITRATES = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
 MPEG_BITRATES = {
     # (is MPEG 1, layer): kbit/s by index; index 0 is a free format, which libsndfile cannot read.
     (True, 2): (0, 32, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384),
     (True, 3): (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
-    (False, 2): (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
-    (False, 3): (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
+    (False, 2): LOW_BITRATES,
+    (False, 3): LOW_BITRATES,
 }
 MPEG_RATES = {
     3: (44100, 48000, 32000),
@@ -136,8 +137,8 @@ def mpeg_header(raw: bytes) -> MpegHeader | None:
 class MpegFrames:
     """The sound in a file of MPEG audio."""
 
-    first: bytes
-    """The first frame's header."""
+    header: MpegHeader
+    """The first frame's."""
     start: int
     """Where the first frame of sound begins, behind a frame with a Xing header."""
     num_frames: int
@@ -148,9 +149,8 @@ class MpegFrames:
     @property
     def num_samples(self) -> int:
         """Samples in the complete frames, as a decoder gives them."""
-        header = mpeg_header(self.first)
-        assert header is not None, "it was read from the file"
-        return self.num_frames * header.frame_samples - (DECODER_DELAY if header.layer == 3 else 0)
+        delay = DECODER_DELAY if self.header.layer == 3 else 0
+        return self.num_frames * self.header.frame_samples - delay
 
 
 def mpeg_frames(file: IO[bytes]) -> MpegFrames | None:
@@ -160,7 +160,7 @@ def mpeg_frames(file: IO[bytes]) -> MpegFrames | None:
     position, header = _next_frame(file, 0)
     if header is None:
         return None
-    first = _bytes_at(file, position, 4)
+    first = header
     size = _size_of(file)
     tag = _bytes_at(file, position + 4 + header.side_bytes, XING_BYTES)
     if tag[:4] in (b"Xing", b"Info") and len(tag) == XING_BYTES:
@@ -173,14 +173,13 @@ def mpeg_frames(file: IO[bytes]) -> MpegFrames | None:
     start = position
     num_frames = 0
     is_cut = False
-    kind = header.kind
     while position < size:
         header = mpeg_header(_bytes_at(file, position, 4))
         if header is None:
             position, header = _next_frame(file, position)
         if header is None:
             break
-        if header.kind != kind:
+        if header.kind != first.kind:
             return None
         position += header.frame_bytes
         is_cut = position > size

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
+from numpy import ndarray
 
 from speakernet.data.names import normal_name
 from speakernet.files import FileError, atomic_write, digest_of, open_regular, own_command, reading
@@ -120,10 +121,14 @@ def numbers() -> defaultdict[bytes, int]:
     return defaultdict(itertools.count().__next__)
 
 
+# Why not a list of str. A Python string takes 50 bytes before its first letter, and a forked worker
+# that only counts a reference to it copies the page it lies in: ten workers would soon hold ten
+# lists of a million names. Two arrays have no reference counts, so all processes share them for
+# good, whether forked, spawned or mapped from a file; a name is decoded when somebody looks at it.
 class StringTable(Sequence[str]):
     """Many strings in one UTF-8 buffer: `offsets[i]:offsets[i + 1]` are the bytes of string i."""
 
-    def __init__(self, content: np.ndarray, offsets: np.ndarray) -> None:
+    def __init__(self, content: ndarray, offsets: ndarray) -> None:
         self.content = np.asarray(content, dtype=np.uint8)
         self.offsets = np.asarray(offsets, dtype=np.int64)
 
@@ -152,16 +157,16 @@ class StringTable(Sequence[str]):
         """Whether all strings are ASCII, so that they have one Unicode form."""
         return bool((self.content < 128).all())
 
-    def columns(self) -> dict[str, np.ndarray]:
+    def columns(self) -> dict[str, ndarray]:
         """The two arrays by name."""
         return {"content": self.content, "offsets": self.offsets}
 
-    def take(self, rows: np.ndarray) -> "StringTable":
+    def take(self, rows: ndarray) -> "StringTable":
         """The table of the strings at `rows` (an empty string for row -1)."""
         # Row -1 ends before it begins, which gives an empty string.
         return StringTable.from_bytes(self.raws(np.asarray(rows, dtype=np.int64)))
 
-    def raws(self, rows: Sequence[int] | np.ndarray | None = None) -> Iterator[bytes]:
+    def raws(self, rows: Sequence[int] | ndarray | None = None) -> Iterator[bytes]:
         """The UTF-8 bytes of the strings at `rows`, or of all, in the form the operating system
         uses for paths.
         """
@@ -210,7 +215,7 @@ class NameIndex:
         self._order = np.argsort(hashes, kind="stable")
         self._sorted = hashes[self._order]
 
-    def find(self, names: StringTable) -> np.ndarray:
+    def find(self, names: StringTable) -> ndarray:
         """The first row with each name, -1 if there is none; int64 (names,)."""
         if not len(self._sorted):
             return np.full(len(names), -1, dtype=np.int64)
@@ -228,7 +233,7 @@ class NameIndex:
             raise ListError(f"{path}: {self._names[int(repeated[0])]!r} appears twice; remove one")
 
 
-def _hashes_of(names: StringTable) -> np.ndarray:
+def _hashes_of(names: StringTable) -> ndarray:
     return np.fromiter(map(hash, names.raws()), np.int64, len(names))
 
 
@@ -248,6 +253,15 @@ class ByTable(Generic[Value]):
         return self._values[key]
 
 
+def places_in_runs(counts: ndarray) -> ndarray:
+    """The place of each entry in its run, for runs of these lengths; int64 (entries,).
+
+    >>> places_in_runs(np.array([2, 0, 3]))
+    array([0, 1, 0, 1, 2])
+    """
+    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
 def normal_names(names: StringTable) -> StringTable:
     """Names in the form in which `prepare` compares them; the same object if they are in it
     already.
@@ -261,7 +275,7 @@ def normal_names(names: StringTable) -> StringTable:
     return StringTable.from_strings(map(normal_name, names))
 
 
-def repeated_rows(names: StringTable) -> np.ndarray:
+def repeated_rows(names: StringTable) -> ndarray:
     """The rows whose recording an earlier row names, perhaps in another form; int64 (rows,)."""
     names = normal_names(names)
     return np.flatnonzero(NameIndex(names).find(names) != np.arange(len(names)))
@@ -272,7 +286,7 @@ class TrainingList:
     """A training list: path and speaker of every utterance."""
 
     paths: StringTable
-    labels: np.ndarray
+    labels: ndarray
     speakers: StringTable
     source: str
     sha256: str = ""
@@ -286,32 +300,35 @@ class Models:
     """The recordings of each name of a trial list: one of a test, one or more of a model."""
 
     recordings: StringTable
-    rows: np.ndarray
+    rows: ndarray
     """Rows of `recordings`, those of the first name first, int64."""
-    starts: np.ndarray
+    starts: ndarray
     """Where the rows of each name start, int64 (names,)."""
     source: str
     sha256: str = ""
 
     @property
-    def counts(self) -> np.ndarray:
+    def counts(self) -> ndarray:
         """How many recordings each name has, (names,)."""
         return np.diff(np.append(self.starts, len(self.rows)))
 
-    def mean(self, values: np.ndarray) -> np.ndarray:
+    def mean(self, values: ndarray) -> ndarray:
         """From values of recordings, (recordings, …), to their mean over each name, (names, …)."""
         sums = np.add.reduceat(values[self.rows], self.starts, axis=0)
         counts = self.counts.reshape(-1, *[1] * (values.ndim - 1))
         return (sums / counts).astype(values.dtype)
 
-    def take(self, names: np.ndarray) -> "Models":
-        """The models at these rows of the table of names."""
+    def of(self, names: ndarray) -> tuple[ndarray, ndarray]:
+        """Rows of `recordings` of these names, one name after the other, and how many each has."""
         counts = self.counts[names]
-        starts = np.cumsum(counts) - counts
-        # Each entry's place among the entries of its own name.
-        places = np.arange(counts.sum()) - np.repeat(starts, counts)
-        rows = self.rows[np.repeat(self.starts[names], counts) + places]
+        firsts = np.repeat(self.starts[names], counts)
+        return self.rows[firsts + places_in_runs(counts)], counts
+
+    def take(self, names: ndarray) -> "Models":
+        """The models at these rows of the table of names."""
+        rows, counts = self.of(names)
         used, numbers = np.unique(rows, return_inverse=True)
+        starts = np.cumsum(counts) - counts
         return Models(self.recordings.take(used), numbers, starts, self.source, self.sha256)
 
 
@@ -320,9 +337,9 @@ class TrialList:
     """A trial list: pairs of rows of `names`."""
 
     names: StringTable
-    enrol: np.ndarray
-    test: np.ndarray
-    labels: np.ndarray | None
+    enrol: ndarray
+    test: ndarray
+    labels: ndarray | None
     source: str
     sha256: str = ""
     models: Models | None = None
@@ -331,16 +348,20 @@ class TrialList:
     def __len__(self) -> int:
         return len(self.enrol)
 
+    def pair(self, row: int) -> tuple[str, str]:
+        """The names of both sides of a trial."""
+        return self.names[int(self.enrol[row])], self.names[int(self.test[row])]
+
     @property
     def recordings(self) -> StringTable:
         """What is embedded: `names` themselves, unless some are models."""
         return self.names if self.models is None else self.models.recordings
 
-    def mean(self, values: np.ndarray) -> np.ndarray:
+    def mean(self, values: ndarray) -> ndarray:
         """From values of recordings, (recordings, …), to those of names, (names, …)."""
         return values if self.models is None else self.models.mean(values)
 
-    def take(self, rows: np.ndarray) -> "TrialList":
+    def take(self, rows: ndarray) -> "TrialList":
         """The list of these trials."""
         used, numbers = np.unique(
             np.concatenate([self.enrol[rows], self.test[rows]]), return_inverse=True
@@ -353,16 +374,14 @@ class TrialList:
             self.names.take(used), enrol, test, labels, self.source, self.sha256, models
         )
 
-    def by_recording(self) -> tuple["TrialList", np.ndarray]:
+    def by_recording(self) -> tuple["TrialList", ndarray]:
         """The list with a trial for each recording of a model, and the trial that each comes from,
         int64.
         """
         if self.models is None:
             return self, np.arange(len(self))
-        counts = self.models.counts[self.enrol]
+        enrol, counts = self.models.of(self.enrol)
         trials = np.repeat(np.arange(len(self)), counts)
-        places = np.arange(len(trials)) - np.repeat(np.cumsum(counts) - counts, counts)
-        enrol = self.models.rows[self.models.starts[self.enrol[trials]] + places]
         test = self.models.rows[self.models.starts[self.test[trials]]]
         labels = None if self.labels is None else self.labels[trials]
         pairs = TrialList(self.recordings, enrol, test, labels, self.source, self.sha256)
@@ -637,7 +656,7 @@ def with_models(
     return replace(trials, models=models)
 
 
-def repeated_trials(trials: TrialList) -> tuple[int, np.ndarray]:
+def repeated_trials(trials: TrialList) -> tuple[int, ndarray]:
     """How many trials repeat an ordered pair, and the rows of those that contradict its label,
     int64 (rows,).
     """

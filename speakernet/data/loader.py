@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from speakernet import distributed
 from speakernet.data.audio import AudioError, crop_samples
@@ -162,7 +163,7 @@ class TrainingLoader:
             self._counts.update(state["counts"])
             self._problems += state["problems"]
 
-    def file_names(self, indices: torch.Tensor | np.ndarray) -> list[str]:
+    def file_names(self, indices: Tensor | np.ndarray) -> list[str]:
         """The paths of some rows, as in the list."""
         return [self.training.paths[int(row)] for row in indices]
 
@@ -243,7 +244,7 @@ class TrainingLoader:
             while len(self._copies) > 1:
                 self._copies.popleft().synchronize()
 
-    def _to_device(self, crops: torch.Tensor) -> torch.Tensor:
+    def _to_device(self, crops: Tensor) -> Tensor:
         """Crops on the training device, float32, in memory that nothing else writes to."""
         if crops.device.type != "cpu":
             # Cut on the device, from a resident corpus.
@@ -296,6 +297,10 @@ class Requests(Sequence[BatchRequest]):
         )
 
 
+# Two streams on one GPU. While the training stream works through the kernels of a step, a second
+# one copies and augments the next batch; the host only queues both. An event tells the training
+# stream when the batch is there, and `record_stream` tells the allocator that the memory is still
+# in use by the other stream, without which it could be given to the batch after next too early.
 def _one_ahead(
     batches: Iterator[tuple[Batch, BatchReport]], device: torch.device
 ) -> Iterator[tuple[Batch, BatchReport]]:

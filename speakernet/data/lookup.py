@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
 from speakernet.data.audio import FFMPEG, SAMPLE_BYTES, AudioError, AudioInfo, audio_info
 from speakernet.data.lists import StringTable, TrainingList, read_training_list
@@ -55,18 +56,18 @@ COLUMNS = {
 class LookupTable:
     """Facts about every row of a list, as arrays (rows,)."""
 
-    native_samples: np.ndarray
-    sample_rates: np.ndarray
-    num_channels: np.ndarray
-    formats: np.ndarray
-    data_offsets: np.ndarray
-    file_bytes: np.ndarray
-    modified_ns: np.ndarray
+    native_samples: ndarray
+    sample_rates: ndarray
+    num_channels: ndarray
+    formats: ndarray
+    data_offsets: ndarray
+    file_bytes: ndarray
+    modified_ns: ndarray
 
     def __init__(
         self,
         sample_rate: int,
-        columns: Mapping[str, np.ndarray],
+        columns: Mapping[str, ndarray],
         problems: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
         self.sample_rate = sample_rate
@@ -80,7 +81,7 @@ class LookupTable:
         columns = {name: np.zeros(num_rows, dtype) for name, dtype in COLUMNS.items()}
         return cls(sample_rate, columns)
 
-    def columns(self) -> dict[str, np.ndarray]:
+    def columns(self) -> dict[str, ndarray]:
         """The arrays by name."""
         return {name: getattr(self, name) for name in COLUMNS}
 
@@ -88,7 +89,7 @@ class LookupTable:
         return len(self.native_samples)
 
     @property
-    def num_samples(self) -> np.ndarray:
+    def num_samples(self) -> ndarray:
         """Length of each utterance at `sample_rate`, int64 (rows,)."""
         if (self.sample_rates == self.sample_rate).all():
             # The usual case: no second array of a million lengths.
@@ -96,11 +97,11 @@ class LookupTable:
         return -(-self.native_samples * self.sample_rate // np.maximum(self.sample_rates, 1))
 
     @property
-    def seconds(self) -> np.ndarray:
+    def seconds(self) -> ndarray:
         """Durations, float64 (rows,)."""
         return self.num_samples / self.sample_rate
 
-    def is_plain(self, rows: int | np.ndarray | slice = slice(None)) -> np.ndarray:
+    def is_plain(self, rows: int | ndarray | slice = slice(None)) -> ndarray:
         """Whether files are 16-bit mono PCM at `sample_rate`, so that samples are used as they are;
         bool (rows,).
         """
@@ -115,13 +116,28 @@ class LookupTable:
         """Whether every readable file is plain."""
         return bool((self.is_plain() | (self.native_samples == 0)).all())
 
+    def read(self, row: int, file: str) -> None:
+        """Fill one row from a file, or note what is wrong with it; several threads may do so."""
+        # Assigning to a dictionary and popping from it are atomic for other threads.
+        self.problems.pop(row, None)
+        info = AudioInfo(0, 0, 0, "", 0, False, 0, 0)
+        try:
+            info = audio_info(file)
+            if not info.num_samples:
+                self.problems[row] = (
+                    f"{file}: the file has a header but no samples; replace it or leave it out"
+                )
+        except AudioError as error:
+            self.problems[row] = str(error)
+        self.put(row, info)
+
     def put(self, row: int, info: AudioInfo) -> None:
         """Fill one row from a header."""
         self.native_samples[row] = info.num_samples
         self.sample_rates[row] = info.sample_rate
         self.num_channels[row] = info.num_channels
-        self.data_offsets[row] = info.data_offset
         self.formats[row] = FORMATS.index(info.format) if info.format in FORMATS else 0
+        self.data_offsets[row] = info.data_offset
         self.file_bytes[row] = info.file_bytes
         self.modified_ns[row] = info.modified_ns
 
@@ -165,19 +181,7 @@ def build_lookup_table(
             if kept and row not in table.problems and _facts_of(file) == known:
                 continue
             num_read += 1
-            # Assigning to a dictionary and popping from it are atomic for other threads.
-            table.problems.pop(row, None)
-            try:
-                info = audio_info(file)
-            except AudioError as error:
-                table.problems[row] = str(error)
-                info = AudioInfo(0, 0, 0, "", 0, False, 0, 0)
-            else:
-                if not info.num_samples:
-                    table.problems[row] = (
-                        f"{file}: the file has a header but no samples; replace it or leave it out"
-                    )
-            table.put(row, info)
+            table.read(row, file)
         return num_read
 
     # Several files per task: handing a task to a thread costs as much as reading a header.
@@ -208,7 +212,12 @@ def _facts_of(file: str) -> tuple[int, int] | None:
     return status.st_size, status.st_mtime_ns
 
 
-def mapped(key: str, make: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+# How the processes of a machine share tables. Eight ranks with ten workers each would hold eighty
+# copies of everything that is loaded rather than mapped, so what is large is written once to the
+# cache folder, under a name that says what it was made of, and mapped by all: the system keeps one
+# copy in its page cache. `COMPLETE` is written last, so a half-written table is made again. Nothing
+# removes old tables; they are small beside a corpus, and the folder may be deleted at any time.
+def mapped(key: str, make: Callable[[], Mapping[str, ndarray]]) -> dict[str, ndarray]:
     """Arrays by name, each memory-mapped from the cache folder, so that all processes of a machine
     share one copy.
 
@@ -227,7 +236,7 @@ def mapped(key: str, make: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, 
     arrays = {}
     for path in folder.glob("*.npy"):
         mode: Any = "c" if path.stat().st_size > EMPTY_NPY_BYTES else None
-        arrays[path.stem] = np.load(path, mmap_mode=mode).view(np.ndarray)
+        arrays[path.stem] = np.load(path, mmap_mode=mode).view(ndarray)
     return arrays
 
 
@@ -243,7 +252,7 @@ def mapped_training_list(path: str | Path) -> TrainingList:
 def mapped_list(key: str, read: Callable[[], TrainingList]) -> TrainingList:
     """A training list with memory-mapped columns; the key must contain everything it depends on."""
 
-    def make() -> dict[str, np.ndarray]:
+    def make() -> dict[str, ndarray]:
         listed = read()
         logger.info(
             "%s is long, so it is cached as a table in %s", listed.source, default_cache_folder()
@@ -300,7 +309,7 @@ def _load(path: Path, num_rows: int, sample_rate: int) -> LookupTable | None:
         return None
 
 
-def eligible_rows(data: DataOptions, rows: TrainingList, table: LookupTable) -> np.ndarray:
+def eligible_rows(data: DataOptions, rows: TrainingList, table: LookupTable) -> ndarray:
     """Check a training list and its files, return the rows to train on, and log how many are left
     out.
     """

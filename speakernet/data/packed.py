@@ -11,6 +11,7 @@ import bisect
 import contextlib
 import functools
 import hashlib
+import io
 import itertools
 import os
 import weakref
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import numpy as np
+from numpy import ndarray
 from pydantic import BaseModel, Field
 
 from speakernet.data.audio import SAMPLE_RATE, AudioError
@@ -88,8 +90,8 @@ class PackedIndex:
 
     sample_rate: int
     names: StringTable
-    sample_offsets: np.ndarray
-    checksums: np.ndarray
+    sample_offsets: ndarray
+    checksums: ndarray
     digest: str
 
     @property
@@ -116,13 +118,13 @@ class FileSamples:
     def __len__(self) -> int:
         return self._num_samples
 
-    def __getitem__(self, some: slice) -> np.ndarray:
+    def __getitem__(self, some: slice) -> ndarray:
         """A copy of the samples; AudioError if they cannot be read from disk."""
         first, stop, _ = some.indices(len(self))
         return read_samples(self._file, self._path, self._begin + 2 * first, stop - first)
 
 
-def read_samples(file: int, path: Path, begin: int, num_samples: int) -> np.ndarray:
+def read_samples(file: int, path: Path, begin: int, num_samples: int) -> ndarray:
     """Int16 (samples,) from byte `begin` of an open file; AudioError if they cannot be read."""
     samples = np.empty(max(0, num_samples), dtype=np.int16)
     done = 0
@@ -153,7 +155,7 @@ class JoinedSamples:
     def __len__(self) -> int:
         return int(self.begins[-1])
 
-    def __getitem__(self, some: slice) -> np.ndarray:
+    def __getitem__(self, some: slice) -> ndarray:
         first, stop, _ = some.indices(len(self))
         shard = max(0, bisect.bisect_right(self.begins, first, hi=len(self.shards)) - 1)
         begin = self.begins[shard]
@@ -163,7 +165,7 @@ class JoinedSamples:
         return np.concatenate([samples, self[rest:stop]]) if rest < stop else samples
 
 
-Samples: TypeAlias = np.ndarray | JoinedSamples | FileSamples
+Samples: TypeAlias = ndarray | JoinedSamples | FileSamples
 """The samples of a packed corpus end to end, int16 (samples,); sliced without a step."""
 
 
@@ -188,10 +190,10 @@ def describe_samples(num_samples: int) -> bytes:
     """The header of a .npy file of `num_samples` int16, always 128 bytes, so that it can be written
     last.
     """
-    text = f"{{'descr': '<i2', 'fortran_order': False, 'shape': ({num_samples},), }}"
-    return (
-        b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + text.ljust(117).encode("ascii") + b"\n"
-    )
+    header = io.BytesIO()
+    form = {"descr": "<i2", "fortran_order": False, "shape": (num_samples,)}
+    np.lib.format.write_array_header_1_0(header, form)
+    return header.getvalue()
 
 
 def _damaged(path: Path, problem: str) -> PackedError:
@@ -249,7 +251,7 @@ def read_description(root: Path) -> Description:
 
 
 def _reason_without_description(root: Path) -> str:
-    shards = list(parts_in(root))
+    shards = parts_in(root)
     if not shards:
         return (
             f"not a packed corpus, or an incomplete one (no {DESCRIPTION}); make it with "
@@ -327,7 +329,7 @@ def open_index(root: str | Path) -> PackedIndex:
     if description.num_utterances < LONG_ROWS:
         return read_index(root)
 
-    def make() -> dict[str, np.ndarray]:
+    def make() -> dict[str, ndarray]:
         index = read_index(root)
         facts = {"sample_offsets": index.sample_offsets, "checksums": index.checksums}
         return facts | index.names.columns()
@@ -355,13 +357,13 @@ def open_samples(root: str | Path, num_samples: int, *, is_mapped: bool = True) 
     return samples
 
 
-def _open_file(path: Path, is_mapped: bool) -> np.ndarray | FileSamples:
+def _open_file(path: Path, is_mapped: bool) -> ndarray | FileSamples:
     with reading(path, "samples of 2 bytes and a header; copy or pack it again", PackedError):
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     if array.dtype != np.dtype("<i2") or array.ndim != 1:
         raise _damaged(path, f"found {array.dtype} of shape {array.shape}, expected int16")
     # A plain view: slicing NumPy's memmap class costs as much as copying a crop.
-    return array.view(np.ndarray) if is_mapped else FileSamples(path, array.offset, len(array))
+    return array.view(ndarray) if is_mapped else FileSamples(path, array.offset, len(array))
 
 
 def verify(root: str | Path, num_threads: int = 2, show_progress: bool = False) -> list[str]:
@@ -441,7 +443,7 @@ class PackedSource(AudioSource):
         counts = f"{len(self)} utterances packed, {index.num_samples} samples"
         return f"{counts}, SHA-256 {digest.hexdigest()}"
 
-    def read(self, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
+    def read(self, name: str, start: int = 0, num_samples: int | None = None) -> ndarray:
         """See `AudioSource.read`."""
         (row,) = self.find(StringTable.from_strings([name])).tolist()
         if row == NOT_HERE:
@@ -455,7 +457,7 @@ class PackedSource(AudioSource):
             )
         return self.samples[first + start : first + stop] * INT16_SCALE
 
-    def find(self, names: StringTable) -> np.ndarray:
+    def find(self, names: StringTable) -> ndarray:
         """The row of each name in the corpus, -1 if it is missing; int64 (names,).
 
         A name that is missing may be there in the other Unicode form, as in a folder of files.
@@ -486,7 +488,7 @@ class PackedSource(AudioSource):
         problems = {row: self._lacks(names[row]) for row in absent}
         return LookupTable(self.sample_rate, same | places, problems)
 
-    def _places(self, names: StringTable) -> dict[str, np.ndarray]:
+    def _places(self, names: StringTable) -> dict[str, ndarray]:
         """Length, byte offset in the samples and checksum of each utterance; columns of a lookup
         table.
         """
@@ -515,9 +517,9 @@ class PackedRows(RowReader):
 
     root: str
     samples: Samples
-    offsets: np.ndarray
+    offsets: ndarray
     """Byte offset of each row in `samples`."""
-    lengths: np.ndarray
+    lengths: ndarray
     is_mapped: bool = True
 
     @property
@@ -525,7 +527,7 @@ class PackedRows(RowReader):
         """See `RowReader.is_on_disk`."""
         return not self.is_mapped
 
-    def touch(self, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> None:
+    def touch(self, rows: ndarray, starts: ndarray, counts: ndarray) -> None:
         """See `RowReader.touch`."""
         begins = self.starts_of(rows)
         # A row that the corpus does not have has no samples.
@@ -534,7 +536,7 @@ class PackedRows(RowReader):
             with contextlib.suppress(AudioError):
                 self.samples[first:stop]
 
-    def starts_of(self, rows: np.ndarray) -> np.ndarray:
+    def starts_of(self, rows: ndarray) -> ndarray:
         """The first sample of some rows in `samples`, int64 (rows,)."""
         return self.offsets[rows] // 2
 
@@ -549,7 +551,7 @@ class PackedRows(RowReader):
             )
         return int(self.offsets[row]) // 2, length
 
-    def read_row(self, row: int, start: int, out: np.ndarray) -> int:
+    def read_row(self, row: int, start: int, out: ndarray) -> int:
         """See `RowReader.read_row`."""
         first, length = self.span(row)
         crop = self.samples[first + start : first + min(length, start + len(out))]
@@ -559,14 +561,14 @@ class PackedRows(RowReader):
             np.multiply(crop, INT16_SCALE, out=out[: len(crop)])
         return len(crop)
 
-    def whole_crops(self, rows: np.ndarray, starts: np.ndarray, num_samples: int) -> np.ndarray:
+    def whole_crops(self, rows: ndarray, starts: ndarray, num_samples: int) -> ndarray:
         """The first sample in `samples` of crops that lie entirely in their rows, -1 for others;
         int64 (crops,).
         """
         is_whole = (starts >= 0) & (starts + num_samples <= self.lengths[rows])
         return np.where(is_whole, self.starts_of(rows) + starts, -1)
 
-    def fill(self, rows: np.ndarray, starts: np.ndarray, out: np.ndarray) -> dict[int, str]:
+    def fill(self, rows: ndarray, starts: ndarray, out: ndarray) -> dict[int, str]:
         """See `RowReader.fill`. Rows that hold the whole crop (nearly all) are copied without
         further checks.
         """
@@ -612,8 +614,8 @@ class RamRows(PackedRows):
     def __init__(
         self,
         samples: "torch.Tensor",
-        starts: np.ndarray,
-        lengths: np.ndarray,
+        starts: ndarray,
+        lengths: ndarray,
         problems: dict[int, str],
     ) -> None:
         super().__init__("the RAM corpus", shared_array(samples), 2 * starts, lengths)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from numpy import ndarray
 
 import speakernet
 from speakernet.data.audio import AudioError
@@ -91,7 +92,7 @@ class PackInput(ABC):
             yield row, None
 
     @abstractmethod
-    def decode(self, row: int, content: bytes | None, sample_rate: int) -> np.ndarray:
+    def decode(self, row: int, content: bytes | None, sample_rate: int) -> ndarray:
         """Decode one utterance to mono int16 (samples,); called from several threads."""
 
 
@@ -109,7 +110,7 @@ class Shard(PackInput):
         for row, content in self._whole.items([self._rows[row] for row in rows]):
             yield self._rows.index(row), content
 
-    def decode(self, row: int, content: bytes | None, sample_rate: int) -> np.ndarray:
+    def decode(self, row: int, content: bytes | None, sample_rate: int) -> ndarray:
         """See `PackInput.decode`."""
         return self._whole.decode(self._rows[row], content, sample_rate)
 
@@ -193,12 +194,12 @@ def pack(
 
 def _decode_from(
     source: PackInput, first_row: int, sample_rate: int, num_threads: int, description: str
-) -> Iterator[tuple[int, tuple[np.ndarray, int] | AudioError]]:
+) -> Iterator[tuple[int, tuple[ndarray, int] | AudioError]]:
     """Row, and its samples and their checksum or why it cannot be read, of all rows from
     `first_row` on.
     """
 
-    def decode(item: tuple[int, bytes | None]) -> tuple[np.ndarray, int] | AudioError:
+    def decode(item: tuple[int, bytes | None]) -> tuple[ndarray, int] | AudioError:
         try:
             samples = source.decode(*item, sample_rate)
         except AudioError as error:
@@ -239,6 +240,11 @@ def _check_plan(path: Path, plan: Mapping[str, Any]) -> None:
         )
 
 
+# What a kill may leave. Samples are flushed to disk before the journal that counts them, so the
+# array may be longer than the journal says, never shorter; a restart cuts it to what the journal
+# has and goes on from there. The header of the array, which needs the final length, and the index
+# are written last, and the folder gets its name after that. An fsync for each utterance would be
+# simpler, but takes longer than decoding; 64 MiB or 20 seconds of work is what a kill may cost.
 class _Writer:
     """The growing array and its journal; every utterance in the journal is in the array, whatever
     happens.
@@ -275,7 +281,7 @@ class _Writer:
         for file in (self._samples, self._journal, self._skipped):
             file.close()
 
-    def append(self, samples: np.ndarray, checksum: int) -> None:
+    def append(self, samples: ndarray, checksum: int) -> None:
         """Add the next utterance, int16 (samples,)."""
         self._samples.write(samples.data)
         self._record(len(samples), checksum, samples.nbytes)
@@ -315,7 +321,7 @@ def _digest_of(names: StringTable) -> str:
     return digest.hexdigest()
 
 
-def _read_journal(folder: Path) -> np.ndarray:
+def _read_journal(folder: Path) -> ndarray:
     """The complete records."""
     content = (folder / JOURNAL).read_bytes()
     return np.frombuffer(content, dtype=RECORD, count=len(content) // RECORD.itemsize)
@@ -416,7 +422,7 @@ def pack_part(
     _check_plan(corpus / PLAN_OF_PARTS, plan)
     shard = Shard(source, rows, f"part {part} of {source.description}", digest_of_plan(plan))
     summary = pack(shard, corpus / part.name, sample_rate=sample_rate, **options)
-    missing = missing_parts(list(parts_in(corpus)), corpus)
+    missing = missing_parts(parts_in(corpus), corpus)
     if not missing:
         join_parts(corpus)
     return summary, missing
@@ -441,7 +447,7 @@ def join_parts(corpus: str | Path) -> None:
         raise PackedError(
             f"{corpus}: no parts to join; make them with speakernet pack … --part 1/N"
         )
-    if missing := missing_parts(list(paths), corpus):
+    if missing := missing_parts(paths, corpus):
         raise PackedError(
             f"{corpus}: the parts {list_parts(missing)} are missing; run speakernet pack with them "
             "first"

@@ -4,7 +4,7 @@ Used by `pack` and `embed`: each part writes into a shared folder, and the last 
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -70,32 +70,29 @@ def share(rows: Rows, number: int, count: int) -> Rows:
     >>> [share(range(10), number, 4) for number in (1, 2, 3, 4)]
     [range(0, 2), range(2, 5), range(5, 7), range(7, 10)]
     """
-    first, last = (len(rows) * one // count for one in (number - 1, number))
-    return rows[first:last]  # type: ignore[return-value]
+    first = len(rows) * (number - 1) // count
+    return rows[first : len(rows) * number // count]  # type: ignore[return-value]
 
 
 def parts_in(folder: str | Path, suffix: str = "") -> dict[WorkPart, Path]:
     """Part -> file or folder named after it plus `suffix`, in order; the folder need not exist."""
-    paths = Path(folder).glob(f"part-*{suffix}")
-    found = [(PART_NAME.fullmatch(path.name.removesuffix(suffix)), path) for path in paths]
-    return dict(
-        sorted((WorkPart(int(match[1]), int(match[2])), path) for match, path in found if match)
-    )
+    parts = {}
+    for path in Path(folder).glob(f"part-*{suffix}"):
+        if match := PART_NAME.fullmatch(path.name.removesuffix(suffix)):
+            parts[WorkPart(int(match[1]), int(match[2]))] = path
+    return dict(sorted(parts.items()))
 
 
-def missing_parts(found: Sequence[WorkPart], folder: str | Path) -> list[WorkPart]:
+def missing_parts(finished: Collection[WorkPart], folder: str | Path) -> list[WorkPart]:
     """The unfinished parts, given at least one finished part."""
-    counts = sorted({part.count for part in found})
+    counts = sorted({part.count for part in finished})
     if len(counts) > 1:
         raise PartError(
             f"{folder} has parts of {' and of '.join(map(str, counts))}; remove those with the "
             "wrong total, or give every machine the same total"
         )
-    return [
-        part
-        for part in (WorkPart(one, counts[0]) for one in range(1, counts[0] + 1))
-        if part not in set(found)
-    ]
+    every_part = {WorkPart(number, counts[0]) for number in range(1, counts[0] + 1)}
+    return sorted(every_part.difference(finished))
 
 
 def list_parts(some: Sequence[WorkPart]) -> str:
@@ -104,6 +101,5 @@ def list_parts(some: Sequence[WorkPart]) -> str:
     >>> list_parts([WorkPart(2, 4), WorkPart(3, 4)])
     '2/4, 3/4'
     """
-    return ", ".join(map(str, some[:MAX_PARTS_NAMED])) + (
-        " and more" if len(some) > MAX_PARTS_NAMED else ""
-    )
+    names = ", ".join(map(str, some[:MAX_PARTS_NAMED]))
+    return f"{names} and more" if len(some) > MAX_PARTS_NAMED else names

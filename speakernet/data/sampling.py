@@ -16,7 +16,10 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
+from numpy.random import Generator
 
+from speakernet.data.lists import places_in_runs
 from speakernet.data.options import DataOptions
 from speakernet.random import REAL_STREAM, VOICE_STREAM, KeyedRandom, numpy_generator
 from speakernet.terminal import counted
@@ -53,7 +56,7 @@ class Voices:
             return changed / len(self)
         return (1 - self.real_share) * changed / (len(self) - 1)
 
-    def classes_of(self, labels: np.ndarray, voices: np.ndarray, num_speakers: int) -> np.ndarray:
+    def classes_of(self, labels: ndarray, voices: ndarray, num_speakers: int) -> ndarray:
         """Classes of speakers (labels) in voices, int64 (utterances,); those of voice n follow
         those of voice n - 1.
         """
@@ -61,7 +64,7 @@ class Voices:
         # byte.
         return labels.astype(np.int64) + num_speakers * voices.astype(np.int64)
 
-    def draw(self, seed: int, epoch: int, rows: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    def draw(self, seed: int, epoch: int, rows: ndarray, bounds: ndarray) -> ndarray:
         """Draw the voice of each utterance (or of each unit of utterances) of an epoch, int64
         (utterances,).
 
@@ -95,8 +98,8 @@ class Parts:
     (3, array([ 0, 10,  1,  2, 11,  3,  4, 12,  5]), {'a': 6, 'b': 3})
     """
 
-    units: Sequence[np.ndarray]
-    ends: np.ndarray
+    units: Sequence[ndarray]
+    ends: ndarray
     """Where each part of a batch ends, as a share of the batch; the last one is 1."""
     names: Sequence[str] = ()
     """Names of corpora, which are spread over a batch; if empty, parts follow each other in the
@@ -105,14 +108,14 @@ class Parts:
     def __len__(self) -> int:
         return sum(map(len, self.units))
 
-    def counts(self, sizes: np.ndarray) -> np.ndarray:
+    def counts(self, sizes: ndarray) -> ndarray:
         """Units of each part in batches of the given sizes, int64 (batches, parts)."""
         # Rounded as in `rank_share`.
         return np.diff(
             np.floor(sizes[:, None] * self.ends + 1e-9).astype(np.int64), axis=1, prepend=0
         )
 
-    def num_batches(self, sizes: np.ndarray) -> int:
+    def num_batches(self, sizes: ndarray) -> int:
         """How many batches of the given sizes every part can fill its share of."""
         needed = np.cumsum(self.counts(sizes), axis=0)
         return min(
@@ -120,14 +123,13 @@ class Parts:
             for part, units in enumerate(self.units)
         )
 
-    def take(self, sizes: np.ndarray) -> np.ndarray:
+    def take(self, sizes: ndarray) -> ndarray:
         """The units of batches of the given sizes, (units, utterances per unit)."""
         counts = self.counts(sizes).ravel()
         owners = np.repeat(np.tile(np.arange(len(self.units)), len(sizes)), counts)
         if self.names:
             # Spread evenly over the batch, so that every process gets its share of every corpus.
-            places = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
-            order = (places + 0.5) / np.repeat(counts, counts)
+            order = (places_in_runs(counts) + 0.5) / np.repeat(counts, counts)
             owners = owners[np.lexsort((order, np.repeat(np.arange(len(sizes)), sizes)))]
         taken = np.empty((len(owners), self.units[0].shape[1]), dtype=np.result_type(*self.units))
         for part, units in enumerate(self.units):
@@ -135,7 +137,7 @@ class Parts:
             taken[places] = units[: len(places)]
         return taken
 
-    def drawn(self, sizes: np.ndarray, unit: int = 1) -> dict[str, int]:
+    def drawn(self, sizes: ndarray, unit: int = 1) -> dict[str, int]:
         """Utterances of each corpus in batches of the given sizes, with `unit` utterances per
         unit.
         """
@@ -146,12 +148,12 @@ class Parts:
 class EpochPlan:
     """The batches of one epoch."""
 
-    rows: np.ndarray
+    rows: ndarray
     """Rows of the list; the n-th repeat of a corpus (`mixing.mixed`) adds n times the length of the
     list."""
-    bounds: np.ndarray
-    crop_frames: np.ndarray
-    voices: np.ndarray
+    bounds: ndarray
+    crop_frames: ndarray
+    voices: ndarray
     num_left_out: int
     drawn: Mapping[str, int] = field(default_factory=dict)
     """Utterances of each corpus, if there are several."""
@@ -184,11 +186,11 @@ class Sampler(ABC):
 
     def __init__(
         self,
-        labels: np.ndarray,
+        labels: ndarray,
         options: DataOptions,
         *,
         seed: int,
-        eligible: np.ndarray | None = None,
+        eligible: ndarray | None = None,
         voices: Voices | None = None,
     ) -> None:
         self.labels = labels
@@ -266,7 +268,7 @@ class Sampler(ABC):
             parts.drawn(sizes, self.unit),
         )
 
-    def limit_speakers(self, rows: np.ndarray) -> np.ndarray:
+    def limit_speakers(self, rows: ndarray) -> ndarray:
         """The first `max_utterances` of each speaker among some rows, in their order."""
         if self.max_utterances >= len(rows):
             return rows
@@ -280,10 +282,10 @@ class Sampler(ABC):
         """Raise if the utterances cannot fill one batch."""
 
     @abstractmethod
-    def units_of(self, random: np.random.Generator, rows: np.ndarray) -> np.ndarray:
+    def units_of(self, random: Generator, rows: ndarray) -> ndarray:
         """Rows in the order in which they are used, (units, utterances per unit)."""
 
-    def fit_sizes(self, units: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    def fit_sizes(self, units: ndarray, sizes: ndarray) -> ndarray:
         """Units, ordered for batches of `batch_size`, in an order for batches of these sizes."""
         return units
 
@@ -302,7 +304,7 @@ class ShuffledSampler(Sampler):
                 f"data.batch_size ({self.batch_size}); lower the batch size"
             )
 
-    def units_of(self, random: np.random.Generator, rows: np.ndarray) -> np.ndarray:
+    def units_of(self, random: Generator, rows: ndarray) -> ndarray:
         """See `Sampler.units_of`."""
         return self.limit_speakers(random.permutation(rows))[:, None]
 
@@ -317,7 +319,7 @@ class BalancedSampler(Sampler):
     auto_max_utterances = 500  # as in voxceleb_trainer, whose sampler this is
     needs_many_speakers = True
 
-    def __init__(self, labels: np.ndarray, options: DataOptions, **more: Any) -> None:
+    def __init__(self, labels: ndarray, options: DataOptions, **more: Any) -> None:
         self.unit = options.utterances_per_speaker
         super().__init__(labels, options, **more)
 
@@ -341,7 +343,7 @@ class BalancedSampler(Sampler):
                 "data.utterances_per_speaker"
             )
 
-    def units_of(self, random: np.random.Generator, rows: np.ndarray) -> np.ndarray:
+    def units_of(self, random: Generator, rows: ndarray) -> ndarray:
         """See `Sampler.units_of`."""
         shuffled = random.permutation(rows)
         by_speaker, place, counts = by_speaker_of(self.labels[shuffled])
@@ -353,7 +355,7 @@ class BalancedSampler(Sampler):
         )
         return kept[self._deal(np.repeat(np.arange(len(counts)), groups), groups, random)]
 
-    def fit_sizes(self, units: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    def fit_sizes(self, units: ndarray, sizes: ndarray) -> ndarray:
         """See `Sampler.fit_sizes`: a unit waits for the next batch if this one already contains its
         speaker.
         """
@@ -373,9 +375,13 @@ class BalancedSampler(Sampler):
             left.extendleft(reversed(waiting))
         return units[order]
 
-    def _deal(
-        self, speakers: np.ndarray, groups: np.ndarray, random: np.random.Generator
-    ) -> np.ndarray:
+    # Dealing speakers. A random order nearly always has a speaker twice in some batch, and drawing
+    # again until it has none would never end. For a small list the exact method below deals batch
+    # by batch, which takes batches x speakers steps. For a large one a random order is repaired:
+    # each group that repeats a speaker is swapped with a random one, which makes few new conflicts
+    # as long as a batch is small beside the number of speakers; a few rounds settle it. If they do
+    # not, the exact method deals after all.
+    def _deal(self, speakers: ndarray, groups: ndarray, random: Generator) -> ndarray:
         """Order the groups, given speaker by speaker, so that no batch contains a speaker twice."""
         size = self.batch_size
         if len(speakers) // size * len(groups) <= EXACT_WORK:
@@ -398,18 +404,17 @@ class BalancedSampler(Sampler):
         return _deal_exactly(groups, size, random)
 
 
-def by_speaker_of(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def by_speaker_of(labels: ndarray) -> tuple[ndarray, ndarray, ndarray]:
     """Rows ordered by speaker, (rows,); each row's place among its speaker's rows, (rows,); rows
     per speaker.
     """
     order = np.argsort(labels, kind="stable")
     counts = np.bincount(labels)
     counts = counts[counts > 0]
-    first = np.cumsum(counts) - counts
-    return order, np.arange(len(labels)) - np.repeat(first, counts), counts
+    return order, places_in_runs(counts), counts
 
 
-def _deal_exactly(groups: np.ndarray, size: int, random: np.random.Generator) -> np.ndarray:
+def _deal_exactly(groups: ndarray, size: int, random: Generator) -> ndarray:
     """As many full batches as possible, drawn at random.
 
     With b batches to come, no speaker can be used more than b times. Once every speaker is cut to

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy import ndarray
 
 from speakernet import distributed
 from speakernet.data.audio import SAMPLE_RATE
@@ -57,6 +58,12 @@ HELD = "samples"
 SPACE_LOCK = "space.lock"
 
 
+# One cache for all processes of a machine, without a server: the files themselves are the state.
+# A shard that is complete has its name; its time stamp is when it was last used. Whoever needs a
+# missing one takes the lock of that shard and fetches it while the others wait for the lock, then
+# find it there. Space is made under a lock of its own, before the fetch, by an empty partial file
+# that counts as the whole shard, so that two fetches cannot both take the last free gigabyte. A
+# file that somebody has open stays readable after it was removed, so readers need no lock at all.
 @dataclass(frozen=True)
 class ShardCache:
     """The samples of a corpus's shards on this disk, by shard number, at most `budget_bytes` in
@@ -67,7 +74,7 @@ class ShardCache:
     folder: Path
     """Holds the corpus's description and indices, and the cached samples."""
     names: tuple[str, ...]
-    num_samples: np.ndarray
+    num_samples: ndarray
     budget_bytes: int
 
     def bytes_of(self, shard: int) -> int:
@@ -149,7 +156,7 @@ class ShardCache:
             return f"{size} bytes arrived, expected {self.bytes_of(shard)}"
         index = read_index(self.folder / self.names[shard])
         samples = np.memmap(partial, np.int16, "r", HEADER_BYTES)
-        problems = damaged(index, samples.view(np.ndarray), range(len(index.names)))
+        problems = damaged(index, samples.view(ndarray), range(len(index.names)))
         return f"altered since it was packed: {problems[0]}" if problems else ""
 
 
@@ -165,7 +172,7 @@ class CachedShard:
     def __len__(self) -> int:
         return int(self.cache.num_samples[self.shard])
 
-    def __getitem__(self, some: slice) -> np.ndarray:
+    def __getitem__(self, some: slice) -> ndarray:
         """A copy of the samples; ShardError if the shard cannot be fetched."""
         first, stop, _ = some.indices(len(self))
         file = self.cache.open(self.shard)
@@ -177,10 +184,19 @@ class CachedShard:
             os.close(file)
 
 
+class RemoteSamples(JoinedSamples):
+    """The samples of all shards of a cache."""
+
+    def __init__(self, cache: ShardCache) -> None:
+        super().__init__([CachedShard(cache, shard) for shard in range(len(cache.names))])
+        self.cache = cache
+
+
 class RemoteSource(PackedSource):
     """The utterances of a packed corpus at an address."""
 
     is_remote = True
+    samples: RemoteSamples
 
     def __init__(
         self, root: str, sample_rate: int = SAMPLE_RATE, cache_gigabytes: float | None = None
@@ -201,11 +217,6 @@ class RemoteSource(PackedSource):
         self._budget_bytes = int(cache_gigabytes * (1 << 30))
         super().__init__(root, sample_rate)
         self.is_mapped = False
-
-    @property
-    def shards(self) -> ShardCache:
-        """The cache."""
-        return self.samples.shards[0].cache  # type: ignore[union-attr]
 
     def _read_index(self) -> PackedIndex:
         """Copy the description and the shards' indices if this disk does not have the current
@@ -234,13 +245,15 @@ class RemoteSource(PackedSource):
             (folder / HELD).mkdir(exist_ok=True)
         return open_index(folder)
 
-    def _open_samples(self) -> JoinedSamples:
+    def _open_samples(self) -> "RemoteSamples":
         names = tuple(read_description(self._folder).shards) or ("",)
         sizes = [read_description(self._folder / name).num_samples for name in names]
-        cache = ShardCache(self.root, self._folder, names, np.array(sizes), self._budget_bytes)
-        return JoinedSamples([CachedShard(cache, shard) for shard in range(len(names))])
+        self.shards = ShardCache(
+            self.root, self._folder, names, np.array(sizes), self._budget_bytes
+        )
+        return RemoteSamples(self.shards)
 
-    def shards_of(self, table: LookupTable) -> np.ndarray:
+    def shards_of(self, table: LookupTable) -> ndarray:
         """The shard of each row of a table of this source, int32 (rows,)."""
         ends = np.cumsum(self.shards.num_samples)
         return np.searchsorted(ends, table.data_offsets // 2, side="right").astype(np.int32)
@@ -304,32 +317,27 @@ class RemoteRows(PackedRows):
     """Rows of a list read from a packed corpus at an address."""
 
     is_remote = True
+    samples: RemoteSamples
 
-    def shards_of(self, rows: np.ndarray) -> list[int]:
+    def shards_of(self, rows: ndarray) -> list[int]:
         """The shards of some rows, each once."""
-        assert isinstance(self.samples, JoinedSamples)
         starts = self.starts_of(rows[self.lengths[rows] > 0])
         shards = np.searchsorted(self.samples.begins, starts, side="right") - 1
         return np.unique(shards).tolist()
 
-    @property
-    def cache(self) -> ShardCache:
-        """The cache of shards."""
-        return self.samples.shards[0].cache  # type: ignore[union-attr]
-
-    def fill(self, rows: np.ndarray, starts: np.ndarray, out: np.ndarray) -> dict[int, str]:
+    def fill(self, rows: ndarray, starts: ndarray, out: ndarray) -> dict[int, str]:
         """See `RowReader.fill`. A shard that cannot be fetched is an error, not a broken
         utterance.
         """
         for shard in self.shards_of(rows):
-            self.cache.hold(shard)
+            self.samples.cache.hold(shard)
         return super().fill(rows, starts, out)
 
     def ahead(
         self,
         maker: CropMaker,
         num_asked: int,
-        choose: Callable[[np.ndarray], np.ndarray] = np.asarray,
+        choose: Callable[[ndarray], ndarray] = np.asarray,
     ) -> "ShardsAhead":
         """See `RowReader.ahead`: threads fetch the shards."""
         return ShardsAhead(maker, self, num_asked, choose)
@@ -345,7 +353,7 @@ class ShardsAhead(WrappedMaker):
         maker: CropMaker,
         rows: RemoteRows,
         num_asked: int,
-        choose: Callable[[np.ndarray], np.ndarray],
+        choose: Callable[[ndarray], ndarray],
     ) -> None:
         super().__init__(maker)
         self._rows = rows
@@ -354,7 +362,7 @@ class ShardsAhead(WrappedMaker):
 
     def run(self, requests: Sequence[BatchRequest]) -> Iterator[Made]:
         """See `CropMaker.run`."""
-        cache = self._rows.cache
+        cache = self._rows.samples.cache
         budget = cache.budget_bytes // distributed.local_world_size()
         last_use: dict[int, int] = {}
         asked = 0
@@ -384,4 +392,4 @@ class ShardsAhead(WrappedMaker):
     def _hold(self, shard: int) -> None:
         # The reader of the shard tries again and reports the error.
         with contextlib.suppress(ShardError):
-            self._rows.cache.hold(shard)
+            self._rows.samples.cache.hold(shard)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy import ndarray
 
 from speakernet.files import human_bytes
 from speakernet.machine.facts import usable_memory_bytes
@@ -60,19 +61,19 @@ _tensors: dict[int, "torch.Tensor"] = {}
 """id of an array -> the tensor that other processes are sent for it."""
 
 
-def shared_array(tensor: "torch.Tensor") -> np.ndarray:
+def shared_array(tensor: "torch.Tensor") -> ndarray:
     """The array of a tensor in shared memory; other processes are sent the tensor's handle."""
     array = tensor.numpy()
     _remember(array, tensor)
     return array
 
 
-def _remember(array: np.ndarray, tensor: "torch.Tensor") -> None:
+def _remember(array: ndarray, tensor: "torch.Tensor") -> None:
     _tensors[id(array)] = tensor
     weakref.finalize(array, _tensors.pop, id(array), None)
 
 
-def _reduce(array: np.ndarray) -> Any:
+def _reduce(array: ndarray) -> Any:
     """How an array is pickled for another process."""
     if id(array) not in _tensors:
         if array.nbytes < LEAST_SHARED_BYTES or array.dtype.kind not in "if":
@@ -83,4 +84,4 @@ def _reduce(array: np.ndarray) -> Any:
     return shared_array, (_tensors[id(array)],)
 
 
-ForkingPickler.register(np.ndarray, _reduce)
+ForkingPickler.register(ndarray, _reduce)

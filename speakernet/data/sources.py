@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy import ndarray
 
 from speakernet.data.audio import (
     SAMPLE_RATE,
@@ -68,21 +69,21 @@ class AudioCache:
 
     budget_bytes: int
     used_bytes: int = 0
-    _entries: OrderedDict[Hashable, np.ndarray] = field(default_factory=OrderedDict)
+    _entries: OrderedDict[Hashable, ndarray] = field(default_factory=OrderedDict)
     _lock: Any = field(default_factory=threading.Lock)
 
     def admits(self, num_samples: int) -> bool:
         """Whether float32 audio of that length may be kept: at most an eighth of the budget."""
         return 0 < 4 * num_samples <= self.budget_bytes // 8
 
-    def get(self, key: Hashable) -> np.ndarray | None:
+    def get(self, key: Hashable) -> ndarray | None:
         """The array, now the most recently used; None if it is not cached."""
         with self._lock:
             if key in self._entries:
                 self._entries.move_to_end(key)
             return self._entries.get(key)
 
-    def put(self, key: Hashable, array: np.ndarray) -> None:
+    def put(self, key: Hashable, array: ndarray) -> None:
         """Keep an array (read-only from then on) if it fits, and drop the least recently used
         ones.
         """
@@ -112,7 +113,7 @@ class AudioSource(ABC):
         self.root = str(root)
         self.sample_rate = sample_rate
         self._tables = ByTable[LookupTable]()
-        self._levels = ByTable[np.ndarray]()
+        self._levels = ByTable[ndarray]()
         self.warnings: dict[str, str] = {}
         """Of utterances that were read, by name: what a user should know about them."""
 
@@ -131,12 +132,12 @@ class AudioSource(ABC):
         return self.root if is_address(self.root) else str(Path(self.root).resolve())
 
     @abstractmethod
-    def read(self, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
+    def read(self, name: str, start: int = 0, num_samples: int | None = None) -> ndarray:
         """Read a crop as float32 in -1..1, shape (samples,); shorter at the utterance's end, never
         wrapped.
         """
 
-    def blocks(self, name: str, num_samples: int) -> Iterator[np.ndarray]:
+    def blocks(self, name: str, num_samples: int) -> Iterator[ndarray]:
         """A whole utterance, at most `num_samples` at a time, so that memory does not depend on its
         length.
         """
@@ -152,7 +153,7 @@ class AudioSource(ABC):
         """An utterance's file; empty if it does not have its own."""
         return ""
 
-    def missing(self, names: StringTable) -> np.ndarray:
+    def missing(self, names: StringTable) -> ndarray:
         """Rows of `names` whose audio is missing, int64 (rows,)."""
         problems = sorted(self.lookup_table(names).problems)
         rows = [row for row in problems if not Path(self.path_of(names[row])).is_file()]
@@ -166,7 +167,7 @@ class AudioSource(ABC):
         """
         return self._tables.get(names, lambda: self._look_up(names, num_threads))
 
-    def levels_db(self, names: StringTable) -> np.ndarray:
+    def levels_db(self, names: StringTable) -> ndarray:
         """Mean power of the named utterances in dB relative to full scale, float32 (utterances,),
         which whoever embeds them fills in; NaN until then.
 
@@ -177,13 +178,13 @@ class AudioSource(ABC):
     @abstractmethod
     def _look_up(self, names: StringTable, num_threads: int) -> LookupTable: ...
 
-    @abstractmethod
     def rows(
         self, names: StringTable, table: LookupTable, cache: AudioCache | None = None
     ) -> "RowReader":
         """A reader of batches of rows of `names`; `cache` keeps short utterances that must be
-        decoded, by row.
+        decoded, by row. Sources that change recordings as a whole have none.
         """
+        raise ValueError("training reads crops of whole recordings, not of changed ones")
 
     def apart(self, training: TrainingList) -> list[TrainingList]:
         """Split a list of this source: one list per corpus, with the corpus's own names."""
@@ -212,7 +213,7 @@ class RowReader(ABC):
         """Whether its audio is larger than memory, so that reading ahead pays."""
         return False
 
-    def touch(self, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> None:
+    def touch(self, rows: ndarray, starts: ndarray, counts: ndarray) -> None:
         """Read the `counts` samples from `starts` on of some rows and discard them, so that they
         are in the system's page cache; whoever needs them reports problems.
         """
@@ -222,7 +223,7 @@ class RowReader(ABC):
         self,
         maker: Any,
         num_asked: int,
-        choose: Callable[[np.ndarray], np.ndarray] = np.asarray,
+        choose: Callable[[ndarray], ndarray] = np.asarray,
     ) -> Any:
         """Wrap `maker` (a `CropMaker`, which prepares `num_asked` batches at once) so that what
         must be fetched is there in time. `choose` finds the rows of this reader among those of a
@@ -231,12 +232,12 @@ class RowReader(ABC):
         return maker
 
     @abstractmethod
-    def read_row(self, row: int, start: int, out: np.ndarray) -> int:
+    def read_row(self, row: int, start: int, out: ndarray) -> int:
         """Write samples from `start` on to `out` (samples,), float32 in -1..1 or int16; returns
         their number.
         """
 
-    def fill(self, rows: np.ndarray, starts: np.ndarray, out: np.ndarray) -> dict[int, str]:
+    def fill(self, rows: ndarray, starts: ndarray, out: ndarray) -> dict[int, str]:
         """Fill `out` (batch, samples) with crops; an utterance that ends early wraps around to its
         start.
 
@@ -250,7 +251,7 @@ class RowReader(ABC):
                 problems[place] = problem
         return problems
 
-    def fill_one(self, row: int, start: int, target: np.ndarray) -> str:
+    def fill_one(self, row: int, start: int, target: ndarray) -> str:
         """`fill` for one crop; returns the problem, empty if there is none."""
         try:
             count = self.read_row(row, start, target)
@@ -270,9 +271,7 @@ class RowReader(ABC):
         return ""
 
 
-def read_plain(
-    path: bytes, target: np.ndarray, offset: int, num_bytes: int, modified_ns: int
-) -> bool:
+def read_plain(path: bytes, target: ndarray, offset: int, num_bytes: int, modified_ns: int) -> bool:
     """Fill int16 `target` from byte `offset` of a file; False if it cannot be read or has changed:
     it no longer has `num_bytes` or was modified later.
     """
@@ -312,7 +311,7 @@ class FolderSource(AudioSource):
         """See `AudioSource.path_of`."""
         return os.path.join(self.root, self._unicode.on_disk(name))  # noqa: PTH118
 
-    def read(self, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
+    def read(self, name: str, start: int = 0, num_samples: int | None = None) -> ndarray:
         """See `AudioSource.read`."""
         return read_audio(self.path_of(name), start, num_samples, self.sample_rate)
 
@@ -354,7 +353,7 @@ class FolderRows(RowReader):
         """See `RowReader.is_on_disk`."""
         return CAN_READ_AT and int(self.table.file_bytes.sum()) > usable_memory_bytes()
 
-    def touch(self, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> None:
+    def touch(self, rows: ndarray, starts: ndarray, counts: ndarray) -> None:
         """See `RowReader.touch`. Of a file that has to be decoded or resampled, all is read."""
         is_plain = self.table.is_plain(rows)
         offsets = np.where(is_plain, self.table.data_offsets[rows] + 2 * starts, 0)
@@ -367,7 +366,7 @@ class FolderRows(RowReader):
                 finally:
                     os.close(file)
 
-    def fill(self, rows: np.ndarray, starts: np.ndarray, out: np.ndarray) -> dict[int, str]:
+    def fill(self, rows: ndarray, starts: ndarray, out: ndarray) -> dict[int, str]:
         """See `RowReader.fill`. Whole crops of plain files (nearly all) are read here in one
         loop.
         """
@@ -398,7 +397,7 @@ class FolderRows(RowReader):
                 problems[place] = problem
         return problems
 
-    def read_row(self, row: int, start: int, out: np.ndarray) -> int:
+    def read_row(self, row: int, start: int, out: ndarray) -> int:
         """See `RowReader.read_row`. Any format, rate and number of channels; short utterances are
         cached.
         """

@@ -7,10 +7,11 @@ import logging
 import weakref
 
 import numpy as np
+from numpy import ndarray
 
 from speakernet.data.lists import StringTable
 from speakernet.data.lookup import LookupTable
-from speakernet.data.sources import AudioCache, AudioSource, RowReader
+from speakernet.data.sources import AudioSource
 from speakernet.data.speech import PIECE_SECONDS, find_speech, read_speech, sample_edges
 from speakernet.files import parallel_map
 from speakernet.terminal import MAX_NAMED
@@ -34,14 +35,14 @@ class SpokenSource(AudioSource):
         super().__init__(source.root, source.sample_rate)
         self.source = source
         self.is_remote = source.is_remote
-        self._edges: dict[str, np.ndarray] = {}
+        self._edges: dict[str, ndarray] = {}
 
     @property
     def identity(self) -> str:
         """See `AudioSource.identity`."""
         return self.source.identity
 
-    def edges_of(self, name: str) -> np.ndarray:
+    def edges_of(self, name: str) -> ndarray:
         """First and last + 1 sample of each stretch of speech, int64 (stretches, 2); (0, 2) without
         speech.
         """
@@ -52,7 +53,7 @@ class SpokenSource(AudioSource):
             )
         return self._edges[name]
 
-    def read(self, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
+    def read(self, name: str, start: int = 0, num_samples: int | None = None) -> ndarray:
         """Read a crop of the joined speech as float32 in -1..1, shape (samples,); shorter at its
         end.
         """
@@ -66,18 +67,12 @@ class SpokenSource(AudioSource):
         """An utterance's file; empty if it does not have its own."""
         return self.source.path_of(name)
 
-    def rows(
-        self, names: StringTable, table: LookupTable, cache: AudioCache | None = None
-    ) -> RowReader:
-        """Not for training, which learns from whole recordings."""
-        raise ValueError("training reads whole recordings, not their speech alone")
-
     def _look_up(self, names: StringTable, num_threads: int) -> LookupTable:
         table = self.source.lookup_table(names, num_threads)
         columns = {name: column.copy() for name, column in table.columns().items()}
         rows = [row for row in range(len(names)) if row not in table.problems]
 
-        def search(row: int) -> np.ndarray:
+        def search(row: int) -> ndarray:
             return self.edges_of(names[row])
 
         searched = parallel_map(search, rows, num_threads, "finding speech", total=len(rows))

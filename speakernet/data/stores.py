@@ -150,15 +150,11 @@ class Store:
                         f"{place}: unknown kind of address; expected one such as s3://…"
                     ) from error
                 if attempt == ATTEMPTS:
-                    # The file arrived each time, but is not what was packed.
-                    advice = (
-                        f"; remove it there, then {REPAIR_ADVICE}"
-                        if isinstance(error, ShardError)
-                        else ""
-                    )
-                    raise ShardError(
-                        f"{place}: {ATTEMPTS} attempts failed, the last with {reason}{advice}"
-                    ) from error
+                    problem = f"{place}: {ATTEMPTS} attempts failed, the last with {reason}"
+                    if isinstance(error, ShardError):
+                        # The file arrived each time, but is not what was packed.
+                        problem += f"; remove it there, then {REPAIR_ADVICE}"
+                    raise ShardError(problem) from error
                 logger.warning("%s: attempt %d of %d failed (%s)", place, attempt, ATTEMPTS, reason)
             time.sleep(pause)
             pause *= 2

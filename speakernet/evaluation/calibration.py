@@ -125,6 +125,8 @@ def quality_columns(
     >>> quality_columns(inputs, np.array([0.5]), *one_and_four).round(2).tolist()
     [[0.5, 0.0, 1.39, 3.0, 0.25]]
     """
+    # Symmetric in the two sides, since swapping them must not change a decision. The smaller value
+    # usually matters most: a trial is as hard as its worse recording.
     columns = []
     scores = np.asarray(scores, dtype=np.float64)
     if DURATION in values:

@@ -190,6 +190,9 @@ def compare_left_out(
     """
     labels = cut.trials.labels
     assert labels is not None
+    # Whether durations help must be judged on speakers that the fit has not seen. A trial has two,
+    # so it is tested if both are in the fold and fitted on if neither is; trials across the border
+    # belong to neither, or the fit would have seen half of what it is tested on.
     of_names = speakers[cut.recordings]
     sides = np.stack([of_names[cut.trials.enrol], of_names[cut.trials.test]])
     with_targets = speakers_with_targets(cut.trials, of_names)

@@ -138,6 +138,10 @@ def plan_of(
     has_few_shapes: bool = False,
 ) -> Plan:
     """Plan batches of at most batch_size waveforms and a bounded amount of padded audio."""
+    # The plan depends on lengths, batch size and device alone: not on how fast files are read, nor
+    # on how many ranks share the work. A batch of other neighbours has other padding, and on a GPU
+    # other kernels, so its last bits would differ; a plan that is the same everywhere gives the
+    # same embeddings everywhere.
     samples = np.array([stretch.num_samples for stretch in stretches], dtype=np.int64)
     are_windows = np.array([stretch.num_windows > 1 for stretch in stretches], dtype=bool)
     if cut.length:
@@ -335,22 +339,7 @@ def embed_utterances(
     has_windows = any(stretch.num_windows > 1 for stretch in stretches)
     num_lanes = 1 if has_windows else lanes_of(forward.device)
 
-    def embed(batch: tuple[list[np.ndarray], tuple[int, int]]) -> np.ndarray:
-        waveforms, shape = batch
-        padded_rows, num_samples = padded(waveforms, shape)
-        if is_accelerator(forward.device):
-            # Only page-locked memory can be copied while the device computes.
-            padded_rows = padded_rows.pin_memory()
-        with forward.autocast():
-            embedded = net.embed(
-                padded_rows.to(forward.device, non_blocking=True),
-                num_samples,
-                sample_rate=source.sample_rate,
-            )
-        # Embeddings are float32 at any precision of the network; copied, since a view would keep
-        # the batch alive.
-        return embedded[: len(waveforms)].float().cpu().numpy().copy()
-
+    embed = functools.partial(_embed_batch, net, forward, source.sample_rate)
     parts = []
     was_stopped = False
     bar = Bar(description, total, "utterance", is_shown=bool(description) and distributed.is_main())
@@ -373,6 +362,27 @@ def embed_utterances(
     np.fmax.reduce([levels for _, _, levels in gathered], out=levels_db)
     embeddings = np.concatenate(shares) if shares else np.empty((0, 0), dtype=np.float32)
     return _by_utterance(embeddings, plan, cut, len(table))
+
+
+def _embed_batch(
+    net: "EmbeddingNet",
+    forward: Forward,
+    sample_rate: int,
+    batch: tuple[list[np.ndarray], tuple[int, int]],
+) -> np.ndarray:
+    """Embeddings (waveforms, dim) of waveforms that are padded to a shape."""
+    waveforms, shape = batch
+    padded_rows, num_samples = padded(waveforms, shape)
+    if is_accelerator(forward.device):
+        # Only page-locked memory can be copied while the device computes.
+        padded_rows = padded_rows.pin_memory()
+    with forward.autocast():
+        embedded = net.embed(
+            padded_rows.to(forward.device, non_blocking=True), num_samples, sample_rate=sample_rate
+        )
+    # Embeddings are float32 at any precision of the network; copied, since a view would keep the
+    # batch alive.
+    return embedded[: len(waveforms)].float().cpu().numpy().copy()
 
 
 def _cut_of(net: "EmbeddingNet", options: EvaluationOptions, wrapped_seconds: float) -> Cut:
@@ -599,6 +609,9 @@ def one_pass(
     are embedded as usual. Pass the same `unions`, empty at first, to every pass, so that the audio
     headers of a union are read once.
     """
+    # The test lists of VoxCeleb overlap: O, E and H are drawn from the same recordings. Which lists
+    # follow is known only to the caller, who embeds one after the other, so this replaces the
+    # function that embeds and looks ahead, instead of making every caller join its lists first.
     lists = list(lists)
     kept: dict[tuple[int, str], tuple[dict[int, np.ndarray], np.ndarray]] = {}
 
@@ -662,6 +675,9 @@ def store_key(
     model_digest: str, names: StringTable, lookup: LookupTable, settings: Mapping[str, Any]
 ) -> str:
     """One SHA-256 over everything that embeddings depend on."""
+    # A stale embedding would be worse than none: the error rate would look right and belong to
+    # another model or other audio. So everything that could change one is in the key, and a key
+    # that does not match is not examined further.
     digest = hashlib.sha256(model_digest.encode())
     digest.update(json.dumps(settings, sort_keys=True).encode())
     # The lookup table holds sizes and modification times, so audio replaced under the same name is

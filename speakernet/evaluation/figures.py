@@ -17,18 +17,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtr, ndtri, stdtr, stdtrit
+from scipy.special import ndtr, ndtri
 
 from speakernet.data.lists import TrialList, repeated_trials
 from speakernet.evaluation import metrics
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import Band, GroupResult, Interval, Results, headline
 from speakernet.evaluation.speakers import Speakers
+from speakernet.options import DEFAULT_SEED
 from speakernet.random import numpy_generator
 from speakernet.terminal import Bar, counted
 
 ALWAYS_SHOWN_PRIORS = (0.01, 0.05)
 """The priors of published VoxCeleb figures: 0.01 in papers, 0.05 in the challenges."""
+USUAL = EvaluationOptions()
 CHOSEN_ON_REPORTED = (
     "the best checkpoint was chosen on this same list: these error rates are optimistic"
 )
@@ -62,8 +64,8 @@ def figures(
     trials: TrialList,
     scores: np.ndarray,
     speakers: Speakers,
-    options: EvaluationOptions,
-    seed: int,
+    options: EvaluationOptions = USUAL,
+    seed: int = DEFAULT_SEED,
     llrs: np.ndarray | None = None,
 ) -> Results:
     """Every figure that these scores support; `why_no_eer` is set if there can be no error rate."""
@@ -248,6 +250,9 @@ class SpeakerBootstrap:
         false_accepts: np.ndarray | None = None,
     ) -> None:
         scores, labels = metrics.check_trials(scores, labels)
+        # Speakers are drawn because they are what the list is a sample of: the same people recorded
+        # again would give nearly the same errors, other people would not. That one hard voice takes
+        # part in a thousand trials makes those trials one observation, not a thousand.
         # Only speakers with a trial are drawn; a slice may not have all of them.
         present, numbers = np.unique(
             np.concatenate([enrol_speakers, test_speakers]), return_inverse=True
@@ -506,18 +511,16 @@ def over_seeds(first: np.ndarray, second: np.ndarray, *, is_paired: bool) -> tup
     if min(len(first), len(second)) < 2:
         return None, 0.0
     samples = [second - first] if is_paired else [first, second]
-    # Variance of each mean.
-    parts = np.array([values.var(ddof=1) / len(values) for values in samples])
-    difference = float(second.mean() - first.mean())
-    variance = parts.sum()
-    if not variance:
+    if not any(map(np.ptp, samples)):
+        # Without any spread the test statistic is 0 / 0.
+        difference = float(second.mean() - first.mean())
         return (difference, difference), float(difference == 0)
-    squares = [part**2 / (len(values) - 1) for part, values in zip(parts, samples, strict=True)]
-    freedom = variance**2 / sum(squares)
-    error = np.sqrt(variance)
-    reach = float(stdtrit(freedom, (1 + LEVEL_PERCENT / 100) / 2) * error)
-    p_value = 2 * float(stdtr(freedom, -abs(difference) / error))
-    return (difference - reach, difference + reach), p_value
+    # Late: it takes over a second to import, and few comparisons have several runs.
+    from scipy.stats import ttest_ind, ttest_rel
+
+    test = ttest_rel(second, first) if is_paired else ttest_ind(second, first, equal_var=False)
+    low, high = test.confidence_interval(LEVEL_PERCENT / 100)
+    return (float(low), float(high)), float(test.pvalue)
 
 
 def p_value_of(draws: np.ndarray) -> float:
@@ -568,6 +571,9 @@ def mean_differences(
     def difference(figures: np.ndarray) -> np.ndarray:
         return np.asarray(figures[num_first:].mean(axis=0) - figures[:num_first].mean(axis=0))
 
+    # Paired: each draw measures all systems on the same speakers, so a hard speaker counts against
+    # each of them and cancels in the difference. That is why two systems whose intervals overlap
+    # may still differ significantly.
     whole = np.array([system.figures() for system in systems])
     drawn = difference(_draw(systems, num_draws, seed))
     note = speakers_note(first[0].num_speakers)
@@ -623,7 +629,7 @@ def compare_scores(
     *,
     num_draws: int,
     seed: int,
-    options: EvaluationOptions | None = None,
+    options: EvaluationOptions = USUAL,
     priors: Sequence[float] = ALWAYS_SHOWN_PRIORS,
     is_paired: bool = False,
 ) -> Comparison:
@@ -649,7 +655,7 @@ def compare_scores(
             "list"
         )
     sides = speakers.ids[trials.enrol], speakers.ids[trials.test]
-    points = operating_points(priors, options or EvaluationOptions())
+    points = operating_points(priors, options)
     prepared = []
     for scores in systems:
         runs = np.atleast_2d(scores)

@@ -239,9 +239,7 @@ def _rows_of(ours: TrialList, theirs: TrialList) -> np.ndarray:
 
 
 def _entry(trials: TrialList, row: int) -> str:
-    names = trials.names
-    pair = f"{names[int(trials.enrol[row])]} {names[int(trials.test[row])]}"
-    return f"line {_line_of(trials.source, row)}: '{pair}'"
+    return f"line {_line_of(trials.source, row)}: '{' '.join(trials.pair(row))}'"
 
 
 def _line_of(path: str | Path, row: int) -> int:
@@ -284,10 +282,8 @@ class Decisions:
 
     def row(self, number: int) -> list[str]:
         """The columns of one trial."""
-        names = self.trials.names
         score = float(self.scores[number])
-        columns = [names[int(self.trials.enrol[number])], names[int(self.trials.test[number])]]
-        columns.append(f"{score:{SCORE_FORMAT}}")
+        columns = [*self.trials.pair(number), f"{score:{SCORE_FORMAT}}"]
         if self.llrs is not None:
             columns.append(f"{self.llrs[number]:{SCORE_FORMAT}}")
         for limit in self.thresholds:
@@ -434,6 +430,10 @@ class RunData:
 def read_run(folder: str | Path, name: str = "", evaluation: Evaluation | None = None) -> RunData:
     """Read a run or evaluation folder; scores and arrays come from `evaluation` if it is given."""
     folder = Path(folder)
+    # A run folder holds the training and the results of its test list. The folder of another list,
+    # below eval/ or anywhere else, holds results alone, and they name the checkpoint that was
+    # scored. Curves, options and the amount of training speech are therefore looked up beside that
+    # checkpoint; if it has moved, the page is shorter but still correct.
     results = evaluation.results if evaluation else read_results(folder / RESULTS)
     run_folder = folder
     if results.checkpoint and not (folder / METRICS).is_file():

@@ -59,6 +59,12 @@ def fit_calibration(
     Raises:
         ValueError: NaN inputs, no targets or no non-targets, or more or fewer names than inputs.
     """
+    # Logistic regression, because its cost is that of decisions: a ratio on the wrong side of the
+    # threshold costs the more, the further off it is, and a score far on the right side costs
+    # nothing, so easy trials, which are most of a list, do not bend the line. Weighting by the
+    # prior moves the attention to the thresholds that the application uses. Nothing here checks
+    # that a line fits: with two kinds of recordings in one list it does not, and Cllr minus min
+    # Cllr shows by how much.
     columns = columns_of(inputs, names)
     for column in columns.T:
         _, is_target = check_trials(column, labels)
@@ -110,6 +116,9 @@ def named_thresholds(
         The thresholds as plain dictionaries, and a sentence for each rate that the list is too
         small for.
     """
+    # A threshold is measured on the scores, not read off the calibration, which is a straight line
+    # and least certain in the tail where few false accepts are counted. The price is that a list
+    # must be long: a rate of one in ten thousand takes a hundred thousand different-speaker pairs.
     points = [(EER_NAME, equal_error_point(rates))]
     refused = []
     for rate in FALSE_ACCEPT_RATES:
@@ -228,9 +237,9 @@ def fit_scores(
     With quality measures (`columns`, `names`), thresholds are log-likelihood ratios and belong to
     their own scoring.
     """
-    reason = why_no_error_rate(trials)
-    if reason or trials.labels is None:
-        raise ValueError(f"cannot calibrate: {reason or 'the trials have no labels'}")
+    if reason := why_no_error_rate(trials):
+        raise ValueError(f"cannot calibrate: {reason}")
+    assert trials.labels is not None, "a list without labels has no error rate"
     calibration = fit_calibration(
         scores if columns is None else columns, trials.labels, prior, names
     )

@@ -57,6 +57,9 @@ class ErrorRates:
         """Rows of the points on the lower convex hull of (false accepts, misses), by ascending
         threshold.
         """
+        # Only corners of the hull can be the best operating point for some prior and costs, and
+        # each of its edges is a pool of scores that no monotonic calibration should tell apart. So
+        # this one curve gives ROCCH-EER, min Cllr and the best calibration of a list.
         # Integers keep this exact.
         false_accepts = self.false_accepts.astype(np.int64)
         misses = self.misses.astype(np.int64)
@@ -241,6 +244,9 @@ def min_dcf_point(
     >>> min_dcf_point(error_rates(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1])), 0.5)[0]
     0.5
     """
+    # The minimum is taken on the list that is reported, so it is what the system could do if
+    # the best threshold were known; `act_dcf` is what it does with the threshold of its
+    # calibration.
     costs = detection_cost(rates.miss_rates, rates.false_accept_rates, target_prior, c_miss, c_fa)
     best = int(np.argmin(costs))
     # The better blind decision: accept all (first threshold) or none (last).

@@ -69,12 +69,20 @@ class KeptThreshold(TypedDict):
     threshold: float
 
 
-def _plain(result: "GroupResult | Results") -> dict[str, Any]:
-    """Values by name; unknown ones are left out, except the error rate and its interval."""
-    values = {name: value for name, value in vars(result).items() if value not in (None, "")}
+def _plain(value: Any) -> Any:
+    """Plain values by name; unknown ones are left out, except the error rate and its interval."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, SliceResult | SweepResult):
+        return _plain(vars(value))
+    if not isinstance(value, GroupResult | Results):
+        return value
+    values = {name: _plain(item) for name, item in vars(value).items() if item not in (None, "")}
     # Readers may index [0] and [1] without checking for an interval.
-    interval = list(result.eer_interval_percent or NO_INTERVAL)
-    return values | {"eer_percent": result.eer_percent, "eer_interval_percent": interval}
+    interval = list(value.eer_interval_percent or NO_INTERVAL)
+    return values | {"eer_percent": value.eer_percent, "eer_interval_percent": interval}
 
 
 @dataclass(frozen=True)
@@ -226,15 +234,6 @@ class Results:
                 prior: list(interval or NO_INTERVAL)
                 for prior, interval in self.min_dcf_interval.items()
             }
-        for name in {"slices", "sweep"} & values.keys():
-            groups = []
-            for group in values[name]:
-                groups.append({**vars(group), "rows": [_plain(row) for row in group.rows]})
-            values[name] = groups
-        if self.shortcuts is not None:
-            values["shortcuts"] = [_plain(row) for row in self.shortcuts]
-        if self.test_lists:
-            values["test_lists"] = {name: _plain(row) for name, row in self.test_lists.items()}
         return values
 
     def _repr_html_(self) -> str:

@@ -61,6 +61,10 @@ def mean_embeddings(embeddings: np.ndarray, mean: np.ndarray | None = None) -> n
     Returns:
         (utterances, dim) float32.
     """
+    # The length of an embedding says more about the recording (its level, its length, its noise)
+    # than about the voice, so it is removed twice. Without the first scaling, a loud crop would
+    # outvote the others in the average. After averaging, the length says how much the crops agree,
+    # which must not raise a cosine.
     if embeddings.ndim == 2:
         embeddings = embeddings[:, None, :]
     result = np.empty((embeddings.shape[0], embeddings.shape[2]), dtype=np.float32)
@@ -381,6 +385,10 @@ def normalize_scores(
 
     For `as`, the statistics come from the nearest cohort members.
     """
+    # Both sides have their own statistics, and which of them matters depends on the use. The
+    # enrolment (z) is known in advance, so a system in use can store its statistics. The test (t)
+    # is measured when it arrives, and its channel and length move its scores most. The average
+    # treats both alike, which makes the score of A with B that of B with A.
     mean, deviation = statistics
     by_enrolment = (scores - mean[enrol]) / deviation[enrol]
     by_test = (scores - mean[test]) / deviation[test]

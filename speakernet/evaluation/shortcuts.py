@@ -130,6 +130,10 @@ def _readings(
     quantity: Quantity, enrol: np.ndarray, test: np.ndarray
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Name and values (trials,) of each quantity of the trials; NaN if a side is unknown."""
+    # A list can give itself away in two ways. Both sides of a target may be alike, because they
+    # come from one session: the difference shows that. Or targets were collected in another way
+    # than non-targets, from longer files, say: then the value itself tells, whichever side it is
+    # measured on.
     left = quantity.values[enrol]
     right = quantity.values[test]
     if not quantity.is_category:

@@ -105,6 +105,11 @@ def _speakers_of_recordings(trials: TrialList, table: str | Path | None) -> Spea
         if "session" not in columns:
             return speakers
         return replace(speakers, sessions=_numbered([row["session"] for row in rows], "").ids)
+    # No list says who speaks, but nearly every corpus has a folder per speaker somewhere in its
+    # paths, and the labels show which level it is: on that level, the two sides of a trial are
+    # equal in all targets and different in all others. A level that fails a single trial is
+    # rejected; a wrong label then costs the names, and the groups that targets connect take their
+    # place.
     folders = [original_name(name).replace("\\", "/").split("/") for name in names]
     if trials.labels is None:
         rule = "first part of each path (unchecked: the list has no labels)"

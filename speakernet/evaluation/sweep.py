@@ -17,6 +17,7 @@ from typing import Any, get_args
 import numpy as np
 import scipy.fft
 import torch
+from torch import Tensor
 
 from speakernet.data.augment.augmenter import Augmenter, mu_law_codec, telephone_band
 from speakernet.data.augment.banks import ClipBank, RirBank
@@ -24,7 +25,7 @@ from speakernet.data.augment.codecs import CODECS, Coding, encode_and_decode, la
 from speakernet.data.augment.options import AugmentOptions
 from speakernet.data.lists import StringTable, TrialList
 from speakernet.data.lookup import LookupTable
-from speakernet.data.sources import AudioCache, AudioSource, RowReader
+from speakernet.data.sources import AudioSource
 from speakernet.data.windows import window_edges
 from speakernet.evaluation.figures import SpeakerBootstrap, group_result
 from speakernet.evaluation.options import Sweep
@@ -115,14 +116,6 @@ class DegradedSource(AudioSource):
         }
         return LookupTable(self.sample_rate, {**vars(whole), **cut}, whole.problems)
 
-    def rows(
-        self, names: StringTable, table: LookupTable, cache: AudioCache | None = None
-    ) -> RowReader:
-        """Raise ValueError, since crops that are read directly from a file cannot be degraded like
-        the whole.
-        """
-        raise ValueError("a degraded source cannot read crops directly from files; use `read`")
-
 
 def sweep_steps(
     kinds: Sequence[str],
@@ -175,17 +168,16 @@ def _steps_of(
     elif kind == "codec":
         steps = _codec_steps(sample_rate)
     else:
-        narrowed = functools.partial(_narrowed, sample_rate)
         steps = [
-            Step("300-3400 Hz", functools.partial(narrowed, False)),
-            Step("and mu-law", functools.partial(narrowed, True)),
+            Step("300-3400 Hz", _through(sample_rate, telephone_band)),
+            Step("and mu-law", _through(sample_rate, telephone_band, mu_law_codec)),
         ]
     return steps
 
 
 def _codec_steps(sample_rate: int) -> list[Step]:
     """Each codec that this machine has, at each of its bit rates."""
-    steps = [Step("mu-law 64", functools.partial(_through_mu_law, sample_rate))]
+    steps = [Step("mu-law 64", _through(sample_rate, mu_law_codec))]
     for name, codec in CODECS.items():
         if problem := lacking(name):
             logger.warning("sweep: codec %s is left out: %s", name, problem)
@@ -280,13 +272,16 @@ def _as_loud_as(waveform: np.ndarray, wet: np.ndarray) -> np.ndarray:
     return wet * (np.sqrt(np.mean(np.square(waveform))) / loudness)
 
 
-def _narrowed(sample_rate: int, has_codec: bool, waveform: np.ndarray, _row: int) -> np.ndarray:
-    narrow = telephone_band(torch.from_numpy(waveform.astype(np.float32))[None], sample_rate)
-    return (mu_law_codec(narrow, sample_rate) if has_codec else narrow)[0].numpy()
+def _through(sample_rate: int, *channels: Callable[[Tensor, int], Tensor]) -> Transform:
+    """A transform by these channels, one after the other."""
 
+    def transmit(waveform: np.ndarray, _row: int) -> np.ndarray:
+        batch = torch.from_numpy(waveform.astype(np.float32))[None]  # (1, samples)
+        for channel in channels:
+            batch = channel(batch, sample_rate)
+        return batch[0].numpy()
 
-def _through_mu_law(sample_rate: int, waveform: np.ndarray, _row: int) -> np.ndarray:
-    return mu_law_codec(torch.from_numpy(waveform.astype(np.float32))[None], sample_rate)[0].numpy()
+    return transmit
 
 
 def _coded(sample_rate: int, coding: Coding, waveform: np.ndarray, _row: int) -> np.ndarray:

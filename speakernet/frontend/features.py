@@ -7,7 +7,7 @@ is imported only here and in `kaldi.py`.
 """
 
 import copy
-from typing import cast
+import math
 
 import torch
 from torch import Tensor, nn
@@ -107,6 +107,7 @@ class FrontEnd(nn.Module):
             )
         if lengths is not None:
             lengths = lengths.to(waveforms.device, non_blocking=True)
+        # From here on lengths are on the device of the waveforms.
         with torch.autocast(waveforms.device.type, enabled=False):
             return self.extract(waveforms.float(), lengths)
 
@@ -137,6 +138,9 @@ class RawWaveform(FrontEnd):
 class MelFrontEnd(FrontEnd):
     """The base of front ends with mel bands: a window of 25 ms every 10 ms."""
 
+    mel_bank: Tensor
+    window: Tensor
+
     def __init__(self, options: MelOptions, sample_rate: int) -> None:
         super().__init__()
         self.options = options.resolved({})
@@ -158,6 +162,15 @@ class MelFrontEnd(FrontEnd):
     def make_bank(self) -> Tensor:
         """The mel matrix, (bins, mels). Abstract, since every family of filters has its own."""
         raise NotImplementedError
+
+    def energies(self, waveforms: Tensor, lengths: Lengths) -> Tensor:
+        """Features before normalisation, (batch, mels, frames). Abstract."""
+        raise NotImplementedError
+
+    def extract(self, waveforms: Tensor, lengths: Lengths) -> Tensor:
+        """`energies`, normalised over each utterance."""
+        features = self.energies(waveforms, lengths)
+        return normalize_features(features, self.options.normalize, self.frame_lengths(lengths))
 
 
 class LogMel(MelFrontEnd):
@@ -190,8 +203,8 @@ class LogMel(MelFrontEnd):
             )
         return bank.to(torch.get_default_device())
 
-    def extract(self, waveforms: Tensor, lengths: Lengths) -> Tensor:
-        """Pre-emphasis, reflected ends, power spectrum, mel bands, logarithm, normalisation."""
+    def energies(self, waveforms: Tensor, lengths: Lengths) -> Tensor:
+        """Pre-emphasis, reflected ends, power spectrum, mel bands, logarithm."""
         # What the ear does, roughly: bands that widen towards high frequencies, and loudness on a
         # logarithmic scale. Removing the mean of each band over the utterance removes what the
         # microphone and the line add to all frames alike.
@@ -202,11 +215,8 @@ class LogMel(MelFrontEnd):
             waveforms = preemphasize(waveforms, float(options.preemphasis))
         waveforms = reflect_ends(waveforms, self.fft_samples // 2, lengths)
         power = self.power(waveforms)  # (batch, bins, frames)
-        bank = cast(Tensor, self.mel_bank)
-        features = torch.matmul(bank.mT, power) + LOG_OFFSET  # (batch, mels, frames)
-        if options.log_input:
-            features = features.log()
-        return normalize_features(features, options.normalize, self.frame_lengths(lengths))
+        features = torch.matmul(self.mel_bank.mT, power) + LOG_OFFSET  # (batch, mels, frames)
+        return features.log() if options.log_input else features
 
     def spectrum(self, waveforms: Tensor) -> Tensor:
         """Spectra of windows as long as the FFT."""
@@ -216,7 +226,7 @@ class LogMel(MelFrontEnd):
             self.fft_samples,
             hop_length=self.hop_samples,
             win_length=self.window_samples,
-            window=cast(Tensor, self.window),
+            window=self.window,
             center=False,
             return_complex=True,
         )
@@ -273,7 +283,6 @@ def normalize_waveforms(
     count: int | Tensor = waveforms.shape[1]
     inside = None
     if lengths is not None:
-        lengths = lengths.to(waveforms.device)
         count = lengths.unsqueeze(1)  # (batch, 1)
         inside = valid_frames(lengths, waveforms.shape[1])  # (batch, samples)
 
@@ -298,16 +307,22 @@ def reflect_ends(waveforms: Tensor, pad: int, lengths: Lengths = None) -> Tensor
     Returns:
         (batch, samples + 2 pad); zero past an utterance's mirrored end.
     """
-    num_samples = waveforms.shape[1]
     if lengths is None:
         return functional.pad(waveforms, (pad, pad), "reflect")
-    last = lengths.to(waveforms.device).unsqueeze(1) - 1  # (batch, 1)
-    position = torch.arange(-pad, num_samples + pad, device=waveforms.device).unsqueeze(0)
-    # Each sample's place in the utterance: mirrored at 0, then at the last sample of each row.
-    source = position.abs()  # (1, samples + 2 pad)
-    source = torch.where(source > last, 2 * last - source, source)  # (batch, samples + 2 pad)
-    inside = source >= 0
-    return waveforms.gather(1, source.clamp(min=0)) * inside
+    places = mirrored_places(lengths, waveforms.shape[1], pad)
+    return waveforms.gather(1, places.clamp(min=0)) * (places >= 0)
+
+
+def mirrored_places(lengths: Tensor, size: int, pad: int) -> Tensor:
+    """The place in its utterance of each sample or frame after both ends were mirrored by `pad`.
+
+    Returns:
+        (batch, size + 2 pad); negative past an utterance's mirrored end.
+    """
+    # `abs` mirrors the start, the difference from the last place each utterance's end.
+    places = torch.arange(-pad, size + pad, device=lengths.device).abs()
+    last = (lengths - 1).unsqueeze(1)  # (batch, 1)
+    return last - (last - places).abs()
 
 
 def normalize_features(features: Tensor, kind: str, lengths: Lengths = None) -> Tensor:
@@ -319,7 +334,7 @@ def normalize_features(features: Tensor, kind: str, lengths: Lengths = None) -> 
             return functional.instance_norm(features, eps=NORM_EPSILON)
         return features - features.mean(dim=2, keepdim=True) if kind == "mean" else features
     # (batch, 1, frames)
-    valid = valid_frames(lengths.to(features.device), features.shape[2]).unsqueeze(1)
+    valid = valid_frames(lengths, features.shape[2]).unsqueeze(1)
     if kind == "none":
         return features.masked_fill(~valid, 0.0)
     count = valid.sum(dim=2, keepdim=True)  # (batch, 1, 1)
@@ -329,6 +344,11 @@ def normalize_features(features: Tensor, kind: str, lengths: Lengths = None) -> 
         return centred
     variance = centred.square().sum(dim=2, keepdim=True) / count
     return centred * torch.rsqrt(variance + NORM_EPSILON)
+
+
+def hz_to_mel(hz: float) -> float:
+    """A frequency on HTK's mel scale."""
+    return 2595.0 * math.log10(1.0 + hz / 700.0)
 
 
 def valid_frames(lengths: Tensor, num_frames: int) -> Tensor:

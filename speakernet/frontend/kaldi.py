@@ -1,13 +1,11 @@
 """Kaldi's filterbank and cepstra for whole batches, on any device, with gradients."""
 
-from typing import cast
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torchaudio.compliance.kaldi import get_mel_banks
 
-from speakernet.frontend.features import Lengths, MelFrontEnd, normalize_features, valid_frames
+from speakernet.frontend.features import Lengths, MelFrontEnd, valid_frames
 from speakernet.frontend.options import KaldiFbankOptions, KaldiMfccOptions
 from speakernet.frontend.perturbation import KeyedDraws
 from speakernet.options import SAMPLE_RATE
@@ -63,7 +61,7 @@ class KaldiFbank(MelFrontEnd):
             return (num_samples + self.hop_samples // 2) // self.hop_samples
         return (num_samples - self.window_samples) // self.hop_samples + 1
 
-    def extract(self, waveforms: Tensor, lengths: Lengths) -> Tensor:
+    def energies(self, waveforms: Tensor, lengths: Lengths) -> Tensor:
         """Scale and dither; per frame: mean removed, pre-emphasis 0.97, window, power spectrum,
         mel, logarithm.
         """
@@ -78,13 +76,12 @@ class KaldiFbank(MelFrontEnd):
             waveforms = waveforms + self.options.dither * self.noise.normal_like(waveforms)
         power = self.power(waveforms).transpose(1, 2)  # (batch, frames, bins)
         # (batch, frames, mels)
-        energies = torch.matmul(power, cast(Tensor, self.mel_bank))
+        energies = torch.matmul(power, self.mel_bank)
         if self.options.energy_floor_db:
             energies = energies + self.floor(energies, lengths)
         # Kaldi's floor, which keeps digital silence finite.
         logarithms = energies.clamp(min=torch.finfo(torch.float32).eps).log()
-        features = self.from_log_energies(logarithms).transpose(1, 2)  # (batch, features, frames)
-        return normalize_features(features, self.options.normalize, self.frame_lengths(lengths))
+        return self.from_log_energies(logarithms).transpose(1, 2)  # (batch, features, frames)
 
     def spectrum(self, waveforms: Tensor) -> Tensor:
         """Per window: mean removed, pre-emphasis 0.97, window function, transform."""
@@ -93,7 +90,7 @@ class KaldiFbank(MelFrontEnd):
         frames = frames - frames.mean(dim=2, keepdim=True)
         # In Kaldi, the sample before the first of a frame equals the first.
         previous = torch.cat((frames[..., :1], frames[..., :-1]), dim=2)
-        frames = (frames - 0.97 * previous) * cast(Tensor, self.window)
+        frames = (frames - 0.97 * previous) * self.window
         return torch.fft.rfft(frames, n=self.fft_samples).transpose(1, 2)  # (batch, bins, frames)
 
     def floor(self, energies: Tensor, lengths: Lengths) -> Tensor:
@@ -102,7 +99,7 @@ class KaldiFbank(MelFrontEnd):
         """
         count: int | Tensor = energies.shape[1]
         if lengths is not None:
-            count = frames = self.num_frames(lengths).to(energies.device)
+            count = frames = self.num_frames(lengths)
             energies = energies * valid_frames(frames, energies.shape[1]).unsqueeze(2)
         # In float64, so that an utterance in a longer batch has the same sum.
         mean = energies.sum(dim=(1, 2), dtype=torch.float64) / (count * energies.shape[2])
@@ -121,6 +118,8 @@ class KaldiMfcc(KaldiFbank):
     Source: Kaldi's `compute-mfcc-feats`, `--use-energy=false`, other options as for the filterbank.
     """
 
+    transform: Tensor
+
     def __init__(
         self, options: KaldiMfccOptions, sample_rate: int = SAMPLE_RATE, seed: int = 0
     ) -> None:
@@ -137,7 +136,7 @@ class KaldiMfcc(KaldiFbank):
 
     def from_log_energies(self, energies: Tensor) -> Tensor:
         """(batch, frames, mels) to (batch, frames, cepstra)."""
-        return torch.matmul(energies, cast(Tensor, self.transform))
+        return torch.matmul(energies, self.transform)
 
 
 def mirror_ends(waveforms: Tensor, left: int, right: int, lengths: Lengths = None) -> Tensor:
@@ -150,7 +149,7 @@ def mirror_ends(waveforms: Tensor, left: int, right: int, lengths: Lengths = Non
     if lengths is None:
         start = waveforms[:, :left].flip(1)
         return torch.cat((start, waveforms, waveforms[:, -right:].flip(1)), dim=1)
-    end = lengths.to(waveforms.device).unsqueeze(1)  # (batch, 1)
+    end = lengths.unsqueeze(1)  # (batch, 1)
     position = torch.arange(-left, waveforms.shape[1] + right, device=waveforms.device)
     source = torch.where(position < 0, -1 - position, position)
     source = torch.where(source < end, source, 2 * end - 1 - source)  # (batch, left + samples + …)

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
+from numpy import ndarray
 from torch import Tensor, nn
 
 from speakernet.frontend.options import SpecAugmentOptions
@@ -59,7 +60,7 @@ class KeyedDraws(nn.Module):
         self.count = 0
         self._coming: Tensor | None = None
 
-    def draw(self, key: int, rows: np.ndarray) -> np.ndarray:
+    def draw(self, key: int, rows: ndarray) -> ndarray:
         """The numbers of a pass, float64 (batch, num_numbers) in [0, 1): of the epoch's key, and of
         a number that keys each utterance's draws, (batch,).
         """
@@ -102,10 +103,14 @@ class KeyedDraws(nn.Module):
         """Continue after that many passes."""
         self.count = int(state)
 
-    def _uniform(self, random: KeyedRandom) -> np.ndarray:
+    def _uniform(self, random: KeyedRandom) -> ndarray:
         return random.uniform(0, self.num_numbers)
 
 
+# Dither is noise for every sample of a batch, which a generator on the host could not draw in time
+# and a generator on the device would draw in the order of the batch. So the noise is a function: a
+# key for each utterance, mixed with the place of each sample, gives 64 random bits, and those give
+# two normal numbers. Whoever computes it, in whatever batch, gets the same noise.
 def normal_noise(keys: Tensor, count: int) -> Tensor:
     """Standard normal numbers, float32 (keys, count), each a function of its key and position
     alone.
@@ -175,7 +180,7 @@ class MaskDraws(KeyedDraws):
         self.widths = widths
         """Numbers of each kind, in the order of the streams."""
 
-    def _uniform(self, random: KeyedRandom) -> np.ndarray:
+    def _uniform(self, random: KeyedRandom) -> ndarray:
         streams = zip((MEL_STREAM, FRAME_STREAM, CHOICE_STREAM), self.widths, strict=True)
         parts = [random.uniform(stream, count) for stream, count in streams]
         return np.concatenate(parts, axis=1)

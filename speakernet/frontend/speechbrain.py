@@ -5,13 +5,11 @@ filters are triangles over hertz, and energies are in decibels with a floor 80 d
 utterance's largest.
 """
 
-from typing import cast
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from speakernet.frontend.features import Lengths, MelFrontEnd, normalize_features, valid_frames
+from speakernet.frontend.features import Lengths, MelFrontEnd, valid_frames
 from speakernet.frontend.options import SpeechBrainFbankOptions
 from speakernet.options import SAMPLE_RATE
 
@@ -36,25 +34,23 @@ class SpeechBrainFbank(MelFrontEnd):
         """SpeechBrain's triangles."""
         return triangles(self.options.num_mels, self.window_samples // 2 + 1, self.sample_rate)
 
-    def extract(self, waveforms: Tensor, lengths: Lengths) -> Tensor:
-        """Zeros at the ends, power spectrum, mel bands, decibels with a floor, mean removed."""
-        frame_lengths = self.frame_lengths(lengths)
+    def energies(self, waveforms: Tensor, lengths: Lengths) -> Tensor:
+        """Zeros at the ends, power spectrum, mel bands, decibels with a floor."""
         if lengths is not None:
             # The ends are padded with zeros, so zeros after a shorter utterance are its padding.
-            waveforms = waveforms * valid_frames(lengths.to(waveforms.device), waveforms.shape[1])
+            waveforms = waveforms * valid_frames(lengths, waveforms.shape[1])
         half = self.window_samples // 2
         power = self.power(functional.pad(waveforms, (half, half)))  # (batch, bins, frames)
-        energies = torch.matmul(cast(Tensor, self.mel_bank).mT, power)  # (batch, mels, frames)
+        energies = torch.matmul(self.mel_bank.mT, power)  # (batch, mels, frames)
         decibels = 10.0 * energies.clamp(min=MIN_ENERGY).log10()
-        if frame_lengths is not None:
+        if lengths is not None:
             # A frame past the last one may still overlap the utterance; its energy must not raise
             # the floor.
-            inside = valid_frames(frame_lengths.to(waveforms.device), decibels.shape[2])
+            inside = valid_frames(self.num_frames(lengths), decibels.shape[2])
             silence = 10.0 * torch.tensor(MIN_ENERGY).log10().item()
             decibels = decibels.masked_fill(~inside.unsqueeze(1), silence)
         loudest = decibels.amax(dim=(1, 2), keepdim=True)  # (batch, 1, 1)
-        features = torch.maximum(decibels, loudest - self.options.top_db)
-        return normalize_features(features, self.options.normalize, frame_lengths)
+        return torch.maximum(decibels, loudest - self.options.top_db)
 
     def spectrum(self, waveforms: Tensor) -> Tensor:
         """Spectra of windows as long as the transform."""
@@ -62,7 +58,7 @@ class SpeechBrainFbank(MelFrontEnd):
             waveforms,
             self.window_samples,
             hop_length=self.hop_samples,
-            window=cast(Tensor, self.window),
+            window=self.window,
             center=False,
             return_complex=True,
         )

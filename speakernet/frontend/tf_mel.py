@@ -7,7 +7,6 @@ are taken to reach that frequency, and filters are triangles over mels.
 """
 
 import math
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from speakernet.frontend.features import (
     Lengths,
     MelFrontEnd,
     band_edges,
-    normalize_features,
+    hz_to_mel,
     normalize_waveforms,
     preemphasize,
     valid_frames,
@@ -58,9 +57,9 @@ class TfMel(MelFrontEnd):
         padded = num_samples + 2 * (self.hop_samples // 2)
         return (padded - self.window_samples) // self.hop_samples + 1
 
-    def extract(self, waveforms: Tensor, lengths: Lengths) -> Tensor:
-        """Normalisation, pre-emphasis, zeros at the ends, power spectrum, mel bands, logarithm,
-        mean removed.
+    def energies(self, waveforms: Tensor, lengths: Lengths) -> Tensor:
+        """Normalised waveform, pre-emphasis, zeros at the ends, power spectrum, mel bands,
+        logarithm.
         """
         options = self.options
         pad = self.hop_samples // 2
@@ -70,21 +69,20 @@ class TfMel(MelFrontEnd):
             waveforms = preemphasize(waveforms, float(options.preemphasis))
         if lengths is not None:
             # After the pre-emphasis, whose first sample past the end contains the last one.
-            waveforms = waveforms * valid_frames(lengths.to(waveforms.device), waveforms.shape[1])
+            waveforms = waveforms * valid_frames(lengths, waveforms.shape[1])
         power = self.power(functional.pad(waveforms, (pad, pad)))
         power = power.clamp(EPSILON, 1 / EPSILON).transpose(1, 2)  # (batch, frames, bins)
         # (batch, frames, mels)
-        energies = torch.matmul(power, cast(Tensor, self.mel_bank)).clamp(EPSILON, 1 / EPSILON)
+        energies = torch.matmul(power, self.mel_bank).clamp(EPSILON, 1 / EPSILON)
         # Equals log(energies + EPSILON), in which the ONNX exporter would drop the 1e-8.
         logarithms = torch.log1p(energies / EPSILON) + math.log(EPSILON)
-        features = logarithms.transpose(1, 2)  # (batch, mels, frames)
-        return normalize_features(features, options.normalize, self.frame_lengths(lengths))
+        return logarithms.transpose(1, 2)  # (batch, mels, frames)
 
     def spectrum(self, waveforms: Tensor) -> Tensor:
         """Spectra of windowed frames, without the bin at half the sample rate."""
         # (batch, frames, samples)
         frames = waveforms.unfold(1, self.window_samples, self.hop_samples)
-        frames = frames * cast(Tensor, self.window)
+        frames = frames * self.window
         return torch.fft.rfft(frames, n=self.fft_samples)[..., :-1].transpose(1, 2)
 
 
@@ -99,7 +97,7 @@ def triangles_over_mels(
             [0.7900],
             [0.0000]])
     """
-    edges = torch.linspace(_mels(low_hz), _mels(high_hz), num_mels + 2, dtype=torch.float64)
+    edges = torch.linspace(hz_to_mel(low_hz), hz_to_mel(high_hz), num_mels + 2, dtype=torch.float64)
     hertz = torch.linspace(0, sample_rate // 2, num_bins, dtype=torch.float64).unsqueeze(1)
     bins = 2595.0 * torch.log10(1.0 + hertz / 700.0)
     rising = (bins - edges[:-2]) / (edges[1:-1] - edges[:-2])  # (bins, mels)
@@ -108,7 +106,3 @@ def triangles_over_mels(
     # The constant component of a frame is not speech.
     bank[0] = 0.0
     return bank.float()
-
-
-def _mels(hertz: float) -> float:
-    return 2595.0 * math.log10(1.0 + hertz / 700.0)

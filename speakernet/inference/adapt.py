@@ -179,18 +179,11 @@ def adapt(
     # error rate is a little optimistic, the more so the fewer speakers there are.
     if method not in ADAPTATIONS:
         raise ValueError(f"method {method!r}; expected one of {', '.join(ADAPTATIONS)}")
-    target = adapted_path(model, out)
-    if target.resolve() == Path(model).resolve():
-        raise ValueError(
-            f"{target} is the model itself, which is never changed; give a different file (--out)"
-        )
-    check_writable(target)
+    target = _checked_target(model, out)
     verifier = load(model, device)
     compared = read_trials(trials) if trials else None
-    if compared is not None:
-        reason = why_no_error_rate(compared)
-        if reason:
-            raise ValueError(reason)
+    if compared is not None and (reason := why_no_error_rate(compared)):
+        raise ValueError(reason)
     notes: list[str] = []
     paths = [str(recording) for recording in recordings]
     domain = embed_domain(verifier, paths, labels, notes, foreign is None, target)
@@ -215,13 +208,12 @@ def adapt(
     contents = adapted_contents(verifier.contents, domain.net, transform, facts)
     fit = None
     if scored is not None:
-        prior = default_of(EvaluationOptions, "calibration_prior")
         assert domain.who is not None, "methods are compared by their labels"
-        notes.insert(0, _held_out_error(name, tried, domain.who[0], scored))
+        speakers = domain.who[0]
+        notes.insert(0, _held_out_error(name, tried, speakers, scored))
+        prior = default_of(EvaluationOptions, "calibration_prior")
         fit = fit_scores(*scored, prior, verifying_backend(contents).describe(WHOLE))
-        assert domain.who is not None, "scores are of labelled recordings"
-        units = transform.apply(domain.rows)
-        several = several_of_people(units, domain.who[0], transform.plda)
+        several = several_of_people(transform.apply(domain.rows), speakers, transform.plda)
         fit = replace(fit, several=several)
         contents |= fit.changes(contents)
     if compared is not None:
@@ -233,6 +225,16 @@ def adapt(
 def adapted_path(model: str | Path, out: str | Path | None) -> Path:
     """The file that `adapt` writes: `out`, by default beside the model."""
     return Path(out or Path(model).with_suffix(f".adapted{Path(model).suffix}"))
+
+
+def _checked_target(model: str | Path, out: str | Path | None) -> Path:
+    target = adapted_path(model, out)
+    if target.resolve() == Path(model).resolve():
+        raise ValueError(
+            f"{target} is the model itself, which is never changed; give a different file (--out)"
+        )
+    check_writable(target)
+    return target
 
 
 def _choose(
@@ -283,7 +285,7 @@ def _held_out_error(
     """The method's EER on held-out speakers with its interval, and how far to trust it."""
     names, ids = np.unique(labels, return_inverse=True)
     speakers = Speakers(ids.astype(np.int32), len(names), "labels")
-    interval = figures(*scored, speakers, EvaluationOptions(), DEFAULT_SEED).eer_interval_percent
+    interval = figures(*scored, speakers).eer_interval_percent
     text = f"{method}: EER {tried[method]:.2f} %"
     if interval:
         text += f" (95 % interval {interval[0]:.2f} to {interval[1]:.2f})"
@@ -330,6 +332,9 @@ def cross_validate(rows: np.ndarray, who: np.ndarray, fitter: Fitter) -> tuple[f
     If sessions are known, target pairs from the same session are left out, since they would compare
     the channel too. `who` is (2, recordings), as in `Domain`.
     """
+    # Folds are of speakers: with recordings of one speaker on both sides, a back end would be
+    # tested on voices that it was fitted to, and the most flexible one would always win. Several
+    # random divisions are averaged, because with 30 speakers a fold has six.
     _, speakers = np.unique(who[0], return_inverse=True)
     sessions = who[1]
     errors = []
@@ -432,6 +437,10 @@ def embed_domain(
     out: Path | None = None,
 ) -> Domain:
     """Embed the usable recordings, as those of telephones if their upper band is empty."""
+    # A back end sees only what the network made of a recording. Over a telephone, the upper band is
+    # empty, and the network hears the log energies of rounding errors there. So if most recordings
+    # are like that, the front end gets an energy floor before anything is embedded, and the
+    # unchanged model, with which the result is compared, does not.
     net = verifier.net
     if len(recordings) == 1 and recordings[0].endswith(".npz"):
         kept = read_arrays(recordings[0], "embeddings written by `speakernet embed`")

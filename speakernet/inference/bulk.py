@@ -30,7 +30,6 @@ from speakernet.evaluation.embedding import (
 from speakernet.evaluation.evaluate import fit_for_verifying
 from speakernet.evaluation.figures import WORSE_THAN_CHANCE, figures
 from speakernet.evaluation.fitting import Fit, fit_scores
-from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import FEW_TARGETS, Results
 from speakernet.evaluation.scoring import VERIFYING, Plda, mean_embeddings, verifying_backend
 from speakernet.evaluation.several import (
@@ -43,7 +42,6 @@ from speakernet.inference.people import PeopleStore, Voices, voices_of
 from speakernet.inference.recordings import ChosenChannels, refuse_recording_as_output
 from speakernet.inference.verifier import SpeakerVerifier
 from speakernet.models.model_file import update_model_file
-from speakernet.options import DEFAULT_SEED
 from speakernet.terminal import MAX_NAMED, Bar, counted
 
 BLOCK_UTTERANCES = 64
@@ -206,7 +204,7 @@ def calibrate_on_trials(
     refuse_recording_as_output(out, source, trials.names)
     embedder = Embedder(verifier.embedding_net, VERIFYING, Forward(verifier.device))
     fits, scores = fit_for_verifying(embedder, verifier.contents, trials, source, prior, measures)
-    results = figures(trials, scores, speakers_of(trials), EvaluationOptions(), DEFAULT_SEED)
+    results = figures(trials, scores, speakers_of(trials))
     # Even an untrained network has an EER of only about 50 %.
     if (results.eer_percent or 0.0) > SWAPPED_EER_PERCENT:
         raise ValueError(
@@ -241,7 +239,7 @@ def calibrate_on_people(
     trials, scores, speakers = _make_trials(voices, strangers, verifier.plda, several, store.path)
     fit = fit_scores(trials, scores, prior, verifying_backend(verifier.contents).describe(way))
     fit = replace(fit, several=several)
-    results = figures(trials, scores, speakers, EvaluationOptions(), DEFAULT_SEED)
+    results = figures(trials, scores, speakers)
     if (results.eer_percent or 0.0) >= WORSE_THAN_CHANCE:
         raise ValueError(
             f"{store.path}: the EER is {results.eer_percent:.2f} %, so recordings of different "

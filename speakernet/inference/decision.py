@@ -426,6 +426,7 @@ def largest_ratio(num_pairs: int) -> float:
     >>> round(math.exp(largest_ratio(6000)))
     1000
     """
+    # Rounded down to a power of ten, since the bound is itself a guess and should not look exact.
     return math.log(10) * math.floor(math.log10(max(1, num_pairs)))
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+from typing_extensions import Unpack
 
 from speakernet.inference.decision import Decision, DecisionLimits, DecisionRule
 from speakernet.inference.people import TOP, PeopleStore
@@ -100,8 +101,7 @@ def identify(
     *,
     sample_rate: int | None = None,
     top: int = TOP,
-    false_accept_rate: float | None = None,
-    threshold: float | str | None = None,
+    **limits: Unpack[DecisionLimits],
 ) -> Identification:
     """Identify a recording as a person in a store or as a stranger.
 
@@ -110,7 +110,6 @@ def identify(
     limit is used, or the strictest one if there is none; `stranger_rate` is the rate that results.
     Odds below 1 name nobody unless `threshold` is given.
     """
-    limits = DecisionLimits(false_accept_rate=false_accept_rate, threshold=threshold)
     namer = Namer(verifier.rule, store, limits, seconds_of(store, verifier.rule))
     # Checked before anything is embedded.
     namer.threshold()

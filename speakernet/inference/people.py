@@ -483,6 +483,8 @@ class PeopleStore(contextlib.AbstractContextManager):
     @contextlib.contextmanager
     def _session(self, *, writes: bool = False) -> Iterator[sqlite3.Connection]:
         """A connection to the store, with `writes` in one transaction."""
+        # Opened for each action and checked each time: in between, another process may have
+        # switched the store to another model, or somebody have put a backup in its place.
         with open_database(self.path) as connection, connection:
             if writes:
                 # Lock now: before a later lock, another process could change what was read.

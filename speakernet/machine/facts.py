@@ -178,7 +178,7 @@ def _group_folders(root: Path, membership: Path) -> Iterator[Path]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
+        return path.read_text("utf-8", errors="replace").strip()
     except OSError:
         return ""
 

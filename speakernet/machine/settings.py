@@ -43,6 +43,31 @@ def optimize_torch_settings(
     if deterministic != torch.are_deterministic_algorithms_enabled():
         torch.use_deterministic_algorithms(deterministic)
     torch.backends.cudnn.deterministic = deterministic
+    _set_threads(options)
+    applied: dict[str, Any] = {
+        "deterministic": deterministic,
+        "threads": torch.get_num_threads(),
+        "interop_threads": torch.get_num_interop_threads(),
+    }
+    if options.keep_memory or save_memory:
+        applied["keep_memory"] = keep_freed_memory(keeps=not save_memory) and not save_memory
+        applied["huge_pages"] = huge_pages()
+    has_gpu = torch.cuda.is_available() and (device is None or device.type == "cuda")
+    if has_gpu:
+        applied |= _set_gpu(options, device, varies_lengths=varies_lengths)
+    else:
+        useless = {
+            "attention": options.attention,
+            "memory_fraction": options.memory_fraction,
+            "cudnn_benchmark": options.cudnn_benchmark is True,
+        }
+        for name, is_set in useless.items():
+            if is_set:
+                logger.warning("runtime.%s has no effect: this run uses the CPU", name)
+    return applied
+
+
+def _set_threads(options: MachineOptions) -> None:
     cores = usable_cores()
     # torch counts the machine's cores or OMP_NUM_THREADS, but ignores quotas.
     if options.threads == "auto":
@@ -68,27 +93,6 @@ def optimize_torch_settings(
         # torch accepts this only once, before its first parallel operation.
         with contextlib.suppress(RuntimeError):
             torch.set_num_interop_threads(options.interop_threads)
-    applied: dict[str, Any] = {
-        "deterministic": deterministic,
-        "threads": torch.get_num_threads(),
-        "interop_threads": torch.get_num_interop_threads(),
-    }
-    if options.keep_memory or save_memory:
-        applied["keep_memory"] = keep_freed_memory(keeps=not save_memory) and not save_memory
-        applied["huge_pages"] = huge_pages()
-    has_gpu = torch.cuda.is_available() and (device is None or device.type == "cuda")
-    if has_gpu:
-        applied |= _set_gpu(options, device, varies_lengths=varies_lengths)
-    else:
-        useless = {
-            "attention": options.attention,
-            "memory_fraction": options.memory_fraction,
-            "cudnn_benchmark": options.cudnn_benchmark is True,
-        }
-        for name, is_set in useless.items():
-            if is_set:
-                logger.warning("runtime.%s has no effect: this run uses the CPU", name)
-    return applied
 
 
 @contextlib.contextmanager

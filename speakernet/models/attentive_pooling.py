@@ -5,7 +5,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from speakernet.frontend.features import Lengths, valid_frames
+from speakernet.frontend.features import Lengths
+from speakernet.models.layers import mask_frames
 from speakernet.models.options.poolings import MultiQueryPoolingOptions
 from speakernet.models.pooling import Pooling, mean_and_variance
 
@@ -202,10 +203,7 @@ class _HeadAttention(nn.Module):
 
 def softmax_over_frames(logits: Tensor, lengths: Lengths) -> Tensor:
     """Softmax over the last axis of (batch, channels, frames), zero past an utterance's end."""
-    if lengths is not None:
-        hidden = ~valid_frames(lengths, logits.shape[-1]).unsqueeze(1)  # (batch, 1, frames)
-        logits = logits.masked_fill(hidden, -torch.inf)
-    return logits.softmax(dim=-1)
+    return mask_frames(logits, lengths, -torch.inf).softmax(dim=-1)
 
 
 def weighted_statistics(

@@ -257,14 +257,14 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     with reading(path, "a JSON object", CheckpointError):
-        return json.loads(path.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+        return json.loads(path.read_text("utf-8"))  # type: ignore[no-any-return]
 
 
 def _read_licence(card: Path) -> str:
     """The licence named in a model card, or an empty string."""
     if not card.is_file():
         return ""
-    text = card.read_text(encoding="utf-8", errors="replace")
+    text = card.read_text("utf-8", errors="replace")
     # The facts are YAML between two lines of dashes.
     if not text.startswith("---") or text.count("---") < 2:
         return ""

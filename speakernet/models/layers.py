@@ -34,14 +34,14 @@ class Foldable(nn.Module):
     """Layer -> the ReLU and the norm that follow it, and the only layer that reads the norm."""
 
 
-def mask_frames(features: Tensor, lengths: Lengths) -> Tensor:
-    """Zero the frames (last axis) past each utterance's end."""
+def mask_frames(features: Tensor, lengths: Lengths, value: float = 0.0) -> Tensor:
+    """Set the frames (last axis) past each utterance's end to zero or another value."""
     if lengths is None:
         return features
     past = ~valid_frames(lengths, features.shape[-1])
     middle = [1] * (features.ndim - 2)
     past = past.view(past.shape[0], *middle, past.shape[1])  # (batch, 1, ..., 1, frames)
-    return features.masked_fill(past, 0.0)
+    return features.masked_fill(past, value)
 
 
 def mean_over_frames(features: Tensor, lengths: Lengths) -> Tensor:

@@ -385,6 +385,11 @@ def _in_float32() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
+# A model file from a stranger may describe a network of a terabyte in one line. Building it on the
+# meta device first would be the usual way, but front ends compute their tables while they are
+# built. So every tensor that begins inside the block is counted, and the file is refused as soon as
+# that is more than twice what its weights hold. Nothing is drawn either: filling a large network
+# with random numbers takes longer than loading its weights.
 class Undrawn(TorchFunctionMode):
     """Inside the block, networks are built with undrawn weights, which a model file's then replace.
 

@@ -7,7 +7,7 @@ In a batch of different lengths, every utterance is pooled as if it were alone.
 import torch
 from torch import Tensor, nn
 
-from speakernet.frontend.features import Lengths, valid_frames
+from speakernet.frontend.features import Lengths
 from speakernet.models.layers import mask_frames, mean_over_frames
 from speakernet.models.options.poolings import StatisticsPoolingOptions
 
@@ -45,11 +45,8 @@ class MaxPooling(Pooling):
 
     def forward(self, frames: Tensor, lengths: Lengths = None) -> Tensor:
         """Maxima, (batch, channels)."""
-        if lengths is not None:
-            hidden = ~valid_frames(lengths, frames.shape[-1]).unsqueeze(1)  # (batch, 1, frames)
-            # Not zero, which would exceed all values of a negative channel.
-            frames = frames.masked_fill(hidden, -torch.inf)
-        return frames.amax(dim=2)
+        # Not zero, which would exceed all values of a negative channel.
+        return mask_frames(frames, lengths, -torch.inf).amax(dim=2)
 
 
 class StatisticsPooling(Pooling):

@@ -4,13 +4,12 @@ Everything before the first block runs in float32, regardless of autocast.
 """
 
 import math
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from speakernet.frontend.features import Lengths, preemphasize
+from speakernet.frontend.features import Lengths, hz_to_mel, preemphasize
 from speakernet.models.layers import (
     Trunk,
     check_frames,
@@ -117,6 +116,9 @@ class SincFilterbank(nn.Module):
     speech separation", section 2.
     """
 
+    window: Tensor
+    axis: Tensor
+
     def __init__(self, num_filters: int, stride: int, sample_rate: int) -> None:
         super().__init__()
         self.stride = stride
@@ -148,25 +150,18 @@ class SincFilterbank(nn.Module):
 
     def filters(self) -> Tensor:
         """The impulse responses, (filters, 1, kernel samples)."""
-        window = cast(Tensor, self.window)
-        axis = cast(Tensor, self.axis)
         low = MIN_HZ + self.low_hz.abs()
         high = (low + MIN_HZ + self.band_hz.abs()).clamp(MIN_HZ, self.sample_rate / 2)
         band = high - low  # (filters / 2, 1)
-        low_phase = low @ axis  # (filters / 2, half kernel)
-        high_phase = high @ axis
-        cosine = (high_phase.sin() - low_phase.sin()) / (axis / 2) * window
-        sine = (low_phase.cos() - high_phase.cos()) / (axis / 2) * window
+        low_phase = low @ self.axis  # (filters / 2, half kernel)
+        high_phase = high @ self.axis
+        cosine = (high_phase.sin() - low_phase.sin()) / (self.axis / 2) * self.window
+        sine = (low_phase.cos() - high_phase.cos()) / (self.axis / 2) * self.window
         # At time zero the limit of the quotient is twice the band for the cosine and zero for the
         # sine.
         even = torch.cat((cosine, 2 * band, cosine.flip(1)), dim=1)  # (filters / 2, kernel)
         odd = torch.cat((sine, torch.zeros_like(band), -sine.flip(1)), dim=1)
         return torch.cat((even / (2 * band), odd / (2 * band))).unsqueeze(1)
-
-
-def hz_to_mel(hz: float) -> float:
-    """A frequency on HTK's mel scale."""
-    return 2595 * math.log10(1 + hz / 700)
 
 
 class MultiScaleBlock(nn.Module):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from speakernet.frontend.features import Lengths
+from speakernet.frontend.features import Lengths, mirrored_places
 from speakernet.models.layers import (
     Passed,
     SqueezeExcitation,
@@ -73,11 +73,7 @@ def reflect_frames(features: Tensor, lengths: Tensor, count: int) -> Tensor:
     Returns:
         (batch, channels, frames + 2 count), undefined past an utterance's mirrored end.
     """
-    places = torch.arange(-count, features.shape[-1] + count, device=features.device).abs()
-    last = (lengths - 1).unsqueeze(1)  # (batch, 1)
-    # `abs` above mirrors the start, this each utterance's end; beyond the mirrored end, places are
-    # negative.
-    places = (last - (last - places).abs()).clamp(min=0)  # (batch, frames)
+    places = mirrored_places(lengths, features.shape[-1], count).clamp(min=0)  # (batch, frames)
     return features.gather(2, places.unsqueeze(1).expand(-1, features.shape[1], -1))
 
 

@@ -84,6 +84,12 @@ class Beat(NamedTuple):
         return f"process {self.process} on {self.host}, last at {self.work}"
 
 
+# Why heartbeats. If a rank is killed, the others see at best "connection closed by peer", and with
+# NCCL nothing at all for half an hour. So each rank has a thread that writes a number to the store
+# twice a second, with the piece of work it is at. When a collective fails, whoever notices compares
+# the numbers over a few beats: a rank whose number stands still is gone or suspended; if all move,
+# the one that has started fewer pieces of work hangs. The thread has a connection of its own,
+# because that of the group may be blocked in just this moment.
 class Heartbeat:
     """Writes this rank's heartbeat and reads those of the others."""
 

@@ -82,6 +82,11 @@ SYNCHRONIZED = (nn.SyncBatchNorm, SynchronizedNorm)
 
 
 class _SynchronizedNorm(torch.autograd.Function):
+    # Ranks may have unequal batches, so each sends its count along. Variances are joined from means
+    # and variances, not from sums of squares, which would lose the digits of a small variance
+    # around a large mean; in float64, as there are only a few numbers for each channel. The
+    # backward pass needs two sums over all ranks, of the gradient and of its product with the
+    # normalised values, and sends them together.
     @staticmethod
     def forward(
         ctx: Any, features: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float

@@ -49,6 +49,11 @@ class Measurement(NamedTuple):
         return self.batch_size / self.seconds
 
 
+# The search doubles the size until it no longer fits, then halves the gap, because memory can only
+# be learned by running out of it. On a GPU that is an error which the process survives. On a CPU
+# the kernel kills the process instead, so a size is only tried if the memory of the largest one so
+# far, in proportion, leaves space for it. The fastest size is seldom the largest: once a device is
+# busy, a larger batch only takes longer, and fewer updates are made.
 class BatchSizeFinder:
     """Tries batch sizes with real training steps of any kind.
 
@@ -81,7 +86,7 @@ class BatchSizeFinder:
     @property
     def largest(self) -> int:
         """The largest size tried so far that fits; 0 if there is none."""
-        return max((one.batch_size for one in self.tried.values() if one.fits), default=0)
+        return max((size for size, tried in self.tried.items() if tried.fits), default=0)
 
     def find(self, smallest: int, most: int) -> int:
         """The batch size with the best throughput; among equally fast sizes (within 3 %), the
@@ -101,9 +106,9 @@ class BatchSizeFinder:
         while too_large - self.largest > max(1, self.largest // 8):
             middle = (self.largest + too_large) // 2
             too_large = too_large if self.measure(middle).fits else middle
-        fitted = [one for one in self.tried.values() if one.fits]
-        best = max(one.throughput for one in fitted)
-        return min(one.batch_size for one in fitted if one.throughput >= best * (1 - EQUAL_SHARE))
+        speeds = {size: tried.throughput for size, tried in self.tried.items() if tried.fits}
+        enough = max(speeds.values()) * (1 - EQUAL_SHARE)
+        return min(size for size, speed in speeds.items() if speed >= enough)
 
     def measure(self, size: int) -> Measurement:
         """The measurement of a size; each size is tried only once."""
@@ -111,13 +116,15 @@ class BatchSizeFinder:
             # Steps update batch-norm statistics.
             buffers = {name: buffer.detach().clone() for name, buffer in self.net.named_buffers()}
             try:
-                found = self._run(size)
+                measurement = self._run(size)
             finally:
                 for name, buffer in self.net.named_buffers():
                     buffer.data.copy_(buffers[name])
-            self.tried[size] = found
-            outcome = f"{found.throughput:.1f} utterances/s" if found.fits else "does not fit"
-            logger.info("batch %d: %s, %s", size, outcome, human_bytes(found.memory_bytes))
+            self.tried[size] = measurement
+            outcome = "does not fit"
+            if measurement.fits:
+                outcome = f"{measurement.throughput:.1f} utterances/s"
+            logger.info("batch %d: %s, %s", size, outcome, human_bytes(measurement.memory_bytes))
         return self.tried[size]
 
     def _run(self, size: int) -> Measurement:
@@ -153,11 +160,9 @@ class BatchSizeFinder:
             self.net.zero_grad(set_to_none=True)
             if is_gpu:
                 torch.cuda.empty_cache()
-        if is_gpu:
-            return Measurement(
-                size, statistics.median(seconds[1:]), torch.cuda.max_memory_allocated(self.device)
-            )
         added = int(monitor.peak - monitor.start)
-        return Measurement(
-            size, math.inf if added > self.limit_bytes else statistics.median(seconds[1:]), added
-        )
+        if is_gpu:
+            added = torch.cuda.max_memory_allocated(self.device)
+        elif added > self.limit_bytes:
+            return Measurement(size, math.inf, added)
+        return Measurement(size, statistics.median(seconds[1:]), added)

@@ -16,6 +16,11 @@ from speakernet.parallel.sync_norm import SYNCHRONIZED
 from speakernet.training.step import NUM_NUMBERS, NUM_WISHES, OneProcess
 
 
+# Why loss and wishes travel as a gradient. A collective of its own for three numbers costs as much
+# time as one for a megabyte, in every step. DistributedDataParallel averages gradients in buckets
+# anyway, so the numbers of a step are made the gradient of a small parameter that is in one of
+# them. On a GPU the host must not wait for them either: it reads the wishes of a step in the next
+# one, which is why a run stops one step later there.
 class SeveralProcesses(OneProcess):
     """Ranks that share every batch, by DistributedDataParallel.
 

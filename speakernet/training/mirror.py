@@ -66,6 +66,10 @@ def mirrored(address: str, folder: str | Path, *, with_epochs: bool) -> Iterator
             logger.warning("training.mirror: not yet copied to %s: %s", address, ", ".join(missing))
 
 
+# The order of copies is what makes a mirror resumable: models before the files that speak of them,
+# each under a temporary name first, and the old last.pt is kept until the new one has its name. A
+# copy that failed is tried again as long as the file differs from what was copied last, so nothing
+# has to be remembered beyond the times and sizes of the copies.
 class Mirror:
     """Copies the files of a run folder until `is_over` is set."""
 

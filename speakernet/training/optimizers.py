@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from speakernet.options import create, lookup
@@ -231,6 +231,10 @@ class Freezing:
                     module.eval()
 
 
+# A bad step is undone. The optimizer leaves the weights alone, but the forward pass has already
+# moved the running statistics of the batch norms, with the NaN of a broken crop in them; without
+# this, one such crop would spoil every evaluation from then on. Copying them before each step costs
+# a few launches for hundreds of tensors.
 class BufferGuard:
     """Remembers the buffers that a forward pass changes (batch-norm statistics) and can restore
     them.
@@ -238,7 +242,7 @@ class BufferGuard:
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         # By dtype: on a GPU, a list of mixed dtypes is copied tensor by tensor.
-        self._buffers: dict[torch.dtype, list[torch.Tensor]] = {}
+        self._buffers: dict[torch.dtype, list[Tensor]] = {}
         for module in modules:
             for name, buffer in module.named_buffers():
                 if name.rpartition(".")[2] in STATISTICS:
@@ -258,7 +262,7 @@ class BufferGuard:
         for dtype, buffers in self._buffers.items():
             torch._foreach_copy_(buffers, self._copies[dtype])
 
-    def restore_where(self, is_bad: torch.Tensor) -> None:
+    def restore_where(self, is_bad: Tensor) -> None:
         """Restore the remembered values if `is_bad` (0-d bool) is true, without synchronising with
         the device.
         """
@@ -297,7 +301,7 @@ class WeightAverage:
         self.initial_share = initial_share
         self._steps = 0
         self.is_kept = decay > 0 or initial_share > 0
-        self._live: list[torch.Tensor] = []
+        self._live: list[Tensor] = []
         if self.is_kept:
             # Frozen weights need no average.
             weights = (weight for weight in net.parameters() if weight.requires_grad)
@@ -310,7 +314,7 @@ class WeightAverage:
         is_other = [not floats for floats in is_float]
         self._others = list(itertools.compress(self._live, is_other))
         self._kept_others = list(itertools.compress(self._kept, is_other))
-        self._initial: list[torch.Tensor] = []
+        self._initial: list[Tensor] = []
         if initial_share:
             self._initial = [tensor.clone() for tensor in self._kept_floats]
 
@@ -363,7 +367,7 @@ class WeightAverage:
             self._copy(self._initial, initial)
 
     @staticmethod
-    def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
         for target, source in zip(targets, sources, strict=True):
             target.copy_(source)
 

@@ -28,7 +28,7 @@ class MLflow(Tracker):
         # switch.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         kept = folder / "mlflow.id"
-        known = kept.read_text(encoding="utf-8") if kept.exists() else None
+        known = kept.read_text("utf-8") if kept.exists() else None
         store = folder / "mlruns"
         if known and not store.exists():
             # Before version 0.4.0, runs were stored in the working directory.
@@ -81,7 +81,7 @@ class WeightsAndBiases(Tracker):
         self._run = self._wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
             name=folder.name,
-            id=kept.read_text(encoding="utf-8").strip(),
+            id=kept.read_text("utf-8").strip(),
             resume="allow",
             dir=folder,
             config=dict(configuration) or None,

@@ -10,6 +10,7 @@ import platform
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from speakernet.machine.facts import cpu_flags, native_bf16
 from speakernet.options import Choice
@@ -90,7 +91,7 @@ class Precision:
         """The context of the forward pass (does nothing in float32)."""
         return torch.autocast(self.device.type, dtype=self.dtype, enabled=self.name != "no")
 
-    def update(self, is_bad: torch.Tensor) -> None:
+    def update(self, is_bad: Tensor) -> None:
         """Adapt the scale after an fp16 step; `is_bad` (0-d bool on the device): loss or gradients
         were not finite.
         """
@@ -99,11 +100,11 @@ class Precision:
             self.scale, self._good_steps, is_bad.float(), 2.0, 0.5, self.growth_interval
         )
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """The scale and the count of good steps."""
         return {"scale": self.scale.clone(), "good_steps": self._good_steps.clone()}
 
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Restore an fp16 `state_dict` in an fp16 run; any other is ignored."""
         # Other precisions save a scale of 1 and no steps: at that scale fp16 gradients would
         # vanish.

@@ -128,6 +128,10 @@ def performance_sentence(performance: Mapping[str, Any]) -> str:
     return ", ".join(facts)
 
 
+# metrics.jsonl and last.pt are written at different times, so after a kill the file may have lines
+# of steps that the resumed run takes again. The checkpoint counts the lines that belong to it, and
+# `open` cuts the file there: a curve never shows a step twice, and numbers of steps that were lost
+# do not stay.
 class Progress:
     """Writes the numbers of a run, and shows the latest in a bar."""
 
@@ -163,7 +167,7 @@ class Progress:
             return
         path = self.folder / METRICS
         if path.exists():
-            kept = path.read_text(encoding="utf-8").splitlines(keepends=True)[:num_lines]
+            kept = path.read_text("utf-8").splitlines(keepends=True)[:num_lines]
             self.num_lines = len(kept)
             with atomic_write(path) as file:
                 file.writelines(kept)

@@ -119,6 +119,12 @@ class Form:
     results: Results | None = None
 
 
+# The story of a recorded step. A form of a step is what a recording cannot change: the shape of the
+# batch, which parameters learn, which norms count. The first three steps of a form run as usual,
+# but already from the static tensors, so that the optimizer has its moments and cuDNN its choices
+# when the recording begins; the last of them is watched for values that come from the host. Then
+# the same body is recorded, which computes nothing, and replayed for this step and all later ones.
+# Losing a form is never an error: without a recording the step is an ordinary one.
 class StepRecorder:
     """Takes the steps of a `TrainingStep` from static tensors and, after a few, by replay."""
 

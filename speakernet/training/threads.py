@@ -62,6 +62,11 @@ def decide(now: Window, most: int, before: Window | None) -> int:
     return now.threads
 
 
+# How it decides. Eight steps are a window. If the training thread ran for less than three quarters
+# of a window, something else has its cores, and a window with half the threads is tried; it stays
+# if it was a tenth faster, else the old number returns. After that it rests, longer after each
+# trial that did not help, because a trial may cost a slow window. If nothing disturbs any more,
+# more threads are tried again. The thresholds were measured on two cores; others may need others.
 class ThreadWatch:
     """Watches the steps of a run in windows; without `adapts` it only warns and never changes the
     threads.

@@ -118,9 +118,7 @@ def peak_flops(device: torch.device, arithmetic: str, size: int = 0) -> float:
     """
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(arithmetic)
     size = size or PRODUCT_SIZES[device.type]
-    one, other = (
-        torch.randn(size, size, device=device).to(dtype or torch.float32) for _ in range(2)
-    )
+    left, right = torch.randn(2, size, size, device=device, dtype=dtype)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if arithmetic == "tf32" else "highest")
     try:
@@ -130,7 +128,7 @@ def peak_flops(device: torch.device, arithmetic: str, size: int = 0) -> float:
             synchronize(device)
             start = time.perf_counter()
             for _ in range(NUM_PRODUCTS):
-                one @ other
+                left @ right
             synchronize(device)
             seconds.append(time.perf_counter() - start)
     finally:

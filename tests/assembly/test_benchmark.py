@@ -20,6 +20,7 @@ OPTIONS = [
     "--data.crop_frames=50",
     "--runtime.device=cpu",
 ]
+QUICK = ["--data.batch_size", "4", "--data.num_workers", "0", "--augment.enabled", "false"]
 
 
 CPU = torch.device("cpu")
@@ -47,7 +48,7 @@ def test_the_command(options, sizes, batch_sizes, capsys):
     )
 
 
-def measured(batch_size: int, throughput: float) -> Measurement:
+def measured(batch_size, throughput):
     return Measurement(batch_size, batch_size / throughput if throughput else float("inf"), 0)
 
 
@@ -78,18 +79,7 @@ def test_the_recommendation(configured, best, rows, start, tmp_path):
 
 
 def test_ready_crops_cost_the_same(tiny_corpus):
-    words = [
-        *OPTIONS,
-        "--train_list",
-        str(tiny_corpus / "train_list.txt"),
-        "--data.batch_size",
-        "4",
-        "--data.num_workers",
-        "0",
-        "--augment.enabled",
-        "false",
-    ]
-    config = load_config(words).config
+    config = load_config([*OPTIONS, *QUICK, f"--train_list={tiny_corpus}/train_list.txt"]).config
     loader = build_training_loader(config, Inputs(config, CPU))
     first = next(iter(loader))
     made = []
@@ -111,23 +101,8 @@ def test_ready_crops_cost_the_same(tiny_corpus):
 
 def test_waiting_and_mfu(tiny_corpus, tmp_path, capsys):
     figures = tmp_path / "figures.json"
-    words = [
-        "benchmark",
-        *OPTIONS,
-        "--train_list",
-        str(tiny_corpus / "train_list.txt"),
-        "--data.batch_size",
-        "4",
-        "--data.num_workers",
-        "0",
-        "--augment.enabled",
-        "false",
-        "--num_batches",
-        "2",
-        "--json",
-        str(figures),
-    ]
-    assert main(words) == 0
+    words = f"--train_list {tiny_corpus}/train_list.txt --num_batches 2 --json {figures}"
+    assert main(["benchmark", *OPTIONS, *QUICK, *words.split()]) == 0
     found = SimpleNamespace(**json.loads(figures.read_text(encoding="utf-8"))["training"])
     assert found.mfu == pytest.approx(found.step_flop / found.step_seconds / found.peak_flops)
     waited = max(0.0, 1 - found.ready_step_seconds / found.step_seconds)

@@ -39,9 +39,9 @@ def model(tmp_path):
     return tmp_path / "best.pt"
 
 
-def configure(root, folder, *options):
+def configure(root, folder, options=""):
     path = write_recipe(folder / "tiny.yaml", root, folder / "run", SHORT)
-    return load_config(["--config", str(path), *options]).config
+    return load_config(["--config", str(path), *options.split()]).config
 
 
 def evaluated(config, model, **how):
@@ -49,15 +49,9 @@ def evaluated(config, model, **how):
 
 
 def test_result_after_training(tiny_corpus, tmp_path, model):
-    options = [
-        "--validation_list",
-        str(tiny_corpus / "trials.txt"),
-        "--data.validation_path",
-        str(tiny_corpus),
-    ]
-    results = evaluated(
-        configure(tiny_corpus, tmp_path, *options), model, after_training=True
-    ).results
+    options = f"--validation_list {tiny_corpus}/trials.txt --data.validation_path {tiny_corpus}"
+    config = configure(tiny_corpus, tmp_path, options)
+    results = evaluated(config, model, after_training=True).results
     rows = [line.split() for line in (tiny_corpus / "train_list.txt").read_text().splitlines()]
     seconds = sum(len(read_audio(tiny_corpus / path)) for _, path in rows) / 16000
     assert results.training == {
@@ -79,9 +73,9 @@ def test_what_decides_besides_the_voices(tiny_corpus, tmp_path, model):
     """The quantities of the scored recordings, also of kept embeddings, and shared speakers."""
     lines = (tiny_corpus / "trials.txt").read_text().splitlines(keepends=True)
     (tmp_path / "fit.txt").write_text("".join(lines[1:]))
-    options = ["--evaluation.calibration_list", str(tmp_path / "fit.txt")]
+    options = f"--evaluation.calibration_list {tmp_path}/fit.txt"
     speakers = {line.split()[1].split("/")[0] for line in lines}
-    config = configure(tiny_corpus, tmp_path, *options)
+    config = configure(tiny_corpus, tmp_path, options)
     first, again = (evaluated(config, model).results for _ in range(2))
     labels = {row.label for row in first.shortcuts}
     assert {"difference in loudness", "loudness"} <= labels and first.shortcuts == again.shortcuts
@@ -103,7 +97,7 @@ def test_lists_are_whole_unless_speech_is_asked_for(tiny_corpus, tmp_path, model
     of_whole = "--evaluation.embedding=whole"
     whole = evaluated(configure(tiny_corpus, tmp_path, of_whole), model).results
     assert whole.backend.get("speech", "whole") == "whole"
-    asked = configure(tiny_corpus, tmp_path, of_whole, "--evaluation.speech=detected")
+    asked = configure(tiny_corpus, tmp_path, f"{of_whole} --evaluation.speech=detected")
     detected = evaluated(asked, model).results
     assert detected.backend["speech"] == "detected"
     of_cut = evaluated(configure(cut, tmp_path, of_whole), model).results
@@ -121,8 +115,7 @@ def test_training_calibrates_for_detected_speech(tiny_corpus, tmp_path, model, m
 
     monkeypatch.setattr("speakernet.data.spoken.find_speech", first_half)
     trials = tiny_corpus / "trials.txt"
-    fitting = ["--evaluation.calibration_list", str(trials)]
-    config = configure(tiny_corpus, tmp_path, *fitting)
+    config = configure(tiny_corpus, tmp_path, f"--evaluation.calibration_list {trials}")
     results = evaluated(config, model, after_training=True).results
     assert results.backend.get("speech", "whole") == "whole"
     thresholds = read_checkpoint(model)["thresholds"]
@@ -133,50 +126,24 @@ def test_training_calibrates_for_detected_speech(tiny_corpus, tmp_path, model, m
 
 
 def test_a_finished_run_keeps_a_later_calibration(tiny_corpus, tmp_path, model):
-    options = [
-        "--validation_list",
-        str(tiny_corpus / "trials.txt"),
-        "--data.validation_path",
-        str(tiny_corpus),
-    ]
-    config = configure(tiny_corpus, tmp_path, *options)
+    options = f"--validation_list {tiny_corpus}/trials.txt --data.validation_path {tiny_corpus}"
+    config = configure(tiny_corpus, tmp_path, options)
     evaluated(config, model, after_training=True)
     other = tmp_path / "other.txt"
     other.write_text(
         "".join((tiny_corpus / "trials.txt").read_text().splitlines(keepends=True)[::-1])
     )
-    assert (
-        main(
-            [
-                "calibrate",
-                "--model",
-                str(model),
-                "--trials",
-                str(other),
-                "--audio",
-                str(tiny_corpus),
-            ]
-        )
-        == 0
-    )
+    assert main(f"calibrate --model {model} --trials {other} --audio {tiny_corpus}".split()) == 0
     calibrated = read_checkpoint(model)["thresholds"]
     evaluated(config, model, after_training=True)
-    assert (
-        calibrated == read_checkpoint(model)["thresholds"] and calibrated[-1]["list"] == "other.txt"
-    )
+    assert calibrated == read_checkpoint(model)["thresholds"]
+    assert calibrated[-1]["list"] == "other.txt"
 
 
 def test_scoring_does_not_change_the_model_file(tiny_corpus, tmp_path, model):
-    trials = str(tiny_corpus / "trials.txt")
-    options = [
-        "--evaluation.score_norm",
-        "as",
-        "--evaluation.cohort_size",
-        "5",
-        "--evaluation.subtract_mean",
-        "true",
-    ]
-    config = configure(tiny_corpus, tmp_path, *options, "--evaluation.calibration_list", trials)
+    options = "--score_norm as --evaluation.cohort_size 5 --evaluation.subtract_mean true"
+    fitting = f"--evaluation.calibration_list {tiny_corpus}/trials.txt"
+    config = configure(tiny_corpus, tmp_path, f"{options} {fitting}")
     before = model.read_bytes()
     alone = evaluated(config, model).results
     assert model.read_bytes() == before and alone.cllr is not None and alone.thresholds
@@ -190,7 +157,7 @@ def test_scoring_does_not_change_the_model_file(tiny_corpus, tmp_path, model):
     assert contents["thresholds"][0]["backend"] == fitted.backend == alone.backend
     assert fitted.backend["cohort_members"] == 8
     assert len(list(tmp_path.glob("*.pt"))) == 1, "no backup of this run's own file"
-    again = evaluated(configure(tiny_corpus, tmp_path, *options), model).results
+    again = evaluated(configure(tiny_corpus, tmp_path, options), model).results
     assert again.cllr == pytest.approx(fitted.cllr)
     for one in (alone, fitted, again):
         assert any("calibration was fitted" in warning for warning in one.warnings)
@@ -201,15 +168,8 @@ def test_scoring_does_not_change_the_model_file(tiny_corpus, tmp_path, model):
 def test_cohort_with_speakers_of_the_trials(tiny_corpus, tmp_path, model):
     cohort = tmp_path / "cohort.txt"
     cohort.write_text("spk08 spk08/utt0.wav\nspk09 spk09/utt0.wav\nspk00 spk00/utt0.wav\n")
-    options = [
-        "--score_norm",
-        "s",
-        "--cohort_list",
-        str(cohort),
-        "--evaluation.cohort_path",
-        str(tiny_corpus),
-    ]
-    warnings = evaluated(configure(tiny_corpus, tmp_path, *options), model).results.warnings
+    options = f"--score_norm s --cohort_list {cohort} --evaluation.cohort_path {tiny_corpus}"
+    warnings = evaluated(configure(tiny_corpus, tmp_path, options), model).results.warnings
     assert any("spk08, spk09" in warning for warning in warnings)
 
 
@@ -226,12 +186,8 @@ def calibration_of_training_speakers(tiny_corpus, tmp_path):
             for label, one, other in pairs
         )
         path.write_text("".join(lines))
-        return [
-            "--evaluation.calibration_list",
-            str(path),
-            "--evaluation.calibration_path",
-            str(tiny_corpus),
-        ]
+        calibration = "--evaluation.calibration"
+        return f"--score_norm s {calibration}_list {path} {calibration}_path {tiny_corpus}"
 
     return write
 
@@ -244,13 +200,13 @@ def test_cohort_without_those_who_calibrate(
     """
     caplog.set_level("INFO", "speakernet")
     listed = read_training_list(tiny_corpus / "train_list.txt")
-    held_out = ["--score_norm", "s", "--data.validation_speakers", "3"]
+    held_out = "--score_norm s --data.validation_speakers 3"
     for options, left_out in (
         (held_out, 3),
-        (["--score_norm", "s", *calibration_of_training_speakers(1)], 2),
-        ([*held_out[:2], "--cohort_list", str(tiny_corpus / "train_list.txt"), *held_out[2:]], 3),
+        (calibration_of_training_speakers(1), 2),
+        (f"{held_out} --cohort_list {tiny_corpus}/train_list.txt", 3),
     ):
-        config = configure(tiny_corpus, tmp_path, *options)
+        config = configure(tiny_corpus, tmp_path, options)
         scored = [evaluated(config, model, after_training=after).results for after in (True, False)]
         assert (
             scored[0].backend == scored[1].backend
@@ -267,9 +223,8 @@ def test_cohort_without_those_who_calibrate(
 
     monkeypatch.setattr(Embedder, "embed", watch)
     inputs = Inputs(config, torch.device("cpu"))
-    evaluated(
-        configure(tiny_corpus, tmp_path, *held_out, "--evaluation.keep_embeddings", "false"), model
-    )
+    options = f"{held_out} --evaluation.keep_embeddings false"
+    evaluated(configure(tiny_corpus, tmp_path, options), model)
     remaining = {
         inputs.training.rows.speakers[label] for label in inputs.training.rows.labels.tolist()
     }
@@ -278,9 +233,7 @@ def test_cohort_without_those_who_calibrate(
 
 
 def test_no_cohort_is_left(tiny_corpus, tmp_path, model, calibration_of_training_speakers):
-    config = configure(
-        tiny_corpus, tmp_path, "--score_norm", "s", *calibration_of_training_speakers(6)
-    )
+    config = configure(tiny_corpus, tmp_path, calibration_of_training_speakers(6))
     with pytest.raises(
         ValueError,
         match=r"1 speaker of .*train_list.txt are not in .*calibration.txt; .*--cohort_list",
@@ -289,37 +242,25 @@ def test_no_cohort_is_left(tiny_corpus, tmp_path, model, calibration_of_training
 
 
 def test_mean_is_tied_to_the_embedding_mode(tiny_corpus, tmp_path, model):
-    def score(*options):
-        options = (
-            "--evaluation.subtract_mean",
-            "true",
-            "--evaluation.keep_embeddings",
-            "false",
-            *options,
-        )
-        evaluated(configure(tiny_corpus, tmp_path, *options), model, after_training=True)
+    def score(frames=60):
+        options = f"--evaluation.subtract_mean true --eval_frames {frames}"
+        options += " --evaluation.keep_embeddings false"
+        evaluated(configure(tiny_corpus, tmp_path, options), model, after_training=True)
         contents = torch.load(model, weights_only=True)
         return contents["embedding_mean"], contents["embedding_mean_of"]
 
     crops, of_crops = score()
     assert of_crops == {"embedding": "crops", "eval_frames": 60, "num_crops": 2}
     assert torch.equal(score()[0], crops)
-    whole, of_whole = score("--eval_frames", "0")
+    whole, of_whole = score(frames=0)
     assert of_whole == {"embedding": "whole"} and not torch.allclose(whole, crops)
     assert torch.equal(score()[0], crops)
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.5])
 def test_plda_through_microphones(tiny_corpus, tmp_path, model, probability):
-    options = [
-        "--evaluation.plda",
-        "true",
-        "--eval_frames",
-        "0",
-        "--augment.microphone_probability",
-        str(probability),
-    ]
-    config = configure(tiny_corpus, tmp_path, *options)
+    options = "--evaluation.plda true --eval_frames 0 --augment.microphone_probability"
+    config = configure(tiny_corpus, tmp_path, f"{options} {probability}")
     train = read_training_list(tiny_corpus / "train_list.txt")
     rows = speakernet.load(model, "cpu").embed([tiny_corpus / path for path in train.paths])
     assert any(
@@ -359,33 +300,24 @@ def test_unlabelled_pairs(tiny_corpus, tmp_path, model):
     pairs = tmp_path / "pairs.txt"
     lines = (tiny_corpus / "trials.txt").read_text().splitlines()[:20]
     pairs.write_text("".join(line.partition(" ")[2] + "\n" for line in lines))
-    options = ["--test_list", str(pairs), "--test_path", str(tiny_corpus)]
-    before = evaluated(configure(tiny_corpus, tmp_path, *options), model)
+    options = f"--test_list {pairs} --test_path {tiny_corpus}"
+    before = evaluated(configure(tiny_corpus, tmp_path, options), model)
     assert (
         before.llrs is None
         and before.decisions is not None
         and not before.decisions.says_more_than_scores
     )
     assert any(sentence.startswith("no decisions") for sentence in before.decisions.lines())
-    fitting = ["--evaluation.calibration_list", str(tiny_corpus / "trials.txt")]
-    evaluated(configure(tiny_corpus, tmp_path, *fitting), model, after_training=True)
-    after = evaluated(configure(tiny_corpus, tmp_path, *options), model)
-    assert after.decisions is not None and after.decisions.header == [
-        "enrol",
-        "test",
-        "score",
-        "llr",
-        "eer",
-    ]
+    fitting = f"--evaluation.calibration_list {tiny_corpus}/trials.txt"
+    evaluated(configure(tiny_corpus, tmp_path, fitting), model, after_training=True)
+    after = evaluated(configure(tiny_corpus, tmp_path, options), model)
+    assert after.decisions is not None
+    assert after.decisions.header == ["enrol", "test", "score", "llr", "eer"]
     assert len(after.llrs) == 20 and after.decisions.sentences()[0].endswith(
         "(equal error rate on trials.txt)"
     )
-    assert write_evaluation(tmp_path / "eval", after) == [
-        "results.json",
-        "scores.txt",
-        "report.html",
-        "decisions.csv",
-    ]
+    files = write_evaluation(tmp_path / "eval", after)
+    assert files == ["results.json", "scores.txt", "report.html", "decisions.csv"]
 
 
 def config_of(*options):
@@ -407,33 +339,17 @@ def test_foreign_checkpoint_uses_the_configuration(tmp_path):
         load_for_scoring(config_of(), tmp_path / "their.model")
 
 
-def short_run(corpus, folder, *options):
+def short_run(corpus, folder, more=""):
     """The minimal command, with fewer epochs."""
-    lists = (
-        "--train_list",
-        str(corpus / "train_list.txt"),
-        "--test_list",
-        str(corpus / "trials.txt"),
-    )
-    short = (
-        "--max_epoch",
-        "2",
-        "--data.num_workers",
-        "0",
-        "--runtime.device",
-        "cpu",
-        "--save_path",
-        str(folder),
-    )
-    quick = ("--evaluation.bootstrap_samples", "0", "--data.crop_frames", "60")
-    return main(["train", "--config", "small_data.yaml", *lists, *short, *quick, *options])
+    words = f"--train_list {corpus}/train_list.txt --test_list {corpus}/trials.txt {more}"
+    words += f" --max_epoch 2 --data.num_workers 0 --runtime.device cpu --save_path {folder}"
+    words += " --evaluation.bootstrap_samples 0 --data.crop_frames 60"
+    return main(["train", "--config", "small_data.yaml", *words.split()])
 
 
 def test_recipe_with_two_lists(tiny_corpus, tmp_path):
     """The reported trials choose neither epoch nor threshold, and are scored in float32."""
-    assert (
-        short_run(tiny_corpus, tmp_path, "--mixed-precision", "bf16", "--test_interval", "1") == 0
-    )
+    assert short_run(tiny_corpus, tmp_path, "--mixed-precision bf16 --test_interval 1") == 0
     results = json.loads((tmp_path / "results.json").read_text())
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [one["precision"] for one in lines if one["kind"] == "evaluation"] == ["bf16", "bf16"]

@@ -73,8 +73,8 @@ def recipe(tiny_corpus, tmp_path):
 
 
 def train(recipe, given, run, *options):
-    names = ["--config", str(recipe), "--initial_model", str(given), "--save_path", str(run)]
-    return main(["train", *names, *options])
+    words = f"train --config {recipe} --initial_model {given} --save_path {run}"
+    return main([*words.split(), *options])
 
 
 def results_of(run):
@@ -145,13 +145,8 @@ def test_fine_tuning(given, recipe, tmp_path, capsys):
 def test_no_gain_keeps_the_initial_weights(given, recipe, tmp_path, caplog):
     run = tmp_path / "run"
     # A step too small to change any score.
-    floor = ("--frontend.energy_floor_db", "20")
-    assert (
-        train(
-            recipe, given, run, "--lr", "1e-12", "--training.freeze_norm_statistics", "true", *floor
-        )
-        == 0
-    )
+    words = "--lr 1e-12 --training.freeze_norm_statistics true --frontend.energy_floor_db 20"
+    assert train(recipe, given, run, *words.split()) == 0
     best = read_own_checkpoint(run / "best.pt")
     start = read_own_checkpoint(given)
     assert all(
@@ -177,46 +172,37 @@ def test_no_gain_keeps_the_initial_weights(given, recipe, tmp_path, caplog):
     assert "no epoch was better than the initial model" in (run / "report.html").read_text()
 
 
-def test_better_initial_model_is_warned_of(given, recipe, tiny_corpus, monkeypatch):
+@pytest.fixture()
+def compared(given, recipe, monkeypatch):
+    """A function that compares scores of the initial model with those of a trained one."""
+
+    def compare(trials, before, after):
+        monkeypatch.setattr(fine_tuning, "scores_of_model", lambda *_: before)
+        config = load_configuration(["--config", str(recipe), "--initial_model", str(given)]).config
+        results = Results(eer_percent=30.0)
+        scored = Evaluation(trials, after, results, None, None, speakers_of(trials))
+        summary = {"initial_eer_percent": 9.0, "best_eer_percent": 8.0}
+        summary |= {"best_epoch": 2, "best_stage": ""}
+        return fine_tuning.compared_with_initial_model(config, None, summary, scored).results
+
+    return compare
+
+
+def test_better_initial_model_is_warned_of(compared, tiny_corpus):
     trials = read_trials(tiny_corpus / "trials.txt")
-    monkeypatch.setattr(fine_tuning, "scores_of_model", lambda *_: trials.labels.astype(float))
-    config = load_configuration(["--config", str(recipe), "--initial_model", str(given)]).config
-    scored = Evaluation(
-        trials, -1.0 * trials.labels, Results(eer_percent=100.0), None, None, speakers_of(trials)
-    )
-    summary = {
-        "initial_eer_percent": 9.0,
-        "best_eer_percent": 8.0,
-        "best_epoch": 2,
-        "best_stage": "",
-    }
-    results = fine_tuning.compared_with_initial_model(config, None, summary, scored).results
+    results = compared(trials, trials.labels.astype(float), -1.0 * trials.labels)
     assert "the initial model is better than best.pt by 100.000" in results.warnings[0]
 
 
-def test_a_difference_that_may_be_chance_is_no_warning(
-    given, recipe, tiny_corpus, monkeypatch, random, caplog
-):
+def test_a_difference_that_may_be_chance_is_no_warning(compared, tiny_corpus, random, caplog):
     trials = read_trials(tiny_corpus / "trials.txt")
     scores = trials.labels + random.standard_normal(len(trials))
     # The lowest of the targets' scores falls below all others: slightly worse.
     worse = np.where(scores == scores[trials.labels == 1].min(), scores.min() - 1, scores)
     worse = np.where(scores == scores[trials.labels == 0].max(), scores.max() + 1, worse)
-    monkeypatch.setattr(fine_tuning, "scores_of_model", lambda *_: scores)
-    config = load_configuration(["--config", str(recipe), "--initial_model", str(given)]).config
-    scored = Evaluation(trials, worse, Results(eer_percent=30.0), None, None, speakers_of(trials))
-    summary = {
-        "initial_eer_percent": 9.0,
-        "best_eer_percent": 8.0,
-        "best_epoch": 2,
-        "best_stage": "",
-    }
-    results = fine_tuning.compared_with_initial_model(config, None, summary, scored).results
+    results = compared(trials, scores, worse)
     assert any("not significant" in sentence for sentence in results.initial_model["sentences"])
-    assert (
-        not [warning for warning in results.warnings if "not significant" in warning]
-        and "not significant" not in caplog.text
-    )
+    assert "not significant" not in caplog.text + str(results.warnings)
 
 
 MISTAKES = {

@@ -7,7 +7,6 @@ import io
 import logging
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -37,7 +36,7 @@ CPU = torch.device("cpu")
 @pytest.fixture()
 def opened(lists, monkeypatch):
     """The name of a list for each time its file is opened during the test."""
-    found: list[str] = []
+    found = []
     original = open
 
     def recording(file, *arguments, **options):
@@ -58,7 +57,7 @@ def opened(lists, monkeypatch):
 @pytest.fixture()
 def looked_up(monkeypatch):
     """The number of names in each list whose headers are read from the audio or the cache."""
-    found: list[int] = []
+    found = []
     build = sources.build_lookup_table
 
     def recording(root, names, **options):
@@ -81,18 +80,18 @@ def lists(tiny_corpus, tmp_path):
     return tmp_path
 
 
-CHANGES: dict[str, Any] = {
+CHANGES = {
     "data": {"batch_size": 8, "crop_frames": 50},
     "training": {"stages": two_stages(1, 1, 60)},
     "evaluation": {
-        **{
-            "num_crops": 1,
-            "eval_frames": 60,
-            "bootstrap_samples": 0,
-            "subtract_mean": True,
-            "mean_utterances": 7,
-        },
-        **{"score_norm": "as", "cohort_utterances": 1, "cohort_size": 4},
+        "num_crops": 1,
+        "eval_frames": 60,
+        "bootstrap_samples": 0,
+        "subtract_mean": True,
+        "mean_utterances": 7,
+        "score_norm": "as",
+        "cohort_utterances": 1,
+        "cohort_size": 4,
     },
 }
 """One epoch and a second stage of one epoch, with every option of scoring that needs the training
@@ -121,12 +120,8 @@ def test_lists_are_read_once(lists, tiny_corpus, opened, looked_up, caplog):
 def test_scoring_reads_one_list(lists, tiny_corpus, opened, looked_up):
     model = lists / "model.pt"
     write_checkpoint(model, model_file_contents(small_network("ResNet"), loss_normalizes=True))
-    plain = [
-        "--evaluation.subtract_mean=false",
-        "--evaluation.score_norm=none",
-        f"--training.initial_model={model}",
-    ]
-    score_experiment(loaded(lists, tiny_corpus, *plain))
+    plain = f"--evaluation.subtract_mean=false --score_norm=none --initial_model={model}"
+    score_experiment(loaded(lists, tiny_corpus, *plain.split()))
     assert opened == ["test.txt"] and looked_up == [15]
 
 
@@ -182,15 +177,9 @@ def disks(tmp_path_factory):
 
 def found_by(disks, audio):
     """The checksums of a rank with this audio."""
-    lists = [
-        "--data.train_list",
-        str(disks / "train.txt"),
-        "--data.test_list",
-        str(disks / "trials.txt"),
-    ]
-    where = ["--data.train_path", str(disks / audio), "--data.test_path", str(disks / audio)]
-    config = load_config([*lists, *where]).config
-    return Inputs(config, CPU).checksums()
+    data = {"train_list": str(disks / "train.txt"), "test_list": str(disks / "trials.txt")}
+    data |= dict.fromkeys(("train_path", "test_path"), str(disks / audio))
+    return Inputs(with_changes(Config(), data=data), CPU).checksums()
 
 
 def test_facts_of_the_training_corpus(tmp_path):
@@ -275,20 +264,7 @@ def test_shares_of_a_batch(tiny_corpus, monkeypatch, caplog):
         assert {part.rank_sizes for part in parts[1:]} == {(2, 3, 3)}
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["--data.batch_size", "2"],
-        [
-            "--data.batch_size",
-            "2",
-            "--data.utterances_per_speaker",
-            "3",
-            "--loss.name",
-            "angleproto",
-        ],
-    ],
-)
-def test_fewer_utterances_than_ranks(tiny_corpus, monkeypatch, options):
-    with pytest.raises(ValueError, match=rf"data\.batch_size is {options[1]} "):
-        build(tiny_corpus, monkeypatch, 3, 0, *options)
+@pytest.mark.parametrize("more", ["", "--data.utterances_per_speaker 3 --loss.name angleproto"])
+def test_fewer_utterances_than_ranks(tiny_corpus, monkeypatch, more):
+    with pytest.raises(ValueError, match=r"data\.batch_size is 2 "):
+        build(tiny_corpus, monkeypatch, 3, 0, "--data.batch_size", "2", *more.split())

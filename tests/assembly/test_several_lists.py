@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-import torch
 
 from speakernet.cli import main
 from speakernet.config import load_config
@@ -30,7 +29,7 @@ SHORT = {
 
 
 @pytest.fixture(scope="module")
-def lists(tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def lists(tiny_corpus, tmp_path_factory):
     """A folder with parts of the trial list: each without one speaker, one without labels, one with
     targets only.
     """
@@ -44,7 +43,7 @@ def lists(tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(tiny_corpus: Path, lists: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tiny_corpus, lists, tmp_path_factory):
     """The folder of a run of two epochs; its first list is the reported one, the last two are
     missing.
     """
@@ -62,7 +61,14 @@ def run(tiny_corpus: Path, lists: Path, tmp_path_factory: pytest.TempPathFactory
     return folder / "run"
 
 
-def columns_of(run: Path) -> dict[int, dict[str, Any]]:
+def score(run, folder, words):
+    """Score the model of the run with these words; the status."""
+    audio = load_config(["--config", str(run / "config.yaml")]).config.data.test_path
+    command = f"train --config {run}/config.yaml --eval --initial_model {run}/best.pt"
+    return main(f"{command} --test_path {audio} --save_path {folder} {words}".split())
+
+
+def columns_of(run):
     """Epoch -> list -> figures."""
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return {
@@ -80,14 +86,12 @@ class Counting:
     count = 0
     preparation: ClassVar[dict[str, Any]] = {}
 
-    def embed(
-        self, waveforms: torch.Tensor, lengths: torch.Tensor, *, sample_rate: int
-    ) -> torch.Tensor:
+    def embed(self, waveforms, lengths, *, sample_rate):
         self.count += len(waveforms)
         return waveforms[:, 1000:1004].clone()
 
 
-def test_utterances_are_embedded_once(tiny_corpus: Path, lists: Path) -> None:
+def test_utterances_are_embedded_once(tiny_corpus, lists):
     source = open_source(tiny_corpus)
     options = EvaluationOptions(eval_frames=0)
     net = Counting()
@@ -111,7 +115,7 @@ def test_utterances_are_embedded_once(tiny_corpus: Path, lists: Path) -> None:
     assert net.count == len(other), "other utterances are embedded separately"
 
 
-def test_columns_and_folders(run: Path, lists: Path) -> None:
+def test_columns_and_folders(run, lists):
     columns = columns_of(run)
     results = results_of(run)
     log = (run / "log.txt").read_text()
@@ -142,20 +146,16 @@ def test_columns_and_folders(run: Path, lists: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "file"), [("E", "easy"), ("H", "hard")])
-def test_scores(run: Path, lists: Path, tmp_path: Path, name: str, file: str) -> None:
-    options = ["--eval", "--initial_model", str(run / "best.pt"), "--save_path", str(tmp_path)]
-    options += ["--test_list", str(lists / f"{file}.txt"), "--data.test_lists", "{}"]
-    audio = load_config(["--config", str(run / "config.yaml")]).config.data.test_path
-    assert (
-        main(["train", "--config", str(run / "config.yaml"), *options, "--test_path", audio]) == 0
-    )
+def test_scores(run, lists, tmp_path, name, file):
+    words = f"--test_list {lists}/{file}.txt --data.test_lists {{}}"
+    assert score(run, tmp_path, words) == 0
     alone = tmp_path / "eval" / file
     together = run / "eval" / name
     assert scores_of(together) == pytest.approx(scores_of(alone), abs=2e-6)
     assert results_of(together)["eer_percent"] == results_of(alone)["eer_percent"]
 
 
-def test_slices_of_the_first_list(run: Path, lists: Path, tmp_path: Path) -> None:
+def test_slices_of_the_first_list(run, lists, tmp_path):
     trials = read_trials(lists / "hard.txt")
     names = list(trials.names)
     (tmp_path / "of.csv").write_text(
@@ -163,35 +163,18 @@ def test_slices_of_the_first_list(run: Path, lists: Path, tmp_path: Path) -> Non
     )
     other = "".join(f"{label} spk00/utt0.wav spk0{1 - label}/utt1.wav\n" for label in (0, 1))
     (tmp_path / "other.txt").write_text(other)
-    options = [
-        "--eval",
-        "--initial_model",
-        str(run / "best.pt"),
-        "--save_path",
-        str(tmp_path / "out"),
-    ]
-    options += [
-        "--test_list",
-        str(lists / "hard.txt"),
-        "--data.test_lists",
-        f"{{X: {tmp_path / 'other.txt'}}}",
-    ]
-    options += ["--evaluation.metadata", str(tmp_path / "of.csv")]
-    audio = load_config(["--config", str(run / "config.yaml")]).config.data.test_path
-    assert (
-        main(["train", "--config", str(run / "config.yaml"), *options, "--test_path", audio]) == 0
-    )
+    words = f"--test_list {lists}/hard.txt --evaluation.metadata {tmp_path}/of.csv"
+    words += f" --data.test_lists {{'X':'{tmp_path}/other.txt'}}"
+    assert score(run, tmp_path / "out", words) == 0
     assert "kind" in str(
         [one["by"] for one in results_of(tmp_path / "out" / "eval" / "hard")["slices"]]
     )
     (tmp_path / "of.csv").write_text("path,kind\n" + "".join(f"{name},a\n" for name in names[1:]))
-    assert (
-        main(["train", "--config", str(run / "config.yaml"), *options, "--test_path", audio]) == 1
-    )
+    assert score(run, tmp_path / "out", words) == 1
 
 
 @pytest.mark.slow
-def test_resuming_and_scoring(run: Path, tmp_path: Path) -> None:
+def test_resuming_and_scoring(run, tmp_path):
     copy = Path(shutil.copytree(run, tmp_path / "run"))
     (copy / "eval" / "E" / "report.html").unlink()
     command = ["train", "--config", str(copy / "config.yaml")]
@@ -218,13 +201,13 @@ MISTAKES = {
 
 @pytest.mark.parametrize("given", MISTAKES)
 def test_mistakes(
-    given: str,
-    tiny_corpus: Path,
-    lists: Path,
-    tmp_path: Path,
-    monkeypatch: Any,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    given,
+    tiny_corpus,
+    lists,
+    tmp_path,
+    monkeypatch,
+    capsys,
+):
     monkeypatch.chdir(lists)
     recipe = write_recipe(tmp_path / "run.yaml", tiny_corpus, tmp_path / "run", SHORT)
     (tmp_path / "file.yaml").write_text(
@@ -238,7 +221,7 @@ def test_mistakes(
         )
 
 
-def test_paths_beside_the_configuration(tmp_path: Path) -> None:
+def test_paths_beside_the_configuration(tmp_path):
     mine = tmp_path / "mine.txt"
     mine.write_text("1 a b\n")
     (tmp_path / "my.yaml").write_text(

@@ -27,7 +27,7 @@ from tests.tiny_recipe import two_stages, write_recipe
 SPEAKERS = 8
 
 
-CHANGES: dict[str, Any] = {
+CHANGES = {
     "data": {"batch_size": 8, "crop_frames": 50, "ram_corpus": "on"},
     "augment": {"enabled": True, "speed_factors": [0.9, 1.0, 1.1]},
     "frontend": {"spec_augment": True},
@@ -83,7 +83,7 @@ def stages(monkeypatch):
     """The arguments with which each stage is built, and what of the first is still `alive` when the
     second begins.
     """
-    seen: dict[str, Any] = {"plans": [], "starts": [], "classes": [], "parts": [], "alive": None}
+    seen = {"plans": [], "starts": [], "classes": [], "parts": [], "alive": None}
     build_loader = fine_tuning.build_training_loader
 
     def watch_loader(*arguments, **options):
@@ -185,7 +185,7 @@ def test_killed_second_stage(tiny_corpus, straight, tmp_path, monkeypatch, kille
     assert_same(straight, killed, ["2_large_margin/last.pt", "best.pt"])
 
 
-STAGES: list[dict[str, Any]] = [
+STAGES = [
     {
         "name": "head",
         "epochs": 1,
@@ -336,7 +336,7 @@ def test_rates_of_a_step_schedule():
     assert fine_tuning.scheduled_epochs(longer)[-1].learning_rates == (0.05, 0.05)
 
 
-def sharded_head() -> bool:
+def sharded_head():
     """In each of two processes: the head of a stage has the rows of the previous one, and its own
     margin.
     """

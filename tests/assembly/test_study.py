@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +22,7 @@ from speakernet.options import OUTSIDE
 
 HALF = "half, as recorded"
 CROPS = "whole and crops"
-PLAN: dict[str, Any] = {
+PLAN = {
     "recipe": "small_data.yaml",
     "held_out_speakers": 3,
     "seeds": [1, 2],
@@ -42,9 +41,9 @@ class Runs:
     """Fake runs: record the command and write the files of a run."""
 
     def __init__(self):
-        self.commands: list[dict[str, str]] = []
+        self.commands = []
         self.failing = ""
-        self.eers: dict[tuple[str, int], float] = {}
+        self.eers = {}
 
     def run(self, command, *, env, **_):
         words = dict(itertools.pairwise(command))

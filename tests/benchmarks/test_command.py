@@ -73,8 +73,8 @@ def test_loading_measures_everything(options, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(loader, "WARM_BATCHES", 1)
     monkeypatch.setattr("benchmarks.suites.COMPARED_BATCH_SIZE", 4)
     file = tmp_path / "figures.json"
-    sizes = ["--num_batches", "2", "--rounds", "1", "--num_utterances", "4", "--loading", "--json"]
-    assert benchmark([*options, *sizes, str(file)]) == 0
+    sizes = f"--num_batches 2 --rounds 1 --num_utterances 4 --loading --json {file}"
+    assert benchmark([*options, *sizes.split()]) == 0
     figures = json.loads(file.read_text())
     comparisons = figures["comparisons"]
     measures = [comparison["measure"] for comparison in comparisons]
@@ -108,9 +108,9 @@ def test_wrong_arguments_are_named(arguments, named, capsys):
 @pytest.mark.slow
 def test_compare(options, tiny_corpus, capsys, tmp_path):
     file = tmp_path / "figures.json"
-    trials = ["--data.test_list", str(tiny_corpus / "trials.txt"), "--augment.enabled", "true"]
-    sizes = ["--rounds", "1", "--num_batches", "3", "--json", str(file)]
-    assert benchmark(["--compare", *options, *trials, *sizes]) == 0
+    words = f"--compare --data.test_list {tiny_corpus}/trials.txt --augment.enabled true"
+    words += f" --rounds 1 --num_batches 3 --json {file}"
+    assert benchmark([*options, *words.split()]) == 0
     epochs = json.loads(file.read_text())["epochs"]
     assert list(epochs) == ["original", "optimised"]
     assert all(min(figures.values()) > 0 for figures in epochs.values())

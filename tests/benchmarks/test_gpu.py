@@ -22,8 +22,8 @@ def folder(tmp_path_factory):
 
 def run(folder, part):
     out = folder / "figures.json"
-    words = ["--device", "cpu", "--quick", "--out", str(out), "--folder", str(folder / "data")]
-    assert gpu.main([*words, "--part", part]) == 0
+    words = f"--device cpu --quick --out {out} --folder {folder}/data --part {part}"
+    assert gpu.main(words.split()) == 0
     return json.loads(out.read_text(encoding="utf-8"))
 
 
@@ -93,7 +93,7 @@ def test_least_seconds():
 
 
 def test_finished_parts(tmp_path, monkeypatch, capsys):
-    calls: list[str] = []
+    calls = []
 
     def part(setup):
         calls.append(setup.device.type)
@@ -102,7 +102,7 @@ def test_finished_parts(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(gpu, "PARTS", {"correctness": part, "steps": part})
     out = tmp_path / "figures.json"
-    words = ["--device", "cpu", "--quick", "--out", str(out)]
+    words = f"--device cpu --quick --out {out}".split()
     assert gpu.main([*words, "--part", "correctness"]) == 0
     # The comparison of the other part fails, so the status is 1.
     assert gpu.main(words) == 1 and calls == ["cpu", "cpu"]
@@ -143,7 +143,7 @@ def test_rows_are_stored_as_they_are_measured(tmp_path, monkeypatch):
             pass
 
     monkeypatch.setattr(gpu, "PARTS", {"steps": fails, "ranks": endless})
-    words = ["--device", "cpu", "--out", str(out)]
+    words = f"--device cpu --out {out}".split()
     for _ in range(2):
         with pytest.raises(SystemExit, match="no disk is left"):
             gpu.main([*words, "--part", "steps"])

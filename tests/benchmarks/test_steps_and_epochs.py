@@ -21,7 +21,7 @@ def test_steps_of_variants_run(name, tmp_path):
 
 def test_step_is_complete(tmp_path, monkeypatch):
     """A step includes the trainer's progress report."""
-    recorded: list[str] = []
+    recorded = []
     monkeypatch.setattr(Progress, "record", lambda self, kind, *values: recorded.append(kind))
     step = trainer_step(with_changes(small(), training={"log_interval": 2}), tmp_path, 2)
     for _ in range(4):

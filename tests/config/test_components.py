@@ -44,25 +44,16 @@ def parts(tmp_path):
 @pytest.mark.slow
 def test_example(tiny_corpus, tmp_path, parts, capsys, caplog):
     run = tmp_path / "run"
-    recipe = write_recipe(
-        tmp_path / "my.yaml",
-        tiny_corpus,
-        run,
-        yaml.safe_load(CHANGES),
-        {"augment": {"enabled": True}},
-    )
-    assert main(["train", f"--plugin={parts}", "--config", str(recipe)]) == 0
+    changes = (yaml.safe_load(CHANGES), {"augment": {"enabled": True}})
+    recipe = write_recipe(tmp_path / "my.yaml", tiny_corpus, run, *changes)
+    assert main(f"train --plugin={parts} --config {recipe}".split()) == 0
     assert "augmentation is skipped" not in capsys.readouterr().err
     assert (run / "my_parts.py").read_bytes() == parts.read_bytes()
-    assert (
-        yaml.safe_load((run / "config.yaml").read_text())["augment"]["components"]["Clipping"][
-            "level"
-        ]
-        == 0.2
-    )
+    saved = yaml.safe_load((run / "config.yaml").read_text())
+    assert saved["augment"]["components"]["Clipping"]["level"] == 0.2
     recording = str(tiny_corpus / (tiny_corpus / "train_list.txt").read_text().split()[1])
     out = str(tmp_path / "embeddings.npz")
-    embed = ["embed", recording, "--model", str(run / "best.pt"), "--out", out]
+    embed = f"embed {recording} --model {run}/best.pt --out {out}".split()
     assert main([*embed, "--plugin", str(parts)]) == 0
     known = dict(OUTSIDE)
     OUTSIDE.clear()
@@ -75,7 +66,7 @@ def test_example(tiny_corpus, tmp_path, parts, capsys, caplog):
 
 
 def test_rows(parts, capsys, monkeypatch):
-    assert main(["list", "--plugin", str(parts), "poolings"]) == 0
+    assert main(f"list --plugin {parts} poolings".split()) == 0
     assert "Power" in capsys.readouterr().out
     components.add_file(parts)
     assert LOSSES["focal"] is components.TABLES["classification loss"]["focal"]
@@ -84,17 +75,8 @@ def test_rows(parts, capsys, monkeypatch):
     )
     components.add_installed([EntryPoint("one", "package_of_parts", "speakernet.components")])
     assert set(OUTSIDE) == {"my_parts", "package_of_parts"}
-    assert main(
-        [
-            "show-config",
-            "--plugin",
-            str(parts),
-            "--model.pooling_options.powr",
-            "4",
-            "--model.pooling",
-            "Power",
-        ]
-    )
+    words = "--model.pooling_options.powr 4 --model.pooling Power"
+    assert main(["show-config", "--plugin", str(parts), *words.split()])
     assert "powr" in capsys.readouterr().err
 
 

@@ -8,7 +8,6 @@ import os
 from pathlib import Path
 
 import pytest
-import yaml
 
 from speakernet.assembly.training import build_loss
 from speakernet.config import ConfigError, config_from_dict, load_config
@@ -86,40 +85,6 @@ def test_numbers_have_finite_bounds():
             with pytest.raises(OptionError) as caught:
                 owner(**{field: [value] if is_list else value})
             assert caught.value.field == field
-
-
-TAKEN = {"1e12": {"runtime.seed", "runtime.loss_scale"}, "": {"runtime.gpu_id"}}
-
-
-@pytest.mark.parametrize("value", ["-1", "1e12", ".nan", ""])
-def test_number_taken_or_refused_with_line(value, tmp_path):
-    taken = set()
-    for holder, name, _, field in NUMBERS:
-        values: dict = {"loss": {"name": "combined"}} if holder.startswith("loss.") else {}
-        if holder == "model.pooling_options":
-            is_over_layers = POOLINGS[name].options.takes_layers
-            values = {"model": {"name": "Pretrained" if is_over_layers else "ResNet"}}
-            values["model"] |= {"options": {"backbone": "one"}} if is_over_layers else {}
-        for key, given in (
-            (CHOICES[holder].key if holder in CHOICES else "", name),
-            (f"{holder}.{field}", "VALUE"),
-        ):
-            at, (*places, last) = values, key.split(".")
-            for place in places:
-                at = at.setdefault(place, {})
-            at |= {last: given} if last else {}
-        text = yaml.safe_dump(values).replace("VALUE", value)
-        try:
-            load_config(["--config", write(tmp_path, text)])
-        except ConfigError as error:
-            # A conflict may be reported at the other option.
-            assert ("my.yaml:" in str(error) or "default:" in str(error)) and holder in str(
-                error
-            ), (text, error)
-        else:
-            taken.add(f"{holder}.{field}")
-    if value != "-1":
-        assert taken == TAKEN.get(value, set())
 
 
 BROKEN = {
@@ -241,13 +206,10 @@ def test_refused_with_place_and_hint(text, key, hint, tmp_path):
 
 
 def test_flat_file_is_warned(tmp_path, caplog):
-    load_config(
-        ["--config", write(tmp_path, "trainfunc: amsoftmax\nhard_rank: 3\nsinc_stride: 10\n")]
-    )
-    assert (
-        "my.yaml:2: loss.hard_rank" in caplog.text
-        and "my.yaml:3: model.options.sinc_stride" in caplog.text
-    )
+    text = "trainfunc: amsoftmax\nhard_rank: 3\nsinc_stride: 10\n"
+    load_config(["--config", write(tmp_path, text)])
+    assert "my.yaml:2: loss.hard_rank" in caplog.text
+    assert "my.yaml:3: model.options.sinc_stride" in caplog.text
     load_config(["--defaults", "voxceleb_trainer", "--hard_prob", "0.3"])
     assert "loss.hard_probability" in caplog.text
     with pytest.raises(ConfigError, match=r"--hard_rank: loss\.hard_rank"):
@@ -255,55 +217,44 @@ def test_flat_file_is_warned(tmp_path, caplog):
 
 
 def test_later_layer_replaces_a_component(tmp_path, caplog):
-    first = write(
-        tmp_path,
-        "loss: {name: triplet, hard_rank: 3}\noptimizer: {name: sgd, momentum: 0.5}\n",
-        "a.yaml",
-    )
+    text = "loss: {name: triplet, hard_rank: 3}\noptimizer: {name: sgd, momentum: 0.5}\n"
+    first = write(tmp_path, text, "a.yaml")
     second = write(tmp_path, "optimizer: {name: adamw}\n", "b.yaml")
     config = load_config(["--config", first, "--config", second, "--loss.name", "softmax"]).config
     assert (config.loss.name, config.optimizer.name) == ("softmax", "adamw")
-    (record,) = caplog.records
-    assert all(
-        one in record.message for one in ("loss.hard_rank", "optimizer.momentum", "a.yaml:1")
-    )
-    # The same name replaces nothing.
-    assert load_config(["--config", first, "--loss.name", "triplet"]).config.loss.hard_rank == 3
+    (message,) = caplog.messages
+    assert all(word in message for word in ("loss.hard_rank", "optimizer.momentum", "a.yaml:1"))
     with pytest.raises(ConfigError, match=r"loss\.scale"):
         load_config(["--config", first, "--loss.name", "triplet", "--loss.scale", "3"])
-    # An option in an earlier layer may belong to a name in a later one.
+    # The same name replaces nothing, and an option in an earlier layer may belong to a name in a
+    # later one.
     idle = write(tmp_path, "loss: {hard_rank: 3}\n", "c.yaml")
-    assert load_config(["--config", idle, "--loss.name", "triplet"]).config.loss.hard_rank == 3
+    for file in (first, idle):
+        assert load_config(["--config", file, "--loss.name", "triplet"]).config.loss.hard_rank == 3
 
 
 def test_another_model_or_pooling(tmp_path, caplog):
-    first = write(
-        tmp_path, "model: {name: ResNet, options: {channels: 32}}\nfrontend: {num_mels: 40}\n"
-    )
-    config = load_config(["--config", first, "--model", "RawNet3"]).config
-    assert config.model.options == MODELS["RawNet3"].options()
+    def model_of(*words, text=""):
+        file = ["--config", write(tmp_path, text)] if text else []
+        return load_config([*file, *words]).config.model
+
+    text = "model: {name: ResNet, options: {channels: 32}}\nfrontend: {num_mels: 40}\n"
+    assert model_of("--model", "RawNet3", text=text).options == MODELS["RawNet3"].options()
     assert "model.options.channels" in caplog.text and "frontend.num_mels" in caplog.text
-    first = write(
-        tmp_path, "model: {name: ResNet, pooling: MQMHASTP, pooling_options: {heads: 4}}\n"
-    )
-    config = load_config(["--config", first, "--model.pooling_options.queries", "3"]).config
-    assert config.model.pooling_options == POOLINGS["MQMHASTP"].options(heads=4, queries=3)
-    # The model's default pooling, and its meaning of a common option name.
-    config = load_config(
-        ["--model", "CAMPPlus", "--model.pooling_options.variance_floor", "1e-8"]
-    ).config
-    assert config.model.pooling_options.variance_floor == 1e-8
-    assert config_from_dict(config.model_dump()) == config
-    assert (
-        with_changes(config, model={"name": "ResNet34"}).model.pooling_options
-        == config.model.pooling_options
-    )
-    assert (
-        with_changes(config, model={"pooling": "ASTP"}).model.pooling_options
-        == POOLINGS["ASTP"].options()
-    )
-    config = load_config(["--model", "ECAPA_TDNN", "--model.pooling", "ASP"]).config
-    assert config.model.pooling_options == POOLINGS["GlobalASTP"].options()
+    text = "model: {name: ResNet, pooling: MQMHASTP, pooling_options: {heads: 4}}\n"
+    options = model_of("--model.pooling_options.queries", "3", text=text).pooling_options
+    assert options == POOLINGS["MQMHASTP"].options(heads=4, queries=3)
+    # The model's meaning of a common option name.
+    options = model_of("--model", "ECAPA_TDNN", "--model.pooling", "ASP").pooling_options
+    assert options == POOLINGS["GlobalASTP"].options()
+    # The model's default pooling.
+    words = ["--model", "CAMPPlus", "--model.pooling_options.variance_floor", "1e-8"]
+    config = load_config(words).config
+    options = config.model.pooling_options
+    assert options.variance_floor == 1e-8 and config_from_dict(config.model_dump()) == config
+    assert with_changes(config, model={"name": "ResNet34"}).model.pooling_options == options
+    changed = with_changes(config, model={"pooling": "ASTP"})
+    assert changed.model.pooling_options == POOLINGS["ASTP"].options()
 
 
 COMBINED = """\
@@ -329,47 +280,35 @@ def test_losses_within_combined(tmp_path, caplog):
     assert config_from_dict(config.model_dump()) == config
     save_config(config, tmp_path / "config.yaml")
     assert load_config(["--config", str(tmp_path / "config.yaml")]).config.loss == MEANT
-    given = [
-        "--loss.name",
-        "combined",
-        "--loss.metric.name",
-        "triplet",
-        "--loss.metric.margin",
-        "0.1",
-    ]
-    more = [
-        "--loss.metric_weight",
-        "0.5",
-        "--loss.classification",
-        "{name: amsoftmax, margin: 0.3}",
-    ]
-    assert load_config([*given, *more]).config.loss == MEANT
+    words = (
+        "--loss.name combined --loss.metric.name triplet --loss.metric.margin 0.1 "
+        "--loss.metric_weight 0.5 --loss.classification"
+    )
+    of_words = load_config([*words.split(), "{name: amsoftmax, margin: 0.3}"])
+    assert of_words.config.loss == MEANT
     assert load_config(["--loss.name", "combined"]).config.loss == CombinedOptions()
     other = load_config(["--config", file, "--loss.metric.name", "ge2e"]).config
     assert other.loss.metric == GE2EOptions() and other.loss.classification == MEANT.classification
     assert "loss.metric.margin (" in caplog.text
     caplog.clear()
     assert load_config(["--config", file, "--loss.name", "softmax"]).config.loss == SoftmaxOptions()
-    assert all(
-        f"loss.{key} (" in caplog.text
-        for key in ("classification.margin", "metric.name", "metric_weight")
-    )
-    assert with_changes(other, loss={"name": "softmax"}).loss == SoftmaxOptions()
-    assert with_changes(load_config([]).config, loss={"name": "combined"}).loss == CombinedOptions()
-    changed = with_changes(config, loss={"metric": {"name": "angleproto"}})
-    assert changed.loss.metric == AngularPrototypicalOptions() and changed.loss.metric_weight == 0.5
+    for key in ("classification.margin", "metric.name", "metric_weight"):
+        assert f"loss.{key} (" in caplog.text
     # The second stage enlarges the margin of the classification loss.
     later = {"name": "later", "epochs": 1, "loss": {"classification": {"margin": 0.5}}}
     stages = json.dumps([{"name": "base", "epochs": 1}, later])
     staged = load_config(["--config", file, "--training.stages", stages]).config
     larger = MEANT.classification.model_copy(update={"margin": 0.5})
     assert stages_of(staged)["later"].loss == MEANT.model_copy(update={"classification": larger})
+
+
+def test_changes_within_combined(tmp_path):
+    config = load_config(["--config", write(tmp_path, COMBINED)]).config
+    assert with_changes(config, loss={"name": "softmax"}).loss == SoftmaxOptions()
+    changed = with_changes(config, loss={"metric": {"name": "angleproto"}})
+    assert changed.loss.metric == AngularPrototypicalOptions() and changed.loss.metric_weight == 0.5
     loss = build_loss(config, 5)
-    assert (
-        loss.margin == 0.3
-        and loss.classification.weight.shape[0] == 5
-        and loss.metric.margin == 0.1
-    )
+    assert (loss.margin, len(loss.classification.weight), loss.metric.margin) == (0.3, 5, 0.1)
     with pytest.raises(OptionError):
         CombinedOptions(metric=AMSoftmaxOptions())
     with pytest.raises(ValueError, match="metirc"):

@@ -39,16 +39,16 @@ def test_recipes(schema, path):
 
 
 @pytest.mark.parametrize(
-    ("values", "word"),
+    ("text", "word"),
     [
-        ({"model": {"name": "ResNet35"}}, "ResNet35"),
-        ({"model": {"name": "ResNet34", "options": {"sinc_stride": 1}}}, "sinc_stride"),
-        ({"loss": {"name": "softmax", "margin": 0.2}}, "margin"),
-        ({"training": {"max_epochs": -1}}, "-1"),
+        ("model: {name: ResNet35}", "ResNet35"),
+        ("model: {name: ResNet34, options: {sinc_stride: 1}}", "sinc_stride"),
+        ("loss: {name: softmax, margin: 0.2}", "margin"),
+        ("training: {max_epochs: -1}", "-1"),
     ],
 )
-def test_mistakes(schema, values, word):
-    assert any(word in message for message in errors_of(schema, values))
+def test_mistakes(schema, text, word):
+    assert any(word in message for message in errors_of(schema, yaml.safe_load(text)))
 
 
 def test_schema_named_in_a_file(tmp_path):

@@ -40,19 +40,14 @@ optimizer_args: {momentum: 0.9, nesterov: True, weight_decay: 0.0001}
 scheduler: ExponentialDecrease
 scheduler_args: {initial_lr: 0.1, final_lr: 0.00005, warm_up_epoch: 6, warm_from_zero: True}
 """
-LARGE_MARGIN = {
-    "do_lm": True,
-    "num_avg": 1,
-    "num_epochs": 5,
-    "dataloader_args": {"batch_size": 64},
-    "scheduler_args": {
-        "initial_lr": 1e-4,
-        "final_lr": 2.5e-5,
-        "warm_up_epoch": 1,
-        "warm_from_zero": True,
-    },
-}
-TFMEL = {"n_mels": 72, "f_min": 20, "f_max": 7600, "do_preemph": True, "norm_signal": True}
+LARGE_MARGIN = yaml.safe_load("""
+do_lm: True
+num_avg: 1
+num_epochs: 5
+dataloader_args: {batch_size: 64}
+scheduler_args:
+  {initial_lr: 1.0e-4, final_lr: 2.5e-5, warm_up_epoch: 1, warm_from_zero: True}
+""")
 RECIPES_THERE = {
     "resnet34": {},
     "campplus_aam": {"model": "CAMPPlus", "model_args": {"embed_dim": 512, "pooling_func": "TSTP"}},
@@ -61,46 +56,32 @@ RECIPES_THERE = {
         "model_args": {"embed_dim": 192, "pooling_func": "ASTP"},
     },
     "simam_resnet34": {"model": "SimAM_ResNet34_ASP", "model_args": {"embed_dim": 256}},
-    "redimnet2_b0": {
-        **{
-            "model": "ReDimNet2B0",
-            "model_args": {"embed_dim": 192, "pooling_func": "ASTP"},
-            "num_epochs": 120,
-        },
-        "dataloader_args": {"batch_size": 512},
-        **{"optimizer_args": {"weight_decay": 2e-5}, "scheduler_args": {"final_lr": 6e-5}},
-        "dataset_args": {
-            "frontend": "tfmel",
-            "filter": False,
-            "fbank_args": None,
-            "tfmel_args": TFMEL,
-        },
-        "projection_args": {
-            "project_type": "sphereface2",
-            "lanbuda": 0.7,
-            "t": 3,
-            "margin_type": "C",
-        },
-    },
+    "redimnet2_b0": yaml.safe_load("""
+      model: ReDimNet2B0
+      model_args: {embed_dim: 192, pooling_func: ASTP}
+      num_epochs: 120
+      dataloader_args: {batch_size: 512}
+      optimizer_args: {weight_decay: 2.0e-5}
+      scheduler_args: {final_lr: 6.0e-5}
+      dataset_args:
+        frontend: tfmel
+        filter: False
+        fbank_args: null
+        tfmel_args: {n_mels: 72, f_min: 20, f_max: 7600, do_preemph: True, norm_signal: True}
+      projection_args: {project_type: sphereface2, lanbuda: 0.7, t: 3, margin_type: C}
+      """),
 }
-# Not in wespeaker's YAML: paths, the validation interval, and calibration, which run.sh has.
-NOT_THERE = {
-    **{
-        "data": {"train_list", "train_path", "test_list", "test_path", "test_lists"},
-        "training": {"test_interval", "save_path"},
-    },
-    **{"augment": {"noise_path", "rir_path"}, "runtime": {"seed", "precision"}},
-    # SpecAugment is off.
-    "frontend": {"frame_mask_width", "spec_augment_probability"},
-    "evaluation": {
-        "calibration_list",
-        "calibration_path",
-        "quality_measures",
-        "score_norm",
-        "cohort_size",
-        "cohort_utterances",
-    },
-}
+NOT_THERE = yaml.safe_load("""
+data: [train_list, train_path, test_list, test_path, test_lists]
+training: [test_interval, save_path]
+augment: [noise_path, rir_path]
+runtime: [seed, precision]
+# SpecAugment is off.
+frontend: [frame_mask_width, spec_augment_probability]
+evaluation:
+  [calibration_list, calibration_path, quality_measures, score_norm, cohort_size,
+   cohort_utterances]
+""")
 
 
 def changed(changes, into=None):
@@ -115,47 +96,29 @@ def changed(changes, into=None):
 
 
 def convert(tmp_path, theirs, *words):
-    (tmp_path / "theirs.yaml").write_text(yaml.safe_dump(theirs))
-    return main(
-        [
-            "import-config",
-            str(tmp_path / "theirs.yaml"),
-            *words,
-            "--out",
-            str(tmp_path / "ours.yaml"),
-        ]
-    )
+    source, ours = tmp_path / "theirs.yaml", tmp_path / "ours.yaml"
+    source.write_text(yaml.safe_dump(theirs))
+    return main(["import-config", str(source), *words, "--out", str(ours)])
 
 
 @pytest.mark.parametrize("recipe", RECIPES_THERE)
 def test_recipes(recipe, tmp_path, capsys):
-    stage = changed(
-        {
-            **LARGE_MARGIN,
-            "dataset_args": {"num_frms": 600},
-            "margin_update": {"initial_margin": 0.5, "final_margin": 0.5},
-        },
-        changed(RECIPES_THERE[recipe]),
-    )
-    if recipe == "redimnet2_b0":
-        rates = {
+    base = changed(RECIPES_THERE[recipe])
+    margins = {"initial_margin": 0.5, "final_margin": 0.5}
+    changes = {"dataset_args": {"num_frms": 600}, "margin_update": margins}
+    stage = changed({**LARGE_MARGIN, **changes}, base)
+    has_limit = recipe != "redimnet2_b0"
+    if not has_limit:
+        changes = {
             "scheduler_args": {"final_lr": 1e-5, "warm_up_epoch": 0},
             "dataloader_args": {"batch_size": 128},
-        }
-        others = {
             "dataset_args": {"aug_prob": 0.0},
             "margin_update": {"initial_margin": 0.3, "update_margin": False},
         }
-        stage = changed({**rates, **others}, stage)
+        stage = changed(changes, stage)
     (tmp_path / "lm.yaml").write_text(yaml.safe_dump(stage))
-    assert (
-        convert(
-            tmp_path, changed(RECIPES_THERE[recipe]), "--large-margin", str(tmp_path / "lm.yaml")
-        )
-        == 0
-    )
+    assert convert(tmp_path, base, "--large-margin", str(tmp_path / "lm.yaml")) == 0
     out = capsys.readouterr().out
-    has_limit = recipe != "redimnet2_b0"
     assert ("not converted: dataset_args.filter_args.max_num_frames: 800" in out) == has_limit
     converted_stages, stages_by_hand = (
         stages_of(load_config(["--config", str(path)]).config)
@@ -178,65 +141,51 @@ def test_recipes(recipe, tmp_path, capsys):
     ("changes", "expected"),
     [
         (
-            {"dataset_args": {"spec_aug": True}},
-            {
-                "frontend.spec_augment": True,
-                "frontend.frame_mask_width": 10,
-                "frontend.spec_augment_probability": 0.6,
-            },
+            "dataset_args: {spec_aug: True}",
+            "frontend: {spec_augment: True, frame_mask_width: 10, spec_augment_probability: 0.6}",
         ),
         (
-            {"projection_args": {"project_type": "arc_margin_intertopk_subcenter"}},
-            {"loss.name": "aamsoftmax", "loss.sub_centers": 3, "loss.inter_top_k": 5},
+            "projection_args: {project_type: arc_margin_intertopk_subcenter}",
+            "loss: {name: aamsoftmax, sub_centers: 3, inter_top_k: 5}",
+        ),
+        ("projection_args: {project_type: ham_margin, curvature: 3.0}", "loss: {curvature: 3.0}"),
+        ("margin_update: {update_margin: False, initial_margin: 0.3}", "loss: {margin: 0.3}"),
+        (
+            "{gpus: '[0]', enable_amp: True}",
+            "{data: {batch_size: 128}, optimizer: {learning_rate: 0.2}}",
         ),
         (
-            {"projection_args": {"project_type": "ham_margin", "curvature": 3.0}},
-            {"loss.curvature": 3.0},
-        ),
-        ({"margin_update": {"update_margin": False, "initial_margin": 0.3}}, {"loss.margin": 0.3}),
-        (
-            {"gpus": "[0]", "enable_amp": True},
-            {"data.batch_size": 128, "optimizer.learning_rate": 0.2},
-        ),
-        (
-            {"margin_update": {"increase_type": "linear"}},
-            {"schedule.margin": "linear", "schedule.margin_end_epoch": 39},
+            "margin_update: {increase_type: linear}",
+            "schedule: {margin: linear, margin_end_epoch: 39}",
         ),
     ],
 )
 def test_other_options(changes, expected, tmp_path):
-    assert convert(tmp_path, changed(changes)) == 0
+    assert convert(tmp_path, changed(yaml.safe_load(changes))) == 0
     found = yaml.safe_load((tmp_path / "ours.yaml").read_text())
     load_config(["--config", str(tmp_path / "ours.yaml")])
-    for key, value in expected.items():
-        section, option = key.split(".")
-        assert found[section][option] == value, key
+    for section, options in yaml.safe_load(expected).items():
+        assert found[section].items() >= options.items()
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model": "ResNet35"}, "'ResNet34'"),
-        ({"dataset_args": {"frontend": "s3prl"}}, "s3prl"),
-        ({"scheduler": "TriAngular2"}, "TriAngular2"),
-        ({"dataloader_args": None}, "dataloader_args"),
-        ({"dataset_args": {"num_frms": "many"}}, "many"),
+        ("model: ResNet35", "'ResNet34'"),
+        ("dataset_args: {frontend: s3prl}", "s3prl"),
+        ("scheduler: TriAngular2", "TriAngular2"),
+        ("dataloader_args: null", "dataloader_args"),
+        ("dataset_args: {num_frms: many}", "many"),
+        ("[a, b]", "theirs.yaml is not a YAML mapping"),
     ],
 )
 def test_unsupported_options(changes, words, tmp_path, capsys):
-    assert convert(tmp_path, changed(changes)) == 2
+    theirs = yaml.safe_load(changes)
+    if isinstance(theirs, dict):
+        theirs = changed(theirs)
+    assert convert(tmp_path, theirs) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert words in line and not (tmp_path / "ours.yaml").exists()
-
-
-def test_no_mapping(tmp_path, capsys):
-    assert convert(tmp_path, ["a", "b"]) == 2
-    assert "theirs.yaml is not a YAML mapping" in capsys.readouterr().err
-
-
-def test_options_without_counterpart(tmp_path, capsys):
-    assert convert(tmp_path, changed({"dataset_args": {"new_option": 3}})) == 0
-    assert "not converted: dataset_args.new_option: 3" in capsys.readouterr().out
 
 
 def rates(path, stage, epochs, steps_per_epoch=100):
@@ -251,33 +200,26 @@ def rates(path, stage, epochs, steps_per_epoch=100):
     return [schedule(epoch * steps_per_epoch) for epoch in epochs]
 
 
+GEMINI = """
+model: Gemini_DF_ResNet114
+num_epochs: 165
+optimizer: AdamW
+scheduler_args: {initial_lr: 1.25e-4, final_lr: 1.0e-6, warm_from_zero: False}
+"""
+
+
 def test_stage_with_another_optimizer(tmp_path, capsys):
     """Wespeaker's Gemini pair: AdamW from a warm start, then SGD."""
-    first = changed(
-        {
-            "model": "Gemini_DF_ResNet114",
-            "num_epochs": 165,
-            "optimizer": "AdamW",
-            "optimizer_args": None,
-            "scheduler_args": {
-                "initial_lr": 1.25e-4,
-                "final_lr": 1e-6,
-                "warm_from_zero": False,
-            },
-        }
-    )
+    first = changed(yaml.safe_load(GEMINI))
     first["optimizer_args"] = {"weight_decay": 0.05}
     second = changed({**LARGE_MARGIN, "dataset_args": {"sample_num_per_epoch": 1000}})
     second["model"] = first["model"]
     (tmp_path / "lm.yaml").write_text(yaml.safe_dump(second))
     assert convert(tmp_path, first, str(tmp_path / "lm.yaml")) == 0
     stages = stages_of(load_config(["--config", str(tmp_path / "ours.yaml")]).config)
-    optimizers = [stages[name].optimizer for name in ("base", "large_margin")]
-    assert [(optimizer.name, optimizer.weight_decay) for optimizer in optimizers] == [
-        ("adamw", 0.05),
-        ("sgd", 0.0001),
-    ]
-    assert (optimizers[1].momentum, optimizers[1].nesterov) == (0.9, True)
+    adamw, sgd = (stages[name].optimizer for name in ("base", "large_margin"))
+    assert (adamw.name, adamw.weight_decay) == ("adamw", 0.05)
+    assert (sgd.name, sgd.weight_decay, sgd.momentum, sgd.nesterov) == ("sgd", 0.0001, 0.9, True)
     # 256 utterances a step: four times the rate of 64, reached from the rate of 64.
     decay = (1e-6 / 1.25e-4) ** (1 / 165)
     assert rates(tmp_path / "ours.yaml", "base", [0, 3, 6]) == pytest.approx(
@@ -286,33 +228,32 @@ def test_stage_with_another_optimizer(tmp_path, capsys):
     assert "sample_num_per_epoch: 1000 (stage large_margin)" in capsys.readouterr().out
 
 
-def test_three_stages_of_a_backbone(tmp_path):
-    lora = {"r": 64, "lora_alpha": 128, "target_modules": ["linear_q", "linear_v"]}
-    backbone = {"model_name": "facebook/w2v-bert-2.0", "frozen": True, "use_lora": True}
-    first = changed(
-        {
-            "model": "W2VBert_Adapter_MFA",
-            "model_args": {"embed_dim": 256, "pooling_func": "ASP", "adapter_dim": 128},
-            "dataset_args": {
-                "frontend": "w2vbert",
-                "fbank_args": None,
-                "cmvn": False,
-                "speed_perturb_mode": "expanded",
-                "w2vbert_args": {**backbone, "lora_config_args": lora},
-            },
-            "num_epochs": 15,
-            "optimizer": "AdamW",
-            "scheduler": "WarmupLR_withStepDecay",
-            "scheduler_args": None,
-        }
-    )
+BACKBONE = """
+model: W2VBert_Adapter_MFA
+model_args: {embed_dim: 256, pooling_func: ASP, adapter_dim: 128}
+dataset_args:
+  frontend: w2vbert
+  fbank_args: null
+  cmvn: False
+  speed_perturb_mode: expanded
+  w2vbert_args:
+    {model_name: facebook/w2v-bert-2.0, frozen: True, use_lora: True,
+     lora_config_args: {r: 64, lora_alpha: 128, target_modules: [linear_q, linear_v]}}
+num_epochs: 15
+optimizer: AdamW
+scheduler: WarmupLR_withStepDecay
+"""
+
+
+def test_stages_of_a_backbone(tmp_path):
+    # Not changed, but replaced.
+    arguments = {"optimizer_args": None, "scheduler_args": None}
+    first = changed(arguments, changed(yaml.safe_load(BACKBONE)))
     first["optimizer_args"] = {"lr": 1e-4, "weight_decay": 1e-4}
     first["scheduler_args"] = {"warmup_step": 5, "decay_step": 5, "gamma": 0.1}
     second = changed({"num_epochs": 4, "scheduler": "WarmupCosineScheduler"}, first)
-    second["dataset_args"]["w2vbert_args"] = {
-        "model_name": "facebook/w2v-bert-2.0",
-        "frozen": False,
-    }
+    backbone = {"model_name": "facebook/w2v-bert-2.0", "frozen": False}
+    second["dataset_args"]["w2vbert_args"] = backbone
     second["scheduler_args"] = {"max_lr": 1e-5, "min_lr": 5e-6, "warmup_epoch": 0, "fix_epoch": 2}
     (tmp_path / "second.yaml").write_text(yaml.safe_dump(second))
     assert convert(tmp_path, first, str(tmp_path / "second.yaml")) == 0
@@ -327,14 +268,15 @@ def test_three_stages_of_a_backbone(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "note"),
     [
-        ({"dataset_args": {"fbank_args": {"frame_shift": 5}}}, "fbank_args.frame_shift: 5"),
-        ({"model_init": "avg.pt"}, "model_init: avg.pt"),
-        ({"loss_args": {"label_smoothing": 0.1}}, "loss_args.label_smoothing: 0.1"),
-        ({"dataset_args": {"speed_perturb_mode": "expanded"}}, "speed_perturb_mode: expanded"),
+        ("dataset_args: {new_option: 3}", "dataset_args.new_option: 3"),
+        ("dataset_args: {fbank_args: {frame_shift: 5}}", "fbank_args.frame_shift: 5"),
+        ("model_init: avg.pt", "model_init: avg.pt"),
+        ("loss_args: {label_smoothing: 0.1}", "loss_args.label_smoothing: 0.1"),
+        ("dataset_args: {speed_perturb_mode: expanded}", "speed_perturb_mode: expanded"),
     ],
 )
 def test_what_is_not_converted(changes, note, tmp_path, capsys):
-    assert convert(tmp_path, changed(changes)) == 0
+    assert convert(tmp_path, changed(yaml.safe_load(changes))) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("not converted: ") and line.endswith(note) for line in lines)
 

@@ -22,10 +22,13 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "data_prep"
 
 
 def run_data_prep(name, *arguments):
-    """Run a part of `speakernet prepare` with these arguments, as its script in data_prep/ does;
-    the exit code.
+    """Run a part of `speakernet prepare`, as its script in data_prep/ does; the exit code. An
+    argument that is text may hold several words.
     """
-    return main(["prepare", name, *map(str, arguments)])
+    words = ["prepare", name]
+    for argument in arguments:
+        words += argument.split() if isinstance(argument, str) else [str(argument)]
+    return main(words)
 
 
 def run_in_own_session(*arguments):

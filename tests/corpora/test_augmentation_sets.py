@@ -48,7 +48,7 @@ def prepare_from_archive(part, name, archive, folder):
         table = write_catalogue(
             folder / "table.yaml", source.address, {part: catalogue_entry({name: archive})}
         )
-        assert run_data_prep(part, "--save_path", folder / "data", "--catalogue", table) == 0
+        assert run_data_prep(part, f"--save_path {folder}/data --catalogue {table}") == 0
 
 
 def test_musan(tmp_path):
@@ -72,7 +72,7 @@ def test_musan(tmp_path):
 
 def test_folder_of_the_classic_tool(tmp_path):
     make_musan(tmp_path)
-    assert run_data_prep("musan", "--save_path", tmp_path, "--split") == 0
+    assert run_data_prep("musan", f"--save_path {tmp_path} --split") == 0
     split = tmp_path / "musan_split"
     first = {path: path.read_bytes() for path in split.rglob("*.wav")}
     kept = split / "noise/free/0/00000.wav"
@@ -80,7 +80,7 @@ def test_folder_of_the_classic_tool(tmp_path):
     (split / "noise/free/0/00003.wav").unlink()
     (split / "noise/free/0/00006.wav").write_bytes(first[split / "noise/free/0/00006.wav"][:44])
     shutil.rmtree(split / "music")
-    assert run_data_prep("musan", "--save_path", tmp_path, "--split") == 0
+    assert run_data_prep("musan", f"--save_path {tmp_path} --split") == 0
     assert {path: path.read_bytes() for path in split.rglob("*.wav")} == first
     assert kept.stat().st_mtime_ns == before
 
@@ -90,7 +90,7 @@ def test_folder_of_the_classic_tool(tmp_path):
 )
 def test_bad_pieces(tmp_path, wrong, capsys):
     make_musan(tmp_path)
-    assert run_data_prep("musan", "--save_path", tmp_path, "--split", wrong) == 1
+    assert run_data_prep("musan", f"--save_path {tmp_path} --split {wrong}") == 1
     assert (
         wrong.split("=")[0] in capsys.readouterr().err and not (tmp_path / "musan_split").exists()
     )
@@ -117,7 +117,7 @@ def test_responses(tmp_path):
         np.testing.assert_allclose(
             prepared / np.abs(prepared).max(), expected / np.abs(expected).max(), atol=1e-3
         )
-    assert run_data_prep("rirs", "--save_path", tmp_path / "data", "--prepare") == 0
+    assert run_data_prep("rirs", f"--save_path {tmp_path}/data --prepare") == 0
 
 
 def test_trimming():
@@ -138,7 +138,7 @@ def test_trimming():
 def test_broken_files(tmp_path, part, step, make, bad):
     make(tmp_path)
     (tmp_path / bad).write_bytes(b"no audio")
-    assert run_data_prep(part, "--save_path", tmp_path, f"--{step}") == 1
+    assert run_data_prep(part, f"--save_path {tmp_path} --{step}") == 1
     assert "bad.wav" in (tmp_path / f"broken_{step}_{part}.txt").read_text()
     made = [
         *tmp_path.glob("musan_split/**/*.wav"),

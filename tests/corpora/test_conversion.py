@@ -98,9 +98,7 @@ TARGETS = "voxceleb2/dev/wav"
 
 
 def convert_voxceleb(folder, *more):
-    return run_data_prep(
-        "voxceleb", "--save_path", folder, "--subsets", "vox2_dev", "--jobs", 1, *more
-    )
+    return run_data_prep("voxceleb", f"--save_path {folder} --subsets vox2_dev --jobs 1", *more)
 
 
 def digests(root):
@@ -121,14 +119,14 @@ def test_parts(tmp_path, ffmpeg, capsys):
     shutil.copytree(whole, shares)
     assert convert_voxceleb(whole, "--convert") == 0
     # Finished parts remove their sources; the other parts still have theirs.
-    assert convert_voxceleb(shares, "--convert", "--part", "2/3", "--remove_originals") == 0
+    assert convert_voxceleb(shares, "--convert --part 2/3 --remove_originals") == 0
     assert 0 < len(digests(shares / TARGETS)) < 8
-    assert convert_voxceleb(shares, "--lists", "--lists_from", tmp_path) == 1
+    assert convert_voxceleb(shares, f"--lists --lists_from {tmp_path}") == 1
     assert "1/3, 3/3" in capsys.readouterr().err
     for part in ("3/3", "1/3"):
-        assert convert_voxceleb(shares, "--convert", "--part", part, "--remove_originals") == 0
+        assert convert_voxceleb(shares, f"--convert --part {part} --remove_originals") == 0
     assert (
-        convert_voxceleb(shares, "--convert", "--part", "0/4") == 1
+        convert_voxceleb(shares, "--convert --part 0/4") == 1
         and "--part" in capsys.readouterr().err
     )
     assert (
@@ -137,5 +135,5 @@ def test_parts(tmp_path, ffmpeg, capsys):
     assert not list((shares / SOURCES).rglob("*.m4a"))
     # Leftovers of a killed part are removed when the lists are made.
     (shares / TARGETS / ".half.wav.1-ab.tmp").touch()
-    convert_voxceleb(shares, "--lists", "--lists_from", tmp_path)
+    convert_voxceleb(shares, f"--lists --lists_from {tmp_path}")
     assert digests(shares / TARGETS) == digests(whole / TARGETS)

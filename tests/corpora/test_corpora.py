@@ -43,7 +43,7 @@ def make_librispeech(root):
 
 def test_librispeech(tmp_path):
     make_librispeech(tmp_path)
-    assert run_data_prep("librispeech", "--save_path", tmp_path, "--jobs", 2) == 0
+    assert run_data_prep("librispeech", f"--save_path {tmp_path} --jobs 2") == 0
     lists = tmp_path / "librispeech_lists"
     training = read_training_list(lists / "train_list.txt")
     assert list(training.speakers) == ["0", "1", "2"]
@@ -65,7 +65,7 @@ def test_vctk(tmp_path):
         write_voices(root, 10, 3, pattern, 0.6)
     genders = "\n".join(f"p{row}  23  {'F' if row % 2 else 'M'}    English" for row in range(10))
     (root / "speaker-info.txt").write_text("ID  AGE  GENDER  ACCENTS\n" + genders)
-    assert run_data_prep("vctk", "--save_path", tmp_path, "--same_gender", "--test_share", 0) == 0
+    assert run_data_prep("vctk", f"--save_path {tmp_path} --same_gender --test_share 0") == 0
     training = read_training_list(tmp_path / "vctk_lists" / "train_list.txt")
     assert all(name.endswith("_mic1.flac") for name in training.paths)
     trials = read_trials(tmp_path / "vctk_lists" / "validation_trials.txt")
@@ -85,9 +85,7 @@ def test_common_voice(tmp_path):
             )
     (tmp_path / "validated.tsv").write_text("\n".join(lines) + "\n")
     assert (
-        run_data_prep(
-            "common_voice", "--save_path", tmp_path, "--min_utterances", 2, "--test_share", 0
-        )
+        run_data_prep("common_voice", f"--save_path {tmp_path} --min_utterances 2 --test_share 0")
         == 0
     )
     training = read_training_list(tmp_path / "common_voice_lists" / "train_list.txt")
@@ -171,7 +169,7 @@ def test_groups_of_length(seconds, groups):
 
 @pytest.mark.parametrize("name", ["librispeech", "vctk", "common_voice", "cnceleb"])
 def test_wrong_folder(tmp_path, capsys, name):
-    assert run_data_prep(name, "--save_path", tmp_path) == 1
+    assert run_data_prep(name, f"--save_path {tmp_path}") == 1
     assert str(tmp_path) in capsys.readouterr().err
 
 

@@ -46,7 +46,7 @@ def half_files(folder):
 
 def failing_fetch(file, folder, **options):
     """The waits between attempts, and the final error."""
-    waits: list[float] = []
+    waits = []
     summary = fetch(file, folder, sleep=waits.append, **options)
     return waits, summary.broken_path.read_text()
 
@@ -62,14 +62,6 @@ def test_download(tmp_path, behaviour):
         asked = source.requests["a.zip"]
         assert fetch(remote(source), tmp_path).skipped == 1
         assert source.requests["a.zip"] == asked
-
-
-def test_resuming(tmp_path):
-    (tmp_path / "a.zip.part").write_bytes(CONTENT[:150_000])
-    with fake_source({"a.zip": CONTENT}) as source:
-        fetch(remote(source), tmp_path)
-        assert [headers["Range"] for headers in source.seen] == ["bytes=150000-"]
-    assert (tmp_path / "a.zip").read_bytes() == CONTENT
 
 
 def test_changed_file(tmp_path):

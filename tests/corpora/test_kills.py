@@ -47,22 +47,12 @@ def run_until(folder, table, lists, sign=""):
     """Run in a process that is killed at a random moment after `sign` appears; returns whether it
     was killed.
     """
-    options = [
-        "--all",
-        "--augment",
-        "--save_path",
-        folder,
-        "--catalogue",
-        table,
-        "--lists_from",
-        lists,
-        "--jobs",
-        2,
-    ]
+    line = f"--save_path {folder} --catalogue {table} --lists_from {lists} --jobs 2"
     context = multiprocessing.get_context("forkserver")
     # Makes processes start immediately.
     context.set_forkserver_preload(["speakernet.corpora.voxceleb", "preparation_corpora"])
-    process = context.Process(target=run_in_own_session, args=("voxceleb", *map(str, options)))
+    words = ("voxceleb", "--all --augment", line)
+    process = context.Process(target=run_in_own_session, args=words)
     process.start()
     while sign and process.is_alive() and not (folder / sign).exists():
         time.sleep(0.001)

@@ -21,8 +21,8 @@ def listed(tmp_path):
     return tmp_path
 
 
-def run(*arguments, status=0):
-    assert run_data_prep("trials", *arguments) == status
+def run(line, *arguments, status=0):
+    assert run_data_prep("trials", line, *arguments) == status
 
 
 def make(folder, *options, source="list.txt", status=0):
@@ -36,31 +36,32 @@ def make(folder, *options, source="list.txt", status=0):
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "expected"),
+    ("options", "expected"),
     [
-        ("all", [], 276),
-        ("random", ["--num_trials", 50], 50),
-        ("balanced", ["--targets_per_speaker", 2], 6 * 2 * 6),
+        ("--kind all", 276),
+        ("--kind random --num_trials 50", 50),
+        ("--kind balanced --targets_per_speaker 2", 6 * 2 * 6),
     ],
 )
-def test_every_kind(listed, kind, options, expected):
-    assert len(make(listed, "--kind", kind, *options)) == expected
+def test_every_kind(listed, options, expected):
+    assert len(make(listed, options)) == expected
 
 
 def test_hard_negatives_from_stored_embeddings(listed):
     names = read_training_list(listed / "list.txt").paths
     embeddings = np.random.default_rng(1).standard_normal((24, 2, 8)).astype(np.float32)
-    hard = ("--kind", "hard", "--nearest", 1, "--embeddings")
-    np.savez(listed / "plain.npz", names=np.array(list(names)), embeddings=embeddings.mean(axis=1))
-    first = make(listed, *hard, listed / "plain.npz")
+    path = listed / "e.npz"
+
+    def make_hard(status=0, **arrays):
+        np.savez(path, **arrays)
+        return make(listed, f"--kind hard --nearest 1 --embeddings {path}", status=status)
+
+    first = make_hard(names=np.array(list(names)), embeddings=embeddings.mean(axis=1))
     assert 12 <= int((first.labels == 0).sum()) <= 24
-    np.savez(
-        listed / "kept.npz", names=names.content, name_offsets=names.offsets, embeddings=embeddings
-    )
-    assert make(listed, *hard, listed / "kept.npz").sha256 == first.sha256
-    np.savez(listed / "plain.npz", names=np.array(names[1:]), embeddings=embeddings[1:, 0])
+    kept = {"names": names.content, "name_offsets": names.offsets, "embeddings": embeddings}
+    assert make_hard(**kept).sha256 == first.sha256
     (listed / "trials.txt").unlink()
-    make(listed, *hard, listed / "plain.npz", status=1)
+    make_hard(1, names=np.array(names[1:]), embeddings=embeddings[1:, 0])
 
 
 def test_calibration_trials(tmp_path, capsys):
@@ -76,7 +77,7 @@ def test_calibration_trials(tmp_path, capsys):
     write_training_list(tmp_path / "train.txt", rows)
     (tmp_path / "use.txt").write_text("1 s0/a/a5.wav s1/a/a5.wav\n0 s0/a/a6.wav s1/a/a6.wav\n")
     like = ("--like", tmp_path / "use.txt", tmp_path)
-    made = make(tmp_path, "--calibration", tmp_path, *like, source="train.txt")
+    made = make(tmp_path, f"--calibration {tmp_path}", *like, source="train.txt")
     targets = [
         (made.names[a], made.names[b]) for a, b in zip(made.enrol, made.test, strict=True) if a != b
     ]
@@ -90,25 +91,19 @@ def test_calibration_trials(tmp_path, capsys):
     make(tmp_path, *like, source="train.txt", status=1)
     assert "--calibration" in capsys.readouterr().err
     (tmp_path / rows[0][1]).unlink()
-    make(tmp_path, "--calibration", tmp_path, source="train.txt", status=1)
+    make(tmp_path, f"--calibration {tmp_path}", source="train.txt", status=1)
     assert rows[0][1] in capsys.readouterr().err
 
 
-def test_some_speakers_remain_for_a_cohort():
-    """Of 1,200 speakers half calibrate, of 3,000 a thousand, of 900 all; each speaker's utterances
-    stay the same.
-    """
-    chosen = {}
-    for count in (900, 1200, 3000):
-        rows = (
-            Row(f"s{speaker}", f"s{speaker}/{number}.wav")
-            for speaker in range(count)
-            for number in range(2)
-        )
-        utterances = Utterances.from_rows(rows)
-        seconds = np.ones(2 * count)
-        chosen[count], _ = calibration_pairs(utterances, seconds, seconds, PairRules(), 1, 1)
-    assert [len(few.speakers) for few in chosen.values()] == [900, 600, 1000]
+@pytest.mark.parametrize(("count", "expected"), [(900, 900), (1200, 600), (3000, 1000)])
+def test_some_speakers_remain_for_a_cohort(count, expected):
+    """Of 1,200 speakers half calibrate, of 3,000 a thousand, of 900 all."""
+    utterances = Utterances.from_rows(
+        Row(f"s{row // 2}", f"s{row // 2}/{row}.wav") for row in range(2 * count)
+    )
+    seconds = np.ones(2 * count)
+    few, _ = calibration_pairs(utterances, seconds, seconds, PairRules(), 1, 1)
+    assert len(few.speakers) == expected
 
 
 @pytest.mark.parametrize(
@@ -116,9 +111,9 @@ def test_some_speakers_remain_for_a_cohort():
 )
 def test_overlap_with_training(listed, capsys, row, shared):
     (listed / "train.txt").write_text(f"{row}\nt1 wav/t1/1.wav\n")
-    make(listed, "--training", listed / "train.txt", status=1)
+    make(listed, f"--training {listed}/train.txt", status=1)
     assert shared in capsys.readouterr().err
-    make(listed, "--training", listed / "train.txt", "--allow_overlap")
+    make(listed, f"--training {listed}/train.txt --allow_overlap")
 
 
 def test_cross_gender_trials(listed, capsys):
@@ -126,7 +121,7 @@ def test_cross_gender_trials(listed, capsys):
     assert "gender column" in capsys.readouterr().err
     rows = [f"wav/s{s}/{u}.wav,s{s},{'fm'[s % 2]}" for s in range(6) for u in range(3)]
     (listed / "table.csv").write_text("path,speaker,gender\n" + "\n".join(rows))
-    trials = make(listed, "--same_gender", "--kind", "all", source="table.csv")
+    trials = make(listed, "--same_gender --kind all", source="table.csv")
     is_odd = np.array([int(name.split("/")[1][1:]) % 2 for name in trials.names])
     assert (is_odd[trials.enrol] == is_odd[trials.test]).all()
     assert len(trials) == 2 * 36
@@ -142,7 +137,7 @@ def test_cleaning(listed, capsys):
     kept = "1 wav/s0/0.wav wav/s0/1.wav\n0 wav/s0/0.wav wav/s1/0.wav\n"
     dropped = "0 wav/s0/0.wav wav/gone.wav\n0\twav/s0/0.wav\twav/two words.wav\n"
     (listed / "trials.txt").write_text(kept + dropped)
-    run("clean", listed / "trials.txt", "--root", listed)
+    run("clean", listed / "trials.txt", f"--root {listed}")
     assert (listed / "trials_clean.txt").read_text() == kept
     names = read_trials(listed / "trials_dropped.txt").names
     assert {*names} == {"wav/s0/0.wav", "wav/gone.wav", "wav/two words.wav"}
@@ -175,54 +170,46 @@ def test_held_out_recordings_are_not_paired_with_themselves(tmp_path):
 
 def test_paths_of_windows(listed, capsys):
     (listed / "list.txt").write_text("s0 D:\\wav\\s0\\1.wav\ns1 D:\\wav\\s1\\1.wav\n")
-    run("clean", listed / "list.txt", "--root", listed, status=1)
+    run("clean", listed / "list.txt", f"--root {listed}", status=1)
     assert "--replace '\\' /" in capsys.readouterr().err
-    run(
-        "rewrite",
-        listed / "list.txt",
-        listed / "new.txt",
-        "--strip",
-        "D:\\",
-        "--replace",
-        "\\",
-        "/",
-    )
+    run("rewrite", listed / "list.txt", listed / "new.txt", "--strip D:\\ --replace \\ /")
     assert list(read_training_list(listed / "new.txt").paths) == ["wav/s0/1.wav", "wav/s1/1.wav"]
 
 
 def test_rewriting(listed):
     (listed / "trials.txt").write_text("1 wav/a/1.wav wav/a/2.wav\n0 wav/a/1.wav wav/b/1.wav\n")
     options = "--strip wav/ --prefix flac/ --suffix .flac --form kaldi"
-    run("rewrite", listed / "trials.txt", listed / "kaldi.txt", *options.split())
+    run("rewrite", listed / "trials.txt", listed / "kaldi.txt", options)
     kaldi = "flac/a/1.flac flac/a/2.flac target\nflac/a/1.flac flac/b/1.flac nontarget\n"
     assert (listed / "kaldi.txt").read_text() == kaldi
     options = "--strip flac/ --prefix wav/ --suffix .wav"
-    run("rewrite", listed / "kaldi.txt", listed / "back.txt", *options.split())
+    run("rewrite", listed / "kaldi.txt", listed / "back.txt", options)
     assert (listed / "back.txt").read_text() == (listed / "trials.txt").read_text()
-    run("rewrite", listed / "list.txt", listed / "new.txt", "--replace", "wav/", "audio/")
+    run("rewrite", listed / "list.txt", listed / "new.txt", "--replace wav/ audio/")
     assert read_training_list(listed / "new.txt").paths[0] == "audio/s0/0.wav"
 
 
 def test_nist_tables(listed):
     """Enrolment table and key of a speaker recognition evaluation; the model is no path."""
+    out = listed / "new.txt"
+
+    def rewritten(text, options, status=0):
+        (listed / "table").write_text(text)
+        run("rewrite", listed / "table", out, options, status=status)
+        return out.read_text()
+
     table = "modelid\tsegmentid\tside\n1001\taa.sph\ta\n1001\tab.sph\ta\n"
-    (listed / "enrollment.tsv").write_text(table)
     options = "--kind enrolment --prefix enrollment/"
-    run("rewrite", listed / "enrollment.tsv", listed / "enrolment.txt", *options.split())
-    lines = "1001 enrollment/aa.sph\n1001 enrollment/ab.sph\n"
-    assert (listed / "enrolment.txt").read_text() == lines
+    enrolment = "1001 enrollment/aa.sph\n1001 enrollment/ab.sph\n"
+    assert rewritten(table, options) == enrolment
+    other_side = table.replace("ab.sph\ta", "ab.sph\tb")
+    assert rewritten(other_side, options, status=1) == enrolment
     key = (
         "modelid\tsegment\tside\ttargettype\n1001\tba.sph\ta\ttarget\n1001\tbb.sph\ta\tnontarget\n"
     )
-    (listed / "key.tsv").write_text(key)
-    run("rewrite", listed / "key.tsv", listed / "trials.txt", "--prefix", "test/")
-    assert (listed / "trials.txt").read_text() == "1 1001 test/ba.sph\n0 1001 test/bb.sph\n"
-    (listed / "spk2utt").write_text("ann a/1 a/2\n")
-    run("rewrite", listed / "spk2utt", listed / "new.txt", "--kind", "enrolment", "--prefix", "x/")
-    assert (listed / "new.txt").read_text() == "ann x/a/1\nann x/a/2\n"
-    (listed / "enrollment.tsv").write_text(table.replace("ab.sph\ta", "ab.sph\tb"))
-    run("rewrite", listed / "enrollment.tsv", listed / "no.txt", *options.split(), status=1)
-    assert not (listed / "no.txt").exists()
+    assert rewritten(key, "--prefix test/") == "1 1001 test/ba.sph\n0 1001 test/bb.sph\n"
+    spk2utt = rewritten("ann a/1 a/2\n", "--kind enrolment --prefix x/")
+    assert spk2utt == "ann x/a/1\nann x/a/2\n"
 
 
 @pytest.mark.parametrize(
@@ -243,7 +230,7 @@ def test_inputs_are_not_overwritten(listed, monkeypatch, command):
     (listed / "link.txt").hardlink_to(listed / "list.txt")
     (listed / "train_list.txt").write_text((listed / "list.txt").read_text())
     before = {path.name: path.read_bytes() for path in listed.glob("*.txt")}
-    run(*command.split(), status=1)
+    run(command, status=1)
     assert {path.name: path.read_bytes() for path in listed.glob("*.txt")} == before
 
 
@@ -262,16 +249,15 @@ def speaker_of(name):
 
 def test_held_out_speakers(training):
     held = hold_out(training, 4, seed=3, nontargets_per_target=2)
-    judges = {speaker_of(name) for name in held.trials.names}
+    speakers = np.array([speaker_of(name) for name in held.trials.names])
+    judges = set(speakers)
     assert len(judges) == 4 and not judges & set(held.training.speakers)
     assert judges | set(held.training.speakers) == set(training.speakers)
     for label, path in zip(held.training.labels.tolist(), held.training.paths, strict=True):
         assert held.training.speakers[label] == speaker_of(path)
     assert held.training.labels.max() == 9
-    speakers = np.array([speaker_of(name) for name in held.trials.names])
-    np.testing.assert_array_equal(
-        held.trials.labels, speakers[held.trials.enrol] == speakers[held.trials.test]
-    )
+    is_target = speakers[held.trials.enrol] == speakers[held.trials.test]
+    np.testing.assert_array_equal(held.trials.labels, is_target)
     # All 15 pairs of six utterances for each speaker, and twice as many non-targets.
     assert int(held.trials.labels.sum()) == 60 and len(held.trials) == 180
 
@@ -298,11 +284,11 @@ def test_targets_across(listed, across, targets):
         phone = "cell" if call and speaker > 1 else "landline"
         rows.append((f"s{speaker}", f"wav/s{speaker}/c{call}/{file}.wav", f"c{call}", phone))
     (listed / "calls.csv").write_text("speaker,path,call,phone\n" + "\n".join(map(",".join, rows)))
-    trials = make(listed, "--kind", "all", "--across", across, source="calls.csv")
+    trials = make(listed, f"--kind all --across {across}", source="calls.csv")
     assert trials.labels.sum() == targets
     if across == "call":
         write_training_list(listed / "list.txt", [row[:2] for row in rows])
-        again = make(listed, "--kind", "all", "--across", "folder")
+        again = make(listed, "--kind all --across folder")
         assert again.sha256 == trials.sha256
 
 
@@ -310,7 +296,7 @@ def test_sessions_of_a_speaker_with_a_space_in_the_name(tmp_path):
     names = [f"{person}/day {day}/1.wav" for person in ("Ann B", "Bo") for day in range(2)]
     rows = [("Ann_B" if name.startswith("A") else "Bo", name) for name in names]
     write_training_list(tmp_path / "list.txt", rows)
-    trials = make(tmp_path, "--kind", "all", "--across", "folder")
+    trials = make(tmp_path, "--kind all --across folder")
     assert trials.labels.sum() == 2 and len(trials) == 6
 
 

@@ -13,7 +13,8 @@ import torch
 
 from speakernet.assembly.data import build_training_loader, loading_facts
 from speakernet.assembly.inputs import Inputs
-from speakernet.config.loading import load_config
+from speakernet.config import Config
+from speakernet.config.schema import with_changes
 from speakernet.corpora.pack_inputs import FolderInput
 from speakernet.data import packed, sources
 from speakernet.data.audio import AudioError, write_audio
@@ -51,6 +52,13 @@ def planner_of(corpus, names=NAMES):
     return BatchMaker(source.rows(table, lookup), lookup.num_samples, seed=3, speeds=SPEEDS)
 
 
+def loader_of(corpora, folder):
+    data = {"train_list": f"{corpora}/train.txt", "train_path": f"{corpora}/{folder}"}
+    data |= {"batch_size": 4, "crop_frames": 10, "ram_corpus": "off", "num_workers": 0}
+    config = with_changes(Config(), data=data)
+    return build_training_loader(config, Inputs(config, torch.device("cpu")))
+
+
 def requests_of(num_batches, rows=8):
     random = np.random.default_rng(1)
     return [
@@ -62,7 +70,7 @@ def requests_of(num_batches, rows=8):
 
 
 def batches_of(maker, requests):
-    return [crops.clone() for _, crops, _ in maker.run(requests)]  # type: ignore[attr-defined]
+    return [crops.clone() for _, crops, _ in maker.run(requests)]
 
 
 @pytest.mark.parametrize("kind", ["whole", "parts"])
@@ -106,24 +114,16 @@ def test_read_errors(corpora, monkeypatch, tmp_path):
 
 def test_automatic_choice(corpora, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
-    lists = [
-        "--data.train_list",
-        str(corpora / "train.txt"),
-        "--data.train_path",
-        str(corpora / "parts"),
-    ]
-    config = load_config([*lists, "--data.batch_size", "4", "--data.crop_frames", "10"]).config
-    fits = build_training_loader(config, Inputs(config, torch.device("cpu")))
+    fits = loader_of(corpora, "parts")
     assert isinstance(fits.maker, BatchMaker) and "read its crops ahead" not in caplog.text
     monkeypatch.setattr(packed, "usable_memory_bytes", lambda: 1000)
-    ahead = build_training_loader(config, Inputs(config, torch.device("cpu")))
+    ahead = loader_of(corpora, "parts")
     assert isinstance(ahead.maker, ReadAhead) and isinstance(ahead.maker.maker, BatchMaker)
     assert "is larger than" in caplog.text
     assert loading_facts(ahead).is_on_disk and not loading_facts(fits).is_on_disk
     for left, right in zip(fits, ahead, strict=True):
-        assert torch.equal(left.waveforms, right.waveforms) and torch.equal(
-            left.labels, right.labels
-        )
+        assert torch.equal(left.waveforms, right.waveforms)
+        assert torch.equal(left.labels, right.labels)
 
 
 def test_folders(corpora, monkeypatch):
@@ -132,13 +132,10 @@ def test_folders(corpora, monkeypatch):
     """
     audio = shutil.copytree(corpora / "audio", corpora / "more")
     write_audio(audio / NAMES[0], 0.1 * np.ones(4000), sample_rate=8000)
-    lists = ["--data.train_list", str(corpora / "train.txt"), "--data.train_path", str(audio)]
-    how = ["--data.batch_size", "4", "--data.crop_frames", "10", "--data.ram_corpus", "off"]
-    config = load_config([*lists, *how, "--data.num_workers", "0"]).config
-    fits = build_training_loader(config, Inputs(config, torch.device("cpu")))
+    fits = loader_of(corpora, "more")
     assert isinstance(fits.maker, BatchMaker)
     monkeypatch.setattr(sources, "usable_memory_bytes", lambda: 1000)
-    ahead = build_training_loader(config, Inputs(config, torch.device("cpu")))
+    ahead = loader_of(corpora, "more")
     assert isinstance(ahead.maker, ReadAhead)
     reads = []
     read = sources.os.pread
@@ -153,7 +150,7 @@ def test_folders(corpora, monkeypatch):
         assert torch.equal(left.waveforms, right.waveforms)
     # Twelve utterances in batches of four; the first batch is read by the maker itself.
     assert len(reads) == 8
-    size = config.data.crop_frames * 160 + 240
+    size = 10 * 160 + 240
     for path, num_bytes, offset in reads:
         whole = (audio / NAMES[0]).samefile(path)
         assert offset == 0 if whole else offset >= 44

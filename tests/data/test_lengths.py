@@ -3,7 +3,6 @@ Ogg.
 """
 
 import io
-import struct
 
 import numpy as np
 import pytest
@@ -153,7 +152,7 @@ def test_chained_ogg(tmp_path, monkeypatch, subtype):
     path = tmp_path / "a.ogg"
     path.write_bytes(first + second)
     monkeypatch.setenv("SPEAKERNET_FFMPEG", "/no/such/ffmpeg")
-    with pytest.raises(AudioError, match=r"a\.ogg"):
+    with pytest.raises(AudioError, match=r"a\.ogg: .*/no/such/ffmpeg"):
         read_audio(path)
     monkeypatch.delenv("SPEAKERNET_FFMPEG")
     try:
@@ -163,11 +162,3 @@ def test_chained_ogg(tmp_path, monkeypatch, subtype):
     found = read_audio(path)
     assert len(found) == pytest.approx(64000, abs=400) == audio_info(path).num_samples
     assert np.argmax(np.abs(np.fft.rfft(found[40000:56000]))) == 1000
-
-
-def test_end_of_samples():
-    sound = b"\1\2" * 50
-    chunks = b"LIST" + struct.pack("<I", 3) + b"abc\0" + b"id3 " + struct.pack("<I", 2) + b"xy"
-    file = io.BytesIO(b"header" + sound + chunks)
-    assert lengths.end_of_samples(file, 6, 6 + len(sound + chunks)) == 6 + len(sound)
-    assert lengths.end_of_samples(file, 6, 6 + len(sound)) == 6 + len(sound)

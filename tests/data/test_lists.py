@@ -67,11 +67,8 @@ def test_malformed_rows_are_collected(tmp_path):
 def test_forms_of_trials(tmp_path):
     found = read_trials(write(tmp_path, "1 a b\n0 a c\n\n0 c b\n"))
     assert list(found.names) == ["a", "b", "c"] and found.labels is not None
-    assert (found.enrol.tolist(), found.test.tolist(), found.labels.tolist()) == (
-        [0, 0, 2],
-        [1, 2, 1],
-        [1, 0, 0],
-    )
+    columns = np.stack([found.enrol, found.test, found.labels])
+    assert columns.tolist() == [[0, 0, 2], [1, 2, 1], [1, 0, 0]]
     kaldi = read_trials(write(tmp_path, "a b target\na c nontarget\n"))
     assert kaldi.labels is not None and kaldi.labels.tolist() == [1, 0]
     pairs = read_trials(write(tmp_path, "a b\nb c\n"))

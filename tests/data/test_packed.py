@@ -111,10 +111,6 @@ def _index(root, **columns):
         (lambda root: _edit(root / "corpus.json", num_utterances=3), r"does not match corpus"),
         (lambda root: _edit(root / "corpus.json", version=0), r"not the description"),
         (
-            lambda root: (root / "corpus.json").write_text("[" * 100_000),
-            r"corpus\.json: damaged .*recursion",
-        ),
-        (
             lambda root: _header(root / "samples.npy", b"{'descr': '<i2', ("),
             r"samples\.npy: damaged .*pack it again",
         ),
@@ -123,12 +119,6 @@ def _index(root, **columns):
             r"offsets do not increase",
         ),
         (lambda root: _index(root, checksums=np.array("text")), r"index\.npz: damaged .*'text'"),
-        (
-            lambda root: (root / "samples.npy").write_bytes(
-                bytes((root / "samples.npy").stat().st_size)
-            ),
-            r"expected",
-        ),
     ],
 )
 def test_damage(corpus, damage, message):
@@ -160,14 +150,10 @@ def test_names_among_many(random):
     rows = random.permutation(len(texts))
     index = NameIndex(table)
     assert index.find(table.take(rows)).tolist() == rows.tolist()
-    assert index.find(StringTable.from_strings(["id00000/ü0/000000.wav", "", "aa"])).tolist() == [
-        -1,
-        70_000,
-        -1,
-    ]
-    assert (
-        NameIndex(StringTable.from_strings([])).find(table.take(np.arange(3))).tolist() == [-1] * 3
-    )
+    others = StringTable.from_strings(["id00000/ü0/000000.wav", "", "aa"])
+    assert index.find(others).tolist() == [-1, 70_000, -1]
+    empty = NameIndex(StringTable.from_strings([]))
+    assert empty.find(others).tolist() == [-1] * 3
 
 
 def test_large_corpus_is_mapped(corpus, tmp_path, monkeypatch):

@@ -40,8 +40,7 @@ def whole(folder, tmp_path_factory):
 
 def pack_parts(folder, corpus, order=(2, 3, 1), count=3):
     for number in order:
-        command = ["pack", str(corpus), "--source", str(folder), "--part", f"{number}/{count}"]
-        assert main(command) == 0
+        assert main(f"pack {corpus} --source {folder} --part {number}/{count}".split()) == 0
     return corpus
 
 
@@ -157,21 +156,10 @@ def test_damage(folder, tmp_path):
     corpus = pack_parts(folder, tmp_path / "corpus")
     kept = (corpus / DESCRIPTION).read_text()
     for damage, message in (
-        (
-            lambda description: description["parts"].__setitem__(
-                0, {**description["parts"][0], "name": "../elsewhere"}
-            ),
-            "elsewhere",
-        ),
-        (lambda description: description.__setitem__("num_utterances", 9), "does not match corpus"),
-        (
-            lambda description: description["parts"][1].__setitem__("index_sha256", "0"),
-            "not the part that",
-        ),
-        (
-            lambda description: description.__setitem__("version", 3),
-            "format version 3, but this speakernet reads 2; update",
-        ),
+        (lambda found: found["parts"][0].update(name="../elsewhere"), "elsewhere"),
+        (lambda found: found.update(num_utterances=9), "does not match corpus"),
+        (lambda found: found["parts"][1].update(index_sha256="0"), "not the part that"),
+        (lambda found: found.update(version=3), "version 3, but this speakernet reads 2"),
     ):
         description = json.loads(kept)
         damage(description)

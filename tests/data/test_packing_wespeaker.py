@@ -95,27 +95,8 @@ def test_packing(kind, audio, tmp_path):
     source = SOURCES[kind](tmp_path, audio)
     corpus = tmp_path / "corpus"
     listed = tmp_path / "train.txt"
-    assert (
-        main(
-            ["pack", str(corpus), "--source", str(source), "--write-list", str(listed), "--verify"]
-        )
-        == 0
-    )
-    # The same list again, but nothing else without --force.
-    again = ["pack", str(corpus), "--source", str(source), "--write-list"]
-    written = listed.read_text()
-    assert main([*again, str(listed)]) == 0
-    # Notes are refused before hours of packing.
-    listed.write_text("notes of mine\n")
-    other = tmp_path / "other"
-    assert main(["pack", str(other), *again[2:], str(listed)]) == 1 and not other.exists()
-    for content in ("notes of mine\n", written.splitlines()[0] + "\n"):
-        listed.write_text(content)
-        assert main([*again, str(listed)]) == 1
-        assert listed.read_text() == content
-    assert main([*again, str(source), "--force"]) == 1, "an input"
-    assert main([*again, str(listed), "--force"]) == 0
-    assert listed.read_text() == written
+    command = f"pack {corpus} --source {source} --write-list {listed} --verify"
+    assert main(command.split()) == 0
     packed = PackedSource(corpus)
     assert list(packed.index.names) == KEYS
     for key, file in audio.items():
@@ -131,6 +112,26 @@ def test_packing(kind, audio, tmp_path):
             open_inputs([source], StringTable.from_strings([KEYS[0], "id9/absent"])),
             tmp_path / "absent",
         )
+
+
+def test_written_list_replaces_nothing_else(audio, tmp_path):
+    def pack_again(corpus="corpus", listed="train.txt", *more):
+        return main([*f"pack {corpus} --source raw.list --write-list {listed}".split(), *more])
+
+    raw_list(tmp_path / "raw.list", audio)
+    listed = tmp_path / "train.txt"
+    assert pack_again() == 0
+    written = listed.read_text()
+    assert pack_again() == 0, "the same list again"
+    for content in (written.splitlines()[0] + "\n", "notes of mine\n"):
+        listed.write_text(content)
+        assert pack_again() == 1
+        assert listed.read_text() == content
+    # Refused before hours of packing.
+    assert pack_again("other") == 1 and not (tmp_path / "other").exists()
+    assert pack_again("corpus", "raw.list", "--force") == 1, "an input"
+    assert pack_again("corpus", "train.txt", "--force") == 0
+    assert listed.read_text() == written
 
 
 GOOD = '{"key": "a", "wav": "a.wav", "spk": "s"}'

@@ -209,16 +209,6 @@ def test_share_as_recorded(share):
         assert np.bincount(plan.voices)[1:].min() > 960 * (1 - share) / 16
 
 
-def test_last_epochs_as_recorded():
-    sampler = shuffled(Voices(SPEEDS, real_share=0.5, real_from=2))
-    assert [bool(sampler.epoch(epoch).voices.any()) for epoch in range(4)] == [
-        True,
-        True,
-        False,
-        False,
-    ]
-
-
 def test_voices_of_compared_utterances():
     labels = np.repeat(np.arange(12), 6).astype(np.int32)
     options = DataOptions(batch_size=4, utterances_per_speaker=3)

@@ -32,6 +32,7 @@ from tests.tiny_recipe import write_recipe
 
 NUM_SHARDS = 5
 CPU = torch.device("cpu")
+STREAMED = {"shuffle_buffer": 6, "shard_cache_gigabytes": 600_000 / 2**30}
 
 
 @pytest.fixture(autouse=True)
@@ -41,8 +42,8 @@ def fast_and_private(tmp_path, monkeypatch):
 
 
 def pack_to(address, corpus, *more):
-    lists = ["--list", str(corpus / "train_list.txt"), "--shards", str(NUM_SHARDS)]
-    return main(["pack", address, "--source", str(corpus), *lists, *more])
+    words = f"pack {address} --source {corpus} --list {corpus}/train_list.txt --shards {NUM_SHARDS}"
+    return main([*words.split(), *more])
 
 
 @pytest.fixture(scope="module")
@@ -77,23 +78,10 @@ def test_writers_and_reader(store, tiny_corpus, tmp_path):
         np.testing.assert_array_equal(source.read(name), files.read(name))
     assert pack_to(address, tiny_corpus) == 0, "the corpus exists"
     assert main(["pack", address, "--verify"]) == 0
-    (tmp_path / "other.txt").write_text("spk00 spk00/utt0.wav\n")
+    rows = [f"spk0{speaker} spk0{speaker}/utt0.wav\n" for speaker in range(6)]
+    (tmp_path / "other.txt").write_text("".join(rows))
     with pytest.raises(PackedError, match="part-0001-of-0005"):
-        stores.pack_to_address(
-            open_inputs_of(tiny_corpus, tmp_path / "other.txt"),
-            address,
-            stores.WorkPart(1, 1),
-            5,
-            sample_rate=16000,
-        )
-
-
-def open_inputs_of(corpus, path):
-    listed = read_training_list(path).paths
-    return open_inputs(
-        [corpus],
-        listed.from_strings([*listed] + [f"spk0{speaker}/utt0.wav" for speaker in range(1, 6)]),
-    )
+        pack_to_raising(address, tiny_corpus, tmp_path / "other.txt")
 
 
 def test_cache_is_bounded(store, tiny_corpus):
@@ -199,9 +187,8 @@ def test_repair_refuses_what_is_not_the_same(store, tiny_corpus, tmp_path):
         assert path.read_text() == '{"format": "of somebody else"}'
 
 
-def pack_to_raising(address, corpus):
-    wanted = read_training_list(corpus / "train_list.txt").paths
-    source = open_inputs([corpus], wanted)
+def pack_to_raising(address, corpus, listed="train_list.txt"):
+    source = open_inputs([corpus], read_training_list(corpus / listed).paths)
     return stores.pack_to_address(
         source, address, stores.WorkPart(1, 1), NUM_SHARDS, sample_rate=16000
     )
@@ -247,19 +234,8 @@ def test_repacked_corpus(store, tiny_corpus, tmp_path):
     first.shards.hold(0)
     shutil.rmtree(store)
     (tmp_path / "list.txt").write_text("spk00 spk00/utt0.wav\nspk00 spk00/utt1.wav\n")
-    assert (
-        main(
-            [
-                "pack",
-                f"file://{store}",
-                "--source",
-                str(tiny_corpus),
-                "--list",
-                str(tmp_path / "list.txt"),
-            ]
-        )
-        == 0
-    )
+    words = f"pack file://{store} --source {tiny_corpus} --list {tmp_path}/list.txt"
+    assert main(words.split()) == 0
     second = open_source(f"file://{store}")
     assert len(second) == 2 and held(second) == []
 
@@ -312,17 +288,8 @@ def test_balanced_batches(store, tiny_corpus, monkeypatch, unit, exact_work):
 
 
 def loader_of(corpus, root, **changes):
-    data = {
-        "train_list": str(corpus / "train_list.txt"),
-        "train_path": str(root),
-        "crop_frames": 50,
-        "batch_size": 4,
-    }
-    data |= {
-        "num_workers": 0,
-        "shuffle_buffer": 6,
-        "shard_cache_gigabytes": 600_000 / 2**30,
-    } | changes
+    data = {"train_list": str(corpus / "train_list.txt"), "train_path": str(root)}
+    data |= {"crop_frames": 50, "batch_size": 4, "num_workers": 0, **STREAMED, **changes}
     config = with_changes(Config(), data=data, augment={"enabled": False}, loss={"name": "softmax"})
     return build_training_loader(config, Inputs(config, CPU))
 
@@ -365,11 +332,8 @@ def test_real_object_storage(tiny_corpus, tmp_path, monkeypatch):
     files = open_source(tiny_corpus, keep_lookup=False)
     address = "s3://bucket/corpus"
     with object_store(monkeypatch) as faults:
-        assert (
-            pack_to(address, tiny_corpus, "--part", "1/2")
-            == pack_to(address, tiny_corpus, "--part", "2/2")
-            == 0
-        )
+        for writer in ("1/2", "2/2"):
+            assert pack_to(address, tiny_corpus, "--part", writer) == 0
         source = open_source(address)
         for kinds in ([], ["503", "503"], ["cut"], ["slow"], ["wrong"], ["503", "cut", "wrong"]):
             faulty(kinds, source, faults)
@@ -385,13 +349,7 @@ def test_real_object_storage(tiny_corpus, tmp_path, monkeypatch):
 
         def train(name):
             changes = {
-                "data": {
-                    "train_path": address,
-                    "shuffle_buffer": 6,
-                    "shard_cache_gigabytes": 600_000 / 2**30,
-                }
-            }
-            changes |= {
+                "data": {"train_path": address, **STREAMED},
                 "training": {"max_epochs": 2, "test_interval": 2},
                 "runtime": {"deterministic": True},
             }

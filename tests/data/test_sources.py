@@ -62,7 +62,7 @@ def test_cached_lookup(folder, tmp_path, monkeypatch):
     names = StringTable.from_strings([*NAMES, "absent.wav"])
     first = build_lookup_table(folder, names, sample_rate=16000, cache_folder=tmp_path / "kept")
     assert list(first.problems) == [4]
-    read: list[str] = []
+    read = []
     monkeypatch.setattr(
         lookup_module, "audio_info", lambda path: read.append(path) or audio_info(path)
     )

@@ -77,7 +77,7 @@ class FakeRuntime:
 
     def __init__(self, status):
         self.status = status
-        self.steps: list[tuple[str, int]] = []
+        self.steps = []
 
     def cudaHostRegister(self, address, num_bytes, _flags):
         self.steps.append(("locked", num_bytes))

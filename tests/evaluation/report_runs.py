@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 
-from speakernet.data.lists import read_trials, write_trials
+from speakernet.data.lists import StringTable, TrialList, read_trials, write_trials
 from speakernet.evaluation.figures import figures
 from speakernet.evaluation.files import Evaluation, write_scores
 from speakernet.evaluation.options import EvaluationOptions
@@ -14,6 +14,13 @@ from speakernet.evaluation.scoring import cosine_scores, mean_embeddings
 from speakernet.evaluation.speakers import speakers_of
 
 LISTS = {"trials": "trials", "training": "train_list", "validation": "held_out"}
+
+
+def trials_of(names, pairs, labels):
+    """Trials of rows of the names; without labels if None."""
+    enrol, test = np.array(pairs, dtype=np.int32).T
+    known = None if labels is None else np.array(labels, dtype=np.int8)
+    return TrialList(StringTable.from_strings(names), enrol, test, known, "trials.txt")
 
 
 def make_trials(path, num_speakers=12, utterances=4):
@@ -43,13 +50,8 @@ def make_run(folder, trials, noise=1.2, seed=1):
     rows = [
         {"label": "under 2 s", "num_trials": 40, "num_targets": 6, "note": "only 6 targets"}
         | {"eer_percent": 9.0, "eer_interval_percent": [4.0, 14.0]},
-        {
-            "label": "2 s and more",
-            "num_trials": 40,
-            "num_targets": 0,
-            "eer_percent": None,
-            "note": "no targets",
-        },
+        {"label": "2 s and more", "num_trials": 40, "num_targets": 0, "note": "no targets"}
+        | {"eer_percent": None},
     ]
     steps = [
         {"label": label, "eer_percent": value, "eer_interval_percent": [value - 1, value + 1]}

@@ -11,7 +11,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from speakernet.checkpoint import CheckpointError
 from speakernet.evaluation import adaptation
-from speakernet.evaluation.adaptation import Covariances, Transform, two_covariances
+from speakernet.evaluation.adaptation import Covariances, two_covariances
 from speakernet.inference.adapt import ForeignFiles, imported
 from speakernet.models.importers.plda import read_array, read_plda
 
@@ -25,7 +25,7 @@ ROWS = 5 + VOICES[LABELS] + RANDOM.standard_normal((len(LABELS), DIM)) @ (np.eye
 OTHERS = RANDOM.standard_normal((300, DIM)) @ np.triu(np.ones((DIM, DIM)))
 
 
-def mapped(transform: Transform, rows: np.ndarray) -> np.ndarray:
+def mapped(transform, rows):
     """All maps in order, without the final length normalisation."""
     for number, (matrix, offset) in enumerate(transform.maps):
         rows = (
@@ -34,7 +34,7 @@ def mapped(transform: Transform, rows: np.ndarray) -> np.ndarray:
     return rows
 
 
-def test_statistics_by_hand() -> None:
+def test_statistics_by_hand():
     rows = np.array([[0.0], [2.0], [5.0], [9.0]])
     found = two_covariances(rows, np.array([3, 3, 8, 8]))
     # Means 1 and 7; squared deviations 1 + 1 + 4 + 4 over two degrees of freedom; variance of the
@@ -47,7 +47,7 @@ def test_statistics_by_hand() -> None:
     )
 
 
-def test_linear_maps() -> None:
+def test_linear_maps():
     white = mapped(adaptation.whitening(ROWS, shrinkage=0.0), ROWS)
     np.testing.assert_allclose(np.cov(white.T, bias=True), np.eye(DIM), atol=1e-9)
     np.testing.assert_allclose(mapped(adaptation.centring(ROWS), ROWS).mean(axis=0), 0, atol=1e-9)
@@ -64,7 +64,7 @@ def test_linear_maps() -> None:
     assert np.isfinite(mapped(adaptation.whitening(flat, shrinkage=0.0), flat)).all()
 
 
-def test_lda() -> None:
+def test_lda():
     ours = adaptation.lda(ROWS, LABELS, shrinkage=0.0, dim=2).maps[1][0]
     units = ROWS - ROWS.mean(axis=0)
     units /= np.linalg.norm(units, axis=1, keepdims=True)
@@ -77,7 +77,7 @@ def test_lda() -> None:
 
 
 @pytest.mark.parametrize("dim", [None, 3])
-def test_plda(dim: int | None) -> None:
+def test_plda(dim):
     covariances = two_covariances(ROWS, LABELS).shrunk(0.2)
     (matrix, offset), plda = covariances.plda(dim)
     np.testing.assert_allclose(
@@ -102,7 +102,7 @@ def test_plda(dim: int | None) -> None:
     np.testing.assert_allclose(plda.scores(rows, rows)[enrol, test], expected, rtol=1e-9)
 
 
-def test_adapted_covariances() -> None:
+def test_adapted_covariances():
     ours = two_covariances(ROWS, LABELS)
     theirs = Covariances(np.ones(DIM), np.eye(DIM), 2 * np.eye(DIM))
     mixed = ours.interpolated(theirs, 0.25)
@@ -120,25 +120,16 @@ def test_adapted_covariances() -> None:
 
 
 def reference(rows, plda, *, is_kaldi):
-    """Scores of all pairs as defined by the toolkits, p(test | enrolment) / p(test), in a loop."""
+    """Scores of all pairs as defined by the toolkits, p(test | enrolment) / p(test)."""
     transform, offset, psi = plda
-    rows = [
-        transform @ row * 1.0 + offset
-        for row in np.sqrt(DIM) * rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    rows = np.sqrt(DIM) * rows / np.linalg.norm(rows, axis=1, keepdims=True) @ transform.T + offset
+    squares = rows**2 / (psi + 1) if is_kaldi else rows**2
+    rows *= np.sqrt(DIM / squares.sum(axis=1, keepdims=True))
+    known = [
+        multivariate_normal(psi / (psi + 1) * row, np.diag(1 + psi / (psi + 1))) for row in rows
     ]
-    lengths = [
-        np.sqrt(len(psi) / ((row**2 / (psi + 1)).sum() if is_kaldi else (row**2).sum()))
-        for row in rows
-    ]
-    rows = [row * length for row, length in zip(rows, lengths, strict=True)]
-
-    def ratio(enrol, test):
-        given = multivariate_normal(psi / (psi + 1) * enrol, np.diag(1 + psi / (psi + 1)))
-        return given.logpdf(test) - multivariate_normal(
-            np.zeros(len(psi)), np.diag(1 + psi)
-        ).logpdf(test)
-
-    return np.array([[ratio(enrol, test) for test in rows] for enrol in rows])
+    anybody = multivariate_normal(np.zeros(DIM), np.diag(1 + psi))
+    return np.array([of_speaker.logpdf(rows) - anybody.logpdf(rows) for of_speaker in known])
 
 
 def kaldi_text(*arrays):
@@ -162,52 +153,44 @@ def kaldi_binary(*arrays):
 @pytest.mark.parametrize(
     "kind", ["text", "binary", pytest.param("hdf5", marks=pytest.mark.needs("h5py"))]
 )
-def test_scores_of_imported_plda(tmp_path, kind) -> None:
-    mean = RANDOM.standard_normal(DIM)
-    transform = RANDOM.standard_normal((DIM, DIM))
-    psi = RANDOM.uniform(0, 5, DIM)
+def test_scores_of_imported_plda(tmp_path, kind):
+    mean, transform = RANDOM.standard_normal(DIM), RANDOM.standard_normal((DIM, DIM))
+    psi, offset = RANDOM.uniform(0, 5, DIM), -transform @ mean
     path = tmp_path / "plda"
-    offset = -transform @ mean
     if kind == "hdf5":
         import h5py
 
         with h5py.File(path, "w") as file:
-            for name, value in {
-                "mu": mean,
-                "transform": transform,
-                "psi": psi,
-                "offset": offset,
-            }.items():
+            parts = {"mu": mean, "transform": transform, "psi": psi, "offset": offset}
+            for name, value in parts.items():
                 file.create_dataset(name, data=value, compression="gzip", fletcher32=True)
     elif kind == "text":
         path.write_bytes(b"<Plda> " + kaldi_text(mean, transform, psi) + b"</Plda> ")
     else:
         path.write_bytes(b"\0B<Plda> " + kaldi_binary(mean, transform, psi) + b"</Plda> ")
-    expected = reference(
-        ROWS[:8] - ROWS.mean(axis=0), (transform, offset, psi), is_kaldi=kind != "hdf5"
-    )
-    found = imported(ROWS, ForeignFiles(path))
-    units = found.apply(ROWS[:8])
-    np.testing.assert_allclose(found.plda.scores(units, units), expected, atol=1e-5, rtol=1e-5)
     # Also after Kaldi's mean and a transform with an offset.
     lda = np.c_[RANDOM.standard_normal((DIM, 9)), np.arange(DIM)]
     centre = RANDOM.standard_normal(9)
     (tmp_path / "lda").write_bytes(b"\0B" + kaldi_binary(lda))
     (tmp_path / "mean").write_bytes(kaldi_text(centre))
-    rows = RANDOM.standard_normal((8, 9))
-    expected = reference(
-        (rows - centre) @ lda[:, :9].T + lda[:, 9],
-        (transform, offset, psi),
-        is_kaldi=kind != "hdf5",
-    )
-    found = imported(rows, ForeignFiles(path, tmp_path / "mean", tmp_path / "lda"))
-    units = found.apply(rows)
-    np.testing.assert_allclose(found.plda.scores(units, units), expected, atol=1e-5, rtol=1e-5)
+    others = RANDOM.standard_normal((8, 9))
+    for rows, prepared, files in (
+        (ROWS, ROWS - ROWS.mean(axis=0), ForeignFiles(path)),
+        (
+            others,
+            (others - centre) @ lda[:, :9].T + lda[:, 9],
+            ForeignFiles(path, tmp_path / "mean", tmp_path / "lda"),
+        ),
+    ):
+        found = imported(rows, files)
+        units = found.apply(rows[:8])
+        expected = reference(prepared[:8], (transform, offset, psi), is_kaldi=kind != "hdf5")
+        np.testing.assert_allclose(found.plda.scores(units, units), expected, atol=1e-5, rtol=1e-5)
     with pytest.raises(ValueError, match="its embeddings"):
         imported(ROWS[:, :4], ForeignFiles(path))
     # A vector is not a transform.
     with pytest.raises(ValueError, match="its embeddings"):
-        imported(rows, ForeignFiles(path, tmp_path / "mean", tmp_path / "mean"))
+        imported(others, ForeignFiles(path, tmp_path / "mean", tmp_path / "mean"))
 
 
 @pytest.mark.parametrize(
@@ -223,7 +206,7 @@ def test_scores_of_imported_plda(tmp_path, kind) -> None:
         b"\x89HDF\r\n\x1a\n broken",
     ],
 )
-def test_damaged_files(tmp_path, content) -> None:
+def test_damaged_files(tmp_path, content):
     (tmp_path / "plda").write_bytes(content)
     for read in (read_plda, read_array):
         with pytest.raises(CheckpointError, match="plda"):

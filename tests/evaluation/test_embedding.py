@@ -17,7 +17,7 @@ import torch
 from speakernet.data import windows
 from speakernet.data.audio import AudioError, write_audio
 from speakernet.data.augment.banks import RirBank, noise_banks
-from speakernet.data.lists import StringTable, TrialList, read_trials
+from speakernet.data.lists import StringTable, read_trials
 from speakernet.data.opening import open_source
 from speakernet.data.sources import FolderSource
 from speakernet.evaluation import embedding, slices
@@ -30,6 +30,7 @@ from speakernet.evaluation.scoring import Backend
 from speakernet.evaluation.speakers import read_csv, speakers_of
 from speakernet.evaluation.sweep import KINDS, DegradedSource, run_sweep, sweep_steps
 from speakernet.models.speaker_net import SpeakerNet
+from tests.evaluation.report_runs import trials_of
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def names(tiny_corpus):
 
 @pytest.mark.parametrize("has_few_shapes", [False, True])
 def test_whole_utterances(net, source, names, monkeypatch, has_few_shapes):
-    shapes: list[tuple[int, int]] = []
+    shapes = []
     embed = net.embed
 
     def watched(waveforms, lengths, *, sample_rate):
@@ -136,7 +137,7 @@ def test_reused_embeddings(net, source, tiny_corpus, tmp_path, monkeypatch):
 
     def counted(*arguments, **options):
         calls.append(1)
-        return embed_utterances(*arguments, **options)  # type: ignore[arg-type]
+        return embed_utterances(*arguments, **options)
 
     options = EvaluationOptions(eval_frames=60, num_crops=2)
     embedder = Embedder(net, options, stores=(tmp_path,), model_digest="one", embed_with=counted)
@@ -293,20 +294,11 @@ def test_memory_of_a_sweep(long_source, steps, kind, frames, monkeypatch):
 
 
 def some_trials(num_speakers=8, utterances=3):
-    names = [
-        f"s{speaker}/{utterance}.wav"
-        for speaker in range(num_speakers)
-        for utterance in range(utterances)
-    ]
-    enrol, test = np.array(np.triu_indices(len(names), 1), dtype=np.int32)
-    labels = (enrol // utterances == test // utterances).astype(np.int8)
-    return TrialList(
-        StringTable.from_strings(names),
-        enrol.astype(np.int32),
-        test.astype(np.int32),
-        labels,
-        "trials.txt",
-    )
+    count = num_speakers * utterances
+    names = [f"s{row // utterances}/{row % utterances}.wav" for row in range(count)]
+    pairs = np.transpose(np.triu_indices(count, 1))
+    speakers = pairs // utterances
+    return trials_of(names, pairs, speakers[:, 0] == speakers[:, 1])
 
 
 def scores_of(trials, random):
@@ -444,10 +436,8 @@ def test_all_slices(audio, random):
     results = slices.all_slices(
         trials, scores_of(trials, random), speakers, source, options, seed=0
     )
-    assert [result.by.split(" of ")[0] for result in results] == [
-        "duration",
-        "signal-to-noise ratio",
-    ]
+    kinds = [result.by.split(" of ")[0] for result in results]
+    assert kinds == ["duration", "signal-to-noise ratio"]
     assert [row.label for row in results[0].rows] == ["under 2 s", "2 to 4 s"]
     # If speech alone is embedded, its seconds count.
     for options in (

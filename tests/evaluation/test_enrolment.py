@@ -3,9 +3,7 @@ for several recordings of a person.
 """
 
 import json
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -47,17 +45,17 @@ EMBEDDINGS = {
 
 
 @pytest.fixture
-def lists(tmp_path: Path) -> Path:
+def lists(tmp_path):
     (tmp_path / "trials.txt").write_text(TRIALS)
     (tmp_path / "enrolment.txt").write_text(ENROLMENT)
     return tmp_path
 
 
-def modelled(lists: Path) -> TrialList:
+def modelled(lists):
     return read_model_trials(lists / "trials.txt", lists / "enrolment.txt")
 
 
-def test_reading(lists: Path) -> None:
+def test_reading(lists):
     trials = modelled(lists)
     assert trials.models is not None
     assert list(trials.names) == ["ann", "a/3.wav", "bob", "b/2.wav"]
@@ -91,7 +89,7 @@ def test_reading(lists: Path) -> None:
         ("", "is empty"),
     ],
 )
-def test_mistakes(lists: Path, enrolment: str, message: str | None) -> None:
+def test_mistakes(lists, enrolment, message):
     (lists / "enrolment.txt").write_text(enrolment)
     if message is None:
         (lists / "trials.txt").write_text("1 ann a/3.wav\n0 a/3.wav ann\n")
@@ -100,19 +98,19 @@ def test_mistakes(lists: Path, enrolment: str, message: str | None) -> None:
         modelled(lists)
 
 
-def scores_of(trials: TrialList, **settings: Any) -> np.ndarray:
-    def embed(_net: Any, _source: Any, names: StringTable, *_: Any, **__: Any) -> np.ndarray:
+def scores_of(trials, **settings):
+    def embed(_net, _source, names, *_, **__):
         return np.array([[EMBEDDINGS[name]] for name in names], dtype=np.float32)
 
     options = EvaluationOptions(eval_frames=0, **settings)
     cohort = np.array([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]], dtype=np.float32)
-    embedder = Embedder(None, options, embed_with=embed)  # type: ignore[arg-type]
+    embedder = Embedder(None, options, embed_with=embed)
     backend = Backend(options, cohort=cohort if options.score_norm != "none" else None)
     source = SimpleNamespace(levels_db=lambda names: np.zeros(len(names)))
-    return score_trials(embedder, backend, trials, source).scores  # type: ignore[arg-type]
+    return score_trials(embedder, backend, trials, source).scores
 
 
-def test_scores_by_hand(lists: Path) -> None:
+def test_scores_by_hand(lists):
     trials = modelled(lists)
     # The mean of (3, 0) and (0, 1) has the direction (3, 1).
     expected = [1 / 10**0.5, 0.6, 0.8, 3 / 10**0.5]
@@ -133,20 +131,18 @@ def test_scores_by_hand(lists: Path) -> None:
     np.testing.assert_allclose(normalised[0], np.mean(sides), rtol=1e-4)
 
 
-def test_slices() -> None:
+def test_slices():
     slicing = model_slicing(np.array([1, 3, 4, 12, 1]))
     assert slicing.labels == ["1", "3 to 4", "10 and more"]
     assert slicing.groups.tolist() == [0, 1, 1, 2, 0]
 
 
 @pytest.mark.slow
-def test_evaluation(tiny_corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluation(tiny_corpus, tmp_path, capsys):
     lines = [line.split() for line in (tiny_corpus / "trials.txt").read_text().splitlines()]
     names = sorted({name for _, *pair in lines for name in pair})
     speakers = sorted({name.split("/")[-2] for name in names})
-    of = {
-        speaker: [name for name in names if name.split("/")[-2] == speaker] for speaker in speakers
-    }
+    of = {who: [name for name in names if name.split("/")[-2] == who] for who in speakers}
     enrolment = tmp_path / "enrolment.txt"
     enrolment.write_text("".join(f"m-{who} {' '.join(rows[1:])}\n" for who, rows in of.items()))
     rows = [f"{int(a == b)} m-{a} {of[b][0]}\n" for a in speakers for b in speakers]
@@ -176,7 +172,7 @@ def test_evaluation(tiny_corpus: Path, tmp_path: Path, capsys: pytest.CaptureFix
         assert problem in error and "Traceback" not in error
 
 
-def test_fit_by_hand() -> None:
+def test_fit_by_hand():
     # Each of 20 people has the recordings (1, 0) and (0, 1), whose mean has the squared length 1/2,
     # so they deviate from it by 1 in all. Scores with strangers are 2 and 4, which deviate by 2.
     units = np.tile(np.eye(2), (20, 1))
@@ -197,7 +193,7 @@ def test_fit_by_hand() -> None:
     np.testing.assert_allclose(as_one, [4 + 2 / 0.8**0.5, 6.0])
 
 
-def voices(random: np.random.Generator, num_people: int, each: int) -> tuple[np.ndarray, ...]:
+def voices(random, num_people, each):
     people = np.repeat(np.arange(num_people), each)
     # All voices have something in common, so that strangers are alike too.
     rows = 0.5 + random.normal(size=(num_people, 24))[people]
@@ -207,7 +203,7 @@ def voices(random: np.random.Generator, num_people: int, each: int) -> tuple[np.
 
 
 @pytest.mark.parametrize("number", [2, 3, 5])
-def test_thresholds_hold_for_several(random: np.random.Generator, number: int) -> None:
+def test_thresholds_hold_for_several(random, number):
     units, people = voices(random, 120, 6)
     scores = units @ units.T
     threshold = np.quantile(scores[people[:, None] != people], 0.99)
@@ -219,7 +215,7 @@ def test_thresholds_hold_for_several(random: np.random.Generator, number: int) -
     lengths = np.square(means).sum(axis=1, keepdims=True)
     is_stranger = np.arange(300)[:, None] != people
 
-    def false_accepts(scores: np.ndarray) -> float:
+    def false_accepts(scores):
         return float((scores >= threshold)[is_stranger].mean())
 
     found = false_accepts(several.as_one(means @ units.T, lengths))
@@ -228,7 +224,7 @@ def test_thresholds_hold_for_several(random: np.random.Generator, number: int) -
     assert false_accepts(of_mean @ units.T) > 1.1 * found > 1.3 * false_accepts(means @ units.T)
 
 
-def test_fit_on_a_list(random: np.random.Generator) -> None:
+def test_fit_on_a_list(random):
     units, people = voices(random, 20, 4)
     first, second = np.triu_indices(len(people), 1)
     labels = (people[first] == people[second]).astype(np.int8)
@@ -246,7 +242,7 @@ def test_fit_on_a_list(random: np.random.Generator) -> None:
     assert fitted.share == pytest.approx(of_ten.share, abs=1e-6)
 
 
-def test_decisions() -> None:
+def test_decisions():
     backend = verifying_backend({}).describe(VERIFYING)
     calibration = AffineCalibration(np.array([10.0]), -4.0, SCORE_ONLY, 0.01)
     fit = Fit(calibration, [], [], backend, {}, SeveralRecordings(0.2, 0.5))
@@ -265,7 +261,7 @@ def test_decisions() -> None:
     assert rule.score_of_several(scores, units, np.ones(2)) == pytest.approx(0.4), "their mean"
 
 
-def test_mean_scores_of_people() -> None:
+def test_mean_scores_of_people():
     random = np.random.default_rng(1)
     recordings = [
         StoredRecording(name, random.normal(size=4).astype(np.float32), weight)

@@ -80,7 +80,7 @@ class Server(http.server.ThreadingHTTPServer):
     """Serves a folder and records requests."""
 
     def __init__(self, folder):
-        self.paths: list[str] = []
+        self.paths = []
         owner = self
 
         class Handler(http.server.SimpleHTTPRequestHandler):

@@ -14,15 +14,14 @@ from speakernet.evaluation.shortcuts import (
     silence_note,
 )
 from speakernet.evaluation.speakers import Speakers
+from tests.evaluation.report_runs import trials_of
 
 PAIRS = [(0, 1), (2, 3), (0, 2), (0, 3), (0, 4), (1, 4), (2, 4), (1, 2)]
 LABELS = [1, 1, 1, 1, 0, 0, 0, 0]
 
 
 def listed(pairs, labels):
-    enrol, test = np.array(pairs, dtype=np.int32).T
-    names = StringTable.from_strings([f"{row}.wav" for row in range(1 + max(map(max, pairs)))])
-    return TrialList(names, enrol, test, np.array(labels, dtype=np.int8), "trials.txt")
+    return trials_of([f"{row}.wav" for row in range(1 + np.max(pairs))], pairs, labels)
 
 
 def alone(quantity, pairs=PAIRS, labels=LABELS, speakers=(0, 0, 0, 0, 1)):

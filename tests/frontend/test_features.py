@@ -12,7 +12,7 @@ import torch
 import torchaudio
 from torch import nn
 
-from speakernet.frontend.features import FrontEnd, LogMel, normalize_waveforms, use_convolution
+from speakernet.frontend.features import LogMel, normalize_waveforms, use_convolution
 from speakernet.frontend.kaldi import KaldiFbank, KaldiMfcc
 from speakernet.frontend.options import (
     FEATURES,
@@ -159,7 +159,7 @@ def test_dither():
     ],
 )
 def test_batch_of_lengths(name, options):
-    front_end: FrontEnd = create(FEATURES[name], FEATURES[name].options(**options)).eval()
+    front_end = create(FEATURES[name], FEATURES[name].options(**options)).eval()
     assert torch.isfinite(front_end(torch.zeros(1, 8000))).all()
     waves, lengths = some_speech()
     features = front_end(waves, lengths)

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import scipy.stats
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -137,17 +136,6 @@ def test_keys_of_dither():
     pair = draws.normal_like(torch.zeros(2, 40))
     announce(draws, 1, [9])
     assert torch.equal(draws.normal_like(torch.zeros(1, 30)), pair[1:, :30])
-
-
-def test_distribution_of_dither():
-    noise = normal_noise(torch.arange(16), 20000).double()
-    assert scipy.stats.kstest(noise.flatten().numpy(), "norm").pvalue > 1e-3
-    # With 320,000 numbers the standard error of a mean or a correlation is 0.0018.
-    pairs = [(noise[:, :-1], noise[:, 1:]), (noise[:, :-2], noise[:, 2:]), (noise[:-1], noise[1:])]
-    assert (
-        all((noise * other).mean().abs() < 0.009 for noise, other in pairs)
-        and noise.mean().abs() < 0.009
-    )
 
 
 @pytest.mark.slow

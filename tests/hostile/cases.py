@@ -11,12 +11,9 @@ import tempfile
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
-from targets import TARGETS, Target
+from targets import TARGETS
 
 CASE_SECONDS = 20.0
 """A case that takes longer counts as hanging; generous, as the machine may be busy."""
@@ -39,10 +36,10 @@ READERS = (
 CONTEXT.set_forkserver_preload([f"speakernet.{name}" for name in READERS])
 
 
-def run(name: str, seeds: Sequence[int]) -> tuple[Counter[str], list[str]]:
+def run(name, seeds):
     """Run cases of a target; returns the count of each outcome and descriptions of failures."""
-    outcomes: Counter[str] = Counter()
-    failures: list[str] = []
+    outcomes = Counter()
+    failures = []
     left = list(seeds)
     while left:
         with tempfile.TemporaryDirectory(prefix="hostile-") as folder:
@@ -55,7 +52,7 @@ def run(name: str, seeds: Sequence[int]) -> tuple[Counter[str], list[str]]:
     return outcomes, failures
 
 
-def _run_some(name: str, folder: str, seeds: Sequence[int]) -> Iterator[tuple[str, str]]:
+def _run_some(name, folder, seeds):
     """Outcomes until the process ended, died or hung; dying and hanging are outcomes too."""
     answers, other_end = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=run_cases, args=(other_end, name, folder, seeds))
@@ -81,7 +78,7 @@ def _run_some(name: str, folder: str, seeds: Sequence[int]) -> Iterator[tuple[st
         answers.close()
 
 
-def run_cases(answers: Connection, name: str, folder: str, seeds: Sequence[int]) -> None:
+def run_cases(answers, name, folder, seeds):
     """Run the cases in turn; called in the child process."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
@@ -105,7 +102,7 @@ def run_cases(answers: Connection, name: str, folder: str, seeds: Sequence[int])
         answers.send(run_case(target, case, draw, right))
 
 
-def run_case(target: Target, case: Path, draw: random.Random, right: Any) -> tuple[str, str]:
+def run_case(target, case, draw, right):
     """Damage a copy of the files and read it; returns the outcome and, for a failure, a
     description.
     """

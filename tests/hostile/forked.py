@@ -11,8 +11,6 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -28,20 +26,20 @@ END_SECONDS = 120
 """A command that takes longer is killed by SIGALRM."""
 
 
-def with_dropout(build: Callable[[Any], Any], config: Any) -> Any:
+def with_dropout(build, config):
     """The network of a run, with a dropout on torch's global generator, which no published trunk
     here has.
     """
     net = build(config)
 
-    def drop(module: Any, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+    def drop(module, inputs):
         return (torch.nn.functional.dropout(inputs[0], DROPOUT, training=module.training),)
 
     net.embedding.register_forward_pre_hook(drop)
     return net
 
 
-def run(order: dict[str, Any]) -> None:
+def run(order):
     """Run the command in the fork, with its own files and session."""
     os.setsid()
     signal.alarm(END_SECONDS)
@@ -73,7 +71,7 @@ def run(order: dict[str, Any]) -> None:
         os._exit(status)
 
 
-def serve() -> None:
+def serve():
     """Run commands in turn until the input ends."""
     torch.set_num_threads(1)
     # Not at module level: pytest imports this file for doctests and would change the networks of

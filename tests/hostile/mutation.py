@@ -1,11 +1,8 @@
 """Hostile variants of small files, drawn from a seed: bytes, text, JSON-like values."""
 
 import json
-import random
 import re
 import struct
-from collections.abc import Sequence
-from typing import Any
 
 MAX_CHANGES = 6
 POWERS = [2**bits for bits in (7, 8, 15, 16, 31, 32, 63)]
@@ -19,7 +16,7 @@ BLANKS = (b"", b" ", b"\t", b"\r", b"\r\n", b"\n\n", b"\x00", b"&a [*a]", b"<<: 
 MARKS = (b"\xff\xfe", b"\xef\xbb\xbf", b"\xed\xa0\x80", "\u202e\u2066\u00a0".encode())
 LONG = (b"9" * 400, b"[" * 600, b"{" * 600, b"a" * 70_000)
 TOKENS = (*WORDS.split(), *BLANKS, *MARKS, *LONG)
-VALUES: tuple[Any, ...] = (
+VALUES = (
     "a" * 5000,
     *json.loads(
         r"""[null, true, false, 0, 1, -1, 1000000, 1000000000, 1000000000000000, -1000000000000000,
@@ -31,7 +28,7 @@ VALUES: tuple[Any, ...] = (
 KINDS = ("bit", "bit", "number", "number", "delete", "repeat", "insert", "token", "cut")
 
 
-def mutate(content: bytes, draw: random.Random) -> bytes:
+def mutate(content, draw):
     """A few random changes to the bytes of a file."""
     changed = bytearray(content)
     for _ in range(1 + min(int(draw.expovariate(0.8)), MAX_CHANGES - 1)):
@@ -65,18 +62,18 @@ def mutate(content: bytes, draw: random.Random) -> bytes:
     return bytes(changed)
 
 
-def mutate_tree(tree: Any, draw: random.Random, values: Sequence[Any] = VALUES) -> Any:
+def mutate_tree(tree, draw, values=VALUES):
     """A copy of nested dictionaries and lists with a few entries removed, doubled or replaced."""
     for _ in range(1 + min(int(draw.expovariate(1.0)), MAX_CHANGES - 1)):
         tree = _change(tree, draw, values)
     return tree
 
 
-def _change(tree: Any, draw: random.Random, values: Sequence[Any]) -> Any:
+def _change(tree, draw, values):
     """The tree with one entry changed, somewhere on a random path."""
     if not isinstance(tree, dict | list) or not tree or draw.random() < 0.05:
         return draw.choice(values)
-    copy: Any = tree.copy()
+    copy = tree.copy()
     key = draw.choice(list(tree) if isinstance(tree, dict) else range(len(tree)))
     if isinstance(tree[key], dict | list) and draw.random() < 0.7:
         copy[key] = _change(tree[key], draw, values)

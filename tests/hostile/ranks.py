@@ -6,8 +6,6 @@ import random
 import shutil
 import subprocess
 import time
-from pathlib import Path
-from typing import Any
 
 from tests.outcomes import differences, outcome_of
 from tests.started import Started, torchrun
@@ -17,7 +15,7 @@ SHARE_OF_RUN = 0.6
 """Kills come within this share of a run's length, because a resumed run is shorter."""
 
 
-def recipe_of(folder: Path, corpus: Path) -> Path:
+def recipe_of(folder, corpus):
     """The recipe of a run into `folder`/run, with every stage."""
     return write_recipe(folder / "run.yaml", corpus, folder / "run", EVERY_STAGE)
 
@@ -25,7 +23,7 @@ def recipe_of(folder: Path, corpus: Path) -> Path:
 class RankKills:
     """Kills one of two processes at moments drawn from a seed, and compares the outcomes."""
 
-    def __init__(self, folder: Path, corpus: Path, seed: int) -> None:
+    def __init__(self, folder, corpus, seed):
         self.folder = folder
         self.corpus = corpus
         self.draw = random.Random(seed)
@@ -37,14 +35,14 @@ class RankKills:
         self.seconds = time.monotonic() - begin
         self.expected = outcome_of(folder / "straight" / "run")
 
-    def start(self, name: str, *options: str) -> Started:
+    def start(self, name, *options):
         folder = self.folder / name
         shutil.rmtree(folder, ignore_errors=True)
         recipe = recipe_of(folder, self.corpus)
         command = [*torchrun(*options), "trainSpeakerNet.py", "--config", str(recipe)]
         return Started(command, folder / "output.txt")
 
-    def round(self, most_kills: int) -> list[str]:
+    def round(self, most_kills):
         """One run with up to `most_kills` kills, if it lasts long enough; returns problems in
         words.
         """
@@ -62,12 +60,12 @@ class RankKills:
                 problems.append(f"nothing says {report!r}")
         return problems
 
-    def _kill(self, started: Started, most_kills: int) -> list[tuple[int, int]]:
+    def _kill(self, started, most_kills):
         """Kills processes; returns rank and process of each."""
-        killed: list[tuple[int, int]] = []
-        before: set[int] = set()
+        killed = []
+        before = set()
         for _ in range(most_kills):
-            ranks: dict[int, Any] = {}
+            ranks = {}
             while started.process.poll() is None and len(ranks) < 2:
                 time.sleep(0.1)
                 living = started.ranks().items()

@@ -10,9 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from tests.outcomes import differences, outcome_of
 from tests.tiny_recipe import EVERY_STAGE, write_recipe
@@ -26,25 +24,23 @@ FEWER_TO_AVERAGE = re.compile(r"\d checkpoints to average, found \d")
 SECOND_STAGE = "2_large_margin/last.pt"
 
 
-def tiny_run(folder: Path, workers: int) -> Path:
+def tiny_run(folder, workers):
     """Writes the configuration of a run into `folder`/run with the corpus beside it."""
     corpus = folder.parent / "corpus"
     changes = {"data": {"num_workers": workers}}
     return write_recipe(folder / "run.yaml", corpus, folder / "run", EVERY_STAGE, changes)
 
 
-def printed(folder: Path) -> str:
+def printed(folder):
     """The output of a folder's runs."""
     return (folder / "output.txt").read_text(errors="replace")
 
 
-def end_of_output(folder: Path) -> str:
+def end_of_output(folder):
     return printed(folder)[-1500:]
 
 
-def fault(
-    folder: Path, call: int, error: int = 0, lasts: bool = False, count: Path | str = ""
-) -> dict[str, Any]:
+def fault(folder, call, error=0, lasts=False, count=""):
     """Arguments of `hostile_arm` in failing_disk.c: which call below a folder fails; call 0 only
     counts calls.
     """
@@ -57,7 +53,7 @@ class Starter:
     disk.
     """
 
-    def __init__(self, folder: Path, corpus: Path, shim: Path | None) -> None:
+    def __init__(self, folder, corpus, shim):
         self.folder = folder
         self.can_fail = shim is not None
         shutil.copytree(corpus, folder / "corpus")
@@ -77,13 +73,13 @@ class Starter:
         )
         assert self._answer() == "ready"
 
-    def __enter__(self) -> "Starter":
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_error: object) -> None:
+    def __exit__(self, *_error):
         self._process.communicate()
 
-    def start(self, arguments: Sequence[str], folder: Path, **order: Any) -> int:
+    def start(self, arguments, folder, **order):
         """Start a command with its output in the folder's `output.txt`; returns its process. `end`
         must follow.
         """
@@ -92,19 +88,19 @@ class Starter:
         print(json.dumps(order), file=self._process.stdin, flush=True)
         return int(self._answer())
 
-    def end(self) -> int:
+    def end(self):
         """Wait for the started command; returns its status."""
         return int(self._answer())
 
-    def command(self, arguments: Sequence[str], folder: Path, **order: Any) -> int:
+    def command(self, arguments, folder, **order):
         """Run a command to its end."""
         self.start(arguments, folder, **order)
         return self.end()
 
-    def run(self, recipe: Path, **order: Any) -> int:
+    def run(self, recipe, **order):
         return self.command(["train", "--config", str(recipe)], recipe.parent, **order)
 
-    def _answer(self) -> str:
+    def _answer(self):
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
 
@@ -112,7 +108,7 @@ class Starter:
 class Kills:
     """Kills runs at random moments, a few times in each folder, and compares the final outcomes."""
 
-    def __init__(self, starter: Starter, workers: int, seed: int) -> None:
+    def __init__(self, starter, workers, seed):
         self.starter = starter
         self.workers = workers
         self.draw = random.Random(seed)
@@ -123,7 +119,7 @@ class Kills:
         self.seconds = time.monotonic() - begin
         self.expected = outcome_of(folder / "run")
 
-    def round(self, most_kills: int) -> list[str]:
+    def round(self, most_kills):
         """One folder: kills while any are left, then a run to its end; returns problems in
         words.
         """
@@ -148,13 +144,13 @@ class Kills:
         return differences(outcome_of(folder / "run"), self.expected)
 
 
-def build_shim(folder: Path) -> Path | None:
+def build_shim(folder):
     """The library of the failing disk; None without a compiler or on other systems than Linux."""
     compiler = shutil.which("cc")
     if compiler is None or not sys.platform.startswith("linux"):
         return None
     library = folder / "failing_disk.so"
-    options = ["-shared", "-fPIC", "-O1", "-o", library]
+    options = f"-shared -fPIC -O1 -o {library}".split()
     subprocess.run([compiler, *options, HERE / "failing_disk.c", "-ldl"], check=True)
     return library
 
@@ -162,7 +158,7 @@ def build_shim(folder: Path) -> Path | None:
 class DiskFaults:
     """Makes one disk-changing call of a run fail, and compares the outcome of the next run."""
 
-    def __init__(self, starter: Starter) -> None:
+    def __init__(self, starter):
         self.starter = starter
         folder = starter.folder / "whole"
         count = starter.folder / "count.txt"
@@ -171,7 +167,7 @@ class DiskFaults:
         self.num_calls = int(count.read_text())
         self.expected = outcome_of(folder / "run")
 
-    def case(self, call: int, error: int, *, lasts: bool) -> list[str]:
+    def case(self, call, error, *, lasts):
         """Run with the fault and, if that fails, again without; returns problems in words."""
         folder = self.starter.folder / "failing"
         shutil.rmtree(folder, ignore_errors=True)

@@ -4,11 +4,9 @@ disk.
 
 import shutil
 import signal
-from pathlib import Path
-from typing import Any
 
 import torch
-from runs import Starter, end_of_output, fault
+from runs import end_of_output, fault
 from targets import tiny_net
 
 from speakernet.checkpoint import write_checkpoint
@@ -29,7 +27,7 @@ class StoreFaults:
     the next attempt.
     """
 
-    def __init__(self, starter: Starter) -> None:
+    def __init__(self, starter):
         self.starter = starter
         self.folder = starter.folder / "stores"
         whole = self.folder / "whole"
@@ -44,8 +42,8 @@ class StoreFaults:
         # Embedding again with the same model makes a backup with everybody.
         for arguments in (*enrolled, self._reembed(whole, "model.pt")):
             assert starter.command(arguments, whole) == 0, end_of_output(whole)
-        self.places: list[tuple[str, int]] = []
-        self.after: dict[str, Any] = {}
+        self.places = []
+        self.after = {}
         for command in self.commands(whole):
             folder = self.folder / "straight"
             count = self.folder / "count.txt"
@@ -55,7 +53,7 @@ class StoreFaults:
             self.places += [(command, call) for call in range(1, int(count.read_text()) + 1)]
             self.after[command] = _state(folder)
 
-    def commands(self, folder: Path) -> dict[str, list[str]]:
+    def commands(self, folder):
         """Name -> words of each command for the store in a folder."""
         store = ["--store", str(folder / "people.db")]
         return {
@@ -66,7 +64,7 @@ class StoreFaults:
             "reembed": self._reembed(folder, "new.pt"),
         }
 
-    def case(self, command: str, call: int, error: int, *, lasts: bool = False) -> list[str]:
+    def case(self, command, call, error, *, lasts=False):
         """Run the command with the fault, then without; returns problems in words."""
         folder = self.folder / "failing"
         arguments = self._begin(folder, command)
@@ -98,26 +96,26 @@ class StoreFaults:
                 problems.append(f"{GONE} can still be read in {path.name}")
         return problems
 
-    def _begin(self, folder: Path, command: str) -> list[str]:
+    def _begin(self, folder, command):
         """Copy the store; returns the words of a command on it."""
         shutil.rmtree(folder, ignore_errors=True)
         left_out = ("output.txt", "people.db*" if command == NEW else "")
         shutil.copytree(self.folder / "whole", folder, ignore=shutil.ignore_patterns(*left_out))
         return self.commands(folder)[command]
 
-    def _enroll(self, folder: Path, name: str, speaker: int) -> list[str]:
+    def _enroll(self, folder, name, speaker):
         voice = self.starter.folder / "corpus" / f"spk{speaker:02}"
         audio = [str(voice / f"utt{row}.wav") for row in range(2)]
         return ["enroll", name, *audio, *self._model_and_store("model.pt", folder)]
 
-    def _reembed(self, folder: Path, model: str) -> list[str]:
+    def _reembed(self, folder, model):
         return ["people", "reembed", *self._model_and_store(model, folder)]
 
-    def _model_and_store(self, model: str, folder: Path) -> list[str]:
-        return ["--model", str(self.folder / model), "--store", str(folder / "people.db")]
+    def _model_and_store(self, model, folder):
+        return f"--model {self.folder}/{model} --store {folder}/people.db".split()
 
 
-def _state(folder: Path) -> Any:
+def _state(folder):
     """The people in the store of a folder and its model; None if it is empty or does not exist
     yet.
     """

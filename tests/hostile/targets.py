@@ -44,7 +44,7 @@ RATE = 16_000
 NAMES = [f"spk{speaker}/{name}.wav" for speaker in (1, 2, 3) for name in "ab"]
 
 
-def mutate_file(path: Path, draw: random.Random) -> None:
+def mutate_file(path, draw):
     path.write_bytes(mutate(path.read_bytes(), draw))
 
 
@@ -63,24 +63,24 @@ class Target:
     is_checked: bool = False
     """Whether the answer must equal that of the undamaged files, unless the damage is reported."""
 
-    def damage(self, folder: Path, draw: random.Random) -> str:
+    def damage(self, folder, draw):
         """Change one of the files written by `make` into `folder`; returns its name."""
         name = draw.choice(self.files)
         self.changes(folder / name, draw)
         return name
 
 
-def voice(seconds: float = 0.2, channels: int = 1) -> np.ndarray:
+def voice(seconds=0.2, channels=1):
     """(samples, channels)."""
     return 0.1 * np.random.default_rng(7).standard_normal((int(RATE * seconds), channels))
 
 
-def _audio(name: str, subtype: str, form: str | None = None, channels: int = 1) -> Target:
-    def make(folder: Path) -> None:
+def _audio(name, subtype, form=None, channels=1):
+    def make(folder):
         samples = voice(channels=channels)
         soundfile.write(folder / name, samples, RATE // channels, subtype=subtype, format=form)
 
-    def read(folder: Path) -> None:
+    def read(folder):
         whole = read_audio(folder / name)
         assert whole.dtype == np.float32 and whole.ndim == 1 and np.isfinite(whole).all()
         assert len(read_audio(folder / name, 0, 100)) == min(100, len(whole))
@@ -92,27 +92,27 @@ def _audio(name: str, subtype: str, form: str | None = None, channels: int = 1) 
     return Target(make, read, (name,))
 
 
-def _lines(name: str, text: str, read: Callable[[Path], Any]) -> Target:
-    def make(folder: Path) -> None:
+def _lines(name, text, read):
+    def make(folder):
         (folder / name).write_text(text, encoding="utf-8")
 
     return Target(make, lambda folder: read(folder / name), (name,))
 
 
-def _training_list(path: Path) -> None:
+def _training_list(path):
     rows = read_training_list(path)
     assert len(rows.paths) == len(rows.labels) and rows.labels.max() < len(rows.speakers)
     assert all(rows.paths[row] for row in range(len(rows.paths)))
 
 
-def _trials(path: Path) -> None:
+def _trials(path):
     trials = read_trials(path)
     assert len(trials.enrol) == len(trials.test)
     assert max(trials.enrol.max(), trials.test.max()) < len(trials.names)
     assert trials.labels is None or set(np.unique(trials.labels)) <= {0, 1}
 
 
-def _scores(path: Path) -> None:
+def _scores(path):
     trials, scores = read_scores(path)
     assert len(scores) == len(trials)
 
@@ -137,14 +137,14 @@ runtime: {device: cpu, seed: 3}
 """
 
 
-def tiny_net() -> SpeakerNet:
+def tiny_net():
     torch.manual_seed(3)
     return SpeakerNet.named(
         "ResNet", embedding_dim=8, model_options={"channels": 8, "blocks": [1], "stem_stride": 4}
     )
 
 
-def tiny_model() -> dict[str, Any]:
+def tiny_model():
     summary = {"epoch": 2, "step": 20, "best_eer_percent": 12.5}
     backend = {"score": "cosine", "embedding": "crops", "eval_frames": 400, "num_crops": 10}
     fit = {"backend": backend, "inputs": ["score"], "weights": [1.0], "offset": 0.0, "prior": 0.01}
@@ -171,18 +171,18 @@ HOSTILE_TENSORS = (
 )
 
 
-def _model_content(path: Path, draw: random.Random) -> None:
+def _model_content(path, draw):
     torch.save(mutate_tree(tiny_model(), draw, (*VALUES, *HOSTILE_TENSORS)), path)
 
 
-def _load_model(folder: Path) -> None:
+def _load_model(folder):
     model = load_model_file(folder / "best.pt")
     waveforms = torch.from_numpy(voice(0.5)).float().T  # (1, samples)
     embedding = model.net.embed(waveforms, sample_rate=model.net.sample_rate)
     assert embedding.ndim == 2 and bool(torch.isfinite(embedding).all())
 
 
-def _make_packed(folder: Path) -> None:
+def _make_packed(folder):
     for row, name in enumerate(NAMES[:3]):
         path = folder / "audio" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -190,7 +190,7 @@ def _make_packed(folder: Path) -> None:
     pack(FolderInput(folder / "audio"), folder / "corpus", num_threads=1)
 
 
-def _read_packed(folder: Path) -> Any:
+def _read_packed(folder):
     source = open_source(folder / "corpus")
     assert isinstance(source, PackedSource)
     problems = verify(folder / "corpus", 1)
@@ -200,7 +200,7 @@ def _read_packed(folder: Path) -> Any:
     return samples
 
 
-def _index_with_its_sum(path: Path, draw: random.Random) -> None:
+def _index_with_its_sum(path, draw):
     """A hostile index with a valid checksum."""
     mutate_file(path, draw)
     description = json.loads((path.parent / "corpus.json").read_text())
@@ -208,14 +208,14 @@ def _index_with_its_sum(path: Path, draw: random.Random) -> None:
     (path.parent / "corpus.json").write_text(json.dumps(description))
 
 
-def _read_packed_again(folder: Path) -> None:
+def _read_packed_again(folder):
     source = open_source(folder / "corpus")
     for name in NAMES[:3]:
         assert np.isfinite(source.read(name)).all()
 
 
-def _archive(name: str, kind: str) -> Target:
-    def make(folder: Path) -> None:
+def _archive(name, kind):
+    def make(folder):
         for row in range(4):
             member = folder / "in" / "wav" / f"id{row}" / "a.wav"
             member.parent.mkdir(parents=True)
@@ -223,7 +223,7 @@ def _archive(name: str, kind: str) -> Target:
         shutil.make_archive(str(folder / "a"), kind, folder / "in")
         shutil.rmtree(folder / "in")
 
-    def read(folder: Path) -> None:
+    def read(folder):
         outside = set(folder.iterdir())
         summary = StepSummary("extract", folder / "out")
         extract(folder / name, folder / "out", summary)
@@ -253,7 +253,7 @@ METRICS = "".join(
 )
 
 
-def _make_run(folder: Path) -> None:
+def _make_run(folder):
     (folder / "results.json").write_text(json.dumps(RESULTS))
     (folder / "scores.txt").write_text(SCORES)
     (folder / "metrics.jsonl").write_text(METRICS)
@@ -262,25 +262,25 @@ def _make_run(folder: Path) -> None:
     np.savez(folder / ARRAYS_NAME, labels=labels, llrs=np.linspace(-3, 3, len(labels)))
 
 
-def _result_content(path: Path, draw: random.Random) -> None:
+def _result_content(path, draw):
     if path.name == "results.json" and draw.random() < 0.7:
         path.write_text(json.dumps(mutate_tree(RESULTS, draw)))
     else:
         mutate_file(path, draw)
 
 
-def _report(folder: Path) -> None:
+def _report(folder):
     text = write_report(folder).read_text(encoding="utf-8")
     assert "<script>alert(1)" not in text and "\u202e" not in text
 
 
-def _make_embeddings(folder: Path) -> None:
+def _make_embeddings(folder):
     names = StringTable.from_strings(NAMES)
     embeddings = np.ones((len(NAMES), 1, 8), np.float32)
     save_embeddings(folder / "e.npz", "key", names, Kept(embeddings))
 
 
-def _embeddings(folder: Path) -> Any:
+def _embeddings(folder):
     kept = load_embeddings(folder / "e.npz", "key")
     # Damaged embeddings are computed again, so either none are read or the undamaged ones.
     assert kept is None or (
@@ -288,21 +288,21 @@ def _embeddings(folder: Path) -> Any:
     )
 
 
-def _write_model(folder: Path) -> None:
+def _write_model(folder):
     torch.save(tiny_model(), folder / "best.pt")
 
 
-def _write_safetensors(folder: Path) -> None:
+def _write_safetensors(folder):
     save_file({"a": torch.ones(4), "b": torch.zeros(2, 3)}, folder / "w.safetensors")
 
 
-def _model_digest(folder: Path) -> str:
+def _model_digest(folder):
     return digest(read_own_checkpoint(folder / "best.pt"))
 
 
 PACKED_FILES = ("corpus/corpus.json", "corpus/index.npz", "corpus/samples.npy")
 RUN_FILES = ("results.json", "scores.txt", "metrics.jsonl", "config.yaml", ARRAYS_NAME)
-TARGETS: dict[str, Target] = {
+TARGETS = {
     "wav 16": _audio("a.wav", "PCM_16"),
     "wav 24 stereo": _audio("a.wav", "PCM_24", channels=2),
     "wav 32": _audio("a.wav", "PCM_32"),

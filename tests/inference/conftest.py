@@ -5,7 +5,6 @@ uncalibrated.
 import itertools
 import shlex
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ import torch
 from speakernet.checkpoint import write_checkpoint
 from speakernet.cli import main
 from speakernet.data import speech
-from speakernet.data.audio import write_audio
+from speakernet.data.audio import read_audio, write_audio
 from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
 
@@ -29,7 +28,7 @@ SECONDS = 3.5
 DIM = NUM_SPEAKERS - 1
 
 
-def spoken(speaker: int, utterance: int, seconds: float = SECONDS) -> np.ndarray:
+def spoken(speaker, utterance, seconds=SECONDS):
     """A synthetic voice with pauses and noise that differ in each recording; (samples,) at 16
     kHz.
     """
@@ -41,27 +40,26 @@ def spoken(speaker: int, utterance: int, seconds: float = SECONDS) -> np.ndarray
 
 
 @pytest.fixture(scope="session")
-def succeed() -> Callable[[str], None]:
+def succeed():
     """Runs a command line that must succeed."""
 
-    def run(line: str) -> None:
+    def run(line):
         assert main(shlex.split(line)) == 0, line
 
     return run
 
 
 @pytest.fixture()
-def call(capsys: pytest.CaptureFixture) -> Callable[[str], tuple[int, str, str]]:
+def call(capsys):
     """Runs a command line in this process: exit status, standard output, standard error."""
 
-    def run(line: str) -> tuple[int, str, str]:
+    def run(line):
         capsys.readouterr()
         try:
             status = main(shlex.split(line))
         except SystemExit as end:
             status = int(end.code or 0)
-        out, err = capsys.readouterr()
-        return status, out, err
+        return status, *capsys.readouterr()
 
     return run
 
@@ -79,38 +77,36 @@ def set_discriminant():
 
 
 @pytest.fixture(scope="session")
-def voices(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def voices(tmp_path_factory):
     """Twelve synthetic speakers with five recordings each; `trials.txt` has all pairs."""
-    root = tmp_path_factory.mktemp("voices")
+    return write_voices(tmp_path_factory.mktemp("voices"), spoken)
+
+
+@pytest.fixture(scope="session")
+def write_all_voices():
+    """Writes a folder of as many voices of another synthesiser."""
+    return write_voices
+
+
+def write_voices(root, synthesise):
+    """Five recordings of each of twelve voices, and all their pairs in `trials.txt`."""
     names = [
         f"s{speaker:02d}/{number}.wav"
         for speaker in range(NUM_SPEAKERS)
         for number in range(NUM_UTTERANCES)
     ]
     for name in names:
-        (root / name).parent.mkdir(exist_ok=True)
-        write_audio(root / name, spoken(int(name[1:3]), int(name[4])), 16000)
-    list_pairs(root, names)
-    return root
-
-
-@pytest.fixture(scope="session")
-def list_all_pairs() -> Callable[[Path, list[str]], None]:
-    """Writes `trials.txt`."""
-    return list_pairs
-
-
-def list_pairs(root: Path, names: list[str]) -> None:
-    """All pairs of these recordings, whose names begin with three letters for the speaker."""
+        write_audio(root / name, synthesise(int(name[1:3]), int(name[4])), 16000)
     lines = [
         f"{int(enrol[:3] == test[:3])} {enrol} {test}\n"
         for enrol, test in itertools.combinations(names, 2)
     ]
     (root / "trials.txt").write_text("".join(lines))
+    return root
 
 
 @pytest.fixture(scope="session")
-def uncalibrated(voices: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def uncalibrated(voices, tmp_path_factory):
     """A small network whose last layer is a linear discriminant of three recordings of each voice;
     uncalibrated.
     """
@@ -125,19 +121,15 @@ def uncalibrated(voices: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.fixture(scope="session")
-def calibrated(
-    voices: Path, uncalibrated: Path, succeed: Callable, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def calibrated(voices, uncalibrated, succeed, tmp_path_factory):
     """The same model, calibrated by the command."""
-    path = tmp_path_factory.mktemp("calibrated") / "calibrated.pt"
+    path = tmp_path_factory.mktemp("calibrated") / "new" / "calibrated.pt"
     succeed(f"calibrate --model {uncalibrated} --trials {voices}/trials.txt --out {path}")
     return path
 
 
 @pytest.fixture(scope="session")
-def store(
-    voices: Path, calibrated: Path, succeed: Callable, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def store(voices, calibrated, succeed, tmp_path_factory):
     """Eight of the twelve voices, enrolled with three recordings each."""
     path = tmp_path_factory.mktemp("store") / "people.db"
     for speaker in range(8):
@@ -146,34 +138,30 @@ def store(
     return path
 
 
-def make_discriminant(net: SpeakerNet, voices: Path) -> None:
+def make_discriminant(net, voices):
     """Set the last layer so that recordings of one voice coincide and the mean of the voices is
     zero.
     """
     from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
-    from speakernet.data.audio import read_audio
-
-    names = [
-        f"s{speaker:02d}/{number}.wav" for speaker in range(NUM_SPEAKERS) for number in range(3)
-    ]
+    labels = np.repeat(np.arange(NUM_SPEAKERS), 3)
     layer = net.embedding
-    pooled: list[torch.Tensor] = []
+    pooled = []
     hook = layer.register_forward_hook(lambda module, inputs, output: pooled.append(inputs[0]))
-    for name in names:
-        net.embed(torch.from_numpy(read_audio(voices / name))[None], sample_rate=16000)
+    for row, speaker in enumerate(labels):
+        waveform = read_audio(voices / f"s{speaker:02d}/{row % 3}.wav")
+        net.embed(torch.from_numpy(waveform)[None], sample_rate=16000)
     hook.remove()
     rows = torch.cat(pooled).numpy().astype(np.float64)
-    labels = [int(name[1:3]) for name in names]
-    found = LinearDiscriminantAnalysis(solver="eigen", shrinkage=0.1).fit(rows, labels)
-    weight = found.scalings_[:, :DIM].T
+    analysis = LinearDiscriminantAnalysis(solver="eigen", shrinkage=0.1).fit(rows, labels)
+    weight = analysis.scalings_[:, :DIM].T
     with torch.no_grad():
         layer.weight.copy_(torch.from_numpy(weight))
         layer.bias.copy_(torch.from_numpy(-weight @ rows.mean(axis=0)))
 
 
 @pytest.fixture(autouse=True, scope="session")
-def crude_voices_are_speech() -> Iterator[None]:
+def crude_voices_are_speech():
     """silero-vad does not take the pulse trains of `tiny_voice` for speech; the detector by energy
     does. tests/data/test_speech.py and tests with real speech name silero-vad.
     """

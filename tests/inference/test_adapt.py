@@ -3,7 +3,6 @@
 import csv
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +18,6 @@ from speakernet.data.audio import read_audio, write_audio
 from speakernet.data.lists import read_trials
 from speakernet.evaluation import adaptation, embedding
 from speakernet.evaluation.metrics import eer
-from speakernet.evaluation.scoring import Plda
 from speakernet.inference.adapt import AS_IT_IS, adapt, cross_validate, embed_domain
 from speakernet.inference.people import StoreError
 from speakernet.models.model_file import model_file_contents
@@ -31,20 +29,13 @@ pytestmark = pytest.mark.usefixtures("blank_figures")
 
 @pytest.fixture(scope="module")
 def adapted(voices, uncalibrated, tmp_path_factory):
-    """Method -> an adapted copy of the small model."""
+    """A folder with a copy of the small model adapted by each method."""
     folder = tmp_path_factory.mktemp("adapted")
     before = uncalibrated.read_bytes()
-    for method in ("whitening", "plda"):
-        labels = "folders" if method == "plda" else None
-        found = adapt(
-            uncalibrated,
-            [voices],
-            labels=labels,
-            out=folder / f"{method}.pt",
-            method=method,
-            device="cpu",
-        )
-        assert found.path == folder / f"{method}.pt" and found.method.startswith(method)
+    for method, labels in (("whitening", None), ("plda", "folders")):
+        out = folder / f"{method}.pt"
+        done = adapt(uncalibrated, [voices], labels=labels, out=out, method=method, device="cpu")
+        assert done.path == out and done.method.startswith(method)
     assert uncalibrated.read_bytes() == before
     return folder
 
@@ -69,8 +60,6 @@ def test_commands(voices, adapted, tmp_path, call):
     path = adapted / "plda.pt"
     first, second, third = (voices / name for name in ("s00/3.wav", "s00/4.wav", "s01/3.wav"))
     verifier = speakernet.load(path, "cpu")
-    assert verifier.is_calibrated and isinstance(verifier.plda, Plda)
-    assert verifier.rule.scores == "PLDA"
     same, other = (verifier.verify(first, audio).score for audio in (second, third))
     expected = verifier.plda.scores(*map(verifier.embed, (first, second)))[0, 0]
     assert same == pytest.approx(expected, rel=1e-5) and same > other
@@ -87,19 +76,12 @@ def test_commands(voices, adapted, tmp_path, call):
     # A different adaptation is a different model.
     with pytest.raises(StoreError, match="different model"):
         speakernet.load(adapted / "whitening.pt", "cpu").people(tmp_path / "people.db")
-    assert call(f"embed {first} {model} --out {tmp_path}/e.npz")[0] == 0
-    assert np.load(tmp_path / "e.npz")["embeddings"].shape[1] == verifier.embedding_dim
     assert "training adaptation" in call(f"info {path}")[1]
     calibrated = tmp_path / "calibrated.pt"
     trials = f"--trials {voices}/trials.txt --out {calibrated}"
     assert "for PLDA scores" in call(f"calibrate {model} {trials}")[1]
     cohort = f"--cohort {voices}/s05 --out {tmp_path}/c.pt"
     assert call(f"calibrate --model {calibrated} {store} {cohort}")[0] == 1
-    assert call(f"export {path} --out {tmp_path}/m.onnx --speech {first} {second}")[0] == 0
-    onnx = pytest.importorskip("onnx")
-    facts = json.loads(onnx.load(tmp_path / "m.onnx").metadata_props[0].value)
-    assert facts["plda"]["between"] == pytest.approx(verifier.plda.between.tolist())
-    assert facts["thresholds"]
 
 
 @pytest.mark.parametrize("method", ["whitening", "plda"])
@@ -162,8 +144,8 @@ def test_copies_count_once(voices, uncalibrated, tmp_path):
     verifier = speakernet.load(uncalibrated, "cpu")
     embeddings = np.repeat(verifier.embed(str(voices / "s00/0.wav")), 60, axis=0)
     names = [f"{number}.wav" for number in range(60)]
-    arrays = {"names": names, "embeddings": embeddings, "fingerprint": verifier.fingerprint}
-    np.savez(tmp_path / "e.npz", **arrays)
+    fingerprint = verifier.fingerprint
+    np.savez(tmp_path / "e.npz", names=names, embeddings=embeddings, fingerprint=fingerprint)
     with pytest.raises(ValueError, match="only 1 usable recording of 60"):
         adapt(uncalibrated, [tmp_path / "e.npz"], out=new)
     assert not new.exists()
@@ -174,11 +156,12 @@ def test_copies_count_once(voices, uncalibrated, tmp_path):
     assert done.num_recordings == 24 and "s11/9.wav: a copy of" in " ".join(done.notes)
 
 
-def test_noise_is_no_domain(uncalibrated, tmp_path):
-    for number in range(30):
-        hiss = 0.1 * np.random.default_rng(number).standard_normal(48000).astype(np.float32)
-        write_audio(tmp_path / f"calls/{number}.wav", hiss, 16000)
-    with pytest.raises(ValueError, match=r"only 0 usable recordings of 30.*no speech"):
+@pytest.mark.parametrize(("level", "reason"), [(0.1, "no speech"), (0.0, "silent")])
+def test_noise_is_no_domain(uncalibrated, tmp_path, level, reason):
+    for number in range(20):
+        hiss = np.random.default_rng(number).standard_normal(48000).astype(np.float32)
+        write_audio(tmp_path / f"calls/{number}.wav", level * hiss, 16000)
+    with pytest.raises(ValueError, match=rf"only 0 usable recordings of 20.*{reason}"):
         adapt(uncalibrated, [tmp_path / "calls"], out=tmp_path / "new.pt", device="cpu")
     assert not (tmp_path / "new.pt").exists()
 
@@ -244,33 +227,29 @@ def test_telephones(voices, tmp_path, monkeypatch, call):
     path = tmp_path / "m.pt"
     write_checkpoint(path, model_file_contents(net, loss_normalizes=True))
     before = speakernet.load(path, "cpu").fingerprint
+    calls = tmp_path / "calls"
     files = []
     for source in sorted(voices.glob("s0[0-7]/*.wav")):
-        files.append(str(tmp_path / "calls" / source.parent.name / source.name))
-        Path(files[-1]).parent.mkdir(parents=True, exist_ok=True)
+        files.append(str(calls / source.parent.name / source.name))
         write_audio(files[-1], read_audio(source, sample_rate=8000), 8000)
     # The middle second stands for the speech, whatever the detector finds in these voices.
     monkeypatch.setattr(
         embedding, "speech_of", lambda waveform, rate, min_gap_seconds: waveform[rate : 2 * rate]
     )
-    done = adapt(path, [tmp_path / "calls"], method="mean")
+    done = adapt(path, [calls], method="mean")
     assert done.path == tmp_path / "m.adapted.pt"
     assert "upper band" in done.notes[0] and "16 s" in done.notes[0]
     model = speakernet.load(done.path, "cpu")
     assert model.contents["front_end"]["options"]["energy_floor_db"] > 0
     assert model.fingerprint != before
-    spec = model.contents["adaptation"]
-    assert (spec["speech"], spec["repeat_seconds"]) == ("detected", 16.0)
     speech = [np.tile(read_audio(name, sample_rate=16000)[16000:32000], 16) for name in files]
     lengths = torch.full((len(files),), 16 * 16000)
-    waveforms = torch.from_numpy(np.stack(speech))
-    expected = model.net.embed(waveforms, lengths, sample_rate=16000)
-    # Alone, in a batch, and by the command for many recordings.
-    np.testing.assert_allclose(model.embed(files[0]), expected[:1], atol=1e-5)
-    np.testing.assert_allclose(model.embed(files), expected, atol=1e-5)
+    expected = model.net.embed(torch.from_numpy(np.stack(speech)), lengths, sample_rate=16000)
+    # In a batch, and by the command for many recordings.
     out = tmp_path / "e.npz"
-    assert call(f"embed {tmp_path}/calls --model {done.path} --out {out}")[0] == 0
-    np.testing.assert_allclose(np.load(out)["embeddings"], expected, atol=1e-5)
+    assert call(f"embed {calls} --model {done.path} --out {out}")[0] == 0
+    for embeddings in (model.embed(files), np.load(out)["embeddings"]):
+        np.testing.assert_allclose(embeddings, expected, atol=1e-5)
     # The mean was fitted on the same embeddings.
     assert np.abs(expected.numpy().mean(axis=0)).max() < 1e-4
     # The page in a browser cannot find speech.
@@ -308,14 +287,11 @@ def test_refusals(voices, uncalibrated, tmp_path, call, num_speakers, options, m
     assert uncalibrated.read_bytes() == before and not list(tmp_path.glob("*.pt*"))
 
 
-def test_refused_recordings(voices, uncalibrated, tmp_path):
+def test_one_speaker(voices, uncalibrated, tmp_path):
+    recording = read_audio(voices / "s00/0.wav")
     for number in range(20):
         # Another level for each: a copy would not count.
-        level = 1 - number / 100
-        write_audio(tmp_path / f"a/{number}.wav", level * read_audio(voices / "s00/0.wav"), 16000)
-        write_audio(tmp_path / f"silent/{number}.wav", np.zeros(16000, np.float32), 16000)
-    with pytest.raises(ValueError, match="silent"):
-        adapt(uncalibrated, [tmp_path / "silent"], out=tmp_path / "new.pt")
+        write_audio(tmp_path / f"a/{number}.wav", (1 - number / 100) * recording, 16000)
     with pytest.raises(ValueError, match="one speaker"):
         adapt(uncalibrated, [tmp_path], labels="folders", out=tmp_path / "new.pt")
 
@@ -324,8 +300,8 @@ def test_refused_recordings(voices, uncalibrated, tmp_path):
 def test_embeddings_of_another_model(uncalibrated, adapted, tmp_path, is_adapted):
     model = adapted / "plda.pt" if is_adapted else uncalibrated
     fingerprint = speakernet.load(model, "cpu").fingerprint if is_adapted else "other"
-    arrays = {"names": ["a"], "embeddings": np.zeros((1, 11), np.float32)}
-    np.savez(tmp_path / "e.npz", fingerprint=fingerprint, **arrays)
+    embeddings = np.zeros((1, 11), np.float32)
+    np.savez(tmp_path / "e.npz", fingerprint=fingerprint, names=["a"], embeddings=embeddings)
     with pytest.raises(ValueError, match=r"e\.npz: embeddings of"):
         adapt(model, [tmp_path / "e.npz"], out=tmp_path / "new.pt")
 

@@ -10,11 +10,11 @@ from speakernet.cli import answer_first
 class Printed(logging.Handler):
     """Keeps the messages in the order in which they are shown."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.lines: list[str] = []
+        self.lines = []
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def emit(self, record):
         self.lines.append(record.getMessage())
 
 

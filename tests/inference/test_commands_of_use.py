@@ -12,13 +12,12 @@ import pytest
 import speakernet
 from speakernet.checkpoint import read_checkpoint, write_checkpoint
 from speakernet.data.audio import write_audio
-from speakernet.data.ffmpeg import FfmpegError, find_ffmpeg
 from speakernet.inference.people import PeopleStore
 from speakernet.models.model_file import SYNTHETIC_ONLY, model_file_contents
 from tests.small_networks import small_network
 
 
-def with_other_bias(model: Path, path: Path) -> Path:
+def with_other_bias(model, path):
     """A copy of a model file with different weights."""
     contents = read_checkpoint(model)
     contents["weights"]["embedding.bias"] += 0.5
@@ -56,10 +55,9 @@ def test_verify(call, voices, calibrated):
         assert "(false accepts 1 %)" in out and out.count("\n") == 1
         decision = json.loads(call(f"{command} --far 0.01 --json")[1])
         assert decision == vars(verifier.verify(first, second, false_accept_rate=0.01))
-        score = verifier.compare(*verifier.embed([first, second], speech=True))
-        assert decision["score"] == pytest.approx(score, abs=1e-6)
         # Odds do not exceed what the number of pairs supports.
-        ratio = np.clip(fit["offset"] + fit["weights"][0] * score, *verifier.rule.bounds)
+        ratio = fit["offset"] + fit["weights"][0] * decision["score"]
+        ratio = np.clip(ratio, *verifier.rule.bounds)
         assert decision["log_likelihood_ratio"] == pytest.approx(ratio, abs=1e-4)
 
 
@@ -80,45 +78,46 @@ def test_verify_errors(call, voices, calibrated, tmp_path, monkeypatch):
     (tmp_path / "text.wav").write_text("this is no audio\n" * 100)
     write_audio(tmp_path / "short.wav", np.random.default_rng(0).normal(0, 0.1, 320), 16000)
     (tmp_path / "broken.pt").write_bytes(calibrated.read_bytes()[:-700])
+    command = f"verify {good}"
     for name in ("absent.wav", "empty.wav", "text.wav", "short.wav", ""):
         path = tmp_path / name
-        status, out, err = call(f"verify {good} {path} --model {calibrated}")
+        status, out, err = call(f"{command} {path} --model {calibrated}")
         assert (status, out) == (2, "") and str(path) in err and "Traceback" not in err, err
     for model in (tmp_path / "broken.pt", tmp_path / "absent.pt", good, tmp_path):
-        status, out, err = call(f"verify {good} {good} --model {model}")
+        status, out, err = call(f"{command} {good} --model {model}")
         assert (status, out) == (2, "") and str(model) in err, err
+    command = f"{command} {good} --model {calibrated}"
     for option in ("--far=2", "--far=0.0001", "--threshold=nan", "--threshold=often", "--fat=1"):
-        assert call(f"verify {good} {good} --model {calibrated} {option}")[0] == 2, option
+        assert call(f"{command} {option}")[0] == 2, option
     assert "first" in call(f"verify {good} - --model {calibrated}")[2]
     status, _, err = call(f"verify {good} absent.wav --model {calibrated} --debug")
     assert status == 2 and "Traceback" in err
+    with Path("/dev/full").open("w") as full, monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", full)
+        assert call(command)[0] == 2
     # A bug in the program must not look like an answer either.
     monkeypatch.setattr("speakernet.inference.verifier.inspect_recording", lambda *_, **__: 1 / 0)
-    status, out, err = call(f"verify {good} {good} --model {calibrated}")
+    status, out, err = call(command)
     assert (status, out) == (2, "") and "ZeroDivisionError" in err
 
 
-def test_verify_non_finite_scores(call, voices, calibrated, tmp_path):
+def test_non_finite_scores(call, voices, calibrated, tmp_path):
     contents = read_checkpoint(calibrated)
     name = next(name for name in contents["weights"] if name.endswith("running_var"))
     contents["weights"][name].fill_(-1.0)
     write_checkpoint(tmp_path / "m.pt", contents)
     good = voices / "s00/3.wav"
+    embed = f"embed {good} --out {tmp_path}/e.npz"
+    enroll = f"enroll Ada {good} --store {tmp_path}/p.db"
     for command, expected in (
         (f"verify {good} {good}", 2),
-        (f"enroll Ada {good} --store {tmp_path}/p.db", 1),
-        (f"embed {good} --out {tmp_path}/e.npz", 1),
-        (f"embed {good} --out {tmp_path}/e.npz --skip-broken", 1),
+        (enroll, 1),
+        (embed, 1),
+        (f"{embed} --skip-broken", 1),
     ):
         status, out, err = call(f"{command} --model {tmp_path}/m.pt")
         assert status == expected and not out and "NaN" in err
     assert not (tmp_path / "e.npz").exists()
-
-
-def test_verify_unwritable_answer(call, voices, calibrated, monkeypatch):
-    with Path("/dev/full").open("w") as full:
-        monkeypatch.setattr("sys.stdout", full)
-        assert call(f"verify {voices}/s00/3.wav {voices}/s00/3.wav --model {calibrated}")[0] == 2
 
 
 def test_identify(call, voices, calibrated, store):
@@ -140,11 +139,6 @@ def test_identify(call, voices, calibrated, store):
         last = out.splitlines()[-1]
         assert "up to 8 % of strangers" in last and ("than the 2 %" in last) == is_missed
     answer = json.loads(call(f"identify {voices}/s03/4.wav {known} --top 2 --json")[1])
-    # 0.01 over eight people needs 0.00125 per comparison, so the strictest threshold of the file is
-    # used.
-    thresholds = read_checkpoint(calibrated)["thresholds"]
-    strictest = max(threshold["threshold"] for threshold in thresholds)
-    assert answer["decision"]["threshold"] == strictest
     assert (answer["num_people"], len(answer["candidates"])) == (8, 2)
 
 
@@ -219,7 +213,8 @@ def test_enroll_strict(call, voices, calibrated, tmp_path, caplog):
         assert ("sounds like" in caplog.text) != is_copy, "a copy adds nothing to doubt"
 
 
-def test_embed_inputs(call, voices, uncalibrated, tmp_path, monkeypatch):
+def test_embed_inputs(call, voices, uncalibrated, tmp_path, monkeypatch, succeed):
+    """A folder, a list, standard input and a packed corpus."""
     verifier = speakernet.load(uncalibrated, "cpu")
     (voices / "files.txt").write_text("s00/0.wav\nspeaker s01/1.wav\n\n")
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{voices}/s02/0.wav\n"))
@@ -233,6 +228,10 @@ def test_embed_inputs(call, voices, uncalibrated, tmp_path, monkeypatch):
     expected = [f"s03/{number}.wav" for number in range(5)]
     assert [name[-9:] for name in names] == [*expected, "s00/0.wav", "s01/1.wav", "s02/0.wav"]
     np.testing.assert_allclose(embeddings, verifier.embed(names), atol=1e-4)
+    (tmp_path / "list.txt").write_text("".join(f"s{s:02d} s{s:02d}/0.wav\n" for s in range(4)))
+    succeed(f"pack {tmp_path}/packed --list {tmp_path}/list.txt --source {voices}")
+    out = call(f"embed {tmp_path}/packed --model {uncalibrated} --out {tmp_path}/p.npz")[1]
+    assert "4 embeddings with 11 dimensions" in out
 
 
 def test_embed_resumes(call, voices, uncalibrated, tmp_path, monkeypatch):
@@ -252,12 +251,8 @@ def test_embed_resumes(call, voices, uncalibrated, tmp_path, monkeypatch):
     assert not out.with_name("e.npz.parts").exists()
 
 
-def test_embed_skipped_files(call, voices, uncalibrated, tmp_path, succeed):
+def test_embed_skipped_files(call, voices, uncalibrated, tmp_path):
     model = f"--model {uncalibrated}"
-    (tmp_path / "list.txt").write_text("".join(f"s{s:02d} s{s:02d}/0.wav\n" for s in range(4)))
-    succeed(f"pack {tmp_path}/packed --list {tmp_path}/list.txt --source {voices}")
-    status, out, err = call(f"embed {tmp_path}/packed {model} --out {tmp_path}/p.npz")
-    assert status == 0 and "4 embeddings with 11 dimensions" in out, err
     (tmp_path / "text.wav").write_text("no audio")
     target = tmp_path / "x.npz"
     command = f"embed {voices}/s00/0.wav {tmp_path}/text.wav absent.wav {model} --out {target}"
@@ -274,11 +269,7 @@ def test_embed_skipped_files(call, voices, uncalibrated, tmp_path, succeed):
         assert status == 1 and not out and str(tmp_path) in err
 
 
-def test_folders_with_m4a(call, voices, calibrated, tmp_path):
-    try:
-        ffmpeg = find_ffmpeg()
-    except FfmpegError:
-        pytest.skip("needs ffmpeg")
+def test_folders_with_m4a(call, voices, calibrated, tmp_path, ffmpeg):
     # Lossless, because AAC of another ffmpeg could look like another speaker to so small a network.
     line = f"{ffmpeg} -nostdin -loglevel error -i {voices}/s00/3.wav -c:a alac {tmp_path}/3.m4a"
     subprocess.run(line.split(), check=True)
@@ -304,7 +295,7 @@ def test_embed_in_parts(call, voices, uncalibrated, tmp_path, monkeypatch):
 def test_people(call, calibrated, store, tmp_path):
     path = shutil.copy(store, tmp_path / "p.db")
 
-    def people(words: str) -> tuple[int, str, str]:
+    def people(words):
         return call(f"people {words} --store {path}")
 
     out = people("list")[1]
@@ -318,7 +309,6 @@ def test_people(call, calibrated, store, tmp_path):
         np.testing.assert_array_equal(exported["embeddings"], embeddings)
     exported = json.loads((tmp_path / "two.json").read_text())
     assert [recording["name"] for recording in exported["recordings"]] == ["Voice 2"] * 3
-    assert exported["embedding_dim"] == 11
     verifier = speakernet.load(with_other_bias(calibrated, tmp_path / "new.pt"), "cpu")
     assert "p.db.backup-" in people(f"reembed --model {verifier.name}")[1]
     for action, needed in (("remove", "name"), ("reembed", "--model"), ("export", "--out")):
@@ -329,7 +319,6 @@ def test_people(call, calibrated, store, tmp_path):
     # The store and its backup. The served page removes in the same way.
     assert people("remove 'Voice 2'")[1].count("p.db") == 2
     assert not any(b"Voice 2" in file.read_bytes() for file in tmp_path.glob("p.db*"))
-    assert people("burn")[0] == 2
 
 
 def test_keys(call, voices, calibrated, tmp_path, monkeypatch):
@@ -365,9 +354,8 @@ def test_calibrate(call, voices, uncalibrated, tmp_path):
     # A store knows its model by its weights.
     assert call(f"identify {voices}/s00/1.wav {known}")[1].startswith("Ada score ")
     info = call(f"info {path}")[1]
-    fingerprint = speakernet.load(path, "cpu").fingerprint
+    fingerprint = speakernet.load(uncalibrated, "cpu").fingerprint
     assert all(word in info for word in ("far_1%", "embedding=whole", "MIT", fingerprint))
-    assert fingerprint == speakernet.load(uncalibrated, "cpu").fingerprint
 
 
 def test_good_calibration_is_kept(call, voices, calibrated, store, tmp_path):
@@ -396,6 +384,7 @@ def test_calibrate_few_pairs(call, voices, uncalibrated, tmp_path, caplog):
     targets, others = ([line for line in lines if line[0] == label] for label in "10")
     few = tmp_path / "few.txt"
     few.write_text("".join(targets[:40] + others[:50]))
+    assert "--audio" in call(f"calibrate --model {path} --trials {few}")[2]
     assert call(f"calibrate --model {path} --trials {few} --audio {voices}")[0] == 0
     assert "only 50 " in caplog.text
     caplog.clear()

@@ -24,24 +24,20 @@ VOICES = (0, 9, 5)
 ORDER = (0, 1, 2, 0, 2, 1, 0, 1, 2)
 TURN_SECONDS = 3.0
 PAUSE_SECONDS = 0.8
+STARTS = PAUSE_SECONDS + np.arange(len(ORDER)) * (TURN_SECONDS + PAUSE_SECONDS)
 
 
 @pytest.fixture(scope="module")
 def meeting(speak, tmp_path_factory):
     """A folder with a recording of three voices in nine turns, and its reference."""
     folder = tmp_path_factory.mktemp("meeting")
-    noise = 0.003 * np.random.default_rng(1).standard_normal(round(PAUSE_SECONDS * 16000)).astype(
-        np.float32
-    )
+    num_noise = round(PAUSE_SECONDS * 16000)
+    noise = 0.003 * np.random.default_rng(1).standard_normal(num_noise).astype(np.float32)
     parts = [noise]
     lines = []
-    at = PAUSE_SECONDS
-    for number, speaker in enumerate(ORDER):
+    for number, (start, speaker) in enumerate(zip(STARTS, ORDER, strict=True)):
         parts += [speak(VOICES[speaker], 10 + number, TURN_SECONDS), noise]
-        lines.append(
-            f"SPEAKER meeting 1 {at:.3f} {TURN_SECONDS:.3f} <NA> <NA> voice{speaker} <NA> <NA>"
-        )
-        at += TURN_SECONDS + PAUSE_SECONDS
+        lines.append(f"SPEAKER meeting 1 {start} {TURN_SECONDS} <NA> <NA> voice{speaker} <NA> <NA>")
     write_audio(folder / "meeting.wav", np.concatenate(parts), 16000)
     (folder / "truth.rttm").write_text("\n".join(lines) + "\n")
     return folder
@@ -66,8 +62,7 @@ def test_turns_and_names(meeting, calibrated, tmp_path):
     unnamed = verifier.who(meeting / "meeting.wav", num_speakers=3)
     assert order_of(unnamed) == [f"speaker {voice + 1}" for voice in ORDER]
     assert unnamed.detector == "energy"
-    starts = np.arange(len(ORDER)) * (TURN_SECONDS + PAUSE_SECONDS) + PAUSE_SECONDS
-    assert np.abs([turn.start for turn in unnamed.turns] - starts).max() < 0.3
+    assert np.abs([turn.start for turn in unnamed.turns] - STARTS).max() < 0.3
     people = verifier.people(tmp_path / "people.db")
     for label, name in (("speaker 1", "Ada"), ("speaker 2", "Bo")):
         done = enroll_speaker(verifier, people, unnamed, speaker_called(unnamed, label), name)
@@ -81,6 +76,8 @@ def test_turns_and_names(meeting, calibrated, tmp_path):
     samples, rate = soundfile.read(meeting / "meeting.wav", dtype="float32")
     as_array = verifier.who(samples, sample_rate=rate, num_speakers=3)
     assert order_of(as_array) == order_of(unnamed)
+    with pytest.raises(TypeError, match="sampel_rate"):
+        verifier.who(samples, sampel_rate=rate)
 
 
 def test_command(meeting, calibrated, tmp_path, call):
@@ -124,11 +121,16 @@ def test_bad_input(meeting, calibrated, uncalibrated, store, tmp_path, call):
         assert (status, out) == (1, "") and value in err and "Traceback" not in err, err
 
 
+def near(directions, spread):
+    """Unit vectors (windows, 24) near the axes of these numbers."""
+    rows = np.eye(24)[directions]
+    rows = rows + spread * np.random.default_rng(0).standard_normal(rows.shape)
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
 def test_clusters():
-    random = np.random.default_rng(0)
-    truth = random.integers(4, size=400)
-    rows = np.eye(24)[truth] + 0.12 * random.standard_normal((400, 24))
-    units = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+    truth = np.random.default_rng(1).integers(4, size=400)
+    units = near(truth, 0.12)
     first = {label: rank for rank, label in enumerate(dict.fromkeys(truth.tolist()))}
     expected = np.array([first[label] for label in truth])
     for how in ({}, {"num_speakers": 4}):
@@ -136,16 +138,15 @@ def test_clusters():
     assert cluster(units, max_speakers=2).max() == 1
     assert cluster(units[:10], num_speakers=3).max() == 2
     assert cluster(units[truth == 0]).max() == 0
+    # Equal windows are one speaker.
+    assert cluster(near(np.zeros(5, int), 0.0), num_speakers=2).max() == 0
 
 
 def test_many_windows(monkeypatch):
     monkeypatch.setattr("speakernet.inference.who.clustering.MAX_POINTS", 60)
     monkeypatch.setattr("speakernet.inference.who.clustering.BLOCK", 100)
-    random = np.random.default_rng(0)
     truth = np.repeat([0, 1, 0], 100)
-    rows = np.eye(24)[truth] + 0.1 * random.standard_normal((300, 24))
-    units = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
-    assert (cluster(units) == truth).all()
+    assert (cluster(near(truth, 0.1)) == truth).all()
 
 
 def test_sections():
@@ -159,11 +160,8 @@ def test_overlaps():
     level = np.repeat([0.1, 0.2, 0.1, 0.0, 0.1], [2400, 1200, 2400, 400, 3600])
     recording = open_recording(level.astype(np.float32), 1000, 1000)
     turns = [Turn(0.0, 3.0, "a"), Turn(3.0, 6.2, "b"), Turn(6.2, 8.0, "a"), Turn(8.5, 10.0, "b")]
-    assert conversation._add_overlaps(recording, turns) == [
-        Turn(0.0, 3.2, "a"),
-        Turn(2.8, 6.2, "b"),
-        *turns[2:],
-    ]
+    overlapping = [Turn(0.0, 3.2, "a"), Turn(2.8, 6.2, "b"), *turns[2:]]
+    assert conversation._add_overlaps(recording, turns) == overlapping
     # A short turn is extended, not covered by the turns of another voice around it.
     level = np.repeat([0.1, 0.3, 0.1], [2400, 1700, 2400])
     turns = [Turn(0.0, 3.0, "a"), Turn(3.0, 3.5, "b"), Turn(3.5, 6.5, "a")]
@@ -179,11 +177,10 @@ def test_pipe(meeting, calibrated, monkeypatch, call):
     monkeypatch.setattr(live, "PAUSE_SECONDS", 0.4)
     status, out, _ = call(f"who - --model {calibrated}")
     rows = [line.split(maxsplit=2) for line in out.splitlines()]
-    starts = np.arange(len(ORDER)) * (TURN_SECONDS + PAUSE_SECONDS) + PAUSE_SECONDS
     assert status == 0 and len(rows) >= len(ORDER)
     begun = np.array([float(row[0]) for row in rows])
-    assert np.abs(starts - begun[:, None]).min(axis=1).max() < TURN_SECONDS
-    assert float(rows[-1][1]) == pytest.approx(starts[-1] + TURN_SECONDS, abs=0.4)
+    assert np.abs(STARTS - begun[:, None]).min(axis=1).max() < TURN_SECONDS
+    assert float(rows[-1][1]) == pytest.approx(STARTS[-1] + TURN_SECONDS, abs=0.4)
 
 
 def test_each_name_goes_to_one_voice():
@@ -196,30 +193,11 @@ def test_each_name_goes_to_one_voice():
     assert [speaker.posterior for speaker in named] == [None, 0.9, 0.9]
 
 
-def test_equal_windows_are_one_speaker():
-    units = np.tile(np.eye(4, dtype=np.float32)[:1], (5, 1))
-    assert cluster(units).max() == 0 and cluster(units, num_speakers=2).max() == 0
-
-
-def test_unknown_keywords(meeting, calibrated):
-    verifier = speakernet.load(calibrated, "cpu")
-    for keyword in ("speakers", "far", "sampel_rate"):
-        with pytest.raises(TypeError, match=keyword):
-            verifier.who(meeting / "meeting.wav", **{keyword: 5})
-
-
-def voices_around(count, windows_each):
-    """Windows of `count` voices in turn, as unit vectors that hardly vary, (windows, 24)."""
-    rows = np.repeat(np.eye(24)[:count], windows_each, axis=0)
-    rows = rows + 0.05 * np.random.default_rng(0).standard_normal(rows.shape)
-    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
-
-
 @pytest.mark.parametrize(
     ("count", "bound", "has_more"), [(12, 10, True), (10, 10, False), (2, 1, True)]
 )
 def test_more_voices_than_the_bound(count, bound, has_more):
-    units = voices_around(count, 12)
+    units = near(np.repeat(np.arange(count), 12), 0.05)
     labels, more = cluster_up_to(units, num_speakers=None, max_speakers=bound)
     assert (more, labels.max() + 1) == (has_more, min(count, bound))
     # A number that was given is no bound.
@@ -280,20 +258,16 @@ def test_little_speech_needs_a_higher_score():
 
     # The ratio is 10 * score + ln(seconds), so that 10 needs 0.89 with 3 s and 0.63 with 40 s.
     calibration = AffineCalibration(np.array([10.0, 1.0]), 0.0, ("score", "duration"), 0.5)
-    limits = {"name": "far_5%", "false_accept_rate": 0.05}
     of_scores = replace(calibration, weights=np.array([10.0]), inputs=("score",))
-    rule = DecisionRule(
-        of_scores,
-        [{**limits, "threshold": 0.5}],
-        "",
-        quality=(calibration, [{**limits, "threshold": 10.0}]),
+    limits, of_ratios = (
+        [{"name": "far_5%", "false_accept_rate": 0.05, "threshold": threshold}]
+        for threshold in (0.5, 10.0)
     )
+    rule = DecisionRule(of_scores, limits, "", quality=(calibration, of_ratios))
     namer = Namer(rule, Store(Ada=1), {"false_accept_rate": 0.05}, {"Ada": 60.0})
-    answers = [
-        namer.identify(np.ones(2), speech_seconds=seconds).name for seconds in (3.0, 20.0, 40.0)
-    ]
     # ln(20) is a little below 3.
-    assert answers == [None, None, "Ada"]
+    for seconds, name in ((3.0, None), (20.0, None), (40.0, "Ada")):
+        assert namer.identify(np.ones(2), speech_seconds=seconds).name == name
     # Without the seconds of people, only the score counts, as in `identify`.
     plain = replace(namer, person_seconds={})
     assert plain.identify(np.ones(2), speech_seconds=3.0).name == "Ada"

@@ -5,7 +5,6 @@ import json
 import re
 import shutil
 import subprocess
-from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
@@ -33,7 +32,7 @@ def test_cells(repository, speak, uncalibrated, ffmpeg, tmp_path, monkeypatch, c
             recording.unlink()
     (folder / "own_voices").mkdir()
     shutil.copy(uncalibrated, folder / "own_voices" / "model.pt")
-    names: dict[str, Any] = {}
+    names = {}
     cells = sources(repository / "examples" / "your_own_voices.ipynb", "code")
     shown = [shown_by(cell, names) for cell in cells]
     out = capsys.readouterr().out

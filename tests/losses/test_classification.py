@@ -149,21 +149,6 @@ def test_sub_centers_and_inter_top_k_against_a_loop(margin, centers):
     assert loss(embeddings, labels)[0].item() == pytest.approx(total / 20, rel=1e-5)
 
 
-def test_penalty_of_neighbours():
-    embeddings, labels = batch()
-    plain, pushed = (AAMSoftmax(AAMSoftmaxOptions(inter_top_k=k), 5, 7) for k in (0, 3))
-    pushed.load_state_dict(plain.state_dict())
-    for loss in (plain, pushed):
-        loss.margin = 0.0
-    assert torch.allclose(
-        plain.logits(embeddings, labels), pushed.logits(embeddings, labels), atol=1e-4
-    )
-    pushed.margin = plain.margin = 0.2
-    assert (
-        pushed.logits(embeddings, labels) - plain.logits(embeddings, labels) > 0.1
-    ).sum() == 3 * len(labels)
-
-
 @pytest.mark.parametrize("margin_type", ["A", "C"])
 @pytest.mark.parametrize(("margin", "exponent"), [(0.0, 1.0), (0.2, 3.0), (1.0, 2.5)])
 def test_sphereface2_against_a_loop(margin_type, margin, exponent):

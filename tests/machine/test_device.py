@@ -20,7 +20,7 @@ from speakernet.machine.threads import in_lanes, lanes_of
 @pytest.fixture()
 def gpus(monkeypatch):
     """A fake machine with two GPUs; the list records the devices that become current."""
-    current: list[torch.device] = []
+    current = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
@@ -99,7 +99,7 @@ def test_settings_are_applied():
 
 @pytest.mark.parametrize(("device", "bound"), [("cuda:1", True), ("cpu", False), (None, True)])
 def test_memory_limit_of_the_chosen_gpu(device, bound, monkeypatch, caplog):
-    bounds: list[tuple] = []
+    bounds = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(
         torch.cuda, "set_per_process_memory_fraction", lambda *bound: bounds.append(bound)

@@ -220,14 +220,8 @@ def foreign_file(case, path, **more):
         {"model_state_dict": foreign_state(case) | more, "optimizer_state_dict": {"state": {}}},
         path,
     )
-    return [
-        "import-weights",
-        str(path),
-        "--model",
-        case["model"],
-        "--out",
-        str(path.with_name("model.pt")),
-    ]
+    out = path.with_name("model.pt")
+    return f"import-weights {path} --model {case['model']} --out {out}".split()
 
 
 def test_import_weights(tmp_path, capsys):
@@ -236,18 +230,10 @@ def test_import_weights(tmp_path, capsys):
     constants = {
         "__S__.torchfb.1.mel_scale.fb": front_end.mel_bank,
         "__S__.torchfb.1.spectrogram.window": front_end.window,
+        "__L__.weight": torch.rand(5994, 16),
     }
-    constants["__L__.weight"] = torch.rand(5994, 16)
-    assert (
-        main(
-            [
-                *foreign_file(case, tmp_path / "their.model", **constants),
-                "--from",
-                "voxceleb_trainer",
-            ]
-        )
-        == 0
-    )
+    command = foreign_file(case, tmp_path / "their.model", **constants)
+    assert main([*command, "--from", "voxceleb_trainer"]) == 0
     printed = capsys.readouterr().out
     assert "not loaded: weight (weights of the loss)" in printed
     assert "not loaded: optimizer_state_dict (only weights are taken)" in printed
@@ -304,27 +290,9 @@ def test_golden_scores(loss, name, shared_data, tmp_path, monkeypatch, caplog):
     Path("list.txt").write_text(
         "".join(f"{int(row == 0)} {pair}\n" for row, pair in enumerate(pairs))
     )
-    flags = [
-        "--eval",
-        "--model",
-        "ResNetSE34L",
-        "--log_input",
-        "--trainfunc",
-        loss,
-        "--eval_frames",
-        "300",
-    ]
-    flags += [
-        "--initial_model",
-        "their.model",
-        "--test_list",
-        "list.txt",
-        "--nOut",
-        "16",
-        "--save_path",
-        "check",
-    ]
-    assert main(["train", *flags, "--test_path", str(shared_data / "speechocean_mini")]) == 0
+    words = f"train --eval --model ResNetSE34L --log_input --trainfunc {loss} --eval_frames 300"
+    words += " --initial_model their.model --test_list list.txt --nOut 16 --save_path check"
+    assert main(f"{words} --test_path {shared_data}/speechocean_mini".split()) == 0
     assert "voxceleb_trainer" in caplog.text
     lines = [
         line.rsplit(maxsplit=1)

@@ -34,19 +34,10 @@ from tests.small_networks import SMALLEST
 BACKEND = {"score": "cosine"}
 GONE = object()
 SMALL = {"channels": 8, "blocks": [1, 1]}
-KEYS = {
-    "format_version",
-    "model",
-    "front_end",
-    "sample_rate",
-    "weights",
-    "loss_normalizes",
-    "embedding_mean",
-    "embedding_mean_of",
-    "calibration",
-    "thresholds",
-    "training_summary",
-}
+KEYS = (
+    "format_version model front_end sample_rate weights loss_normalizes embedding_mean "
+    "embedding_mean_of calibration thresholds training_summary"
+)
 
 
 def small_net():
@@ -80,7 +71,7 @@ def test_round_trip(model_path):
         net.embed(waves, lengths, sample_rate=16000) for net in (loaded.net, small_net())
     )
     assert torch.equal(found, expected) and not loaded.net.training
-    assert set(loaded.contents) == KEYS and loaded.contents["format_version"] == 1
+    assert set(loaded.contents) == {*KEYS.split()} and loaded.contents["format_version"] == 1
     for name in ("calibration", "thresholds", "training_summary"):
         assert loaded.contents[name] == whole()[name]
     assert torch.equal(loaded.contents["embedding_mean"], torch.ones(8))
@@ -228,7 +219,6 @@ FORGED = [
     (BIAS, GONE, "missing embedding.bias"),
     (BIAS, torch.full((8,), torch.inf), "embedding.bias"),
     (BIAS, torch.ones(8, dtype=torch.int32), "embedding.bias is int32"),
-    (BIAS, torch.ones(8, dtype=torch.bool), "embedding.bias is bool"),
     (("embedding_mean",), torch.ones(9), "embedding_mean is not 8"),
     ((*FIT, "offset"), GONE, "calibration is"),
     ((*FIT, "offset"), torch.nan, "calibration is"),
@@ -239,8 +229,6 @@ FORGED = [
         "eer",
     ),
     (("training_summary",), {"chosen_by": "trials.txt"}, "training_summary is"),
-    (("training_summary",), "good", "training_summary is"),
-    (("training_summary",), {"corpus": "voices"}, "training_summary is"),
     (("training_summary",), {"corpus": {"is_synthetic": "yes"}}, "training_summary is"),
     (("format_version",), "1", "version '1'"),
     (("format_version",), 2, "version 2"),

@@ -14,7 +14,7 @@ FRAMES = 200
 SAMPLES = 32000
 
 
-def counted(name: str) -> tuple[int, int]:
+def counted(name):
     """Parameters, and multiply-adds from the features of 2 seconds to the embedding."""
     trunk = MODELS[name].options
     is_raw = trunk.published.mels == 0

@@ -10,30 +10,20 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from tests.started import free_port, own_environment
 
 SECONDS = 240
 
 
-def ranks_environment(rank: int, count: int, port: int) -> dict[str, str]:
+def ranks_environment(rank, count, port):
     """The variables that torchrun sets, for processes on one machine."""
-    ranks = {
-        "RANK": rank,
-        "LOCAL_RANK": rank,
-        "WORLD_SIZE": count,
-        "LOCAL_WORLD_SIZE": count,
-        "MASTER_PORT": port,
-    }
-    return {
-        **own_environment(),
-        **{name: str(value) for name, value in ranks.items()},
-        "MASTER_ADDR": "localhost",
-    }
+    ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+    ranks |= {"MASTER_PORT": port, "MASTER_ADDR": "localhost"}
+    return own_environment() | {name: str(value) for name, value in ranks.items()}
 
 
-def in_several(file: str, name: str, folder: Path, count: int = 2) -> list[Any]:
+def in_several(file, name, folder, count=2):
     """The results of the function `name` of `file` in `count` processes of a group, which work in
     `folder`.
     """
@@ -63,7 +53,7 @@ def in_several(file: str, name: str, folder: Path, count: int = 2) -> list[Any]:
     return [pickle.loads(answer.read_bytes()) for answer in answers]
 
 
-def _work(file: str, name: str, answer: Path) -> None:
+def _work(file, name, answer):
     import torch
 
     from speakernet.machine.options import MachineOptions

@@ -6,11 +6,11 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
 
 pytest.importorskip("peft", reason="peft is not installed (pip install -e '.[test-all]')")
 
@@ -24,17 +24,17 @@ from tests.tiny_recipe import write_recipe
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("transformers", "peft")]
 STEPS_OF_EPOCH = 8
-CHANGES: dict[str, Any] = {
-    "training": {"max_epochs": 2, "test_interval": 1, "log_interval": 1, "keep_checkpoints": 0},
-    # AdamW would amplify the rounding of gradients that cancel to full steps.
-    "optimizer": {"name": "sgd", "learning_rate": 0.02},
-    "loss": {"name": "aamsoftmax"},
-    "evaluation": {"eval_frames": 40, "num_crops": 1, "bootstrap_samples": 0},
-    "runtime": {"parallel": "fsdp"},
-}
+CHANGES = yaml.safe_load("""
+training: {max_epochs: 2, test_interval: 1, log_interval: 1, keep_checkpoints: 0}
+# AdamW would amplify the rounding of gradients that cancel to full steps.
+optimizer: {name: sgd, learning_rate: 0.02}
+loss: {name: aamsoftmax}
+evaluation: {eval_frames: 40, num_crops: 1, bootstrap_samples: 0}
+runtime: {parallel: fsdp}
+""")
 
 
-def train(name: str, *options: str, until: int = 0) -> None:
+def train(name, *options, until=0):
     """Train in the folder `name`, to the end or until a step."""
     loaded = load_config(
         ["--config", f"{name.partition('-')[0]}.yaml", "--save_path", name, *options]
@@ -46,7 +46,7 @@ def train(name: str, *options: str, until: int = 0) -> None:
         train_experiment(loaded)
 
 
-def two() -> None:
+def two():
     """In two processes: uninterrupted runs of all weights and of adapters, the rest of a run of
     one, part of a run.
     """
@@ -102,7 +102,7 @@ def test_shards_equal_one_process(tiny_corpus, tmp_path):
     assert type(outcome_of(tmp_path / "kept")["net"]["pooling.keys.weight"]) is torch.Tensor
 
 
-def outcome_of(run: Path) -> dict[str, Any]:
+def outcome_of(run):
     """Loss of each step, weights of last.pt and best.pt."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     saved = read_own_checkpoint(run / "last.pt")["training"]

@@ -5,9 +5,7 @@ run resumes.
 import contextlib
 import signal
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -29,33 +27,27 @@ SMALL_CACHE = 190_000 / 2**30
 
 
 @contextmanager
-def two_machines(recipe: Path) -> Iterator[list[Started]]:
+def two_machines(recipe):
     """A process each on two machines, as far as caches are concerned."""
     folder = recipe.parent
     port = free_port()
-    group = (
-        "WORLD_SIZE=2",
-        "LOCAL_RANK=0",
-        "LOCAL_WORLD_SIZE=1",
-        "MASTER_ADDR=localhost",
-        f"MASTER_PORT={port}",
-    )
-    command = [sys.executable, "trainSpeakerNet.py", "--config", str(recipe)]
+    group = f"WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=localhost MASTER_PORT={port}"
+    command = f"{sys.executable} trainSpeakerNet.py --config {recipe}"
     with contextlib.ExitStack() as stack:
         ranks = []
         for rank in range(2):
-            own = (f"RANK={rank}", f"SPEAKERNET_CACHE={folder / f'cache{rank}'}")
-            started = Started(["env", *group, *own, *command], folder / f"output{rank}.txt")
+            line = f"env {group} RANK={rank} SPEAKERNET_CACHE={folder}/cache{rank} {command}"
+            started = Started(line.split(), folder / f"output{rank}.txt")
             ranks.append(stack.enter_context(started))
         yield ranks
 
 
-def end(ranks: list[Started]) -> None:
+def end(ranks):
     for started in ranks:
         assert started.end() == 0, started.output[-3000:]
 
 
-def recipe_of(folder: Path, corpus: Path, **data: float) -> Path:
+def recipe_of(folder, corpus, **data):
     """One epoch of eight steps."""
     changes = {"training": {"max_epochs": 1, "save_steps": 1}, "runtime": {"deterministic": True}}
     changes["evaluation"] = {"eval_frames": 40, "num_crops": 1, "bootstrap_samples": 0}
@@ -65,7 +57,7 @@ def recipe_of(folder: Path, corpus: Path, **data: float) -> Path:
 
 def test_kill(tiny_corpus, tmp_path, monkeypatch):
     with object_store(monkeypatch) as faults:
-        packing = ["--source", str(tiny_corpus), "--list", str(tiny_corpus / "train_list.txt")]
+        packing = f"--source {tiny_corpus} --list {tiny_corpus}/train_list.txt".split()
         assert main(["pack", ADDRESS, *packing, "--shards", str(NUM_SHARDS)]) == 0
         straight = recipe_of(tmp_path / "straight", tiny_corpus)
         with two_machines(straight) as ranks:

@@ -8,7 +8,6 @@ a processor chooses for a share of a batch, and weights differ by far more than 
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -105,12 +104,12 @@ class Share:
     draw_key: int = 3
 
     @property
-    def draw_rows(self) -> np.ndarray:
+    def draw_rows(self):
         """The rows: no utterance is repeated."""
         return self.indices.numpy()
 
 
-def batch_of(case: Case, number: int) -> Share:
+def batch_of(case, number):
     """This process's share of batch `number`."""
     generator = torch.Generator().manual_seed(100 + number)
     labels = torch.randperm(CLASSES, generator=generator)[: case.units].repeat_interleave(
@@ -127,7 +126,7 @@ def batch_of(case: Case, number: int) -> Share:
     return Share(waveforms[own], labels[own], torch.arange(len(labels))[own] + 50 * number, sizes)
 
 
-def build(case: Case) -> tuple[nn.Module, nn.Module, TrainingStep]:
+def build(case):
     """Network, loss and step, for one process or several."""
     torch.manual_seed(1)
     net = SpeakerNet.named(
@@ -165,7 +164,7 @@ def build(case: Case) -> tuple[nn.Module, nn.Module, TrainingStep]:
     return net, loss, step
 
 
-def train(case: Case) -> dict[str, Any]:
+def train(case):
     """The results of some steps."""
     net, loss, step = build(case)
     rows = []
@@ -204,54 +203,53 @@ def train(case: Case) -> dict[str, Any]:
     }
 
 
-def gathered() -> tuple[list[int], list[float], float]:
-    """Rows gathered from uneven shares, and the mean gradient of a loss over all of them."""
+def gathered():
+    """Rows gathered from uneven shares, and the gradient of a loss over all of them."""
     rank = distributed.rank()
     own = torch.arange(3.0 - rank).add(10 * rank).unsqueeze(1).requires_grad_()
     rows = gather_rows(own, (3, 2))
-    (rows.square().sum()).backward()
-    assert own.grad is not None
-    return rows.flatten().int().tolist(), own.grad.flatten().tolist(), float(rows.sum())
+    rows.square().sum().backward()
+    return rows.flatten().int().tolist(), own.grad.flatten().tolist()
 
 
-def normed(shape: Sequence[int], momentum: float | None, passes: int) -> list[torch.Tensor]:
+def normed(shape, momentum, passes):
     """Output, input gradient, weight gradient and statistics of a batch norm over a share of random
     features.
     """
     torch.manual_seed(4)
-    kind = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d}[len(shape)]
+    kind = nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm1d
     net = nn.Sequential(kind(shape[1], momentum=momentum))
-    nn.init.uniform_(net[0].weight)
+    norm = net[0]
+    nn.init.uniform_(norm.weight)
+    own = slice(None)
     if distributed.is_distributed():
         assert synchronize_norms(net, CPU) == 1 and synchronize_norms(net, CPU) == 0
-    rank = distributed.rank()
-    size = distributed.world_size()
-    cut = shape[0] // 3
-    own = slice(0, None) if size == 1 else (slice(0, cut) if rank == 0 else slice(cut, None))
+        cut = shape[0] // 3
+        own = slice(cut, None) if distributed.rank() else slice(cut)
+        norm = net[0]
     for number in range(passes):
         features = 100 + 5 * torch.randn(*shape, generator=torch.Generator().manual_seed(number))
         mine = features[own].clone().requires_grad_()
         found = net(mine)
         net.zero_grad()
         (found * torch.linspace(-1, 2, features.numel()).view_as(features)[own]).sum().backward()
-    assert mine.grad is not None
-    return [found.detach(), mine.grad, net[0].weight.grad, net[0].running_mean, net[0].running_var]
+    return [found.detach(), mine.grad, norm.weight.grad, norm.running_mean, norm.running_var]
 
 
-def own_norms() -> list[list[torch.Tensor]]:
+def own_norms():
     """Running means of local norms after a step; the same after sharing; and the weights."""
     net, _, step = build(Case("amsoftmax", has_own_norms=True))
+
+    def means():
+        state = net.state_dict().items()
+        return [value.clone() for name, value in state if name.endswith("running_mean")]
+
     step.exchange.begin_epoch()
     step.add(batch_of(CASES["amsoftmax"], 0))
     step.finish(0.05)
-    found = [
-        [value.clone() for name, value in net.state_dict().items() if name.endswith("running_mean")]
-    ]
+    before = means()
     step.exchange.share_statistics()
-    found.append(
-        [value.clone() for name, value in net.state_dict().items() if name.endswith("running_mean")]
-    )
-    return [*found, [weights.detach() for weights in net.parameters()]]
+    return [before, means(), [weights.detach() for weights in net.parameters()]]
 
 
 class Compiled(nn.Linear):
@@ -263,7 +261,7 @@ class Compiled(nn.Linear):
         self.count += 1
 
 
-def count_compilations() -> list[int]:
+def count_compilations():
     """Compilations if this rank's steps are long and the other's short, and the other way round."""
     counts = []
     for slow_rank in (0, 1):
@@ -279,7 +277,7 @@ NORMS = [((6, 4), 0.1, 1), ((6, 4, 7), None, 3), ((6, 4, 3, 5), 0.1, 2)]
 
 
 @contextlib.contextmanager
-def in_float64() -> Iterator[None]:
+def in_float64():
     """Every network, loss and figure in float64, including casts to float32 in losses and front
     ends.
     """
@@ -291,21 +289,20 @@ def in_float64() -> Iterator[None]:
         torch.set_default_dtype(torch.float32)
 
 
-def everything() -> dict[str, Any]:
+def everything():
     """All results of this process."""
     torch.set_num_threads(1)
-    is_alone = not distributed.is_distributed()
-    found = {
-        "gathered": None if is_alone else gathered(),
-        "own norms": None if is_alone else own_norms(),
-        "followed": None if is_alone else count_compilations(),
-        "heads": None
-        if is_alone
-        else [sharded_heads.compare(head, distributed.rank()) for head in sharded_heads.HEADS],
-        "norms": [normed(*norm) for norm in NORMS],
-    }
+    results = {"norms": [normed(*norm) for norm in NORMS]}
+    if distributed.is_distributed():
+        rank = distributed.rank()
+        results |= {
+            "gathered": gathered(),
+            "own norms": own_norms(),
+            "followed": count_compilations(),
+            "heads": [sharded_heads.compare(head, rank) for head in sharded_heads.HEADS],
+        }
     with in_float64():
-        return found | {name: train(case) for name, case in CASES.items()}
+        return results | {name: train(case) for name, case in CASES.items()}
 
 
 @pytest.mark.slow
@@ -324,25 +321,23 @@ def test_two_processes_equal_one(tmp_path):
         _check_training(name, alone[name], [answer[name] for answer in several])
 
 
-def _check_gathering(
-    first: tuple[list[int], list[float], float], second: tuple[list[int], list[float], float]
-) -> None:
+def _check_gathering(first, second):
     assert first[0] == second[0] == [0, 1, 2, 10, 11]
     # Twice the gradient, because it is averaged over two processes and is zero in the other.
     assert first[1] == [0.0, 4.0, 8.0] and second[1] == [40.0, 44.0]
 
 
-def _check_own_norms(first: list[list[torch.Tensor]], second: list[list[torch.Tensor]]) -> None:
-    assert not any(torch.equal(*pair) for pair in zip(first[0], second[0], strict=True)), (
-        "the shares differ"
-    )
+def _check_own_norms(first, second):
+    def equal(some, others):
+        return [torch.equal(*pair) for pair in zip(some, others, strict=True)]
+
+    assert not any(equal(first[0], second[0])), "the shares differ"
     # The statistics of the first process are evaluated and saved.
-    for shared in (first[1], second[1]):
-        assert all(torch.equal(*pair) for pair in zip(shared, first[0], strict=True))
-    assert all(torch.equal(*pair) for pair in zip(first[2], second[2], strict=True))
+    assert all(equal(first[1], first[0]) + equal(second[1], first[0]))
+    assert all(equal(first[2], second[2]))
 
 
-def _check_heads(rank: int, found: list[dict[str, float]]) -> None:
+def _check_heads(rank, found):
     """A shard of a head equals the whole one: loss, gradients, weights after steps, saving and
     loading.
     """
@@ -358,9 +353,7 @@ def _check_heads(rank: int, found: list[dict[str, float]]) -> None:
         ), options
 
 
-def _check_norms(
-    whole: list[torch.Tensor], first: list[torch.Tensor], second: list[torch.Tensor]
-) -> None:
+def _check_norms(whole, first, second):
     for place in (0, 1):
         torch.testing.assert_close(
             torch.cat([first[place], second[place]]), whole[place], rtol=1e-4, atol=1e-4
@@ -371,37 +364,30 @@ def _check_norms(
         assert torch.equal(first[place], second[place])
 
 
-def _check_training(name: str, alone: dict[str, Any], several: list[dict[str, Any]]) -> None:
+def _check_training(name, alone, several):
     """Weights and figures equal to 1e-8, the same bits in both processes, and the weights have
     changed.
     """
+    case = CASES[name]
     with in_float64():
-        fresh = build(CASES[name])[0].state_dict()
-    is_shared = CASES[name].is_sharded
-    has_whole = not CASES[name].has_no_whole
+        fresh = build(case)[0].state_dict()
     for rank, answer in enumerate(several):
-        # A sharded head is assembled in the first process.
-        parts = ("net",) if is_shared else ("net", "loss")
-        for part in parts if has_whole and rank else ("net", "loss") if not rank else ():
+        # A sharded head is assembled in the first process, as is a network in shards.
+        parts = ["loss"] if not rank or not (case.is_sharded or case.has_no_whole) else []
+        parts += ["net"] if not rank or not case.has_no_whole else []
+        for part in parts:
             assert answer[part].keys() == alone[part].keys()
             for key, expected in alone[part].items():
-                found = answer[part][key]
-                difference = (
-                    (found.double() - expected.double()).abs().max()
-                    if found.numel()
-                    else torch.zeros(())
-                )
-                assert difference <= 1e-8 * max(1.0, float(expected.abs().max())), (
-                    f"{name}: {part} {key} {difference}"
-                )
+                found = answer[part][key].double()
+                atol = 1e-8 * max(1.0, float(expected.abs().max()))
+                message = f"{name}: {part} {key}"
+                torch.testing.assert_close(found, expected.double(), rtol=0, atol=atol, msg=message)
+                if rank:
+                    assert torch.equal(answer[part][key], several[0][part][key]), message
         np.testing.assert_allclose(
             answer["rows"], alone["rows"], rtol=1e-6, atol=1e-6, equal_nan=True, err_msg=name
         )
         # The last process made its request after the third step.
         assert answer["wishes"] == [[number == 2, False] for number in range(STEPS)], name
-    for part in () if not has_whole else ("net",) if is_shared else ("net", "loss"):
-        assert all(
-            torch.equal(several[0][part][key], several[1][part][key]) for key in alone[part]
-        ), name
     moved = {key for key, value in alone["net"].items() if not torch.equal(value, fresh[key])}
-    assert bool(moved) != CASES[name].head_only, name
+    assert bool(moved) != case.head_only, name

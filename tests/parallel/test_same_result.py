@@ -22,20 +22,9 @@ pytestmark = [
 ]
 SEED = 20260101
 SCORED = (
-    "--evaluation.score_norm",
-    "as",
-    "--evaluation.cohort_size",
-    "5",
-    "--evaluation.subtract_mean",
-    "true",
-    "--evaluation.slices",
-    "[duration, snr]",
-    "--evaluation.sweep",
-    "[duration, telephone]",
-    "--evaluation.embedding",
-    "both",
-    "--evaluation.batch_size",
-    "3",
+    "--evaluation.score_norm as --evaluation.cohort_size 5 --evaluation.subtract_mean true "
+    "--evaluation.slices [duration,snr] --evaluation.sweep [duration,telephone] "
+    "--evaluation.embedding both --evaluation.batch_size 3"
 )
 
 
@@ -60,18 +49,11 @@ def test_two_nodes_after_a_kill(kills, tiny_corpus, tmp_path):
     """
     recipe = recipe_of(tmp_path, tiny_corpus)
     meet = (
-        "--nnodes=2",
-        "--rdzv_backend=c10d",
-        f"--rdzv_endpoint=localhost:{free_port()}",
-        "--local_addr=localhost",
+        f"--nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=localhost:{free_port()} "
+        "--local_addr=localhost --max-restarts=2"
     )
-    command = [
-        *torchrun(*meet, "--max-restarts=2", count=1),
-        "trainSpeakerNet.py",
-        "--config",
-        str(recipe),
-    ]
-    command += ["--runtime.distributed_timeout_seconds", "30"]
+    run = f"trainSpeakerNet.py --config {recipe} --runtime.distributed_timeout_seconds 30"
+    command = [*torchrun(*meet.split(), count=1), *run.split()]
     with (
         Started(command, tmp_path / "first.txt") as first,
         Started(command, tmp_path / "second.txt") as second,
@@ -79,12 +61,11 @@ def test_two_nodes_after_a_kill(kills, tiny_corpus, tmp_path):
         second.until(lambda: steps_of(tmp_path / "run") >= 3, "its third step")
         (killed,) = second.ranks().values()
         killed.kill()
-        assert (first.end(), second.end()) == (0, 0), first.output[-2000:] + second.output[-2000:]
-        assert "2 processes (1 on this machine), joined by gloo" in first.output + second.output
-        assert (
-            f"(pid: {killed.pid})" in second.output
-            and "resumed from" in first.output + second.output
-        )
+        output = first.output[-2000:] + second.output[-2000:]
+        assert (first.end(), second.end()) == (0, 0), output
+        output = first.output + second.output
+        assert "2 processes (1 on this machine), joined by gloo" in output
+        assert f"(pid: {killed.pid})" in second.output and "resumed from" in output
     assert not differences(outcome_of(tmp_path / "run"), kills.expected)
 
 
@@ -98,13 +79,8 @@ def test_scoring(kills, tiny_corpus, tmp_path):
         (folder / "run").mkdir()
         # A separate copy, because scoring stores its embeddings there.
         shutil.copy(kills.folder / "straight" / "run" / "best.pt", folder / "run" / "best.pt")
-        arguments = [
-            "--config",
-            str(recipe),
-            *SCORED,
-            "--data.test_lists",
-            f"{{E: {tmp_path / 'fewer.txt'}}}",
-        ]
+        line = f"--config {recipe} {SCORED} --data.test_lists "
+        arguments = [*line.split(), f"{{E: {tmp_path / 'fewer.txt'}}}"]
         if name == "one":
             assert main(["evaluate", *arguments]) == 0
         else:
@@ -114,11 +90,9 @@ def test_scoring(kills, tiny_corpus, tmp_path):
         written = folder / "run" / "eval" / "trials"
         results = json.loads((written / "results.json").read_text())
         assert results["sweep"] and results["slices"] and results["backend"]["score_norm"] == "as"
+        scores = [(place / "scores.txt").read_text() for place in (written, written.parent / "E")]
         same = {key: value for key, value in results.items() if key not in VOLATILE}
-        found.append(
-            [(folder / "scores.txt").read_text() for folder in (written, written.with_name("E"))]
-            + [same]
-        )
+        found.append([scores, same])
     assert found[0] == found[1]
 
 
@@ -131,15 +105,7 @@ def test_shares_of_embedding(kills, tiny_corpus, tmp_path):
             tiny_corpus / f"spk{number % 14:02d}" / "utt0.wav",
             tmp_path / "voices" / f"{number}.wav",
         )
-    arguments = [
-        "embed",
-        str(tmp_path / "voices"),
-        "--model",
-        str(model),
-        "--device",
-        "cpu",
-        "--out",
-    ]
+    arguments = f"embed {tmp_path}/voices --model {model} --device cpu --out".split()
     assert main([*arguments, str(tmp_path / "one.npz")]) == 0
     command = [sys.executable, "-m", "speakernet", *arguments, str(tmp_path / "two.npz")]
     port = free_port()

@@ -10,14 +10,14 @@ from speakernet.training.batch_size import BatchSizeFinder
 class FakeMachine:
     """Steps that run out of memory above `limit` items and take `cost(size)` seconds."""
 
-    def __init__(self, limit: int, cost=float) -> None:
+    def __init__(self, limit, cost=float):
         self.limit = limit
         self.cost = cost
         self.now = 0.0
-        self.tried: list[int] = []
+        self.tried = []
         self.finder = BatchSizeFinder(nn.Linear(1, 1), int, self.step, clock=lambda: self.now)
 
-    def step(self, size: int) -> None:
+    def step(self, size):
         self.tried.append(size)
         if size > self.limit:
             raise torch.OutOfMemoryError("CUDA out of memory (a fake)")
@@ -44,7 +44,7 @@ def test_fastest_size():
 
 
 def test_errors():
-    def broken(_: int) -> None:
+    def broken(_):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
     with pytest.raises(RuntimeError, match="shapes"):
@@ -57,7 +57,7 @@ def test_memory_limit_of_a_cpu():
     """Each item takes a megabyte; with a limit of 50 MB, 64 must never run, and a size that fails
     runs once.
     """
-    sizes: list[int] = []
+    sizes = []
     # Each size runs four steps.
     finder = BatchSizeFinder(
         nn.Linear(1, 1), int, sizes.append, 50 << 20, read_memory=lambda: (sum(sizes) << 20) // 4

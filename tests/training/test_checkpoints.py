@@ -7,9 +7,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -222,7 +220,7 @@ def test_missing_best_of_a_finished_run(tmp_path, damage):
     assert step_of(tmp_path)["best_eer_percent"] == 7.0
 
 
-HOSTILE: dict[str, Callable[[dict], Any]] = {
+HOSTILE = {
     "no state": lambda training: training.pop("state"),
     "net of nothing": lambda training: training.update(net=None),
     "optimizer of a list": lambda training: training.update(optimizer=[1, 2]),

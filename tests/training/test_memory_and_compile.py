@@ -69,14 +69,14 @@ class Recorder(nn.Module):
     def __init__(self):
         super().__init__()
         self.first = nn.Linear(2, 2)
-        self.compiled_with: list[dict] = []
+        self.compiled_with = []
 
     def compile(self, **options):
         self.compiled_with.append(options)
 
 
 def compiler_of(net, when="auto", scope="whole"):
-    return Compiler(net, RuntimeOptions(compile=when, compile_scope=scope))  # type: ignore[arg-type]
+    return Compiler(net, RuntimeOptions(compile=when, compile_scope=scope))
 
 
 @pytest.mark.parametrize("extra", [1, -2])
@@ -193,8 +193,8 @@ class Run:
 
     def __init__(self, threads, speeds, adapts=True):
         self.speeds = speeds
-        self.used: list[int] = []
-        self.set: list[int] = []
+        self.used = []
+        self.set = []
         self.watch = ThreadWatch(threads, adapts=adapts, set_threads=self.set.append)
 
     def go(self, steps, is_compiled=False):

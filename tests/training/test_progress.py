@@ -100,13 +100,8 @@ CONFIGURATION = {
 
 def evaluation(eer):
     costs = {"min_dcf": {"0.01": eer / 10, "0.05": 0.2}, "min_dcf_interval": {"0.01": [0.1, 0.9]}}
-    return {
-        "eer_percent": eer,
-        "eer_interval_percent": [eer - 1, eer + 1],
-        **costs,
-        "num_trials": 100,
-        "note": "",
-    }
+    facts = {"eer_percent": eer, "eer_interval_percent": [eer - 1, eer + 1], **costs}
+    return {**facts, "num_trials": 100, "note": ""}
 
 
 @pytest.fixture(autouse=True)

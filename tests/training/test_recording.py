@@ -35,22 +35,6 @@ CLASSES = 5
 STEPS = 10
 
 
-@dataclasses.dataclass
-class Batch:
-    waveforms: torch.Tensor
-    labels: torch.Tensor
-    indices: torch.Tensor
-    draw_key: int
-
-    @property
-    def draw_rows(self):
-        return self.indices.numpy()
-
-    @property
-    def rank_sizes(self):
-        return (len(self.labels),)
-
-
 def batch_of(number, size=4, device=fakes.CPU, *, is_bad=False):
     generator = torch.Generator().manual_seed(number)
     waveforms = 0.1 * torch.randn(size, SAMPLES, generator=generator)
@@ -58,7 +42,7 @@ def batch_of(number, size=4, device=fakes.CPU, *, is_bad=False):
         waveforms[0, 0] = math.nan
     labels = torch.randint(CLASSES, (size,), generator=generator)
     rows = torch.randint(1000, (size,), generator=generator)
-    return Batch(waveforms.to(device), labels.to(device), rows, draw_key=number // 4)
+    return fakes.FakeBatch(waveforms.to(device), labels.to(device), rows, draw_key=number // 4)
 
 
 def step_of(device=fakes.CPU, loss="aamsoftmax", optimizer="adamw", precision="no", **training):

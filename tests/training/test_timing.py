@@ -13,7 +13,7 @@ class FakeGpu:
     """Records the order of calls; a step compiles something while `compiled` has entries left."""
 
     def __init__(self, monkeypatch, compiled=()):
-        self.done: list[str] = []
+        self.done = []
         self.compiled = list(compiled)
         self.count = 0
         monkeypatch.setattr(timing, "num_compiled", lambda: self.count)
@@ -47,15 +47,8 @@ def test_end_of_warm_up(monkeypatch, compiled, steps):
 def test_clock_waits_for_the_device(monkeypatch):
     machine = FakeGpu(monkeypatch)
     timing.time_steps(machine.step, 2, CPU, lambda: machine.done.append("warm"))
-    assert machine.done[machine.done.index("warm") :] == [
-        "warm",
-        "waited",
-        "clock",
-        "step",
-        "step",
-        "waited",
-        "clock",
-    ]
+    timed = machine.done[machine.done.index("warm") :]
+    assert timed == ["warm", "waited", "clock", "step", "step", "waited", "clock"]
     machine.done.clear()
     timing.time_batches(iter([1, 1]), 2, int, CPU)
     assert machine.done == ["clock", "clock", "clock", "waited", "clock"]
@@ -74,12 +67,11 @@ def test_arithmetic_of_the_peak(monkeypatch):
     gpu = torch.device("cuda")
     for allowed, name in ((True, "tf32"), (False, "float32")):
         monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allowed)
-        assert [timing.arithmetic_of(one, gpu) for one in ("no", "bf16", "fp16")] == [
-            name,
-            "bf16",
-            "fp16",
-        ]
-    assert timing.arithmetic_of("no", CPU) == "float32"
+        assert timing.arithmetic_of("no", gpu) == name
+    assert (timing.arithmetic_of("no", CPU), timing.arithmetic_of("bf16", gpu)) == (
+        "float32",
+        "bf16",
+    )
 
 
 def test_flop_of_products():

@@ -300,7 +300,7 @@ def test_average_of_the_last_checkpoints(tmp_path):
 
 def evaluated(trainer):
     """Train; returns the weights at each evaluation."""
-    seen: list[dict[str, torch.Tensor]] = []
+    seen = []
 
     def validate(epoch):
         seen.append(fakes.tensors(trainer.net))

@@ -5,11 +5,7 @@ import json
 import math
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -20,7 +16,6 @@ from speakernet.training.compiling import Compiler
 from speakernet.training.optimizers import create_optimizer
 from speakernet.training.options import (
     OPTIMIZERS,
-    OptimizerOptions,
     RuntimeOptions,
     TrainingOptions,
 )
@@ -28,7 +23,7 @@ from speakernet.training.options.schedules import FloorOptions
 from speakernet.training.precision import Precision
 from speakernet.training.progress import Progress
 from speakernet.training.schedules import LearningRateSchedule, MarginSchedule, Schedules
-from speakernet.training.state import WHOLE_RUN, Stage
+from speakernet.training.state import WHOLE_RUN
 from speakernet.training.step import StepTools, TrainingStep
 from speakernet.training.stopping import Interrupted
 from speakernet.training.trainer import RunOutput, Trainer
@@ -41,7 +36,7 @@ CPU = torch.device("cpu")
 class FakeNet(nn.Module):
     """Batch norm (statistics), dropout (global randomness) and two layers."""
 
-    def __init__(self, dropout: float = 0.2, frozen_norm: bool = False) -> None:
+    def __init__(self, dropout=0.2, frozen_norm=False):
         super().__init__()
         self.first = nn.Linear(SAMPLES, 16)
         self.norm = nn.BatchNorm1d(16)
@@ -49,13 +44,13 @@ class FakeNet(nn.Module):
         self.last = nn.Linear(16, 8)
         self.frozen_norm = frozen_norm
 
-    def train(self, mode: bool = True) -> "FakeNet":
+    def train(self, mode=True):
         super().train(mode)
         if self.frozen_norm:
             self.norm.eval()
         return self
 
-    def forward(self, waveforms: torch.Tensor) -> torch.Tensor:
+    def forward(self, waveforms):
         return self.last(self.dropout(torch.relu(self.norm(self.first(waveforms)))))
 
 
@@ -65,17 +60,15 @@ class FakeLoss(nn.Module):
     is_metric = False
     sees_all_ranks = False
 
-    def __init__(self, margin: float = 0.2) -> None:
+    def __init__(self, margin=0.2):
         super().__init__()
         self.head = nn.Linear(8, CLASSES)
         self.margin = margin
 
-    def set_margin(self, margin: float) -> None:
+    def set_margin(self, margin):
         self.margin = margin
 
-    def forward(
-        self, embeddings: torch.Tensor, labels: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, embeddings, labels):
         logits = self.head(embeddings.float())
         logits = logits - self.margin * (labels[:, None] == torch.arange(CLASSES)).float()
         accuracy = 100.0 * (logits.argmax(1) == labels).float().mean()
@@ -91,9 +84,7 @@ class FakeMetricLoss(nn.Module):
     sees_all_ranks = True
     margin = None
 
-    def forward(
-        self, embeddings: torch.Tensor, labels: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, embeddings, labels):
         # (speakers, utterances, dim)
         scores = embeddings[:, 0].float() @ embeddings[:, 1:].float().mean(1).T
         target = torch.arange(len(scores))
@@ -110,12 +101,12 @@ class FakeBatch:
     draw_key: int = 0
 
     @property
-    def draw_rows(self) -> np.ndarray:
+    def draw_rows(self):
         """The rows: no utterance is repeated."""
         return self.indices.numpy()
 
     @property
-    def rank_sizes(self) -> tuple[int, ...]:
+    def rank_sizes(self):
         """The whole batch is one process's."""
         return (len(self.labels),)
 
@@ -129,12 +120,12 @@ class FakeLoader:
 
     def __init__(
         self,
-        num_batches: int = 7,
-        batch_size: int = 6,
-        last_size: int = 3,
-        poisoned: frozenset[int] = frozenset(),
-        stop_at: int = -1,
-    ) -> None:
+        num_batches=7,
+        batch_size=6,
+        last_size=3,
+        poisoned=frozenset(),
+        stop_at=-1,
+    ):
         self.num_batches = num_batches
         self.batch_size = batch_size
         self.last_size = last_size
@@ -142,19 +133,19 @@ class FakeLoader:
         self.stop_at = stop_at
         self.epoch = self.position = 0
 
-    def set_epoch(self, epoch: int) -> None:
+    def set_epoch(self, epoch):
         self.epoch = epoch
         self.position = 0
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self.num_batches
 
-    def __iter__(self) -> Iterator[FakeBatch]:
+    def __iter__(self):
         while self.position < self.num_batches:
             self.position += 1
             yield self.batch(self.position - 1)
 
-    def batch(self, position: int) -> FakeBatch:
+    def batch(self, position):
         generator = torch.Generator().manual_seed(1000 * self.epoch + position)
         size = self.last_size if position == self.num_batches - 1 else self.batch_size
         labels = torch.randint(CLASSES, (size,), generator=generator)
@@ -166,39 +157,39 @@ class FakeLoader:
             os.kill(os.getpid(), signal.SIGINT)
         return FakeBatch(waveforms, labels, torch.arange(size) + 100 * number)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self):
         return {"epoch": self.epoch, "position": self.position}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state):
         self.epoch = state["epoch"]
         self.position = state["position"]
 
-    def file_names(self, indices: torch.Tensor) -> list[str]:
+    def file_names(self, indices):
         return [f"utterance{int(index)}.wav" for index in indices]
 
-    def epoch_report(self) -> Mapping[str, Any]:
+    def epoch_report(self):
         return {"skipped_files": 0}
 
 
-def optimizer_options(name: str, **options: Any) -> OptimizerOptions:
+def optimizer_options(name, **options):
     return OPTIMIZERS[name].options(name=name, **options)
 
 
 def make_trainer(
-    folder: Path,
+    folder,
     *,
-    loader: Any = None,
-    eers: list[float] | None = None,
-    validate: Callable[[], Mapping[str, Any]] | None = None,
-    optimizer: str = "adam",
-    dropout: float = 0.2,
-    seed: int = 0,
-    compiles: RuntimeOptions | None = None,
-    scheduled_epochs: int | None = None,
-    network_learning_rate_factor: float = 1.0,
-    stage: Stage = WHOLE_RUN,
-    **options: Any,
-) -> Trainer:
+    loader=None,
+    eers=None,
+    validate=None,
+    optimizer="adam",
+    dropout=0.2,
+    seed=0,
+    compiles=None,
+    scheduled_epochs=None,
+    network_learning_rate_factor=1.0,
+    stage=WHOLE_RUN,
+    **options,
+):
     """A trainer on the fakes; evaluations return the `eers` in turn; schedules cover
     `scheduled_epochs`.
     """
@@ -214,7 +205,7 @@ def make_trainer(
     moves = create_optimizer(optimizer_options(optimizer, **rates), [net, loss], CPU)
     numbers = list(eers or [50.0])
 
-    def eer_in_turn() -> dict[str, float]:
+    def eer_in_turn():
         # Random numbers drawn by an evaluation must not change training.
         torch.rand(3)
         return {"eer_percent": numbers.pop(0) if len(numbers) > 1 else numbers[0]}
@@ -231,7 +222,7 @@ def make_trainer(
         MarginSchedule(schedule, 0.2, steps_per_epoch=steps),
     )
 
-    def model_contents(training_summary: Mapping[str, Any], is_last: bool) -> dict[str, Any]:
+    def model_contents(training_summary, is_last):
         return {"weights": net.state_dict(), "training_summary": training_summary}
 
     return Trainer(
@@ -251,13 +242,13 @@ def make_trainer(
 
 
 def make_step(
-    net: nn.Module,
-    loss: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    compiler: Compiler | None = None,
-    options: TrainingOptions | None = None,
-    utterances_per_speaker: int = 1,
-) -> TrainingStep:
+    net,
+    loss,
+    optimizer,
+    compiler=None,
+    options=None,
+    utterances_per_speaker=1,
+):
     return TrainingStep(
         net,
         loss,
@@ -269,13 +260,13 @@ def make_step(
     )
 
 
-def trained(folder: Path, **options: Any) -> Trainer:
+def trained(folder, **options):
     trainer = make_trainer(folder, **options)
     trainer.train()
     return trainer
 
 
-def interrupted(folder: Path, stop_at: int, loader: Any = None, **options: Any) -> None:
+def interrupted(folder, stop_at, loader=None, **options):
     """A run that got Ctrl-C at batch `stop_at`."""
     loader = loader or FakeLoader()
     loader.stop_at = stop_at
@@ -283,32 +274,32 @@ def interrupted(folder: Path, stop_at: int, loader: Any = None, **options: Any) 
         make_trainer(folder, loader=loader, **options).train()
 
 
-def records(folder: Path, kind: str = "") -> list[dict[str, Any]]:
+def records(folder, kind=""):
     """The records of a run, of one kind or all."""
     rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return [row for row in rows if kind in ("", row["kind"])]
 
 
-def step_of(folder: Path) -> dict[str, Any]:
+def step_of(folder):
     return read_own_checkpoint(folder / "last.pt")["training"]["state"]
 
 
-def tensors(net: nn.Module) -> dict[str, torch.Tensor]:
+def tensors(net):
     """Copies of a network's weights and statistics."""
     return {name: value.clone() for name, value in net.state_dict().items()}
 
 
-def weights_of(trainer: Trainer) -> list[torch.Tensor]:
+def weights_of(trainer):
     """Everything that training changes."""
     return [*trainer.net.state_dict().values(), *trainer.loss.state_dict().values()]
 
 
-def assert_equal(left: Iterable[torch.Tensor], right: Iterable[torch.Tensor]) -> None:
+def assert_equal(left, right):
     for first, second in zip(left, right, strict=True):
         assert torch.equal(first, second)
 
 
-def assert_same_bits(left: Trainer, right: Trainer) -> None:
+def assert_same_bits(left, right):
     """Network, head and optimizer of two trainers are equal to the last bit."""
     assert_equal(weights_of(left), weights_of(right))
     optimizers = left.step.optimizer.state.values(), right.step.optimizer.state.values()

@@ -123,7 +123,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     paths = make_corpus(arguments.save_path, parameters, num_workers=arguments.workers)
     seconds = time.perf_counter() - started
-    made = json.loads((paths.train_list.parent / "complete.json").read_text(encoding="utf-8"))
+    made = json.loads((paths.train_list.parent / "complete.json").read_text("utf-8"))
     command = f"{own_command('train')} --config exp01.yaml --data.synthetic_corpus ''"
     command += " --save_path exps/synthetic"
     for name, path in vars(paths).items():
@@ -199,7 +199,7 @@ def is_synthetic(path: str | Path) -> bool:
         written = folder / PARAMETERS
         if written.is_file():
             # Another program may use the same file name.
-            return "synthesiser_version" in written.read_text(encoding="utf-8", errors="replace")
+            return "synthesiser_version" in written.read_text("utf-8", errors="replace")
     return False
 
 
@@ -221,7 +221,7 @@ def _is_complete(folder: Path, parameters: CorpusParameters) -> bool:
     if path.exists():
         expected = f"parameters of a synthetic corpus; delete {folder} or give a different folder"
         with reading(path, expected):
-            stored = dict(json.loads(path.read_text(encoding="utf-8")))
+            stored = dict(json.loads(path.read_text("utf-8")))
         # Refused rather than made again: deleting thousands of files is the user's decision.
         changed = [
             f"{name} {stored[name]!r} -> {value!r}"

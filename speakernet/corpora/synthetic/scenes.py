@@ -17,6 +17,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
+from numpy.random import Generator
 from scipy import fft
 from scipy.ndimage import gaussian_filter1d
 
@@ -47,11 +49,11 @@ ROOM_KINDS: dict[str, tuple[tuple[float, float], tuple[float, float]]] = {
 
 
 def draw_room_response(
-    generator: np.random.Generator,
+    generator: Generator,
     kind: str = "smallroom",
     *,
     distance_metres: tuple[float, float] = (0.3, 2.5),
-) -> np.ndarray:
+) -> ndarray:
     """RIR of a random room of this kind, from a talker to a microphone; (samples,) float32, direct
     path 1.
     """
@@ -67,12 +69,12 @@ def draw_room_response(
 
 
 def room_response(
-    sides: np.ndarray,
-    talker: np.ndarray,
-    microphone: np.ndarray,
+    sides: ndarray,
+    talker: ndarray,
+    microphone: ndarray,
     decay_seconds: float,
-    generator: np.random.Generator,
-) -> np.ndarray:
+    generator: Generator,
+) -> ndarray:
     """Impulse response from `talker` to `microphone`, (3,) metres each, in a box of `sides`; starts
     at the direct path.
 
@@ -127,7 +129,12 @@ PITCH_SHIFT_SD_OCTAVES = 0.08
 TEMPO_SD = 0.10
 
 
-def draw_session(generator: np.random.Generator) -> SimpleNamespace:
+# What makes the corpus a test. If every recording had a room of its own, a network could only tell
+# voices apart; if each speaker had one room, it would learn the rooms, and trials within a session
+# would look far too easy. So a speaker has several sessions with a few utterances each, and target
+# trials join different ones. How much sessions differ against how much speakers differ decides the
+# error rate; the spreads were set by trial so that a small network reaches a few per cent.
+def draw_session(generator: Generator) -> SimpleNamespace:
     """A random session: the properties shared by the utterances of one recording session."""
     room = draw_room_response(
         generator,
@@ -152,9 +159,7 @@ def draw_session(generator: np.random.Generator) -> SimpleNamespace:
     )
 
 
-def record(
-    session: SimpleNamespace, speech: np.ndarray, generator: np.random.Generator
-) -> np.ndarray:
+def record(session: SimpleNamespace, speech: ndarray, generator: Generator) -> ndarray:
     """Record clean speech in this session: (samples,) -> (samples,) float32 in -1..1; the last
     echoes are cut off.
     """
@@ -169,7 +174,7 @@ def record(
     return set_level(wet, level_db)
 
 
-def shaped_noise(shape: np.ndarray, num_samples: int, generator: np.random.Generator) -> np.ndarray:
+def shaped_noise(shape: ndarray, num_samples: int, generator: Generator) -> ndarray:
     """Noise with the amplitude spectrum `shape`, evenly spaced over 0..Nyquist; (num_samples,)
     float32.
     """
@@ -182,7 +187,7 @@ def shaped_noise(shape: np.ndarray, num_samples: int, generator: np.random.Gener
     return fft.irfft(parts.view(np.complex64) * gain, size)[:num_samples]
 
 
-def set_level(waveform: np.ndarray, level_db: float) -> np.ndarray:
+def set_level(waveform: ndarray, level_db: float) -> ndarray:
     """Scale to an RMS level relative to full scale, lower if the peak would clip; float32."""
     gain = min(
         10.0 ** (level_db / 20.0) / _rms(waveform), PEAK / max(float(np.abs(waveform).max()), 1e-9)
@@ -190,7 +195,7 @@ def set_level(waveform: np.ndarray, level_db: float) -> np.ndarray:
     return (waveform * np.float32(gain)).astype(np.float32, copy=False)
 
 
-def _microphone(generator: np.random.Generator) -> np.ndarray:
+def _microphone(generator: Generator) -> ndarray:
     """Linear-phase FIR of a random microphone: smooth colour, a low cut and, often, a high cut."""
     low_hz = generator.uniform(40.0, 250.0)
     high_hz = generator.uniform(3800.0, 9000.0)
@@ -203,20 +208,20 @@ def _microphone(generator: np.random.Generator) -> np.ndarray:
     return (taps * np.hanning(MICROPHONE_TAPS)).astype(np.float32)
 
 
-def _colour_db(generator: np.random.Generator, spread_db: float) -> np.ndarray:
+def _colour_db(generator: Generator, spread_db: float) -> ndarray:
     knots = generator.normal(0.0, spread_db, len(_KNOTS_HZ))
     return np.interp(np.log(np.maximum(_GRID_HZ, _KNOTS_HZ[0])), np.log(_KNOTS_HZ), knots)
 
 
-def _rms(waveform: np.ndarray) -> float:
+def _rms(waveform: ndarray) -> float:
     return max(float(np.sqrt(np.mean(np.square(waveform)))), 1e-9)
 
 
-def talker(generator: np.random.Generator, num_samples: int) -> np.ndarray:
+def talker(generator: Generator, num_samples: int) -> ndarray:
     """One more synthetic speaker, talking until the clip is full; (num_samples,) float32."""
     voice = draw_voice(generator)
     session = draw_session(generator)
-    pieces: list[np.ndarray] = []
+    pieces: list[ndarray] = []
     while sum(map(len, pieces)) < num_samples:
         tracks = lay_out(
             draw_phones(generator, 16), generator, tempo=voice.tempo * session.tempo_factor
@@ -227,7 +232,7 @@ def talker(generator: np.random.Generator, num_samples: int) -> np.ndarray:
     return record(session, np.concatenate(pieces)[:num_samples], generator)
 
 
-def crowd(generator: np.random.Generator, num_samples: int) -> np.ndarray:
+def crowd(generator: Generator, num_samples: int) -> ndarray:
     """Eight simultaneous talkers at different distances."""
     mixture = np.zeros(num_samples, dtype=np.float32)
     for _ in range(8):
@@ -235,7 +240,7 @@ def crowd(generator: np.random.Generator, num_samples: int) -> np.ndarray:
     return set_level(mixture, -26.0)
 
 
-def machine(generator: np.random.Generator, num_samples: int) -> np.ndarray:
+def machine(generator: Generator, num_samples: int) -> ndarray:
     """A motor: harmonics of a slowly drifting rotation, broadband noise that beats with it, some
     knocks.
     """
@@ -268,7 +273,7 @@ def machine(generator: np.random.Generator, num_samples: int) -> np.ndarray:
     return set_level(mixture.astype(np.float32), -26.0)
 
 
-def room_noise(generator: np.random.Generator, num_samples: int) -> np.ndarray:
+def room_noise(generator: Generator, num_samples: int) -> ndarray:
     """Ventilation, traffic behind a window, rain: coloured noise that swells slowly."""
     noise = _coloured(generator, num_samples, (-10.0, 0.0))
     frames = num_samples // HOP + 2
@@ -281,7 +286,7 @@ def room_noise(generator: np.random.Generator, num_samples: int) -> np.ndarray:
     return set_level(noise.astype(np.float32), -26.0)
 
 
-def music(generator: np.random.Generator, num_samples: int) -> np.ndarray:
+def music(generator: Generator, num_samples: int) -> ndarray:
     """Chords, a melody and a bass over one scale: notes with their own timbre, attack and decay."""
     scale = np.array([0, 2, 4, 5, 7, 9, 11] if generator.random() < 0.5 else [0, 2, 3, 5, 7, 8, 10])
     root_hz = 110.0 * 2.0 ** generator.uniform(0.0, 1.0)
@@ -309,7 +314,7 @@ def music(generator: np.random.Generator, num_samples: int) -> np.ndarray:
 
 
 #: Kind -> (category of MUSAN, maker); the order determines the kind of each clip.
-NOISES: dict[str, tuple[str, Callable[[np.random.Generator, int], np.ndarray]]] = {
+NOISES: dict[str, tuple[str, Callable[[Generator, int], ndarray]]] = {
     "crowd": ("noise", crowd),
     "machine": ("noise", machine),
     "room": ("noise", room_noise),
@@ -318,7 +323,7 @@ NOISES: dict[str, tuple[str, Callable[[np.random.Generator, int], np.ndarray]]] 
 }
 
 
-def _note(timbre: np.ndarray, hz: float, num_samples: int) -> np.ndarray:
+def _note(timbre: ndarray, hz: float, num_samples: int) -> ndarray:
     seconds = np.arange(num_samples, dtype=np.float32) / np.float32(SAMPLE_RATE)
     envelope = np.minimum(seconds / 0.01, 1.0) * np.exp(-3.0 * seconds)
     harmonics = np.arange(1, len(timbre) + 1)
@@ -331,9 +336,7 @@ def _note(timbre: np.ndarray, hz: float, num_samples: int) -> np.ndarray:
     return envelope * (timbre[is_below_nyquist].astype(np.float32) @ waves)
 
 
-def _coloured(
-    generator: np.random.Generator, num_samples: int, slopes: tuple[float, float]
-) -> np.ndarray:
+def _coloured(generator: Generator, num_samples: int, slopes: tuple[float, float]) -> ndarray:
     """Noise with a random slope in dB per octave and a few broad resonances."""
     hz = np.linspace(0.0, SAMPLE_RATE / 2, 257)
     decibels = generator.uniform(*slopes) * np.log2(np.maximum(hz, 50.0) / 1000.0)

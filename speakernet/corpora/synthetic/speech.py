@@ -14,6 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+from numpy import ndarray
+from numpy.random import Generator
 from scipy import fft
 from scipy.ndimage import gaussian_filter1d
 
@@ -74,7 +76,7 @@ _VOWEL_NAMES = tuple(VOWELS)
 _CONSONANT_NAMES = PHONE_NAMES[1 + len(VOWELS) :]
 
 
-def draw_phones(generator: np.random.Generator, num_syllables: int) -> list[str]:
+def draw_phones(generator: Generator, num_syllables: int) -> list[str]:
     """A random sentence: words of one to three syllables (consonant, vowel, maybe a final
     consonant), with pauses.
     """
@@ -93,9 +95,11 @@ def draw_phones(generator: np.random.Generator, num_syllables: int) -> list[str]
     return [*phones, "sil"]
 
 
-def lay_out(
-    phones: list[str], generator: np.random.Generator, *, tempo: float = 1.0
-) -> SimpleNamespace:
+# Speech is not a row of stills. A phone is a target that the mouth moves towards and, at this
+# tempo, hardly reaches before the next one pulls it away; that is why tracks are drawn as steps and
+# then smoothed. Gains are smoothed least, because a burst is short, and formants by the speaker's
+# own amount (in `_vocal_tract`), which is part of a voice.
+def lay_out(phones: list[str], generator: Generator, *, tempo: float = 1.0) -> SimpleNamespace:
     """A sentence spoken at `tempo` (1 is about 4 syllables per second, higher is faster), one row
     per frame of 8 ms.
 
@@ -117,7 +121,7 @@ def lay_out(
     is_stressed = generator.random(len(phones)) < 0.45
     is_vowel = np.array([name in VOWELS for name in phones])
 
-    def spread(values: np.ndarray) -> np.ndarray:
+    def spread(values: ndarray) -> ndarray:
         return np.repeat(values, lengths, axis=0)
 
     gains = gaussian_filter1d(spread(columns[:, 2:5]), 0.9, axis=0, mode="nearest")
@@ -158,7 +162,7 @@ PHONE_SD = 0.04  # share, of each formant of each phone of a speaker
 PITCH_SD_OCTAVES = 0.25
 
 
-def draw_voice(generator: np.random.Generator) -> SimpleNamespace:
+def draw_voice(generator: Generator) -> SimpleNamespace:
     """A random speaker: all constant properties. Factors multiply the values of a 17.5-cm vocal
     tract.
     """
@@ -192,10 +196,10 @@ def draw_voice(generator: np.random.Generator) -> SimpleNamespace:
 def synthesise(
     voice: SimpleNamespace,
     tracks: SimpleNamespace,
-    generator: np.random.Generator,
+    generator: Generator,
     *,
     pitch_shift_octaves: float = 0.0,
-) -> np.ndarray:
+) -> ndarray:
     """Speak one sentence: (samples,) float32, 16 kHz, at no particular level, without room or
     noise.
     """
@@ -230,9 +234,9 @@ def synthesise(
 def _pitch_contour(
     voice: SimpleNamespace,
     tracks: SimpleNamespace,
-    generator: np.random.Generator,
+    generator: Generator,
     shift_octaves: float,
-) -> np.ndarray:
+) -> ndarray:
     """(frames,) Hz: falls over the sentence, rises on stressed syllables, wanders, and trembles."""
     frames = len(tracks.phone)
     place = np.linspace(0.5, -0.5, frames)
@@ -245,8 +249,8 @@ def _pitch_contour(
 
 
 def _glottal_source(
-    voice: SimpleNamespace, pitch_hz: np.ndarray, noise: np.ndarray, generator: np.random.Generator
-) -> np.ndarray:
+    voice: SimpleNamespace, pitch_hz: ndarray, noise: ndarray, generator: Generator
+) -> ndarray:
     """Derivative of the glottal flow plus breath noise while the glottis is open; (samples,)
     float32.
     """
@@ -263,7 +267,7 @@ def _glottal_source(
     return pulse[place] * shimmer[period] + np.float32(voice.breathiness) * is_open[place] * noise
 
 
-def _pulse_table(open_quotient: float, pitch_hz: float) -> np.ndarray:
+def _pulse_table(open_quotient: float, pitch_hz: float) -> ndarray:
     """One period of KLGLOTT88's flow derivative, with only as many harmonics as fit below the
     Nyquist frequency.
     """
@@ -275,7 +279,7 @@ def _pulse_table(open_quotient: float, pitch_hz: float) -> np.ndarray:
     return fft.irfft(spectrum, PULSE_TABLE).astype(np.float32)
 
 
-def _spectra(signal: np.ndarray) -> np.ndarray:
+def _spectra(signal: ndarray) -> ndarray:
     """(samples,) -> (frames, bins) complex64 of Hann windows that add up to one."""
     window = (0.5 - 0.5 * np.cos(2.0 * np.pi * np.arange(WINDOW) / WINDOW)).astype(np.float32)
     # All frames at once: a sample-by-sample filter with changing coefficients could not be
@@ -284,7 +288,7 @@ def _spectra(signal: np.ndarray) -> np.ndarray:
     return fft.rfft(frames * window, FFT_SIZE, axis=1)
 
 
-def _overlap_add(frames: np.ndarray) -> np.ndarray:
+def _overlap_add(frames: ndarray) -> ndarray:
     """(frames, FFT_SIZE) -> (frames * HOP,) float32."""
     num_frames, size = frames.shape
     steps = size // HOP
@@ -294,7 +298,7 @@ def _overlap_add(frames: np.ndarray) -> np.ndarray:
     return output[:num_frames].reshape(-1)
 
 
-def _vocal_tract(voice: SimpleNamespace, tracks: SimpleNamespace) -> np.ndarray:
+def _vocal_tract(voice: SimpleNamespace, tracks: SimpleNamespace) -> ndarray:
     """Transfer function of the tract at every frame, (frames, bins) complex64: resonators of unit
     gain at 0 Hz.
     """
@@ -325,7 +329,7 @@ def _vocal_tract(voice: SimpleNamespace, tracks: SimpleNamespace) -> np.ndarray:
     return top
 
 
-def _resonator_polynomials(hz: np.ndarray, bandwidth_hz: np.ndarray) -> np.ndarray:
+def _resonator_polynomials(hz: ndarray, bandwidth_hz: ndarray) -> ndarray:
     """Product of each frame's second-order sections, (frames, sections) -> (frames, 2 * sections +
     1), 1 at DC.
     """
@@ -340,7 +344,7 @@ def _resonator_polynomials(hz: np.ndarray, bandwidth_hz: np.ndarray) -> np.ndarr
     return product
 
 
-def _multiply_polynomials(long: np.ndarray, short: np.ndarray) -> np.ndarray:
+def _multiply_polynomials(long: ndarray, short: ndarray) -> ndarray:
     """Row by row: (frames, n) x (frames, 3) -> (frames, n + 2)."""
     product = np.zeros((long.shape[0], long.shape[1] + 2))
     for power in range(3):
@@ -348,7 +352,7 @@ def _multiply_polynomials(long: np.ndarray, short: np.ndarray) -> np.ndarray:
     return product
 
 
-def synthetic_speech(count: int, sample_rate: int) -> list[np.ndarray]:
+def synthetic_speech(count: int, sample_rate: int) -> list[ndarray]:
     """Sentences by synthetic voices, always the same, each (samples,) float32."""
     speech = []
     for number in range(count):

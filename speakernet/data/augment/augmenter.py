@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+from numpy import ndarray
 from torch import Tensor
 
 from speakernet.data.augment.banks import (
@@ -70,7 +71,7 @@ class Augmenter:
         *,
         sample_rate: int = SAMPLE_RATE,
         seed: int = 0,
-        devices: np.ndarray | None = None,
+        devices: ndarray | None = None,
     ) -> None:
         self.banks = dict(banks)
         self.rirs = rirs
@@ -111,23 +112,12 @@ class Augmenter:
         """Whether any waveform can change."""
 
     def move_to(
-        self,
-        device: torch.device,
-        *,
-        corpus: tuple[PackedRows, DeviceAudio] | None = None,
-        num_threads: int = 4,
+        self, device: torch.device, *, corpus: tuple[PackedRows, DeviceAudio] | None = None
     ) -> None:
         """Keep clips and RIRs on the device of the batches; see `DeviceMixer`."""
-        self.mixer = DeviceMixer(
-            self.banks,
-            self.rirs,
-            self._is_classic,
-            device,
-            corpus=corpus,
-            num_threads=num_threads,
-        )
+        self.mixer = DeviceMixer(self.banks, self.rirs, self._is_classic, device, corpus)
 
-    def __call__(self, waveforms: Tensor, *, epoch: int, rows: np.ndarray) -> Tensor:
+    def __call__(self, waveforms: Tensor, *, epoch: int, rows: ndarray) -> Tensor:
         """Augment a batch in place: (batch, samples) float32, every choice keyed by (epoch,
         row).
         """
@@ -140,7 +130,7 @@ class Augmenter:
             waveforms = plugin(waveforms, KeyedRandom(seed, epoch, rows))
         return waveforms
 
-    def draw(self, rows: np.ndarray, epoch: int) -> Drawn:
+    def draw(self, rows: ndarray, epoch: int) -> Drawn:
         """Every choice for the utterances `rows` of the training list (batch,) in an epoch."""
         # A generator per utterance would cost 15 us, a tenth of a crop's whole budget.
         random = KeyedRandom(self._seed, epoch, rows)
@@ -193,7 +183,7 @@ class Augmenter:
             responses_db=responses_db,
         )
 
-    def _choose_kinds(self, uniform: np.ndarray) -> np.ndarray:
+    def _choose_kinds(self, uniform: ndarray) -> ndarray:
         """The category of each utterance, int8 (batch,).
 
         One number decides both: the range below `probability` is divided evenly among the
@@ -206,7 +196,7 @@ class Augmenter:
         chosen = codes[np.minimum((share * len(codes)).astype(np.int64), len(codes) - 1)]
         return np.where(share < 1, chosen, CLEAN).astype(np.int8)
 
-    def _draw_microphones(self, random: KeyedRandom) -> tuple[np.ndarray, np.ndarray]:
+    def _draw_microphones(self, random: KeyedRandom) -> tuple[ndarray, ndarray]:
         """Utterances with a different microphone, and the microphones' responses in dB."""
         options = self.options
         if not options.microphone_probability:
@@ -224,8 +214,8 @@ class Augmenter:
         return rows, responses_db
 
     def _draw_codecs(
-        self, random: KeyedRandom, is_coded: np.ndarray
-    ) -> tuple[np.ndarray, dict[int, Coding]]:
+        self, random: KeyedRandom, is_coded: ndarray
+    ) -> tuple[ndarray, dict[int, Coding]]:
         """Of the coded utterances, those with mu-law, and the codings of the others."""
         names = self.options.codecs
         codings: dict[int, Coding] = {}
@@ -263,14 +253,14 @@ class Augmenter:
             waveforms *= factors.to(waveforms.dtype)[:, None]
 
 
-def scale_to(bounds: Sequence[float], uniform: np.ndarray) -> np.ndarray:
+def scale_to(bounds: Sequence[float], uniform: ndarray) -> ndarray:
     """Numbers in 0..1 as numbers between two bounds."""
     low, high = bounds
     return low + (high - low) * uniform
 
 
 @functools.cache
-def splines(num_points: int) -> np.ndarray:
+def splines(num_points: int) -> ndarray:
     """Natural cubic splines through 1 at one of `num_points` points and 0 at the others, (points,
     RESPONSE_POINTS).
     """
@@ -345,7 +335,11 @@ def mu_law_codec(waveforms: Tensor, sample_rate: int) -> Tensor:
     return resample(decoded, length)
 
 
-def choose_distinct(numbers: np.ndarray, num_choices: int) -> np.ndarray:
+# Babble of one voice twice is no babble, so the talkers of an utterance are distinct. The k-th
+# number picks among the members that are left, counted without the taken ones; going through those
+# in ascending order and stepping over each gives the member itself. No loop over utterances: a
+# batch of a thousand takes as many operations as one of ten.
+def choose_distinct(numbers: ndarray, num_choices: int) -> ndarray:
     """For each row, distinct members of 0 … num_choices - 1 from uniform numbers (rows, count),
     int64 (rows, count).
 

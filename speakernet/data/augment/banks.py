@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy import ndarray
 from torch import Tensor
 
 from speakernet import distributed
@@ -78,15 +79,15 @@ class ClipBank:
     """Clips of one kind."""
 
     reader: RowReader
-    rows: np.ndarray
-    lengths: np.ndarray
-    energies: np.ndarray | None = None
+    rows: ndarray
+    lengths: ndarray
+    energies: ndarray | None = None
     """`block_energies` of clips in memory."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def read_whole(self, clip: int) -> np.ndarray:
+    def read_whole(self, clip: int) -> ndarray:
         """A clip, int16 (its length,); a clip that has become shorter since its header was read is
         repeated.
         """
@@ -94,7 +95,7 @@ class ClipBank:
         have = self.reader.read_row(int(self.rows[clip]), 0, out)
         return np.resize(out[:have], len(out)) if have else out
 
-    def crops(self, clips: np.ndarray, places: np.ndarray, num_samples: int) -> list[Crop]:
+    def crops(self, clips: ndarray, places: ndarray, num_samples: int) -> list[Crop]:
         """Crops of `num_samples` at places in 0..1 of some clips."""
         rows = self.rows[clips]
         starts = crop_starts(places, self.lengths[clips], num_samples)
@@ -110,12 +111,12 @@ class ClipBank:
         columns = (rows, starts, firsts, powers)
         return list(map(Crop, *(column.tolist() for column in columns)))
 
-    def _energy_before(self, samples: np.ndarray) -> np.ndarray:
+    def _energy_before(self, samples: ndarray) -> ndarray:
         """Energy of all samples of the clips in memory before each of some samples, exact, int64 in
         the shape of `samples`.
         """
         assert self.energies is not None and isinstance(self.reader, RamRows)
-        assert isinstance(self.reader.samples, np.ndarray)
+        assert isinstance(self.reader.samples, ndarray)
         blocks = samples // ENERGY_BLOCK
         places = blocks[..., None] * ENERGY_BLOCK + np.arange(ENERGY_BLOCK)
         is_before = places < samples[..., None]
@@ -123,7 +124,7 @@ class ClipBank:
         rest = self.reader.samples[np.where(is_before, places, 0)].astype(np.int64) * is_before
         return self.energies[blocks] + np.square(rest).sum(axis=-1)
 
-    def write(self, crop: Crop, out: np.ndarray) -> float:
+    def write(self, crop: Crop, out: ndarray) -> float:
         """Write a crop to `out` (samples,) float32; returns the factor that brings it to -1..1.
 
         A crop in memory costs only a cast.
@@ -136,12 +137,16 @@ class ClipBank:
         return 1.0
 
 
-def crop_starts(places: np.ndarray, lengths: np.ndarray, num_samples: int) -> np.ndarray:
+def crop_starts(places: ndarray, lengths: ndarray, num_samples: int) -> ndarray:
     """The first sample of crops at places in 0..1 of clips of `lengths`, int64 (crops,)."""
     return (places * np.maximum(lengths - num_samples, 0)).astype(np.int64)
 
 
-def block_energies(samples: np.ndarray) -> np.ndarray:
+# The power of a crop decides how loud it is mixed. Summing its squares would read the crop once
+# more, from memory that it has just left, so the energies before every 64th sample are summed once
+# for all clips: two of them and at most 126 samples give the exact energy of any crop. In integers,
+# because float sums would depend on where the crop begins.
+def block_energies(samples: ndarray) -> ndarray:
     """Energy of all int16 samples before each block, int64 (blocks + 1,).
 
     Differences of such sums give the exact power of a crop without a pass over its samples, which
@@ -182,7 +187,7 @@ class BankFiles(NamedTuple):
         files = counted(len(self.names), "file")
         return f"{len(self.problems):,} of {files} left out as unusable: {first}"
 
-    def usable_rows(self) -> np.ndarray:
+    def usable_rows(self) -> ndarray:
         """The rows of the other files; a warning names those that are left out."""
         if problem := self.left_out():
             logger.warning("%s: %s", self.source.root, problem)
@@ -271,13 +276,13 @@ def _check_files(
             return str(error)
         return ""
 
-    def find_bad() -> dict[str, np.ndarray]:
+    def find_bad() -> dict[str, ndarray]:
         description = f"checking {what}" if are_many and distributed.is_main() else ""
         texts = parallel_map(problem_of, readable, NUM_CHECKERS, description, total=len(readable))
         bad = [row for row, text in zip(readable, texts, strict=True) if text]
         return {"rows": np.array(bad, dtype=np.int64)}
 
-    bad: dict[str, np.ndarray] | None = None
+    bad: dict[str, ndarray] | None = None
     if are_many:
         # A cache folder that cannot be written only costs time.
         with contextlib.suppress(OSError):
@@ -287,7 +292,7 @@ def _check_files(
     return BankFiles(source, names, problems)
 
 
-def _read_response(source: AudioSource, name: str) -> np.ndarray:
+def _read_response(source: AudioSource, name: str) -> ndarray:
     """An RIR divided by the square root of its energy, float32 (samples,); AudioError if it is
     silent.
     """
@@ -317,8 +322,10 @@ def noise_banks(
     lengths = np.asarray(table.num_samples, dtype=np.int64)
     # One reader for all kinds, because the cache is keyed by its rows.
     reader = files.source.rows(files.names, table, cache)
-    folders = ([*name.split("/")[:-1], Path(root).name] for name in files.names)
-    kinds = np.array([_kind_of(path) for path in folders], dtype=object)
+    kinds = np.full(len(files.names), "", dtype=object)
+    for row, name in enumerate(files.names):
+        for folder in (Path(root).name, *reversed(name.split("/")[:-1])):
+            kinds[row] = MUSAN_FOLDERS.get(folder, kinds[row])
     if unnamed := int((kinds == "").sum()):
         logger.warning(
             "%s: %s outside folders noise, music and speech count as noise",
@@ -332,14 +339,6 @@ def noise_banks(
         if len(rows):
             banks[kind] = ClipBank(reader, rows, lengths[rows])
     return banks
-
-
-def _kind_of(folders: list[str]) -> str:
-    """The kind of noise in a file below some folders; empty if they do not say."""
-    for folder in folders:
-        if folder in MUSAN_FOLDERS:
-            return MUSAN_FOLDERS[folder]
-    return ""
 
 
 def clips_into_ram(banks: Mapping[str, ClipBank], budget_bytes: int) -> bool:
@@ -382,7 +381,7 @@ def _decode(bank: ClipBank) -> Tensor:
     return shared
 
 
-def _decode_with_energies(bank: ClipBank) -> dict[str, np.ndarray]:
+def _decode_with_energies(bank: ClipBank) -> dict[str, ndarray]:
     samples = _decode(bank).numpy()
     return {"samples": samples, "energies": block_energies(samples)}
 
@@ -420,7 +419,7 @@ class RirBank:
         self.names = files.names.take(usable) if files.problems else files.names
         self.is_aligned = is_aligned
         self.cache = cache or AudioCache(0)
-        self._kept: dict[str, np.ndarray] = {}
+        self._kept: dict[str, ndarray] = {}
         if distributed.local_world_size() > 1 and isinstance(self.source, FolderSource):
             table = self.source.lookup_table(self.names)
             if 4 * int(table.num_samples.sum()) <= self.cache.budget_bytes:
@@ -430,12 +429,12 @@ class RirBank:
     def __len__(self) -> int:
         return len(self.names)
 
-    def _prepare_all(self) -> dict[str, np.ndarray]:
+    def _prepare_all(self) -> dict[str, ndarray]:
         responses = list(parallel_map(self.prepared, range(len(self)), 2))
         bounds = np.cumsum([0, *map(len, responses)])
         return {"samples": np.concatenate(responses), "bounds": bounds}
 
-    def prepared(self, rir: int) -> np.ndarray:
+    def prepared(self, rir: int) -> ndarray:
         """The prepared RIR, float32 (samples,); the processes of a machine map one copy if it fits
         the cache.
         """
@@ -450,7 +449,7 @@ class RirBank:
             self.cache.put(("prepared", rir), response)
         return response
 
-    def spectrum(self, rir: int, num_samples: int) -> np.ndarray:
+    def spectrum(self, rir: int, num_samples: int) -> ndarray:
         """The RIR's spectrum, complex64 (bins,), at a length at which a crop of `num_samples` does
         not wrap around.
         """
@@ -465,7 +464,7 @@ class RirBank:
         return spectrum
 
 
-def device_responses(root: str | Path, sample_rate: int) -> np.ndarray:
+def device_responses(root: str | Path, sample_rate: int) -> ndarray:
     """The magnitude responses of all devices whose impulse responses are below a folder.
 
     Returns:

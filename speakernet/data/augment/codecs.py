@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import soundfile
 import torch
+from numpy import ndarray
 from torch import Tensor
 
 from speakernet.data.audio import AudioError, to_int16
@@ -152,7 +153,7 @@ def _code_with_ffmpeg(waveforms: Tensor, codings: Mapping[int, Coding], sample_r
         _put_back(waveforms[row], decoded, CODECS[coding.codec], sample_rate, gain)
 
 
-def _prepare(waveform: Tensor, codec: Codec, sample_rate: int) -> tuple[np.ndarray, float]:
+def _prepare(waveform: Tensor, codec: Codec, sample_rate: int) -> tuple[ndarray, float]:
     """The samples for the encoder, with silence behind them, and the gain that undoes their
     scaling.
     """
@@ -164,7 +165,7 @@ def _prepare(waveform: Tensor, codec: Codec, sample_rate: int) -> tuple[np.ndarr
     return np.pad(waveform.numpy() / np.float32(gain), (0, tail)), gain
 
 
-def _code_in_memory(samples: np.ndarray, codec: Codec, level: float) -> np.ndarray:
+def _code_in_memory(samples: ndarray, codec: Codec, level: float) -> ndarray:
     buffer = io.BytesIO()
     options: dict[str, Any] = {}
     if codec.file_format != "WAV":
@@ -185,7 +186,7 @@ def _code_in_memory(samples: np.ndarray, codec: Codec, level: float) -> np.ndarr
 
 
 def _put_back(
-    waveform: Tensor, decoded: np.ndarray, codec: Codec, sample_rate: int, gain: float
+    waveform: Tensor, decoded: ndarray, codec: Codec, sample_rate: int, gain: float
 ) -> None:
     """Replace an utterance by what was decoded, without the delay and at its own rate."""
     num_samples = _samples_at(codec.sample_rate, len(waveform), sample_rate)

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy import ndarray
 from torch import Tensor
 from torch.nn import functional
 
@@ -37,6 +38,7 @@ from speakernet.data.augment.codecs import Coding
 from speakernet.data.on_device import DeviceAudio, send, to_float
 from speakernet.data.packed import PackedRows
 from speakernet.files import parallel_map
+from speakernet.machine.facts import usable_cores
 
 CLASSIC_POWER_FLOOR = 1e-4  # voxceleb_trainer adds it to every power
 # -100 dB relative to full scale: keeps the ratio of silent speech or noise finite.
@@ -51,26 +53,26 @@ class Drawn:
     utterances.
     """
 
-    kinds: np.ndarray
-    rirs: np.ndarray
+    kinds: ndarray
+    rirs: ndarray
     """The RIR of each utterance, -1 for none."""
-    source_rows: np.ndarray
+    source_rows: ndarray
     """The utterance that each source is added to."""
-    source_kinds: np.ndarray
-    clips: np.ndarray
-    places: np.ndarray
+    source_kinds: ndarray
+    clips: ndarray
+    places: ndarray
     """Where in its clip a source begins, in 0..1."""
-    snr_db: np.ndarray
-    gains_db: np.ndarray
-    telephone: np.ndarray
-    codec: np.ndarray
+    snr_db: ndarray
+    gains_db: ndarray
+    telephone: ndarray
+    codec: ndarray
     """The utterances coded with mu-law."""
     codings: Mapping[int, Coding]
     """The other codecs, by utterance."""
-    microphones: np.ndarray
+    microphones: ndarray
     """Utterances with a different microphone, and its response in dB (these utterances,
     RESPONSE_POINTS)."""
-    responses_db: np.ndarray
+    responses_db: ndarray
 
 
 class Mixer(ABC):
@@ -111,7 +113,7 @@ class HostMixer(Mixer):
             return
         num_samples = waveforms.shape[1]
         # Utterances whose transforms have the same length are transformed together.
-        groups: dict[int, list[tuple[int, np.ndarray]]] = defaultdict(list)
+        groups: dict[int, list[tuple[int, ndarray]]] = defaultdict(list)
         for utterance in np.flatnonzero(drawn.rirs >= 0).tolist():
             spectrum = self._rirs.spectrum(int(drawn.rirs[utterance]), num_samples)
             groups[2 * (len(spectrum) - 1)].append((utterance, spectrum))
@@ -238,15 +240,13 @@ class DeviceMixer(Mixer):
         rirs: RirBank | None,
         is_classic: bool,
         device: torch.device,
-        *,
         corpus: tuple[PackedRows, DeviceAudio] | None = None,
-        num_threads: int = 4,
     ) -> None:
         self._is_classic = is_classic
         self._device = device
         # Kind -> the number of the audio that holds its clips, and the first sample and the length
         # of each clip.
-        self._clips: dict[int, tuple[int, np.ndarray, np.ndarray]] = {}
+        self._clips: dict[int, tuple[int, ndarray, ndarray]] = {}
         num_samples = 0
         to_move: list[ClipBank] = []
         for kind, bank in banks.items():
@@ -267,22 +267,20 @@ class DeviceMixer(Mixer):
         for bank in to_move:
             numbers = range(len(bank))
             for clip in parallel_map(
-                bank.read_whole, numbers, num_threads, description, total=len(numbers)
+                bank.read_whole, numbers, usable_cores(), description, total=len(bank)
             ):
                 stop = first + len(clip)
                 samples[first:stop] = torch.from_numpy(clip).to(device)
                 first = stop
-        self._load_rirs(rirs, num_threads)
+        self._load_rirs(rirs)
 
-    def _load_rirs(self, rirs: RirBank | None, num_threads: int) -> None:
+    def _load_rirs(self, rirs: RirBank | None) -> None:
         """Move the RIRs to the device, end to end."""
-        responses: list[np.ndarray] = []
+        responses: list[ndarray] = []
         if rirs is not None:
             is_shown = distributed.is_main() and len(rirs) > SHOWN_RIRS
             description = "RIRs to the device" if is_shown else ""
-            responses = list(
-                parallel_map(rirs.prepared, range(len(rirs)), num_threads, description)
-            )
+            responses += parallel_map(rirs.prepared, range(len(rirs)), usable_cores(), description)
         self._rir_lengths = np.array([len(response) for response in responses], dtype=np.int64)
         self._rir_starts = np.cumsum(self._rir_lengths) - self._rir_lengths
         self._longest_rir = int(self._rir_lengths.max(initial=0))

@@ -191,6 +191,9 @@ def kept_threshold(run: RunData) -> DecisionThreshold | None:
     used = limits.get(threshold_name(USUAL_RATE)) or limits.get(EER_NAME)
     if used is None or run.scores is None or run.labels is None:
         return None
+    # Errors are counted at the threshold that the model brings along, not at the best one of this
+    # list, because that is what its user will meet. They differ if the list is unlike the one that
+    # the threshold was fitted on, and that difference is what this shows.
     accepted = run.scores >= used["threshold"]
     misses = float(1 - accepted[run.labels == 1].mean())
     false_accepts = float(accepted[run.labels == 0].mean())
@@ -315,17 +318,16 @@ def errors_section(runs: Sequence[RunData], pictures: Pictures) -> Section:
     note += " Bands: 95 % intervals of the miss rate, over speakers." if bands else ""
     figure = plots.det_figure(curves, points, bands)
     det = pictures.draw("det", "Detection error trade-off", figure, note)
-    # One list of cards for each run.
-    drawn = [_error_cards(errors, pictures) for errors in shown]
-    tables = [_operating_points(errors, pictures) for errors in shown]
+    # Kind of plot -> its card for each run: one row of the page.
+    rows: dict[str, list[Card]] = {}
+    for errors in shown:
+        for card in _error_cards(errors, pictures):
+            rows.setdefault(card.heading.partition(":")[0], []).append(card)
+    cards = [*itertools.chain(*rows.values())]
+    cards += [_operating_points(errors, pictures) for errors in shown]
     if len(runs) == 1:
-        return Section([det, *drawn[0], *tables], is_in_halves=True)
-    # One row per kind of plot, one column per run.
-    kinds = [card.heading.partition(":")[0] for card in drawn[0]]
-    in_rows = sorted(
-        itertools.chain(*drawn), key=lambda card: kinds.index(card.heading.partition(":")[0])
-    )
-    return Section([replace(det, is_wide=True), *in_rows, *tables], columns=len(runs))
+        return Section([det, *cards], is_in_halves=True)
+    return Section([replace(det, is_wide=True), *cards], columns=len(runs))
 
 
 def _error_cards(errors: RunErrors, pictures: Pictures) -> list[Card]:
@@ -470,7 +472,9 @@ def training_section(runs: Sequence[RunData], pictures: Pictures) -> Section:
                 for record in run.metrics
                 if record.get("kind") == curve.kind and curve.key in record
             ]
-            for stage, begin in _stages(records, where).items():
+            # Later stages -> the epoch or step after which they begin.
+            begins = [record["begun"] for record in records if "begun" in record]
+            for stage, begin in {begun["stage"]: begun[where] for begun in begins}.items():
                 of_run = f" of {run.name}" if len(runs) > 1 else ""
                 note += f" After {where} {begin}{of_run}: the {stage} stage."
                 borders.append(begin)
@@ -501,13 +505,6 @@ def training_section(runs: Sequence[RunData], pictures: Pictures) -> Section:
     if constants:
         remarks = [f"Not plotted because constant or measured once: {', '.join(constants)}."]
     return Section(cards, remarks=remarks)
-
-
-def _stages(records: Sequence[Mapping[str, Any]], where: str) -> dict[str, float]:
-    """Later stages -> the epoch or step after which they begin."""
-    return {
-        record["begun"]["stage"]: record["begun"][where] for record in records if "begun" in record
-    }
 
 
 def _points(

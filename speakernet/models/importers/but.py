@@ -13,10 +13,10 @@ from typing import Any
 from speakernet.models.importers.weights import (
     Describe,
     Described,
-    Rules,
     Weights,
     first_shape,
     last_dim,
+    rules_of,
 )
 
 SOURCE = "but"
@@ -26,45 +26,42 @@ FIRST_STRIDE = 5
 OTHER_STRIDES = 2
 FARTHEST_POSITION = 800
 
-_MODEL = r"^(?:speaker_extractor\.)?model\."
-_BACK_END = r"^(?:speaker_extractor\.)?back_end\."
-_OURS = "trunk.backbone."
-_CONVOLUTION = _OURS + r"feature_extractor.conv_layers.\1."
-_POSITIONS = _OURS + "encoder.pos_conv_embed.conv."
-_LAYER = _MODEL + r"encoder\.layers\.(\d+)\."
-_LAYERS = _OURS + r"encoder.layers.\1."
-# Microsoft's names of WavLM -> those of transformers, then the pooling.
-RULES: Rules = (
-    (_MODEL + r"feature_extractor\.conv_layers\.(\d+)\.0\.", _CONVOLUTION + "conv."),
-    (
-        _MODEL + r"feature_extractor\.conv_layers\.(\d+)\.2\.(?:1\.)?",
-        _CONVOLUTION + "layer_norm.",
-    ),
-    (_MODEL + r"post_extract_proj\.", _OURS + "feature_projection.projection."),
-    (_MODEL + r"layer_norm\.", _OURS + "feature_projection.layer_norm."),
-    (
-        _MODEL + r"encoder\.pos_conv\.0\.weight_g",
-        _POSITIONS + "parametrizations.weight.original0",
-    ),
-    (
-        _MODEL + r"encoder\.pos_conv\.0\.weight_v",
-        _POSITIONS + "parametrizations.weight.original1",
-    ),
-    (_MODEL + r"encoder\.pos_conv\.0\.bias", _POSITIONS + "bias"),
-    (_LAYER + r"self_attn\.grep_linear\.", _LAYERS + "attention.gru_rel_pos_linear."),
-    (_LAYER + r"self_attn\.grep_a$", _LAYERS + "attention.gru_rel_pos_const"),
-    (_LAYER + r"self_attn\.relative_attention_bias\.", _LAYERS + "attention.rel_attn_embed."),
-    (_LAYER + r"self_attn\.", _LAYERS + "attention."),
-    (_LAYER + r"self_attn_layer_norm\.", _LAYERS + "layer_norm."),
-    (_LAYER + r"fc1\.", _LAYERS + "feed_forward.intermediate_dense."),
-    (_LAYER + r"fc2\.", _LAYERS + "feed_forward.output_dense."),
-    (_MODEL, _OURS),
-    (_BACK_END + r"weights_k$", "pooling.key_weights.logits"),
-    (_BACK_END + r"weights_v$", "pooling.value_weights.logits"),
-    (_BACK_END + r"cmp_linear_k\.", "pooling.keys."),
-    (_BACK_END + r"cmp_linear_v\.", "pooling.values."),
-    (_BACK_END + r"att_head\.", "pooling.attention."),
-    (_BACK_END + r"pooling_fc\.", "embedding."),
+# Microsoft's names of WavLM -> those of transformers, then the pooling. Some files have all names
+# below `speaker_extractor`.
+RULES = rules_of(
+    r"""
+    in model.feature_extractor.conv_layers.(\d+). trunk.backbone.feature_extractor.conv_layers.\1.
+        0.        conv.
+        2.(?:1.)? layer_norm.
+    in model. trunk.backbone.
+        post_extract_proj. feature_projection.projection.
+        layer_norm.        feature_projection.layer_norm.
+    in model.encoder.pos_conv.0. trunk.backbone.encoder.pos_conv_embed.conv.
+        weight_g parametrizations.weight.original0
+        weight_v parametrizations.weight.original1
+        bias     bias
+    in model.encoder.layers.(\d+). trunk.backbone.encoder.layers.\1.
+        self_attn.grep_linear.             attention.gru_rel_pos_linear.
+        self_attn.grep_a$                  attention.gru_rel_pos_const
+        self_attn.relative_attention_bias. attention.rel_attn_embed.
+        self_attn.                         attention.
+        self_attn_layer_norm.              layer_norm.
+        fc1.                               feed_forward.intermediate_dense.
+        fc2.                               feed_forward.output_dense.
+    in back_end. pooling.
+        weights_k$    key_weights.logits
+        weights_v$    value_weights.logits
+        cmp_linear_k. keys.
+        cmp_linear_v. values.
+        att_head.     attention.
+    """,
+    "(?:speaker_extractor.)?",
+) + rules_of(
+    """
+    model.               trunk.backbone.
+    back_end.pooling_fc. embedding.
+    """,
+    "(?:speaker_extractor.)?",
 )
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy import ndarray
 
 from speakernet.checkpoint import CheckpointError
 from speakernet.files import open_regular, reading
@@ -32,11 +33,11 @@ MAX_BYTES = 1 << 30
 class ForeignPlda:
     """The PLDA in a file; `transform` makes the within-speaker covariance the identity."""
 
-    transform: np.ndarray
+    transform: ndarray
     """(dim, dim)"""
-    offset: np.ndarray
+    offset: ndarray
     """(dim,) added after the transform: minus the transformed mean."""
-    between: np.ndarray
+    between: ndarray
     """(dim,) between-speaker variances."""
     is_kaldi: bool
     """Kaldi weights the length by the variances, wespeaker does not."""
@@ -68,7 +69,7 @@ def read_plda(path: str | Path) -> ForeignPlda:
     return ForeignPlda(transform, offset, between, is_kaldi=not content.startswith(HDF5))
 
 
-def read_array(path: str | Path) -> np.ndarray:
+def read_array(path: str | Path) -> ndarray:
     """A vector (dim,) or matrix (rows, columns) of Kaldi, such as `mean.vec` or `transform.mat`.
 
     Raises:
@@ -91,7 +92,7 @@ def _content(path: str | Path) -> bytes:
     return content
 
 
-def _check(path: str | Path, transform: np.ndarray, *vectors: np.ndarray) -> None:
+def _check(path: str | Path, transform: ndarray, *vectors: ndarray) -> None:
     is_plda = transform.size > 0 and np.isfinite(transform).all()
     for vector in vectors:
         is_plda &= vector.ndim == 1 and transform.shape == (vector.size, vector.size)
@@ -104,7 +105,7 @@ def _check(path: str | Path, transform: np.ndarray, *vectors: np.ndarray) -> Non
         raise CheckpointError(f"{path}: negative between-speaker variances; expected 0 or more")
 
 
-def _arrays(content: bytes, path: str | Path) -> list[np.ndarray]:
+def _arrays(content: bytes, path: str | Path) -> list[ndarray]:
     """All vectors and matrices, in order, in float64."""
     if not content.startswith(BINARY):
         return _parse_arrays(content.decode("ascii"))
@@ -142,7 +143,7 @@ def _arrays(content: bytes, path: str | Path) -> list[np.ndarray]:
     return arrays
 
 
-def _parse_arrays(text: str) -> list[np.ndarray]:
+def _parse_arrays(text: str) -> list[ndarray]:
     """All vectors and matrices of a text file."""
     arrays = []
     for block in re.findall(r"\[([^\]]*)\]", text):
@@ -154,7 +155,7 @@ def _parse_arrays(text: str) -> list[np.ndarray]:
     return arrays
 
 
-def _read_hdf5(path: str | Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _read_hdf5(path: str | Path) -> tuple[ndarray, ndarray, ndarray]:
     try:
         # Imported late: only wespeaker's PLDA needs it.
         import h5py

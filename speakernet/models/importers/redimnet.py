@@ -6,9 +6,18 @@ must match it. The rules also apply to wespeaker's copies of the two architectur
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from speakernet.models.importers.weights import Describe, Described, Rules, Weights, last_dim
+from speakernet.files import read_yaml_file
+from speakernet.models.importers.weights import (
+    Describe,
+    Described,
+    Rules,
+    Weights,
+    last_dim,
+    rules_of,
+)
 from speakernet.models.options.redimnet import REDIMNET2S, REDIMNETS
 from speakernet.options import default_of, suggestion
 
@@ -28,36 +37,8 @@ UNUSED = {r"^spec\.": "constants of its front end", r"^cls_head\.": "the trainin
 
 # Components before the blocks of a stage: sum, unfolding and strided convolution.
 PARTS_BEFORE_BLOCKS = 3
-# Supported values by option; the published networks use no others.
-KNOWN_VALUES: dict[str, tuple[Any, ...]] = {
-    "causal": ("none",),
-    "spec_in_channels": (1,),
-    "use_freq_pos_enc": (False,),
-    "fm_weigthing_type": ("NC",),
-    "pad_right_samples": (None, 0),
-    "before_pool_offset": (None, 0),
-    "pooling_func": ("ASTP",),
-    "tf_optimized_arch": (False,),
-    "hop_length": (160,),
-    "return_all_outputs": (False,),
-    "feat_type": tuple(FEATURES),
-}
-# Options for training only.
-FOR_TRAINING = {"embed_dim", "num_classes", "class_dropout", "feat_agg_dropout", "head_activation"}
-KNOWN_FEATURES: dict[str, tuple[Any, ...]] = {
-    "sample_rate": (16_000,),
-    "n_fft": (512,),
-    "win_length": (400,),
-    "spec_norm": ("mn",),
-    "eps": (1e-8,),
-}
-FEATURES_FOR_TRAINING = {
-    "do_spec_aug",
-    "freq_start_bin",
-    "num_apply_spec_aug",
-    "freq_mask_width",
-    "time_mask_width",
-}
+CONFIG = read_yaml_file(Path(__file__).with_suffix(".yaml"), "the options of the authors' files")
+"""Supported and default values of their options."""
 # Their feature options -> (our option, conversion of the value).
 _SIGNAL: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "f_min": ("low_hz", float),
@@ -65,95 +46,68 @@ _SIGNAL: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "do_preemph": ("preemphasis", lambda is_on: FRONT_END["preemphasis"] if is_on else 0.0),
     "norm_signal": ("normalize_waveform", bool),
 }
-# Defaults in the authors' code.
-_FIRST = {
-    "F": 72,
-    "C": 16,
-    "block_1d_type": "att",
-    "block_2d_type": "convnext_like",
-    "group_divisor": 4,
-    "out_channels": None,
-    "global_context_att": False,
-    "emb_bn": False,
-    "stages_setup": [
-        (*sizes[:3], None, sizes[3]) for sizes in default_of(REDIMNETS["ReDimNetB2"], "stages")
-    ],
-}
-_SECOND = {
-    "F": 72,
-    "C": 24,
-    "block_1d_type": "conv+att",
-    "block_2d_type": "basic_resnet",
-    "group_divisor": 1,
-    "out_channels": None,
-    "global_context_att": True,
-    "emb_bn": False,
-    "compress_tconvs": True,
-    "return_2d_output": False,
-    "dual_agg": False,
-    "agg_gnorm": False,
-    "stages_setup": [
-        ((sizes[0], sizes[1]), sizes[2], sizes[3], [(sizes[4], sizes[5])], sizes[6])
-        for sizes in default_of(REDIMNET2S["ReDimNet2B4"], "stages")
-    ],
-}
 
 
 def stage_rules(parts_before_blocks: int) -> Rules:
     """Renaming rules for stem, stages and head."""
     # A stage is a numbered sequence of parts: sum and strided convolution, the blocks over mels and
     # frames, the narrowing, folding, and the time context (`tcm`).
-    stage = r"^backbone\.stage(\d+)(?:_pre)?\."
-    block = stage + r"(\d+)\.conv_block\."
-    ours = rf"trunk.stages.\1.blocks.<\2-{parts_before_blocks}>."
-    context = r"^backbone\.stage(\d+)(?:_1d|\.\d+)\."
-    layer = context + r"tcm\.(\d)\."
-    layers = r"trunk.stages.\1.context.layers.\2."
-    return (
-        (r"^backbone\.stem\.", "trunk.stem."),
-        (r"^backbone\.stem_gnorm\.", "trunk.stem_norm."),
-        (r"^backbone\.(?:mfa|head)\.", "trunk.head."),
-        (r"^backbone\.fin_wght1d\.w$", "trunk.aggregate.weight"),
-        (stage + r"0\.w$", r"trunk.stages.\1.aggregate.weight"),
-        (block + r"conv(\d)\.", ours + r"conv\3."),
-        (block + r"conv(\d)pw\.", ours + r"point\3."),
-        (block + r"bn(\d)\.", ours + r"norm\3."),
-        (block + r"se\.squeeze\.", ours + "gate.squeeze."),
-        (block + r"se\.exitation\.", ours + "gate.excite."),
-        (block + r"dwconvs\.", ours + "convs."),
-        (block + r"norm\.", ours + "norm."),
-        (block + r"pwconv1\.", ours + "point."),
-        (context + r"red_dim_conv\.0\.", r"trunk.stages.\1.context.conv_in."),
-        (context + r"red_dim_conv\.1\.", r"trunk.stages.\1.context.norm_in."),
-        (context + r"exp_dim_conv\.", r"trunk.stages.\1.context.conv_out."),
-        (layer + r"dwconvs\.", layers + "convs."),
-        (layer + r"pwconv1\.", layers + "point."),
-        (layer + r"conv\.", layers + "conv."),
-        (layer + r"norm\.", layers + "norm."),
-        (layer + r"attention\.q_proj\.", layers + "query."),
-        (layer + r"attention\.k_proj\.", layers + "key."),
-        (layer + r"attention\.v_proj\.", layers + "value."),
-        (layer + r"attention\.out_proj\.", layers + "out."),
-        (layer + r"layer_norm\.", layers + "norm1."),
-        (layer + r"feed_forward\.intermediate_dense\.", layers + "widen."),
-        (layer + r"feed_forward\.output_dense\.", layers + "narrow."),
-        (layer + r"final_layer_norm\.", layers + "norm2."),
-        (stage + r"\d+\.(\d)\.", r"trunk.stages.\1.narrow.\2."),
-        (stage + rf"{parts_before_blocks - 1}\.", r"trunk.stages.\1.conv."),
-        (stage + r"\d+\.", r"trunk.stages.\1.norms.0."),
-        (r"^backbone\.stage(\d+)_up_2d\.1\.", r"trunk.stages.\1.norms.0."),
-        (r"^backbone\.stage(\d+)_up_1d\.1\.", r"trunk.stages.\1.norms.1."),
+    return rules_of(
+        rf"""
+        stem.          trunk.stem.
+        stem_gnorm.    trunk.stem_norm.
+        (?:mfa|head).  trunk.head.
+        fin_wght1d.w$  trunk.aggregate.weight
+        in stage(\d+)(?:_pre)?. trunk.stages.\1.
+            0.w$ aggregate.weight
+        in stage(\d+)(?:_pre)?.(\d+).conv_block. trunk.stages.\1.blocks.<\2-{parts_before_blocks}>.
+            conv(\d).     conv\3.
+            conv(\d)pw.   point\3.
+            bn(\d).       norm\3.
+            se.squeeze.   gate.squeeze.
+            se.exitation. gate.excite.
+            dwconvs.      convs.
+            norm.         norm.
+            pwconv1.      point.
+        in stage(\d+)(?:_1d|.\d+). trunk.stages.\1.context.
+            red_dim_conv.0. conv_in.
+            red_dim_conv.1. norm_in.
+            exp_dim_conv.   conv_out.
+        in stage(\d+)(?:_1d|.\d+).tcm.(\d). trunk.stages.\1.context.layers.\2.
+            dwconvs.                         convs.
+            pwconv1.                         point.
+            conv.                            conv.
+            norm.                            norm.
+            attention.q_proj.                query.
+            attention.k_proj.                key.
+            attention.v_proj.                value.
+            attention.out_proj.              out.
+            layer_norm.                      norm1.
+            feed_forward.intermediate_dense. widen.
+            feed_forward.output_dense.       narrow.
+            final_layer_norm.                norm2.
+        in stage(\d+)(?:_pre)?. trunk.stages.\1.
+            \d+.(\d).                  narrow.\2.
+            {parts_before_blocks - 1}. conv.
+            \d+.                       norms.0.
+        in stage(\d+)_up_ trunk.stages.\1.norms.
+            2d.1. 0.
+            1d.1. 1.
+        """,
+        "backbone.",
     )
 
 
-RULES: Rules = (
-    *stage_rules(PARTS_BEFORE_BLOCKS),
-    (r"^pool\.linear1\.", "pooling.squeeze."),
-    (r"^pool\.linear2\.", "pooling.expand."),
-    (r"^bn\.", "norm."),
-)
-ONE_LAYER: Rules = ((r"^linear\.", "embedding."),)
-NORMED_LAYER: Rules = ((r"^linear\.", "embedding.0."), (r"^bn2\.", "embedding.1."))
+RULES = stage_rules(PARTS_BEFORE_BLOCKS) + rules_of("""
+    pool.linear1. pooling.squeeze.
+    pool.linear2. pooling.expand.
+    bn.           norm.
+""")
+ONE_LAYER = rules_of("linear. embedding.")
+NORMED_LAYER = rules_of("""
+    linear. embedding.0.
+    bn2.    embedding.1.
+""")
 
 
 def models(contents: Mapping[str, Any]) -> dict[str, Describe]:
@@ -175,16 +129,12 @@ def _describe(name: str, config: Mapping[str, Any], weights: Weights) -> Describ
     is_second = "compress_tconvs" in config or isinstance(first_stage[0], list | tuple)
     if is_second != name.startswith("ReDimNet2"):
         raise ValueError(f"its model_config describes a ReDimNet{2 if is_second else ''}")
-    defaults = _SECOND if is_second else _FIRST
+    defaults = CONFIG["second" if is_second else "first"]
+    _check_known(config, defaults)
     # Options missing in a file have the defaults of the authors' code, not ours.
-    _check_known(config, {*KNOWN_VALUES, *FOR_TRAINING, *defaults, "spec_params"})
     values = {**defaults, **config}
-    if is_second:
-        options = _read_second(values)
-        size = _find_size(name, REDIMNET2S, options)
-    else:
-        options = _read_first(values)
-        size = _find_size(name, REDIMNETS, options)
+    options = _read_options(values, is_second)
+    size = _find_size(name, REDIMNET2S if is_second else REDIMNETS, options)
     return Described(
         size,
         RULES + (NORMED_LAYER if values["emb_bn"] else ONE_LAYER),
@@ -196,30 +146,33 @@ def _describe(name: str, config: Mapping[str, Any], weights: Weights) -> Describ
     )
 
 
-def _check_known(config: Mapping[str, Any], options: set[str]) -> None:
+def _check_known(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
     """Refuse unsupported options that would change the network or its features."""
     features = config.get("spec_params") or {}
     if not isinstance(features, Mapping):
         raise ValueError(
             f"its model_config has spec_params: {features!r}; expected a mapping of options"
         )
-    feature_options = {*KNOWN_FEATURES, *FEATURES_FOR_TRAINING, *_SIGNAL}
-    _check_section(config, options, KNOWN_VALUES)
-    _check_section(features, feature_options, KNOWN_FEATURES)
+    others = {*CONFIG["for_training"], *defaults, "spec_params"}
+    _check_section(config, others, CONFIG["known_values"])
+    others = {*CONFIG["features_for_training"], *_SIGNAL}
+    _check_section(features, others, CONFIG["known_features"])
 
 
 def _check_section(
-    section: Mapping[str, Any], options: set[str], known_values: Mapping[str, tuple[Any, ...]]
+    section: Mapping[str, Any], others: set[str], known_values: Mapping[str, list[Any]]
 ) -> None:
     for option, value in section.items():
-        if option not in options:
+        if option in known_values:
+            if value not in known_values[option]:
+                expected = " or ".join(map(str, known_values[option]))
+                raise ValueError(
+                    f"its model_config has {option}: {value}; only {expected} is supported"
+                )
+        elif option not in others:
             raise ValueError(
-                f"its model_config has the unknown option {option}; {suggestion(option, options)}"
-            )
-        if option in known_values and value not in known_values[option]:
-            expected = " or ".join(map(str, known_values[option]))
-            raise ValueError(
-                f"its model_config has {option}: {value}; only {expected} is supported"
+                f"its model_config has the unknown option {option}; "
+                f"{suggestion(option, {*known_values, *others})}"
             )
 
 
@@ -233,39 +186,32 @@ def _front_end(config: Mapping[str, Any]) -> dict[str, Any]:
     return front_end
 
 
-def _read_first(values: Mapping[str, Any]) -> dict[str, Any]:
-    options = _read_common(values)
-    options["stages"] = []
-    # The fourth is the kernels, which the blocks of these networks do not use.
-    for stride, blocks, width, _, divisor in values["stages_setup"]:
-        options["stages"].append([stride, blocks, width, divisor or 0])
-    return options
-
-
-def _read_second(values: Mapping[str, Any]) -> dict[str, Any]:
-    options = _read_common(values)
-    options["stages"] = []
-    for strides, blocks, width, kernels, divisor in values["stages_setup"]:
-        kernel = kernels[0] if kernels else (3, 3)
-        options["stages"].append([*strides, blocks, width, *kernel, divisor or 0])
-    options["grouped_strides"] = values["compress_tconvs"]
-    options["keeps_mels"] = values["return_2d_output"]
-    options["joins_both"] = values["dual_agg"]
-    options["map_norm"] = values["agg_gnorm"]
-    return options
-
-
-def _read_common(values: Mapping[str, Any]) -> dict[str, Any]:
+def _read_options(values: Mapping[str, Any], is_second: bool) -> dict[str, Any]:
     if not values["group_divisor"]:
         raise ValueError("its model_config has no group_divisor; expected a number of channels")
-    return {
+    stages = []
+    for stride, blocks, width, kernels, divisor in values["stages_setup"]:
+        if is_second:
+            kernel = kernels[0] if kernels else (3, 3)
+            stages.append([*stride, blocks, width, *kernel, divisor or 0])
+        else:
+            # The blocks of the first networks do not use the kernels.
+            stages.append([stride, blocks, width, divisor or 0])
+    options = {
         "channels": values["C"],
         "block": values["block_2d_type"],
         "context": values["block_1d_type"],
         "group_channels": values["group_divisor"],
         "embedding_norm": values["emb_bn"],
         "aggregate_channels": values["out_channels"] or 0,
+        "stages": stages,
     }
+    if is_second:
+        options["grouped_strides"] = values["compress_tconvs"]
+        options["keeps_mels"] = values["return_2d_output"]
+        options["joins_both"] = values["dual_agg"]
+        options["map_norm"] = values["agg_gnorm"]
+    return options
 
 
 def _find_size(name: str, sizes: Mapping[str, type], options: Mapping[str, Any]) -> str:

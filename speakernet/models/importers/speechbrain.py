@@ -8,10 +8,10 @@ from typing import Any
 from speakernet.models.importers.weights import (
     Describe,
     Described,
-    Rules,
     Weights,
     first_shape,
     last_dim,
+    rules_of,
 )
 from speakernet.models.options.trunks import ECAPAS
 from speakernet.options import default_of
@@ -21,26 +21,26 @@ SOURCE = "speechbrain"
 FRONT_END = {"name": "speechbrain", "normalize": "mean"}
 UNUSED: dict[str, str] = {}
 
-_BLOCK = r"^blocks\.([123])\."
-_RULES: Rules = (
-    (r"^blocks\.0\.conv\.conv\.", "trunk.conv."),
-    (r"^blocks\.0\.norm\.norm\.", "trunk.norm."),
-    (_BLOCK + r"tdnn1\.conv\.conv\.", r"trunk.blocks.<\1-1>.conv_in."),
-    (_BLOCK + r"tdnn1\.norm\.norm\.", r"trunk.blocks.<\1-1>.norm_in."),
-    (_BLOCK + r"res2net_block\.blocks\.(\d)\.conv\.conv\.", r"trunk.blocks.<\1-1>.convs.\2."),
-    (_BLOCK + r"res2net_block\.blocks\.(\d)\.norm\.norm\.", r"trunk.blocks.<\1-1>.norms.\2."),
-    (_BLOCK + r"tdnn2\.conv\.conv\.", r"trunk.blocks.<\1-1>.conv_out."),
-    (_BLOCK + r"tdnn2\.norm\.norm\.", r"trunk.blocks.<\1-1>.norm_out."),
-    (_BLOCK + r"se_block\.conv1\.conv\.", r"trunk.blocks.<\1-1>.gate.squeeze."),
-    (_BLOCK + r"se_block\.conv2\.conv\.", r"trunk.blocks.<\1-1>.gate.excite."),
-    (r"^mfa\.conv\.conv\.", "trunk.aggregate."),
-    (r"^mfa\.norm\.norm\.", "trunk.aggregate_norm."),
-    (r"^asp\.tdnn\.conv\.conv\.", "pooling.squeeze."),
-    (r"^asp\.tdnn\.norm\.norm\.", "pooling.norm."),
-    (r"^asp\.conv\.conv\.", "pooling.expand."),
-    (r"^asp_bn\.norm\.", "norm."),
-    (r"^fc\.conv\.", "embedding."),
-)
+_RULES = rules_of(r"""
+    blocks.0.conv.conv. trunk.conv.
+    blocks.0.norm.norm. trunk.norm.
+    mfa.conv.conv.      trunk.aggregate.
+    mfa.norm.norm.      trunk.aggregate_norm.
+    asp.tdnn.conv.conv. pooling.squeeze.
+    asp.tdnn.norm.norm. pooling.norm.
+    asp.conv.conv.      pooling.expand.
+    asp_bn.norm.        norm.
+    fc.conv.            embedding.
+    in blocks.([123]). trunk.blocks.<\1-1>.
+        tdnn1.conv.conv.                     conv_in.
+        tdnn1.norm.norm.                     norm_in.
+        res2net_block.blocks.(\d).conv.conv. convs.\2.
+        res2net_block.blocks.(\d).norm.norm. norms.\2.
+        tdnn2.conv.conv.                     conv_out.
+        tdnn2.norm.norm.                     norm_out.
+        se_block.conv1.conv.                 gate.squeeze.
+        se_block.conv2.conv.                 gate.excite.
+""")
 
 
 def ecapa(weights: Weights) -> Described:

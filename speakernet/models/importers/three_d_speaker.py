@@ -10,10 +10,10 @@ from speakernet.models.importers.speechbrain import ecapa
 from speakernet.models.importers.weights import (
     Describe,
     Described,
-    Rules,
     Weights,
     first_shape,
     last_dim,
+    rules_of,
 )
 from speakernet.models.importers.wespeaker import (
     FUSIONS,
@@ -33,12 +33,11 @@ MIN_FLOOR = 1e-12
 # The width of a group is channels x base width / 64.
 WIDTH_UNIT = 64
 
-_RULES: Rules = (
-    (r"^layer3_ds\.", "trunk.downsamples.0."),
-    (r"^fuse34\.local_att\.", "trunk.fusions.0.attention."),
-    *FUSIONS,
-    *RES2,
-)
+_RULES = rules_of("""
+    layer3_ds.        trunk.downsamples.0.
+    fuse34.local_att. trunk.fusions.0.attention.
+""")
+_RULES += FUSIONS + RES2
 
 
 def _campplus(weights: Weights) -> Described:

@@ -20,6 +20,7 @@ from speakernet.models.importers.weights import (
     Translated,
     first_shape,
     rename,
+    rules_of,
     strip_wrappers,
 )
 from speakernet.models.rawnet3 import PREEMPHASIS
@@ -30,61 +31,64 @@ SOURCE = "voxceleb_trainer"
 # differ far more.
 CONSTANT_TOLERANCE = 1e-4
 
-_RESIDUAL: Rules = (
-    (r"^conv1\.", "trunk.conv1."),
-    (r"^bn1\.", "trunk.norm1."),
-    (r"^layer(\d+)\.(\d+)\.bn(\d)\.", r"trunk.stages.<\1-1>.blocks.\2.norm\3."),
-    (r"^layer(\d+)\.(\d+)\.conv(\d)\.", r"trunk.stages.<\1-1>.blocks.\2.conv\3."),
-    (r"^layer(\d+)\.(\d+)\.se\.fc\.0\.", r"trunk.stages.<\1-1>.blocks.\2.gate.squeeze."),
-    (r"^layer(\d+)\.(\d+)\.se\.fc\.2\.", r"trunk.stages.<\1-1>.blocks.\2.gate.excite."),
-    (r"^layer(\d+)\.(\d+)\.downsample\.", r"trunk.stages.<\1-1>.blocks.\2.shortcut."),
-    (r"^fc\.", "embedding."),
-)
-_SELF_ATTENTION: Rules = (
-    (r"^sap_linear\.", "pooling.hidden."),
-    (r"^attention$", "pooling.attention"),
-)
-_CHANNEL_ATTENTION: Rules = (
-    (r"^attention\.0\.", "pooling.squeeze."),
-    (r"^attention\.2\.", "pooling.norm."),
-    (r"^attention\.3\.", "pooling.expand."),
-)
+_RESIDUAL = rules_of(r"""
+    conv1. trunk.conv1.
+    bn1.   trunk.norm1.
+    fc.    embedding.
+    in layer(\d+).(\d+). trunk.stages.<\1-1>.blocks.\2.
+        bn(\d).     norm\3.
+        conv(\d).   conv\3.
+        se.fc.0.    gate.squeeze.
+        se.fc.2.    gate.excite.
+        downsample. shortcut.
+""")
+_SELF_ATTENTION = rules_of("""
+    sap_linear. pooling.hidden.
+    attention$  pooling.attention
+""")
+_CHANNEL_ATTENTION = rules_of("""
+    attention.0. pooling.squeeze.
+    attention.2. pooling.norm.
+    attention.3. pooling.expand.
+""")
 # Its layers are a single sequence: convolution, norm, ReLU and, in the first two, a pooling.
-_VGG: Rules = (
-    (r"^netcnn\.0\.", "trunk.layers.0.conv."),
-    (r"^netcnn\.1\.", "trunk.layers.0.norm."),
-    (r"^netcnn\.4\.", "trunk.layers.1.conv."),
-    (r"^netcnn\.5\.", "trunk.layers.1.norm."),
-    (r"^netcnn\.8\.", "trunk.layers.2.conv."),
-    (r"^netcnn\.9\.", "trunk.layers.2.norm."),
-    (r"^netcnn\.11\.", "trunk.layers.3.conv."),
-    (r"^netcnn\.12\.", "trunk.layers.3.norm."),
-    (r"^netcnn\.14\.", "trunk.layers.4.conv."),
-    (r"^netcnn\.15\.", "trunk.layers.4.norm."),
-    (r"^netcnn\.18\.", "trunk.layers.5.conv."),
-    (r"^netcnn\.19\.", "trunk.layers.5.norm."),
-    (r"^fc\.", "embedding."),
-)
-_RAW: Rules = (
-    (r"^preprocess\.1\.weight$", "trunk.input_weight"),
-    (r"^preprocess\.1\.bias$", "trunk.input_bias"),
-    (r"^conv1\.filterbank\.low_hz_$", "trunk.filterbank.low_hz"),
-    (r"^conv1\.filterbank\.band_hz_$", "trunk.filterbank.band_hz"),
-    (r"^bn1\.", "trunk.idle_norms.0."),
-    (r"^bn6\.", "trunk.idle_norms.1."),
-    (r"^bn5\.", "norm."),
-    (r"^fc6\.", "embedding."),
-    (r"^layer4\.", "trunk.aggregate."),
-    (r"^layer(\d)\.conv1\.", r"trunk.block\1.conv_in."),
-    (r"^layer(\d)\.bn1\.", r"trunk.block\1.norm_in."),
-    (r"^layer(\d)\.convs\.", r"trunk.block\1.convs."),
-    (r"^layer(\d)\.bns\.", r"trunk.block\1.norms."),
-    (r"^layer(\d)\.conv3\.", r"trunk.block\1.conv_out."),
-    (r"^layer(\d)\.bn3\.", r"trunk.block\1.norm_out."),
-    (r"^layer(\d)\.residual\.0\.", r"trunk.block\1.shortcut."),
-    (r"^layer(\d)\.afms\.alpha$", r"trunk.block\1.scaling.shift"),
-    (r"^layer(\d)\.afms\.fc\.", r"trunk.block\1.scaling.gate."),
-)
+_VGG = rules_of("""
+    fc. embedding.
+    in netcnn. trunk.layers.
+        0.  0.conv.
+        1.  0.norm.
+        4.  1.conv.
+        5.  1.norm.
+        8.  2.conv.
+        9.  2.norm.
+        11. 3.conv.
+        12. 3.norm.
+        14. 4.conv.
+        15. 4.norm.
+        18. 5.conv.
+        19. 5.norm.
+""")
+_RAW = rules_of(r"""
+    preprocess.1.weight$       trunk.input_weight
+    preprocess.1.bias$         trunk.input_bias
+    conv1.filterbank.low_hz_$  trunk.filterbank.low_hz
+    conv1.filterbank.band_hz_$ trunk.filterbank.band_hz
+    bn1.                       trunk.idle_norms.0.
+    bn6.                       trunk.idle_norms.1.
+    bn5.                       norm.
+    fc6.                       embedding.
+    layer4.                    trunk.aggregate.
+    in layer(\d). trunk.block\1.
+        conv1.      conv_in.
+        bn1.        norm_in.
+        convs.      convs.
+        bns.        norms.
+        conv3.      conv_out.
+        bn3.        norm_out.
+        residual.0. shortcut.
+        afms.alpha$ scaling.shift
+        afms.fc.    scaling.gate.
+""")
 RULES: dict[str, Rules] = {
     "ResNetSE34L": _RESIDUAL + _SELF_ATTENTION,
     "ResNetSE34V2": _RESIDUAL + _CHANNEL_ATTENTION,

@@ -47,6 +47,31 @@ Describe = Callable[[Weights], Described]
 """Describes a state dictionary; raises an error if it has a different architecture."""
 
 
+def rules_of(lines: str, prefix: str = "") -> Rules:
+    r'''Rules from lines of a foreign name and ours; foreign names are patterns in which a dot is a
+    dot.
+
+    A line that starts with `in` has the beginning of both names in the lines after it. `prefix` is
+    the beginning of all foreign names.
+
+    >>> rules_of(r"""
+    ...     in layer(\d). layers.<\1-1>.
+    ...     bn. norm.
+    ... """, "head.")
+    (('^head\\.layer(\\d)\\.bn\\.', 'layers.<\\1-1>.norm.'),)
+    '''
+    rules = []
+    theirs = ours = ""
+    for line in lines.strip().splitlines():
+        *heading, pattern, replacement = line.split()
+        if heading:
+            theirs, ours = pattern, replacement
+        else:
+            pattern = (prefix + theirs + pattern).replace(".", r"\.")
+            rules.append((f"^{pattern}", ours + replacement))
+    return tuple(rules)
+
+
 def rename(name: str, rules: Rules) -> str | None:
     r"""Our name of a foreign parameter; None if no rule matches.
 

@@ -18,6 +18,7 @@ from speakernet.models.importers.weights import (
     Weights,
     first_shape,
     last_dim,
+    rules_of,
 )
 from speakernet.models.options.redimnet import REDIMNET2S, REDIMNETS
 from speakernet.models.options.trunks import RESNETS
@@ -34,136 +35,133 @@ UNUSED = {
 
 # wespeaker's `seg_1` is the embedding layer, `seg_2` an optional second one. The recipes of ECAPA
 # and ReDimNet2 call it `linear`, between the norms `bn` and `bn2`.
-POOLING: Rules = (
-    (r"^pool\.linear1\.", "pooling.squeeze."),
-    (r"^pool\.linear2\.", "pooling.expand."),
-    (r"^pool\.n_query\.(\d+)\.heads_att_trans\.(\d+)\.att_0\.", r"pooling.queries.\1.\2.squeeze."),
-    (r"^pool\.n_query\.(\d+)\.heads_att_trans\.(\d+)\.att_1\.", r"pooling.queries.\1.\2.expand."),
-)
-ONE_LAYER: Rules = ((r"^seg_1\.", "embedding."),)
-TWO_LAYERS: Rules = (
-    (r"^seg_1\.", "embedding.0."),
-    (r"^seg_bn_1\.", "embedding.2."),
-    (r"^seg_2\.", "embedding.3."),
-)
-NORMED: Rules = ((r"^bn\.", "norm."), (r"^linear\.", "embedding."))
-NORMED_TWICE: Rules = (
-    (r"^bn\.", "norm."),
-    (r"^linear\.", "embedding.0."),
-    (r"^bn2\.", "embedding.1."),
-)
+POOLING = rules_of(r"""
+    pool.linear1. pooling.squeeze.
+    pool.linear2. pooling.expand.
+    in pool.n_query.(\d+).heads_att_trans.(\d+). pooling.queries.\1.\2.
+        att_0. squeeze.
+        att_1. expand.
+""")
+ONE_LAYER = rules_of("seg_1. embedding.")
+TWO_LAYERS = rules_of("""
+    seg_1.    embedding.0.
+    seg_bn_1. embedding.2.
+    seg_2.    embedding.3.
+""")
+NORMED = rules_of("""
+    bn.     norm.
+    linear. embedding.
+""")
+NORMED_TWICE = rules_of("""
+    bn.     norm.
+    linear. embedding.0.
+    bn2.    embedding.1.
+""")
 
 # models/tdnn.py
-_XVECTOR: Rules = (
-    (r"^frame_(\d)\.conv_1d\.", r"trunk.convs.<\1-1>."),
-    (r"^frame_(\d)\.bn\.", r"trunk.norms.<\1-1>."),
-)
+_XVECTOR = rules_of(r"""
+    frame_(\d).conv_1d. trunk.convs.<\1-1>.
+    frame_(\d).bn.      trunk.norms.<\1-1>.
+""")
 # models/ecapa_tdnn.py: layer1 is the first convolution, layers 2 to 4 are the blocks.
-_BLOCK = r"^layer(\d)\.se_res2block\."
-_ECAPA: Rules = (
-    (r"^layer1\.conv\.", "trunk.conv."),
-    (r"^layer1\.bn\.", "trunk.norm."),
-    (_BLOCK + r"0\.conv\.", r"trunk.blocks.<\1-2>.conv_in."),
-    (_BLOCK + r"0\.bn\.", r"trunk.blocks.<\1-2>.norm_in."),
-    (_BLOCK + r"1\.convs\.", r"trunk.blocks.<\1-2>.convs."),
-    (_BLOCK + r"1\.bns\.", r"trunk.blocks.<\1-2>.norms."),
-    (_BLOCK + r"2\.conv\.", r"trunk.blocks.<\1-2>.conv_out."),
-    (_BLOCK + r"2\.bn\.", r"trunk.blocks.<\1-2>.norm_out."),
-    (_BLOCK + r"3\.linear1\.", r"trunk.blocks.<\1-2>.gate.squeeze."),
-    (_BLOCK + r"3\.linear2\.", r"trunk.blocks.<\1-2>.gate.excite."),
-    (r"^conv\.", "trunk.aggregate."),
-)
+_ECAPA = rules_of(r"""
+    layer1.conv. trunk.conv.
+    layer1.bn.   trunk.norm.
+    conv.        trunk.aggregate.
+    in layer(\d).se_res2block. trunk.blocks.<\1-2>.
+        0.conv.    conv_in.
+        0.bn.      norm_in.
+        1.convs.   convs.
+        1.bns.     norms.
+        2.conv.    conv_out.
+        2.bn.      norm_out.
+        3.linear1. gate.squeeze.
+        3.linear2. gate.excite.
+""")
 # models/resnet.py; the other networks over mels and frames share most of its names.
-RESIDUAL: Rules = (
-    (r"^conv(\d)\.", r"trunk.conv\1."),
-    (r"^bn(\d)\.", r"trunk.norm\1."),
-    (r"^layer(\d)\.(\d+)\.conv(\d)\.", r"trunk.stages.<\1-1>.blocks.\2.conv\3."),
-    (r"^layer(\d)\.(\d+)\.bn(\d)\.", r"trunk.stages.<\1-1>.blocks.\2.norm\3."),
-    (r"^layer(\d)\.(\d+)\.(?:shortcut|downsample)\.", r"trunk.stages.<\1-1>.blocks.\2.shortcut."),
-)
-
-
-def prefix_rules(prefix: str, rules: Rules) -> Rules:
-    """The same rules for names that start with a prefix."""
-    return tuple((pattern.replace("^", prefix), ours) for pattern, ours in rules)
-
-
+_RESIDUAL_NAMES = r"""
+    conv(\d). trunk.conv\1.
+    bn(\d).   trunk.norm\1.
+    in layer(\d).(\d+). trunk.stages.<\1-1>.blocks.\2.
+        conv(\d).                conv\3.
+        bn(\d).                  norm\3.
+        (?:shortcut|downsample). shortcut.
+"""
+RESIDUAL = rules_of(_RESIDUAL_NAMES)
 # models/samresnet.py, whose pooling is a sequence of layers.
-SIMAM: Rules = (
-    *prefix_rules(r"^front\.", RESIDUAL),
-    (r"^pooling\.attention\.0\.", "pooling.squeeze."),
-    (r"^pooling\.attention\.2\.", "pooling.norm."),
-    (r"^pooling\.attention\.3\.", "pooling.expand."),
-    (r"^bottleneck\.", "embedding."),
-)
+SIMAM = rules_of(_RESIDUAL_NAMES, "front.") + rules_of("""
+    pooling.attention.0. pooling.squeeze.
+    pooling.attention.2. pooling.norm.
+    pooling.attention.3. pooling.expand.
+    bottleneck.          embedding.
+""")
 # models/gemini_dfresnet.py, whose first "downsampling" is the stem.
-_GEMINI: Rules = (
-    (r"^downsample_layers\.0\.0\.", "trunk.conv1."),
-    (r"^downsample_layers\.0\.1\.", "trunk.norm1."),
-    (r"^downsample_layers\.(\d)\.", r"trunk.downsamples.<\1-1>."),
-    (r"^stages\.(\d)\.(\d+)\.conv(\d)\.", r"trunk.stages.\1.blocks.\2.conv\3."),
-    (r"^stages\.(\d)\.(\d+)\.bn(\d)\.", r"trunk.stages.\1.blocks.\2.norm\3."),
-)
+_GEMINI = rules_of(r"""
+    downsample_layers.0.0.  trunk.conv1.
+    downsample_layers.0.1.  trunk.norm1.
+    downsample_layers.(\d). trunk.downsamples.<\1-1>.
+    in stages.(\d).(\d+). trunk.stages.\1.blocks.\2.
+        conv(\d). conv\3.
+        bn(\d).   norm\3.
+""")
 # models/res2net.py; the 1 x 1 convolutions around a split are conv1 and conv3 there.
-RES2: Rules = (
-    (r"^conv1\.", "trunk.conv1."),
-    (r"^bn1\.", "trunk.norm1."),
-    (r"^layer(\d)\.(\d+)\.conv1\.", r"trunk.stages.<\1-1>.blocks.\2.conv_in."),
-    (r"^layer(\d)\.(\d+)\.bn1\.", r"trunk.stages.<\1-1>.blocks.\2.norm_in."),
-    (r"^layer(\d)\.(\d+)\.convs\.", r"trunk.stages.<\1-1>.blocks.\2.convs."),
-    (r"^layer(\d)\.(\d+)\.bns\.", r"trunk.stages.<\1-1>.blocks.\2.norms."),
-    (r"^layer(\d)\.(\d+)\.conv3\.", r"trunk.stages.<\1-1>.blocks.\2.conv_out."),
-    (r"^layer(\d)\.(\d+)\.bn3\.", r"trunk.stages.<\1-1>.blocks.\2.norm_out."),
-    (r"^layer(\d)\.(\d+)\.shortcut\.", r"trunk.stages.<\1-1>.blocks.\2.shortcut."),
-)
+RES2 = rules_of(r"""
+    conv1. trunk.conv1.
+    bn1.   trunk.norm1.
+    in layer(\d).(\d+). trunk.stages.<\1-1>.blocks.\2.
+        conv1.    conv_in.
+        bn1.      norm_in.
+        convs.    convs.
+        bns.      norms.
+        conv3.    conv_out.
+        bn3.      norm_out.
+        shortcut. shortcut.
+""")
 # models/eres2net.py: fusions within blocks, then between stages.
-FUSIONS: Rules = (
-    (
-        r"^layer(\d)\.(\d+)\.fuse_models\.(\d+)\.local_att\.",
-        r"trunk.stages.<\1-1>.blocks.\2.fusions.\3.attention.",
-    ),
-    (r"^layer(\d)_downsample\.", r"trunk.downsamples.<\1-1>."),
-    (r"^fuse_mode12\.local_att\.", "trunk.fusions.0.attention."),
-    (r"^fuse_mode123\.local_att\.", "trunk.fusions.1.attention."),
-    (r"^fuse_mode1234\.local_att\.", "trunk.fusions.2.attention."),
-)
+FUSIONS = rules_of(r"""
+    layer(\d)_downsample.    trunk.downsamples.<\1-1>.
+    fuse_mode12.local_att.   trunk.fusions.0.attention.
+    fuse_mode123.local_att.  trunk.fusions.1.attention.
+    fuse_mode1234.local_att. trunk.fusions.2.attention.
+    in layer(\d).(\d+). trunk.stages.<\1-1>.blocks.\2.
+        fuse_models.(\d+).local_att. fusions.\3.attention.
+""")
 # wespeaker names the first convolution of its fusing blocks differently from the others.
-_ERES2: Rules = (
-    (r"^layer(\d)\.(\d+)\.conv2_1\.", r"trunk.stages.<\1-1>.blocks.\2.convs.0."),
-    (r"^layer(\d)\.(\d+)\.bn2_1\.", r"trunk.stages.<\1-1>.blocks.\2.norms.0."),
-    (r"^layer([34])\.(\d+)\.convs\.(\d)\.", r"trunk.stages.<\1-1>.blocks.\2.convs.<\3+1>."),
-    (r"^layer([34])\.(\d+)\.bns\.(\d)\.", r"trunk.stages.<\1-1>.blocks.\2.norms.<\3+1>."),
-    *FUSIONS,
-    *RES2,
-)
+_ERES2 = rules_of(r"""
+    in layer(\d).(\d+). trunk.stages.<\1-1>.blocks.\2.
+        conv2_1. convs.0.
+        bn2_1.   norms.0.
+    in layer([34]).(\d+). trunk.stages.<\1-1>.blocks.\2.
+        convs.(\d). convs.<\3+1>.
+        bns.(\d).   norms.<\3+1>.
+""")
+_ERES2 += FUSIONS + RES2
 # models/campplus.py: a residual head, then dense blocks with transitions.
-_DENSE = r"^xvector\.block(\d)\.tdnnd(\d+)\."
-_OURS = r"trunk.dense.<\1-1>.layers.<\2-1>."
-CAMPPLUS: Rules = (
-    *prefix_rules(r"^head\.", RESIDUAL),
-    (r"^xvector\.tdnn\.linear\.", "trunk.conv_in."),
-    (r"^xvector\.tdnn\.nonlinear\.batchnorm\.", "trunk.norm_in."),
-    (_DENSE + r"nonlinear1\.batchnorm\.", _OURS + "bottleneck.norm."),
-    (_DENSE + r"linear1\.", _OURS + "bottleneck.conv."),
-    (_DENSE + r"nonlinear2\.batchnorm\.", _OURS + "norm."),
-    (_DENSE + r"cam_layer\.linear_local\.", _OURS + "local."),
-    (_DENSE + r"cam_layer\.linear1\.", _OURS + "squeeze."),
-    (_DENSE + r"cam_layer\.linear2\.", _OURS + "excite."),
-    (r"^xvector\.transit(\d)\.nonlinear\.batchnorm\.", r"trunk.transitions.<\1-1>.norm."),
-    (r"^xvector\.transit(\d)\.linear\.", r"trunk.transitions.<\1-1>.conv."),
-    (r"^xvector\.out_nonlinear\.batchnorm\.", "trunk.norm_out."),
-    (r"^xvector\.dense\.linear\.", "embedding.0."),
-    (r"^xvector\.dense\.nonlinear\.batchnorm\.", "embedding.1."),
-)
+CAMPPLUS = rules_of(_RESIDUAL_NAMES, "head.") + rules_of(r"""
+    xvector.tdnn.linear.                     trunk.conv_in.
+    xvector.tdnn.nonlinear.batchnorm.        trunk.norm_in.
+    xvector.transit(\d).nonlinear.batchnorm. trunk.transitions.<\1-1>.norm.
+    xvector.transit(\d).linear.              trunk.transitions.<\1-1>.conv.
+    xvector.out_nonlinear.batchnorm.         trunk.norm_out.
+    xvector.dense.linear.                    embedding.0.
+    xvector.dense.nonlinear.batchnorm.       embedding.1.
+    in xvector.block(\d).tdnnd(\d+). trunk.dense.<\1-1>.layers.<\2-1>.
+        nonlinear1.batchnorm.   bottleneck.norm.
+        linear1.                bottleneck.conv.
+        nonlinear2.batchnorm.   norm.
+        cam_layer.linear_local. local.
+        cam_layer.linear1.      squeeze.
+        cam_layer.linear2.      excite.
+""")
 _W2VBERT = "frontend.encoder."
-_W2VBERT_ADAPTER_MFA: Rules = (
-    (r"^frontend\.encoder\.", "trunk.backbone."),
-    (r"^adapter_layers\.", "pooling.adapters."),
-    (r"^pooling\.attention\.0\.", "pooling.attentive.squeeze."),
-    (r"^pooling\.attention\.2\.", "pooling.attentive.norm."),
-    (r"^pooling\.attention\.3\.", "pooling.attentive.expand."),
-    (r"^bottleneck\.", "embedding."),
-)
+_W2VBERT_ADAPTER_MFA = rules_of("""
+    frontend.encoder.    trunk.backbone.
+    adapter_layers.      pooling.adapters.
+    pooling.attention.0. pooling.attentive.squeeze.
+    pooling.attention.2. pooling.attentive.norm.
+    pooling.attention.3. pooling.attentive.expand.
+    bottleneck.          embedding.
+""")
 # A file only shows the sum of `left_max_position_embeddings` and `right_max_position_embeddings`.
 W2VBERT_RIGHT = 8
 

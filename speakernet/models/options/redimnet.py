@@ -1,7 +1,7 @@
 """The options of ReDimNet and ReDimNet2, and their published sizes. No torch here."""
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Le
 from pydantic import Field
@@ -10,7 +10,7 @@ from speakernet.models.options.trunks import (
     NormedEmbeddingOptions,
     Published,
     TwoLayerOptions,
-    sized,
+    family,
 )
 
 Channels = Annotated[int, Ge(1), Le(16_384)]
@@ -94,114 +94,8 @@ class ReDimNetOptions(TwoLayerOptions, FoldedOptions):
             )
 
 
-B4_STAGES = [
-    [1, 4, 2, 48],
-    [2, 4, 2, 48],
-    [1, 6, 2, 48],
-    [2, 6, 1, 32],
-    [1, 8, 1, 24],
-    [2, 4, 1, 16],
-]
 # The sizes behind the names are wespeaker's; the authors' files give theirs in `model_config`.
-REDIMNETS: dict[str, type[Any]] = {"ReDimNetB0": ReDimNetOptions} | {
-    name: sized(ReDimNetOptions, name, parameters, macs, defaults)
-    for name, parameters, macs, defaults in (
-        (
-            "ReDimNetB1",
-            1_905_753,
-            860_616_576,
-            {
-                "channels": 12,
-                "block": "convnext_like",
-                "group_channels": 8,
-                "stages": [[1, 2, 1, 0], [2, 3, 1, 0], [3, 4, 1, 12], [2, 5, 1, 12], [2, 3, 1, 8]],
-            },
-        ),
-        (
-            "ReDimNetB2",
-            4_597_937,
-            1_368_096_768,
-            {
-                "channels": 16,
-                "block": "convnext_like",
-                "group_channels": 4,
-                "stages": [
-                    [1, 2, 1, 12],
-                    [2, 2, 1, 12],
-                    [1, 3, 1, 12],
-                    [2, 4, 1, 8],
-                    [1, 4, 1, 8],
-                    [2, 4, 1, 4],
-                ],
-            },
-        ),
-        (
-            "ReDimNetB3",
-            2_930_109,
-            4_308_377_472,
-            {
-                "channels": 16,
-                "block": "basic_resnet_fwse",
-                "stages": [
-                    [1, 6, 4, 32],
-                    [2, 6, 2, 32],
-                    [1, 8, 2, 32],
-                    [2, 10, 2, 16],
-                    [1, 10, 1, 16],
-                    [2, 8, 1, 16],
-                ],
-            },
-        ),
-        (
-            "ReDimNetB4",
-            5_851_697,
-            6_964_441_344,
-            {"channels": 32, "block": "basic_resnet_fwse", "stages": B4_STAGES},
-        ),
-        (
-            "ReDimNetB5",
-            7_069_937,
-            13_060_825_344,
-            {
-                "channels": 32,
-                "block": "basic_resnet_fwse",
-                "group_channels": 16,
-                "stages": B4_STAGES,
-            },
-        ),
-        (
-            "ReDimNetB6",
-            14_425_649,
-            29_937_102_336,
-            {
-                "channels": 32,
-                "group_channels": 32,
-                "stages": [
-                    [1, 4, 4, 32],
-                    [2, 6, 2, 32],
-                    [1, 6, 2, 24],
-                    [3, 8, 1, 24],
-                    [1, 8, 1, 16],
-                    [2, 8, 1, 16],
-                ],
-            },
-        ),
-    )
-}
-
-
-def _halving(divisors: Sequence[int], widths: Sequence[float]) -> list[list[float]]:
-    """Six stages that alternately halve mels and frames."""
-    strides = ((1, 1), (2, 1), (1, 2), (2, 1), (1, 2), (2, 1))
-    rows = zip(strides, (2, 3, 4, 5, 4, 3), widths, divisors, strict=True)
-    stages = []
-    for stride, num_blocks, width, divisor in rows:
-        stages.append([*stride, num_blocks, width, 3, 3, divisor])
-    return stages
-
-
-NARROW = (2, 1, 1, 1, 1, 1)
-WIDE = (4, 3, 2, 1, 1, 1)
+REDIMNETS = family("ReDimNetB0", ReDimNetOptions, *(f"ReDimNetB{size}" for size in range(1, 7)))
 
 
 class ReDimNet2Options(FoldedOptions):
@@ -209,7 +103,16 @@ class ReDimNet2Options(FoldedOptions):
 
     channels: Channels = 12
     """Channels of the first stage."""
-    stages: Stages = _halving((36, 36, 36, 36, 18, 18), NARROW)
+    stages: Stages = Field(
+        default=[
+            [1, 1, 2, 2, 3, 3, 36],
+            [2, 1, 3, 1, 3, 3, 36],
+            [1, 2, 4, 1, 3, 3, 36],
+            [2, 1, 5, 1, 3, 3, 36],
+            [1, 2, 4, 1, 3, 3, 18],
+            [2, 1, 3, 1, 3, 3, 18],
+        ]
+    )
     """For each stage: strides along mels and frames, number of blocks, width factor inside the
     blocks, kernels along mels and frames (if the blocks use them), and the divisor of the channels
     in the time context (0: no context)."""
@@ -234,69 +137,4 @@ class ReDimNet2Options(FoldedOptions):
     )
 
 
-REDIMNET2S: dict[str, type[Any]] = {"ReDimNet2B0": ReDimNet2Options} | {
-    name: sized(ReDimNet2Options, name, parameters, macs, defaults)
-    for name, parameters, macs, defaults in (
-        (
-            "ReDimNet2B1",
-            1_254_992,
-            458_766_976,
-            {"channels": 16, "stages": _halving((32, 32, 32, 32, 16, 16), NARROW)},
-        ),
-        (
-            "ReDimNet2B2",
-            2_530_208,
-            820_427_776,
-            {
-                "channels": 20,
-                "stages": [
-                    [1, 1, 2, 2, 3, 5, 40],
-                    [2, 1, 3, 1, 3, 5, 30],
-                    [1, 2, 4, 1, 3, 5, 30],
-                    [3, 1, 5, 1, 3, 5, 20],
-                    [1, 2, 4, 1, 3, 7, 20],
-                    [2, 1, 3, 1, 3, 7, 10],
-                ],
-            },
-        ),
-        ("ReDimNet2B3", 2_364_712, 935_416_576, {"channels": 24}),
-        (
-            "ReDimNet2B4",
-            6_659_744,
-            4_635_227_136,
-            {
-                "channels": 32,
-                "stages": _halving((24, 24, 24, 24, 24, 24), WIDE),
-                "aggregate_channels": 0,
-            },
-        ),
-        (
-            "ReDimNet2B5",
-            7_900_456,
-            9_466_607_104,
-            {
-                "channels": 48,
-                "stages": _halving((48, 48, 48, 48, 32, 32), WIDE),
-                "aggregate_channels": 256,
-            },
-        ),
-        (
-            "ReDimNet2B6",
-            12_394_784,
-            13_125_874_944,
-            {
-                "channels": 64,
-                "aggregate_channels": 224,
-                "keeps_mels": True,
-                "stages": [
-                    [1, 1, 3, 3, 3, 3, 64],
-                    [2, 1, 4, 2, 3, 3, 64],
-                    [1, 2, 5, 2, 3, 3, 48],
-                    [2, 1, 5, 1, 3, 3, 48],
-                    [1, 2, 4, 0.75, 3, 3, 32],
-                    [2, 1, 3, 0.5, 3, 3, 24],
-                ],
-            },
-        ),
-    )
-}
+REDIMNET2S = family("ReDimNet2B0", ReDimNet2Options, *(f"ReDimNet2B{size}" for size in range(1, 7)))

@@ -1,6 +1,8 @@
 """The options of trunks, one class per family, with facts about each. No torch here."""
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from annotated_types import Ge, Le
@@ -90,29 +92,30 @@ class NormedEmbeddingOptions(TrunkOptions):
         return "normed_linear" if self.embedding_norm else super().embedding_layer
 
 
-def sized(
-    owner: type[TrunkOptions],
-    name: str,
-    parameters: int,
-    macs: int,
-    defaults: Mapping[str, Any] | None = None,
-    **facts: Any,
-) -> type[Any]:
-    """Another published size of a family: a subclass with its own defaults and facts."""
-    annotations = {}
-    for option in defaults or {}:
-        annotations[option] = owner.model_fields[option].rebuild_annotation()
-    namespace: dict[str, Any] = {
+SIZES = json.loads(Path(__file__).with_name("sizes.json").read_text("utf-8"))
+"""Further published sizes by name, with what differs from the options of their family."""
+
+
+def sized(owner: type[TrunkOptions], name: str) -> type[Any]:
+    """A size of a family in `SIZES`: a subclass with its own defaults and facts."""
+    facts = dict(SIZES[name])
+    figures = {figure: facts.pop(figure) for figure in Published._fields if figure in facts}
+    fields = owner.model_fields
+    annotations = {fact: fields[fact].rebuild_annotation() for fact in facts if fact in fields}
+    namespace = {
         "__module__": owner.__module__,
-        "__qualname__": name,
         "__doc__": owner.__doc__,
         "__annotations__": annotations,
-        "published": owner.published._replace(parameters=parameters, macs=macs),
-        **(defaults or {}),
+        "published": owner.published._replace(**figures),
         **facts,
     }
     metaclass: Any = type(owner)
     return metaclass(name, (owner,), namespace)
+
+
+def family(first: str, owner: type[TrunkOptions], *others: str) -> dict[str, type[Any]]:
+    """The sizes of a family by name; the defaults of `owner` are those of the first."""
+    return {first: owner} | {name: sized(owner, name) for name in others}
 
 
 class ResNetSE34LOptions(TrunkOptions):
@@ -231,12 +234,7 @@ class ECAPAOptions(NormedEmbeddingOptions):
             yield "channels", f"{self.channels}; expected a multiple of {ECAPA_GROUPS}"
 
 
-ECAPAS: dict[str, type[Any]] = {
-    "ECAPA_TDNN": ECAPAOptions,
-    "ECAPA_TDNN_1024": sized(
-        ECAPAOptions, "ECAPA_TDNN_1024", 14_657_088, 2_649_030_656, {"channels": 1024}
-    ),
-}
+ECAPAS = family("ECAPA_TDNN", ECAPAOptions, "ECAPA_TDNN_1024")
 
 
 class DeepResNetOptions(TwoLayerOptions):
@@ -252,19 +250,8 @@ class DeepResNetOptions(TwoLayerOptions):
     """Whether a block has three convolutions instead of two."""
 
 
-RESNETS: dict[str, type[Any]] = {"ResNet18": DeepResNetOptions} | {
-    name: sized(
-        DeepResNetOptions, name, parameters, macs, blocks=blocks, has_bottlenecks=name != "ResNet34"
-    )
-    for name, blocks, parameters, macs in (
-        ("ResNet34", RESNET34, 6_634_336, 4_527_902_720),
-        ("ResNet50", RESNET34, 11_131_360, 5_072_506_880),
-        ("ResNet101", (3, 4, 23, 3), 15_892_448, 9_807_482_880),
-        ("ResNet152", (3, 8, 36, 3), 19_814_880, 14_542_458_880),
-        ("ResNet221", (6, 16, 48, 3), 23_792_224, 20_948_602_880),
-        ("ResNet293", (10, 20, 64, 3), 28_626_016, 27_633_274_880),
-    )
-}
+DEPTHS = ("ResNet34", "ResNet50", "ResNet101", "ResNet152", "ResNet221", "ResNet293")
+RESNETS = family("ResNet18", DeepResNetOptions, *DEPTHS)
 
 
 class SimAMResNetOptions(TrunkOptions):
@@ -279,12 +266,7 @@ class SimAMResNetOptions(TrunkOptions):
     blocks: ClassVar[Sequence[int]] = RESNET34
 
 
-SIMAM_RESNETS: dict[str, type[Any]] = {
-    "SimAM_ResNet34": SimAMResNetOptions,
-    "SimAM_ResNet100": sized(
-        SimAMResNetOptions, "SimAM_ResNet100", 50_232_896, 57_060_925_440, blocks=(6, 16, 24, 3)
-    ),
-}
+SIMAM_RESNETS = family("SimAM_ResNet34", SimAMResNetOptions, "SimAM_ResNet100")
 
 
 class GeminiOptions(TwoLayerOptions):
@@ -294,12 +276,7 @@ class GeminiOptions(TwoLayerOptions):
     blocks: ClassVar[Sequence[int]] = (3, 3, 9, 3)
 
 
-GEMINIS: dict[str, type[Any]] = {
-    "Gemini_DF_ResNet60": GeminiOptions,
-    "Gemini_DF_ResNet114": sized(
-        GeminiOptions, "Gemini_DF_ResNet114", 6_531_552, 5_235_343_360, blocks=(3, 3, 27, 3)
-    ),
-}
+GEMINIS = family("Gemini_DF_ResNet60", GeminiOptions, "Gemini_DF_ResNet114")
 
 
 class Res2NetOptions(TwoLayerOptions):
@@ -339,21 +316,6 @@ class ERes2NetOptions(TwoLayerOptions):
     """The first stage that is fused with later stages."""
 
 
-ERES2NETS: dict[str, type[Any]] = {
-    "ERes2NetBase": ERes2NetOptions,
-    "ERes2NetLarge": sized(
-        ERes2NetOptions, "ERes2NetLarge", 22_462_784, 13_427_548_160, {"channels": 64}
-    ),
-}
-ERES2NETV2S: dict[str, type[Any]] = {
-    "ERes2NetV2": sized(
-        ERes2NetOptions,
-        "ERes2NetV2",
-        17_859_632,
-        8_296_588_160,
-        # `baseWidth=26` of 3D-Speaker's ERes2NetV2.py: narrower groups than the first version's 32.
-        {"channels": 64, "base_width": 26},
-        first_joined_stage=2,
-        published=Published("Chen et al. 2024", 192, 80, 17_859_632, 8_296_588_160),
-    )
-}
+ERES2NETS = family("ERes2NetBase", ERes2NetOptions, "ERes2NetLarge")
+# Its groups are narrower than the first version's: `baseWidth=26` in 3D-Speaker's ERes2NetV2.py.
+ERES2NETV2S = {"ERes2NetV2": sized(ERes2NetOptions, "ERes2NetV2")}

@@ -15,7 +15,7 @@ from speakernet.inference.serve.server import Address, Service, make_server
 RATE = 16000
 
 
-def sentence(speaker: int, number: int, syllables: int = 10) -> np.ndarray:
+def sentence(speaker, number, syllables=10):
     """A sentence of a synthetic voice, (samples,) float32."""
     generator = np.random.default_rng([speaker, number])
     voice = draw_voice(np.random.default_rng(speaker))
@@ -24,13 +24,18 @@ def sentence(speaker: int, number: int, syllables: int = 10) -> np.ndarray:
     return (0.3 * spoken / np.abs(spoken).max() + noise).astype(np.float32)
 
 
-def wav(samples: np.ndarray, rate: int = RATE, kind: str = "WAV") -> bytes:
+def files(**clips):
+    """Uploads by the names of their fields."""
+    return [(name, (f"{name}.wav", wav(clip))) for name, clip in clips.items()]
+
+
+def wav(samples, rate=RATE, kind="WAV"):
     file = io.BytesIO()
     soundfile.write(file, samples, rate, format=kind, subtype="PCM_16" if kind != "OGG" else None)
     return file.getvalue()
 
 
-def refused(answer, status: int, code: str) -> str:
+def refused(answer, status, code):
     """The message of a refusal of this kind."""
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], set(error)) == (status, code, {"code", "message"}), (

@@ -12,27 +12,30 @@ import pytest
 import soundfile
 
 import speakernet
-from speakernet.checkpoint import read_checkpoint, write_checkpoint
 from speakernet.data.audio import read_audio_bytes
-from speakernet.models.model_file import SYNTHETIC_ONLY
 
 sys.path.insert(0, str(Path(__file__).parent))
-from serve_helpers import RATE, refused, sentence, serving, wav
+from serve_helpers import RATE, files, refused, sentence, serving, wav
 
 ANNA = "Anna"
 AERZTE = "Ärzte/⁂ ' \" <b>"
 
 
-def files(**clips):
-    return [(name, (f"{name}.wav", wav(clip))) for name, clip in clips.items()]
+@pytest.fixture()
+def verify(server):
+    """The answer of the server for two clips."""
+
+    def ask(first, second, **data):
+        return server.post("/verify", files=files(first=first, second=second), data=data)
+
+    return ask
 
 
-def test_verify(server, models, voices):
+def test_verify(verify, models, voices):
     verifier = speakernet.load(models[0], device="cpu")
     for second in (voices[0][1], voices[3][0]):
-        pair = files(first=voices[0][0], second=second)
-        answer = server.post("/verify", files=pair).json()
-        clips = [read_audio_bytes(content, "a clip") for _, (_, content) in pair]
+        answer = verify(voices[0][0], second).json()
+        clips = [read_audio_bytes(wav(clip), "a clip") for clip in (voices[0][0], second)]
         decision = verifier.verify(*clips, sample_rate=RATE)
         assert answer["score"] == pytest.approx(decision.score, abs=1e-4)
         ratio = decision.log_likelihood_ratio
@@ -44,28 +47,25 @@ def test_verify(server, models, voices):
         assert answer["clips"][0]["seconds"] == pytest.approx(seconds, abs=1e-3)
 
 
-def test_thresholds(server, voices):
-    pair = files(first=voices[0][0], second=voices[0][0])
-
-    def verify(**data):
-        return server.post("/verify", files=pair, data=data)
-
-    strict = verify(threshold="1.5").json()
+def test_thresholds(verify, voices):
+    pair = voices[0][0], voices[0][0]
+    strict = verify(*pair, threshold="1.5").json()
     assert (strict["same_speaker"], strict["threshold"]) == (False, 1.5)
     assert strict["false_accept_rate"] is None
-    assert verify(false_accept_rate="0.01").json()["same_speaker"] is True
-    assert "0.001%" in refused(verify(false_accept_rate="0.00001"), 422, "no_threshold")
+    assert verify(*pair, false_accept_rate="0.01").json()["same_speaker"] is True
+    refusal = verify(*pair, false_accept_rate="0.00001")
+    assert "0.001%" in refused(refusal, 422, "no_threshold")
     for field, value in (("threshold", "two"), ("threshold", "nan"), ("false_accept_rate", "inf")):
-        assert field in refused(verify(**{field: value}), 422, "bad_request")
+        assert field in refused(verify(*pair, **{field: value}), 422, "bad_request")
 
 
-def test_embeddings_can_be_compared_later(server, voices):
+def test_embeddings_can_be_compared_later(server, verify, voices):
     first, second = (
         server.post("/embed", files=files(audio=clip)).json()["embedding"] for clip in voices[2][:2]
     )
     assert len(first) == 16
     later = server.post("/compare", json={"first": first, "second": second}).json()
-    now = server.post("/verify", files=files(first=voices[2][0], second=voices[2][1])).json()
+    now = verify(*voices[2][:2]).json()
     assert later["score"] == pytest.approx(now["score"], abs=1e-5)
 
 
@@ -106,29 +106,34 @@ def test_people(server, voices):
     assert empty["name"] is None and empty["candidates"] == []
 
 
-def test_streams(server, voices):
-    long = np.concatenate([voices[0][1], voices[0][2], voices[0][3]])[: 4 * RATE]
+def test_streams(server, verify, voices):
+    long = np.concatenate(voices[0][1:])[: 4 * RATE]
     samples = (32768 * read_audio_bytes(wav(long), "a clip")).astype("<i2")
-    form = {"sample_rate": str(RATE)}
-    identity = server.post("/streams", files=files(reference=voices[0][0]), data=form).json()["id"]
-    states = []
-    for start in range(0, len(long), 3200):
-        chunk = samples[start : start + 3200].tobytes()
-        progress = server.post(f"/streams/{identity}", content=chunk).json()
-        states += [progress["state"]] if progress["state"] else []
+    clip = files(reference=voices[0][0])
+
+    def begin(**form):
+        return server.post("/streams", files=clip, data=form)
+
+    identity = begin(sample_rate=str(RATE)).json()["id"]
+
+    def send(content):
+        return server.post(f"/streams/{identity}", content=content)
+
+    answers = [send(samples[start : start + 3200].tobytes()) for start in range(0, 4 * RATE, 3200)]
+    states = [answer.json()["state"] for answer in answers]
+    states = [state for state in states if state]
     assert [state["seconds"] for state in states] == [1, 2, 3, 4]
     # Less than a second of speech gives no odds.
     assert all(math.isfinite(state["log_likelihood_ratio"]) for state in states[1:])
-    whole = server.post("/verify", files=files(first=voices[0][0], second=long)).json()
+    whole = verify(voices[0][0], long).json()
     assert states[-1]["score"] == pytest.approx(whole["score"], abs=1e-3)
-    refused(server.post(f"/streams/{identity}", content=b"abc"), 422, "bad_samples")
+    refused(send(b"abc"), 422, "bad_samples")
     # A longer request would still compute after its time limit.
-    refused(server.post(f"/streams/{identity}", content=bytes(2 * 11 * RATE)), 413, "too_long")
+    refused(send(bytes(2 * 11 * RATE)), 413, "too_long")
     assert server.delete(f"/streams/{identity}").json() == {"id": identity}
-    refused(server.post(f"/streams/{identity}", content=b""), 404, "unknown_stream")
-    clip = files(reference=voices[0][0])
-    refused(server.post("/streams", files=clip, data={"sample_rate": "16"}), 422, "bad_audio")
-    refused(server.post("/streams", files=clip), 422, "bad_request")
+    refused(send(b""), 404, "unknown_stream")
+    refused(begin(sample_rate="16"), 422, "bad_audio")
+    refused(begin(), 422, "bad_request")
 
 
 def test_health_and_description(server):
@@ -193,41 +198,27 @@ def test_bad_requests(server, voices):
         (b"", {"content-type": "multipart/form-data"}, 400),
     ]:
         refused(server.post("/verify", content=content, headers=headers), status, "bad_request")
-    answer = server.post("/verify", files=files(first=voices[0][0]))
-    assert "second" in refused(answer, 422, "bad_request")
-    refused(server.post("/embed", data={"audio": "text"}, files={"x": b""}), 422, "bad_request")
+    clip = files(audio=voices[0][0])
     many = [("audio", ("a.wav", b"x"))] * 11
-    refused(server.post("/people", data={"name": "a"}, files=many), 422, "bad_request")
-    refused(server.post("/compare", content=b'{"first": [1', headers=json_kind), 422, "bad_request")
-    refused(server.post("/compare", json={"first": [1.0], "second": [2.0]}), 422, "refused")
-    nan = b'{"first": [NaN], "second": [1.0]}'
-    refused(server.post("/compare", content=nan, headers=json_kind), 422, "refused")
+    half = files(first=voices[0][0])
+    for address, code, how in [
+        ("/verify", "bad_request", {"files": half}),
+        ("/embed", "bad_request", {"data": {"audio": "text"}, "files": {"x": b""}}),
+        ("/people", "bad_request", {"data": {"name": "a"}, "files": many}),
+        ("/people", "refused", {"data": {"name": "  "}, "files": clip}),
+        ("/compare", "bad_request", {"content": b'{"first": [1', "headers": json_kind}),
+        ("/compare", "refused", {"json": {"first": [1.0], "second": [2.0]}}),
+        (
+            "/compare",
+            "refused",
+            {"content": b'{"first": [NaN], "second": [1.0]}', "headers": json_kind},
+        ),
+    ]:
+        message = refused(server.post(address, **how), 422, code)
+        assert address != "/verify" or "second" in message
     assert "POST" in refused(server.get("/verify"), 405, "wrong_method")
     assert "GET, POST" in refused(server.put("/people"), 405, "wrong_method")
     assert "/etc/passwd" in refused(server.get("/../../etc/passwd"), 404, "no_such_address")
-    answer = server.post("/people", data={"name": "  "}, files=files(audio=voices[0][0]))
-    refused(answer, 422, "refused")
-
-
-def test_too_little_speech(server, voices):
-    """Less than a second of speech gives no odds and no name."""
-    short = voices[0][1][: RATE // 2]
-    answer = server.post("/verify", files=files(first=voices[0][0], second=short)).json()
-    assert answer["log_likelihood_ratio"] is None and answer["same_speaker"] is False
-    assert 0 < answer["speech_seconds"] <= 0.5
-    assert "too short" in " ".join(answer["clips"][1]["warnings"])
-    server.post("/people", data={"name": ANNA}, files=files(audio=voices[0][0]))
-    found = server.post("/identify", files=files(audio=short)).json()
-    assert found["name"] is None and found["candidates"][0]["name"] == ANNA
-    server.delete(f"/people/{ANNA}")
-
-
-def test_a_model_of_synthetic_voices_says_so(models, tmp_path, caplog):
-    contents = read_checkpoint(models[0])
-    path = tmp_path / "demo.pt"
-    write_checkpoint(path, {**contents, "training_summary": {"corpus": {"is_synthetic": True}}})
-    with serving(path) as (address, _):
-        assert httpx.get(f"{address}/health").json()["advice"] == SYNTHETIC_ONLY
 
 
 def test_uncalibrated_model(models, voices):

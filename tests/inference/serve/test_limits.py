@@ -62,25 +62,22 @@ def test_page_loads_nothing_from_elsewhere(server):
 
 
 def test_token(models, tmp_path):
-    with (
-        serving(models[0], tmp_path / "people.db", token=TOKEN) as (address, _),
-        httpx.Client(base_url=address) as client,
-    ):
+    store = tmp_path / "people.db"
+    with serving(models[0], store, token=TOKEN) as (address, _):
         for token in (b"", b"Bearer wrong", f"Bearer {TOKEN}x".encode(), b"Bearer \xff\xfe"):
             for path in ("/people", "/openapi.json", "/nothing"):
-                answer = client.get(path, headers={"authorization": token})
+                answer = httpx.get(f"{address}{path}", headers={"authorization": token})
                 refused(answer, 401, "token_needed")
                 assert answer.headers["www-authenticate"] == "Bearer"
         right = {"authorization": f"Bearer {TOKEN}"}
-        assert client.get("/people", headers=right).json() == {"people": []}
+        assert httpx.get(f"{address}/people", headers=right).json() == {"people": []}
         for path in ("/", "/page.js", "/health"):
-            assert client.get(path).status_code == 200
+            assert httpx.get(f"{address}{path}").status_code == 200
 
 
 def test_tokens(tmp_path, monkeypatch):
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     everywhere = Address("0.0.0.0", 0)
-    here = Address("localhost", 0)
     for host in ("127.0.0.1", "127.0.0.2", "::1"):
         assert read_token(Address(host, 0), None) == ""
     first, second = (read_token(everywhere, None) for _ in range(2))
@@ -92,44 +89,39 @@ def test_tokens(tmp_path, monkeypatch):
         file.write_bytes(content)
         with pytest.raises(ValueError, match="bytes"):
             read_token(everywhere, file)
-    monkeypatch.setenv(TOKEN_VARIABLE, "")
-    with pytest.raises(ValueError, match=f"{TOKEN_VARIABLE}.*0 bytes"):
-        read_token(here, None)
-    monkeypatch.setenv(TOKEN_VARIABLE, os.fsdecode(b"\xff" * 20))
-    with pytest.raises(ValueError, match="20"):
-        read_token(here, None)
+    for content, message in (("", f"{TOKEN_VARIABLE}.*0 bytes"), (os.fsdecode(b"\xff" * 20), "20")):
+        monkeypatch.setenv(TOKEN_VARIABLE, content)
+        with pytest.raises(ValueError, match=message):
+            read_token(Address("localhost", 0), None)
 
 
 def test_addresses():
     with Address("127.0.0.1", 0).listen() as taken:
-        taken_port = taken.getsockname()[1]
-        for host, port in (
-            ("127.0.0.1", taken_port),
-            ("no.such.host.invalid", 0),
-            ("::1", 70000),
-        ):
-            with pytest.raises(ValueError, match=rf"port {port}\b"):
-                Address(host, port).listen()
+        port = taken.getsockname()[1]
+        for where in (("127.0.0.1", port), ("no.such.host.invalid", 0), ("::1", 70000)):
+            with pytest.raises(ValueError, match=rf"port {where[1]}\b"):
+                Address(*where).listen()
 
 
 def test_large_uploads_and_long_clips(models, voices):
     limits = Limits(body_bytes=200_000, clip_seconds=3.0, streams=1)
-    with (
-        serving(models[0], limits=limits) as (address, service),
-        httpx.Client(base_url=address) as client,
-    ):
+    with serving(models[0], limits=limits) as (address, service):
         huge = {"audio": ("a.wav", bytes(3_000_000))}
-        assert "200,000" in refused(client.post("/embed", files=huge), 413, "too_large")
+        answer = httpx.post(f"{address}/embed", files=huge)
+        assert "200,000" in refused(answer, 413, "too_large")
         long = {"audio": ("a.flac", wav(np.tile(voices[0][0], 4), kind="FLAC"))}
-        assert "a.flac" in refused(client.post("/embed", files=long), 413, "too_long")
-        refused(client.get("/people"), 404, "no_store")
-        clip = {"reference": ("a.wav", wav(voices[0][0][: 2 * RATE]))}
-        form = {"sample_rate": "16000"}
-        assert client.post("/streams", files=clip, data=form).status_code == 200
-        refused(client.post("/streams", files=clip, data=form), 503, "busy")
+        assert "a.flac" in refused(httpx.post(f"{address}/embed", files=long), 413, "too_long")
+        refused(httpx.get(f"{address}/people"), 404, "no_store")
+        assert begin_stream(address, voices[0][0][: 2 * RATE]).status_code == 200
+        refused(begin_stream(address, voices[0][0][: 2 * RATE]), 503, "busy")
         service.limits = Limits(stream_idle_seconds=0.0)
-        assert client.post("/streams", files=clip, data=form).status_code == 200
+        assert begin_stream(address, voices[0][0][: 2 * RATE]).status_code == 200
         assert len(service.streams) == 1
+
+
+def begin_stream(address, clip):
+    form = {"sample_rate": "16000"}
+    return httpx.post(f"{address}/streams", files={"reference": wav(clip)}, data=form)
 
 
 def wait_for_memory(service):
@@ -296,9 +288,7 @@ def test_time_limit_of_work(models, voices):
             return inner(clips)
 
         service.batcher._embed = slowly
-        clip = {"reference": ("a.wav", wav(voices[0][0]))}
-        form = {"sample_rate": "16000"}
-        identity = httpx.post(f"{address}/streams", files=clip, data=form).json()["id"]
+        identity = begin_stream(address, voices[0][0]).json()["id"]
         samples = (32768 * np.tile(voices[0][1], 4)[: 10 * RATE]).astype("<i2").tobytes()
         refused(httpx.post(f"{address}/streams/{identity}", content=samples), 504, "too_slow")
         time.sleep(1.0)
