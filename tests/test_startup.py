@@ -17,7 +17,7 @@ from speakernet.assembly import inputs
 from speakernet.assembly.inputs import make_synthetic_corpus
 from speakernet.cli import BROKEN_PIPE, COMMANDS, main
 from speakernet.cli.train import _training_lines
-from speakernet.config import load_config
+from speakernet.config import ConfigError, load_config
 from speakernet.corpora.synthetic import FILES
 from speakernet.training.options import TrainingOptions
 
@@ -197,6 +197,7 @@ def test_validation_list_of_the_synthetic_corpus(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(inputs, "make_corpus", lambda *_, **__: made)
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.txt").touch()
     for words, expected in (
         ([], str(made.validation_list)),
         (["--test_list", "mine.txt"], ""),
@@ -206,6 +207,10 @@ def test_validation_list_of_the_synthetic_corpus(tmp_path, monkeypatch):
     ):
         config = load_config(["--config", "exp01", *words]).config
         assert make_synthetic_corpus(config).data.validation_list == expected
+    # A wrong path is refused before the corpus is made.
+    config = load_config(["--config", "exp01", "--train_list", "nowhere.txt"]).config
+    with pytest.raises(ConfigError, match=r"nowhere\.txt"):
+        make_synthetic_corpus(config)
 
 
 def test_printed_commands(tmp_path):

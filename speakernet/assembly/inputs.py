@@ -291,6 +291,10 @@ def make_synthetic_corpus(config: Config) -> Config:
         is_used = any(Path(folder) in Path(path).parents for path in (train_list, data.test_list))
         if not is_used:
             return config
+    # Before minutes are spent on the rest of the corpus.
+    for path in filter(None, (train_list, data.test_list)):
+        if Path(folder) not in Path(path).parents and not Path(path).exists():
+            raise ConfigError(f"{path}: there is no such list; check the path")
     # Rank 0 first, then one rank of each machine, which may have its own disk: two concurrent
     # writers would mistake each other's files for those of a killed run.
     made = None

@@ -188,8 +188,9 @@ def _from_address(name: str, entry: Mapping[str, Any], target: Path) -> Path:
             f"{name} is not in the cache ({target}), and HF_HUB_OFFLINE is set; fetch it once with "
             "network access"
         )
+    advice = "A checkpoint from elsewhere becomes a model file with `speakernet import-weights`."
     file = RemoteFile(
-        f"{target.stem}.fetched", (entry["url"],), None, entry.get("bytes", 0), entry["url"]
+        f"{target.stem}.fetched", (entry["url"],), None, entry.get("bytes", 0), advice
     )
     with Bar(f"fetch {name}", entry.get("bytes"), "B") as bar:
         return download_file(file, Folder(target.parent), DownloadOptions(), bar.update)

@@ -128,7 +128,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
     thresholds = counted(len(fit.thresholds), "threshold")
     written = (
         f"{arguments.out or verifier.name} now has a calibration and {thresholds} for "
-        f"{verifier.rule.scores} scores of whole utterances"
+        f"{verifier.rule.scores} scores"
     )
     if backup:
         written += f" (old file: {backup})"

@@ -13,6 +13,7 @@ import dataclasses
 import glob
 import logging
 import re
+import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -544,8 +545,8 @@ def _read_file(path: Path) -> list[Setting]:
     if not WESPEAKER.isdisjoint(keys):
         listed = ", ".join(list(keys)[:8])
         raise ConfigError(
-            f"{path}: {listed} are options of wespeaker; see docs/migration.md for what to write "
-            "instead"
+            f"{path}: {listed} are options of wespeaker; convert the file: speakernet "
+            f"import-config {shlex.quote(str(path))} --out my.yaml"
         )
     return settings
 

@@ -237,9 +237,9 @@ def can_tell_sessions(utterances: Utterances, split: Split) -> bool:
     held_out = np.concatenate([split.validation, split.test])
     if (utterances.sessions[held_out] == UNKNOWN).all():
         logger.warning(
-            "no sessions are known, because the speakers' folders have no subfolders. Target "
-            "trials may pair recordings of one session, whose common room and microphone make the "
-            "error rate optimistic"
+            "no sessions are known of the held-out speakers, whose folders have no subfolders. "
+            "Target trials may pair recordings of one session, whose common room and microphone "
+            "make the error rate optimistic"
         )
         return True
     for rows in filter(len, (split.validation, split.test)):

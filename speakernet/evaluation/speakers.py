@@ -125,7 +125,7 @@ def _speakers_of_recordings(trials: TrialList, table: str | Path | None) -> Spea
         )
         speakers = _numbered([parts[position] for parts in folders], rule)
         if np.array_equal(speakers.ids[trials.enrol] == speakers.ids[trials.test], is_target):
-            if position + 1 < depth:
+            if position + 2 < max(map(len, folders)):
                 # There are folders between speaker and file, such as VoxCeleb's videos: these are
                 # sessions.
                 sessions = _numbered(["/".join(parts[:-1]) for parts in folders], "").ids

@@ -272,7 +272,7 @@ def test_converted_files_keep_their_split(tmp_path, split_folder, ffmpeg, caplog
 @pytest.mark.parametrize(
     ("patterns", "errors"),
     [
-        (["spk{speaker}/{utterance}.wav"], "no sessions are known"),
+        (["spk{speaker}/{utterance}.wav"], "no sessions are known of the held-out speakers"),
         (["spk{speaker}/monday/{utterance}.wav"], "only one session"),
         (["spk{speaker}/monday/{utterance}.wav", "spk{speaker}/tuesday/{utterance}.wav"], ""),
     ],

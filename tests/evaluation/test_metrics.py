@@ -342,6 +342,12 @@ def test_speakers_of_converted_recordings():
     assert speakers.ids.tolist() == [0, 0, 1] and speakers.sessions.tolist() == [0, 1, 2]
 
 
+def test_sessions_of_some():
+    """Bo has no folders below his own: his recordings are one session, Anna's are two."""
+    rows = [(1, "Anna/mon/1", "Anna/tue/1"), (0, "Anna/mon/1", "Bo/1"), (1, "Bo/1", "Bo/2")]
+    assert speakers_of(trial_list(rows)).sessions.tolist() == [0, 1, 2, 2]
+
+
 def test_sessions(tmp_path):
     rows = [
         (1, "s1/v1/a", "s1/v1/b"),

@@ -12,6 +12,7 @@ import shutil
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from speakernet.evaluation.metrics import OperatingPoint, eer, equal_error_point
 from speakernet.evaluation.plots import PALETTE, figure_svg
 from speakernet.evaluation.report import write_evaluation, write_report, write_side_by_side
 from speakernet.evaluation.report.page import WORDS
+from speakernet.evaluation.report.sections import _utterance_cell
 from speakernet.evaluation.results import Results
 from tests.evaluation.report_runs import make_run, make_trials
 
@@ -225,6 +227,12 @@ def test_in_a_notebook(run, tmp_path):
     for ask in (speakernet.Report(run).frame, speakernet.Report(run).plot_det):
         with pytest.raises(ValueError, match=r"no .*scores"):
             ask()
+
+
+def test_names_of_converted_recordings():
+    trials = SimpleNamespace(names=["/data/mine/converted/José P/mon/1.m4a.wav"])
+    cell = _utterance_cell(SimpleNamespace(arrays={}), trials, 0, None)
+    assert cell.text == "José P/mon/1.m4a"
 
 
 def test_hardest_trials(run, trials, tmp_path):

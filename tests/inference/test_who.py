@@ -69,6 +69,8 @@ def test_turns_and_names(meeting, calibrated, tmp_path):
         assert (done.name, done.added, done.total) == (name, 1, 1)
     named = verifier.who(meeting / "meeting.wav", people, num_speakers=3)
     assert order_of(named) == [["Ada", "Bo", "speaker 3"][voice] for voice in ORDER]
+    with pytest.raises(ValueError, match=r"'Ada', 'Bo', 'speaker 3'$"):
+        speaker_called(named, "speaker 4")
     posteriors = [speaker.posterior for speaker in named.speakers]
     assert min(posteriors[:2]) > 0.5 and posteriors[2] is None
     samples, rate = soundfile.read(meeting / "meeting.wav", dtype="float32")

@@ -15,6 +15,7 @@ import yaml
 from speakernet.data.audio import AudioError, flac_address
 from speakernet.data.levels import SILENT_DB
 from speakernet.data.lists import TrialList, identify_trials
+from speakernet.data.names import original_name
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation import plots
 from speakernet.evaluation.calibration import (
@@ -614,9 +615,8 @@ def hardest_section(run: RunData, audio: AudioSource | None) -> Section:
         "To add their audio to this page: speakernet report FOLDER_OF_THIS_PAGE --audio "
         "FOLDER_OF_THE_AUDIO."
     )
-    if audio is None:
-        return Section(cards, remarks=[hint], is_in_halves=True)
-    return Section(cards, is_in_halves=True, is_open=True)
+    remarks = [hint] if audio is None else []
+    return Section(cards, remarks=remarks, is_in_halves=True, is_open=audio is not None)
 
 
 def _utterance_cell(
@@ -649,7 +649,7 @@ def _utterance_cell(
         if np.square(waveform).mean() < 10 ** (SILENT_DB / 10):
             num_spoilt = np.count_nonzero((trials.enrol == utterance) | (trials.test == utterance))
             facts.append(f"silent: {counted(int(num_spoilt), 'trial')} with it should be left out")
-    return Cell(name, ", ".join(facts), sound)
+    return Cell(original_name(name), ", ".join(facts), sound)
 
 
 def embeddings_section(runs: Sequence[RunData], pictures: Pictures) -> Section:

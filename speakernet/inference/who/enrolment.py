@@ -21,7 +21,8 @@ def speaker_called(conversation: Conversation, label: str) -> Speaker:
     # RTTM has `speaker_3` for `speaker 3`.
     speaker = known.get(label) or known.get(label.replace("_", " "))
     if speaker is None:
-        names = ", ".join(map(repr, known)) or "none, as no speech was found"
+        names = ", ".join(repr(voice.name) for voice in conversation.speakers)
+        names = names or "none, as no speech was found"
         raise ValueError(
             f"{conversation.recording} has no speaker {label!r}; its speakers are: {names}"
         )
