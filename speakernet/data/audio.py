@@ -115,6 +115,7 @@ EXTENSIBLE = 0xFFFE  # the code is in a GUID, which ends in these 14 bytes for p
 GUID_TAIL = bytes.fromhex("000000001000800000aa00389b71")
 RIFF_HEADER_BYTES = 4096  # Read at once; nearly every header fits, so that a file costs one read.
 CHUNK_BYTES = 48  # the longest chunk before the samples that is looked into, with its own header
+MP3_LEAD_SAMPLES = 11520  # Ten frames: the bits of one begin up to 511 bytes before its place.
 MAX_CHUNKS = 1024
 MAX_CHANNELS = 1024  # soundfile's limit
 
@@ -645,13 +646,17 @@ def _decode_frames(
 
 
 def _decode_blocks(sound: soundfile.SoundFile, start: int, count: int) -> ndarray:
-    if start:
-        sound.seek(start)
+    # A frame of MP3 may need bits of earlier frames, which a seek skips, and soundfile ends every
+    # read with a seek.
+    lead_samples = MP3_LEAD_SAMPLES if sound.format == "MP3" else 0
     # A header may claim any length, so memory is allocated only for what was decoded.
     blocks = []
-    for first in range(0, count, DECODED_AT_ONCE):
-        size = min(DECODED_AT_ONCE, count - first)
-        blocks.append(sound.read(size, dtype="float32", always_2d=True))
+    for first in range(start, start + count, DECODED_AT_ONCE):
+        size = min(DECODED_AT_ONCE, start + count - first)
+        lead = min(first, lead_samples)
+        if first:
+            sound.seek(first - lead)
+        blocks.append(sound.read(lead + size, dtype="float32", always_2d=True)[lead:])
         if len(blocks[-1]) < size:
             break
     return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)

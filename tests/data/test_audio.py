@@ -355,3 +355,18 @@ def test_loud_float_files(tmp_path, loudest, suffix):
     soundfile.write(tmp_path / f"a.{suffix}", samples, 16000, subtype="FLOAT")
     with pytest.raises(AudioError, match=f"a.{suffix}"):
         read_audio(tmp_path / f"a.{suffix}")
+
+
+@pytest.mark.parametrize("mode", ["CONSTANT", "VARIABLE"])
+def test_crops_of_mp3(tmp_path, random, mode):
+    """A crop is what decoding the whole file gives there, although a frame may need bits of earlier
+    frames, which a seek skips.
+    """
+    loudness = np.repeat(random.uniform(0, 0.3, 40), 2000)
+    waveform = loudness * random.standard_normal(80000)
+    path = tmp_path / "a.mp3"
+    soundfile.write(path, waveform, 16000, bitrate_mode=mode, compression_level=0.7)
+    whole = read_audio(path)
+    for start in random.integers(0, 60000, 30).tolist():
+        crop = read_audio(path, start, 8000)
+        np.testing.assert_allclose(crop, whole[start : start + 8000], atol=1e-5)
