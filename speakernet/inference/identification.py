@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from typing_extensions import Unpack
 
 from speakernet.inference.decision import Decision, DecisionLimits, DecisionRule
 from speakernet.inference.people import TOP, PeopleStore
@@ -101,7 +100,8 @@ def identify(
     *,
     sample_rate: int | None = None,
     top: int = TOP,
-    **limits: Unpack[DecisionLimits],
+    false_accept_rate: float | None = None,
+    threshold: float | str | None = None,
 ) -> Identification:
     """Identify a recording as a person in a store or as a stranger.
 
@@ -110,6 +110,7 @@ def identify(
     limit is used, or the strictest one if there is none; `stranger_rate` is the rate that results.
     Odds below 1 name nobody unless `threshold` is given.
     """
+    limits = DecisionLimits(false_accept_rate=false_accept_rate, threshold=threshold)
     namer = Namer(verifier.rule, store, limits, seconds_of(store, verifier.rule))
     # Checked before anything is embedded.
     namer.threshold()

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import Unpack
 
 from speakernet.data.audio import AudioError, NoSpeechError
 from speakernet.data.lists import StringTable
@@ -355,7 +354,8 @@ class SpeakerVerifier:
         second: Audio | Heard | list[Audio] | list[Heard],
         *,
         sample_rate: int | None = None,
-        **limits: Unpack[DecisionLimits],
+        false_accept_rate: float | None = None,
+        threshold: float | str | None = None,
     ) -> Decision:
         """Decide whether two recordings are of the same speaker, and how certain that is.
 
@@ -363,13 +363,14 @@ class SpeakerVerifier:
             first: a file or an array, as for `embed`.
             second: the other recording, or a list of different recordings of one person.
             sample_rate: sample rate of arrays in Hz.
-            **limits: `false_accept_rate` decides at the model file's threshold for this rate, such
-                as 0.01; `threshold` at this score, or at a named threshold (`DecisionLimits`).
+            false_accept_rate: decide at the model file's threshold for this rate, such as 0.01.
+            threshold: decide at this score, or at a named threshold (`DecisionLimits`).
 
         Raises:
             ValueError: as for `embed`; a recording without speech or shorter than a syllable;
                 `NotCalibratedError` if the model file has no such threshold.
         """
+        limits = DecisionLimits(false_accept_rate=false_accept_rate, threshold=threshold)
         # Checked before anything is embedded.
         self.rule.decide(0.0, **limits)
         enrolled: Sequence[Audio | Heard] = second if isinstance(second, list) else [second]
@@ -522,7 +523,9 @@ class SpeakerVerifier:
         self,
         sample_rate: int,
         enrolled: Array | Heard | None = None,
-        **limits: Unpack[DecisionLimits],
+        *,
+        false_accept_rate: float | None = None,
+        threshold: float | str | None = None,
     ) -> SpeakerStream:
         """Process speech in chunks: after each second, its embedding and whether it is the enrolled
         speaker.
@@ -532,7 +535,8 @@ class SpeakerVerifier:
             enrolled: a recording from `hear`, or its embedding, (dim,) or (1, dim), from `embed`;
                 with None, the stream only embeds. Only a recording shows how much speech it has:
                 with less than a second of it nothing is decided.
-            **limits: as for `verify`.
+            false_accept_rate: as for `verify`.
+            threshold: as for `verify`.
 
         Raises:
             ValueError: a bad rate, embedding or threshold.
@@ -546,6 +550,7 @@ class SpeakerVerifier:
             >>> [state.seconds for state in stream.add(clip) + stream.add(clip)]
             [1.0, 2.0]
         """
+        limits = DecisionLimits(false_accept_rate=false_accept_rate, threshold=threshold)
         if isinstance(enrolled, Heard):
             embedding = self.embed(enrolled.recording)
             seconds = enrolled.quality.speech_seconds
@@ -562,7 +567,8 @@ class SpeakerVerifier:
         max_speakers: int | None = None,
         segmentation: str | Path | None = None,
         overlap: bool = True,
-        **limits: Unpack[DecisionLimits],
+        false_accept_rate: float | None = None,
+        threshold: float | str | None = None,
     ) -> "Conversation":
         """Who speaks when in a recording, with names from a store of people (docs/who.md).
 
@@ -577,8 +583,8 @@ class SpeakerVerifier:
             segmentation: the ONNX file of a segmentation model, which finds second voices; by
                 default the fetched one, if any; `none` uses none.
             overlap: False leaves one voice at a time in `turns` too.
-            **limits: `false_accept_rate` is the share of strangers that may get a name, 0.05 by
-                default; `threshold` names people at this score, or at a named threshold, instead.
+            false_accept_rate: share of strangers that may get a name, 0.05 by default.
+            threshold: name people at this score, or at a named threshold, instead.
 
         Raises:
             ValueError: as for `embed`; more speakers than windows of speech; no threshold for
@@ -591,7 +597,7 @@ class SpeakerVerifier:
             self,
             self.open(audio, sample_rate),
             store,
-            limits,
+            DecisionLimits(false_accept_rate=false_accept_rate, threshold=threshold),
             num_speakers=num_speakers,
             max_speakers=max_speakers,
             segmentation=segmentation,

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import numpy as np
 from scipy.cluster.hierarchy import fcluster, linkage
-from scipy.sparse import csr_array
 
 from speakernet.evaluation.scoring import mean_embeddings
 
@@ -18,13 +17,6 @@ MAX_SPEAKERS = 10
 SAME_VOICE = 0.54
 """Two clusters whose windows are at least this similar are one voice; 1.0 is the similarity within
 a cluster."""
-SAME_VOICE_AND_PERSON = 0.58
-APART_WEIGHT = 0.4
-APART_BY_CHANCE = 0.3
-NUM_BEFOREHAND = 20
-"""With a segmentation: the limit for clusters that it says nothing about; how much it lowers the
-similarity of clusters that are always two people where it sees both, and how often it may see two
-people in one; how many pairs of windows are worth as much as not knowing."""
 MAX_SHARED = 0.25
 """Upper bound of the cosine that all windows share because of the room, regardless of who
 speaks."""
@@ -61,12 +53,8 @@ def cluster_up_to(
     *,
     num_speakers: int | None,
     max_speakers: int,
-    people: csr_array | None = None,
 ) -> tuple[np.ndarray, bool]:
-    """As `cluster`; also returns whether more than `max_speakers` voices differ from each other.
-
-    `people` is `Segmentation.people_of` the windows: two people of one place are rarely one voice.
-    """
+    """As `cluster`; also returns whether more than `max_speakers` voices differ from each other."""
     if len(embeddings) <= (num_speakers or 1):
         return np.arange(len(embeddings)), False
     points, of_window = _condense(embeddings)
@@ -88,7 +76,7 @@ def cluster_up_to(
         tightest = max(partitions, key=lambda partition: _tightness(points, partition))
         # The number need not be found in order: two voices may look like one until a third is
         # split off, so every number up to the bound is tried.
-        if num_speakers or _are_different(embeddings, tightest[of_window], people):
+        if num_speakers or _are_different(embeddings, tightest[of_window]):
             has_more = num_speakers is None and count > max_speakers
             labels = labels if has_more else tightest
     _, begin, labels = np.unique(labels[of_window], return_index=True, return_inverse=True)
@@ -153,19 +141,9 @@ def _tightness(points: np.ndarray, labels: np.ndarray) -> float:
     return float((points * centres(points, labels)[labels]).sum(axis=1).mean())
 
 
-def _are_different(embeddings: np.ndarray, labels: np.ndarray, people: csr_array | None) -> bool:
+def _are_different(embeddings: np.ndarray, labels: np.ndarray) -> bool:
     """Whether any two clusters are different voices."""
-    alike = _alike(embeddings, labels)
-    if people is None:
-        return bool(alike.max() < SAME_VOICE)
-    of_person = people @ np.eye(labels.max() + 1)[labels]  # (places * 3, clusters)
-    of_place = of_person.reshape(-1, 3, of_person.shape[1]).sum(axis=1)
-    # Pairs of windows of two clusters that one place sees, and those that it takes for two people.
-    pairs = of_place.T @ of_place
-    apart = pairs - of_person.T @ of_person
-    lowered = APART_WEIGHT * (apart - APART_BY_CHANCE * pairs) / (pairs + NUM_BEFOREHAND)
-    np.fill_diagonal(lowered, 0.0)
-    return bool((alike - lowered).max() < SAME_VOICE_AND_PERSON)
+    return bool(_alike(embeddings, labels).max() < SAME_VOICE)
 
 
 def _alike(embeddings: np.ndarray, labels: np.ndarray) -> np.ndarray:

@@ -24,7 +24,7 @@ from speakernet.inference.protocol import Verifier
 from speakernet.inference.recordings import Recording
 from speakernet.inference.who.clustering import MAX_SPEAKERS, centres, cluster_up_to, runs
 from speakernet.inference.who.segmentation import Section, segment
-from speakernet.inference.who.speech import find_speech
+from speakernet.inference.who.speech import find_speech, within
 
 WINDOW_SECONDS = 1.5
 HOP_SECONDS = 0.75
@@ -131,15 +131,15 @@ def who_speaks(
     # windows change from one voice to the other, and two voices at a border may overlap. Last, the
     # mean of a voice is compared with the people in the store. Two people with similar voices may
     # still end up as one cluster, and whoever says only a few words may end up in somebody else's.
-    # A segmentation model helps with three of these: where speech begins and ends, which clusters
-    # are two people, and who else speaks in an overlap.
+    # A segmentation model helps at the end: where words begin and end, and who else speaks in an
+    # overlap. The voices and their names are the same with and without it.
     max_speakers = bound_of(max_speakers, num_speakers)
     namer = namer_of(verifier, store, limits)
     if namer is not None:
         # Fail before embedding, which takes a long time.
         namer.threshold()
     segmented = segment(recording, segmentation)
-    speech, detector = find_speech(recording, segmented)
+    speech, spoken, detector = find_speech(recording, segmented)
     windows = windows_of(speech)
     if len(windows) < (num_speakers or 0):
         raise AudioError(
@@ -152,10 +152,7 @@ def who_speaks(
     embeddings = embed_stretches(verifier, recording, windows, "embedding")
     units = mean_embeddings(embeddings, verifier.mean)
     lengths = np.diff(windows)[:, 0]
-    people = None if segmented is None else segmented.people_of(windows)
-    labels, has_more = cluster_up_to(
-        units, num_speakers=num_speakers, max_speakers=max_speakers, people=people
-    )
+    labels, has_more = cluster_up_to(units, num_speakers=num_speakers, max_speakers=max_speakers)
     if has_more:
         warn_of_more(max_speakers)
     coarse = cut_sections(speech, windows, labels)
@@ -168,14 +165,15 @@ def who_speaks(
         speakers.append(speaker_of(embeddings[is_in], lengths[is_in], seconds, row, namer))
     speakers = _name_once(speakers)
     single = _refine_borders(verifier, recording, centres(units, labels, lengths), coarse)
-    exclusive = _turns_of(single, speakers)
+    heard = within(single, spoken)
+    exclusive = _turns_of(heard, speakers)
     if not overlap:
         turns = exclusive
-    elif segmented is None or people is None:
+    elif segmented is None:
         turns = _add_overlaps(recording, exclusive)
     else:
-        second = segmented.second_voices(single, people @ np.eye(len(speakers))[labels])
-        turns = _turns_of([*single, *second], speakers)
+        counts = segmented.people_of(windows) @ np.eye(len(speakers))[labels]
+        turns = _turns_of([*heard, *segmented.second_voices(single, counts)], speakers)
     return Conversation(
         recording.name,
         recording.seconds,

@@ -91,7 +91,7 @@ class LiveSpeakers:
         # wrong: a program that reads the pipe may have acted on it.
         kept = np.concatenate(self._chunks)
         recording = open_recording(kept, self.sample_rate, self.verifier.sample_rate)
-        speech, _ = find_speech(recording)
+        speech, _, _ = find_speech(recording)
         is_over = speech[:, 1] <= recording.seconds - PAUSE_SECONDS
         is_over |= is_last | (np.diff(speech)[:, 0] > LONGEST_SECONDS)
         # Stretches end in order: one that continues holds back those after it.

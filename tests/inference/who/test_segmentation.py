@@ -7,13 +7,11 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from scipy.sparse import csr_array
 
 from speakernet.data import speech
 from speakernet.data.audio import write_audio
 from speakernet.files import FileError
 from speakernet.inference.recordings import open_recording
-from speakernet.inference.who import clustering
 from speakernet.inference.who.segmentation import HOP_FRAMES, Segmenter, segment
 
 REFERENCE = Path(__file__).resolve().parents[4] / "shared" / "reference" / "segmentation-3.0.onnx"
@@ -106,21 +104,6 @@ def test_second_voices(segmented):
     assert segmented.second_voices(nearest, shares)[0][2] == 1
     assert segmented.second_voices(nearest, np.zeros((12, 3)))[0][2] == 2
     assert segmented.second_voices([(4.0, 20.0, 0)], shares[:, :1]) == []
-
-
-def test_two_people_of_a_window_are_two_clusters():
-    random = np.random.default_rng(0)
-    # Two voices so similar that they are one without a segmentation.
-    centres = np.array([[1.0, 0.0], [0.8, 0.6]])
-    truth = np.tile([0] * 5 + [1] * 5, 6)
-    rows = np.hstack([centres[truth], 0.1 * random.standard_normal((60, 20))])
-    units = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
-    # Six places, each with ten windows and two people.
-    people = csr_array((np.ones(60), (3 * (np.arange(60) // 10) + truth, np.arange(60))), (18, 60))
-    how = {"num_speakers": None, "max_speakers": 5}
-    assert clustering.cluster_up_to(units, **how)[0].max() == 0
-    labels, _ = clustering.cluster_up_to(units, **how, people=people)
-    assert labels.tolist() == truth.tolist()
 
 
 def test_bad_models(tmp_path, calibrated, call):
