@@ -40,7 +40,7 @@ CLASSES = np.array(
 """Which of a window's three people speak, (classes, people)."""
 FIRST_OVERLAP = 4
 """From this class on, two people speak."""
-MIN_OVERLAP = 0.5
+MIN_OVERLAP = 0.6
 CLEAR_SHARE = 0.5
 """A stretch belongs to one of a window's people if that person speaks alone in this share of it."""
 NEIGHBOUR = 0.3

@@ -14,9 +14,9 @@ BEGIN = 0.2
 END = 0.1
 """Lower than for a decision about one voice: here a missed word costs as much as a noise that is
 mistaken for one."""
-SEGMENTATION_WEIGHT = 0.7
+SEGMENTATION_WEIGHT = 0.3
 """Of the segmentation's log-odds; the rest is the detector's. The two mistake different sounds."""
-SPOKEN = 0.4
+SPOKEN = 0.2
 SPOKEN_PADDING_SECONDS = 0.06
 """With a segmentation, somebody speaks at this probability, and this much around it."""
 
