@@ -47,12 +47,12 @@ def test_voice_after_noise(shared_data):
     for a long time; rain alone is no voice.
     """
     path = sorted((shared_data / "speechocean_mini" / "dev").glob("*/*.flac"))[0]
-    voice = speech_of(read_audio(path), 16000)
+    voice = speech_of(read_audio(path), 16000, SILERO)
     rain = read_audio(sorted((shared_data / "noise_mini").rglob("rain/*.*"))[0])
-    assert len(find_speech(rain, 16000)) == 0
+    assert len(find_speech(rain, 16000, SILERO)) == 0
     noise = np.resize(rain, 15 * 16000)
     noise *= np.sqrt(np.square(voice).mean() / np.square(noise).mean())
-    spoken = find_speech(np.concatenate([noise, voice]), 16000)
+    spoken = find_speech(np.concatenate([noise, voice]), 16000, SILERO)
     assert spoken[0, 0] == pytest.approx(15.0, abs=0.3)
 
 
