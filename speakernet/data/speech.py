@@ -36,8 +36,9 @@ PIECE_SECONDS = 300.0
 """A long recording is read and searched in pieces of this length, so that memory hardly grows with
 it."""
 FRESH_FRAMES = 64
-"""The network also starts afresh every two seconds. After long noise it recognises a voice only
-after a second, and a soft voice not at all; started afresh it recognises both at once."""
+"""Every second the network also starts afresh, for two seconds. After long noise it recognises a
+voice only after a second, and a soft voice not at all; started afresh, it recognises both at
+once."""
 BEGIN = 0.85
 END = 0.35
 """Probabilities: a stretch of speech reaches `BEGIN` and extends for as long as it stays at or
