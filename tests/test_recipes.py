@@ -40,7 +40,7 @@ VOXCELEB = [recipe for recipe in RECIPES if recipe.startswith("voxceleb/")]
 VOXCELEB2_SPEAKERS = 5994
 SHORT = """
 --data.batch_size 4 --data.crop_frames 80 --data.crop_frames_max 0 --data.num_workers 0
---data.min_seconds 0 --data.max_seconds 0 --training.max_epochs 1 --training.accumulation_steps 1
+--data.min_seconds 0 --training.max_epochs 1 --training.accumulation_steps 1
 --runtime.compile off --evaluation.eval_frames 80 --evaluation.num_crops 1
 --evaluation.score_norm none --evaluation.bootstrap_samples 0 --evaluation.quality_measures []
 --training.stages [] --training.freeze_epochs 0 --training.freeze_norm_statistics false

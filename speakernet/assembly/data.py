@@ -258,9 +258,7 @@ def _reader(data: DataOptions, training: TrainingInput) -> sources.RowReader:
     source = training.source
     table = training.table
     free = usable_memory_bytes() * choices.MEMORY_SHARE
-    budget = int(data.ram_corpus_gigabytes * GIGABYTE) or int(
-        min(free, sharing.free_shared_memory() * SHARED_MEMORY_SHARE)
-    )
+    budget = int(min(free, sharing.free_shared_memory() * SHARED_MEMORY_SHARE))
     choice = choices.choose_ram_corpus(
         switch=data.ram_corpus,
         corpus_bytes=2 * int(table.num_samples.sum()),  # as int16

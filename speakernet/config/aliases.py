@@ -150,6 +150,12 @@ REMOVED: dict[str, str] = {
         for holder in ("loss", "loss.classification", "loss.metric")
         for name in ("teacher", "teacher_weight", "teacher_distance", "teacher_input")
     },
+    "data.max_seconds": "leave longer recordings out of the list",
+    "data.ram_corpus_gigabytes": "leave it out; the limit is half of the free memory",
+    "augment.volume_db": "leave it out (normalised features remove a gain)",
+    "runtime.interop_threads": "leave it out",
+    "runtime.attention": "leave it out; torch chooses among its kernels",
+    "runtime.memory_fraction": "leave it out; data.batch_size decides how much memory a step takes",
     "augment.warp_factors": "use augment.speed_factors for more voices, such as [0.9, 1.0, 1.1]",
     "runtime.cuda_graphs": (
         "set runtime.compile: on and runtime.compile_mode: reduce-overhead (torch's CUDA graphs)"
@@ -158,7 +164,13 @@ REMOVED: dict[str, str] = {
 }
 """Options of earlier versions, and values of options -> what to write instead. Saved configurations
 may still contain them."""
-CHANGED_TRAINING = ("training.large_margin_epochs", "loss.teacher", "augment.warp_factors")
+CHANGED_TRAINING = (
+    "training.large_margin_epochs",
+    "loss.teacher",
+    "augment.warp_factors",
+    "augment.volume_db",
+    "data.max_seconds",
+)
 """Removed options that changed the training of a run; a saved configuration with one of them is
 named in a warning."""
 WESPEAKER = {

@@ -102,7 +102,6 @@ OF_A_STAGE: dict[str, Collection[str]] = {
         "max_utterances_per_speaker",
         "sampler",
         "min_seconds",
-        "max_seconds",
     ),
     "model": ("options",),
     "model.pooling_options": (),

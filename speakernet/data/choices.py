@@ -111,10 +111,7 @@ def choose_ram_corpus(
         return Choice(False, "a packed corpus is already mapped into memory")
     if corpus_bytes > budget_bytes:
         if switch == "on":
-            raise ValueError(
-                f"data.ram_corpus: on, but {sizes}; raise data.ram_corpus_gigabytes or pack the "
-                "corpus"
-            )
+            raise ValueError(f"data.ram_corpus: on, but {sizes}; pack the corpus (speakernet pack)")
         return Choice(False, sizes)
     if switch == "on":
         return Choice(True, f"switched on; {sizes}")

@@ -328,19 +328,15 @@ def eligible_rows(data: DataOptions, rows: TrainingList, table: LookupTable) -> 
         )
     if table.problems:
         _refuse_unreadable(data, table.problems, len(rows))
-    seconds = table.seconds
     is_kept = table.native_samples > 0
-    limits = {f"shorter than {data.min_seconds:g} s": seconds < data.min_seconds}
-    if data.max_seconds:
-        limits[f"longer than {data.max_seconds:g} s"] = seconds > data.max_seconds
-    for what, is_out in limits.items():
-        if count := int((is_kept & is_out).sum()):
-            logger.info("%s %s left out", counted(count, "utterance"), what)
-        is_kept &= ~is_out
+    is_short = table.seconds < data.min_seconds
+    if count := int((is_kept & is_short).sum()):
+        shortest = f"{data.min_seconds:g} s"
+        logger.info("%s shorter than %s left out", counted(count, "utterance"), shortest)
+    is_kept &= ~is_short
     if not is_kept.any():
         raise ValueError(
-            f"{name}: no utterance is long enough for data.min_seconds ({data.min_seconds:g}) and "
-            f"short enough for data.max_seconds ({data.max_seconds:g}; 0 sets no limit)"
+            f"{name}: no utterance is long enough for data.min_seconds ({data.min_seconds:g})"
         )
     return np.flatnonzero(is_kept)
 

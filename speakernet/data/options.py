@@ -23,7 +23,6 @@ from speakernet.options import (
     Switch,
 )
 
-Seconds = Annotated[float, Ge(0.0), Le(1e6)]
 ListName = Annotated[str, StringConstraints(pattern=r"^\w[\w+-]{0,99}$")]
 """Letters, digits and `_ + -`, because it names a folder and columns."""
 
@@ -102,10 +101,8 @@ class DataOptions(Options):
     """Samples per second; recordings at other rates are resampled."""
     num_classes: Annotated[int, Ge(0), Le(100_000_000)] = 0
     """Speakers in the classification head; 0: as many as the training list has."""
-    min_seconds: Seconds = 0.0
+    min_seconds: Annotated[float, Ge(0.0), Le(1e6)] = 0.0
     """Leave out shorter training utterances (counted in the log)."""
-    max_seconds: Seconds = 0.0
-    """Leave out longer training utterances (counted in the log); 0: no limit."""
     on_bad_audio: Literal["error", "skip"] = "error"
     """skip: replace an unreadable utterance with another of the same speaker, and count it."""
     crop_frames: Frames = 200
@@ -144,9 +141,7 @@ class DataOptions(Options):
     utterances)."""
     ram_corpus: Switch = "auto"
     """Decode the training corpus once into shared memory as int16; auto: if it is compressed and
-    fits."""
-    ram_corpus_gigabytes: Gigabytes = 0.0
-    """Memory limit of the RAM corpus; 0: half of the free memory."""
+    fits into half of the free memory."""
     shard_cache_gigabytes: Annotated[float, Gt(0.0), Le(1e6)] = 50.0
     """Maximum disk space per machine for shards of a corpus at an address (below
     ~/.cache/speakernet)."""
@@ -203,11 +198,6 @@ class DataOptions(Options):
                 "test_lists",
                 f"{', '.join(self.test_lists)} together with test_list: {self.test_list}; expected "
                 "names that differ from each other and test_list's, ignoring case",
-            )
-        if self.max_seconds and self.max_seconds < self.min_seconds:
-            yield (
-                "max_seconds",
-                f"{self.max_seconds}; expected 0 or at least min_seconds ({self.min_seconds})",
             )
         if 0 < self.crop_frames_max < self.crop_frames:
             yield (

@@ -3,9 +3,8 @@
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
-from pydantic import Field
 
-from speakernet.options import Options, Processes, Share, Switch
+from speakernet.options import Options, Processes, Switch
 
 
 class MachineOptions(Options):
@@ -38,18 +37,12 @@ class MachineOptions(Options):
     threads: Processes | Literal["auto"] = "auto"
     """Threads within an operation; 0: torch's choice; auto: at most the available cores, and fewer
     if that is faster (unless deterministic)."""
-    interop_threads: Processes = 0
-    """Threads between operations; 0: torch's choice."""
     tf32: bool = True
     """Use TensorFloat-32 in float32 convolutions (NVIDIA Ampere and later): faster, but with 10
     bits of mantissa."""
     cudnn_benchmark: bool | Literal["auto"] = "auto"
     """Let cuDNN choose its algorithms by timing; auto: if all crops have the same length, unless
     deterministic."""
-    attention: list[Literal["flash", "efficient", "math", "cudnn"]] = Field(default=[])
-    """Attention kernels allowed on a GPU; empty: all."""
     keep_memory: bool = True
     """Linux: keep the memory of freed tensors for the next step; returning it can take longer than
     the arithmetic."""
-    memory_fraction: Share = 0.0
-    """Share of the GPU's memory that this process may use; 0: no limit."""

@@ -47,23 +47,15 @@ def optimize_torch_settings(
     applied: dict[str, Any] = {
         "deterministic": deterministic,
         "threads": torch.get_num_threads(),
-        "interop_threads": torch.get_num_interop_threads(),
     }
     if options.keep_memory or save_memory:
         applied["keep_memory"] = keep_freed_memory(keeps=not save_memory) and not save_memory
         applied["huge_pages"] = huge_pages()
     has_gpu = torch.cuda.is_available() and (device is None or device.type == "cuda")
     if has_gpu:
-        applied |= _set_gpu(options, device, varies_lengths=varies_lengths)
-    else:
-        useless = {
-            "attention": options.attention,
-            "memory_fraction": options.memory_fraction,
-            "cudnn_benchmark": options.cudnn_benchmark is True,
-        }
-        for name, is_set in useless.items():
-            if is_set:
-                logger.warning("runtime.%s has no effect: this run uses the CPU", name)
+        applied |= _set_gpu(options, varies_lengths=varies_lengths)
+    elif options.cudnn_benchmark is True:
+        logger.warning("runtime.cudnn_benchmark has no effect: this run uses the CPU")
     return applied
 
 
@@ -76,23 +68,17 @@ def _set_threads(options: MachineOptions) -> None:
     else:
         threads = options.threads
     most = MAX_THREADS_PER_CORE * cores
-    for name, number in (("threads", threads), ("interop_threads", options.interop_threads)):
-        # Refused, not lowered: a few too many may be intended, thousands are a typo.
-        if number > most:
-            raise ValueError(
-                f"runtime.{name} is {number} on {cores} cores; expected 0 (torch's choice) to "
-                f"{most}"
-            )
+    # Refused, not lowered: a few too many may be intended, thousands are a typo.
+    if threads > most:
+        raise ValueError(
+            f"runtime.threads is {threads} on {cores} cores; expected 0 (torch's choice) to {most}"
+        )
     if threads > cores:
         logger.warning(
             "runtime.threads is %d, which is slow: only %d cores are available", threads, cores
         )
     if threads:
         torch.set_num_threads(threads)
-    if options.interop_threads:
-        # torch accepts this only once, before its first parallel operation.
-        with contextlib.suppress(RuntimeError):
-            torch.set_num_interop_threads(options.interop_threads)
 
 
 @contextlib.contextmanager
@@ -111,9 +97,7 @@ def many_shapes() -> Iterator[None]:
         torch.backends.cudnn.benchmark = before
 
 
-def _set_gpu(
-    options: MachineOptions, device: torch.device | None, *, varies_lengths: bool
-) -> dict[str, Any]:
+def _set_gpu(options: MachineOptions, *, varies_lengths: bool) -> dict[str, Any]:
     benchmark = options.cudnn_benchmark
     if benchmark == "auto":
         # Timing every algorithm of a convolution pays off if shapes repeat, but the choice varies
@@ -125,17 +109,4 @@ def _set_gpu(
     # is in its convolutions.
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = options.tf32
-    if options.attention:
-        kernels = torch.backends.cuda
-        kernels.enable_flash_sdp("flash" in options.attention)
-        kernels.enable_mem_efficient_sdp("efficient" in options.attention)
-        kernels.enable_math_sdp("math" in options.attention)
-        kernels.enable_cudnn_sdp("cudnn" in options.attention)
-    if options.memory_fraction:
-        torch.cuda.set_per_process_memory_fraction(options.memory_fraction, device)
-    return {
-        "cudnn_benchmark": benchmark,
-        "tf32": options.tf32,
-        "attention": list(options.attention),
-        "memory_fraction": options.memory_fraction,
-    }
+    return {"cudnn_benchmark": benchmark, "tf32": options.tf32}

@@ -84,7 +84,7 @@ def test_choices(choose, changes, value):
 @pytest.mark.parametrize(
     ("choose", "changes", "word"),
     [
-        (choose_ram_corpus, {"budget_bytes": 8}, "ram_corpus_gigabytes"),
+        (choose_ram_corpus, {"budget_bytes": 8}, "pack the corpus"),
         (choose_device_resident, {"is_flat": False}, "packed"),
         (choose_device_resident, {"budget_bytes": 8}, "takes"),
         (choose_device_resident, {"augments_elsewhere": True}, "noise and RIRs"),
