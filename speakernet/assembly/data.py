@@ -95,7 +95,7 @@ def build_training_loader(
         # Threads read ahead what is not in memory.
         is_reading_free=is_flat,
         augments_in_workers=with_reading is not None,
-        changed_share=voices.share_at_other_speeds if changes_speed else 0.0,
+        changes_speed=changes_speed and len(voices) > 1,
         is_spawned=(start_method or workers.DEFAULT_START_METHOD) != "fork",
     )
     # If no copy follows, crops are made in the network's own type.
@@ -113,14 +113,7 @@ def build_training_loader(
         dtype=np.int16 if is_int16 and is_copied else np.float32,
         changes_speed=changes_speed,
     )
-    running = _placed(
-        maker,
-        options,
-        device,
-        start_method,
-        placement,
-        follows_waiting=data.num_workers == "auto",
-    )
+    running = _placed(maker, options, device, start_method, placement)
     if augmenter is not None and placement.banks:
         # Babble mixed from training utterances reads the corpus on the device, if it is there.
         corpus = None
@@ -166,8 +159,6 @@ def _placed(
     device: torch.device,
     start_method: str | None,
     placement: Placement,
-    *,
-    follows_waiting: bool,
 ) -> batches.CropMaker:
     """Make crops on the device, in worker processes or in this process."""
     if placement.corpus:
@@ -183,9 +174,7 @@ def _placed(
     running: batches.CropMaker = maker
     if options.num_workers:
         pins = device.type == "cuda" and bool(options.pin_memory)
-        running = workers.Workers(
-            maker, options, start_method, pins=pins, follows_waiting=follows_waiting
-        )
+        running = workers.Workers(maker, options, start_method, pins=pins)
     in_flight = int(options.num_workers) * int(options.prefetch_factor)
     if maker.reader.is_remote:
         return maker.reader.ahead(running, in_flight)
@@ -205,10 +194,6 @@ def loading_facts(loader: TrainingLoader) -> choices.LoadingFacts:
     reader = loader.maker.reader
     augmenter = maker.augmenter
     is_compressed = isinstance(reader, sources.FolderRows) and not reader.table.all_plain
-    # Reading times include decoding and speed changes; with either, they do not measure the disk.
-    is_disk_timed = not is_compressed and not (
-        maker.changes_speed and any(speed != 1 for speed in maker.speeds)
-    )
     return choices.LoadingFacts(
         num_workers=int(loader.options.num_workers),
         cores=usable_cores(),
@@ -217,7 +202,6 @@ def loading_facts(loader: TrainingLoader) -> choices.LoadingFacts:
         augments_on_cpu=augmenter is not None,
         needs_cpu=augmenter is not None and bool(augmenter.options.real_codecs),
         has_gpu=loader.device.type == "cuda",
-        read_bytes_a_second=loader.read_bytes_a_second() if is_disk_timed else 0.0,
         is_on_disk=isinstance(reader, packed.PackedRows) and reader.is_on_disk,
     )
 
@@ -291,7 +275,7 @@ def _resolve_auto(
     sample_bytes: int,
     is_reading_free: bool,
     augments_in_workers: bool,
-    changed_share: float,
+    changes_speed: bool,
     is_spawned: bool,
 ) -> DataOptions:
     """The section with every `auto` for workers and queues resolved."""
@@ -310,7 +294,7 @@ def _resolve_auto(
             free_shared_bytes=free_shared,
             processes_on_machine=distributed.local_world_size(),
             is_spawned=is_spawned,
-            changed_share=changed_share,
+            changes_speed=changes_speed,
         )
         num_workers = choice.value
         logger.info("loader workers: %s", choice)

@@ -18,9 +18,6 @@ from speakernet.terminal import MAX_NAMED
 
 logger = logging.getLogger(__name__)
 
-EXPECTED_SHARE = 0.02
-"""Share of recordings without speech from which on it is a warning."""
-
 _sources: "weakref.WeakKeyDictionary[AudioSource, SpokenSource]" = weakref.WeakKeyDictionary()
 
 
@@ -84,10 +81,7 @@ class SpokenSource(AudioSource):
             else:
                 without.append(names[row])
         if without:
-            # A few recordings of a long list may well be empty.
-            is_usual = len(without) < EXPECTED_SHARE * len(names)
-            logger.log(
-                logging.INFO if is_usual else logging.WARNING,
+            logger.warning(
                 "no speech was found in %d of %d recordings, which are used whole: %s",
                 len(without),
                 len(names),

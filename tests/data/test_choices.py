@@ -25,9 +25,9 @@ MACHINE |= {"trains_on_cpu": False, "batch_bytes": 8 << 20, "free_shared_bytes":
         ({"num_batches": 3}, 0, "3 batches"),
         ({"is_reading_free": True, "augments_in_workers": False}, 0, "one copy"),
         (
-            {"is_reading_free": True, "augments_in_workers": False, "changed_share": 2 / 3},
-            2,
-            "0.2 ms",
+            {"is_reading_free": True, "augments_in_workers": False, "changes_speed": True},
+            3,
+            "speed",
         ),
         ({"trains_on_cpu": True, "cores": 2}, 1, "network"),
         ({"is_spawned": True}, 4, "this platform"),
@@ -100,11 +100,10 @@ def test_impossible_requests(choose, changes, word):
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        (LoadingFacts(7, 8, False, False, False, True, 40e6), "40 MB/s"),
         (LoadingFacts(7, 8, False, False, True, True), "augment.device"),
         (LoadingFacts(2, 8, False, False, False, True), "num_workers from 2 to 7"),
         (LoadingFacts(7, 8, False, True, False, True), "decodes a file"),
-        (LoadingFacts(7, 8, False, False, False, True, 900e6), "opens a file"),
+        (LoadingFacts(7, 8, False, False, False, True), "opens a file"),
         (LoadingFacts(1, 2, True, False, True, False), "busy augmenting"),
         (LoadingFacts(1, 2, True, False, False, False), "all cores are busy"),
         (LoadingFacts(0, 8, True, False, False, True, is_on_disk=True), "faster disk"),
