@@ -173,8 +173,7 @@ class TrainingLoader:
                 self.epoch + 1,
                 "\n  ".join(problems[:MAX_NAMED]),
             )
-        drawn = {"drawn": dict(self.plan.drawn)} if self.plan.drawn else {}
-        return {**counts, **drawn, "left_out": self.plan.num_left_out}
+        return {**counts, "left_out": self.plan.num_left_out}
 
     def close(self) -> None:
         """Stop the crop maker."""

@@ -85,7 +85,6 @@ NOT_NUMBERS: dict[str, Any] = {
     "eer_interval_percent": list,
     "begun": (),
     "test_lists": dict,
-    "drawn": dict,
 }
 """Keys of a record whose values are not numbers -> their type; no file has `begun`."""
 MAP_SPEAKERS = 12
