@@ -297,10 +297,9 @@ def _resolve_auto(
         logger.info("loader workers: %s", choice)
     decided: dict[str, Any] = {"num_workers": num_workers}
     if data.prefetch_factor == "auto":
-        prefetch = choices.choose_prefetch(
+        decided["prefetch_factor"] = choices.choose_prefetch(
             num_workers=int(num_workers), batch_bytes=batch_bytes, free_shared_bytes=free_shared
         )
-        decided["prefetch_factor"] = prefetch.value
     if data.pin_memory == "auto":
         decided["pin_memory"] = device.type == "cuda"
     return data.model_copy(update=decided)

@@ -13,6 +13,7 @@ from speakernet.options import Choice
 MIN_BATCHES_FOR_WORKERS = 8  # shorter epochs are over before workers have started up
 MAX_WORKERS = 12  # to begin with: if they compute, the training process itself is the limit
 MAX_SPAWNED_WORKERS = 4  # each imports torch again: seconds, and hundreds of megabytes
+PREFETCHED = 4
 MEMORY_SHARE = 0.5  # of the free memory, for corpora kept in memory
 # Changing the speed of a two-second crop takes 0.2 to 0.25 ms of a core, and no GPU trains on more
 # than 10,000 crops a second: further workers would wait.
@@ -78,16 +79,11 @@ def choose_num_workers(
     return Choice(number, reason)
 
 
-def choose_prefetch(*, num_workers: int, batch_bytes: int, free_shared_bytes: int) -> Choice[int]:
+def choose_prefetch(*, num_workers: int, batch_bytes: int, free_shared_bytes: int) -> int:
     """Batches that each worker prepares ahead: four, or fewer if shared memory is short."""
-    if num_workers == 0:
-        return Choice(2, "no workers")
+    # Four even out slow reads; more would only take memory.
     fitting = free_shared_bytes // 2 // max(1, batch_bytes * num_workers)
-    if fitting < 4:
-        return Choice(
-            max(1, int(fitting)), f"shared memory has {human_bytes(free_shared_bytes)} left"
-        )
-    return Choice(4, "evens out slow reads; more would only take memory")
+    return max(1, min(PREFETCHED, fitting))
 
 
 def choose_ram_corpus(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from speakernet.data.audio import AUDIO_SUFFIXES
 from speakernet.data.lists import StringTable
-from speakernet.data.names import composed, has_one_form
+from speakernet.data.names import composed
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +152,7 @@ class UnicodeNames:
 
     def on_disk(self, name: str) -> str:
         """The name of an existing file or, if there is none in any form, the given name."""
-        if has_one_form(name) or os.path.lexists(f"{self._root}/{name}"):
+        if name.isascii() or os.path.lexists(f"{self._root}/{name}"):
             return name
         path = "" if name.startswith("/") else self._root
         pieces = name.split("/")

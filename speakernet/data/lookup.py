@@ -41,7 +41,6 @@ LONG_LIST_BYTES = 32 << 20
 """From these sizes on, tables and lists are memory-mapped; smaller ones load in a second and take
 little memory."""
 ROWS_PER_TASK = 256
-MIN_FOR_A_BAR = 5000  # fewer headers are read before anyone could look at a progress bar
 COLUMNS = {
     "native_samples": np.int64,
     "sample_rates": np.int32,
@@ -186,8 +185,7 @@ def build_lookup_table(
 
     # Several files per task: handing a task to a thread costs as much as reading a header.
     tasks = range(0, len(names), ROWS_PER_TASK)
-    is_shown = show_progress and len(names) >= MIN_FOR_A_BAR and not kept
-    description = "reading headers" if is_shown else ""
+    description = "reading headers" if show_progress else ""
     results = parallel_map(
         read_rows, tasks, num_threads, description, total=len(names), units_of=int
     )

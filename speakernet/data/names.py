@@ -19,13 +19,6 @@ def composed(name: str) -> str:
     return unicodedata.normalize("NFC", name)
 
 
-def has_one_form(name: str) -> bool:
-    """Whether composed and decomposed form are the same, as without accents."""
-    return name.isascii() or (
-        unicodedata.is_normalized("NFC", name) and unicodedata.is_normalized("NFD", name)
-    )
-
-
 def normal_name(name: str) -> str:
     """A path in the form in which `prepare` compares paths; `..` stays, because it may follow a
     link.

@@ -269,7 +269,7 @@ def test_damage_behind_the_header_is_found_first(tmp_path, caplog, random, monke
         write_audio(tmp_path / "noise" / f"{number}.flac", samples, 16000)
     whole = (tmp_path / "noise" / "2.flac").read_bytes()
     (tmp_path / "noise" / "2.flac").write_bytes(whole[: len(whole) // 2] + bytes(len(whole) // 2))
-    monkeypatch.setattr(banks_module, "SHOWN_RIRS", 2)
+    monkeypatch.setattr(banks_module, "MANY_FILES", 2)
     for _ in range(2):
         caplog.clear()
         assert len(noise_banks(tmp_path, 16000, None)["noise"]) == 3

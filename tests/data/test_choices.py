@@ -40,7 +40,6 @@ def test_num_workers(changes, value, reason):
 
 
 CHOICES = {
-    choose_prefetch: {"num_workers": 2, "batch_bytes": 8 << 20, "free_shared_bytes": 64 << 20},
     choose_ram_corpus: {
         "corpus_bytes": 9,
         "is_compressed": True,
@@ -65,7 +64,6 @@ CHOICES = {
 @pytest.mark.parametrize(
     ("choose", "changes", "value"),
     [
-        (choose_prefetch, {"batch_bytes": 1 << 20, "free_shared_bytes": 1 << 30}, 4),
         (choose_ram_corpus, {"switch": "auto"}, True),
         (choose_ram_corpus, {"switch": "auto", "is_compressed": False}, False),
         (choose_ram_corpus, {"switch": "on", "is_packed": True}, False),
@@ -79,6 +77,12 @@ CHOICES = {
 )
 def test_choices(choose, changes, value):
     assert choose(**{**CHOICES[choose], **changes}).value == value
+
+
+def test_prefetched_batches():
+    for free_bytes, expected in ((1 << 30, 4), (64 << 20, 2), (0, 1)):
+        facts = {"batch_bytes": 8 << 20, "free_shared_bytes": free_bytes}
+        assert choose_prefetch(num_workers=2, **facts) == expected
 
 
 @pytest.mark.parametrize(

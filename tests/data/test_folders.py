@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from speakernet.data.audio import AudioError, write_audio
-from speakernet.data.folders import LeftOut, UnicodeNames, find_recordings, walk_files
+from speakernet.data.folders import LeftOut, find_recordings, walk_files
 from speakernet.data.lists import ListError, StringTable
 from speakernet.data.opening import open_source
 from speakernet.inference.recordings import audio_inputs
@@ -116,8 +116,3 @@ def test_lists_of_files_in_the_other_unicode_form(tmp_path, random):
     (tmp_path / "list.txt").write_text("anna a\\1.wav\n")
     with pytest.raises(ListError, match=r"line 1: .*backslashes"):
         audio_inputs([str(tmp_path / "list.txt")], 16000)
-
-
-def test_ascii_names_cost_nothing(tmp_path):
-    names = StringTable.from_strings(["a/1.wav", "b/2.wav"])
-    assert UnicodeNames(tmp_path).table(names) is names

@@ -179,17 +179,6 @@ def shuffled(voices, num_rows=960, batch_size=32):
     )
 
 
-def test_classes_of_voices():
-    voices = Voices(SPEEDS)
-    labels, heard = (part.ravel() for part in np.meshgrid(np.arange(150), np.arange(len(voices))))
-    # Labels in small integers: 150 speakers in voice 1 overflow a byte.
-    classes = voices.classes_of(labels.astype(np.uint8), heard.astype(np.int8), 150)
-    assert len(voices) == 9
-    assert sorted(classes.tolist()) == list(range(1350)) and classes.dtype == np.int64
-    # The numbering of three speeds has not changed.
-    assert Voices(SPEEDS[:3]).classes_of(np.array([7]), np.array([2]), 150).tolist() == [307]
-
-
 def test_voice_depends_on_the_row():
     plans = [shuffled(Voices(SPEEDS), batch_size=size).epoch(3) for size in (8, 32)]
     by_row = [plan.voices[np.argsort(plan.rows)] for plan in plans]

@@ -4,9 +4,7 @@ options.
 
 import contextlib
 import gc
-import itertools
 import logging
-import math
 import os
 import shutil
 import signal
@@ -24,8 +22,6 @@ from speakernet.assembly.runs import score_experiment, train_experiment
 from speakernet.checkpoint import read_own_checkpoint
 from speakernet.config import load_config
 from speakernet.data.audio import write_audio
-from speakernet.training import progress
-from speakernet.training.step import TrainingStep
 from speakernet.training.stopping import Interrupted
 from speakernet.training.trainer import Trainer
 from tests.outcomes import numbers
@@ -97,23 +93,8 @@ def refused(call: Any, *own: str, common: tuple[str, ...] = ()) -> str:
     return str(caught.value)
 
 
-def with_bad_gradients(add: Any) -> Any:
-    """The step's `add` with a NaN in every third gradient of the last rank."""
-    calls = itertools.count(1)
-
-    def instead(step: TrainingStep, batch: Any, *, is_last: bool = True) -> None:
-        is_bad = next(calls) % 3 == 0 and distributed.rank() == distributed.world_size() - 1
-        handle = next(step.net.parameters()).register_hook(
-            lambda gradient: gradient * (math.nan if is_bad else 1.0)
-        )
-        add(step, batch, is_last=is_last)
-        handle.remove()
-
-    return instead
-
-
 def two() -> dict[str, str]:
-    """In two processes: an uninterrupted run, a stopped one, bad steps, and refusals."""
+    """In two processes: an uninterrupted run, a stopped one, and refusals."""
     folder = Path.cwd()
     # First, because a process remembers for the rest of its life that it was asked to stop.
     again = is_found_finished()
@@ -130,10 +111,6 @@ def two() -> dict[str, str]:
         "command": refused(score_experiment if distributed.is_main() else train_experiment),
         "noise": refused(train_experiment, "--augment.noise_path", "other_noise", common=noise),
     }
-    # Rank 0 shows progress by its own clock, while names of bad steps are gathered from all ranks.
-    progress.REFRESH_SECONDS = 0.0
-    TrainingStep.add = with_bad_gradients(TrainingStep.add)  # type: ignore[method-assign]
-    train(folder, "bad", LAST_STEP, "--training.log_interval", "1000")
     return found
 
 
@@ -193,9 +170,6 @@ def test_resuming(tiny_corpus, tmp_path):
         "the command is 'scoring (--eval)' on rank 0 and 'training' on rank 1" in first["command"]
     )
     assert "loss.margin is 0.2 on rank 0 and 0.3 on rank 1" in first["option"]
-    state = read_own_checkpoint(tmp_path / "bad" / "last.pt")["training"]["state"]
-    # The evaluation ended at once, because a process had been asked to stop before.
-    assert (state["step"], state["bad_steps"]) == (STEPS_OF_EPOCH, STEPS_OF_EPOCH // 3)
     assert all("Start all of them with the same" in text for text in first.values())
     assert not (tmp_path / "refused").exists()
     for answer in of_three:

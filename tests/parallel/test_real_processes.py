@@ -2,16 +2,13 @@
 is lost.
 """
 
-import itertools
 import os
 import signal
 import sys
-import time
 from contextlib import contextmanager
 
 import pytest
 
-from speakernet.checkpoint import read_own_checkpoint
 from tests.started import Started, free_port, saved_step, steps_of, torchrun
 from tests.tiny_recipe import MANY_STEPS, write_recipe
 
@@ -19,8 +16,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals and /proc of Linux"),
 ]
-EVALUATED = 2000
-"""Utterances of a list that takes some seconds to evaluate."""
 
 
 @pytest.fixture(scope="module")
@@ -144,38 +139,3 @@ def test_end_of_distributed(recipe, number, status):
         else:
             assert f"stopped by {number.name} after step {step}" in started.output
             assert "Traceback" not in started.output
-
-
-def test_stop_during_an_evaluation(tiny_corpus, tmp_path):
-    corpus = tmp_path / "corpus"
-    for name in ("train_list.txt", *(f"spk{number:02d}" for number in range(8))):
-        corpus.mkdir(exist_ok=True)
-        (corpus / name).symlink_to(tiny_corpus / name)
-    names = [f"spk{8 + number % 6:02d}/utt{number}.wav" for number in range(EVALUATED)]
-    for number, name in enumerate(names):
-        (corpus / name).parent.mkdir(exist_ok=True)
-        os.link(tiny_corpus / name.split("/")[0] / f"utt{number % 3}.wav", corpus / name)
-    pairs = zip(names, [*names[6:], *names[:6]], strict=True)
-    others = itertools.pairwise(names)
-    lines = [f"1 {enrol} {test}\n" for enrol, test in pairs] + [
-        f"0 {enrol} {test}\n" for enrol, test in others
-    ]
-    (corpus / "trials.txt").write_text("".join(lines))
-    run = tmp_path / "run"
-    changes = {
-        "training": {"max_epochs": 5, "test_interval": 1},
-        "evaluation": {"eval_frames": 100, "num_crops": 10},
-    }
-    recipe = write_recipe(tmp_path / "run.yaml", corpus, run, changes)
-    with Started(
-        [*torchrun(), "trainSpeakerNet.py", "--config", str(recipe)], tmp_path / "output.txt"
-    ) as started:
-        started.until(lambda: "epoch 1: loss" in started.output, "the end of its first epoch")
-        time.sleep(0.5)
-        started.ranks()[1].send_signal(signal.SIGUSR1)
-        assert started.end(20)
-        assert (
-            "stopped by SIGUSR1 after step 8" in started.output
-            and "evaluation after epoch 1" not in started.output
-        )
-    assert read_own_checkpoint(run / "last.pt")["training"]["state"]["awaits_evaluation"]

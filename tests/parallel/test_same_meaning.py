@@ -24,7 +24,7 @@ from speakernet.options import create, options_of
 from speakernet.parallel.sharding import sharded_names
 from speakernet.parallel.sync_norm import synchronize_norms
 from speakernet.training.compiling import OBSERVED_STEPS, Compiler
-from speakernet.training.exchange import SeveralProcesses, gather_rows
+from speakernet.training.exchange import SeveralProcesses
 from speakernet.training.fully_sharded import FullySharded
 from speakernet.training.optimizers import create_optimizer
 from speakernet.training.options import OPTIMIZERS, RuntimeOptions, TrainingOptions
@@ -69,7 +69,6 @@ CASES = {
     "aamsoftmax with centres": Case("aamsoftmax", (("sub_centers", 2), ("inter_top_k", 2))),
     "GE2E, frozen norm": Case("ge2e", per_speaker=3, is_frozen=True),
     "triplet": Case("triplet", per_speaker=2),
-    "sphereface2": Case("sphereface2"),
     "uneven shares": Case("aamsoftmax", units=5),
     "accumulation of uneven shares": Case("amsoftmax", units=3, accumulation=2),
     "gradient cache": Case("angleproto", per_speaker=2, accumulation=2),
@@ -203,39 +202,6 @@ def train(case):
     }
 
 
-def gathered():
-    """Rows gathered from uneven shares, and the gradient of a loss over all of them."""
-    rank = distributed.rank()
-    own = torch.arange(3.0 - rank).add(10 * rank).unsqueeze(1).requires_grad_()
-    rows = gather_rows(own, (3, 2))
-    rows.square().sum().backward()
-    return rows.flatten().int().tolist(), own.grad.flatten().tolist()
-
-
-def normed(shape, momentum, passes):
-    """Output, input gradient, weight gradient and statistics of a batch norm over a share of random
-    features.
-    """
-    torch.manual_seed(4)
-    kind = nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm1d
-    net = nn.Sequential(kind(shape[1], momentum=momentum))
-    norm = net[0]
-    nn.init.uniform_(norm.weight)
-    own = slice(None)
-    if distributed.is_distributed():
-        assert synchronize_norms(net, CPU) == 1 and synchronize_norms(net, CPU) == 0
-        cut = shape[0] // 3
-        own = slice(cut, None) if distributed.rank() else slice(cut)
-        norm = net[0]
-    for number in range(passes):
-        features = 100 + 5 * torch.randn(*shape, generator=torch.Generator().manual_seed(number))
-        mine = features[own].clone().requires_grad_()
-        found = net(mine)
-        net.zero_grad()
-        (found * torch.linspace(-1, 2, features.numel()).view_as(features)[own]).sum().backward()
-    return [found.detach(), mine.grad, norm.weight.grad, norm.running_mean, norm.running_var]
-
-
 def own_norms():
     """Running means of local norms after a step; the same after sharing; and the weights."""
     net, _, step = build(Case("amsoftmax", has_own_norms=True))
@@ -273,9 +239,6 @@ def count_compilations():
     return counts
 
 
-NORMS = [((6, 4), 0.1, 1), ((6, 4, 7), None, 3), ((6, 4, 3, 5), 0.1, 2)]
-
-
 @contextlib.contextmanager
 def in_float64():
     """Every network, loss and figure in float64, including casts to float32 in losses and front
@@ -292,11 +255,10 @@ def in_float64():
 def everything():
     """All results of this process."""
     torch.set_num_threads(1)
-    results = {"norms": [normed(*norm) for norm in NORMS]}
+    results = {}
     if distributed.is_distributed():
         rank = distributed.rank()
         results |= {
-            "gathered": gathered(),
             "own norms": own_norms(),
             "followed": count_compilations(),
             "heads": [sharded_heads.compare(head, rank) for head in sharded_heads.HEADS],
@@ -309,22 +271,13 @@ def everything():
 def test_two_processes_equal_one(tmp_path):
     alone = everything()
     several = in_several(__file__, "everything", tmp_path)
-    _check_gathering(*(answer["gathered"] for answer in several))
     _check_own_norms(*(answer["own norms"] for answer in several))
     # The clock of rank 0 decides whether compiling pays.
     assert [answer["followed"] for answer in several] == [[1, 0]] * 2
     for rank, answer in enumerate(several):
         _check_heads(rank, answer["heads"])
-    for number, whole in enumerate(alone["norms"]):
-        _check_norms(whole, *(answer["norms"][number] for answer in several))
     for name in CASES:
         _check_training(name, alone[name], [answer[name] for answer in several])
-
-
-def _check_gathering(first, second):
-    assert first[0] == second[0] == [0, 1, 2, 10, 11]
-    # Twice the gradient, because it is averaged over two processes and is zero in the other.
-    assert first[1] == [0.0, 4.0, 8.0] and second[1] == [40.0, 44.0]
 
 
 def _check_own_norms(first, second):
@@ -351,17 +304,6 @@ def _check_heads(rank, found):
         assert rows == all_rows * (5, 6)[rank] // sharded_heads.CLASSES and not sharded_names(
             whole
         ), options
-
-
-def _check_norms(whole, first, second):
-    for place in (0, 1):
-        torch.testing.assert_close(
-            torch.cat([first[place], second[place]]), whole[place], rtol=1e-4, atol=1e-4
-        )
-    torch.testing.assert_close(first[2] + second[2], whole[2], rtol=1e-4, atol=1e-3)
-    for place in (3, 4):
-        torch.testing.assert_close(first[place], whole[place])
-        assert torch.equal(first[place], second[place])
 
 
 def _check_training(name, alone, several):

@@ -3,24 +3,20 @@ kills.
 """
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 
 import pytest
 
 from speakernet.cli import main
-from tests.hostile.ranks import RankKills, recipe_of
 from tests.outcomes import VOLATILE, differences, outcome_of
-from tests.parallel.several import ranks_environment
 from tests.started import Started, free_port, steps_of, torchrun
+from tests.tiny_recipe import EVERY_STAGE, write_recipe
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals and /proc of Linux"),
 ]
-SEED = 20260101
 SCORED = (
     "--evaluation.score_norm as --evaluation.cohort_size 5 --evaluation.subtract_mean true "
     "--evaluation.slices [duration,snr] --evaluation.sweep [duration,telephone] "
@@ -28,22 +24,23 @@ SCORED = (
 )
 
 
+def recipe_of(folder, corpus):
+    """The recipe of a run into `folder`/run, with every stage."""
+    return write_recipe(folder / "run.yaml", corpus, folder / "run", EVERY_STAGE)
+
+
 @pytest.fixture(scope="module")
-def kills(tiny_corpus, tmp_path_factory):
-    """A `RankKills` with the outcome of an undisturbed run."""
-    return RankKills(tmp_path_factory.mktemp("ranks"), tiny_corpus, SEED)
+def straight(tiny_corpus, tmp_path_factory):
+    """The folder of an undisturbed run of two processes."""
+    folder = tmp_path_factory.mktemp("ranks")
+    recipe = recipe_of(folder, tiny_corpus)
+    command = [*torchrun(), "trainSpeakerNet.py", "--config", str(recipe)]
+    with Started(command, folder / "output.txt") as started:
+        assert started.end() == 0, started.output[-3000:]
+    return folder / "run"
 
 
-def test_kills(kills):
-    """The same weights, moments, scores, figures, metrics and report after a kill."""
-    for _ in range(2):
-        assert not kills.round(1)
-        if kills.num_kills:
-            return
-    pytest.fail("both runs ended before their kill")
-
-
-def test_two_nodes_after_a_kill(kills, tiny_corpus, tmp_path):
+def test_two_nodes_after_a_kill(straight, tiny_corpus, tmp_path):
     """A failure on one node restarts the processes of both, but torchrun's restart counts
     differ.
     """
@@ -66,10 +63,10 @@ def test_two_nodes_after_a_kill(kills, tiny_corpus, tmp_path):
         output = first.output + second.output
         assert "2 processes (1 on this machine), joined by gloo" in output
         assert f"(pid: {killed.pid})" in second.output and "resumed from" in output
-    assert not differences(outcome_of(tmp_path / "run"), kills.expected)
+    assert not differences(outcome_of(tmp_path / "run"), outcome_of(straight))
 
 
-def test_scoring(kills, tiny_corpus, tmp_path):
+def test_scoring(straight, tiny_corpus, tmp_path):
     found = []
     lines = (tiny_corpus / "trials.txt").read_text().splitlines(keepends=True)
     (tmp_path / "fewer.txt").write_text("".join(line for line in lines if "spk13" not in line))
@@ -78,7 +75,7 @@ def test_scoring(kills, tiny_corpus, tmp_path):
         recipe = recipe_of(folder, tiny_corpus)
         (folder / "run").mkdir()
         # A separate copy, because scoring stores its embeddings there.
-        shutil.copy(kills.folder / "straight" / "run" / "best.pt", folder / "run" / "best.pt")
+        shutil.copy(straight / "best.pt", folder / "run" / "best.pt")
         line = f"--config {recipe} {SCORED} --data.test_lists "
         arguments = [*line.split(), f"{{E: {tmp_path / 'fewer.txt'}}}"]
         if name == "one":
@@ -94,23 +91,3 @@ def test_scoring(kills, tiny_corpus, tmp_path):
         same = {key: value for key, value in results.items() if key not in VOLATILE}
         found.append([scores, same])
     assert found[0] == found[1]
-
-
-def test_shares_of_embedding(kills, tiny_corpus, tmp_path):
-    model = kills.folder / "straight" / "run" / "best.pt"
-    # More than are embedded and stored at once.
-    for number in range(150):
-        (tmp_path / "voices").mkdir(exist_ok=True)
-        os.link(
-            tiny_corpus / f"spk{number % 14:02d}" / "utt0.wav",
-            tmp_path / "voices" / f"{number}.wav",
-        )
-    arguments = f"embed {tmp_path}/voices --model {model} --device cpu --out".split()
-    assert main([*arguments, str(tmp_path / "one.npz")]) == 0
-    command = [sys.executable, "-m", "speakernet", *arguments, str(tmp_path / "two.npz")]
-    port = free_port()
-    processes = [
-        subprocess.Popen(command, env=ranks_environment(rank, 2, port)) for rank in range(2)
-    ]
-    assert [process.wait(100) for process in processes] == [0, 0]
-    assert (tmp_path / "two.npz").read_bytes() == (tmp_path / "one.npz").read_bytes()

@@ -57,8 +57,7 @@ RESPONSE_FFT = 1 << 14
 DEEPEST_RESPONSE_DB = 40.0
 ENERGY_BLOCK = 64  # samples per stored energy
 BLOCKS_AT_ONCE = 1 << 16
-SHOWN_BYTES = 64 << 20  # of noise; less is decoded before anyone could look at a progress bar
-SHOWN_RIRS = 1000
+MANY_FILES = 1000  # of more, the result of checking them is kept
 CHECKED_SECONDS = 0.1  # at both ends of a noise file, before the first step
 NUM_CHECKERS = 8  # threads, because most of the time is spent waiting for the disk
 
@@ -258,7 +257,6 @@ def _check_files(
     if check is None:
         return BankFiles(source, names, problems)
     readable = [row for row in range(len(names)) if row not in problems]
-    are_many = len(readable) > SHOWN_RIRS
 
     def problem_of(row: int) -> str:
         try:
@@ -268,13 +266,13 @@ def _check_files(
         return ""
 
     def find_bad() -> dict[str, ndarray]:
-        description = f"checking {what}" if are_many and distributed.is_main() else ""
+        description = f"checking {what}" if distributed.is_main() else ""
         texts = parallel_map(problem_of, readable, NUM_CHECKERS, description, total=len(readable))
         bad = [row for row, text in zip(readable, texts, strict=True) if text]
         return {"rows": np.array(bad, dtype=np.int64)}
 
     bad: dict[str, ndarray] | None = None
-    if are_many:
+    if len(readable) > MANY_FILES:
         # A cache folder that cannot be written only costs time.
         with contextlib.suppress(OSError):
             bad = mapped(_key_of(f"checked {what}", source.root, names, table), find_bad)
@@ -363,8 +361,7 @@ def clips_into_ram(banks: Mapping[str, ClipBank], budget_bytes: int) -> bool:
 def _decode(bank: ClipBank) -> Tensor:
     """Decode all clips of a bank end to end into shared memory, int16 (samples,)."""
     shared = shared_zeros((int(bank.lengths.sum()),), np.int16)
-    description = "decoding noise" if 2 * len(shared) > SHOWN_BYTES else ""
-    clips = parallel_map(bank.read_whole, range(len(bank)), 2, description, total=len(bank))
+    clips = parallel_map(bank.read_whole, range(len(bank)), 2, "decoding noise", total=len(bank))
     first = 0
     for clip in clips:
         shared.numpy()[first : first + len(clip)] = clip

@@ -27,7 +27,6 @@ from torch.nn import functional
 from speakernet import distributed
 from speakernet.data.augment.banks import (
     KINDS,
-    SHOWN_RIRS,
     ClipBank,
     Crop,
     RirBank,
@@ -44,7 +43,6 @@ CLASSIC_POWER_FLOOR = 1e-4  # voxceleb_trainer adds it to every power
 # -100 dB relative to full scale: keeps the ratio of silent speech or noise finite.
 POWER_FLOOR = 1e-10
 MIN_FFT_ROWS = 2  # transforming a single row takes four times as long as each of two rows
-SHOWN_CLIPS_SAMPLES = 32_000_000  # fewer are on the device before anyone could look at a bar
 
 
 @dataclass(frozen=True)
@@ -260,8 +258,7 @@ class DeviceMixer(Mixer):
         self._audios = [DeviceAudio(samples)]
         if corpus is not None:
             self._audios.append(corpus[1])
-        is_shown = distributed.is_main() and num_samples > SHOWN_CLIPS_SAMPLES
-        description = "noise to the device" if is_shown else ""
+        description = "noise to the device" if distributed.is_main() else ""
         first = 0
         for bank in to_move:
             numbers = range(len(bank))
@@ -277,8 +274,7 @@ class DeviceMixer(Mixer):
         """Move the RIRs to the device, end to end."""
         responses: list[ndarray] = []
         if rirs is not None:
-            is_shown = distributed.is_main() and len(rirs) > SHOWN_RIRS
-            description = "RIRs to the device" if is_shown else ""
+            description = "RIRs to the device" if distributed.is_main() else ""
             responses += parallel_map(rirs.prepared, range(len(rirs)), usable_cores(), description)
         self._rir_lengths = np.array([len(response) for response in responses], dtype=np.int64)
         self._rir_starts = np.cumsum(self._rir_lengths) - self._rir_lengths
