@@ -84,6 +84,7 @@ def broadcast_object(value: T) -> T:
     group = _group()
     if not group:
         return value
+    # A list, whose items torch replaces in place.
     box = [value]
     group.broadcast_object_list(box, src=0)
     return box[0]
@@ -103,6 +104,8 @@ def from_main(make: Callable[[], T]) -> T:
     """Rank 0's result, or its ValueError or OSError, on every rank (other machines may not see rank
     0's files).
     """
+    # The error travels too: if only rank 0 raised it, the others would wait for rank 0 in the next
+    # collective until its timeout.
     result: Any = None
     failure: Exception | None = None
     if is_main():
@@ -120,6 +123,7 @@ def refuse_differences(values: Mapping[str, Any]) -> None:
     """Refuse ranks with different values (plain, by the names that users know); every rank must
     call it.
     """
+    # Every rank sees all values and raises the same error, so that none is left waiting.
     first, *others = gather_objects(dict(values))
     differences = []
     for number, other in enumerate(others, 1):
@@ -128,6 +132,7 @@ def refuse_differences(values: Mapping[str, Any]) -> None:
                 values_of = f"{first.get(name)!r} on rank 0 and {other.get(name)!r} on rank"
                 differences.append(f"{name} is {values_of} {number}")
     if differences:
+        # With a wrong configuration file nearly every option differs.
         if len(differences) > MAX_NAMED:
             differences[MAX_NAMED:] = [f"and {len(differences) - MAX_NAMED} more"]
         raise ValueError(
@@ -157,8 +162,11 @@ def find_place(environment: Mapping[str, str], port: int) -> Place | None:
 
     `port` is where SLURM's tasks meet; 0 derives it from the job number.
     """
+    # torchrun's variables first: if srun has started one torchrun on each node, SLURM's describe
+    # torchrun and not the processes that it starts.
     if "RANK" not in environment and _is_slurm_task(environment):
         return _place_in_slurm(environment, port)
+    # Without a group there is nothing to meet, so a lone process needs none of the other variables.
     world_size = _number(environment, "WORLD_SIZE", 1)
     if world_size <= 1:
         return None
@@ -183,6 +191,7 @@ def find_place(environment: Mapping[str, str], port: int) -> Place | None:
 
 def is_first(environment: Mapping[str, str]) -> bool:
     """Whether this process is alone or rank 0, which shows progress."""
+    # From the environment, since this is asked before there is a group.
     number = environment.get("RANK", "")
     if not number and _is_slurm_task(environment):
         number = environment.get("SLURM_PROCID", "")
@@ -200,6 +209,7 @@ def first_host(nodes: str) -> str:
     >>> first_host("gpu[07-09,12],login"), first_host("one,two")
     ('gpu07', 'one')
     """
+    # Rank 0 runs on the first node, so nothing after it is read.
     match = re.match(r"([^,\[]*)(?:\[(\d+)[^\]]*\])?([^,]*)", nodes)
     assert match is not None  # every part of the pattern may be empty
     return "".join(match.groups(default=""))
@@ -219,6 +229,7 @@ def tasks_of_node(tasks_per_node: str, node: int) -> int:
                 f"SLURM_STEP_TASKS_PER_NODE is {tasks_per_node!r}; expected counts such as 4(x2),3"
             )
         counts += [int(match[1])] * int(match[2] or 1)
+    # If SLURM gives no list, there is one number, that of all tasks.
     return counts[node] if node < len(counts) else counts[-1]
 
 
@@ -227,6 +238,8 @@ def _is_slurm_task(environment: Mapping[str, str]) -> bool:
 
 
 def _place_in_slurm(environment: Mapping[str, str], port: int) -> Place:
+    # The step's variables, not the job's: within a job of eight tasks, `srun -n 2` starts two. All
+    # tasks know the job's number, from which they derive the same port.
     tasks = environment.get("SLURM_STEP_TASKS_PER_NODE", environment[SLURM_TASKS])
     derived = FIRST_PORT + int(environment.get("SLURM_JOB_ID") or 0) % NUM_PORTS
     nodes = (
@@ -255,6 +268,7 @@ def _number(environment: Mapping[str, str], name: str, default: int | None = Non
 
 def _group() -> Any:
     """torch.distributed if a group of several processes is running, else None."""
+    # Asked anew at each call: in a notebook, a group may start and end several times.
     group = sys.modules.get("torch.distributed")
     is_running = group is not None and group.is_available() and group.is_initialized()
     return group if is_running and group.get_world_size() > 1 else None  # type: ignore[union-attr]

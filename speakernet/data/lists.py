@@ -78,6 +78,7 @@ class ListFile:
         )
         with reading(self.path, expected, ListError), open_regular(self.path) as file:
             first = file.readline(LONGEST_LINE_BYTES)
+            # A recording given as the list, most likely: no text has a byte of zero.
             if b"\0" in first:
                 raise ListError(f"{self.path} is not a text file in UTF-8; expected {expected}")
             file.seek(len(BYTE_ORDER_MARK) if first.startswith(BYTE_ORDER_MARK) else 0)
@@ -87,6 +88,7 @@ class ListFile:
             while lines := file.readlines(LONGEST_LINE_BYTES):
                 block = b"".join(lines)
                 self.digest.update(block)
+                # Decoded as a whole; line by line only to find the line at fault.
                 is_text = _is_text(block)
                 for number, line in enumerate(map(bytes.strip, lines), num_lines + 1):
                     if len(line) > LONGEST_LINE_BYTES:
@@ -118,6 +120,7 @@ def split_row(line: bytes) -> list[bytes]:
 
 def numbers() -> defaultdict[bytes, int]:
     """A dictionary that numbers words in order of first mention."""
+    # A word gets its number when it is first looked up, without a line of Python per word.
     return defaultdict(itertools.count().__next__)
 
 
@@ -219,6 +222,7 @@ class NameIndex:
         """The first row with each name, -1 if there is none; int64 (names,)."""
         if not len(self._sorted):
             return np.full(len(names), -1, dtype=np.int64)
+        # The leftmost of equal hashes is the first row, because the sort above is stable.
         places = np.searchsorted(self._sorted, _hashes_of(names))
         rows = self._order[np.minimum(places, len(self._sorted) - 1)]
         # If two names ever have the same hash, the second is not found rather than mistaken for the
@@ -233,6 +237,8 @@ class NameIndex:
             raise ListError(f"{path}: {self._names[int(repeated[0])]!r} appears twice; remove one")
 
 
+# Python salts the hashes of bytes in each process, so an index is made where it is used and never
+# stored or sent.
 def _hashes_of(names: StringTable) -> ndarray:
     return np.fromiter(map(hash, names.raws()), np.int64, len(names))
 
@@ -314,6 +320,8 @@ class Models:
 
     def mean(self, values: ndarray) -> ndarray:
         """From values of recordings, (recordings, …), to their mean over each name, (names, …)."""
+        # Every name has a recording, so no run is empty; `reduceat` would give an empty run the
+        # value that follows it.
         sums = np.add.reduceat(values[self.rows], self.starts, axis=0)
         counts = self.counts.reshape(-1, *[1] * (values.ndim - 1))
         return (sums / counts).astype(values.dtype)
@@ -418,6 +426,10 @@ def audio_folder_of(path: str | Path) -> Path:
     return Path(path) if Path(path).is_dir() else Path(path).parent
 
 
+# One pass over the lines, whatever their number: speakers are numbered as they come, and the
+# numbers are replaced by those of the sorted names at the end, four bytes an utterance. The class
+# of a speaker thus depends on the set of names alone: a list in another order, or with more
+# utterances of the same speakers, has the same classes.
 def read_training_list(path: str | Path, malformed: list[str] | None = None) -> TrainingList:
     """Read `speaker path` lines; the path is everything after the first white space. Blank lines
     are skipped.
@@ -551,6 +563,7 @@ def read_trials(path: str | Path, malformed: list[str] | None = None) -> TrialLi
     """
     file = ListFile(path, malformed)
     known = numbers()
+    # Rows of names, four bytes each: lists of all pairs have tens of millions of trials.
     sides = array("i")
     labels = array("b")
     forms = FORMS
@@ -561,6 +574,7 @@ def read_trials(path: str | Path, malformed: list[str] | None = None) -> TrialLi
             file.expected(number, ", or ".join(form.text for form in forms), line)
             continue
         # The first valid line determines the form of the file.
+        # `1 enrol target` has two; the label in front wins.
         form = fitting[0]
         if len(forms) > 1 and not form.labels and b"*" in row[0]:
             raise ListError(
@@ -629,6 +643,8 @@ def with_models(
     names = list(trials.names.raws())
     sides = np.unique(trials.enrol).tolist()
     unknown = [names[row].decode() for row in sides if names[row] not in listed]
+    # A list without models beside an enrolment list for others is common (`data.test_lists`); some
+    # models and some recordings in one list are a mistake.
     if len(unknown) == len(sides):
         return trials
     if unknown:
@@ -693,6 +709,7 @@ def write_trials(path: str | Path, rows: Iterable[tuple[int | None, str, str]]) 
                     "break, or is empty"
                 )
             fields = names if label is None else [str(int(label)), *names]
+            # The reader splits at spaces, unless there is a tab.
             separator = "\t" if " " in "".join(names) else " "
             file.write(separator.join(fields) + "\n")
 

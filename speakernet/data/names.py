@@ -16,6 +16,7 @@ def composed(name: str) -> str:
     """A name in the form in which names are compared: accent and letter are one character if there
     is such a one.
     """
+    # The form that keyboards and most lists have; only Macs store the other one.
     return unicodedata.normalize("NFC", name)
 
 
@@ -37,6 +38,8 @@ def original_name(name: str) -> str:
     ('anna/monday/1.m4a', 'anna/1.wav')
     """
     folder, is_converted, original = name.partition(f"/{CONVERTED}/")
+    # `prepare` writes absolute paths of what it converted. A relative one is a folder that somebody
+    # else has called so.
     if not is_converted or not folder.startswith("/"):
         return name
     return original.removesuffix(".wav")
@@ -68,6 +71,7 @@ def session_of(speaker: str, name: str) -> str:
     'monday'
     """
     folders = folders_of(name)
+    # As a list has them: folders may contain spaces, the speakers in a list may not.
     speakers = [one_word(folder) for folder in folders]
     if speaker not in speakers:
         return ""
@@ -89,6 +93,7 @@ def advice_on_name(name: str) -> str:
             f"`{rewrite} --replace {mark} ''`"
         )
     if WINDOWS_PATH.search(name):
+        # No folder is called C:, so the drive has to go as well.
         drive = f" --strip {shlex.quote(name[:3])}" if name[1:2] == ":" else ""
         return (
             "the paths have backslashes or a drive letter, as on Windows; write them with "

@@ -107,6 +107,7 @@ class Shard(PackInput):
 
     def items(self, rows: Iterable[int]) -> Iterator[tuple[int, bytes | None]]:
         """See `PackInput.items`."""
+        # A range finds the place of a number without a search.
         for row, content in self._whole.items([self._rows[row] for row in rows]):
             yield self._rows.index(row), content
 
@@ -137,6 +138,10 @@ def total_counts(descriptions: Collection[Description]) -> dict[str, Any]:
     }
 
 
+# Decoding takes the time (m4a and FLAC, from archives or a slow disk), writing hardly any. So
+# threads decode, a few utterances ahead, and this thread appends the results in the order of the
+# list, which makes the corpus the same whatever the number of threads, and a restart a matter of a
+# row number.
 def pack(
     source: PackInput,
     corpus: str | Path,
@@ -329,6 +334,9 @@ def _read_journal(folder: Path) -> ndarray:
 
 def _finish(partial: Path, source: PackInput, sample_rate: int) -> Description:
     """Write header, index and description, and remove the journal."""
+    # The order matters. The header makes the samples a valid array, the index names them, and only
+    # the description, which has the checksum of the index, makes the folder a corpus. The plan and
+    # the journal go last, so that after a kill before that the same command finds all its work.
     records = _read_journal(partial)
     kept = np.flatnonzero(records["num_samples"] >= 0)
     if not len(kept):
@@ -381,6 +389,8 @@ def _already_there(source: PackInput, corpus: Path, sample_rate: int) -> PackSum
     """
     if not is_packed(corpus):
         raise PackedError(f"{corpus}: exists and is not a packed corpus; choose a different name")
+    # Names are compared, not samples: reading 39 GB again takes longer than anyone waits for
+    # "already packed".
     names = read_index(corpus).names
     description = read_description(corpus)
     total = len(names) + description.num_skipped
@@ -409,6 +419,7 @@ def pack_part(
         The summary of the shard, and the shards that are still missing.
     """
     corpus = Path(corpus)
+    # A folder with anything else in it is not ours to write into.
     is_foreign = corpus.exists() and not is_packed(corpus) and any(corpus.iterdir())
     if is_foreign or (corpus / DESCRIPTION).exists():
         return _already_there(source, corpus, sample_rate), []
@@ -422,6 +433,7 @@ def pack_part(
     _check_plan(corpus / PLAN_OF_PARTS, plan)
     shard = Shard(source, rows, f"part {part} of {source.description}", digest_of_plan(plan))
     summary = pack(shard, corpus / part.name, sample_rate=sample_rate, **options)
+    # Two machines may both find that nothing is missing; both then write the same description.
     missing = missing_parts(parts_in(corpus), corpus)
     if not missing:
         join_parts(corpus)

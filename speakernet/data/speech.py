@@ -101,6 +101,7 @@ def frame_scores(
     num_samples = 0
     for piece in [waveform] if isinstance(waveform, np.ndarray) else waveform:
         num_samples += len(piece)
+        # An offset (DC), which some sound cards add, must not change what is found.
         centred = piece - piece.mean(dtype=np.float64)
         # A simulated microphone may amplify beyond the range that the detector knows.
         centred /= max(1.0, np.abs(centred).max(initial=0.0))
@@ -195,6 +196,7 @@ class SileroNetwork:
         states = (real.square() + imaginary.square()).sqrt()
         for (weight, bias), stride in zip(self.layers, STRIDES, strict=True):
             states = conv1d(states, weight, bias, stride=stride, padding=1).relu()
+        # Both, because each finds what the other misses (docs/decisions.md).
         # (frames, channels, 1) -> (1, frames, channels)
         states = states.transpose(1, 2).reshape(num_frames, -1)
         return torch.maximum(self._follow(states[None])[0], self._start_afresh(states))
@@ -236,6 +238,8 @@ def are_speech(levels: np.ndarray) -> np.ndarray:
     """Which frames, given by level in dB (frames,), are louder than pauses and noise."""
     if not len(levels):
         return np.zeros(0, dtype=bool)
+    # Percentiles, not extremes: a click is louder than any speech, digital silence quieter than any
+    # pause.
     quiet, loud = np.percentile(levels, [10, 95])
     least = max(SILENT_DB, loud - SPEECH_RANGE_DB, quiet + SPEECH_SHARE_OF_RANGE * (loud - quiet))
     return (levels >= least) & (loud - quiet >= MIN_RANGE_DB)
@@ -252,7 +256,8 @@ def stretches(
     """Stretches of speech, (stretches, 2) seconds, from the probability of each frame, in a
     recording of `seconds`.
     """
-    # Runs of frames at or above `end` in which at least one frame reaches `begin`.
+    # Two thresholds, because one would either cut words at soft consonants or let noise in. Runs of
+    # frames at or above `end` in which at least one frame reaches `begin`.
     runs = np.split(np.arange(len(scores)), np.flatnonzero(np.diff(scores >= end)) + 1)
     spoken = [run for run in runs if len(run) and scores[run].max() >= begin]
     if not spoken:
@@ -288,6 +293,8 @@ def read_speech(
     >>> read_speech(lambda start, count: np.arange(start, start + count), edges, 2, 4).tolist()
     [-29.25, 8.75, 9.75, 10.75]
     """
+    # Sample n of the joined speech is sample n + shift of the recording, with a shift for each
+    # stretch; so the requested part is cut from each stretch where it overlaps.
     lasts = np.cumsum(edges[:, 1] - edges[:, 0])
     stop = int(lasts[-1]) if num_samples is None else start + num_samples
     shift = edges[:, 1] - lasts

@@ -18,6 +18,8 @@ from speakernet.terminal import MAX_NAMED
 
 logger = logging.getLogger(__name__)
 
+# Several lists share a source, and finding speech costs far more than reading. Weak, so that what
+# was found goes with the source.
 _sources: "weakref.WeakKeyDictionary[AudioSource, SpokenSource]" = weakref.WeakKeyDictionary()
 
 
@@ -43,6 +45,8 @@ class SpokenSource(AudioSource):
         """First and last + 1 sample of each stretch of speech, int64 (stretches, 2); (0, 2) without
         speech.
         """
+        # A few numbers for each recording. The samples are not kept, but read again for each crop:
+        # a list of calls would not fit into memory.
         if name not in self._edges:
             pieces = self.source.blocks(name, round(PIECE_SECONDS * self.sample_rate))
             self._edges[name] = sample_edges(
@@ -66,6 +70,7 @@ class SpokenSource(AudioSource):
 
     def _look_up(self, names: StringTable, num_threads: int) -> LookupTable:
         table = self.source.lookup_table(names, num_threads)
+        # The source's own table must keep the lengths of the whole recordings.
         columns = {name: column.copy() for name, column in table.columns().items()}
         rows = [row for row in range(len(names)) if row not in table.problems]
 
@@ -77,6 +82,7 @@ class SpokenSource(AudioSource):
         for row, edges in zip(rows, searched, strict=True):
             if len(edges):
                 columns["native_samples"][row] = np.diff(edges).sum()
+                # Edges are counted at the requested rate, not at that of the file.
                 columns["sample_rates"][row] = self.sample_rate
             else:
                 without.append(names[row])

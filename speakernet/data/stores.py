@@ -123,6 +123,7 @@ class Store:
         """Size of a file in bytes; None if there is none."""
 
         def look(system: Any, root: str) -> int | None:
+            # fsspec keeps listings, which would hide what other writers have added since.
             system.invalidate_cache()
             place = f"{root}/{name}"
             return int(system.size(place)) if system.exists(place) else None
@@ -161,6 +162,11 @@ class Store:
         raise AssertionError("the last attempt returns or raises")
 
 
+# The story. Look at what is there; pack what this writer is responsible for and is not there, one
+# shard at a time in a scratch folder; move each when it is complete; and if all shards of all
+# writers are there, write the description that makes them a corpus. Every step may be the last
+# before a kill, and starting again begins with looking, so resuming, repairing and adding a writer
+# are the same thing.
 def pack_to_address(
     source: PackInput,
     address: str,
@@ -209,6 +215,7 @@ def pack_to_address(
             packed = pack(some, scratch / name, sample_rate=sample_rate, **options)
             num_resumed += packed.num_resumed
             descriptions.append(_move(store, scratch / name, known))
+        # Again: other writers may have finished their shards in the meantime.
         missing = _missing(store, shards, described, origin)
         if not missing:
             join_parts(described)
@@ -222,6 +229,7 @@ def _move(store: Store, folder: Path, known: Mapping[str, str]) -> Description:
     """Move a packed shard to the address; `known` are the digests in the description there."""
     name = folder.name
     description = read_description(folder)
+    # A shard that was lost and is packed again has to be the one that readers know.
     if known.get(name, description.index_sha256) != description.index_sha256:
         raise PackedError(
             f"{store.address}/{name}: the recordings have changed since this corpus was packed; "
@@ -305,6 +313,8 @@ def _damage(store: Store, name: str, description: Description, folder: Path) -> 
     """What is wrong with the files of a shard, judged by sizes and by the checksum of the index;
     empty if nothing.
     """
+    # The samples themselves are not read: that would move the whole corpus over the network.
+    # Whoever fetches a shard compares their checksums.
     expected = HEADER_BYTES + 2 * description.num_samples
     size = store.size(f"{name}/{SAMPLES}")
     if size != expected:
