@@ -81,11 +81,9 @@ class Decoded(NamedTuple):
     """Channels of the decoded samples."""
 
 
-def find_ffmpeg(named: str | None = None) -> str:
-    """Path of ffmpeg: the named one, or from the environment variable, the PATH or
-    `imageio-ffmpeg`, in that order.
-    """
-    named = named or os.environ.get(FFMPEG_VARIABLE)
+def find_ffmpeg() -> str:
+    """Path of ffmpeg by the environment variable, the PATH or `imageio-ffmpeg`, in that order."""
+    named = os.environ.get(FFMPEG_VARIABLE)
     path = shutil.which(named or "ffmpeg")
     if path is not None:
         return path

@@ -248,12 +248,11 @@ class FolderSource(AudioSource):
         root: str | Path,
         sample_rate: int = SAMPLE_RATE,
         *,
-        lookup_cache: Path | None = None,
         keep_lookup: bool = True,
         show_progress: bool = False,
     ) -> None:
         super().__init__(root, sample_rate)
-        self.lookup_cache = (lookup_cache or default_cache_folder()) if keep_lookup else None
+        self.lookup_cache = default_cache_folder() if keep_lookup else None
         self.show_progress = show_progress
         self._unicode = UnicodeNames(self.root)
 

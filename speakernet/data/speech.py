@@ -64,8 +64,6 @@ def find_speech(
     sample_rate: int,
     detector: str | None = None,
     *,
-    begin: float = BEGIN,
-    end: float = END,
     min_gap_seconds: float = MIN_GAP_SECONDS,
 ) -> np.ndarray:
     """Find the stretches of speech in a recording; an offset (DC) of its samples is ignored.
@@ -75,8 +73,6 @@ def find_speech(
             `PIECE_SECONDS`.
         sample_rate: in Hz.
         detector: `SILERO` or `ENERGY`; by default `default_detector()`.
-        begin: a stretch of speech reaches this probability.
-        end: and extends for as long as it stays at or above this one.
         min_gap_seconds: stretches closer than this, padding included, are joined.
 
     Returns:
@@ -87,7 +83,7 @@ def find_speech(
     (0, 2)
     """
     scores, seconds = frame_scores(waveform, sample_rate, detector)
-    return stretches(scores, seconds, begin, end, min_gap_seconds)
+    return stretches(scores, seconds, min_gap_seconds=min_gap_seconds)
 
 
 def frame_scores(

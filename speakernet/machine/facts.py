@@ -125,15 +125,12 @@ def describe_limits() -> str:
     return f"{cores}, {memory}"
 
 
-def read_quota(root: Path | None = None, membership: Path | None = None) -> Quota:
-    """The tightest quotas among this process's control groups and all their parents.
-
-    `root` is where the groups are mounted, `membership` the file that lists the process's groups.
-    """
+def read_quota() -> Quota:
+    """The tightest quotas among this process's control groups and all their parents."""
     cores = math.inf
     limits: list[int] = []
     free: list[int] = []
-    for folder in _group_folders(root or CGROUP_ROOT, membership or MEMBERSHIP):
+    for folder in _group_folders():
         # Version 2 of control groups, else version 1; "max" and -1 mean no limit.
         version_1 = [_text(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
         quota = (_text(folder / "cpu.max") or " ".join(version_1)).split()
@@ -155,13 +152,13 @@ def read_quota(root: Path | None = None, membership: Path | None = None) -> Quot
     return Quota(cores, min(limits), max(0, min(free)))
 
 
-def _group_folders(root: Path, membership: Path) -> Iterator[Path]:
+def _group_folders() -> Iterator[Path]:
     """The existing folders of the process's groups and their parents.
 
     Inside a container, the listed path is often the host's, and the container's own group is
     mounted at the root.
     """
-    for line in _text(membership).splitlines():
+    for line in _text(MEMBERSHIP).splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         # Version 1 mounts each controller under its name, or a pair such as cpu,cpuacct under both;
@@ -172,7 +169,7 @@ def _group_folders(root: Path, membership: Path) -> Iterator[Path]:
         steps = [step for step in path.split("/") if step and step != ".."]
         for mount in dict.fromkeys(mounts):
             for depth in range(len(steps), -1, -1):
-                folder = root.joinpath(mount, *steps[:depth])
+                folder = CGROUP_ROOT.joinpath(mount, *steps[:depth])
                 if folder.is_dir():
                     yield folder
 

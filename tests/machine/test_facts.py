@@ -80,11 +80,13 @@ UNLIMITED = {
         ({}, "", Quota()),
     ],
 )
-def test_quota(tmp_path, groups, membership, expected):
+def test_quota(tmp_path, monkeypatch, groups, membership, expected):
+    monkeypatch.setattr(facts, "CGROUP_ROOT", tmp_path / "cgroup")
+    monkeypatch.setattr(facts, "MEMBERSHIP", tmp_path / "membership")
     for folder, files in groups.items():
         write(tmp_path / "cgroup" / folder, **files)
     write(tmp_path, membership=membership)
-    assert read_quota(tmp_path / "cgroup", tmp_path / "membership") == expected
+    assert read_quota() == expected
 
 
 @pytest.fixture()
