@@ -32,35 +32,26 @@ from speakernet.terminal import MAX_NAMED
 logger = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass(eq=False)
 class TrainingLoader:
     """Iterates over the `Batch`es of the epoch set by `set_epoch`, from the position set by
     `load_state_dict`.
     """
 
-    def __init__(
-        self,
-        maker: CropMaker,
-        sampler: Sampler,
-        training: TrainingList,
-        options: DataOptions,
-        *,
-        device: torch.device,
-        augmenter: Augmenter | None = None,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        self.maker = maker
-        self.sampler = sampler
-        self.training = training
-        self.options = options
-        self.device = device
-        self.augmenter = augmenter
-        self.num_speakers = max(options.num_classes, len(training.speakers))
-        self.num_classes = self.num_speakers * len(sampler.voices)
-        self.utterances_per_speaker = sampler.unit
-        self.rank = rank
-        self.world_size = world_size
-        self._labels = np.asarray(sampler.labels)
+    maker: CropMaker
+    sampler: Sampler
+    training: TrainingList
+    options: DataOptions
+    device: torch.device
+    augmenter: Augmenter | None
+    rank: int
+    world_size: int
+
+    def __post_init__(self) -> None:
+        self.num_speakers = max(self.options.num_classes, len(self.training.speakers))
+        self.num_classes = self.num_speakers * len(self.sampler.voices)
+        self.utterances_per_speaker = self.sampler.unit
+        self._labels = np.asarray(self.sampler.labels)
         self._copies: deque[torch.cuda.Event] = deque()
         self._plan: EpochPlan | None = None
         self._counts: Counter[str] = Counter()

@@ -71,18 +71,16 @@ COUNTS = ("num_utterances", "num_samples", "num_skipped")
 HEADER_BYTES = len(describe_samples(0))
 
 
+@dataclass(eq=False)
 class PackInput(ABC):
     """Utterances in a fixed order, to be decoded one by one in threads."""
 
+    names: StringTable
+    description: str
+    speakers: StringTable | None = None
+
     part_of = ""
     """For a shard: the digest of the whole corpus's names, rate and number of shards."""
-
-    def __init__(
-        self, names: StringTable, description: str, speakers: StringTable | None = None
-    ) -> None:
-        self.names = names
-        self.description = description
-        self.speakers = speakers
 
     def items(self, rows: Iterable[int]) -> Iterator[tuple[int, bytes | None]]:
         """(row, content) for `decode`, rows ascending; content is None if `decode` reads it

@@ -22,7 +22,6 @@ MACHINE |= {"trains_on_cpu": False, "batch_bytes": 8 << 20, "free_shared_bytes":
         ({}, 12, "more than 12"),
         ({"cores": 1}, 0, "one core"),
         ({"cores": 16, "processes_on_machine": 8}, 1, "2 cores"),
-        ({"num_batches": 3}, 0, "3 batches"),
         ({"is_reading_free": True, "augments_in_workers": False}, 0, "one copy"),
         (
             {"is_reading_free": True, "augments_in_workers": False, "changes_speed": True},
@@ -30,7 +29,6 @@ MACHINE |= {"trains_on_cpu": False, "batch_bytes": 8 << 20, "free_shared_bytes":
             "speed",
         ),
         ({"trains_on_cpu": True, "cores": 2}, 1, "network"),
-        ({"is_spawned": True}, 4, "this platform"),
         ({"free_shared_bytes": 64 << 20}, 2, "--shm-size"),
     ],
 )
@@ -66,13 +64,10 @@ CHOICES = {
     [
         (choose_ram_corpus, {"switch": "auto"}, True),
         (choose_ram_corpus, {"switch": "auto", "is_compressed": False}, False),
-        (choose_ram_corpus, {"switch": "on", "is_packed": True}, False),
         (choose_device_resident, {"switch": "auto"}, True),
         (choose_device_resident, {"switch": "auto", "device_type": "cpu"}, False),
-        (choose_device_resident, {"switch": "on", "device_type": "cpu"}, True),
         (choose_device_banks, {"needs_corpus": True, "is_corpus_there": True}, True),
         (choose_device_banks, {"needs_corpus": True}, False),
-        (choose_device_banks, {"bank_bytes": 10}, False),
     ],
 )
 def test_choices(choose, changes, value):
@@ -107,9 +102,7 @@ def test_impossible_requests(choose, changes, word):
         (LoadingFacts(7, 8, False, False, True, True), "augment.device"),
         (LoadingFacts(2, 8, False, False, False, True), "num_workers from 2 to 7"),
         (LoadingFacts(7, 8, False, True, False, True), "decodes a file"),
-        (LoadingFacts(7, 8, False, False, False, True), "opens a file"),
         (LoadingFacts(1, 2, True, False, True, False), "busy augmenting"),
-        (LoadingFacts(1, 2, True, False, False, False), "all cores are busy"),
         (LoadingFacts(0, 8, True, False, False, True, is_on_disk=True), "faster disk"),
     ],
 )

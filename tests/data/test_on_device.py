@@ -11,8 +11,6 @@ from scipy.signal import resample_poly
 
 from speakernet.data.batches import (
     change_speed,
-    change_speeds,
-    most_samples_to_read,
     samples_to_read,
 )
 from speakernet.data.on_device import DeviceAudio
@@ -53,18 +51,3 @@ def test_speeds(factor, random):
     made = change_speed(torch.from_numpy(crops), factor, num_samples)
     assert made.shape == (3, num_samples)
     np.testing.assert_allclose(made.numpy(), expected, atol=2e-6, rtol=1e-5)
-
-
-def test_speeds_by_row(random):
-    factors = [Fraction(1), Fraction(9, 10), Fraction(11, 10)]
-    most = most_samples_to_read(factors, 500)
-    crops = torch.from_numpy(random.standard_normal((7, most)).astype(np.float32))
-    speeds = np.array([0, 2, 1, 1, 0, 2, 1])
-    made = change_speeds(crops, speeds, factors, 500)
-    for row, speed in enumerate(speeds):
-        alone = crops[row : row + 1, : samples_to_read(factors[speed], 500)]
-        torch.testing.assert_close(
-            made[row], change_speed(alone, factors[speed], 500)[0], atol=1e-6, rtol=1e-5
-        )
-    plain = change_speeds(crops, np.zeros(7, dtype=np.int64), factors, 500)
-    assert torch.equal(plain, crops[:, :500])

@@ -77,7 +77,6 @@ UNLIMITED = {
             "0::/../../elsewhere\nbroken line",
             Quota(),
         ),
-        ({}, "", Quota()),
     ],
 )
 def test_quota(tmp_path, monkeypatch, groups, membership, expected):
