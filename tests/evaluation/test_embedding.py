@@ -98,8 +98,7 @@ def test_crops(net, source, names, batch_size, frames):
         np.testing.assert_allclose(embedded[row], expected.numpy(), atol=1e-5)
 
 
-def test_long_recordings(net, source, names, monkeypatch, caplog):
-    caplog.set_level("INFO", logger="speakernet")
+def test_long_recordings(net, source, names, monkeypatch):
     whole = embed_utterances(net, source, names, EvaluationOptions(eval_frames=0))
     monkeypatch.setattr(windows, "LONG_SECONDS", 1.05)
     monkeypatch.setattr(windows, "WINDOW_SECONDS", 0.7)
@@ -117,7 +116,7 @@ def test_long_recordings(net, source, names, monkeypatch, caplog):
             for window in cuts
         ]
         np.testing.assert_allclose(found[row], np.mean(expected, axis=0), atol=1e-3)
-    assert num_long == 12 and f"{num_long} recordings" in caplog.text
+    assert num_long == 12
 
 
 def test_missing_utterances(net, source):
