@@ -95,7 +95,7 @@ def build_training_loader(
         # Threads read ahead what is not in memory.
         is_reading_free=is_flat,
         augments_in_workers=with_reading is not None,
-        changes_speed=changes_speed and len(voices) > 1,
+        changes_speed=changes_speed and any(speed != 1 for speed in voices.speeds),
         is_spawned=(start_method or workers.DEFAULT_START_METHOD) != "fork",
     )
     # If no copy follows, crops are made in the network's own type.

@@ -11,7 +11,7 @@ from speakernet.files import human_bytes
 from speakernet.options import Choice
 
 MIN_BATCHES_FOR_WORKERS = 8  # shorter epochs are over before workers have started up
-MAX_WORKERS = 12  # to begin with: if they compute, the training process itself is the limit
+MAX_WORKERS = 12  # with more, the training process itself is the limit
 MAX_SPAWNED_WORKERS = 4  # each imports torch again: seconds, and hundreds of megabytes
 PREFETCHED = 4
 MEMORY_SHARE = 0.5  # of the free memory, for corpora kept in memory

@@ -6,12 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from speakernet.data.augment.augmenter import Augmenter
-from speakernet.data.augment.banks import (
-    ClipBank,
-    RirBank,
-    device_responses,
-    noise_banks,
-)
+from speakernet.data.augment.banks import ClipBank, RirBank, device_responses, noise_banks
 from speakernet.data.augment.options import AugmentOptions
 from speakernet.data.lookup import LookupTable
 from speakernet.data.options import DataOptions
