@@ -23,12 +23,12 @@ it."""
 MAX_NAMED = 5
 
 
+@dataclass
 class Work:
     """The progress of this process, so that the log can say which rank hangs, and where."""
 
-    def __init__(self) -> None:
-        self.count = 0
-        self.name = "the start"
+    count: int = 0
+    name: str = "the start"
 
     def at(self, name: str) -> None:
         """Record the piece of work that starts now."""

@@ -186,9 +186,7 @@ MISTAKES = {
     "{a: {train_list: LIST, weight: 0}}": "weight is 0; expected a number above 0",
     "{a: {train_list: LIST}, b: {train_list: LIST}}": "a and b share",
     "{a: {train_list: LIST, weight: 1}, b: {train_list: TRIALS}}": "a weight for a",
-    "{a: {train_list: nowhere.txt}}": "nowhere.txt",
     "{a: {train_list: TRIALS}}": "trials.txt",
-    "{a: {train_list: LIST, train_path: /nowhere}}": "/nowhere",
     "{a/b: {train_list: LIST}}": "letters, digits",
     "{a: {train_list: LIST, wieght: 2}}": "did you mean 'weight'",
 }

@@ -102,14 +102,12 @@ def _index(root, **columns):
         (lambda root: _cut(root / "samples.npy"), r"samples\.npy: damaged"),
         (lambda root: (root / "samples.npy").unlink(), r"samples\.npy: there is no such file"),
         (lambda root: _cut(root / "index.npz"), r"index\.npz: the checksum"),
-        (lambda root: (root / "corpus.json").unlink(), r"corpus\.json"),
         (
             lambda root: _cut(root / "corpus.json"),
             r"corpus\.json: damaged .*expected the description",
         ),
         (lambda root: _edit(root / "corpus.json", version=99), r"format version 99"),
         (lambda root: _edit(root / "corpus.json", num_utterances=3), r"does not match corpus"),
-        (lambda root: _edit(root / "corpus.json", version=0), r"not the description"),
         (
             lambda root: _header(root / "samples.npy", b"{'descr': '<i2', ("),
             r"samples\.npy: damaged .*pack it again",
