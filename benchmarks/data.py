@@ -132,7 +132,7 @@ def write_noise(config: Config, folder: Path) -> None:
     channel.
     """
     sample_rate = config.data.sample_rate
-    for kind, bank in noise_banks(config.augment.noise_path, sample_rate).items():
+    for kind, bank in noise_banks(config.augment.noise_path, sample_rate, None).items():
         for clip in range(min(len(bank), MAX_CLIPS_OF_A_KIND)):
             path = folder / "musan" / CLASSIC_FOLDERS[kind] / "all" / "some" / f"{clip:04d}.wav"
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -56,6 +56,8 @@ def benchmark_config(
         "ram_corpus": ram_corpus,
         "device_resident": "off",
         "persistent_workers": True,
+        # With a cache, the benchmark's small corpus would come from memory.
+        "cache_megabytes": config.data.cache_megabytes if augment else 0,
     }
     mixing = {
         "enabled": augment,

@@ -257,7 +257,11 @@ def _reader(data: DataOptions, training: TrainingInput) -> sources.RowReader:
             num_threads=usable_cores(),
             show_progress=distributed.is_main(),
         )
-    return source.rows(training.rows.paths, table)
+    cache = None
+    # Plain files are already in the system's page cache; a second copy would waste memory.
+    if data.cache_megabytes and not table.all_plain:
+        cache = sources.AudioCache(data.cache_megabytes << 20)
+    return source.rows(training.rows.paths, table, cache)
 
 
 def _resolve_auto(

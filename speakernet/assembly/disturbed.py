@@ -17,6 +17,7 @@ from speakernet.assembly.inputs import Inputs
 from speakernet.checkpoint import write_checkpoint
 from speakernet.config import Config
 from speakernet.data.augment.banks import RirBank, device_responses, noise_banks
+from speakernet.data.sources import AudioCache
 from speakernet.evaluation import adaptation
 from speakernet.evaluation.embedding import Forward, embed_utterances
 from speakernet.evaluation.scoring import WHOLE
@@ -40,11 +41,15 @@ def build_sweep(config: Config) -> Callable[..., Any]:
     kinds = config.evaluation.sweep
     augment = config.augment
     rate = config.data.sample_rate
-    cache_bytes = config.data.cache_megabytes << 20
-    banks = noise_banks(augment.noise_path, rate) if "noise" in kinds and augment.noise_path else {}
+    cache = AudioCache(config.data.cache_megabytes << 20)
+    banks = (
+        noise_banks(augment.noise_path, rate, cache)
+        if "noise" in kinds and augment.noise_path
+        else {}
+    )
     wants_rirs = {"reverb", "distance"} & set(kinds) and augment.rir_path
     # Aligned regardless of the training style: shifting the speech is not reverberation.
-    rirs = RirBank(augment.rir_path, rate, cache_bytes, is_aligned=True) if wants_rirs else None
+    rirs = RirBank(augment.rir_path, rate, cache, is_aligned=True) if wants_rirs else None
     steps = sweep_steps(kinds, banks, rirs, sample_rate=rate, seed=config.runtime.seed)
     return functools.partial(run_sweep, steps)
 

@@ -31,7 +31,7 @@ from speakernet.data.lookup import COLUMNS, LONG_ROWS, LookupTable, mapped_list
 from speakernet.data.mixing import mixed
 from speakernet.data.options import DataOptions
 from speakernet.data.sampling import Sampler
-from speakernet.data.sources import AudioSource, RowReader
+from speakernet.data.sources import AudioCache, AudioSource, RowReader
 
 if TYPE_CHECKING:
     from speakernet.data.batches import CropMaker
@@ -184,13 +184,17 @@ class JoinedSource(AudioSource):
                 table.problems[int(rows[row])] = problem
         return table
 
-    def rows(self, names: StringTable, table: LookupTable) -> "JoinedRows":
+    def rows(
+        self, names: StringTable, table: LookupTable, cache: AudioCache | None = None
+    ) -> "JoinedRows":
         """See `AudioSource.rows`."""
         split = self._split(names)
         readers = []
         for number, source in enumerate(self.sources.values()):
             names = split.tables[number]
-            readers.append(source.rows(names, source.lookup_table(names)))
+            # One cache per corpus, since a cache is keyed by the corpus's own rows.
+            part = cache and AudioCache(cache.budget_bytes // len(self.sources))
+            readers.append(source.rows(names, source.lookup_table(names), part))
         return JoinedRows(split.owners, split.places, readers)
 
     def order(

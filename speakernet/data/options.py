@@ -137,7 +137,8 @@ class DataOptions(Options):
     """With on_bad_audio: skip, the share of unreadable utterances in an epoch above which the run
     stops."""
     cache_megabytes: Annotated[int, Ge(0), Le(10_000_000)] = 512
-    """Memory per process for decoded noise, and for RIRs."""
+    """Memory per process for decoded audio that is read repeatedly (noise, RIRs, short
+    utterances)."""
     ram_corpus: Switch = "auto"
     """Decode the training corpus once into shared memory as int16; auto: if it is compressed and
     fits into half of the free memory."""

@@ -34,6 +34,7 @@ from speakernet.data.sources import (
     CAN_READ_AT,
     INT16_SCALE,
     OPEN_FLAGS,
+    AudioCache,
     AudioSource,
     RowReader,
 )
@@ -492,7 +493,9 @@ class PackedSource(AudioSource):
             "modified_ns": np.where(is_here, self.index.checksums[rows], 0).astype(np.int64),
         }
 
-    def rows(self, names: StringTable, table: LookupTable) -> "PackedRows":
+    def rows(
+        self, names: StringTable, table: LookupTable, cache: AudioCache | None = None
+    ) -> "PackedRows":
         """See `AudioSource.rows`; nothing is decoded, so nothing is cached."""
         offsets, lengths = table.data_offsets, table.native_samples
         return DiskRows(self.root, self.samples, offsets, lengths, self.is_mapped)

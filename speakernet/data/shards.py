@@ -47,7 +47,7 @@ from speakernet.data.packed import (
 )
 from speakernet.data.packing import HEADER_BYTES
 from speakernet.data.sampling import Sampler
-from speakernet.data.sources import OPEN_FLAGS
+from speakernet.data.sources import OPEN_FLAGS, AudioCache
 from speakernet.data.stores import PARTIAL, ShardError, Store
 from speakernet.files import exclusive, hold_lock, human_bytes, parallel_map, sha256_of
 
@@ -288,7 +288,9 @@ class RemoteSource(PackedSource):
             "%s: %d shards, shuffled in blocks of %d utterances", self.root, len(sizes), buffer
         )
 
-    def rows(self, names: StringTable, table: LookupTable) -> "RemoteRows":
+    def rows(
+        self, names: StringTable, table: LookupTable, cache: AudioCache | None = None
+    ) -> "RemoteRows":
         """See `AudioSource.rows`."""
         offsets, lengths = table.data_offsets, table.native_samples
         return RemoteRows(self.root, self.samples, offsets, lengths, is_mapped=False)

@@ -7,9 +7,10 @@ a list in one call. `opening.open_source` returns the right source for a path.
 
 import itertools
 import os
+import threading
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -55,6 +56,49 @@ OPEN_FLAGS = os.O_RDONLY
 for _flag in ("O_BINARY", "O_CLOEXEC", "O_NONBLOCK"):
     OPEN_FLAGS |= getattr(os, _flag, 0)
 CAN_READ_AT = hasattr(os, "preadv")  # not on Windows
+
+
+@dataclass(eq=False)
+class AudioCache:
+    """Decoded audio by key within a byte budget; evicts the least recently used first. Thread-safe.
+
+    Each process has its own cache, so the budget is per worker.
+    """
+
+    budget_bytes: int
+    used_bytes: int = 0
+    _entries: OrderedDict[Hashable, ndarray] = field(default_factory=OrderedDict)
+    _lock: Any = field(default_factory=threading.Lock)
+
+    def admits(self, num_samples: int) -> bool:
+        """Whether float32 audio of that length may be kept: at most an eighth of the budget."""
+        return 0 < 4 * num_samples <= self.budget_bytes // 8
+
+    def get(self, key: Hashable) -> ndarray | None:
+        """The array, now the most recently used; None if it is not cached."""
+        with self._lock:
+            if key in self._entries:
+                self._entries.move_to_end(key)
+            return self._entries.get(key)
+
+    def put(self, key: Hashable, array: ndarray) -> None:
+        """Keep an array (read-only from then on) if it fits, and drop the least recently used
+        ones.
+        """
+        if array.nbytes > self.budget_bytes:
+            return
+        array.flags.writeable = False
+        with self._lock:
+            if (old := self._entries.pop(key, None)) is not None:
+                self.used_bytes -= old.nbytes
+            while self.used_bytes + array.nbytes > self.budget_bytes:
+                self.used_bytes -= self._entries.popitem(last=False)[1].nbytes
+            self._entries[key] = array
+            self.used_bytes += array.nbytes
+
+    def __reduce__(self) -> Any:
+        # A worker starts with an empty cache.
+        return AudioCache, (self.budget_bytes,)
 
 
 class AudioSource(ABC):
@@ -132,9 +176,11 @@ class AudioSource(ABC):
     @abstractmethod
     def _look_up(self, names: StringTable, num_threads: int) -> LookupTable: ...
 
-    def rows(self, names: StringTable, table: LookupTable) -> "RowReader":
-        """A reader of batches of rows of `names`. Sources that change recordings as a whole have
-        none.
+    def rows(
+        self, names: StringTable, table: LookupTable, cache: AudioCache | None = None
+    ) -> "RowReader":
+        """A reader of batches of rows of `names`; `cache` keeps short utterances that must be
+        decoded, by row. Sources that change recordings as a whole have none.
         """
         raise ValueError("training reads crops of whole recordings, not of changed ones")
 
@@ -153,7 +199,7 @@ class RowReader(ABC):
     """Fills batches with crops of rows of one list; cheap to send to worker processes."""
 
     counts: Mapping[str, int] = MappingProxyType({})
-    """Counts of a reader of files: changed files."""
+    """Counts of a reader of files: changed files, cache hits and misses."""
     is_remote = False
 
     @property
@@ -210,11 +256,9 @@ class RowReader(ABC):
             if not count:
                 return f"row {row}: the utterance has no samples"
             if count < len(target):
-                whole = target[:count]
-                if start:
-                    # Read again from its start, which is rare.
-                    whole = np.empty(start + count, dtype=target.dtype)
-                    self.read_row(row, 0, whole)
+                # Read again from its start, which is rare.
+                whole = np.empty(start + count, dtype=target.dtype)
+                self.read_row(row, 0, whole)
                 target[count:] = np.resize(whole, len(target) - count)
         except AudioError as error:
             return str(error)
@@ -278,9 +322,11 @@ class FolderSource(AudioSource):
             show_progress=self.show_progress,
         )
 
-    def rows(self, names: StringTable, table: LookupTable) -> "FolderRows":
+    def rows(
+        self, names: StringTable, table: LookupTable, cache: AudioCache | None = None
+    ) -> "FolderRows":
         """See `AudioSource.rows`."""
-        return FolderRows(self.root, self._files_of(names), table)
+        return FolderRows(self.root, self._files_of(names), table, cache)
 
 
 @dataclass(eq=False)
@@ -292,6 +338,7 @@ class FolderRows(RowReader):
     root: str
     names: StringTable
     table: LookupTable
+    cache: AudioCache | None = None
     counts: Counter[str] = field(default_factory=Counter)
 
     def fill(self, rows: ndarray, starts: ndarray, out: ndarray) -> dict[int, str]:
@@ -326,18 +373,31 @@ class FolderRows(RowReader):
         return problems
 
     def read_row(self, row: int, start: int, out: ndarray) -> int:
-        """See `RowReader.read_row`. Any format, rate and number of channels."""
-        # Nothing decoded is kept. Of a corpus that does not fit into memory (`RamRows`), a smaller
-        # cache hardly ever has the recording, and decoding whole ones for it took twice as long.
-        path = os.path.join(self.root, self.names[row])  # noqa: PTH118
-        rate = self.table.sample_rate
-        known = self.table.info(row)
-        with open_audio(path, known) as (file, info):
-            if (info.file_bytes, info.modified_ns) != (known.file_bytes, known.modified_ns):
-                self.counts["changed_files"] += 1
-                self.table.put(row, info)
-            if start >= info.num_samples_at(rate) > 0:
-                return 0
-            crop = crop_of_file(file, info, path, start, len(out), rate)
+        """See `RowReader.read_row`. Any format, rate and number of channels; short utterances are
+        cached.
+        """
+        cache = self.cache
+        whole = cache.get(row) if cache else None
+        if cache:
+            self.counts["cache_misses" if whole is None else "cache_hits"] += 1
+        if whole is None:
+            path = os.path.join(self.root, self.names[row])  # noqa: PTH118
+            rate = self.table.sample_rate
+            known = self.table.info(row)
+            with open_audio(path, known) as (file, info):
+                if (info.file_bytes, info.modified_ns) != (known.file_bytes, known.modified_ns):
+                    self.counts["changed_files"] += 1
+                    self.table.put(row, info)
+                total = info.num_samples_at(rate)
+                if start >= total > 0:
+                    return 0
+                # Plain samples are read at their offset; decoded audio is cached if it is short.
+                if cache and cache.admits(total) and not self.table.is_plain(row):
+                    whole = crop_of_file(file, info, path, 0, None, rate)
+                    cache.put(row, whole)
+                else:
+                    whole = crop_of_file(file, info, path, start, len(out), rate)
+                    start = 0
+        crop = whole[start : start + len(out)]
         out[: len(crop)] = to_int16(crop) if out.dtype == np.int16 else crop
         return len(crop)

@@ -37,6 +37,7 @@ from speakernet.data.augment.options import AugmentOptions
 from speakernet.data.on_device import DeviceAudio
 from speakernet.data.packed import RamRows
 from speakernet.data.packing import pack
+from speakernet.data.sources import AudioCache
 
 SAMPLES = 8000
 BATCH = 200
@@ -61,8 +62,10 @@ def folders(tmp_path_factory):
 
 
 def make(folders, **options):
-    rirs = RirBank(folders[1], 16000, 1 << 24, is_aligned=options.get("style") != "classic")
-    banks = noise_banks(folders[0], 16000)
+    rirs = RirBank(
+        folders[1], 16000, AudioCache(1 << 24), is_aligned=options.get("style") != "classic"
+    )
+    banks = noise_banks(folders[0], 16000, AudioCache(1 << 24))
     return Augmenter(banks, rirs, AugmentOptions(**options))
 
 
@@ -211,7 +214,7 @@ def test_processes_share_decoded_files(folders, tmp_path, monkeypatch, random):
 
 
 def test_category_without_files(folders):
-    banks = noise_banks(folders[0], 16000)
+    banks = noise_banks(folders[0], 16000, None)
     del banks["babble"]
     augmenter = Augmenter(banks, None, AugmentOptions())
     assert (augmenter.available, augmenter.missing) == (["music", "noise"], ["reverb", "babble"])
@@ -242,21 +245,21 @@ def test_telephone_band_and_codec(folders):
 def test_layouts_and_broken_files(tmp_path, caplog):
     (tmp_path / "empty").mkdir()
     with pytest.raises(AudioError, match=r"empty: none of 0 audio files.*music"):
-        noise_banks(tmp_path / "empty", 16000)
+        noise_banks(tmp_path / "empty", 16000, None)
     with pytest.raises(AudioError, match="none of 0 audio files"):
-        RirBank(tmp_path / "empty", 16000, is_aligned=True)
+        RirBank(tmp_path / "empty", 16000, None, is_aligned=True)
     root = tmp_path / "flat"
     write_audio(root / "a.wav", np.ones(100, dtype=np.float32) / 2, 16000)
     (root / "b.wav").write_bytes(b"")
-    banks = noise_banks(root, 16000)
+    banks = noise_banks(root, 16000, None)
     assert len(banks["noise"]) == 1
     assert "b.wav" in caplog.text and "count as noise" in caplog.text
     write_audio(root / "silent.wav", np.zeros(100, dtype=np.float32), 16000)
-    rirs = RirBank(root, 16000, is_aligned=True)
+    rirs = RirBank(root, 16000, None, is_aligned=True)
     assert list(rirs.names) == ["a.wav"] and "2 of 3 files left out" in caplog.text
     (root / "a.wav").unlink()
     with pytest.raises(AudioError, match=r"none of 2 audio files is usable.*b\.wav"):
-        RirBank(root, 16000, is_aligned=True)
+        RirBank(root, 16000, None, is_aligned=True)
 
 
 def test_damage_behind_the_header_is_found_first(tmp_path, caplog, random, monkeypatch):
@@ -269,10 +272,10 @@ def test_damage_behind_the_header_is_found_first(tmp_path, caplog, random, monke
     monkeypatch.setattr(banks_module, "MANY_FILES", 2)
     for _ in range(2):
         caplog.clear()
-        assert len(noise_banks(tmp_path, 16000)["noise"]) == 3
+        assert len(noise_banks(tmp_path, 16000, None)["noise"]) == 3
         assert "1 of 4 files left out" in caplog.text and "2.flac" in caplog.text
     (tmp_path / "noise" / "2.flac").write_bytes(whole)
-    assert len(noise_banks(tmp_path, 16000)["noise"]) == 4
+    assert len(noise_banks(tmp_path, 16000, None)["noise"]) == 4
 
 
 @pytest.mark.parametrize("in_memory", [False, True])
@@ -295,7 +298,7 @@ def test_mixers_for_hosts_and_devices(folders, random, style, in_memory):
 
 
 def test_babble_of_a_resident_corpus(folders, random):
-    banks = noise_banks(folders[0], 16000)
+    banks = noise_banks(folders[0], 16000, AudioCache(1 << 24))
     held = torch.from_numpy(random.integers(-3000, 3000, 90_000).astype(np.int16))
     corpus = RamRows(held, np.arange(0, 90_000, 6000), np.full(15, 6000), {})
     banks["babble"] = ClipBank(corpus, np.arange(2, 14), np.full(12, 6000))
@@ -325,7 +328,7 @@ def test_rirs(tmp_path, caplog):
         write_audio(tmp_path / name, right, 16000)
     response = "real_rirs_isotropic_noises/RVB2014_type1_rir_a.wav"
     write_audio(tmp_path / response, np.stack([left, right], axis=1), 16000)
-    rirs = RirBank(tmp_path, 16000, is_aligned=True)
+    rirs = RirBank(tmp_path, 16000, None, is_aligned=True)
     assert list(rirs.names) == [response] and "2 files skipped" in caplog.text
     taken = rirs.prepared(0)[:400]
     assert np.flatnonzero(taken).tolist() == [0, 50] and taken[50] / taken[0] == pytest.approx(

@@ -11,7 +11,7 @@ from speakernet.data.audio import AudioError, audio_info, write_audio
 from speakernet.data.lists import StringTable
 from speakernet.data.lookup import build_lookup_table
 from speakernet.data.opening import open_source
-from speakernet.data.sources import FolderSource
+from speakernet.data.sources import AudioCache, FolderSource
 
 
 @pytest.fixture()
@@ -28,10 +28,11 @@ def folder(tmp_path, random):
 NAMES = StringTable.from_strings(["plain.wav", "b.flac", "stereo.wav", "short.wav"])
 
 
+@pytest.mark.parametrize("cache", [None, AudioCache(1 << 20)])
 @pytest.mark.parametrize("dtype", [np.float32, np.int16])
-def test_rows(folder, dtype):
+def test_rows(folder, dtype, cache):
     source = FolderSource(folder, keep_lookup=False)
-    reader = source.rows(NAMES, source.lookup_table(NAMES))
+    reader = source.rows(NAMES, source.lookup_table(NAMES), cache)
     starts = np.array([0, 1234, 4000, 0])
     scale = 1 if dtype is np.float32 else 32768
     for _ in range(2):
@@ -42,6 +43,8 @@ def test_rows(folder, dtype):
             np.testing.assert_allclose(out[row], expected, atol=1e-6 if scale == 1 else 0.51)
         short = np.resize(source.read("short.wav"), 2000) * scale
         np.testing.assert_allclose(out[3], short, atol=1e-6 if scale == 1 else 0.51)
+    if cache:
+        assert reader.counts["cache_hits"] > 0
 
 
 def test_wrapping(folder):

@@ -237,8 +237,8 @@ def long_source(folder):
 
 @pytest.fixture(scope="module")
 def steps(folder):
-    banks = noise_banks(folder / "noise", RATE)
-    rooms = RirBank(folder / "rooms", RATE, is_aligned=True)
+    banks = noise_banks(folder / "noise", RATE, None)
+    rooms = RirBank(folder / "rooms", RATE, None, is_aligned=True)
     return sweep_steps(KINDS, banks, rooms, sample_rate=RATE)
 
 

@@ -9,12 +9,10 @@ import contextlib
 import functools
 import hashlib
 import logging
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +28,7 @@ from speakernet.data.packed import PackedRows, PackedSource, RamRows, is_packed
 from speakernet.data.sharing import shared_zeros
 from speakernet.data.sources import (
     INT16_SCALE,
+    AudioCache,
     AudioSource,
     FolderRows,
     FolderSource,
@@ -297,7 +296,9 @@ def _read_response(source: AudioSource, name: str) -> ndarray:
     return (samples / np.float32(np.sqrt(energy))).astype(np.float32)
 
 
-def noise_banks(root: str | Path, sample_rate: int) -> dict[str, ClipBank]:
+def noise_banks(
+    root: str | Path, sample_rate: int, cache: AudioCache | None
+) -> dict[str, ClipBank]:
     """Banks of MUSAN's kinds in a folder or packed corpus, by the folders noise, music and speech
     in the paths.
 
@@ -308,7 +309,8 @@ def noise_banks(root: str | Path, sample_rate: int) -> dict[str, ClipBank]:
     usable = files.usable_rows()
     table = files.source.lookup_table(files.names)
     lengths = np.asarray(table.num_samples, dtype=np.int64)
-    reader = files.source.rows(files.names, table)
+    # One reader for all kinds, because the cache is keyed by its rows.
+    reader = files.source.rows(files.names, table, cache)
     kinds = np.full(len(files.names), "", dtype=object)
     for row, name in enumerate(files.names):
         for folder in (Path(root).name, *reversed(name.split("/")[:-1])):
@@ -381,45 +383,6 @@ def _key_of(what: str, root: str, names: StringTable, table: LookupTable) -> str
     return f"{what} {digest.hexdigest()}"
 
 
-@dataclass(eq=False)
-class AudioCache:
-    """Decoded audio by key within a byte budget; evicts the least recently used first. Thread-safe.
-
-    Each process has its own cache, so the budget is per worker.
-    """
-
-    budget_bytes: int
-    used_bytes: int = 0
-    _entries: OrderedDict[Hashable, ndarray] = field(default_factory=OrderedDict)
-    _lock: Any = field(default_factory=threading.Lock)
-
-    def get(self, key: Hashable) -> ndarray | None:
-        """The array, now the most recently used; None if it is not cached."""
-        with self._lock:
-            if key in self._entries:
-                self._entries.move_to_end(key)
-            return self._entries.get(key)
-
-    def put(self, key: Hashable, array: ndarray) -> None:
-        """Keep an array (read-only from then on) if it fits, and drop the least recently used
-        ones.
-        """
-        if array.nbytes > self.budget_bytes:
-            return
-        array.flags.writeable = False
-        with self._lock:
-            if (old := self._entries.pop(key, None)) is not None:
-                self.used_bytes -= old.nbytes
-            while self.used_bytes + array.nbytes > self.budget_bytes:
-                self.used_bytes -= self._entries.popitem(last=False)[1].nbytes
-            self._entries[key] = array
-            self.used_bytes += array.nbytes
-
-    def __reduce__(self) -> Any:
-        # A worker starts with an empty cache.
-        return AudioCache, (self.budget_bytes,)
-
-
 class RirBank:
     """All RIRs (room impulse responses) below a folder, with their spectra at the requested
     lengths.
@@ -433,7 +396,7 @@ class RirBank:
         self,
         root: str | Path,
         sample_rate: int,
-        cache_bytes: int = 0,
+        cache: AudioCache | None = None,
         *,
         is_aligned: bool,
     ) -> None:
@@ -443,7 +406,7 @@ class RirBank:
         # The same table of names has its lookup table already.
         self.names = files.names.take(usable) if files.problems else files.names
         self.is_aligned = is_aligned
-        self.cache = AudioCache(cache_bytes)
+        self.cache = cache or AudioCache(0)
         self._kept: dict[str, ndarray] = {}
         if distributed.local_world_size() > 1 and isinstance(self.source, FolderSource):
             table = self.source.lookup_table(self.names)

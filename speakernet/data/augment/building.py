@@ -10,7 +10,7 @@ from speakernet.data.augment.banks import ClipBank, RirBank, device_responses, n
 from speakernet.data.augment.options import AugmentOptions
 from speakernet.data.lookup import LookupTable
 from speakernet.data.options import DataOptions
-from speakernet.data.sources import RowReader
+from speakernet.data.sources import AudioCache, RowReader
 from speakernet.distributed import refuse_differences
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,8 @@ def build_augmenter(
     sample_rate = data.sample_rate
     if not options.enabled:
         return None
-    banks = noise_banks(options.noise_path, sample_rate) if options.noise_path else {}
+    cache = AudioCache(data.cache_megabytes << 20)
+    banks = noise_banks(options.noise_path, sample_rate, cache) if options.noise_path else {}
     if banks and "babble" not in banks and "babble" in options.categories and not reader.is_remote:
         banks["babble"] = ClipBank(reader, eligible, table.num_samples[eligible])
         logger.info("the noise has no folder 'speech': babble is mixed from training utterances")
@@ -39,9 +40,7 @@ def build_augmenter(
     if options.rir_path:
         # The classic pipeline keeps the delay of the direct path, which shifts the speech in its
         # crop.
-        cache_bytes = data.cache_megabytes << 20
-        is_aligned = options.style == "ours"
-        rirs = RirBank(options.rir_path, sample_rate, cache_bytes, is_aligned=is_aligned)
+        rirs = RirBank(options.rir_path, sample_rate, cache, is_aligned=options.style == "ours")
     devices = None
     if options.microphone_path:
         devices = device_responses(options.microphone_path, sample_rate)
