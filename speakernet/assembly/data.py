@@ -120,7 +120,7 @@ def build_training_loader(
         if isinstance(running, batches.ResidentMaker):
             corpus = (running.reader, running.corpus)
         augmenter.move_to(device, corpus=corpus)
-    return TrainingLoader(
+    loader = TrainingLoader(
         running,
         sampler,
         training.rows,
@@ -130,6 +130,9 @@ def build_training_loader(
         rank=distributed.rank(),
         world_size=distributed.world_size(),
     )
+    if summary := training.source.summary(training.rows, loader.plan):
+        logger.info("corpora:\n%s", summary)
+    return loader
 
 
 def _refuse_augmenting_elsewhere(device: torch.device, *, is_there: bool) -> None:

@@ -10,7 +10,6 @@ import functools
 import hashlib
 import itertools
 import json
-import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,13 +29,11 @@ from speakernet.data.lists import (
 from speakernet.data.lookup import COLUMNS, LONG_ROWS, LookupTable, mapped_list
 from speakernet.data.mixing import mixed
 from speakernet.data.options import DataOptions
-from speakernet.data.sampling import Sampler
+from speakernet.data.sampling import EpochPlan, Sampler
 from speakernet.data.sources import AudioCache, AudioSource, RowReader
 
 if TYPE_CHECKING:
     from speakernet.data.batches import CropMaker
-
-logger = logging.getLogger(__name__)
 
 
 # Several corpora look like one: one list, one source, one numbering of speakers, so that nothing
@@ -129,6 +126,7 @@ class JoinedSource(AudioSource):
         self.is_remote = any(source.is_remote for source in sources.values())
         self._lists = lists
         self._options = options
+        self._samplers: dict[str, Sampler] = {}
 
     @property
     def identity(self) -> str:
@@ -208,7 +206,7 @@ class JoinedSource(AudioSource):
         )
         owners = of_speaker[sampler.labels[sampler.eligible]]
         parts = self._parts(np.bincount(owners, minlength=len(numbers)), size)
-        samplers = {}
+        self._samplers = {}
         for (name, source), part in zip(self.sources.items(), parts, strict=True):
             options = sampler.options.model_copy(update={"batch_size": part})
             try:
@@ -225,10 +223,8 @@ class JoinedSource(AudioSource):
                 ) from error
             # One stream: each process has its share of every batch.
             source.order(part_sampler, training, table, 1)
-            samplers[name] = part_sampler
-            utterances = len(part_sampler.eligible)
-            logger.info("%s: %d of %d in a batch, %d utterances", name, part, size, utterances)
-        sampler.in_parts = functools.partial(mixed, samplers)
+            self._samplers[name] = part_sampler
+        sampler.in_parts = functools.partial(mixed, self._samplers)
 
     def _parts(self, utterances: ndarray, batch_size: int) -> list[int]:
         """How many items of a batch each corpus gets, given its number of usable utterances."""
@@ -248,6 +244,20 @@ class JoinedSource(AudioSource):
                     "batch_size, or leave it out"
                 )
         return parts.tolist()
+
+    def summary(self, training: TrainingList, plan: EpochPlan) -> str:
+        """See `AudioSource.summary`: a line per corpus."""
+        speakers = Counter(speaker.partition("/")[0] for speaker in training.speakers)
+        lines = []
+        for name, sampler in self._samplers.items():
+            count = len(sampler.eligible)
+            drawn = plan.drawn[name]
+            lines.append(
+                f"{name}: {speakers[name]:,} speakers, {count:,} utterances, "
+                f"{sampler.batch_size:,} per batch, {drawn:,} per epoch "
+                f"({drawn / count:.2f} passes)"
+            )
+        return "\n".join(lines)
 
 
 @dataclass(eq=False)

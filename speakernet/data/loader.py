@@ -164,7 +164,8 @@ class TrainingLoader:
                 self.epoch + 1,
                 "\n  ".join(problems[:MAX_NAMED]),
             )
-        return {**counts, "left_out": self.plan.num_left_out}
+        drawn = {"drawn": dict(self.plan.drawn)} if self.plan.drawn else {}
+        return {**counts, **drawn, "left_out": self.plan.num_left_out}
 
     def close(self) -> None:
         """Stop the crop maker."""

@@ -93,7 +93,7 @@ def mixed(samplers: Mapping[str, Sampler], epoch: int) -> Parts:
             passes.append(again.astype(np.int64) + len(passes) * len(sampler.labels))
             count += len(again)
         orders[number] = np.concatenate(passes)[:needed]
-    return Parts(orders, np.cumsum(sizes) / sizes.sum(), is_spread=True)
+    return Parts(orders, np.cumsum(sizes) / sizes.sum(), tuple(samplers))
 
 
 def _units_of_pass(sampler: Sampler, epoch: int, number: int, repeat: int) -> np.ndarray:

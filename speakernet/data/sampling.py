@@ -10,8 +10,8 @@ import sys
 import zlib
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
@@ -84,18 +84,18 @@ class Parts:
     of a batch.
 
     >>> units = [np.arange(6)[:, None], np.arange(10, 13)[:, None]]
-    >>> parts = Parts(units, np.array([2 / 3, 1.0]), is_spread=True)
+    >>> parts = Parts(units, np.array([2 / 3, 1.0]), names=("a", "b"))
     >>> sizes = np.array([3, 3, 3, 3])
-    >>> parts.num_batches(sizes), parts.take(sizes[:3])[:, 0]
-    (3, array([ 0, 10,  1,  2, 11,  3,  4, 12,  5]))
+    >>> parts.num_batches(sizes), parts.take(sizes[:3])[:, 0], parts.drawn(sizes[:3])
+    (3, array([ 0, 10,  1,  2, 11,  3,  4, 12,  5]), {'a': 6, 'b': 3})
     """
 
     units: Sequence[ndarray]
     ends: ndarray
     """Where each part of a batch ends, as a share of the batch; the last one is 1."""
-    is_spread: bool = False
-    """Whether each part is spread over a batch; if not, parts follow each other in the order of the
-    ranks."""
+    names: Sequence[str] = ()
+    """Names of corpora, which are spread over a batch; if empty, parts follow each other in the
+    order of the ranks."""
 
     def __len__(self) -> int:
         return sum(map(len, self.units))
@@ -119,7 +119,7 @@ class Parts:
         """The units of batches of the given sizes, (units, utterances per unit)."""
         counts = self.counts(sizes).ravel()
         owners = np.repeat(np.tile(np.arange(len(self.units)), len(sizes)), counts)
-        if self.is_spread:
+        if self.names:
             # Spread evenly over the batch, so that every process gets its share of every corpus.
             order = (places_in_runs(counts) + 0.5) / np.repeat(counts, counts)
             owners = owners[np.lexsort((order, np.repeat(np.arange(len(sizes)), sizes)))]
@@ -128,6 +128,12 @@ class Parts:
             places = np.flatnonzero(owners == part)
             taken[places] = units[: len(places)]
         return taken
+
+    def drawn(self, sizes: ndarray, unit: int = 1) -> dict[str, int]:
+        """Utterances of each corpus in batches of the given sizes, with `unit` utterances per
+        unit.
+        """
+        return dict(zip(self.names, (unit * self.counts(sizes).sum(axis=0)).tolist(), strict=False))
 
 
 @dataclass
@@ -141,6 +147,8 @@ class EpochPlan:
     crop_frames: ndarray
     voices: ndarray
     num_left_out: int
+    drawn: Mapping[str, int] = field(default_factory=dict)
+    """Utterances of each corpus, if there are several."""
 
     def __len__(self) -> int:
         return len(self.crop_frames)
@@ -249,6 +257,7 @@ class Sampler(ABC):
             frames[:num_batches],
             np.repeat(voices, self.unit),
             len(self.eligible) - int(is_used.sum()),
+            parts.drawn(sizes, self.unit),
         )
 
     def limit_speakers(self, rows: ndarray) -> ndarray:

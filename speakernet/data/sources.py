@@ -5,6 +5,7 @@ through this file.
 a list in one call. `opening.open_source` returns the right source for a path.
 """
 
+import contextlib
 import itertools
 import os
 import threading
@@ -31,9 +32,10 @@ from speakernet.data.folders import UnicodeNames
 from speakernet.data.lists import ByTable, StringTable, TrainingList
 from speakernet.data.lookup import LookupTable, build_lookup_table, default_cache_folder
 from speakernet.files import is_address
+from speakernet.machine.facts import usable_memory_bytes
 
 if TYPE_CHECKING:
-    from speakernet.data.sampling import Sampler
+    from speakernet.data.sampling import EpochPlan, Sampler
 
 # How one crop is read. Nearly every crop of a training run comes from a plain file (16 bits, one
 # channel, at the corpus's rate), and the lookup table already says where its samples begin. So a
@@ -194,6 +196,10 @@ class AudioSource(ABC):
         """Give a sampler the order in which this source must be read; files have none."""
         return
 
+    def summary(self, training: TrainingList, plan: "EpochPlan") -> str:
+        """What an epoch draws from each of several corpora, for the log; else empty."""
+        return ""
+
 
 class RowReader(ABC):
     """Fills batches with crops of rows of one list; cheap to send to worker processes."""
@@ -340,6 +346,24 @@ class FolderRows(RowReader):
     table: LookupTable
     cache: AudioCache | None = None
     counts: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def is_on_disk(self) -> bool:
+        """See `RowReader.is_on_disk`."""
+        return CAN_READ_AT and int(self.table.file_bytes.sum()) > usable_memory_bytes()
+
+    def touch(self, rows: ndarray, starts: ndarray, counts: ndarray) -> None:
+        """See `RowReader.touch`. Of a file that has to be decoded or resampled, all is read."""
+        is_plain = self.table.is_plain(rows)
+        offsets = np.where(is_plain, self.table.data_offsets[rows] + 2 * starts, 0)
+        sizes = np.where(is_plain, 2 * counts, self.table.file_bytes[rows])
+        for row, offset, size in zip(rows.tolist(), offsets.tolist(), sizes.tolist(), strict=True):
+            with contextlib.suppress(OSError):
+                file = os.open(os.path.join(self.root, self.names[row]), OPEN_FLAGS)  # noqa: PTH118
+                try:
+                    os.pread(file, size, offset)
+                finally:
+                    os.close(file)
 
     def fill(self, rows: ndarray, starts: ndarray, out: ndarray) -> dict[int, str]:
         """See `RowReader.fill`. Whole crops of plain files (nearly all) are read here in one

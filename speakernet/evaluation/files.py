@@ -85,6 +85,7 @@ NOT_NUMBERS: dict[str, Any] = {
     "eer_interval_percent": list,
     "begun": (),
     "test_lists": dict,
+    "drawn": dict,
 }
 """Keys of a record whose values are not numbers -> their type; no file has `begun`."""
 MAP_SPEAKERS = 12

@@ -5,6 +5,7 @@ import pickle
 import shutil
 import threading
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from speakernet.assembly.inputs import Inputs
 from speakernet.config import Config
 from speakernet.config.schema import with_changes
 from speakernet.corpora.pack_inputs import FolderInput
-from speakernet.data import packed
+from speakernet.data import packed, sources
 from speakernet.data.audio import AudioError, write_audio
 from speakernet.data.batches import BatchMaker, BatchRequest
 from speakernet.data.lists import StringTable
@@ -123,3 +124,38 @@ def test_automatic_choice(corpora, monkeypatch, caplog):
     for left, right in zip(fits, ahead, strict=True):
         assert torch.equal(left.waveforms, right.waveforms)
         assert torch.equal(left.labels, right.labels)
+
+
+def test_folders(corpora, monkeypatch):
+    """A folder of files larger than memory is read ahead too: the crops of the next batches, of all
+    files of a list, also of one that has to be resampled and of one that vanished.
+    """
+    audio = shutil.copytree(corpora / "audio", corpora / "more")
+    write_audio(audio / NAMES[0], 0.1 * np.ones(4000), sample_rate=8000)
+    fits = loader_of(corpora, "more")
+    assert isinstance(fits.maker, BatchMaker)
+    monkeypatch.setattr(sources, "usable_memory_bytes", lambda: 1000)
+    ahead = loader_of(corpora, "more")
+    assert isinstance(ahead.maker, ReadAhead)
+    reads = []
+    read = sources.os.pread
+
+    def noted(file, size, offset):
+        samples = read(file, size, offset)
+        reads.append((str(Path(f"/proc/self/fd/{file}").readlink()), len(samples), offset))
+        return samples
+
+    monkeypatch.setattr(sources.os, "pread", noted)
+    for left, right in zip(fits, ahead, strict=True):
+        assert torch.equal(left.waveforms, right.waveforms)
+    # Twelve utterances in batches of four; the first batch is read by the maker itself.
+    assert len(reads) == 8
+    size = 10 * 160 + 240
+    for path, num_bytes, offset in reads:
+        whole = (audio / NAMES[0]).samefile(path)
+        assert offset == 0 if whole else offset >= 44
+        assert num_bytes <= (Path(path).stat().st_size if whole else 2 * size)
+    rows = np.array([3, 4])
+    (audio / NAMES[3]).unlink()
+    ahead.maker.reader.touch(rows, np.array([0, 0]), np.array([800, 800]))
+    assert len(reads) == 9

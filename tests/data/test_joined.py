@@ -2,6 +2,7 @@
 resuming, mistakes.
 """
 
+import json
 import shutil
 
 import numpy as np
@@ -54,7 +55,7 @@ def sampler_of(kind, sizes, speakers, size, *, weights=None, **options):
     )
     source = JoinedSource({name: FolderSource(name) for name in names}, {}, data)
     source.order(sampler, listed, None, 1)
-    return sampler
+    return sampler, source, listed
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ def sampler_of(kind, sizes, speakers, size, *, weights=None, **options):
     ],
 )
 def test_shares_of_a_batch(options, parts):
-    sampler = sampler_of(ShuffledSampler, [900, 100], [30, 10], 20, **options)
+    sampler, source, listed = sampler_of(ShuffledSampler, [900, 100], [30, 10], 20, **options)
     plans = [sampler.epoch(number) for number in (0, 0, 1)]
     assert np.array_equal(plans[0].rows, plans[1].rows) and not np.array_equal(
         plans[0].rows, plans[2].rows
@@ -78,6 +79,7 @@ def test_shares_of_a_batch(options, parts):
         assert len(plan) == 50 and len(np.unique(plan.rows)) == len(plan.rows) == 1000
         is_second = plan.rows % 1000 >= 900
         assert is_second.reshape(50, 20).sum(1).tolist() == 50 * parts[1:]
+        assert plan.drawn == {"a": 50 * parts[0], "b": 50 * parts[1]}
         # A corpus drawn more often than it has utterances repeats each of them equally often, or
         # once more.
         times = np.bincount(plan.rows % 1000, minlength=1000)
@@ -86,11 +88,14 @@ def test_shares_of_a_batch(options, parts):
             mine = [is_second[rank_share(plan, batch, 1, rank, 2)].sum() for batch in range(50)]
             assert {*mine} <= {parts[1] // 2, -(-parts[1] // 2)}
     assert plan.num_left_out == (times == 0).sum()
+    line = source.summary(listed, plan).splitlines()[1]
+    drawn = f"{parts[1]} per batch, {50 * parts[1]:,} per epoch ({parts[1] / 2:.2f} passes)"
+    assert line == f"b: 10 speakers, 100 utterances, {drawn}"
 
 
 @pytest.mark.parametrize("weights", [[1, 1], [1, 3]])
 def test_groups(weights):
-    sampler = sampler_of(
+    sampler, *_ = sampler_of(
         BalancedSampler, [600, 90], [60, 9], 8, weights=weights, utterances_per_speaker=2
     )
     plan = sampler.epoch(0)
@@ -179,6 +184,28 @@ def test_folder_beside_a_packed_corpus(tiny_corpus, corpora, where):
             places = np.flatnonzero(found[:whole] == crop[0])
             assert any(np.array_equal(found[at : at + 100], crop[:100]) for at in places.tolist())
             assert label % half == alone.training.labels[row % count]
+
+
+@pytest.mark.slow
+def test_report(tiny_corpus, corpora, tmp_path, caplog):
+    caplog.set_level("INFO")
+    unset = {"validation_speakers": 2, "train_list": "", "train_path": ""}
+    changes = {"data": options_of(tiny_corpus, corpora, **unset)}
+    changes["training"] = {"max_epochs": 2, "test_interval": 2}
+    changes["evaluation"] = {"subtract_mean": True, "score_norm": "as"}
+    recipe = write_recipe(tmp_path / "run.yaml", tiny_corpus, run := tmp_path / "run", changes)
+    assert main(["train", "--config", str(recipe)]) == 0
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    drawn = [record["drawn"] for record in records if record["kind"] == "epoch"]
+    assert len(drawn) == 2
+    assert all(epoch["other"] == 3 * epoch["files"] > 0 for epoch in drawn)
+    assert "per batch" in caplog.text
+    page = (run / "report.html").read_text()
+    assert (
+        f"{drawn[0]['other'] + drawn[1]['other']:,}" in page
+        and "75.00 %" in page
+        and "files + other" in page
+    )
 
 
 MISTAKES = {
