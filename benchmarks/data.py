@@ -16,8 +16,7 @@ import numpy as np
 from speakernet.config.schema import Config
 from speakernet.corpora.pack_inputs import FolderInput
 from speakernet.data.audio import read_audio, to_int16, write_audio
-from speakernet.data.augment.banks import noise_banks
-from speakernet.data.folders import find_recordings
+from speakernet.data.augment.banks import find_audio_files, noise_banks
 from speakernet.data.lists import StringTable, read_training_list, write_training_list
 from speakernet.data.opening import open_source
 from speakernet.data.packing import PackInput, pack
@@ -137,7 +136,7 @@ def write_noise(config: Config, folder: Path) -> None:
             path = folder / "musan" / CLASSIC_FOLDERS[kind] / "all" / "some" / f"{clip:04d}.wav"
             path.parent.mkdir(parents=True, exist_ok=True)
             write_audio(path, bank.read_whole(clip) / 2**15, sample_rate)
-    names = find_recordings(config.augment.rir_path)
+    names = find_audio_files(config.augment.rir_path)
     # At regular intervals, because names are sorted by room.
     for number, name in enumerate(names[:: max(1, len(names) // MAX_ROOMS)]):
         path = folder / "rirs" / "rooms" / "some" / f"{number:04d}.wav"

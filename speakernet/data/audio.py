@@ -424,9 +424,14 @@ def finish_frames(frames: ndarray, name: str | Path, channel: int | None = None)
     """
     # Comparisons with NaN are false.
     if not (frames.max() <= LOUDEST_SAMPLE and frames.min() >= -LOUDEST_SAMPLE):
+        loudest = np.abs(frames).max()
+        if not np.isfinite(loudest):
+            raise AudioError(
+                f"{name}: holds NaN or infinite samples; convert it again from its source"
+            )
         raise AudioError(
-            f"{name}: samples up to {np.abs(frames).max():.6g}; expected floating point in -1..1 "
-            "(divide int16 values by 32768; convert a file with NaN again from its source)"
+            f"{name}: samples up to {loudest:.6g}; expected floating point in -1..1 (divide int16 "
+            "values by 32768)"
         )
     if channel is None and frames.shape[1] > 1:
         return np.ascontiguousarray(frames.mean(axis=1, dtype=np.float32))

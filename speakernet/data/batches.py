@@ -7,6 +7,7 @@ is keyed by (seed, epoch, row).
 """
 
 import functools
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -69,6 +70,7 @@ class BatchReport:
     counts: Counter[str] = field(default_factory=Counter)
     # As text: an exception from a worker would arrive with the worker's traceback.
     error: str = ""
+    read_seconds: float = 0.0
 
 
 Made = tuple[BatchRequest, Tensor, BatchReport]
@@ -210,6 +212,7 @@ class BatchMaker(CropMaker):
         # share.
         before = Counter(self.reader.counts)
         report = BatchReport(request.rows % len(self.lengths))
+        begin = time.perf_counter()
         if self.changes_speed and any(speed != 1 for speed in self.speeds):
             most = most_samples_to_read(self.speeds, request.num_samples)
             crops = np.empty((len(out), most), dtype=np.float32)
@@ -220,6 +223,7 @@ class BatchMaker(CropMaker):
             out[:] = to_int16(changed) if out.dtype == np.int16 else changed
         else:
             self._read_or_replace(request, report, out)
+        report.read_seconds = time.perf_counter() - begin
         if self.augmenter is not None:
             made = self.augmenter(torch.from_numpy(out), epoch=request.epoch, rows=request.rows)
             if made.data_ptr() != out.ctypes.data:

@@ -5,6 +5,7 @@ Pure functions of facts about machine and corpus, which the caller passes in; th
 reasons.
 """
 
+import math
 from dataclasses import dataclass
 
 from speakernet.files import human_bytes
@@ -15,17 +16,20 @@ MAX_WORKERS = 12  # with more, the training process itself is the limit
 MAX_SPAWNED_WORKERS = 4  # each imports torch again: seconds, and hundreds of megabytes
 PREFETCHED = 4
 MEMORY_SHARE = 0.5  # of the free memory, for corpora kept in memory
-# Changing the speed of a two-second crop takes 0.2 to 0.25 ms of a core, and no GPU trains on more
-# than 10,000 crops a second: further workers would wait.
-MAX_SPEED_WORKERS = 3
+# For a two-second crop, measured on one core: 0.20 to 0.25 ms to change its speed, 0.03 ms to pass
+# it to a process.
+SPEED_MILLISECONDS = 0.25
+HANDOVER_MILLISECONDS = 0.05
+MAX_CROPS_PER_SECOND = 10_000  # more than one GPU trains on, so further workers would wait
 ADVISED_SHARE = 0.10  # of the time spent waiting for data, above which a change is worthwhile
+SLOW_DISK_BYTES_A_SECOND = 100e6
 
 
 # Why not simply one worker for each core. A worker that only copies memory costs more than it
 # gives, since its batch has to be handed over; more workers than crops can be used wait; and each
 # takes memory for its batches. So every limit is a number with its reason, and the smallest one is
 # what the log shows. The rates are from one machine: if they are wrong elsewhere, training waits,
-# and `data_wait_advice` says what to raise.
+# and `Workers` notices that.
 def choose_num_workers(
     *,
     cores: int,
@@ -37,7 +41,7 @@ def choose_num_workers(
     free_shared_bytes: int,
     processes_on_machine: int = 1,
     is_spawned: bool = False,
-    changes_speed: bool = False,
+    changed_share: float = 0.0,
 ) -> Choice[int]:
     """How many loader processes to start."""
     share = max(1, cores // processes_on_machine)
@@ -49,8 +53,9 @@ def choose_num_workers(
         return Choice(
             0, f"an epoch of {num_batches} batches is over before workers have started up"
         )
+    milliseconds = changed_share * SPEED_MILLISECONDS
     is_copy = is_reading_free and not augments_in_workers
-    if is_copy and not changes_speed:
+    if is_copy and milliseconds <= HANDOVER_MILLISECONDS:
         return Choice(
             0, "reading a crop is one copy in memory: passing it between processes would cost more"
         )
@@ -70,7 +75,8 @@ def choose_num_workers(
     else:
         limits.append((share - 1, f"{share} cores, one of them for training"))
     if is_copy:
-        limits.append((MAX_SPEED_WORKERS, "changing speed keeps no more of them busy"))
+        useful = math.ceil(milliseconds * MAX_CROPS_PER_SECOND / 1000)
+        limits.append((useful, f"changing speed takes about {milliseconds:.1f} ms per crop"))
     if is_spawned:
         limits.append(
             (MAX_SPAWNED_WORKERS, "each worker imports everything again on this platform")
@@ -175,6 +181,8 @@ class LoadingFacts:
     """Whether files must be decoded."""
     augments_on_cpu: bool
     has_gpu: bool
+    read_bytes_a_second: float = 0.0
+    """0 if not measured."""
     is_on_disk: bool = False
     """Whether the packed corpus is larger than memory."""
     needs_cpu: bool = False
@@ -189,9 +197,16 @@ def data_wait_advice(wait_share: float, facts: LoadingFacts) -> str:
     """
     if wait_share <= ADVISED_SHARE:
         return ""
+    speed = facts.read_bytes_a_second
     more = facts.cores - 1  # one core is left for the training process itself
-    # From the cheapest to the most expensive.
-    if facts.augments_on_cpu and facts.has_gpu and not facts.needs_cpu:
+    # A slow disk comes first, because it limits all else; the rest is ordered from the cheapest to
+    # the most expensive.
+    if 0 < speed < SLOW_DISK_BYTES_A_SECOND and not facts.is_packed:
+        advice = (
+            f"the disk reads {speed / 1e6:.0f} MB/s; pack the corpus onto a faster one (speakernet "
+            "pack)"
+        )
+    elif facts.augments_on_cpu and facts.has_gpu and not facts.needs_cpu:
         # Costs nothing: the GPU is idle while it waits.
         advice = "let the GPU augment (augment.device: auto)"
     elif facts.is_on_disk and not facts.augments_on_cpu:

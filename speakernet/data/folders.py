@@ -45,11 +45,14 @@ class LeftOut:
         self.first.setdefault(kind, name)
 
     def __str__(self) -> str:
-        """The most frequent kinds; empty if nothing was left out."""
-        return ", ".join(
-            f"{number:,} {kind} (first: {self.first[kind]})"
-            for kind, number in self.counts.most_common(NAMED_KINDS)
-        )
+        """All kinds, the most frequent first; empty if nothing was left out."""
+        kinds = self.counts.most_common()
+        shown = [
+            f"{number:,} {kind} (first: {self.first[kind]})" for kind, number in kinds[:NAMED_KINDS]
+        ]
+        if len(kinds) > NAMED_KINDS:
+            shown.append(f"{sum(number for _, number in kinds[NAMED_KINDS:]):,} of other kinds")
+        return ", ".join(shown)
 
     def log(self, root: str | Path) -> None:
         """Log what was left out of `root`, if anything."""

@@ -652,6 +652,12 @@ def with_models(
             f"{trials.source}: {len(unknown):,} of {len(sides):,} enrolment names have no "
             f"recordings in {path}, such as {unknown[0]!r}; add lines 'model recording' for them"
         )
+    both_sides = np.intersect1d(sides, trials.test).tolist()
+    if both_sides:
+        raise ListError(
+            f"{trials.source}: {names[both_sides[0]].decode()!r} is a model of {path} and also a "
+            "test; expected recordings as tests"
+        )
     enrolled = set(sides)
     known = numbers()
     rows = array("q")
@@ -714,15 +720,15 @@ def write_trials(path: str | Path, rows: Iterable[tuple[int | None, str, str]]) 
             file.write(separator.join(fields) + "\n")
 
 
-# Name, trials and MD5, from the corpus's own page,
+# Name, trials, targets and MD5, from the corpus's own page,
 # http://www.robots.ox.ac.uk/~vgg/data/voxceleb/.
 PUBLISHED = (
-    ("VoxCeleb1-O, original", 37720, "29fc7cc1c5d59f0816dc15d6e8be60f7"),
-    ("VoxCeleb1-O, cleaned", 37611, "b73110731c9223c1461fe49cb48dddfc"),
-    ("VoxCeleb1-E, original", 581480, "b9ecf7aa49d4b656aa927a8092844e4a"),
-    ("VoxCeleb1-E, cleaned", 579818, "a53e059deb562ffcfc092bf5d90d9f3a"),
-    ("VoxCeleb1-H, original", 552536, "21c341b6b2168eea2634df0fb4b8fff1"),
-    ("VoxCeleb1-H, cleaned", 550894, "857790e09d579a68eb2e339a090343c8"),
+    ("VoxCeleb1-O, original", 37720, 18860, "29fc7cc1c5d59f0816dc15d6e8be60f7"),
+    ("VoxCeleb1-O, cleaned", 37611, 18802, "b73110731c9223c1461fe49cb48dddfc"),
+    ("VoxCeleb1-E, original", 581480, 290743, "b9ecf7aa49d4b656aa927a8092844e4a"),
+    ("VoxCeleb1-E, cleaned", 579818, 289921, "a53e059deb562ffcfc092bf5d90d9f3a"),
+    ("VoxCeleb1-H, original", 552536, 276270, "21c341b6b2168eea2634df0fb4b8fff1"),
+    ("VoxCeleb1-H, cleaned", 550894, 275488, "857790e09d579a68eb2e339a090343c8"),
 )
 VOXCELEB_NAME = re.compile(r"(?:.*/)?(id1\d{4}/[\w-]{11}/\d{5})(?:\.\w+)?")
 """Speaker, video and clip of a VoxCeleb1 utterance, in any folder and with any suffix."""
@@ -736,13 +742,12 @@ def identify_trials(trials: TrialList) -> str:
     does not show which one it is. A list is identified by the MD5 of the published file, or as a
     likely match by its counts and names.
     """
-    sizes = [num_trials for _, num_trials, _ in PUBLISHED]
+    sizes = [num_trials for _, num_trials, _, _ in PUBLISHED]
     if len(trials) not in sizes:
         return ""
     place = sizes.index(len(trials))
-    name, _, md5 = PUBLISHED[place]
-    # Original and cleaned lists alternate in the table.
-    other, num_others, _ = PUBLISHED[place ^ 1]
+    name, _, num_targets, md5 = PUBLISHED[place]
+    other, num_others, _, _ = PUBLISHED[place ^ 1]
     size = f"{len(trials):,} trials"
     confused = (
         f"often confused with {other} ({num_others:,} trials); their error rates must not "
@@ -750,8 +755,13 @@ def identify_trials(trials: TrialList) -> str:
     )
     if Path(trials.source).is_file() and digest_of(trials.source, "md5") == md5:
         return f"this is {name}, {size}, as published; {confused}"
-    if not all(map(VOXCELEB_NAME.fullmatch, trials.names)):
-        return f"as many trials as {name} ({size}), but without VoxCeleb1's names"
+    problem = ""
+    if trials.labels is not None and np.count_nonzero(trials.labels) != num_targets:
+        problem = "a different number of targets"
+    elif not all(map(VOXCELEB_NAME.fullmatch, trials.names)):
+        problem = "without VoxCeleb1's names"
+    if problem:
+        return f"as many trials as {name} ({size}), but {problem}: not the published list"
     return (
         f"most likely {name}: {size} and VoxCeleb1's names, but not the published file; {confused}"
     )

@@ -67,6 +67,8 @@ class TrainingLoader:
             self._plan = None
         self.epoch = epoch
         self.batch = 0
+        self._read_bytes = 0
+        self._read_seconds = 0.0
         self._counts.clear()
         self._problems.clear()
 
@@ -87,6 +89,8 @@ class TrainingLoader:
         for batch, report in batches:
             self._count_problems(report.problems)
             self._counts.update(report.counts)
+            self._read_seconds += report.read_seconds
+            self._read_bytes += 2 * batch.waveforms.numel()
             self.batch += 1
             yield batch
 
@@ -122,6 +126,7 @@ class TrainingLoader:
             "epoch": self.epoch,
             "batch": self.batch,
             "batches": len(self.plan),
+            "processes": self.world_size,
             "checksum": self.plan.checksum ^ self.identity["training_list"],
             "counts": dict(self._counts),
             "problems": list(self._problems),
@@ -131,10 +136,17 @@ class TrainingLoader:
         """Resume in the saved epoch after the saved number of batches."""
         self.set_epoch(int(state["epoch"]))
         if state["checksum"] != self.plan.checksum ^ self.identity["training_list"]:
+            processes = state.get("processes", self.world_size)
+            reason = "the batch size, the sampler, the seed"
+            if processes != self.world_size:
+                reason = (
+                    f"the number of processes (from {processes} to {self.world_size}; "
+                    "streamed corpora depend on it)"
+                )
             raise ValueError(
                 f"{state['batch']} of {state['batches']} batches were done, but the epoch now "
-                f"consists of {len(self)} different batches: the batch size, the sampler, the "
-                "seed, the training list or, if it is streamed, the number of processes has changed"
+                f"consists of {len(self)} different batches: {reason} or the training list has "
+                "changed"
             )
         self.batch = int(state["batch"])
         if self.rank == 0:
@@ -145,6 +157,12 @@ class TrainingLoader:
     def file_names(self, indices: Tensor | np.ndarray) -> list[str]:
         """The paths of some rows, as in the list."""
         return [self.training.paths[int(row)] for row in indices]
+
+    def read_bytes_a_second(self) -> float:
+        """Speed at which one reader (a worker, or this process) read 16-bit samples in this epoch;
+        0 if unknown.
+        """
+        return self._read_bytes / self._read_seconds if self._read_seconds else 0.0
 
     def epoch_report(self) -> dict[str, Any]:
         """Counts of the epoch: utterances replaced, files that changed, cache hits, utterances left

@@ -110,11 +110,16 @@ def open_source(
     # A half-written corpus is not a folder of files either: opening it here raises the error.
     if is_packed(root) or (not path.exists() and partial_of(root).exists()):
         return PackedSource(root, sample_rate)
-    if not path.is_dir():
+    if path.exists() and not path.is_dir():
+        raise AudioError(
+            f"{root}: expected a folder of audio files or a packed corpus, found a file. Archives "
+            "and lists of other toolkits are not read in place: `speakernet pack CORPUS --source "
+            f"{root} --write-list LIST` makes a packed corpus of them"
+        )
+    if not path.exists():
         raise AudioError(
             f"{root}: no such folder or packed corpus; give the folder that the list's paths are "
-            "relative to. Archives and lists of other toolkits are not read in place: `speakernet "
-            f"pack CORPUS --source {root} --write-list LIST` makes a packed corpus of them"
+            "relative to"
         )
     if is_kaldi(root):
         return KaldiSource(root, sample_rate, **options)

@@ -156,13 +156,22 @@ class DataOptions(Options):
     free."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Conflicting training lists, weights or validation, and bounds that leave nothing."""
+        """Conflicting training lists, weights or validation, a corpus given twice, and bounds that
+        leave nothing.
+        """
         names = ", ".join(self.corpora)
         if self.corpora and (self.train_list or self.train_path):
             yield (
                 "corpora",
                 f"{names} together with train_list: {self.train_list or self.train_path}; give "
                 "only one of them (train_list: '' and train_path: '' unset the other)",
+            )
+        places = {(corpus.train_list, corpus.train_path) for corpus in self.corpora.values()}
+        if len(places) < len(self.corpora):
+            yield (
+                "corpora",
+                f"{names}, two of them with the same train_list and train_path; expected different "
+                "corpora, because each speaker would become two classes",
             )
         weighted = [name for name, corpus in self.corpora.items() if corpus.weight != "auto"]
         if weighted and (len(weighted) < len(self.corpora) or self.corpora_temperature != 1):

@@ -28,7 +28,7 @@ from pydantic import BaseModel, Field
 from speakernet.data.audio import SAMPLE_RATE, AudioError
 from speakernet.data.lists import NameIndex, StringTable, normal_names
 from speakernet.data.lookup import COLUMNS, LONG_ROWS, PCM_S16, LookupTable, mapped
-from speakernet.data.parts import PART_NAME, parts_in
+from speakernet.data.parts import PART_NAME, list_parts, missing_parts, parts_in
 from speakernet.data.sharing import shared_array, shared_zeros
 from speakernet.data.sources import (
     CAN_READ_AT,
@@ -235,10 +235,7 @@ def read_description(root: Path) -> Description:
     if root.name.endswith(PARTIAL_SUFFIX) or (not root.exists() and partial_of(root).exists()):
         raise PackedError(f"{root}: packing was not finished; run the same `speakernet pack` again")
     if not path.is_file():
-        raise PackedError(
-            f"{root}: not a packed corpus, or an incomplete one (no {DESCRIPTION}); run "
-            "`speakernet pack`, with --merge if all its parts are there"
-        )
+        raise PackedError(f"{root}: {_reason_without_description(root)}")
     expected = f"the description of a {FORMAT_NAME}; copy or pack it again"
     with reading(path, expected, PackedError), open_text(path) as file:
         description = Description.model_validate_json(file.read())
@@ -251,6 +248,19 @@ def read_description(root: Path) -> Description:
     if description.version != newest:
         raise _damaged(path, f"not the description of a {FORMAT_NAME} of version {newest}")
     return description
+
+
+def _reason_without_description(root: Path) -> str:
+    shards = parts_in(root)
+    if not shards:
+        return (
+            f"not a packed corpus, or an incomplete one (no {DESCRIPTION}); make it with "
+            "`speakernet pack`"
+        )
+    problem = "packing was not finished (speakernet pack): "
+    if missing := missing_parts(shards, root):
+        return problem + f"the parts {list_parts(missing)} are missing; run it with --part for each"
+    return problem + "run it with --merge"
 
 
 def read_index(root: str | Path) -> PackedIndex:

@@ -48,6 +48,14 @@ class Voices:
     def __len__(self) -> int:
         return len(self.speeds)
 
+    @property
+    def share_at_other_speeds(self) -> float:
+        """The average share of utterances that are played faster or slower."""
+        changed = sum(speed != 1 for speed in self.speeds)
+        if self.real_share is None or len(self) == 1:
+            return changed / len(self)
+        return (1 - self.real_share) * changed / (len(self) - 1)
+
     def classes_of(self, labels: ndarray, voices: ndarray, num_speakers: int) -> ndarray:
         """Classes of speakers (labels) in voices, int64 (utterances,); those of voice n follow
         those of voice n - 1.

@@ -18,6 +18,9 @@ from speakernet.terminal import MAX_NAMED
 
 logger = logging.getLogger(__name__)
 
+EXPECTED_SHARE = 0.02
+"""Share of recordings without speech from which on it is a warning."""
+
 # Several lists share a source, and finding speech costs far more than reading. Weak, so that what
 # was found goes with the source.
 _sources: "weakref.WeakKeyDictionary[AudioSource, SpokenSource]" = weakref.WeakKeyDictionary()
@@ -87,7 +90,10 @@ class SpokenSource(AudioSource):
             else:
                 without.append(names[row])
         if without:
-            logger.warning(
+            # A few recordings of a long list may well be empty.
+            is_usual = len(without) < EXPECTED_SHARE * len(names)
+            logger.log(
+                logging.INFO if is_usual else logging.WARNING,
                 "no speech was found in %d of %d recordings, which are used whole: %s",
                 len(without),
                 len(names),

@@ -4,10 +4,13 @@ Nothing is read here; evaluation and inference read the stretches.
 """
 
 import itertools
+import logging
 import math
 from dataclasses import dataclass
 
 import numpy as np
+
+logger = logging.getLogger(__name__)
 
 LONG_SECONDS = 180.0
 """Longer recordings are not read in one piece; VoxCeleb's longest lasts 145 s."""
@@ -43,11 +46,21 @@ def stretches_of(
     windows of a long one.
     """
     stretches = []
+    num_long = 0
     for row in rows.tolist():
         # Crops of long recordings are read one by one, so they need no windows.
         edges = [0, int(lengths[row])]
         if are_whole:
             edges = window_edges(edges[1], sample_rate)
+        num_long += len(edges) > 2
         for start, stop in itertools.pairwise(edges):
             stretches.append(Stretch(row, start, stop - start, len(edges) - 1))
+    if num_long:
+        logger.info(
+            "%d recordings longer than %g s are embedded in windows of about %g s, whose "
+            "embeddings are averaged",
+            num_long,
+            LONG_SECONDS,
+            WINDOW_SECONDS,
+        )
     return stretches

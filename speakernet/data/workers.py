@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -21,6 +22,7 @@ from multiprocessing.connection import wait as wait_for
 from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 import torch
 
 from speakernet.data.audio import AudioError
@@ -32,6 +34,7 @@ from speakernet.data.batches import (
     Made,
     WrappedMaker,
 )
+from speakernet.data.choices import ADVISED_SHARE
 from speakernet.data.options import DataOptions
 from speakernet.data.sharing import SharedMemoryError, shared_zeros
 from speakernet.machine.threads import STOP_SIGNALS
@@ -45,6 +48,10 @@ DEFAULT_START_METHOD = "fork" if sys.platform.startswith("linux") else "spawn"
 PARENT_CHECK_SECONDS = 1.0
 WAIT_SECONDS = 5.0
 """Between checks of the workers while waiting for a batch."""
+JUDGED_BATCHES = 50
+"""Batches after which waiting is judged."""
+IDLE_SHARE = 0.5
+"""Workers that compute for less than this share of the time wait for a disk or a network."""
 LIKELY_REASONS = {
     "SIGKILL": "most likely the system ran out of memory: lower data.num_workers or "
     "data.prefetch_factor, or switch data.ram_corpus off",
@@ -93,8 +100,22 @@ class Worker(NamedTuple):
     reports: Any
 
 
+class _Moment(NamedTuple):
+    """A moment from which waiting is judged."""
+
+    time: float
+    waited: float
+    """Seconds for which the training process has waited."""
+    busy: float
+    """Seconds for which the workers have computed."""
+
+
 class Workers(WrappedMaker):
-    """Worker processes and the ring they write into; both live as long as the loader."""
+    """Worker processes and the ring they write into; both live as long as the loader.
+
+    With `follows_waiting`, more processes start while training waits for workers that hardly
+    compute. Batches do not depend on who makes them.
+    """
 
     maker: BatchMaker
 
@@ -105,9 +126,12 @@ class Workers(WrappedMaker):
         start_method: str | None = None,
         *,
         pins: bool = False,
+        follows_waiting: bool = False,
     ) -> None:
         super().__init__(maker)
         self._options = options
+        self._follows_waiting = follows_waiting
+        self._waited_seconds = 0.0
         self._pins = pins
         self._is_pinned = False
         self._ahead = int(options.num_workers) * int(options.prefetch_factor)
@@ -134,12 +158,15 @@ class Workers(WrappedMaker):
         while self._owing:
             self._answer("the beginning of an epoch")
         coming = enumerate(requests)
+        since: _Moment | None = None
         try:
             self._send(coming, self._ahead)
             for number, request in enumerate(requests):
                 request.slot = number % len(self._ring)
                 report = self._answer(f"batch {request.batch + 1} of epoch {request.epoch + 1}")
                 self._send(coming, 1)
+                if self._follows_waiting and (number + 1) % JUDGED_BATCHES == 0:
+                    since = self._follow_waiting(since)
                 yield request, torch.from_numpy(_slot_of(self.maker, self._ring, request)), report
         finally:
             # Also if the consumer stops early, but not the workers of the next epoch if that has
@@ -213,6 +240,33 @@ class Workers(WrappedMaker):
         answers.close()
         return Worker(process, requests, reports)
 
+    def _follow_waiting(self, since: "_Moment | None") -> "_Moment":
+        """Start as many workers again if training has waited although they hardly computed;
+        return the moment with which the next judgement compares.
+        """
+        now = _Moment(time.monotonic(), self._waited_seconds, _busy_seconds(self._workers))
+        # The first batches wait for the workers' start and for files that nobody has read yet.
+        if since is None:
+            return now
+        seconds = now.time - since.time
+        waited = (now.waited - since.waited) / seconds
+        busy = (now.busy - since.busy) / (seconds * len(self._workers))
+        # The ring has no slots for more batches at once; so many workers have one each.
+        more = min(len(self._workers), self._ahead - len(self._workers))
+        if waited <= ADVISED_SHARE or busy >= IDLE_SHARE or more <= 0:
+            return now
+        logger.info(
+            "%d more loader workers: training waited %.0f %% of the time for %d that wait for "
+            "their disk",
+            more,
+            100 * waited,
+            len(self._workers),
+        )
+        with _stop_signals_held():
+            for _ in range(more):
+                self._workers.append(self._start_worker(len(self._workers)))
+        return now._replace(busy=_busy_seconds(self._workers))
+
     def _send(self, coming: Iterator[tuple[int, BatchRequest]], count: int) -> None:
         """Send up to `count` more requests to the workers in turn."""
         for number, request in itertools.islice(coming, count):
@@ -231,7 +285,9 @@ class Workers(WrappedMaker):
         # Counts waits instead of using a clock, which would include the time for which a run is
         # suspended.
         for waited in itertools.count(1):
+            begun = time.monotonic()
             ready = wait_for([reports, process.sentinel], wait_seconds)
+            self._waited_seconds += time.monotonic() - begun
             if reports in ready:
                 with contextlib.suppress(EOFError, OSError):
                     report = reports.recv()
@@ -248,6 +304,16 @@ class Workers(WrappedMaker):
                     f"does not respond, or the process was suspended. {RESUME}"
                 )
         raise AssertionError("counting has no end")
+
+
+def _busy_seconds(workers: Sequence[Worker]) -> float:
+    """Processor time of the workers and of the ffmpegs they have run, in seconds."""
+    total = 0.0
+    for worker in workers:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = psutil.Process(worker.process.pid).cpu_times()
+            total += times.user + times.system + times.children_user + times.children_system
+    return total
 
 
 def describe_end(exit_code: int) -> str:

@@ -28,7 +28,9 @@ from speakernet.data.augment.banks import (
     REVERB,
     ClipBank,
     RirBank,
+    block_energies,
     clips_into_ram,
+    crop_starts,
     device_responses,
     noise_banks,
 )
@@ -243,6 +245,8 @@ def test_telephone_band_and_codec(folders):
 
 
 def test_layouts_and_broken_files(tmp_path, caplog):
+    with pytest.raises(AudioError, match="no such folder"):
+        noise_banks(tmp_path / "none", 16000, None)
     (tmp_path / "empty").mkdir()
     with pytest.raises(AudioError, match=r"empty: none of 0 audio files.*music"):
         noise_banks(tmp_path / "empty", 16000, None)
@@ -313,6 +317,25 @@ def test_babble_of_a_resident_corpus(folders, random):
     assert bytes_of_banks(banks, None, corpus) == 2 * 2 * sum(
         5000 + 1500 * number for number in range(9)
     )
+
+
+def test_powers_of_crops(random):
+    samples = torch.from_numpy(random.integers(-32768, 32768, 5000).astype(np.int16))
+    length = np.array([5000])
+    bank = ClipBank(
+        RamRows(samples, np.array([0]), length, {}),
+        np.array([0]),
+        length,
+        block_energies(samples.numpy()),
+    )
+    for num_samples in (50, 200, 4999):
+        places = random.random(50)
+        starts = crop_starts(places, 5000, num_samples)
+        expected = [
+            np.mean((samples[start : start + num_samples].numpy() / 2**15) ** 2) for start in starts
+        ]
+        crops = bank.crops(np.zeros(50, dtype=np.int64), places, num_samples)
+        assert [crop.power for crop in crops] == pytest.approx(expected, rel=1e-14)
 
 
 def test_rirs(tmp_path, caplog):

@@ -24,9 +24,9 @@ MACHINE |= {"trains_on_cpu": False, "batch_bytes": 8 << 20, "free_shared_bytes":
         ({"cores": 16, "processes_on_machine": 8}, 1, "2 cores"),
         ({"is_reading_free": True, "augments_in_workers": False}, 0, "one copy"),
         (
-            {"is_reading_free": True, "augments_in_workers": False, "changes_speed": True},
-            3,
-            "speed",
+            {"is_reading_free": True, "augments_in_workers": False, "changed_share": 2 / 3},
+            2,
+            "0.2 ms",
         ),
         ({"trains_on_cpu": True, "cores": 2}, 1, "network"),
         ({"free_shared_bytes": 64 << 20}, 2, "--shm-size"),
@@ -99,9 +99,11 @@ def test_impossible_requests(choose, changes, word):
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
+        (LoadingFacts(7, 8, False, False, False, True, 40e6), "40 MB/s"),
         (LoadingFacts(7, 8, False, False, True, True), "augment.device"),
         (LoadingFacts(2, 8, False, False, False, True), "num_workers from 2 to 7"),
         (LoadingFacts(7, 8, False, True, False, True), "decodes a file"),
+        (LoadingFacts(7, 8, False, False, False, True, 900e6), "opens a file"),
         (LoadingFacts(1, 2, True, False, True, False), "busy augmenting"),
         (LoadingFacts(0, 8, True, False, False, True, is_on_disk=True), "faster disk"),
     ],

@@ -211,7 +211,7 @@ def test_report(tiny_corpus, corpora, tmp_path, caplog):
 MISTAKES = {
     "{a: {train_list: LIST}, b: {}}": "train_list",
     "{a: {train_list: LIST, weight: 0}}": "weight is 0; expected a number above 0",
-    "{a: {train_list: LIST}, b: {train_list: LIST}}": "a and b share",
+    "{a: {train_list: LIST}, b: {train_list: LIST}}": "a, b, two of them",
     "{a: {train_list: LIST, weight: 1}, b: {train_list: TRIALS}}": "a weight for a",
     "{a: {train_list: TRIALS}}": "trials.txt",
     "{a/b: {train_list: LIST}}": "letters, digits",

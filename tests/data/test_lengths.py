@@ -11,6 +11,8 @@ import soundfile
 from speakernet.data import lengths
 from speakernet.data.audio import AudioError, audio_info, read_audio, read_audio_bytes
 from speakernet.data.ffmpeg import FfmpegError, find_ffmpeg
+from speakernet.data.lists import StringTable
+from speakernet.data.sources import FolderSource
 
 FRAME_SAMPLES, DELAY = 576, 529  # of MP3 at 16 kHz
 WITHOUT_TAG = b"\xff\xf3\x88\xc4"  # 64 kbit/s, 16 kHz, mono, no checksum
@@ -34,6 +36,24 @@ def mp3(samples, mode="CONSTANT", rate=16000):
     header = lengths.mpeg_header(content[:4])
     assert content[4 + header.side_bytes :][:4] in (b"Xing", b"Info")
     return content, content[header.frame_bytes :]
+
+
+def test_mpeg_header():
+    header = lengths.mpeg_header(WITHOUT_TAG)
+    # 72 * 64,000 / 16,000 bytes.
+    assert (header.layer, header.sample_rate, header.is_mono) == (3, 16000, True)
+    assert (header.frame_bytes, header.frame_samples, header.side_bytes) == (288, 576, 9)
+    # MPEG 1, 128 kbit/s, 44.1 kHz, stereo: 144 * 128,000 / 44,100 = 417.96, and 1 byte of padding.
+    padded = lengths.mpeg_header(b"\xff\xfb\x92\x00")
+    assert (padded.frame_bytes, padded.frame_samples, padded.side_bytes) == (418, 1152, 32)
+    for raw in (
+        b"ID3\4",
+        b"\xff\xff\xff\xff",
+        b"\xff\xf3\x08\xc4",
+        b"\xff\xf1\x50\x80",
+        b"\xff\xf3",
+    ):
+        assert lengths.mpeg_header(raw) is None
 
 
 @pytest.mark.parametrize("mode", ["CONSTANT", "VARIABLE"])
@@ -64,6 +84,22 @@ def test_mp3_without_a_length(tmp_path, random, mode, tags):
     # After a seek, the first few milliseconds may lack bits of earlier frames.
     np.testing.assert_allclose(read_audio(path, 40000, 5000)[200:], found[40200:45000], atol=1e-3)
     np.testing.assert_array_equal(read_audio_bytes(path.read_bytes(), "in memory"), found)
+
+
+def test_a_learned_length_is_kept(tmp_path, monkeypatch):
+    (tmp_path / "a.mp3").write_bytes(mp3(tone())[1])
+    names = StringTable.from_strings(["a.mp3"])
+    table = FolderSource(tmp_path, lookup_cache=tmp_path / "cache").lookup_table(names)
+    expected = read_audio(tmp_path / "a.mp3")
+    assert table.num_samples.tolist() == [len(expected)]
+    monkeypatch.setattr(
+        lengths.MpegFrames, "num_samples", property(lambda _: pytest.fail("counted again"))
+    )
+    source = FolderSource(tmp_path, lookup_cache=tmp_path / "cache")
+    crop = np.zeros((1, 8000), dtype=np.float32)
+    rows = source.rows(names, source.lookup_table(names))
+    assert rows.fill(np.zeros(1, np.int64), np.full(1, 20000), crop) == {}
+    np.testing.assert_allclose(crop[0, 200:], expected[20200:28000], atol=1e-3)
 
 
 def test_joined_mp3():

@@ -135,6 +135,30 @@ def test_names_in_one_form():
     assert repeated_rows(names).tolist() == [1, 2]
 
 
+def test_string_table():
+    table = StringTable.from_strings(["a", "", "éé", "d"])
+    assert len(table) == 4 and table[-1] == "d" and table[2] == "éé" and table[1:3] == ["", "éé"]
+    assert list(table.take(np.array([2, 0]))) == ["éé", "a"]
+    with pytest.raises(IndexError):
+        table[4]
+
+
+def test_malformed_trials(tmp_path):
+    for form, (yes, no) in {"{2} {0} {1}": "10", "{0} {1} {2}": ("target", "nontarget")}.items():
+        rows = [
+            "nothing here at all",
+            form.format("a", "b", yes),
+            "a b",
+            form.format("b", "c", "2"),
+        ]
+        rows += [form.format("b", "c", no), "a", ""]
+        notes = []
+        trials = read_trials(write(tmp_path, "\n".join(rows)), notes)
+        assert trials.labels is not None and trials.labels.tolist() == [1, 0]
+        assert list(trials.names) == ["a", "b", "c"] and trials.enrol.tolist() == [0, 1]
+        assert [note.split(":")[0] for note in notes] == ["line 1", "line 3", "line 4", "line 6"]
+
+
 def test_cache_of_a_long_list(tmp_path, monkeypatch):
     monkeypatch.setenv("SPEAKERNET_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "list.txt"

@@ -2,6 +2,7 @@
 GPU memory.
 """
 
+import contextlib
 import functools
 import shutil
 from pathlib import Path
@@ -19,8 +20,9 @@ from speakernet.corpora.pack_inputs import FolderInput
 from speakernet.data.audio import AudioError, audio_info, read_audio, write_audio
 from speakernet.data.augment.building import build_augmenter
 from speakernet.data.augment.mixers import bytes_of_banks
-from speakernet.data.batches import BatchMaker, ResidentMaker
-from speakernet.data.packed import load_into_ram
+from speakernet.data.batches import BatchMaker, BatchRequest, ResidentMaker
+from speakernet.data.loader import _one_ahead
+from speakernet.data.packed import RamRows, load_into_ram
 from speakernet.data.packing import pack
 from speakernet.data.workers import Workers
 
@@ -159,8 +161,12 @@ def test_noise_and_rirs_take_precedence(tiny_corpus, disturbances, monkeypatch):
         asked = with_changes(config, data={"device_gigabytes": allowed / (1 << 30)})
         found = choose_placement(asked, reader, inputs, augmenter)
         assert (found.banks, found.corpus) == (True, is_there)
+    asked = with_changes(config, augment={"codec_probability": 0.5, "codecs": ["gsm"]})
+    found = choose_placement(asked, reader, inputs, augmenter)
+    assert (found.banks, found.corpus) == (False, False)
     # Memory reserved for training is not used.
-    assert not choose_placement(config, reader, inputs, None, 1 << 30).corpus
+    for reserved, is_there in ((0, True), (1 << 30, False)):
+        assert choose_placement(config, reader, inputs, None, reserved).corpus is is_there
 
 
 @pytest.mark.slow
@@ -342,3 +348,77 @@ def test_bad_files(root, num_workers):
         list(resumed)
     for used in (failing, lenient, resumed):
         used.close()
+
+
+@pytest.mark.usefixtures("trusted_lookup")
+def test_bad_files_of_a_resident_corpus(root):
+    """Files damaged between the reading of headers and of samples are replaced, as in the RAM
+    corpus.
+    """
+    made = []
+    loader(root)  # reads the headers
+    spoil(root)
+    for resident in ("off", "on"):
+        options = {"data__ram_corpus": "on", "data__device_resident": resident}
+        with pytest.raises(AudioError, match=r"utt1\.wav.*on_bad_audio: skip replaces"):
+            epoch(loader(root, **options))
+        options |= {"data__on_bad_audio": "skip"}
+        with pytest.raises(AudioError, match="max_bad_share"):
+            epoch(loader(root, **options, data__max_bad_share=0.05))
+        made.append(loader(root, **options, data__max_bad_share=0.1))
+    assert isinstance(made[1].maker, ResidentMaker)
+    assert_same(*(epoch(loader_of) for loader_of in made))
+    assert [loader_of.epoch_report()["bad_utterances"] for loader_of in made] == [2, 2]
+
+
+def test_resident_row_shorter_than_its_header():
+    """A truncated FLAC file: the header declared five times as many samples as were decoded."""
+    random = np.random.default_rng(0)
+    held = torch.from_numpy(random.integers(1, 1000, 10000).astype(np.int16))
+    starts = np.array([0, 5000])
+    lengths = np.array([1000, 4000])
+    promised = np.array([5000, 5000])
+    reader = RamRows(held, starts, lengths, {})
+    request = BatchRequest(0, np.array([0, 1] * 8), np.zeros(16, np.int64), 600)
+    for at in range(4):
+        request.epoch = at
+        expected = np.empty((16, 600), np.float32)
+        BatchMaker(reader, promised, seed=1).make(request, expected)
+        crops, _ = ResidentMaker(reader, promised, seed=1, device=CPU).make(request)
+        np.testing.assert_array_equal(crops.numpy(), expected)
+        assert (crops != 0).all()
+
+
+class FakeStream:
+    """A fake GPU stream that records who waits for what."""
+
+    def __init__(self, device=None):
+        self.waited = []
+
+    def record_event(self):
+        return "ready"
+
+    def wait_event(self, event):
+        self.waited.append(event)
+
+
+def test_batch_is_yielded_before_the_next_wait(monkeypatch):
+    training = FakeStream()
+    made = []
+    kept = []
+    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: training)
+
+    def batches():
+        for number in range(3):
+            made.append(number)
+            tensor = SimpleNamespace(record_stream=kept.append)
+            yield SimpleNamespace(waveforms=tensor, labels=tensor, number=number), None
+
+    for batch, _ in _one_ahead(batches(), torch.device("cuda")):
+        assert made == list(range(batch.number + 1))
+        assert len(training.waited) == batch.number + 1 and kept == [training] * 2 * (
+            batch.number + 1
+        )
+    assert len(made) == 3

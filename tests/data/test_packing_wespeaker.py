@@ -146,7 +146,10 @@ GOOD = '{"key": "a", "wav": "a.wav", "spk": "s"}'
             '{"key": "b", "wav": "b.wav", "spk": "s", "vad": [[0, 1]]}',
             "line 2: vad: .* make_shard_list",
         ),
+        ('{"key": "b\\nc", "wav": "b.wav", "spk": "s"}', "line 2: key"),
         ('{"key": "b", "wav": "b.wav", "spk": "two words"}', "line 2: spk"),
+        ('{"key": "b", "wav": "b\\u0000.wav", "spk": "s"}', "line 2: wav"),
+        ('{"key": "b", "wav": "b.wav"', "line 2: expected a JSON object"),
         ("[" * 60_000, "line 2: expected a JSON object"),
         (GOOD, "'a' appears twice"),
     ],
@@ -178,6 +181,7 @@ def test_bad_shard_lists(audio, tmp_path):
     [
         ({"../a.spk": b"s", "../a.wav": b"x"}, "refused"),
         ({"a.spk": b"s", "b.wav": b"x"}, r"b\.wav: no b\.spk in the shard"),
+        ({"a.spk": b"two words", "a.wav": b"x"}, r"a\.spk: .*expected one word"),
         ({"a.spk": b"s" * 10_000_000, "a.wav": b"x"}, r"a\.spk: .*expected one word"),
         ({"a.spk": b"s", "a.wav": b"x", "a.flac": b"x"}, "'a' occurs twice"),
     ],

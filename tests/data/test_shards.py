@@ -345,16 +345,30 @@ def test_real_object_storage(tiny_corpus, tmp_path, monkeypatch):
         faulty(["wrong"] * 100, source, faults)
         with pytest.raises(ShardError, match=r"part-0001-of-0005/samples.npy: 6 attempts"):
             source.shards.hold(0)
-        # A missing shard ends a run, which continues once it is there again.
         faults.kinds = []
-        changes = {"data": {"train_path": address, **STREAMED}, "training": {"max_epochs": 1}}
-        recipe = write_recipe(tmp_path / "run.yaml", tiny_corpus, tmp_path / "run", changes)
+
+        def train(name):
+            changes = {
+                "data": {"train_path": address, **STREAMED},
+                "training": {"max_epochs": 2, "test_interval": 2},
+                "runtime": {"deterministic": True},
+            }
+            recipe = write_recipe(tmp_path / f"{name}.yaml", tiny_corpus, tmp_path / name, changes)
+            return main(["train", "--config", str(recipe)]), tmp_path / name / "last.pt"
+
+        assert train("straight")[0] == 0
         system = s3fs.S3FileSystem()
         system.invalidate_cache()
         gone = "bucket/corpus/part-0002-of-0005/samples.npy"
-        system.mv(gone, "bucket/kept")
+        system.copy(gone, "bucket/kept")
+        system.rm(gone)
         shutil.rmtree(source._folder / "samples")
-        assert main(["train", "--config", str(recipe)]) == 1
-        assert (tmp_path / "run" / "last.pt").exists()
-        system.mv("bucket/kept", gone)
-        assert main(["train", "--config", str(recipe)]) == 0
+        status, last = train("resumed")
+        assert status == 1 and last.exists() and last.with_name("log.txt").exists()
+        system.copy("bucket/kept", gone)
+        assert train("resumed")[0] == 0
+    weights = [
+        torch.load(tmp_path / name / "last.pt", weights_only=True)["weights"]
+        for name in ("straight", "resumed")
+    ]
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])

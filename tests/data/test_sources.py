@@ -113,3 +113,16 @@ def test_missing(folder):
         open_source(folder / "absent")
     with pytest.raises(AudioError, match=r"speakernet pack CORPUS --source .*plain\.wav"):
         open_source(folder / "plain.wav")
+
+
+def test_cache_order():
+    cache = AudioCache(budget_bytes=12)
+    for key in "abc":
+        cache.put(key, np.zeros(1, np.float32))
+    assert cache.get("a") is not None
+    cache.put("d", np.zeros(1, np.float32))
+    assert cache.get("b") is None, "b was least recently used"
+    assert all(cache.get(key) is not None for key in "acd")
+    assert cache.used_bytes == 12
+    cache.put("big", np.zeros(4, np.float32))
+    assert cache.get("big") is None and cache.used_bytes == 12

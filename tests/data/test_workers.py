@@ -17,8 +17,9 @@ from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs
 from speakernet.config import Config
 from speakernet.config.schema import with_changes
+from speakernet.data.batches import BatchMaker
 from speakernet.data.sharing import SharedMemoryError
-from speakernet.data.workers import WorkerDied
+from speakernet.data.workers import WorkerDied, Workers
 
 OWNER = """
 import sys
@@ -69,6 +70,49 @@ def test_requests_to_stop(tiny_corpus):
     assert torch.equal(torch.get_rng_state(), before), (
         "an epoch draws nothing from the global generator"
     )
+
+
+class FakeRuntime:
+    """A fake of CUDA's page-locking: records calls and returns `status`."""
+
+    def __init__(self, status):
+        self.status = status
+        self.steps = []
+
+    def cudaHostRegister(self, address, num_bytes, _flags):
+        self.steps.append(("locked", num_bytes))
+        return self.status
+
+    def run_kernel(self, size, device):
+        self.steps.append(("kernel", size))
+        raise RuntimeError(f"CUDA error {self.status}")
+
+    def cudaHostUnregister(self, address):
+        self.steps.append(("released", 0))
+        return 0
+
+
+@pytest.mark.parametrize("status", [0, 712])
+def test_pinned_ring(tiny_corpus, status, monkeypatch, caplog):
+    """The ring is unlocked after a run's first stage, however long the second takes."""
+    caplog.set_level("INFO")
+    runtime = FakeRuntime(status)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: runtime.steps.append(("copied", 0)))
+    monkeypatch.setattr(torch, "ones", runtime.run_kernel)
+    made = worker_loader(tiny_corpus, 1, prefetch_factor=1)
+    made.maker = Workers(made.maker.maker, made.options, pins=True)
+    assert len(list(made)) == len(made)
+    # Two slots of a worker and a spare one, of four crops each.
+    locked = ("locked", 3 * 4 * (50 * 160 + 240) * made.maker.maker.dtype().itemsize)
+    # A failed attempt is followed by a small kernel that clears the error, so the network's kernels
+    # do not report it.
+    steps = [locked, *([("kernel", 1)] if status else [])]
+    assert runtime.steps == steps
+    made.close()
+    made.close()
+    assert runtime.steps == [*steps, *([] if status else [("copied", 0), ("released", 0)])]
+    assert ("CUDA error 712" in caplog.text) is bool(status)
 
 
 def test_killed_worker(tiny_corpus, monkeypatch):
@@ -127,6 +171,32 @@ def test_end_of_the_parent(tiny_corpus, end):
     ):
         assert time.monotonic() < deadline, "workers outlive their parent"
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("idle_share", "expected"), [(0.5, 4), (0.0, 1)])
+def test_workers_follow_waiting(tiny_corpus, monkeypatch, idle_share, expected):
+    alone = worker_loader(tiny_corpus, num_workers=0, batch_size=2)
+    batches = [batch.waveforms.clone() for batch in alone]
+    make = BatchMaker.make
+
+    def make_slowly(maker, request, out):
+        time.sleep(0.03)
+        return make(maker, request, out)
+
+    monkeypatch.setattr(BatchMaker, "make", make_slowly)
+    monkeypatch.setattr("speakernet.data.workers.JUDGED_BATCHES", 2)
+    # Workers that compute for 0 % of the time are never idle enough.
+    monkeypatch.setattr("speakernet.data.workers.IDLE_SHARE", idle_share)
+    monkeypatch.setattr("speakernet.assembly.data.usable_cores", lambda: 2)
+    made = worker_loader(tiny_corpus, num_workers="auto", batch_size=2)
+    assert made.options.num_workers == 1 and made.options.prefetch_factor == 4
+    before = len(psutil.Process().children())
+    crops = [batch.waveforms.clone() for batch in made]
+    # Two after the second judgement, four after the third; the ring has no slots for eight.
+    assert len(psutil.Process().children()) - before == expected
+    made.close()
+    assert len(crops) == len(batches) >= 10
+    assert all(map(torch.equal, crops, batches))
 
 
 def test_slow_and_hanging_workers(tiny_corpus, monkeypatch):

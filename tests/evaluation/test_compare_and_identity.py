@@ -261,18 +261,23 @@ def test_published_lists(shared_data, tmp_path):
         assert found.startswith(f"most likely VoxCeleb1-{name}") and f"VoxCeleb1-{other}" in found
 
 
-def counted(num_trials, name="id1{:04d}/abcdefghijk/00001.wav"):
+def counted(num_trials, num_targets, name="id1{:04d}/abcdefghijk/00001.wav"):
     names = StringTable.from_strings(name.format(row) for row in range(2))
+    labels = (np.arange(num_trials) < num_targets).astype(np.int8)
     zeros = np.zeros(num_trials, np.int32)
-    return TrialList(names, zeros, zeros + 1, zeros, "nowhere")
+    return TrialList(names, zeros, zeros + 1, labels, "nowhere")
 
 
 def test_published_lists_by_counts_and_names():
-    found = identify_trials(counted(579818))
+    found = identify_trials(counted(579818, 289921))
     assert found.startswith("most likely VoxCeleb1-E, cleaned") and "581,480 trials" in found
-    others = counted(550894, "other/{}.wav")
-    assert identify_trials(others).startswith("as many trials as VoxCeleb1-")
-    assert identify_trials(counted(12345)) == ""
+    for trials in (
+        counted(579818, 289922),
+        counted(550894, 7),
+        counted(550894, 275488, "other/{}.wav"),
+    ):
+        assert identify_trials(trials).startswith("as many trials as VoxCeleb1-")
+    assert identify_trials(counted(12345, 600)) == ""
 
 
 def test_compared_costs(trials, random):

@@ -7,6 +7,7 @@ import random
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ from speakernet.evaluation.embedding import Kept, load_embeddings, save_embeddin
 from speakernet.evaluation.files import ARRAYS_NAME, read_run, read_scores
 from speakernet.evaluation.report import write_report
 from speakernet.evaluation.results import Results
+from speakernet.evaluation.slices import read_metadata
+from speakernet.evaluation.speakers import read_csv
 from speakernet.files import sha256_of
 from speakernet.models.model_file import load_model_file, model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
@@ -302,7 +305,10 @@ RUN_FILES = ("results.json", "scores.txt", "metrics.jsonl", "config.yaml", ARRAY
 TARGETS = {
     "wav 16": _audio("a.wav", "PCM_16"),
     "wav 24 stereo": _audio("a.wav", "PCM_24", channels=2),
+    "wav 32": _audio("a.wav", "PCM_32"),
+    "wav float": _audio("a.wav", "FLOAT"),
     "wav a-law": _audio("a.wav", "ALAW"),
+    "rf64": _audio("a.wav", "PCM_16", "RF64"),
     "wav extensible": _audio("a.wav", "PCM_24", "WAVEX"),
     "mp3": _audio("a.mp3", "MPEG_LAYER_III"),
     "flac": _audio("a.flac", "PCM_16"),
@@ -310,8 +316,11 @@ TARGETS = {
     "aiff": _audio("a.aiff", "PCM_16"),
     "training list": _lines("train.txt", TRAINING, _training_list),
     "trial list": _lines("trials.txt", TRIALS, _trials),
+    "trial list with tabs": _lines("trials.txt", "1\ta b\tc d\n0\ta b\te\n" * 9, _trials),
     "scores": _lines("scores.txt", SCORES, _scores),
+    "speaker table": _lines("speakers.csv", TABLE, partial(read_csv, needed=("path", "speaker"))),
     "utterance table": _lines("table.csv", TABLE, lambda path: list(read_table(path))),
+    "metadata": _lines("meta.csv", TABLE, lambda path: read_metadata(path, NAMES[:2])),
     "configuration": _lines("run.yaml", YAML, lambda path: load_config(["--config", str(path)])),
     "model by byte": Target(_write_model, _model_digest, ("best.pt",), is_checked=True),
     "model by content": Target(_write_model, _load_model, ("best.pt",), _model_content),
@@ -326,6 +335,7 @@ TARGETS = {
     ),
     "zip": _archive("a.zip", "zip"),
     "tar.gz": _archive("a.tar.gz", "gztar"),
+    "tar": _archive("a.tar", "tar"),
     "run folder": Target(_make_run, read_run, RUN_FILES, _result_content),
     "report": Target(_make_run, _report, RUN_FILES, _result_content),
     "kept embeddings": Target(_make_embeddings, _embeddings, ("e.npz",)),

@@ -290,7 +290,7 @@ def test_mean(model_path, tmp_path):
         assert score == pytest.approx(expected, abs=1e-5)
     bad = {
         r"8.* 3": np.zeros(3),
-        "samples up to nan": np.full(8, np.nan),
+        "NaN or infinite": np.full(8, np.nan),
         "infinite": np.full(8, np.inf),
     }
     for message, embedding in bad.items():

@@ -128,7 +128,7 @@ def test_tf32_only_for_convolutions(tf32, monkeypatch):
 
 
 def test_settings_without_effect(caplog):
-    with pytest.raises(ValueError, match=r"threads is 1000 on .* cores; expected 0"):
+    with pytest.raises(ValueError, match="threads is 1000 on .* cores; expected 0"):
         applied(threads=1000)
     applied(torch.device("cpu"), cudnn_benchmark=True)
     assert "runtime.cudnn_benchmark has no effect" in caplog.text
@@ -179,6 +179,13 @@ def test_errors_in_order():
     with pytest.raises(ValueError, match="the fourth"):
         list(in_lanes(work, iter(range(1000)), 2))
     assert len(done) < 10 and torch.get_num_threads() == 4
+
+
+def test_one_lane():
+    here = threading.get_ident()
+    assert set(
+        in_lanes(lambda _: (threading.get_ident(), torch.get_num_threads()), range(3), 1)
+    ) == {(here, 4)}
 
 
 def test_number_of_lanes():

@@ -5,6 +5,7 @@ import socket
 import time
 
 import pytest
+import torch
 from torch.distributed import PrefixStore, TCPStore
 
 from speakernet import distributed
@@ -17,7 +18,7 @@ from speakernet.distributed import (
 )
 from speakernet.machine.options import MachineOptions
 from speakernet.parallel import group
-from speakernet.parallel.group import joined, launch
+from speakernet.parallel.group import joined, launch, num_gpus
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 TORCHRUN |= {"MASTER_ADDR": "gpu07", "MASTER_PORT": "29500"}
@@ -113,6 +114,22 @@ def test_port_in_use(monkeypatch):
             raise AssertionError("it began")
         with pytest.raises(OSError, match="in use"):
             launch(2, port, [])
+
+
+@pytest.mark.parametrize(
+    ("count", "device", "message"),
+    [
+        (0, "auto", "no GPU that torch can use, so this is one process"),
+        (1, "auto", "one GPU"),
+        (4, "cpu", "device: cpu"),
+    ],
+)
+def test_distributed_without_several_gpus(count, device, message, monkeypatch, caplog):
+    caplog.set_level("INFO", "speakernet")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    assert num_gpus(MachineOptions(device=device)) <= 1
+    assert message in caplog.text
 
 
 def test_differences(monkeypatch):

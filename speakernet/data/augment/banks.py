@@ -34,7 +34,7 @@ from speakernet.data.sources import (
     FolderSource,
     RowReader,
 )
-from speakernet.files import parallel_map
+from speakernet.files import own_command, parallel_map
 from speakernet.terminal import MAX_NAMED, counted
 
 logger = logging.getLogger(__name__)
@@ -161,6 +161,15 @@ def block_energies(samples: ndarray) -> ndarray:
     return np.cumsum(sums)
 
 
+def find_audio_files(root: str | Path) -> list[str]:
+    """Names of all audio files below `root`, relative to it, sorted."""
+    root = Path(root)
+    if not root.is_dir():
+        scripts = f"{own_command('prepare musan')}, {own_command('prepare rirs')}"
+        raise AudioError(f"{root}: no such folder; prepare noise and RIRs with {scripts}")
+    return find_recordings(root)
+
+
 class BankFiles(NamedTuple):
     """The audio files of a folder or packed corpus, and those that augmentation cannot use."""
 
@@ -234,7 +243,7 @@ def _open_bank(root: str | Path, sample_rate: int) -> tuple[AudioSource, StringT
         packed = PackedSource(root, sample_rate)
         return packed, packed.index.names
     source = FolderSource(root, sample_rate, show_progress=distributed.is_main())
-    return source, StringTable.from_strings(find_recordings(root))
+    return source, StringTable.from_strings(find_audio_files(root))
 
 
 def _require_usable(files: BankFiles, expected: str) -> BankFiles:
@@ -461,7 +470,7 @@ def device_responses(root: str | Path, sample_rate: int) -> ndarray:
     Raises:
         AudioError: there are no audio files, or one cannot be read or is silent.
     """
-    names = find_recordings(root)
+    names = find_audio_files(root)
     if not names:
         raise AudioError(
             f"{root}: no audio files; expected impulse responses of microphones or telephones"
