@@ -280,7 +280,7 @@ def _reader(data: DataOptions, training: TrainingInput) -> sources.RowReader:
     budget = data.cache_megabytes << 20
     # Plain files are already in the system's page cache; a second copy would waste memory. A cache
     # that holds a small part of the corpus hardly ever has the next utterance, and decoding whole
-    # utterances for it instead of crops halves the speed (FLAC of 8 s: 450 instead of 1,030 crops/s).
+    # utterances for it halves the speed (FLAC of 8 s: 450 instead of 1,030 crops/s).
     if not table.all_plain and 4 * int(table.num_samples.sum()) <= budget:
         cache = sources.AudioCache(budget)
     return source.rows(training.rows.paths, table, cache)

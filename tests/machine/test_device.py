@@ -128,7 +128,7 @@ def test_tf32_only_for_convolutions(tf32, monkeypatch):
 
 
 def test_settings_without_effect(caplog):
-    with pytest.raises(ValueError, match="threads is 1000 on .* cores; expected 0"):
+    with pytest.raises(ValueError, match=r"threads is 1000 on .* cores; expected 0"):
         applied(threads=1000)
     applied(torch.device("cpu"), cudnn_benchmark=True)
     assert "runtime.cudnn_benchmark has no effect" in caplog.text

@@ -208,9 +208,6 @@ def test_failed_readings(tmp_path, monkeypatch, caplog):
         and "the temperature" in caplog.text
         and "NVMLError: Not Supported" in caplog.text
     )
-    for error in (KeyboardInterrupt, SystemExit):
-        with pytest.raises(error), measuring("the temperature"):
-            raise error
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", refuse)
@@ -219,8 +216,6 @@ def test_failed_readings(tmp_path, monkeypatch, caplog):
     assert info["cpu_cores"] >= 1 and info["gpus"] == []
     monkeypatch.undo()
     system_info.cache_clear()
-    finder = BatchSizeFinder(torch.nn.Linear(4, 4), int, int, 1 << 30, read_memory=refuse)
-    assert finder.find(1, 4) in (1, 2, 4)
     with Monitor(refuse, sample_seconds=0.001) as monitor:
         pass
     assert monitor.peak == monitor.start == 0 and monitor.mean is None
