@@ -130,6 +130,7 @@ def build_validation(
     for name, trial_list in lists.items():
         prepared[name] = _prepare_validation(config, inputs.device, trial_list)
     embedder = build_embedder(config, net, inputs.device, section.validation_precision)
+    # A validation may take minutes, and a job that is told to stop has less.
     forward = dataclasses.replace(embedder.forward, is_stopped=is_stopped)
     embedder = dataclasses.replace(embedder, forward=forward)
     at_the_end = {
@@ -154,6 +155,8 @@ def build_validation(
 
     def validate(epoch: int) -> dict[str, Any]:
         due = [name for name in prepared if is_due(name, epoch)]
+        # Lists share recordings (VoxCeleb1-O is part of E), so those that are due together are
+        # embedded in one pass.
         used = embedder
         if len(prepared) > 1:
             together = one_pass([_audio_of(prepared[name]) for name in due], unions)
@@ -187,6 +190,7 @@ def _prepare_validation(
 ) -> _Validation:
     section = config.evaluation
     seed = config.runtime.seed
+    # The same subset at every validation, since a run chooses its best epoch by comparing them.
     trials = subset(trial_list.trials, section.max_trials, seed)
     if trials.labels is not None and len(np.unique(trials.labels)) < 2:
         raise ValueError(
@@ -239,6 +243,8 @@ def run_evaluation(
     for name, listed in lists.items():
         embedder = dataclasses.replace(parts.embedder, embed_with=shared)
         if name and embedder.stores:
+            # Each list keeps its embeddings in its own folder, and looks into those of the others
+            # too.
             store = evaluation_folder(Path(config.training.save_path), name) / EMBEDDINGS
             embedder = dataclasses.replace(embedder, stores=(store, *embedder.stores))
         speakers = speakers_of(listed.trials, section.speaker_table)
@@ -289,6 +295,8 @@ def _with_groups(
     swept = None
     if sweep is not None:
         score = functools.partial(_scores, parts, trials)
+        # On the same draws of speakers, so that a difference between two rows is not one of the
+        # draws.
         swept = sweep(source, score, *scored, **draws)
     results = dataclasses.replace(
         evaluation.results,
@@ -302,6 +310,7 @@ def _with_groups(
 
 def _scores(parts: "ScoringParts", trials: TrialList, source: AudioSource) -> np.ndarray:
     """Scores of other audio than that of a store."""
+    # A store is keyed by names, and degraded audio has the names of the original.
     embedder = dataclasses.replace(parts.embedder, stores=())
     return score_trials(embedder, parts.backend, trials, source).scores
 
@@ -358,6 +367,7 @@ def prepare_backend(
     known_speakers = {}
     if after_training:
         known_speakers["training list"] = _plain_names(inputs.training.rows.speakers)
+    # Scoring never writes to the model file, and PLDA belongs to it.
     if section.plda and not backend.adaptation:
         warnings.append(
             "evaluation.plda is on, but the model file has no PLDA; evaluation does not fit one"
@@ -414,6 +424,8 @@ def _mean_entries(
     the mean of this way of embedding.
     """
     mode = modes_of(embedder.options)[0]
+    # The mean depends on how recordings are embedded: crops have another one than whole recordings.
+    # So the file says what its mean is of, and another way measures its own.
     described = way_of(embedder.options.model_copy(update={"embedding": mode}))
     has_mean = contents.get("embedding_mean") is not None
     kept_of = contents.get("embedding_mean_of")
@@ -429,6 +441,8 @@ def _mean_entries(
             "and --train_path, or evaluation.subtract_mean: false"
         )
     training = inputs.training
+    # Some thousand utterances give the mean as well as a million do. They are drawn, because a list
+    # is sorted by speaker.
     order = numpy_generator(config.runtime.seed, MEAN_STREAM).permutation(len(training.rows))
     rows = np.sort(order[: config.evaluation.mean_utterances])
     names = training.rows.paths.take(rows)

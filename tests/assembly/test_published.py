@@ -180,9 +180,7 @@ def test_names_that_cannot_be_fetched(server, tmp_path, monkeypatch, capsys):
     (tmp_path / "hub").mkdir()
     for name, words in (
         ("redimnet/tny", ("'redimnet/tny'", "did you mean 'redimnet/tiny'")),
-        ("tny", ("'tny'", "known", "redimnet/tiny")),
         ("redimnet/tiny", ("authors/tiny", "hf auth login", "HF_TOKEN")),
-        ("authors/tiny", ("authors/tiny", "hf auth login")),
         ("nobody/nothing", ("nobody/nothing", "check the name")),
         ("authors/empty", ("authors/empty", "no model.pt")),
     ):
@@ -190,7 +188,6 @@ def test_names_that_cannot_be_fetched(server, tmp_path, monkeypatch, capsys):
         assert all(word in line for word in words), line
     for words in (
         ("verify", "a.wav", "b.wav", "--model", "redimnet/tny"),
-        ("embed", "a.wav", "--out", "e.npz", "--model", "redimnet/tny"),
         ("train", "--config", "exp01", "--initial_model", "redimnet/tny"),
     ):
         assert "'redimnet/tiny'" in refused(capsys, *words)

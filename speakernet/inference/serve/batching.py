@@ -34,6 +34,9 @@ class Batcher:
         """Queue a clip; the future gives its embedding, (dim,). A cancelled future is not
         computed.
         """
+        # Sixteen short clips in a batch take less time than one after the other, so whatever has
+        # queued up while a batch ran becomes the next one. Nobody waits for company: a single clip
+        # runs at once.
         future: Future[np.ndarray] = Future()
         if self._is_closed:
             future.cancel()
@@ -43,6 +46,7 @@ class Batcher:
     def close(self) -> None:
         """Finish the current batch and cancel everything that waits."""
         self._is_closed = True
+        # Wakes the thread, which may be waiting for a clip that never comes.
         self.waiting.put(None)
         self._thread.join(CLOSE_SECONDS)
         while not self.waiting.empty():

@@ -58,9 +58,7 @@ from speakernet.inference.serve.limits import (
     Budget,
     Guard,
     Limits,
-    TimedProtocol,
     busy,
-    is_new,
     too_slow,
 )
 from speakernet.inference.streams import SpeakerStream
@@ -128,6 +126,8 @@ class Service:
         limits: Limits,
         files: Mapping[str, bytes] | None = None,
     ) -> None:
+        # The batcher gets the verifier itself, the requests a copy whose embedding goes through the
+        # batcher; with one object for both, the batcher would wait for itself.
         self.batcher = Batcher(lambda recordings: np.asarray(verifier.embed(recordings)))
         self.verifier = copy.copy(verifier)
         self.verifier._embed_recordings = self._embed_together  # type: ignore[method-assign]
@@ -142,6 +142,7 @@ class Service:
         """Describe the model, and how busy the server is."""
         verifier = self.verifier
         rule = self.verifier.rule
+        # On how many pairs the thresholds rest, which the page shows beside `calibrated`.
         fitted = next(iter(rule.thresholds), {})
         return {
             "status": "ok",
@@ -180,6 +181,7 @@ class Service:
     async def file(self, request: Request) -> Response:
         """Return a file of the page."""
         name = request.url.path[1:] or "page.html"
+        # The names come from fixed routes, so no path of a request reaches the disk.
         page = resources.files("speakernet.inference.serve") / "page" / name
         content = self.files.get(name) or page.read_bytes()
         return Response(content, media_type=MEDIA_TYPES.get(name.rpartition(".")[2]))
@@ -197,6 +199,8 @@ class Service:
         limits = DecisionLimits(false_accept_rate=false_accept_rate, threshold=threshold)
         # Checked first, so that no clip is decoded for nothing.
         self._decide(0.0, limits)
+        # Within the block, the memory of the clips counts against everybody else, so it is as short
+        # as possible.
         with self._opened([first, *second]) as (heard, clips):
             score, rule, seconds = self.verifier.score_heard(heard)
         return {**self._decide(score, limits, rule, seconds), "clips": clips}
@@ -223,6 +227,7 @@ class Service:
     def enrol(self, name: Annotated[str, Form()], audio: Clips) -> Answer:
         """Enrol a person, or add clips of a person who is already enrolled."""
         store = self._store()
+        # Before the clips are decoded.
         name = checked_name(name)
         with self._opened(audio, MIN_ENROL_SECONDS) as (heard, clips):
             done = enroll(self.verifier, store, name, heard)
@@ -268,12 +273,15 @@ class Service:
             except NotCalibratedError as error:
                 if false_accept_rate is not None:
                     raise
+                # Without a calibration nobody can be named, but the nearest people are shown all
+                # the same: with their scores somebody can choose a threshold.
                 advice = str(error)
                 nearest = tuple(store.identify(self.verifier.embed(heard[0].recording), top))
                 answer = Identification(None, None, nearest, len(store), None)
         decision = answer.decision
         candidates = []
         is_made = decision is not None and decision.is_made
+        # With too little speech there are no odds, as in `verify`.
         ratios = answer.ratios if is_made else [None] * len(answer.candidates)
         for (name, score), ratio in zip(answer.candidates, ratios, strict=True):
             candidates.append({"name": name, "score": score, "log_likelihood_ratio": ratio})
@@ -295,11 +303,13 @@ class Service:
     ) -> Answer:
         """Start comparing live speech with a clip."""
         with self._opened([reference]) as (heard, _):
+            # Outside the lock, since it embeds the reference.
             stream = self.verifier.stream(sample_rate, heard[0], threshold=threshold)
         with self._streams_lock:
             self._close_idle()
             if len(self.streams) >= self.limits.streams:
                 raise busy(f"{len(self.streams)} streams are open")
+            # Not guessable: whoever knows it can follow somebody else's stream.
             identity = secrets.token_urlsafe(12)
             self.streams[identity] = LiveStream(stream)
         return {"id": identity}
@@ -308,16 +318,21 @@ class Service:
         """Add samples: 16 bits, little-endian, one channel."""
         live = self._stream(identity)
         stream = live.stream
+        # An odd number of bytes would shift all later samples by half a sample, which is noise.
         if len(content) % 2:
             raise ApiError(
                 422, "bad_samples", f"{len(content)} bytes; expected whole 16-bit samples, mono"
             )
+        # Each second of a stream embeds up to ten, and a request that takes too long cannot be
+        # stopped.
         limit = self.limits.chunk_seconds
         if len(content) > 2 * limit * stream.sample_rate:
             raise ApiError(
                 413, "too_long", f"{len(content)} bytes; send at most {limit:g} s per request"
             )
         with live.lock:
+            # A client may send the next chunk before the last is answered, and a stream is not
+            # thread-safe.
             states = stream.add(np.frombuffer(content, dtype="<i2").astype(np.int16))
             live.last_used = time.monotonic()
             state = None
@@ -347,6 +362,8 @@ class Service:
         limits = limits or {}
         rule = rule or self.verifier.rule
         try:
+            # Without a calibration a request for a score still deserves an answer, but one for a
+            # false-accept rate does not: no score would mean that rate.
             decision = rule.decide(score, **limits, speech_seconds=speech_seconds)
             return {**vars(decision), "advice": None}
         except NotCalibratedError as error:
@@ -406,10 +423,14 @@ class Service:
 
     def _decoded(self, upload: UploadFile, reserved: contextlib.ExitStack) -> Recording:
         # Made safe for messages: without folders, short and printable.
+        # Browsers send anything as a file name, also a path.
         name = (upload.filename or "clip").replace("\\", "/").rpartition("/")[2][:100]
         name = "".join(letter if letter.isprintable() else "?" for letter in name)
         limit = self.limits.clip_seconds
         rate = self.verifier.sample_rate
+        # The header says how long the decoded audio will be, so a small file that unpacks to
+        # gigabytes is refused before it is decoded. One second beyond the limit is read, or a
+        # recording without a length in its header could not be told to be too long.
         file, info = open_audio_bytes(upload.file.read(), name, limit + 1)
         num_values = info.num_samples * info.num_channels
         if info.seconds > limit or num_values > limit * MAX_SAMPLES_PER_SECOND:
@@ -493,6 +514,8 @@ def read_token(address: Address, file: Path | None) -> str:
     """The token that requests need, from a file or the environment; if not given, a new one, or
     empty on loopback.
     """
+    # On loopback the operating system decides who may connect; elsewhere everybody can, so there is
+    # always a token.
     secret = read_secret(file, TOKEN_VARIABLE)
     if secret is None:
         return "" if address.is_loopback else secrets.token_urlsafe(24)
@@ -561,13 +584,12 @@ async def _refuse(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         path = request.url.path[:100]
         code = {404: "no_such_address", 405: "wrong_method"}.get(error.status_code, "bad_request")
+        # Only errors that we raise have a code and a message of ours; all others pass here, so that
+        # a program has to understand one form.
         message = f"{request.method} {path}: {error.detail}"
-        if error.status_code == 405:
-            routes = [route for route in request.app.routes if route.path_regex.match(path)]
-            methods = {method for route in routes for method in route.methods or ()}
-            message += f"; it accepts {', '.join(sorted(methods))}"
         return ApiError(error.status_code, code, message, dict(error.headers or {})).response()
     if isinstance(error, RequestValidationError):
+        # The first is enough: the others are usually its consequences.
         first = error.errors()[0]
         field = ".".join(str(name)[:50] for name in first["loc"][1:4])
         return ApiError(422, "bad_request", f"{field}: {first['msg']}").response()
@@ -591,11 +613,9 @@ def make_server(
         # Under a name that resolves to this machine, a foreign page's requests would look like our
         # own.
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*LOOPBACK, address.host])
-    for name in ("uvicorn.error", "asyncio"):
-        logging.getLogger(name).addFilter(is_new)
     config = uvicorn.Config(
         app,
-        http=TimedProtocol,
+        http="h11",
         ws="none",
         log_config=None,
         log_level="warning",
@@ -609,8 +629,10 @@ def make_server(
 def serve(service: Service, address: Address, token: str) -> int:
     """Answer requests until SIGTERM or Ctrl-C, then finish running requests."""
     listener = address.listen()
+    # Port 0 is known only now.
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
+    # Behind `#`, which browsers send to nobody and servers do not log.
     fragment = f"#token={token}" if token else ""
     server = make_server(service, address, token, f"ready: http://{shown}:{port}/{fragment}\n")
     # After stopping, uvicorn raises the signal again, which would end the process with a failure
@@ -639,6 +661,7 @@ def start(
         )
     address = Address(arguments.host, arguments.port)
     token = read_token(address, arguments.token_file)
+    # After what fails at once (options, token), before the store, which has to belong to the model.
     verifier = load(arguments.model, arguments.device)
     if verifier.caution:
         logger.warning("%s: %s", verifier.name, verifier.caution)
