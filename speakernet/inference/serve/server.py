@@ -1,8 +1,8 @@
 """`speakernet serve`: a model over HTTP, for this machine or, with a token, for other machines.
 
 `Service` has one method per route. Each request runs its method in a thread (except for health and
-files), with the Python API. Only embedding differs: recordings of all requests go to one thread,
-which embeds those waiting in a batch.
+files), with the Python API. Only embedding differs: one thread embeds the recordings of all
+requests.
 
 Any web page can make a browser send requests to this machine, but it cannot set the headers Host,
 Origin and Sec-Fetch-Site, so these distinguish it from our own page.
@@ -20,6 +20,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 from importlib import resources
@@ -50,7 +51,6 @@ from speakernet.inference.decision import (
 from speakernet.inference.identification import Identification
 from speakernet.inference.people import PeopleStore, checked_name, normal_name
 from speakernet.inference.recordings import MIN_ENROL_SECONDS, Heard, Recording
-from speakernet.inference.serve.batching import Batcher
 from speakernet.inference.serve.limits import (
     DEADLINE,
     PAGE_PATHS,
@@ -126,11 +126,14 @@ class Service:
         limits: Limits,
         files: Mapping[str, bytes] | None = None,
     ) -> None:
-        # The batcher gets the verifier itself, the requests a copy whose embedding goes through the
-        # batcher; with one object for both, the batcher would wait for itself.
-        self.batcher = Batcher(lambda recordings: np.asarray(verifier.embed(recordings)))
+        # One thread embeds, clip after clip: torch keeps threads for every thread that calls it, and
+        # computations at the same time would only share the cores. Batches of clips were tried: on
+        # a CPU they take as long as their clips one by one.
+        self.embedding = ThreadPoolExecutor(1, "embedding")
+        self.num_clips = 0
+        self._embed_alone = verifier._embed_recordings
         self.verifier = copy.copy(verifier)
-        self.verifier._embed_recordings = self._embed_together  # type: ignore[method-assign]
+        self.verifier._embed_recordings = self._embed_in_turn  # type: ignore[method-assign]
         self.store = store
         self.files = files or {}
         self.limits = limits
@@ -156,9 +159,8 @@ class Service:
             "keeps_people": self.store is not None,
             "min_samples": verifier.min_samples,
             "in_browser": self._rule_for_page() if self.files else None,
-            "waiting": self.batcher.waiting.qsize(),
-            "clips": self.batcher.num_clips,
-            "batches": self.batcher.num_batches,
+            "waiting": self.embedding._work_queue.qsize(),
+            "clips": self.num_clips,
         }
 
     def _rule_for_page(self) -> Answer:
@@ -379,24 +381,27 @@ class Service:
                 "advice": str(error),
             }
 
-    # The verifier of a server is a copy whose embedding goes through the batcher, so that verify,
+    # The verifier of a server is a copy whose embedding goes through that thread, so that verify,
     # identify and enrol are the functions that the commands call: only where the network runs
     # differs, not what is decided.
-    def _embed_together(self, recordings: Sequence[Recording]) -> Tensor:
-        """Embeddings (recordings, dim), batched with those of other requests; stops at the
-        request's deadline.
+    def _embed_in_turn(self, recordings: Sequence[Recording]) -> Tensor:
+        """Embeddings (recordings, dim), after those of earlier requests; stops at the request's
+        deadline.
         """
-        futures = [self.batcher.submit(recording) for recording in recordings]
+        futures = [self.embedding.submit(self._embed_clip, recording) for recording in recordings]
         try:
-            embeddings = [
-                future.result(max(0.0, DEADLINE.get() - time.monotonic())) for future in futures
-            ]
+            return torch.cat(
+                [future.result(max(0.0, DEADLINE.get() - time.monotonic())) for future in futures]
+            )
         except FutureTimeout:
             raise too_slow(self.limits) from None
         finally:
             for future in futures:
                 future.cancel()
-        return torch.from_numpy(np.stack(embeddings))
+
+    def _embed_clip(self, recording: Recording) -> Tensor:
+        self.num_clips += 1
+        return self._embed_alone([recording])
 
     @contextlib.contextmanager
     def _opened(
@@ -539,7 +544,7 @@ def make_app(service: Service, token: bytes = b"", announcement: str = "") -> Fa
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         print(announcement, end="", flush=True)
         yield
-        service.batcher.close()
+        service.embedding.shutdown(wait=False, cancel_futures=True)
 
     # FastAPI's documentation pages load scripts from other servers.
     app = FastAPI(

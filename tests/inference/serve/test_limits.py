@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 
 import speakernet
-from speakernet.inference.serve.batching import MAX_TOGETHER, Batcher
 from speakernet.inference.serve.limits import Limits
 from speakernet.inference.serve.server import TOKEN_VARIABLE, Address, read_token
 
@@ -27,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from serve_helpers import RATE, refused, serving, wav
 
 TOKEN = "a-token-of-some-length"
-CLIENTS = 100
+CLIENTS = 60
 FOREIGN = [{"origin": "https://evil.example"}, {"origin": "null"}, {"sec-fetch-site": "same-site"}]
 
 
@@ -179,17 +178,16 @@ async def ask_together(address, clips):
         )
 
 
-def test_a_hundred_clients(models, voices):
+def test_many_clients(models, voices):
     clips = [wav(voices[speaker][0][:12000]) for speaker in range(6)]
     with serving(models[0]) as (address, service):
         answers = asyncio.run(ask_together(address, [clips[row % 6] for row in range(CLIENTS)]))
         assert [answer.status_code for answer in answers] == [200] * CLIENTS
-        assert service.batcher.num_batches < CLIENTS / 2
         for number, clip in enumerate(clips):
             alone = httpx.post(f"{address}/embed", files={"audio": clip}).json()["embedding"]
             for answer in answers[number::6]:
                 np.testing.assert_allclose(answer.json()["embedding"], alone, atol=1e-4)
-        assert service.batcher.num_clips == CLIENTS + 6
+        assert service.num_clips == CLIENTS + 6
 
 
 def test_too_many_requests(models, voices):
@@ -200,39 +198,10 @@ def test_too_many_requests(models, voices):
         assert httpx.post(f"{address}/embed", files={"audio": clip}).status_code == 200
 
 
-def test_batch_with_a_bad_clip():
-    sizes = []
-    has_begun = threading.Event()
-    may_continue = threading.Event()
-
-    def embed(clips):
-        has_begun.set()
-        may_continue.wait(10)
-        sizes.append(len(clips))
-        if any(len(clip) == 0 for clip in clips):
-            raise ValueError("empty")
-        return np.array([[len(clip)] for clip in clips])
-
-    batcher = Batcher(embed)
-    first = batcher.submit(np.zeros(7))
-    assert has_begun.wait(10)
-    others = [batcher.submit(np.zeros(number % 5)) for number in range(1, 5)]
-    cancelled = batcher.submit(np.zeros(9))
-    bad = batcher.submit(np.zeros(0))
-    assert batcher.waiting.qsize() == 6 and cancelled.cancel()
-    may_continue.set()
-    assert [future.result(10)[0] for future in (first, *others)] == [7, 1, 2, 3, 4]
-    with pytest.raises(ValueError, match="empty"):
-        bad.result(10)
-    batcher.close()
-    assert sizes[:2] == [1, 5] and MAX_TOGETHER > 5
-    assert batcher.submit(np.zeros(1)).cancelled()
-
-
 def test_time_limit_of_work(models, voices):
     limits = Limits(receive_seconds=0.5, answer_seconds=0.5)
     with serving(models[0], limits=limits) as (address, service):
-        inner = service.batcher._embed
+        inner = service._embed_alone
         computed = []
 
         def slowly(clips):
@@ -240,7 +209,7 @@ def test_time_limit_of_work(models, voices):
             computed.append(len(clips))
             return inner(clips)
 
-        service.batcher._embed = slowly
+        service._embed_alone = slowly
         identity = begin_stream(address, voices[0][0]).json()["id"]
         samples = (32768 * np.tile(voices[0][1], 4)[: 10 * RATE]).astype("<i2").tobytes()
         refused(httpx.post(f"{address}/streams/{identity}", content=samples), 504, "too_slow")
@@ -297,8 +266,9 @@ def test_command(models, voices, tmp_path):
 @pytest.mark.slow
 def test_stop_during_a_long_computation(models, voices):
     slow = (
-        "import sys, time; from speakernet.inference.serve import server; server.STOP_SECONDS = 1; "
-        "server.Batcher._answer = lambda *_: time.sleep(60); import speakernet.cli; "
+        "import sys, time; from speakernet.inference.serve import server; server.STOP_SECONDS = 1\n"
+        "def slow(self, clip): self.num_clips += 1; time.sleep(60)\n"
+        "server.Service._embed_clip = slow; import speakernet.cli; "
         "sys.exit(speakernet.cli.main())"
     )
     with (
