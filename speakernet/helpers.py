@@ -64,6 +64,7 @@ class PerformanceTracker:
         """Log and return the speed, memory and mean loss of all steps so far."""
         summary = self._speed.summary()
         steps = summary["steps"]
+        # Here at last the loss leaves the GPU, once for many steps.
         summary["mean_loss"] = float(self._loss_sum) / max(1, steps)
         speed = summary.get("utterances_per_second", 0.0)
         logger.info(
@@ -153,6 +154,7 @@ def log_system_info() -> dict[str, Any]:
         "flash attention": torch.backends.cuda.flash_sdp_enabled() and torch.cuda.is_available(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
+    # One line each, so that a log can be searched for what was off.
     for name, value in found.items():
         logger.info("%s: %s", name, value if value not in (None, False, [], "") else "no")
     return found

@@ -159,8 +159,8 @@ class GrowingFile:
         """Append a piece; return whether it was written."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # Opened for each piece: a file that is held open cannot be moved on Windows, and after
-            # a full disk it would keep half a line in its buffer.
+            # Unbuffered: a piece is with the system when this returns, and the number of bytes
+            # written shows whether the disk was full.
             with self.path.open("ab", buffering=0) as file:
                 before = os.fstat(file.fileno()).st_size
                 if file.write(content) < len(content):

@@ -26,7 +26,7 @@ from speakernet.assembly.training import build_model
 from speakernet.checkpoint import read_checkpoint
 from speakernet.config import Config
 from speakernet.config.schema import with_changes
-from speakernet.data.lists import StringTable, TrainingList, TrialList
+from speakernet.data.lists import TrainingList, TrialList
 from speakernet.data.names import folders_of, one_word
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation.calibration import (
@@ -159,7 +159,8 @@ def build_validation(
         # embedded in one pass.
         used = embedder
         if len(prepared) > 1:
-            together = one_pass([_audio_of(prepared[name]) for name in due], unions)
+            pairs = [(prepared[name].trials.recordings, prepared[name].source) for name in due]
+            together = one_pass(pairs, unions)
             used = dataclasses.replace(embedder, embed_with=together)
         results = {name: evaluate(used, *prepared[name]).results for name in due}
         # No plot uses the DET band of a validation, which would make each record ten times as long.
@@ -179,10 +180,6 @@ class _Validation(NamedTuple):
     source: AudioSource
     speakers: Speakers
     seed: int
-
-
-def _audio_of(validation: _Validation) -> tuple[StringTable, AudioSource]:
-    return validation.trials.recordings, validation.source
 
 
 def _prepare_validation(
@@ -233,7 +230,8 @@ def run_evaluation(
     # (network, mean embedding, cohort, calibration) is the same for all lists, so it is prepared
     # before the loop and frozen. Preparing it may take longer than scoring: the cohort and the
     # calibration list are often larger than the test list.
-    parts = prepare_scoring(config, inputs, Path(model_path), after_training=after_training)
+    parts = prepare_backend(config, inputs, Path(model_path), after_training=after_training)
+    parts = _calibrated(parts, config, inputs, after_training=after_training)
     if after_training and parts.measured and distributed.is_main():
         update_model_file(model_path, parts.measured, backs_up=False)
         logger.info("wrote to %s: %s", model_path, ", ".join(parts.measured))
@@ -346,14 +344,6 @@ class ScoringParts:
         return {**self.model.contents, **self.measured}
 
 
-def prepare_scoring(
-    config: Config, inputs: Inputs, path: Path, *, after_training: bool
-) -> ScoringParts:
-    """Load a model file and prepare what scoring needs: mean, cohort and calibration."""
-    parts = prepare_backend(config, inputs, path, after_training=after_training)
-    return _calibrated(parts, config, inputs, after_training=after_training)
-
-
 def prepare_backend(
     config: Config, inputs: Inputs, path: Path, *, after_training: bool
 ) -> ScoringParts:
@@ -387,12 +377,6 @@ def prepare_backend(
     if section.score_norm != "none":
         cohort, name, known_speakers["cohort"] = _embed_cohort(embedder, mean, config, inputs)
         backend = dataclasses.replace(backend, cohort=cohort, cohort_name=name)
-        if section.score_norm == "as" and len(cohort) <= section.cohort_size:
-            warnings.append(
-                f"the cohort has {len(cohort)} speakers and evaluation.cohort_size is "
-                f"{section.cohort_size}, so all of them are used, which is s-norm; a smaller "
-                "cohort_size makes it adaptive"
-            )
     return ScoringParts(
         path, model, embedder, backend, known_speakers, measured=measured, warnings=warnings
     )
@@ -657,17 +641,9 @@ def _with_provenance(
     )
 
 
-class Cohort(NamedTuple):
-    """The list that scores are normalised against."""
-
-    rows: TrainingList
-    source: AudioSource
-    left_out: np.ndarray
-    """Speakers, as rows of the list's table, who are no members."""
-
-
-def cohort_of(config: Config, inputs: Inputs) -> Cohort:
-    """The list of the cohort, without the speakers who choose the model or calibrate its scores.
+def cohort_of(config: Config, inputs: Inputs) -> tuple[TrainingList, AudioSource, np.ndarray]:
+    """The list of the cohort, its audio, and the speakers who are left out, as rows of its table:
+    those who choose the model or calibrate its scores.
 
     Otherwise their trials would be normalised against themselves, which lowers the scores of their
     targets, and the calibration would not fit anybody else's.
@@ -709,7 +685,7 @@ def cohort_of(config: Config, inputs: Inputs) -> Cohort:
             f"{cohort.rows.source} are not in {lists}; give a cohort of others with --cohort_list, "
             "or trials of fewer speakers"
         )
-    return Cohort(cohort.rows, cohort.source, left_out)
+    return cohort.rows, cohort.source, left_out
 
 
 def load_for_scoring(config: Config, path: str | Path) -> ModelFile:

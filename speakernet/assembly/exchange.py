@@ -65,9 +65,9 @@ def import_weights(arguments: argparse.Namespace) -> list[str]:
         toolkit = PUBLISHED[arguments.source]
         net, left_out = import_network(toolkit, arguments.model, contents, arguments.file)
         notes = [f"not loaded: {entry}" for entry in left_out]
-        # The tensors of CAM++ or ECAPA-TDNN have the same names and shapes in several toolkits,
-        # which feed them different features. No check of the weights can tell them apart, so the
-        # user is told what else would fit.
+        # Some networks have tensors of the same names and shapes in several toolkits, which feed
+        # them different features. No check of the weights can tell them apart, so the user is told
+        # what else would fit.
         for options in find_fitting(contents, arguments.file):
             if f"--from {arguments.source} " not in options:
                 notes.append(
@@ -159,6 +159,7 @@ def export(arguments: argparse.Namespace) -> list[str]:
         open_onnx,
     )
 
+    # Every refusal comes before the export, which takes minutes for a large network.
     path = check_target(arguments.out, arguments.int8, arguments.runtime, arguments.seconds)
     measures = arguments.trials is not None
     if measures != (arguments.audio is not None) or (measures and not arguments.int8):
@@ -225,6 +226,8 @@ def _notes_for_callers(model: ModelFile, seconds: float | None) -> list[str]:
             f"the file accepts one recording of exactly {num_samples:,} samples; callers repeat "
             "shorter ones and cut longer ones"
         )
+    # What the model file does around its network stays behind when only the network is exported, so
+    # whoever calls it has to be told.
     if model.net.preparation:
         todo = preparation_in_words(model.net.preparation)
         notes.append(

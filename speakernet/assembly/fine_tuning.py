@@ -320,8 +320,8 @@ class StagedRun:
             self._take_evaluated_weights(number, self.loss)
             self.loss = next_head(config, self.loss)
         first = self.config.training.stage
-        # The stages before it must not go on, but the trainer of each still has to be built,
-        # because the next one starts from its averages.
+        # The stages before it take no step, but run all the same: the next one takes over their
+        # loss.
         if first and number < [stage for stage, _ in self.stages].index(first):
             config = _without_further_epochs(config, self.folders[number], first)
         # Before the loader decides what to keep on the device: training comes first.

@@ -233,6 +233,8 @@ class Inputs:
         """Whether a trial list and all its recordings exist."""
         if not Path(path).is_file() or not Path(root).exists():
             return False
+        # A list half of whose recordings are missing is not an optional list that is absent, but it
+        # cannot be scored either; it is left out with the same warning.
         trials, source = self.trial_input(path, root)
         return not len(source.missing(trials.recordings))
 
@@ -365,6 +367,7 @@ def with_default_paths(config: Config) -> Config:
 def voices_of(config: Config) -> Voices:
     """The speeds to train on; without augmentation, only the recorded voice."""
     augment = config.augment
+    # Speeds are part of augmentation, although each is a voice and a class of its own.
     if not augment.enabled:
         return Voices()
     return Voices(

@@ -161,6 +161,8 @@ def fetch(name: str) -> Path:
             target, model_file_contents(net, loss_normalizes=True, training_summary=facts)
         )
         if "hub" not in entry:
+            # A download is a copy of ours; what the hub fetched belongs to its cache and is shared
+            # with other programs.
             file.unlink()
     return target
 
@@ -175,6 +177,7 @@ def _in_repository(
     folder = importlib.import_module("speakernet.models.hub").snapshot(
         repository, revision, files, what
     )
+    # Some repositories have the weights under one of two names.
     paths = [folder / name_of_file for name_of_file in files]
     file = next((path for path in paths if path.is_file()), None)
     if file is None:

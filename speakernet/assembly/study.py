@@ -153,6 +153,7 @@ class Study:
         plugins: Sequence[str],
         load: Callable[[Sequence[str]], LoadedConfig],
     ) -> None:
+        # Checked before anything is written: the folder of a refused study stays as it was.
         for key in keys_of(words) & SET_BY_STUDY.keys():
             raise ValueError(f"{key} cannot be an option of a study: {SET_BY_STUDY[key]}")
         self.plan = plan
@@ -175,6 +176,8 @@ class Study:
         """Refuse variants with an invalid configuration, and those already run with other
         settings.
         """
+        # A study goes on for days and is resumed by the same command, often after the plan was
+        # edited. New variants and seeds are welcome; a variant that changed under its name is not.
         for record in self.records():
             name = record["variant"]
             if name not in variants:
@@ -233,6 +236,8 @@ class Study:
         path = self.folder / RECORDS
         if not path.is_file():
             return []
+        # A line for each run, appended when it ends, so that a kill loses at most the runs that
+        # were under way.
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
     def table(self, variants: Sequence[str]) -> Table:
@@ -270,6 +275,7 @@ class Study:
         if status:
             logger.error("%s: failed with status %d; see %s", run, status, folder / OUTPUT)
             return False
+        # By their trials, because a run with several lists has several score files.
         scores = find_scores(folder, self._trials)[0]
         results = read_results(scores.with_name(RESULTS))
         # From the steps alone: evaluation and waiting for another run are not the cost of a
@@ -346,6 +352,7 @@ def _keys_in(settings: Settings) -> Iterator[str]:
         if isinstance(value, Mapping):
             yield from (f"{name}.{option}" for option in value)
         else:
+            # A plan may use the short names of the command line.
             yield ALIASES.get(name, name)
 
 

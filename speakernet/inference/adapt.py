@@ -485,8 +485,7 @@ def _inspect(
 ) -> tuple[dict[int, str], set[int]]:
     """Row -> why the recording is not used, and the rows of recordings with an empty upper band."""
     # A copy adds no voice and no session, but its pair with the original would count as a perfect
-    # recognition. Recordings without speech are refused because the front end would make a voice
-    # of their noise, and everybody's noise is alike.
+    # recognition. In a recording without speech, the noise would count as somebody's voice.
     refused = {}
     narrow = set()
     first_of: dict[str, str] = {}

@@ -347,8 +347,8 @@ def _write(
 ) -> tuple[Fit, Results, Path | None]:
     """Write the fits and return the first; ValueError if a fit on more pairs would be lost."""
     fit = fits[0]
-    # A calibration on thousands of pairs is worth more than one on a dozen of your own, and
-    # replacing it cannot be undone; the user has to say so with --out.
+    # A calibration on thousands of pairs is worth more than one on a dozen, and is not replaced
+    # unasked: with --out there are both.
     replaced = fit.replaced(verifier.contents) if out is None else None
     num_old = (replaced or {}).get("num_targets", 0)
     num_pairs = fit.origin.get("num_targets", 0)

@@ -125,7 +125,7 @@ def choose(
             )
         return Chosen(requested - 1)
     # A minute in all, spread over the recording: at its start one of two people may not have spoken
-    # yet, and all of an hour would take longer to decode than to embed.
+    # yet, and decoding all of an hour once more takes long.
     width = min(num_samples, round(WINDOW_SECONDS * sample_rate))
     num_windows = min(CHECKED_WINDOWS, num_samples // width)
     starts = np.linspace(0, num_samples - width, num_windows).astype(int)

@@ -99,15 +99,6 @@ def test_table():
                 {"model_config": {}} if format.SOURCE == "redimnet" else {}
             ), name
         assert ("hub" in entry) == ("files" in entry) == ("url" not in entry), name
-        assert published.NAME.fullmatch(entry.get("hub", name)) and entry.get(
-            "url", "https://"
-        ).startswith("https://")
-        assert (
-            re.fullmatch("[0-9a-f]{64}", entry.get("sha256", "0" * 64)) and entry["trained_on"]
-        ), name
-        assert entry["sample_rate"] == 16000 and all(
-            0 < one < 10 for one in entry.get("eer", {}).values()
-        ), name
     if REFERENCE.is_file():
         assert published.catalogue()["3dspeaker/campplus-zh-en"]["sha256"] == sha256_of(REFERENCE)
 

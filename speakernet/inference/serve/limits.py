@@ -95,6 +95,8 @@ class Budget:
         """Reserve this many bytes, or refuse the request; a negative number releases them."""
         # Requests reserve memory from several threads, and Python does not subtract atomically.
         with self._lock:
+            # Refused rather than queued: somebody whose upload waits for memory holds memory
+            # himself.
             if size > self.left:
                 raise busy("too much audio at once")
             self.left -= size
@@ -197,6 +199,8 @@ class Guard:
             async with self.slots:
                 await asyncio.wait_for(self.app(scope, body.receive, answer), limits.answer_seconds)
         except (ApiError, asyncio.TimeoutError) as error:
+            # Refusals are answers like any other; an exception would reach uvicorn, which answers
+            # 500.
             refusal = error if isinstance(error, ApiError) else too_slow(limits)
             await refusal.response()(scope, receive, answer)
         finally:

@@ -126,9 +126,9 @@ class Service:
         limits: Limits,
         files: Mapping[str, bytes] | None = None,
     ) -> None:
-        # One thread embeds, clip after clip: torch keeps threads for every thread that calls it, and
-        # computations at the same time would only share the cores. Batches of clips were tried: on
-        # a CPU they take as long as their clips one by one.
+        # One thread embeds, clip after clip: torch keeps threads for every thread that calls it,
+        # and computations at the same time would only share the cores. Batches of clips were tried:
+        # on a CPU they take as long as their clips one by one.
         self.embedding = ThreadPoolExecutor(1, "embedding")
         self.num_clips = 0
         self._embed_alone = verifier._embed_recordings
