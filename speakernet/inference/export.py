@@ -117,9 +117,8 @@ def export_model(
         quantisation.
     """
     model = load_model_file(model_path)
-    # An exported file runs where nobody can look into it, so it is written only after it has been
-    # run and compared with the network. Everything is held in memory until then: a file that exists
-    # is one that agrees.
+    # Written only after it has been run and compared with the network: it will run where nobody
+    # can look into it.
     least = model.net.min_samples
     usable = [waveform for waveform in speech if len(waveform) >= least]
     if not usable:
@@ -127,8 +126,6 @@ def export_model(
             f"none of the {len(speech)} recordings for the comparison has the {least} samples "
             f"({least / model.net.sample_rate:.2f} s) that {model.net.model_name} needs"
         )
-    # The comparison has to use what callers will feed: recordings of exactly this length, repeated
-    # or cut as docs/export.md tells them.
     num_samples = None if seconds is None else round(seconds * model.net.sample_rate)
     if num_samples is not None:
         if num_samples < least:
@@ -156,8 +153,7 @@ def export_model(
     if int8:
         logger.info("rounding to eight bits and comparing again")
         content = quantize(content)
-        # No limit here: eight bits always differ, and how much is tolerable only the error rate on
-        # trials can say.
+        # Without a limit: how much is tolerable only the error rate on trials can say.
         parities.append(compare(model, open_onnx(content), usable))
     with writing(path, OTHER_PLACE), atomic_write(path, "wb") as file:
         file.write(content)

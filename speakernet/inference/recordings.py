@@ -420,10 +420,7 @@ def inspect_recording(
     >>> inspect_recording(hiss, sample_rate=16000).speech_seconds
     0.0
     """
-    # The recording is read twice, once to find the speech and once to measure it, both times in
-    # pieces, so that memory does not grow with its length; a short one is decoded only once. All
-    # that is said about it is said about its speech: the noise of a pause harms nothing, since the
-    # pause is cut out.
+    # Read twice, to find the speech and to measure it, both times in pieces: memory does not grow.
     recording = open_recording(audio, sample_rate, SAMPLE_RATE).in_memory()
     name = recording.name
     # Of the samples, not of the file: the same recording in another container is still a copy.
@@ -433,7 +430,6 @@ def inspect_recording(
     heard = recording.cut_to(speech) if len(speech) else recording
     power, spectrum, clipped_share = _measure(heard)
     loudest_db = 10 * np.log10(float(power.max()) + 1e-12)
-    # Digital silence has no speech either, but there the advice is another: the microphone was off.
     if not len(speech) and loudest_db < SILENT_DB:
         raise NoSpeechError(
             f"{name}: silent: nothing is louder than {SILENT_DB:g} dB relative to full scale; turn "
@@ -460,7 +456,6 @@ def inspect_recording(
     if clipped_share > CLIPPED_SHARE:
         warnings.append("clipped: too many samples are at the peak level; record at a lower level")
     snr_db = power_ratio_db(power)
-    # Without speech there is nothing to compare the noise with.
     if speech_seconds and snr_db < NOISY_DB:
         warnings.append(f"noisy: speech is only {snr_db:.0f} dB above the quiet parts")
     return Quality(
