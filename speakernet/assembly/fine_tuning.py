@@ -259,7 +259,6 @@ def _compare(
     return sentences, worse
 
 
-@dataclasses.dataclass(eq=False)
 class StagedRun:
     """The stages of a run, trained one after another on one network; without stages there is one.
 
@@ -276,24 +275,31 @@ class StagedRun:
     (`first_stage_steps` in their last.pt), move their folder aside and start over.
     """
 
-    config: Config
-    inputs: Inputs
-    net: SpeakerNet
-    validate: Validate
-    stop: StopRequest | None = None
-    changed_lists: Sequence[str] = ()
-    """Names of the lists whose contents have changed since the run was finished."""
-    loss: SpeakerLoss | None = None
-    """The loss of the latest stage; None before the first."""
-    steps: int = 0
-    """Optimizer steps of the stages trained so far."""
-
-    def __post_init__(self) -> None:
-        self.stages = list(stages_of(self.config).items())
-        run_folder = Path(self.config.training.save_path)
+    def __init__(
+        self,
+        config: Config,
+        inputs: Inputs,
+        net: SpeakerNet,
+        validate: Validate,
+        stop: StopRequest | None = None,
+        changed_lists: Sequence[str] = (),
+    ) -> None:
+        self.config = config
+        self.stages = list(stages_of(config).items())
+        self.inputs = inputs
+        self.net = net
+        self.validate = validate
+        self.stop = stop
+        self.changed_lists = changed_lists
+        """Names of the lists whose contents have changed since the run was finished."""
+        run_folder = Path(config.training.save_path)
         self.folders = [run_folder]
         for number, (name, _) in enumerate(self.stages[1:], start=1):
             self.folders.append(stage_folder(run_folder, number, name))
+        self.loss: SpeakerLoss | None = None
+        """The loss of the latest stage; None before the first."""
+        self.steps = 0
+        """Optimizer steps of the stages trained so far."""
 
     def train(self) -> dict[str, Any]:
         """Train or resume all stages; return the summary of the run."""

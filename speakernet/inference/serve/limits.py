@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
@@ -111,27 +111,27 @@ class Budget:
             self.take(-size)
 
 
-@dataclass
 class _Body:
     """The body of a request: collected from the network, then handed to the application."""
 
-    receive_from_network: Receive
-    limits: Limits
-    budget: Budget
-    messages: collections.deque[Message] = field(default_factory=collections.deque)
-    num_bytes: int = 0
-    """Bytes that have arrived and are reserved in the budget."""
+    def __init__(self, receive: Receive, limits: Limits, budget: Budget) -> None:
+        self._receive_from_network = receive
+        self._limits = limits
+        self._budget = budget
+        self._messages: collections.deque[Message] = collections.deque()
+        self.num_bytes = 0
+        """Bytes that have arrived and are reserved in the budget."""
 
     async def collect(self) -> None:
         """Receive the whole body, or refuse it if it is too slow, too large or does not fit."""
-        limits = self.limits
+        limits = self._limits
         deadline = time.monotonic() + limits.receive_seconds
         is_complete = False
         while not is_complete:
             # Two limits: a sender that stalls is dropped soon, one that trickles eventually.
             seconds = min(limits.idle_seconds, deadline - time.monotonic())
             try:
-                message = await asyncio.wait_for(self.receive_from_network(), max(0.0, seconds))
+                message = await asyncio.wait_for(self._receive_from_network(), max(0.0, seconds))
             except asyncio.TimeoutError:
                 raise ApiError(
                     408,
@@ -142,16 +142,16 @@ class _Body:
             size = len(message.get("body", b""))
             if self.num_bytes + size > limits.body_bytes:
                 raise too_large(limits)
-            self.budget.take(size)
+            self._budget.take(size)
             self.num_bytes += size
-            self.messages.append(message)
+            self._messages.append(message)
             # A client that disconnects sends no more either.
             is_complete = not message.get("more_body", False)
 
     async def receive(self) -> Message:
         """The next piece, as an ASGI application expects it."""
         # Not kept: the application makes its own copy.
-        return self.messages.popleft() if self.messages else await self.receive_from_network()
+        return self._messages.popleft() if self._messages else await self._receive_from_network()
 
 
 class Guard:
