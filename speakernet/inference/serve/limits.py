@@ -4,18 +4,29 @@ import asyncio
 import collections
 import contextlib
 import hmac
+import logging
+import os
 import threading
 import time
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MEBIBYTE = 1 << 20
+HEADER_SECONDS = 10.0
+"""Time limit for the headers of a request."""
+# Windows has no sysconf.
+DESCRIPTORS = os.sysconf("SC_OPEN_MAX") if hasattr(os, "sysconf") else 1024
+MAX_WITHOUT_HEADERS = min(512, DESCRIPTORS // 2)
+"""Maximum number of connections that wait for headers; beyond it, the one that has waited longest
+is closed."""
 GRAPH = "model.onnx"
 DETECTOR = "speech.onnx"
 """Graphs that the page runs: the network, and silero-vad."""
@@ -61,6 +72,9 @@ class Limits:
     """Time for a request to arrive."""
     idle_seconds: float = 5.0
     """Time between two pieces of a request."""
+    arriving: int = 512
+    """Requests whose body is still arriving; beyond it, the one that has waited longest is
+    refused."""
     answer_seconds: float = 60.0
     """Time for a request to be answered before it times out."""
     streams: int = 64
@@ -93,10 +107,7 @@ class Budget:
 
     def take(self, size: int) -> None:
         """Reserve this many bytes, or refuse the request; a negative number releases them."""
-        # Requests reserve memory from several threads, and Python does not subtract atomically.
         with self._lock:
-            # Refused rather than queued: somebody whose upload waits for memory holds memory
-            # himself.
             if size > self.left:
                 raise busy("too much audio at once")
             self.left -= size
@@ -128,17 +139,11 @@ class _Body:
         deadline = time.monotonic() + limits.receive_seconds
         is_complete = False
         while not is_complete:
-            # Two limits: a sender that stalls is dropped soon, one that trickles eventually.
             seconds = min(limits.idle_seconds, deadline - time.monotonic())
             try:
                 message = await asyncio.wait_for(self._receive_from_network(), max(0.0, seconds))
             except asyncio.TimeoutError:
-                raise ApiError(
-                    408,
-                    "too_slow",
-                    f"the request did not arrive within {limits.receive_seconds:g} s, or paused "
-                    f"for {limits.idle_seconds:g} s; send it again",
-                ) from None
+                raise not_received(limits) from None
             size = len(message.get("body", b""))
             if self.num_bytes + size > limits.body_bytes:
                 raise too_large(limits)
@@ -170,6 +175,8 @@ class Guard:
         self.budget = budget
         self.token = token
         self.slots = asyncio.Semaphore(limits.requests)
+        self._arriving: dict[asyncio.Task[None], None] = {}
+        """Bodies that are still arriving; the one that began first comes first."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -185,39 +192,46 @@ class Guard:
 
         try:
             headers = Headers(scope=scope)
-            # From what costs nothing to what costs most: who asks, how much is announced, what has
-            # arrived, and only then a slot for the computation.
             self._check_sender(scope, headers)
             if int(headers.get("content-length", 0)) > limits.body_bytes:
                 raise too_large(limits)
-            await body.collect()
+            await self._await_body(body)
             if self.slots.locked():
                 raise busy(f"{limits.requests} requests are running")
-            # The work runs in a thread, which cannot be cancelled from here, so it waits for its
-            # embeddings only until this deadline.
             DEADLINE.set(time.monotonic() + limits.answer_seconds)
             async with self.slots:
                 await asyncio.wait_for(self.app(scope, body.receive, answer), limits.answer_seconds)
         except (ApiError, asyncio.TimeoutError) as error:
-            # Refusals are answers like any other; an exception would reach uvicorn, which answers
-            # 500.
             refusal = error if isinstance(error, ApiError) else too_slow(limits)
             await refusal.response()(scope, receive, answer)
         finally:
             self.budget.take(-body.num_bytes)
 
+    async def _await_body(self, body: "_Body") -> None:
+        """Wait until the body is complete; it is refused if too many others wait for theirs."""
+        arrival = asyncio.ensure_future(body.collect())
+        self._arriving[arrival] = None
+        if len(self._arriving) > self.limits.arriving:
+            next(iter(self._arriving)).cancel()
+        try:
+            # Returns on a cancelled arrival too, unlike awaiting it.
+            await asyncio.wait({arrival})
+            if arrival.cancelled():
+                raise not_received(self.limits)
+            arrival.result()
+        finally:
+            arrival.cancel()
+            del self._arriving[arrival]
+
     def _check_sender(self, scope: Scope, headers: Headers) -> None:
         origin = headers.get("origin")
         is_foreign = origin is not None and origin.partition("://")[2] != headers.get("host")
-        # Browsers that send no Origin on some requests send this header instead.
         is_foreign |= headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
         # Links from other sites to our page are harmless.
         if is_foreign and (scope["method"], scope["path"], origin) != ("GET", "/", None):
             raise ApiError(403, "foreign_page", "pages from other sites may not use this server")
         if self.token and scope["path"] not in OPEN_PATHS:
             sent_token = headers.get("authorization", "").removeprefix("Bearer ").strip()
-            # In constant time: a plain comparison ends at the first wrong letter, which can be
-            # measured.
             if not hmac.compare_digest(sent_token.encode("latin-1"), self.token):
                 raise ApiError(
                     401,
@@ -226,6 +240,53 @@ class Guard:
                     "server's owner for a token",
                     {"WWW-Authenticate": "Bearer"},
                 )
+
+
+class TimedProtocol(H11Protocol):
+    """uvicorn's HTTP protocol with a time limit on the headers of each request."""
+
+    waiting: ClassVar[dict[H11Protocol, asyncio.TimerHandle]] = {}
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._await_headers()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._await_headers()
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_waiting()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _await_headers(self) -> None:
+        self._stop_waiting()
+        self.waiting[self] = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
+        if len(self.waiting) > MAX_WITHOUT_HEADERS:
+            oldest = next(iter(self.waiting))
+            self.waiting.pop(oldest).cancel()
+            oldest.transport.abort()
+
+    def _stop_waiting(self) -> None:
+        if timer := self.waiting.pop(self, None):
+            timer.cancel()
+
+
+_logged: set[str] = set()
+
+
+def is_new(record: logging.LogRecord) -> bool:
+    """Filter out messages logged before, since a client can trigger the same one any number of
+    times.
+    """
+    num_before = len(_logged)
+    _logged.add(record.msg)
+    return len(_logged) > num_before
 
 
 def busy(reason: str) -> ApiError:
@@ -239,6 +300,16 @@ def too_large(limits: Limits) -> ApiError:
         413,
         "too_large",
         f"the request exceeds {limits.body_bytes:,} bytes; send fewer or shorter clips, or FLAC",
+    )
+
+
+def not_received(limits: Limits) -> ApiError:
+    """The refusal of a request whose body does not arrive."""
+    return ApiError(
+        408,
+        "too_slow",
+        f"the request did not arrive within {limits.receive_seconds:g} s, or paused for "
+        f"{limits.idle_seconds:g} s; send it again",
     )
 
 

@@ -1,8 +1,8 @@
 """`speakernet serve`: a model over HTTP, for this machine or, with a token, for other machines.
 
 `Service` has one method per route. Each request runs its method in a thread (except for health and
-files), with the Python API. Only embedding differs: one thread embeds the recordings of all
-requests.
+files), with the Python API. Only embedding differs: recordings of all requests go to one thread,
+which embeds those waiting in a batch.
 
 Any web page can make a browser send requests to this machine, but it cannot set the headers Host,
 Origin and Sec-Fetch-Site, so these distinguish it from our own page.
@@ -20,7 +20,6 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 from importlib import resources
@@ -51,6 +50,7 @@ from speakernet.inference.decision import (
 from speakernet.inference.identification import Identification
 from speakernet.inference.people import PeopleStore, checked_name, normal_name
 from speakernet.inference.recordings import MIN_ENROL_SECONDS, Heard, Recording
+from speakernet.inference.serve.batching import Batcher
 from speakernet.inference.serve.limits import (
     DEADLINE,
     PAGE_PATHS,
@@ -58,7 +58,9 @@ from speakernet.inference.serve.limits import (
     Budget,
     Guard,
     Limits,
+    TimedProtocol,
     busy,
+    is_new,
     too_slow,
 )
 from speakernet.inference.streams import SpeakerStream
@@ -126,14 +128,9 @@ class Service:
         limits: Limits,
         files: Mapping[str, bytes] | None = None,
     ) -> None:
-        # One thread embeds, clip after clip: torch keeps threads for every thread that calls it,
-        # and computations at the same time would only share the cores. Batches of clips were tried:
-        # on a CPU they take as long as their clips one by one.
-        self.embedding = ThreadPoolExecutor(1, "embedding")
-        self.num_clips = 0
-        self._embed_alone = verifier._embed_recordings
+        self.batcher = Batcher(lambda recordings: np.asarray(verifier.embed(recordings)))
         self.verifier = copy.copy(verifier)
-        self.verifier._embed_recordings = self._embed_in_turn  # type: ignore[method-assign]
+        self.verifier._embed_recordings = self._embed_together  # type: ignore[method-assign]
         self.store = store
         self.files = files or {}
         self.limits = limits
@@ -145,7 +142,6 @@ class Service:
         """Describe the model, and how busy the server is."""
         verifier = self.verifier
         rule = self.verifier.rule
-        # On how many pairs the thresholds rest, which the page shows beside `calibrated`.
         fitted = next(iter(rule.thresholds), {})
         return {
             "status": "ok",
@@ -159,8 +155,9 @@ class Service:
             "keeps_people": self.store is not None,
             "min_samples": verifier.min_samples,
             "in_browser": self._rule_for_page() if self.files else None,
-            "waiting": self.embedding._work_queue.qsize(),
-            "clips": self.num_clips,
+            "waiting": self.batcher.waiting.qsize(),
+            "clips": self.batcher.num_clips,
+            "batches": self.batcher.num_batches,
         }
 
     def _rule_for_page(self) -> Answer:
@@ -183,7 +180,6 @@ class Service:
     async def file(self, request: Request) -> Response:
         """Return a file of the page."""
         name = request.url.path[1:] or "page.html"
-        # The names come from fixed routes, so no path of a request reaches the disk.
         page = resources.files("speakernet.inference.serve") / "page" / name
         content = self.files.get(name) or page.read_bytes()
         return Response(content, media_type=MEDIA_TYPES.get(name.rpartition(".")[2]))
@@ -201,8 +197,6 @@ class Service:
         limits = DecisionLimits(false_accept_rate=false_accept_rate, threshold=threshold)
         # Checked first, so that no clip is decoded for nothing.
         self._decide(0.0, limits)
-        # Within the block, the memory of the clips counts against everybody else, so it is as short
-        # as possible.
         with self._opened([first, *second]) as (heard, clips):
             score, rule, seconds = self.verifier.score_heard(heard)
         return {**self._decide(score, limits, rule, seconds), "clips": clips}
@@ -229,7 +223,6 @@ class Service:
     def enrol(self, name: Annotated[str, Form()], audio: Clips) -> Answer:
         """Enrol a person, or add clips of a person who is already enrolled."""
         store = self._store()
-        # Before the clips are decoded.
         name = checked_name(name)
         with self._opened(audio, MIN_ENROL_SECONDS) as (heard, clips):
             done = enroll(self.verifier, store, name, heard)
@@ -275,15 +268,12 @@ class Service:
             except NotCalibratedError as error:
                 if false_accept_rate is not None:
                     raise
-                # Without a calibration nobody can be named, but the nearest people are shown all
-                # the same: with their scores somebody can choose a threshold.
                 advice = str(error)
                 nearest = tuple(store.identify(self.verifier.embed(heard[0].recording), top))
                 answer = Identification(None, None, nearest, len(store), None)
         decision = answer.decision
         candidates = []
         is_made = decision is not None and decision.is_made
-        # With too little speech there are no odds, as in `verify`.
         ratios = answer.ratios if is_made else [None] * len(answer.candidates)
         for (name, score), ratio in zip(answer.candidates, ratios, strict=True):
             candidates.append({"name": name, "score": score, "log_likelihood_ratio": ratio})
@@ -305,13 +295,11 @@ class Service:
     ) -> Answer:
         """Start comparing live speech with a clip."""
         with self._opened([reference]) as (heard, _):
-            # Outside the lock, since it embeds the reference.
             stream = self.verifier.stream(sample_rate, heard[0], threshold=threshold)
         with self._streams_lock:
             self._close_idle()
             if len(self.streams) >= self.limits.streams:
                 raise busy(f"{len(self.streams)} streams are open")
-            # Not guessable: whoever knows it can follow somebody else's stream.
             identity = secrets.token_urlsafe(12)
             self.streams[identity] = LiveStream(stream)
         return {"id": identity}
@@ -320,21 +308,16 @@ class Service:
         """Add samples: 16 bits, little-endian, one channel."""
         live = self._stream(identity)
         stream = live.stream
-        # An odd number of bytes would shift all later samples by half a sample, which is noise.
         if len(content) % 2:
             raise ApiError(
                 422, "bad_samples", f"{len(content)} bytes; expected whole 16-bit samples, mono"
             )
-        # Each second of a stream embeds up to ten, and a request that takes too long cannot be
-        # stopped.
         limit = self.limits.chunk_seconds
         if len(content) > 2 * limit * stream.sample_rate:
             raise ApiError(
                 413, "too_long", f"{len(content)} bytes; send at most {limit:g} s per request"
             )
         with live.lock:
-            # A client may send the next chunk before the last is answered, and a stream is not
-            # thread-safe.
             states = stream.add(np.frombuffer(content, dtype="<i2").astype(np.int16))
             live.last_used = time.monotonic()
             state = None
@@ -364,8 +347,6 @@ class Service:
         limits = limits or {}
         rule = rule or self.verifier.rule
         try:
-            # Without a calibration a request for a score still deserves an answer, but one for a
-            # false-accept rate does not: no score would mean that rate.
             decision = rule.decide(score, **limits, speech_seconds=speech_seconds)
             return {**vars(decision), "advice": None}
         except NotCalibratedError as error:
@@ -381,27 +362,24 @@ class Service:
                 "advice": str(error),
             }
 
-    # The verifier of a server is a copy whose embedding goes through that thread, so that verify,
+    # The verifier of a server is a copy whose embedding goes through the batcher, so that verify,
     # identify and enrol are the functions that the commands call: only where the network runs
     # differs, not what is decided.
-    def _embed_in_turn(self, recordings: Sequence[Recording]) -> Tensor:
-        """Embeddings (recordings, dim), after those of earlier requests; stops at the request's
-        deadline.
+    def _embed_together(self, recordings: Sequence[Recording]) -> Tensor:
+        """Embeddings (recordings, dim), batched with those of other requests; stops at the
+        request's deadline.
         """
-        futures = [self.embedding.submit(self._embed_clip, recording) for recording in recordings]
+        futures = [self.batcher.submit(recording) for recording in recordings]
         try:
-            return torch.cat(
-                [future.result(max(0.0, DEADLINE.get() - time.monotonic())) for future in futures]
-            )
+            embeddings = [
+                future.result(max(0.0, DEADLINE.get() - time.monotonic())) for future in futures
+            ]
         except FutureTimeout:
             raise too_slow(self.limits) from None
         finally:
             for future in futures:
                 future.cancel()
-
-    def _embed_clip(self, recording: Recording) -> Tensor:
-        self.num_clips += 1
-        return self._embed_alone([recording])
+        return torch.from_numpy(np.stack(embeddings))
 
     @contextlib.contextmanager
     def _opened(
@@ -428,14 +406,10 @@ class Service:
 
     def _decoded(self, upload: UploadFile, reserved: contextlib.ExitStack) -> Recording:
         # Made safe for messages: without folders, short and printable.
-        # Browsers send anything as a file name, also a path.
         name = (upload.filename or "clip").replace("\\", "/").rpartition("/")[2][:100]
         name = "".join(letter if letter.isprintable() else "?" for letter in name)
         limit = self.limits.clip_seconds
         rate = self.verifier.sample_rate
-        # The header says how long the decoded audio will be, so a small file that unpacks to
-        # gigabytes is refused before it is decoded. One second beyond the limit is read, or a
-        # recording without a length in its header could not be told to be too long.
         file, info = open_audio_bytes(upload.file.read(), name, limit + 1)
         num_values = info.num_samples * info.num_channels
         if info.seconds > limit or num_values > limit * MAX_SAMPLES_PER_SECOND:
@@ -519,8 +493,6 @@ def read_token(address: Address, file: Path | None) -> str:
     """The token that requests need, from a file or the environment; if not given, a new one, or
     empty on loopback.
     """
-    # On loopback the operating system decides who may connect; elsewhere everybody can, so there is
-    # always a token.
     secret = read_secret(file, TOKEN_VARIABLE)
     if secret is None:
         return "" if address.is_loopback else secrets.token_urlsafe(24)
@@ -544,7 +516,7 @@ def make_app(service: Service, token: bytes = b"", announcement: str = "") -> Fa
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         print(announcement, end="", flush=True)
         yield
-        service.embedding.shutdown(wait=False, cancel_futures=True)
+        service.batcher.close()
 
     # FastAPI's documentation pages load scripts from other servers.
     app = FastAPI(
@@ -589,12 +561,13 @@ async def _refuse(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         path = request.url.path[:100]
         code = {404: "no_such_address", 405: "wrong_method"}.get(error.status_code, "bad_request")
-        # Only errors that we raise have a code and a message of ours; all others pass here, so that
-        # a program has to understand one form.
         message = f"{request.method} {path}: {error.detail}"
+        if error.status_code == 405:
+            routes = [route for route in request.app.routes if route.path_regex.match(path)]
+            methods = {method for route in routes for method in route.methods or ()}
+            message += f"; it accepts {', '.join(sorted(methods))}"
         return ApiError(error.status_code, code, message, dict(error.headers or {})).response()
     if isinstance(error, RequestValidationError):
-        # The first is enough: the others are usually its consequences.
         first = error.errors()[0]
         field = ".".join(str(name)[:50] for name in first["loc"][1:4])
         return ApiError(422, "bad_request", f"{field}: {first['msg']}").response()
@@ -618,9 +591,11 @@ def make_server(
         # Under a name that resolves to this machine, a foreign page's requests would look like our
         # own.
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*LOOPBACK, address.host])
+    for name in ("uvicorn.error", "asyncio"):
+        logging.getLogger(name).addFilter(is_new)
     config = uvicorn.Config(
         app,
-        http="h11",
+        http=TimedProtocol,
         ws="none",
         log_config=None,
         log_level="warning",
@@ -634,10 +609,8 @@ def make_server(
 def serve(service: Service, address: Address, token: str) -> int:
     """Answer requests until SIGTERM or Ctrl-C, then finish running requests."""
     listener = address.listen()
-    # Port 0 is known only now.
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    # Behind `#`, which browsers send to nobody and servers do not log.
     fragment = f"#token={token}" if token else ""
     server = make_server(service, address, token, f"ready: http://{shown}:{port}/{fragment}\n")
     # After stopping, uvicorn raises the signal again, which would end the process with a failure
@@ -666,7 +639,6 @@ def start(
         )
     address = Address(arguments.host, arguments.port)
     token = read_token(address, arguments.token_file)
-    # After what fails at once (options, token), before the store, which has to belong to the model.
     verifier = load(arguments.model, arguments.device)
     if verifier.caution:
         logger.warning("%s: %s", verifier.name, verifier.caution)

@@ -94,7 +94,8 @@ def test_people(server, voices):
     assert math.isfinite(first["log_likelihood_ratio"])
     stranger = identify(threshold="1.5").json()
     assert stranger["name"] is None and stranger["candidates"][0]["name"] == ANNA
-    assert "top" in refused(identify(top="101"), 422, "bad_request")
+    for top in ("nan", "0", "101"):
+        assert "top" in refused(identify(top=top), 422, "bad_request")
     strict = identify().json()
     assert strict["threshold"] == 0.66 and strict["stranger_rate"] == pytest.approx(0.03)
     for name in listed:
@@ -157,10 +158,15 @@ def with_sample(value):
 
 
 BAD = {
+    "empty": b"",
     "text": b"this is text",
+    "no samples": wav(np.zeros(0, np.float32)),
+    "cut off": wav(sentence(0, 0))[:40],
     "20 ms": wav(sentence(0, 0)[4000:4320]),
+    "silence": wav(np.zeros(2 * RATE, np.float32)),
     "hiss": wav(np.random.default_rng(0).normal(0, 0.1, 2 * RATE)),
     "NaN": with_sample(np.nan),
+    "huge": with_sample(3e38),
 }
 
 
@@ -186,7 +192,10 @@ def test_bad_requests(server, voices):
     json_kind = {"content-type": "application/json"}
     for content, headers, status in [
         (b"{", json_kind, 422),
+        (b"", {}, 422),
+        (b"nonsense", kind, 400),
         (b"--x\r\ncut off", kind, 400),
+        (b"", {"content-type": "multipart/form-data"}, 400),
     ]:
         refused(server.post("/verify", content=content, headers=headers), status, "bad_request")
     clip = files(audio=voices[0][0])
@@ -194,8 +203,10 @@ def test_bad_requests(server, voices):
     half = files(first=voices[0][0])
     for address, code, how in [
         ("/verify", "bad_request", {"files": half}),
+        ("/embed", "bad_request", {"data": {"audio": "text"}, "files": {"x": b""}}),
         ("/people", "bad_request", {"data": {"name": "a"}, "files": many}),
         ("/people", "refused", {"data": {"name": "  "}, "files": clip}),
+        ("/compare", "bad_request", {"content": b'{"first": [1', "headers": json_kind}),
         ("/compare", "refused", {"json": {"first": [1.0], "second": [2.0]}}),
         (
             "/compare",
@@ -205,7 +216,8 @@ def test_bad_requests(server, voices):
     ]:
         message = refused(server.post(address, **how), 422, code)
         assert address != "/verify" or "second" in message
-    refused(server.get("/verify"), 405, "wrong_method")
+    assert "POST" in refused(server.get("/verify"), 405, "wrong_method")
+    assert "GET, POST" in refused(server.put("/people"), 405, "wrong_method")
     assert "/etc/passwd" in refused(server.get("/../../etc/passwd"), 404, "no_such_address")
 
 

@@ -19,15 +19,22 @@ import numpy as np
 import pytest
 
 import speakernet
-from speakernet.inference.serve.limits import Limits
+from speakernet.inference.serve import limits as module
+from speakernet.inference.serve.batching import MAX_TOGETHER, Batcher
+from speakernet.inference.serve.limits import Limits, TimedProtocol
 from speakernet.inference.serve.server import TOKEN_VARIABLE, Address, read_token
 
 sys.path.insert(0, str(Path(__file__).parent))
 from serve_helpers import RATE, refused, serving, wav
 
 TOKEN = "a-token-of-some-length"
-CLIENTS = 60
-FOREIGN = [{"origin": "https://evil.example"}, {"origin": "null"}, {"sec-fetch-site": "same-site"}]
+CLIENTS = 100
+ORIGINS = ("https://evil.example", "null", "http://localhost:1")
+FOREIGN = [
+    *({"origin": origin} for origin in ORIGINS),
+    {"sec-fetch-site": "cross-site"},
+    {"sec-fetch-site": "same-site"},
+]
 
 
 def test_foreign_pages_and_hosts(server, voices):
@@ -38,7 +45,7 @@ def test_foreign_pages_and_hosts(server, voices):
     own = {"origin": str(server.base_url).rstrip("/"), "sec-fetch-site": "same-origin"}
     assert server.post("/embed", files={"audio": wav(voices[0][0])}, headers=own).status_code == 200
     assert server.get("/", headers={"sec-fetch-site": "cross-site"}).status_code == 200
-    for host in ("127.0.0.1.evil.example:80", "192.168.0.1"):
+    for host in ("evil.example", "127.0.0.1.evil.example:80", "", "192.168.0.1"):
         assert server.get("/people", headers={"host": host}).status_code == 400
     assert server.get("/health", headers={"host": "localhost:1234"}).status_code == 200
 
@@ -71,14 +78,14 @@ def test_token(models, tmp_path):
 def test_tokens(tmp_path, monkeypatch):
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     everywhere = Address("0.0.0.0", 0)
-    for host in ("127.0.0.1", "::1"):
+    for host in ("127.0.0.1", "127.0.0.2", "::1"):
         assert read_token(Address(host, 0), None) == ""
     first, second = (read_token(everywhere, None) for _ in range(2))
     assert len(first) >= 24 and first != second
     file = tmp_path / "token"
     file.write_text("0123456789abcdef\n")
     assert read_token(everywhere, file) == "0123456789abcdef"
-    for content in (b"short", b"\xff" * 20):
+    for content in (b"short", b"\xff" * 20, b"\n", b"x" * 5000):
         file.write_bytes(content)
         with pytest.raises(ValueError, match="bytes"):
             read_token(everywhere, file)
@@ -91,7 +98,7 @@ def test_tokens(tmp_path, monkeypatch):
 def test_addresses():
     with Address("127.0.0.1", 0).listen() as taken:
         port = taken.getsockname()[1]
-        for where in (("127.0.0.1", port), ("::1", 70000)):
+        for where in (("127.0.0.1", port), ("no.such.host.invalid", 0), ("::1", 70000)):
             with pytest.raises(ValueError, match=rf"port {where[1]}\b"):
                 Address(*where).listen()
 
@@ -137,6 +144,18 @@ def test_decoded_audio_is_bounded_over_all_requests(models, voices):
         wait_for_memory(service)
 
 
+def test_slow_upload(models):
+    def slowly():
+        yield b"--x\r\n"
+        time.sleep(1.0)
+        yield b"--x--\r\n"
+
+    with serving(models[0], limits=Limits(receive_seconds=0.3)) as (address, _):
+        kind = {"content-type": "multipart/form-data; boundary=x"}
+        with contextlib.suppress(httpx.TransportError):
+            refused(httpx.post(f"{address}/embed", content=slowly(), headers=kind), 408, "too_slow")
+
+
 CHUNKED = (
     b"POST /embed HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n"
     b"Content-Type: multipart/form-data; boundary=x\r\n\r\n"
@@ -144,16 +163,19 @@ CHUNKED = (
 ANNOUNCED = CHUNKED.replace(b"Transfer-Encoding: chunked", b"Content-Length: 30000000")
 
 
-def test_bodies_that_do_not_arrive_keep_nobody_out(models, voices):
+@pytest.mark.parametrize("head", [CHUNKED, ANNOUNCED])
+def test_bodies_that_do_not_arrive_keep_nobody_out(models, voices, head):
     clip = {"audio": wav(voices[0][0])}
     # Fewer slots and less memory than there are idle requests.
-    limits = Limits(requests=2, memory_bytes=64 << 20)
+    limits = Limits(requests=2, memory_bytes=64 << 20, arriving=30)
     with serving(models[0], limits=limits) as (address, service):
         port = int(address.rpartition(":")[2])
         idle = [socket.create_connection(("127.0.0.1", port), 20) for _ in range(40)]
         for connection in idle:
-            connection.sendall(ANNOUNCED)
+            connection.sendall(head)
         assert httpx.post(f"{address}/embed", files=clip, timeout=20).status_code == 200
+        # Those that have waited longest gave way.
+        assert b" 408 " in idle[0].recv(1000)
         for connection in idle:
             connection.close()
         # A client that disconnects is forgotten, and its memory is free again.
@@ -169,6 +191,32 @@ def test_a_pause_ends_a_request(models):
         wait_for_memory(service)
 
 
+def test_unfinished_headers(models, monkeypatch):
+    monkeypatch.setattr(module, "HEADER_SECONDS", 1.0)
+    monkeypatch.setattr(module, "MAX_WITHOUT_HEADERS", 20)
+    with serving(models[0]) as (address, _):
+        port = int(address.rpartition(":")[2])
+        halves = [socket.create_connection(("127.0.0.1", port), 10) for _ in range(60)]
+        for connection in halves:
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+        assert httpx.get(f"{address}/health").json()["status"] == "ok"
+        assert len(TimedProtocol.waiting) <= 21
+        for connection in halves:
+            with connection, contextlib.suppress(ConnectionResetError):
+                assert connection.recv(10) == b""
+        records = [module.logging.makeLogRecord({"msg": message}) for message in ("a", "a", "b")]
+        assert [module.is_new(record) for record in records] == [True, False, True], "logged once"
+        # A connection kept open must also send its next headers in time.
+        with socket.create_connection(("127.0.0.1", port), 10) as kept:
+            kept.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            received = b""
+            while not received.endswith(b"}"):
+                received += kept.recv(1 << 16)
+            assert received.startswith(b"HTTP/1.1 200")
+            kept.sendall(b"GET /hea")
+            assert kept.recv(10) == b""
+
+
 async def ask_together(address, clips):
     """Answers of /embed to simultaneous requests, each over its own connection."""
     limits = httpx.Limits(max_connections=None)
@@ -178,16 +226,17 @@ async def ask_together(address, clips):
         )
 
 
-def test_many_clients(models, voices):
+def test_a_hundred_clients(models, voices):
     clips = [wav(voices[speaker][0][:12000]) for speaker in range(6)]
     with serving(models[0]) as (address, service):
         answers = asyncio.run(ask_together(address, [clips[row % 6] for row in range(CLIENTS)]))
         assert [answer.status_code for answer in answers] == [200] * CLIENTS
+        assert service.batcher.num_batches < CLIENTS / 2
         for number, clip in enumerate(clips):
             alone = httpx.post(f"{address}/embed", files={"audio": clip}).json()["embedding"]
             for answer in answers[number::6]:
                 np.testing.assert_allclose(answer.json()["embedding"], alone, atol=1e-4)
-        assert service.num_clips == CLIENTS + 6
+        assert service.batcher.num_clips == CLIENTS + 6
 
 
 def test_too_many_requests(models, voices):
@@ -198,10 +247,39 @@ def test_too_many_requests(models, voices):
         assert httpx.post(f"{address}/embed", files={"audio": clip}).status_code == 200
 
 
+def test_batch_with_a_bad_clip():
+    sizes = []
+    has_begun = threading.Event()
+    may_continue = threading.Event()
+
+    def embed(clips):
+        has_begun.set()
+        may_continue.wait(10)
+        sizes.append(len(clips))
+        if any(len(clip) == 0 for clip in clips):
+            raise ValueError("empty")
+        return np.array([[len(clip)] for clip in clips])
+
+    batcher = Batcher(embed)
+    first = batcher.submit(np.zeros(7))
+    assert has_begun.wait(10)
+    others = [batcher.submit(np.zeros(number % 5)) for number in range(1, 5)]
+    cancelled = batcher.submit(np.zeros(9))
+    bad = batcher.submit(np.zeros(0))
+    assert batcher.waiting.qsize() == 6 and cancelled.cancel()
+    may_continue.set()
+    assert [future.result(10)[0] for future in (first, *others)] == [7, 1, 2, 3, 4]
+    with pytest.raises(ValueError, match="empty"):
+        bad.result(10)
+    batcher.close()
+    assert sizes[:2] == [1, 5] and MAX_TOGETHER > 5
+    assert batcher.submit(np.zeros(1)).cancelled()
+
+
 def test_time_limit_of_work(models, voices):
     limits = Limits(receive_seconds=0.5, answer_seconds=0.5)
     with serving(models[0], limits=limits) as (address, service):
-        inner = service._embed_alone
+        inner = service.batcher._embed
         computed = []
 
         def slowly(clips):
@@ -209,7 +287,7 @@ def test_time_limit_of_work(models, voices):
             computed.append(len(clips))
             return inner(clips)
 
-        service._embed_alone = slowly
+        service.batcher._embed = slowly
         identity = begin_stream(address, voices[0][0]).json()["id"]
         samples = (32768 * np.tile(voices[0][1], 4)[: 10 * RATE]).astype("<i2").tobytes()
         refused(httpx.post(f"{address}/streams/{identity}", content=samples), 504, "too_slow")
@@ -266,9 +344,8 @@ def test_command(models, voices, tmp_path):
 @pytest.mark.slow
 def test_stop_during_a_long_computation(models, voices):
     slow = (
-        "import sys, time; from speakernet.inference.serve import server; server.STOP_SECONDS = 1\n"
-        "def slow(self, clip): self.num_clips += 1; time.sleep(60)\n"
-        "server.Service._embed_clip = slow; import speakernet.cli; "
+        "import sys, time; from speakernet.inference.serve import server; server.STOP_SECONDS = 1; "
+        "server.Batcher._answer = lambda *_: time.sleep(60); import speakernet.cli; "
         "sys.exit(speakernet.cli.main())"
     )
     with (
