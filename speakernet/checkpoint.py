@@ -67,6 +67,10 @@ def read_checkpoint(path: str | Path) -> Any:
             f"{path} is a folder; give the path of a model file, such as {path / 'best.pt'}"
         )
     try:
+        # Files from elsewhere are read here, so nothing is believed: neither that it is a file at
+        # all, nor its sizes, nor its pickles. What is wrong is told apart into two kinds, because
+        # the trainer falls back to an earlier checkpoint for a damaged file but not for a disk that
+        # is away (`DamagedError`).
         with open_regular(path) as file:
             if instead := in_place_of_a_file(file):
                 raise DamagedError(f"{path} is not a checkpoint but {instead}")
@@ -186,6 +190,7 @@ def _check_members(path: Path) -> None:
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
         unpacked = sum(member.file_size for member in members)
+        # A zip bomb would fill the memory before torch finds anything wrong.
         if unpacked > max(ALWAYS_UNPACKED_BYTES, MAX_UNPACKED * path.stat().st_size):
             raise DamagedError(f"{path} would unpack to {human_bytes(unpacked)}; {ADVICE}")
         # For a folder entry, torch reads nothing and returns uninitialised memory.
@@ -208,6 +213,8 @@ def _check_tensors(contents: Any, path: Path) -> None:
     while waiting:
         value = waiting.pop()
         if isinstance(value, torch.Tensor):
+            # A tensor of stride 0 takes no memory here, and terabytes as soon as somebody copies
+            # it.
             claimed = value.numel() * value.element_size()
             is_held = value.device.type == "cpu" and value.layout == torch.strided
             if not is_held or claimed > max(SMALL_TENSOR_BYTES, value.untyped_storage().nbytes()):

@@ -58,6 +58,7 @@ def evaluation_folder(folder: Path, trial_list: str | Path) -> Path:
 
 def stage_folder(folder: Path, number: int, name: str) -> Path:
     """The folder of a later stage, numbered from 0; the first stage uses the run folder."""
+    # A run that version 0.3.0 began goes on in the folder that it has.
     before = folder / LARGE_MARGIN_FOLDER
     if name == LARGE_MARGIN_FOLDER and before.is_dir():
         return before
@@ -82,6 +83,8 @@ def is_reported(run_folder: Path, test_lists: Iterable[str]) -> bool:
     """
     models = [run_folder / BEST, run_folder / LAST]
     models += [folder / LAST for folder in later_stages(run_folder).values()]
+    # By dates, because a report is written after the models; what is in a copied folder is compared
+    # by checksums elsewhere (`assembly.runs`).
     latest = max(model.stat().st_mtime_ns for model in models if model.exists())
     for folder in (run_folder, *(evaluation_folder(run_folder, name) for name in test_lists)):
         for name in EVALUATION_FILES:
@@ -101,15 +104,17 @@ def move_aside(path: Path) -> Path:
 def refuse_unusable(folder: str | Path) -> None:
     """Refuse a run folder that cannot be created or written, without changing anything."""
     path = Path(folder)
+    # Nothing is created to find out: a run that is refused for another reason must leave no folder.
     nearest = path
     while not os.path.lexists(nearest):
         nearest = nearest.absolute().parent
     if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
         return
-    reason = f"cannot be written: {nearest} is read-only for you"
-    if not nearest.is_dir():
-        reason = "is a file" if nearest == path else f"is below {nearest}, which is a file"
-    raise ValueError(f"training.save_path: {path} {reason}; choose another --save_path")
+    reason = "is read-only for you" if nearest.is_dir() else "is a file"
+    raise ValueError(
+        f"training.save_path: {path} cannot be written, because {nearest} {reason}; choose another "
+        "--save_path"
+    )
 
 
 @contextlib.contextmanager
@@ -154,6 +159,8 @@ class GrowingFile:
         """Append a piece; return whether it was written."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            # Unbuffered: a piece is with the system when this returns, and the number of bytes
+            # written shows whether the disk was full.
             with self.path.open("ab", buffering=0) as file:
                 before = os.fstat(file.fileno()).st_size
                 if file.write(content) < len(content):
@@ -184,6 +191,8 @@ class LogFile(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one record, after those that have waited for the folder."""
+        # The first lines are logged before it is known whether the run may use its folder; they
+        # wait in memory until the folder exists.
         self._waiting.append((self.format(record) + "\n").encode("utf-8", "backslashreplace"))
         if self._file.path.parent.is_dir():
             waited = self._waiting

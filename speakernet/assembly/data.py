@@ -146,6 +146,7 @@ def _refuse_augmenting_elsewhere(device: torch.device, *, is_there: bool) -> Non
     """Refuse `augment.device: cuda` if the noise cannot be on the GPU."""
     if device.type != "cuda":
         raise ValueError(f"augment.device is cuda, but training runs on {device.type}; use auto")
+    # Asked for by name, so a slow substitute would be a surprise; `auto` falls back quietly.
     if not is_there:
         raise ValueError(
             "augment.device is cuda, but noise and RIRs cannot be kept in the GPU's memory (the "
@@ -155,6 +156,7 @@ def _refuse_augmenting_elsewhere(device: torch.device, *, is_there: bool) -> Non
 
 def _keep_noise_in_ram(augmenter: Augmenter, reader: sources.RowReader, limit_bytes: int) -> None:
     """Noise is read more often than speech: babble takes three to seven clips per utterance."""
+    # Banks that read the corpus itself (babble) are not copied: it may be far larger than memory.
     noise = {kind: bank for kind, bank in augmenter.banks.items() if bank.reader is not reader}
     if noise and not clips_into_ram(noise, limit_bytes):
         logger.info("noise clips are read from disk: they do not fit into data.cache_megabytes")
@@ -180,6 +182,8 @@ def _placed(
             speakers=maker.speakers,
             speeds=maker.speeds,
         )
+    # Who makes the crops: the device itself, if the corpus is there (above), otherwise worker
+    # processes or this process, and in front of them whatever reads ahead.
     running: batches.CropMaker = maker
     if options.num_workers:
         pins = device.type == "cuda" and bool(options.pin_memory)
@@ -236,6 +240,7 @@ def _sampler(
         training.rows.labels, data, seed=config.runtime.seed, eligible=eligible, voices=voices
     )
     world_size = distributed.world_size()
+    # A corpus at an address is read shard by shard, which changes the order of the rows.
     training.source.order(sampler, training.rows, training.table, world_size)
     smallest = sampler.smallest_batch
     usual = sampler.batch_size
@@ -258,6 +263,7 @@ def _reader(data: DataOptions, training: TrainingInput) -> sources.RowReader:
     source = training.source
     table = training.table
     free = usable_memory_bytes() * choices.MEMORY_SHARE
+    # Workers share the corpus through shared memory, which containers limit (64 MB by default).
     budget = int(min(free, sharing.free_shared_memory() * SHARED_MEMORY_SHARE))
     choice = choices.choose_ram_corpus(
         switch=data.ram_corpus,
@@ -298,6 +304,7 @@ def _resolve_auto(
     is_spawned: bool,
 ) -> DataOptions:
     """The section with every `auto` for workers and queues resolved."""
+    # By the longest crops, for which the queues must have room too.
     samples = audio.crop_samples(max(data.crop_frames, data.crop_frames_max), data.sample_rate)
     batch_bytes = data.batch_size * sampler.unit * samples * sample_bytes
     free_shared = sharing.free_shared_memory()
@@ -342,6 +349,9 @@ def choose_placement(
     data = config.data
     device = inputs.device
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else usable_memory_bytes()
+    # First it is decided what may be on the device at all, then what fits, noise before corpus. The
+    # order of the two questions matters: a corpus that takes the last gigabyte would leave the
+    # augmentation to the host, and then it would have been better on the host itself.
     bound = int(data.device_gigabytes * GIGABYTE) or int(
         max(0, free - reserved_bytes) * choices.MEMORY_SHARE
     )

@@ -42,6 +42,7 @@ def build_sweep(config: Config) -> Callable[..., Any]:
     augment = config.augment
     rate = config.data.sample_rate
     cache = AudioCache(config.data.cache_megabytes << 20)
+    # Read only if a kind of the sweep needs them: the headers of a noise collection take a while.
     banks = (
         noise_banks(augment.noise_path, rate, cache)
         if "noise" in kinds and augment.noise_path
@@ -58,6 +59,8 @@ def fit_plda(config: Config, inputs: Inputs, model: ModelFile, path: Path) -> No
     """Add PLDA, fitted on the training list (with the run's simulated microphones), to a model file
     that has none.
     """
+    # Of a run that is finished and started again: fitting once more would change the fingerprint,
+    # and with it every store of people.
     if model.contents.get("adaptation"):
         return
     training = inputs.training
@@ -81,6 +84,7 @@ def fit_plda(config: Config, inputs: Inputs, model: ModelFile, path: Path) -> No
     embeddings = embed_utterances(
         net, source, rows.paths, WHOLE, Forward(inputs.device), description="embedding for PLDA"
     )
+    # Every rank embeds its part, but the file is written once.
     if distributed.is_main():
         fitted = adaptation.plda(
             embeddings[:, 0].astype(np.float64), rows.labels, shrinkage=SHRINKAGE

@@ -26,7 +26,7 @@ from speakernet.assembly.training import build_model
 from speakernet.checkpoint import read_checkpoint
 from speakernet.config import Config
 from speakernet.config.schema import with_changes
-from speakernet.data.lists import StringTable, TrainingList, TrialList
+from speakernet.data.lists import TrainingList, TrialList
 from speakernet.data.names import folders_of, one_word
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation.calibration import (
@@ -130,6 +130,7 @@ def build_validation(
     for name, trial_list in lists.items():
         prepared[name] = _prepare_validation(config, inputs.device, trial_list)
     embedder = build_embedder(config, net, inputs.device, section.validation_precision)
+    # A validation may take minutes, and a job that is told to stop has less.
     forward = dataclasses.replace(embedder.forward, is_stopped=is_stopped)
     embedder = dataclasses.replace(embedder, forward=forward)
     at_the_end = {
@@ -154,9 +155,12 @@ def build_validation(
 
     def validate(epoch: int) -> dict[str, Any]:
         due = [name for name in prepared if is_due(name, epoch)]
+        # Lists share recordings (VoxCeleb1-O is part of E), so those that are due together are
+        # embedded in one pass.
         used = embedder
         if len(prepared) > 1:
-            together = one_pass([_audio_of(prepared[name]) for name in due], unions)
+            pairs = [(prepared[name].trials.recordings, prepared[name].source) for name in due]
+            together = one_pass(pairs, unions)
             used = dataclasses.replace(embedder, embed_with=together)
         results = {name: evaluate(used, *prepared[name]).results for name in due}
         # No plot uses the DET band of a validation, which would make each record ten times as long.
@@ -178,15 +182,12 @@ class _Validation(NamedTuple):
     seed: int
 
 
-def _audio_of(validation: _Validation) -> tuple[StringTable, AudioSource]:
-    return validation.trials.recordings, validation.source
-
-
 def _prepare_validation(
     config: Config, device: torch.device, trial_list: TrialInput
 ) -> _Validation:
     section = config.evaluation
     seed = config.runtime.seed
+    # The same subset at every validation, since a run chooses its best epoch by comparing them.
     trials = subset(trial_list.trials, section.max_trials, seed)
     if trials.labels is not None and len(np.unique(trials.labels)) < 2:
         raise ValueError(
@@ -229,7 +230,8 @@ def run_evaluation(
     # (network, mean embedding, cohort, calibration) is the same for all lists, so it is prepared
     # before the loop and frozen. Preparing it may take longer than scoring: the cohort and the
     # calibration list are often larger than the test list.
-    parts = prepare_scoring(config, inputs, Path(model_path), after_training=after_training)
+    parts = prepare_backend(config, inputs, Path(model_path), after_training=after_training)
+    parts = _calibrated(parts, config, inputs, after_training=after_training)
     if after_training and parts.measured and distributed.is_main():
         update_model_file(model_path, parts.measured, backs_up=False)
         logger.info("wrote to %s: %s", model_path, ", ".join(parts.measured))
@@ -239,6 +241,8 @@ def run_evaluation(
     for name, listed in lists.items():
         embedder = dataclasses.replace(parts.embedder, embed_with=shared)
         if name and embedder.stores:
+            # Each list keeps its embeddings in its own folder, and looks into those of the others
+            # too.
             store = evaluation_folder(Path(config.training.save_path), name) / EMBEDDINGS
             embedder = dataclasses.replace(embedder, stores=(store, *embedder.stores))
         speakers = speakers_of(listed.trials, section.speaker_table)
@@ -289,6 +293,8 @@ def _with_groups(
     swept = None
     if sweep is not None:
         score = functools.partial(_scores, parts, trials)
+        # On the same draws of speakers, so that a difference between two rows is not one of the
+        # draws.
         swept = sweep(source, score, *scored, **draws)
     results = dataclasses.replace(
         evaluation.results,
@@ -302,6 +308,7 @@ def _with_groups(
 
 def _scores(parts: "ScoringParts", trials: TrialList, source: AudioSource) -> np.ndarray:
     """Scores of other audio than that of a store."""
+    # A store is keyed by names, and degraded audio has the names of the original.
     embedder = dataclasses.replace(parts.embedder, stores=())
     return score_trials(embedder, parts.backend, trials, source).scores
 
@@ -337,14 +344,6 @@ class ScoringParts:
         return {**self.model.contents, **self.measured}
 
 
-def prepare_scoring(
-    config: Config, inputs: Inputs, path: Path, *, after_training: bool
-) -> ScoringParts:
-    """Load a model file and prepare what scoring needs: mean, cohort and calibration."""
-    parts = prepare_backend(config, inputs, path, after_training=after_training)
-    return _calibrated(parts, config, inputs, after_training=after_training)
-
-
 def prepare_backend(
     config: Config, inputs: Inputs, path: Path, *, after_training: bool
 ) -> ScoringParts:
@@ -358,6 +357,7 @@ def prepare_backend(
     known_speakers = {}
     if after_training:
         known_speakers["training list"] = _plain_names(inputs.training.rows.speakers)
+    # Scoring never writes to the model file, and PLDA belongs to it.
     if section.plda and not backend.adaptation:
         warnings.append(
             "evaluation.plda is on, but the model file has no PLDA; evaluation does not fit one"
@@ -377,12 +377,6 @@ def prepare_backend(
     if section.score_norm != "none":
         cohort, name, known_speakers["cohort"] = _embed_cohort(embedder, mean, config, inputs)
         backend = dataclasses.replace(backend, cohort=cohort, cohort_name=name)
-        if section.score_norm == "as" and len(cohort) <= section.cohort_size:
-            warnings.append(
-                f"the cohort has {len(cohort)} speakers and evaluation.cohort_size is "
-                f"{section.cohort_size}, so all of them are used, which is s-norm; a smaller "
-                "cohort_size makes it adaptive"
-            )
     return ScoringParts(
         path, model, embedder, backend, known_speakers, measured=measured, warnings=warnings
     )
@@ -414,6 +408,8 @@ def _mean_entries(
     the mean of this way of embedding.
     """
     mode = modes_of(embedder.options)[0]
+    # The mean depends on how recordings are embedded: crops have another one than whole recordings.
+    # So the file says what its mean is of, and another way measures its own.
     described = way_of(embedder.options.model_copy(update={"embedding": mode}))
     has_mean = contents.get("embedding_mean") is not None
     kept_of = contents.get("embedding_mean_of")
@@ -429,6 +425,8 @@ def _mean_entries(
             "and --train_path, or evaluation.subtract_mean: false"
         )
     training = inputs.training
+    # Some thousand utterances give the mean as well as a million do. They are drawn, because a list
+    # is sorted by speaker.
     order = numpy_generator(config.runtime.seed, MEAN_STREAM).permutation(len(training.rows))
     rows = np.sort(order[: config.evaluation.mean_utterances])
     names = training.rows.paths.take(rows)
@@ -643,17 +641,9 @@ def _with_provenance(
     )
 
 
-class Cohort(NamedTuple):
-    """The list that scores are normalised against."""
-
-    rows: TrainingList
-    source: AudioSource
-    left_out: np.ndarray
-    """Speakers, as rows of the list's table, who are no members."""
-
-
-def cohort_of(config: Config, inputs: Inputs) -> Cohort:
-    """The list of the cohort, without the speakers who choose the model or calibrate its scores.
+def cohort_of(config: Config, inputs: Inputs) -> tuple[TrainingList, AudioSource, np.ndarray]:
+    """The list of the cohort, its audio, and the speakers who are left out, as rows of its table:
+    those who choose the model or calibrate its scores.
 
     Otherwise their trials would be normalised against themselves, which lowers the scores of their
     targets, and the calibration would not fit anybody else's.
@@ -695,7 +685,7 @@ def cohort_of(config: Config, inputs: Inputs) -> Cohort:
             f"{cohort.rows.source} are not in {lists}; give a cohort of others with --cohort_list, "
             "or trials of fewer speakers"
         )
-    return Cohort(cohort.rows, cohort.source, left_out)
+    return cohort.rows, cohort.source, left_out
 
 
 def load_for_scoring(config: Config, path: str | Path) -> ModelFile:

@@ -65,6 +65,9 @@ def import_weights(arguments: argparse.Namespace) -> list[str]:
         toolkit = PUBLISHED[arguments.source]
         net, left_out = import_network(toolkit, arguments.model, contents, arguments.file)
         notes = [f"not loaded: {entry}" for entry in left_out]
+        # Some networks have tensors of the same names and shapes in several toolkits, which feed
+        # them different features. No check of the weights can tell them apart, so the user is told
+        # what else would fit.
         for options in find_fitting(contents, arguments.file):
             if f"--from {arguments.source} " not in options:
                 notes.append(
@@ -73,6 +76,8 @@ def import_weights(arguments: argparse.Namespace) -> list[str]:
                 )
     else:
         net, notes = _import_classic(arguments, contents)
+    # Whether embeddings are compared at unit length or as they are depends on the loss of the
+    # training, which a published checkpoint does not contain.
     loss: Any = lookup(LOSSES, arguments.loss, "loss").options if arguments.loss else LossOptions
     summary = {
         "imported_from": arguments.source,
@@ -104,6 +109,8 @@ def _import_classic(
     if not voxceleb_trainer.is_ours_to_read(contents):
         raise unknown_file(contents, path)
     lookup(MODELS, arguments.model, "model")
+    # voxceleb_trainer saves weights and no options. Most can be read from the shapes of the
+    # tensors; what cannot is asked for or, if a wrong guess only costs accuracy, assumed and said.
     described = voxceleb_trainer.describe(contents)
     if described.model != arguments.model:
         raise ValueError(f"{path} contains a {described.model}, but --model says {arguments.model}")
@@ -122,6 +129,7 @@ def _import_classic(
         described.model, pooling, described.embedding_dim, options, front_end_options=front_end
     )
     translated = voxceleb_trainer.translate(contents, net, path)
+    # Before they are loaded: a network with NaN or of another shape must not be written.
     check_finite(translated.weights, path)
     check_fits(translated.weights, net.state_dict(), path)
     net.load_state_dict(translated.weights)
@@ -151,6 +159,7 @@ def export(arguments: argparse.Namespace) -> list[str]:
         open_onnx,
     )
 
+    # Every refusal comes before the export, which takes minutes for a large network.
     path = check_target(arguments.out, arguments.int8, arguments.runtime, arguments.seconds)
     measures = arguments.trials is not None
     if measures != (arguments.audio is not None) or (measures and not arguments.int8):
@@ -169,6 +178,7 @@ def export(arguments: argparse.Namespace) -> list[str]:
         speech = [read_audio(recording, sample_rate=rate) for recording in arguments.speech]
         kind = "recordings"
     elif measures:
+        # The recordings of the list are those for which the export is meant.
         speech = [source.read(name) for name in list(trials.names)[:NUM_COMPARED]]
         kind = "recordings of the list"
     else:
@@ -190,6 +200,7 @@ def export(arguments: argparse.Namespace) -> list[str]:
     lines += _notes_for_callers(model, arguments.seconds)
     if measures:
         net = model.net
+        # From the file that was written, not from what it was made of.
         small = ExportedEmbedder(
             open_onnx(path.read_bytes()), rate, net.min_samples, net.preparation
         )
@@ -215,6 +226,8 @@ def _notes_for_callers(model: ModelFile, seconds: float | None) -> list[str]:
             f"the file accepts one recording of exactly {num_samples:,} samples; callers repeat "
             "shorter ones and cut longer ones"
         )
+    # What the model file does around its network stays behind when only the network is exported, so
+    # whoever calls it has to be told.
     if model.net.preparation:
         todo = preparation_in_words(model.net.preparation)
         notes.append(

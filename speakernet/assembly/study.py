@@ -47,9 +47,10 @@ RECORDS = "results.jsonl"
 RUNS = "runs"
 VARIANTS = "variants"
 PROTOCOL = "protocol"
+PROTOCOL_SEED = 1
+"""Draws the held-out speakers; the same for every study, so that studies can be compared."""
 OUTPUT = "output.txt"
 """In a run's folder: what the process printed."""
-RECIPE = "recipe"
 NONTARGETS_PER_TARGET = 20
 """In the trials of a protocol: 30 speakers with 8 utterances give 840 targets and 16,800
 non-targets."""
@@ -71,19 +72,16 @@ class Plan(Options):
     reference: str
     """The variant that the others are compared with."""
     variants: dict[str, dict[str, Any] | None]
-    """Name -> section -> option -> value, besides `common`; `recipe` names another recipe."""
+    """Name -> section -> option -> value, besides `common`."""
     common: dict[str, Any] | None = None
     """Section -> option -> value, for all runs."""
     held_out_speakers: CountOrZero = 0
     """Speakers of the training list who are not trained on; the trials are among them; 0: the
     trials are data.test_list."""
-    protocol_seed: CountOrZero = 1
-    """Seed for drawing these speakers."""
 
     def changes(self, variant: str) -> dict[str, Any]:
         """The options of a variant without the common ones."""
-        changes = self.variants[variant] or {}
-        return {name: value for name, value in changes.items() if name != RECIPE}
+        return self.variants[variant] or {}
 
     def settings(self, variant: str) -> dict[str, Any]:
         """All options of a variant."""
@@ -94,13 +92,9 @@ class Plan(Options):
             settings[name] = value
         return settings
 
-    def recipe_of(self, variant: str) -> str:
-        """The recipe of a variant."""
-        return str((self.variants[variant] or {}).get(RECIPE, self.recipe))
-
     def is_only_scored(self, variant: str) -> bool:
         """Whether a variant scores the reference's models instead of training."""
-        names = {name.partition(".")[0] for name in self.variants[variant] or {}}
+        names = {name.partition(".")[0] for name in self.changes(variant)}
         return variant != self.reference and names == {"evaluation"}
 
 
@@ -159,6 +153,7 @@ class Study:
         plugins: Sequence[str],
         load: Callable[[Sequence[str]], LoadedConfig],
     ) -> None:
+        # Checked before anything is written: the folder of a refused study stays as it was.
         for key in keys_of(words) & SET_BY_STUDY.keys():
             raise ValueError(f"{key} cannot be an option of a study: {SET_BY_STUDY[key]}")
         self.plan = plan
@@ -171,6 +166,7 @@ class Study:
             self._words += self._hold_out(config)
             config = self._config_of(plan.reference)
         self._test_list = _test_list_of(config)
+        # Read now, because the table needs them and a list without labels gives none.
         self._trials = read_trials(self._test_list)
         if reason := why_no_error_rate(self._trials):
             raise ValueError(reason)
@@ -180,12 +176,16 @@ class Study:
         """Refuse variants with an invalid configuration, and those already run with other
         settings.
         """
+        # A study goes on for days and is resumed by the same command, often after the plan was
+        # edited. New variants and seeds are welcome; a variant that changed under its name is not.
         for record in self.records():
             name = record["variant"]
             if name not in variants:
                 continue
+            # Results in the folder must be those of the plan, or the table would compare what
+            # nobody asked for.
             settings = self.plan.settings(name)
-            if (record["recipe"], record["settings"]) != (self.plan.recipe_of(name), settings):
+            if (record["recipe"], record["settings"]) != (self.plan.recipe, settings):
                 raise ValueError(
                     f"{self.folder / RECORDS}: {name!r} was run with other settings than in the "
                     f"plan ({record['settings']}); rename the variant, or choose another "
@@ -193,6 +193,7 @@ class Study:
                 )
         of_all = keys_of(self._words)
         for name in variants:
+            # Either would win silently, depending on the order of the files.
             for key in _keys_in(self.plan.changes(name)):
                 if any(f"{other}.".startswith(f"{key}.") for other in of_all):
                     raise ValueError(
@@ -217,6 +218,9 @@ class Study:
             environment.setdefault("OMP_NUM_THREADS", str(threads))
         failed = []
         # Variants that are only scored need the reference's models.
+        # A run is a process of `train` with options of its own, in a folder of its own. That costs
+        # the start of Python for each, and gains that a crash ends one run only, that each can be
+        # looked at or repeated by hand, and that this file knows nothing about training.
         for is_scored in (False, True):
             runs = []
             for name, seed in itertools.product(variants, self.plan.seeds):
@@ -232,6 +236,8 @@ class Study:
         path = self.folder / RECORDS
         if not path.is_file():
             return []
+        # A line for each run, appended when it ends, so that a kill loses at most the runs that
+        # were under way.
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
     def table(self, variants: Sequence[str]) -> Table:
@@ -249,6 +255,7 @@ class Study:
         """Train or score, and record the results; returns whether that succeeded."""
         folder = self.folder / run.folder
         is_scored = self.plan.is_only_scored(run.variant)
+        # Last, so that they hold against whatever the plan says.
         words = [*self._words_of(run.variant), "--seed", str(run.seed), "--save_path", str(folder)]
         if is_scored:
             model = self.folder / Run(self.plan.reference, run.seed).folder / BEST
@@ -268,13 +275,16 @@ class Study:
         if status:
             logger.error("%s: failed with status %d; see %s", run, status, folder / OUTPUT)
             return False
+        # By their trials, because a run with several lists has several score files.
         scores = find_scores(folder, self._trials)[0]
         results = read_results(scores.with_name(RESULTS))
+        # From the steps alone: evaluation and waiting for another run are not the cost of a
+        # variant.
         seconds = None if is_scored else round(seconds_of_steps(metrics_of_stages(folder)), 1)
         record = {
             "variant": run.variant,
             "seed": run.seed,
-            "recipe": self.plan.recipe_of(run.variant),
+            "recipe": self.plan.recipe,
             "settings": self.plan.settings(run.variant),
             "eer_percent": results.eer_percent,
             "min_dcf": results.min_dcf,
@@ -295,7 +305,7 @@ class Study:
         with atomic_write(path) as file:
             yaml.safe_dump(self.plan.settings(variant), file, sort_keys=False)
         # After the files on the command line, so that it holds.
-        return ["--config", self.plan.recipe_of(variant), *self._words, "--config", str(path)]
+        return ["--config", self.plan.recipe, *self._words, "--config", str(path)]
 
     def _hold_out(self, config: Config) -> list[str]:
         """Write the training list without the held-out speakers and the trials among them; returns
@@ -309,7 +319,7 @@ class Study:
         held_out = hold_out(
             read_training_list(config.data.train_list),
             self.plan.held_out_speakers,
-            self.plan.protocol_seed,
+            PROTOCOL_SEED,
             NONTARGETS_PER_TARGET,
         )
         train_list, trials = write_held_out(held_out, self.folder / PROTOCOL)
@@ -342,6 +352,7 @@ def _keys_in(settings: Settings) -> Iterator[str]:
         if isinstance(value, Mapping):
             yield from (f"{name}.{option}" for option in value)
         else:
+            # A plan may use the short names of the command line.
             yield ALIASES.get(name, name)
 
 

@@ -24,8 +24,7 @@ ARGUMENTS = {
     "--recordings": {
         "nargs": "+",
         "required": True,
-        "help": "recordings of the target domain: files, folders, lists, a packed corpus, or the "
-        ".npz of `embed`",
+        "help": "recordings of the target domain: files, folders, lists, or a packed corpus",
     },
     "--labels": {
         "help": (

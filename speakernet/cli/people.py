@@ -32,7 +32,7 @@ ARGUMENTS = {
         "action": "store_true",
         "help": "reembed: leave out recordings whose files are gone",
     },
-    "--out": {"type": output_path, "help": "export: output file, .json or .npz"},
+    "--out": {"type": output_path, "help": "export: output file, .json"},
     "--name": {"dest": "person", "help": "export: name of one person (default: everybody)"},
 }
 

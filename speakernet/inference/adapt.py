@@ -47,7 +47,7 @@ from speakernet.evaluation.options import ADAPTATIONS, EvaluationOptions
 from speakernet.evaluation.scoring import WHOLE, Plda, cosine_scores, verifying_backend
 from speakernet.evaluation.several import several_of_people
 from speakernet.evaluation.speakers import Speakers, read_csv, speakers_of
-from speakernet.files import check_writable, read_arrays
+from speakernet.files import check_writable
 from speakernet.inference.decision import MIN_TEST_SECONDS
 from speakernet.inference.recordings import (
     audio_inputs,
@@ -152,8 +152,7 @@ def adapt(
     Args:
         model: the model file, which is never changed. If it is already adapted, its underlying
             network is adapted.
-        recordings: files, folders, lists, a packed corpus, or a `.npz` that `speakernet embed`
-            wrote with this model.
+        recordings: files, folders, lists, or a packed corpus.
         labels: `folders` (one per speaker below the given folder, with sessions in subfolders), a
             list with lines `speaker path`, or a CSV with the columns path, speaker and, if known,
             session or call.
@@ -179,6 +178,7 @@ def adapt(
     # error rate is a little optimistic, the more so the fewer speakers there are.
     if method not in ADAPTATIONS:
         raise ValueError(f"method {method!r}; expected one of {', '.join(ADAPTATIONS)}")
+    # Before the model is read: a large one takes seconds, a mistyped path none.
     target = _checked_target(model, out)
     verifier = load(model, device)
     compared = read_trials(trials) if trials else None
@@ -306,6 +306,9 @@ def imported(rows: np.ndarray, files: ForeignFiles) -> Transform:
     Kaldi and wespeaker scale lengths before PLDA to the root of the dimension; here the last map
     does so.
     """
+    # Whoever made this PLDA also centred, projected and scaled the embeddings first, and a PLDA
+    # means nothing without these steps. They become the maps of the new file, so that every command
+    # repeats them.
     foreign = read_plda(files.plda)
     size = rows.shape[1]
     centre = rows.mean(axis=0) if files.mean is None else read_array(files.mean).reshape(-1)
@@ -314,6 +317,7 @@ def imported(rows: np.ndarray, files: ForeignFiles) -> Transform:
     first = matrix[:, :size]
     offset = matrix[:, size:].sum(axis=1)
     dim = len(foreign.between)
+    # Files of another model are the likely mistake, and their sizes are all that can be checked.
     if centre.shape != (size,) or first.shape != (dim, size):
         raise ValueError(
             f"{files.plda}: found a PLDA of {dim} dimensions, a mean of {len(centre)} and a "
@@ -359,6 +363,7 @@ def cross_validate(rows: np.ndarray, who: np.ndarray, fitter: Fitter) -> tuple[f
             folds.append((scores, is_target[is_kept], enrol[is_kept], test[is_kept]))
         divisions.append([np.concatenate(columns) for columns in zip(*folds, strict=True)])
         errors.append(eer(*divisions[-1][:2]))
+    # One division, not all three: a pair must not count three times in the intervals.
     scores, is_target, enrol, test = divisions[0]
     names = StringTable.from_strings([f"recording {row}" for row in range(len(rows))])
     enrol, test = enrol.astype(np.int32), test.astype(np.int32)
@@ -368,6 +373,7 @@ def cross_validate(rows: np.ndarray, who: np.ndarray, fitter: Fitter) -> tuple[f
 
 def _bound(rows: np.ndarray, speakers: np.ndarray) -> np.ndarray:
     """The first `MAX_EACH` of each speaker's rows, sorted."""
+    # Somebody with 60 recordings has 1,770 pairs, 30 people with six have 450 together.
     counts: collections.Counter[int] = collections.Counter()
     kept = []
     for row in rows.tolist():
@@ -384,10 +390,14 @@ def _fitters(
     other_domain: tuple[np.ndarray, np.ndarray] | None,
 ) -> dict[str, Fitter]:
     """The methods to try, with their settings, by name; without labels the last one is used."""
+    # Without labels nothing can choose among the settings, so only the most cautious is fitted: it
+    # stays nearest to the identity.
     shrinkages: Sequence[float] = SHRINKAGES[-1:]
     dim = 0
     if who is not None:
         _, counts = np.unique(who[0], return_counts=True)
+        # Only speakers with several recordings have target pairs, and a fold needs at least two of
+        # them.
         num_several = np.count_nonzero(counts > 1)
         if num_several < MIN_SPEAKERS:
             raise ValueError(
@@ -421,6 +431,8 @@ def _fitters(
         if other_domain is not None:
             add(f"coral {share}", adaptation.coral, share, others=other_domain[0])
     if other_domain is not None:
+        # The other domain usually has far more speakers but the wrong channel; how much of it helps
+        # differs from case to case, so shares are tried.
         labelled = {"others": other_domain[0], "other_labels": other_domain[1]}
         for share in INTERPOLATIONS:
             name = f"plda {share} interpolated {share}"
@@ -442,18 +454,6 @@ def embed_domain(
     # are like that, the front end gets an energy floor before anything is embedded, and the
     # unchanged model, with which the result is compared, does not.
     net = verifier.net
-    if len(recordings) == 1 and recordings[0].endswith(".npz"):
-        kept = read_arrays(recordings[0], "embeddings written by `speakernet embed`")
-        if str(kept.get("fingerprint")) != verifier.fingerprint or net.adaptation_spec:
-            raise ValueError(
-                f"{recordings[0]}: embeddings of a different model or of an adapted model; embed "
-                f"the recordings with the network of {verifier.name}, or give the recordings"
-            )
-        names = [str(name) for name in kept["names"]]
-        refused = _copies_of([row.tobytes() for row in kept["embeddings"]], names)
-        usable, who = _select_usable(names, refused, recordings, labels, notes)
-        rows = kept["embeddings"][usable].astype(np.float64)
-        return Domain(net, rows, rows, who, [names[row] for row in usable])
     source, table = audio_inputs(recordings, verifier.sample_rate)
     refuse_recording_as_output(out, source, table)
     refused, narrow = _inspect(verifier, source, table)
@@ -471,6 +471,8 @@ def embed_domain(
         )
     elif net.adaptation_spec:
         net = _remove_adaptation(net)
+    # Adapting twice would put one back end behind another, so an adapted model loses its back end
+    # first (above).
     rows = plain = _embed(verifier, net, source, table, "recordings")
     # The unchanged model is the baseline in the cross-validation.
     if net is not verifier.net and who is not None:
@@ -482,37 +484,27 @@ def _inspect(
     verifier: SpeakerVerifier, source: AudioSource, names: StringTable
 ) -> tuple[dict[int, str], set[int]]:
     """Row -> why the recording is not used, and the rows of recordings with an empty upper band."""
-    refused: dict[int, str] = {}
+    # A copy adds no voice and no session, but its pair with the original would count as a perfect
+    # recognition. In a recording without speech, the noise would count as somebody's voice.
+    refused = {}
     narrow = set()
-    digests = [""] * len(names)
+    first_of: dict[str, str] = {}
     with Bar("inspecting", len(names), "recording") as bar:
         for row, name in enumerate(bar.over(names)):
             try:
+                # Only inspected: what is embedded later is the whole recording, as in lists.
                 quality = inspect_recording(verifier.open(source.read(name), source.sample_rate))
             except AudioError as error:
                 refused[row] = str(error).replace("the array", name)
                 continue
-            digests[row] = quality.digest
-            if not quality.speech_seconds and quality.seconds >= MIN_TEST_SECONDS:
+            original = first_of.setdefault(quality.digest, name)
+            if original != name:
+                refused[row] = f"{name}: a copy of {original}"
+            elif not quality.speech_seconds and quality.seconds >= MIN_TEST_SECONDS:
                 refused[row] = f"{name}: {quality.warnings[0]}"
             elif quality.is_band_limited:
                 narrow.add(row)
-    return refused | _copies_of(digests, list(names)), narrow
-
-
-def _copies_of(contents: Sequence[str | bytes], names: Sequence[str]) -> dict[int, str]:
-    """Row -> a sentence, for each recording with the content of an earlier one; empty contents are
-    not compared.
-
-    A copy adds no voice and no session, but its pair with the original would count as a perfect
-    recognition.
-    """
-    first: dict[str | bytes, int] = {}
-    copies: dict[int, str] = {}
-    for row, content in enumerate(contents):
-        if content and first.setdefault(content, row) != row:
-            copies[row] = f"{names[row]}: a copy of {names[first[content]]}"
-    return copies
+    return refused, narrow
 
 
 def _select_usable(
@@ -526,6 +518,7 @@ def _select_usable(
     labels.
     """
     rows = np.array([row for row in range(len(names)) if row not in refused], dtype=np.int64)
+    # A few reasons are enough to recognise the mistake; a corpus may have thousands.
     reasons = "; ".join([*refused.values()][:MAX_NAMED]) or "none is refused"
     if len(rows) < MIN_RECORDINGS:
         raise ValueError(
@@ -550,6 +543,8 @@ def _embed(
     description: str,
 ) -> np.ndarray:
     """Embeddings (utterances, dim) float64, equal to those of `SpeakerVerifier.embed`."""
+    # Folded like the network of a verifier, so that the back end is fitted on the embeddings that
+    # it will get.
     embedding_net = folded(net).to(verifier.device)
     return verifier.embed_source(source, names, description, embedding_net).astype(np.float64)
 
@@ -567,6 +562,8 @@ def _remove_adaptation(
     net: SpeakerNet, front_end_options: Mapping[str, Any] | None = None
 ) -> SpeakerNet:
     """The network without its adaptation, with these options of its front end."""
+    # Built anew rather than changed in place: the caller still needs the unchanged network as the
+    # baseline.
     spec = net.spec()
     spec.pop("adaptation", None)
     spec["front_end"]["options"] |= front_end_options or {}
@@ -584,6 +581,8 @@ def _labels_of(
     """Speaker and session numbers (2, names), -1 if unknown, from a table, a list, or the folders
     below the roots.
     """
+    # Lists give paths relative to themselves, to the corpus or to where somebody was working. A
+    # wrong base matches nothing, so all are tried.
     bases = [Path(labels).parent, *map(Path, roots), Path()]
     row_of = {str(Path(name).resolve()): row for row, name in enumerate(names)}
     labelled: dict[int, tuple[str, str]] = {}
@@ -610,6 +609,7 @@ def _labels_of(
         raise ValueError(
             f"{labels}: all recordings are of one speaker, {speakers[0]}; expected several speakers"
         )
+    # Sessions are numbered over all speakers, since `monday` of Ada is not `monday` of Bo.
     who = np.full((2, len(names)), -1)
     for row, pair in labelled.items():
         who[:, row] = speakers.index(pair[0]), sessions.index(pair)
@@ -633,6 +633,8 @@ def _rows_of(names: list[str], roots: list[str], labels: str | Path) -> list[tup
     if str(labels) == FOLDERS:
         for name in names:
             file = Path(name)
+            # The speaker is the folder below the one that was given, however deep the file lies;
+            # what lies between them is the session, such as a day or a telephone.
             root = next((root for root in roots if file.is_relative_to(root)), file.anchor)
             folders = file.relative_to(root).parts[:-1]
             if folders:
@@ -656,6 +658,9 @@ def adapted_contents(
     """The contents of an adapted model file: the network followed by the maps, without calibration
     or mean.
     """
+    # The back end is part of the network in the new file, not a step of scoring: embeddings, stores
+    # of people, exports and fingerprints then follow without knowing of it. The old calibration
+    # does not hold for the new scores and is left out.
     twin = copy.deepcopy(net).cpu()
     tensors: dict[str, np.ndarray] = {}
     sizes = []
@@ -691,8 +696,11 @@ def _compare(
     """
     folder = Path(audio) if audio else audio_folder_of(trials.source)
     source = open_source(folder, verifier.sample_rate, show_progress=True)
+    # A list that shares recordings with the adaptation is compared all the same, but the reader has
+    # to know.
     used = {Path(name).resolve() for name in names}
     num_shared = len(used & {(folder / name).resolve() for name in trials.names})
+    # From the contents to be written, as a command will read them.
     adapted = model_of(contents, "the adapted model", verifier.device)
     scores = []
     for net, model in (

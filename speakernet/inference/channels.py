@@ -124,6 +124,8 @@ def choose(
                 f"{name}: --channel {requested}, but the recording has {num_channels} channels"
             )
         return Chosen(requested - 1)
+    # A minute in all, spread over the recording: at its start one of two people may not have spoken
+    # yet, and decoding all of an hour once more takes long.
     width = min(num_samples, round(WINDOW_SECONDS * sample_rate))
     num_windows = min(CHECKED_WINDOWS, num_samples // width)
     starts = np.linspace(0, num_samples - width, num_windows).astype(int)
@@ -143,6 +145,7 @@ def compare(windows: list[np.ndarray], sample_rate: int) -> Chosen:
     for channel in np.flatnonzero(is_live).tolist():
         if channel == loudest:
             continue
+        # Over all windows at once, so that silent ones do not count.
         scale = np.sqrt(powers[loudest] * powers[channel])
         correlation = (
             sum(float(window[:, loudest] @ window[:, channel]) for window in windows) / scale
@@ -153,6 +156,8 @@ def compare(windows: list[np.ndarray], sample_rate: int) -> Chosen:
                 f"opposite phases: the channels cancel each other, so only channel {loudest + 1} "
                 "is used",
             )
+        # Two hums differ as well but are nobody, so both channels must vary as speech does. The
+        # search over lags comes last because it takes longest.
         if abs(correlation) < DIFFERENT and _have_speech(windows, [loudest, channel], sample_rate):
             lagged = sum(
                 _highest_product(window[:, loudest], window[:, channel], sample_rate)
@@ -175,6 +180,7 @@ def _have_speech(windows: list[np.ndarray], channels: list[int], sample_rate: in
         powers = np.concatenate(
             [frame_powers(window[:, channel], sample_rate) for window in windows]
         )
+        # Percentiles rather than extremes: a click is louder than any speech.
         quiet, loud = np.percentile(10 * np.log10(powers + 1e-12), [10, 95])
         if loud - quiet < SPEECH_RANGE_DB:
             return False
@@ -184,6 +190,7 @@ def _have_speech(windows: list[np.ndarray], channels: list[int], sample_rate: in
 def _highest_product(first: np.ndarray, second: np.ndarray, sample_rate: int) -> float:
     """The largest absolute inner product of two signals over all lags up to `MAX_LAG_SECONDS`."""
     lags = round(MAX_LAG_SECONDS * sample_rate)
+    # Twice as long, or the end of one signal would be compared with the start of the other.
     size = 2 * len(first)
     products = np.fft.irfft(np.fft.rfft(first, size) * np.conj(np.fft.rfft(second, size)), size)
     return float(np.abs(np.concatenate([products[: lags + 1], products[-lags:]])).max())

@@ -33,7 +33,6 @@ from speakernet.evaluation.calibration import (
 )
 from speakernet.evaluation.scoring import VERIFYING, WHOLE, verifying_backend
 from speakernet.evaluation.several import NOT_STRETCHED, SeveralRecordings
-from speakernet.run_folder import BEST, LAST
 
 DEFAULT_FALSE_ACCEPT_RATE = 0.01
 """The false-accept rate whose threshold is used by default."""
@@ -113,6 +112,7 @@ class Decision:
             )
         rate = self.false_accept_rate
         errors = "error rate unknown" if rate is None else f"false accepts {100 * rate:.3g} %"
+        # Rounded to the same digits, a score may seem to equal a threshold that it misses.
         score, threshold = told_apart(self.score, self.threshold)
         score = f"score {score}"
         ratio = self.log_likelihood_ratio
@@ -189,6 +189,10 @@ class DecisionRule:
     @classmethod
     def of_model_file(cls, contents: Mapping[str, Any], name: str) -> "DecisionRule":
         """The rule in the contents of the model file of this name."""
+        # A file may hold several calibrations and thresholds, each for one way of embedding and
+        # scoring: those of its training, of `speakernet calibrate`, of an old version. Only those
+        # for what a decision does now may be used, or a threshold would be compared with scores of
+        # another kind.
         fits = (contents.get("calibration") or {}).get("fits", [])
         thresholds = contents.get("thresholds") or ()
         backend = verifying_backend(contents)
@@ -211,6 +215,8 @@ class DecisionRule:
                 continue
             if list(fit["inputs"]) == ["score"]:
                 of_scores = fit
+            # A fit with quality measures has thresholds on its log-likelihood ratio, not on the
+            # score.
             of_pairs = threshold_way(way, fit["inputs"])
             limits = [threshold for threshold in thresholds if threshold["backend"] == of_pairs]
             if limits:
@@ -246,6 +252,8 @@ class DecisionRule:
         if weight <= 0:
             # Such a fit says nothing about these measures.
             return self
+        # Whoever decides knows only scores and thresholds on scores. With measures that are fixed
+        # for a pair, a threshold on the ratio is one on the score too.
         # Turn each threshold on the ratio into the score that reaches it.
         thresholds = [
             {**limit, "threshold": (limit["threshold"] - offset) / weight} for limit in limits
@@ -282,6 +290,7 @@ class DecisionRule:
             return None
         calibration, limits = self.quality
         by_name = {str(limit["name"]): limit["threshold"] for limit in limits}
+        # For the served page, which gets this as JSON.
         longest = min(calibration.seconds[1], LONGEST_SECONDS)
         return {
             **calibration.to_dict(),
@@ -298,6 +307,8 @@ class DecisionRule:
             weights: (recordings,).
         """
         shares = weights / weights.sum()
+        # How much the recordings agree: the mean of unit vectors is the shorter the more they
+        # differ, and the scores against it vary the less.
         squared_length = np.square(shares @ units).sum()
         score = float(self.several.as_one(scores @ shares, squared_length))
         return min(score, 1.0) if self.scores == "cosine" else score
@@ -351,6 +362,7 @@ class DecisionRule:
         # threshold, and then the sentence says so. Both are only as good as the list was like
         # today's recordings, which nobody checks here.
         if threshold is None:
+            # A threshold for a rate is named after it, so asking for a rate is asking for a name.
             name = self._default_name
             if false_accept_rate is not None:
                 name = threshold_name(_checked_rate(false_accept_rate))
@@ -368,6 +380,7 @@ class DecisionRule:
         is_at_bound = ratio in self.bounds
         decision = Decision(score, ratio, score >= limit, limit, rate, speech_seconds, is_at_bound)
         if self.scores == "PLDA" and self.calibration is not None:
+            # A PLDA score has no scale that a reader knows; its calibrated ratio has.
             at_threshold = float(self.calibration.apply(np.array([limit]))[0])
             decision = replace(decision, threshold_ratio=at_threshold)
         if decision.is_made:
@@ -409,8 +422,10 @@ class DecisionRule:
         allowed_rate = _checked_rate(false_accept_rate)
         if not self.thresholds:
             raise NotCalibratedError(self.advice)
+        # From the lowest on, since a lower threshold rejects fewer of the people who are enrolled.
         by_height = sorted(self.thresholds, key=itemgetter("threshold"))
         for threshold in by_height:
+            # A measured rate of 0 is unknown, not 0: the list was too short to see an error.
             if (_rate(threshold) or 1.0) * max(1, num_people) <= allowed_rate:
                 return str(threshold["name"])
         return str(by_height[-1]["name"])
@@ -449,8 +464,6 @@ def _rate(threshold: Mapping[str, Any]) -> float | None:
 def _advice(name: str, way: Mapping[str, Any]) -> str:
     """What to do about a file without thresholds for this way of embedding and scoring."""
     kind = "PLDA" if way["score"] == "plda" else "cosine"
-    subtracted = " with its mean embedding subtracted" if way["subtract_mean"] else ""
-    better = f"{BEST} beside it may have one; " if name.endswith(LAST) else ""
     # A log-likelihood ratio of 0 speaks for neither answer.
     default = "`--threshold 0`, in Python `threshold=0.0`"
     if kind == "cosine":
@@ -459,9 +472,8 @@ def _advice(name: str, way: Mapping[str, Any]) -> str:
             f"`threshold={UNCALIBRATED_THRESHOLD}`, also called `{DEFAULT_THRESHOLD_NAME}`"
         )
     return (
-        f"{name} has no calibration for {kind} scores{subtracted}; {better}fit one with "
-        f"`speakernet calibrate --model {name} --trials LIST --audio FOLDER`, or give a threshold "
-        f"({default})"
+        f"{name} has no calibration for {kind} scores; fit one with `speakernet calibrate --model "
+        f"{name} --trials LIST --audio FOLDER`, or give a threshold ({default})"
     )
 
 

@@ -7,7 +7,6 @@ from typing import TypeAlias
 import numpy as np
 
 from speakernet.data.audio import AudioError
-from speakernet.evaluation.scoring import mean_embeddings
 from speakernet.inference.decision import UNCALIBRATED_THRESHOLD
 from speakernet.inference.people import PeopleStore, StoredRecording, checked_name
 from speakernet.inference.protocol import Verifier
@@ -25,8 +24,6 @@ from speakernet.inference.recordings import (
 Store: TypeAlias = PeopleStore | Callable[[], PeopleStore]
 """A store, or what creates one. It is called only if there is something to write, so that refused
 recordings leave no empty store."""
-SAME_COSINE = 0.99999
-"""Embeddings of the same recording in different batches are at least this close."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +54,7 @@ def enroll(
         verifier.hear(recording, sample_rate, min_speech_seconds=MIN_ENROL_SECONDS)
         for recording in recordings
     ]
+    # In one batch: people enrol with several recordings of similar length.
     embeddings = verifier.embed([recording for recording, _ in heard])
     voices = []
     for (recording, quality), embedding in zip(heard, embeddings, strict=True):
@@ -105,14 +103,9 @@ def enroll_voices(
     enrolled = existing.recordings(name) if existing else []
     warnings = warnings_by_cause(qualities) + differing_channels(qualities, enrolled)
     known = {recording.digest for recording in enrolled}
-    # Stores of version 0.2.0 have no digests, so recordings are recognised by their embeddings.
-    old = mean_embeddings(
-        _stack(verifier, [recording for recording in enrolled if not recording.digest])
-    )
-    units = mean_embeddings(_stack(verifier, voices))
     new = []
-    for voice, label, unit in zip(voices, labels, units, strict=True):
-        if voice.digest in known or (old @ unit > SAME_COSINE).any():
+    for voice, label in zip(voices, labels, strict=True):
+        if voice.digest in known:
             warnings.append(f"{label} is already enrolled as {name!r} and was skipped")
         else:
             new.append(voice)
@@ -131,12 +124,6 @@ def enroll_voices(
 def weight_of(speech_seconds: float) -> float:
     """The weight of a recording in its person's mean."""
     return min(max(speech_seconds, MIN_WEIGHT_SECONDS), MAX_SPEECH_SECONDS)
-
-
-def _stack(verifier: Verifier, recordings: Sequence[StoredRecording]) -> np.ndarray:
-    """Embeddings, (recordings, dim)."""
-    rows = [recording.embedding for recording in recordings]
-    return np.array(rows, dtype=np.float32).reshape(-1, verifier.embedding_dim)
 
 
 def differing_channels(
@@ -174,12 +161,14 @@ def doubts_about_voice(
         enrolled: the person's earlier recordings.
     """
     if verifier.is_calibrated:
+        # At the equal error rate, where a wrong warning and a missed one are as likely.
         limit = verifier.decide(0.0, threshold="eer").threshold
     else:
         # An uncalibrated PLDA score is still a log-likelihood ratio.
         limit = UNCALIBRATED_THRESHOLD if verifier.plda is None else 0.0
     doubts = []
-    everything = _stack(verifier, [*voices, *enrolled])
+    rows = [recording.embedding for recording in (*voices, *enrolled)]
+    everything = np.array(rows, dtype=np.float32)  # (recordings, dim)
     for row, label in enumerate(labels):
         rest = np.delete(everything, row, axis=0)
         if not len(rest):
@@ -192,7 +181,9 @@ def doubts_about_voice(
                 f"expected at least {limit:.4f})"
             )
     name = voices[0].name
+    # Of the new recordings alone: the person's earlier ones would hide a mistake made now.
     mean = everything[: len(voices)].mean(axis=0)
+    # The nearest may be the person, so two are asked for.
     for other, score in store.identify(mean, top=2) if store else []:
         if other != name:
             if score >= limit:

@@ -117,6 +117,8 @@ def export_model(
         quantisation.
     """
     model = load_model_file(model_path)
+    # Written only after it has been run and compared with the network: it will run where nobody
+    # can look into it.
     least = model.net.min_samples
     usable = [waveform for waveform in speech if len(waveform) >= least]
     if not usable:
@@ -151,6 +153,7 @@ def export_model(
     if int8:
         logger.info("rounding to eight bits and comparing again")
         content = quantize(content)
+        # Without a limit: how much is tolerable only the error rate on trials can say.
         parities.append(compare(model, open_onnx(content), usable))
     with writing(path, OTHER_PLACE), atomic_write(path, "wb") as file:
         file.write(content)
@@ -244,9 +247,11 @@ class ExportedNet(nn.Module):
         self.net = folded(model.net).requires_grad_(False)
         self.net.spec_augment = None
         for module in self.net.modules():
+            # Not every runtime has an FFT; a convolution with sines and cosines they all have.
             if isinstance(module, FrontEnd):
                 use_convolution(module)
         mean = mean_of_whole_utterances(model.contents)
+        # Zeros rather than a condition in `forward`, which is traced.
         if mean is None:
             mean = np.zeros(self.net.embedding_dim, dtype=np.float32)
         self.register_buffer("mean", torch.tensor(mean))
@@ -291,6 +296,9 @@ def sherpa_bytes(model: ModelFile, num_samples: int | None) -> bytes:
     Source: sherpa-onnx, `csrc/speaker-embedding-extractor-model.cc` (the metadata that it reads).
     """
     net = model.net
+    # sherpa-onnx computes features itself, in a way that a few metadata select. A network trained
+    # on other features would still run there and quietly be worse (cosines of 0.87 to 0.94 with the
+    # right embeddings), so it is refused.
     spec = net.spec()["front_end"]
     options = {
         "style": "kaldi",
@@ -307,6 +315,7 @@ def sherpa_bytes(model: ModelFile, num_samples: int | None) -> bytes:
             f"{SHERPA} needs {expected}; this model has {actual}. Train with these `frontend` "
             "options, or export a graph of waveforms without --for"
         )
+    # The kind of model tells it whether samples are in -1..1 or of 16 bits.
     has_unit_scale = options["scale"] == 1.0
     metadata: dict[str, Any] = {
         "framework": "3d-speaker" if has_unit_scale else "wespeaker",
@@ -326,6 +335,7 @@ def sherpa_bytes(model: ModelFile, num_samples: int | None) -> bytes:
 
 def _features(net: SpeakerNet, waveforms: np.ndarray) -> Tensor:
     """The features that sherpa-onnx computes, (batch, frames, mels), by our front end."""
+    # Before normalisation, as sherpa-onnx may hand them over; the graph normalises in any case.
     front_end = copy.deepcopy(net.front_end).eval()
     options: Any = front_end.options
     front_end.options = options.model_copy(update={"normalize": "none"})
@@ -438,6 +448,7 @@ def open_onnx(content: bytes) -> Run:
     options.intra_op_num_threads = torch.get_num_threads()
     # Errors only, since ONNX Runtime warns about every constant that it folds.
     options.log_severity_level = 3
+    # On the CPU, on which the comparison means the same on every machine.
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
     def run(values: np.ndarray) -> list[np.ndarray]:
@@ -473,6 +484,7 @@ def quantize(content: bytes) -> bytes:
             kept.append(node.name)
     assert kept, "the nodes of the front end are no longer marked"
     with _quiet(), tempfile.TemporaryDirectory(prefix="speakernet-export-") as folder:
+        # The quantiser writes files only.
         target = Path(folder) / "int8.onnx"
         # Have intermediate shapes inferred again: the old ones do not fit transposed weights.
         del model.graph.value_info[:]
@@ -503,6 +515,8 @@ def _tensor_bytes(model: ModelFile, num_samples: int | None) -> bytes:
 
 
 def _embed(net: SpeakerNet, waveforms: np.ndarray) -> list[np.ndarray]:
+    # Through `embed`, the door of every command, and not `forward`: what is compared is what users
+    # get.
     lengths = torch.full((len(waveforms),), waveforms.shape[1])
     return [
         net.embed(torch.from_numpy(waveforms), lengths, sample_rate=net.sample_rate).float().numpy()
@@ -514,6 +528,7 @@ def _example(net: SpeakerNet, num_samples: int | None) -> Tensor:
     if num_samples is not None:
         shape = (1, num_samples)
     else:
+        # Two rows, because a batch of one may be traced as a constant.
         shape = (2, max(round(EXAMPLE_SECONDS * net.sample_rate), 2 * net.min_samples))
     return 0.1 * torch.randn(shape, generator=torch.Generator().manual_seed(0))
 

@@ -21,7 +21,7 @@ import time
 import unicodedata
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -38,14 +38,6 @@ from speakernet.files import (
     reading,
     writing,
 )
-from speakernet.inference.encryption import (
-    PROOF,
-    SALT_BYTES,
-    StoreKeyError,
-    derive_cipher,
-    seal,
-    unseal,
-)
 from speakernet.inference.store_file import (
     ADD_DIGESTS,
     BACKUP_WORD,
@@ -54,12 +46,18 @@ from speakernet.inference.store_file import (
     NEW_STORE,
     NUM_TABLES,
     PRIVATE,
+    PROOF,
+    SALT_BYTES,
     SCHEMA_VERSION,
     StoreError,
+    StoreKeyError,
     backups_of,
+    derive_cipher,
     facts_of,
     open_database,
     remove_half_backups,
+    seal,
+    unseal,
     value_of,
 )
 from speakernet.terminal import MAX_NAMED
@@ -71,24 +69,6 @@ UNKNOWN = "unknown"
 """The answer for a stranger, and therefore not allowed as a name."""
 LONGEST_NAME = 200
 FACTS = ("fingerprint", "embedding_dim", "model", "created", "speech")
-
-INVISIBLE_CATEGORIES = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
-INVISIBLE_LETTERS = {
-    0x034F,
-    0x115F,
-    0x1160,
-    0x17B4,
-    0x17B5,
-    0x2800,
-    0x3164,
-    0xFFA0,
-    *range(0xFE00, 0xFE10),
-}
-LOOKALIKES = str.maketrans(
-    "\u03c5\u057d\u03b7\u03bd\u043f\u0578\u043a\u03ba\u01380\u043e\u03bf\u0585\u051d\u0461\u03c9\u0448\u0561",
-    "uunnnnkkkoooowwwww",
-)
-"""Greek, Cyrillic and Armenian letters that look like those of `UNKNOWN`."""
 
 
 @dataclass(frozen=True)
@@ -240,9 +220,12 @@ class PeopleStore(contextlib.AbstractContextManager):
         self._dim = model.embedding_dim
         self._voices: tuple[tuple[Any, ...], Voices] = (), NOBODY
         """State of the file when read, and everybody in it."""
+        # A store is made on the first enrolment, but a mistyped path of `identify` must not make an
+        # empty one.
         if model.fingerprint and not must_exist:
             self._make(model)
         with self._session() as connection:
+            # Once, when the store is opened: it reads the whole file.
             problem = value_of(connection, "PRAGMA quick_check(1)")
             if problem != "ok":
                 raise sqlite3.DatabaseError(f"malformed: {problem}")
@@ -301,6 +284,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         if not recordings:
             raise StoreError("no embeddings; expected at least one")
         for recording in recordings:
+            # All of them before the transaction: a person is enrolled with all recordings or none.
             self._checked(recording.embedding)
             if not 0 < recording.weight < math.inf:
                 raise StoreError(f"the weight is {recording.weight}; expected a number above 0")
@@ -382,6 +366,8 @@ class PeopleStore(contextlib.AbstractContextManager):
         name = normal_name(name)
         purged = []
         remove_half_backups(self.path)
+        # The store last: if a kill comes in between, the person is still listed and can be purged
+        # again.
         for path in [*backups_of(self.path), self.path]:
             with open_database(path) as connection:
                 # Another program may have enabled a write-ahead log, which keeps earlier pages.
@@ -396,33 +382,24 @@ class PeopleStore(contextlib.AbstractContextManager):
         return purged
 
     def export(self, path: str | os.PathLike, name: str | None = None) -> int:
-        """Write everybody, or one person, to a `.json` or `.npz` file; returns the number of
-        recordings.
+        """Write everybody, or one person, to a `.json` file; returns the number of recordings.
 
         Raises:
-            StoreError: nobody has that name, or the suffix is neither .json nor .npz.
+            StoreError: nobody has that name, or the suffix is not .json.
             StoreKeyError: the store is encrypted and was opened without its key.
         """
         path = Path(path)
-        if path.suffix not in (".json", ".npz"):
-            raise StoreError(f"{path}: expected a file name ending in .json or .npz")
+        if path.suffix != ".json":
+            raise StoreError(f"{path}: expected a file name ending in .json")
+        # Before the embeddings are read and decrypted.
         check_writable(path)
         recordings = self.recordings(name)
         if name is not None and not recordings:
             raise self._nobody(name)
-        facts = self.facts
-        rows = [vars(recording) for recording in recordings]
-        if path.suffix == ".json":
-            content = {**facts, "recordings": rows}
-            with atomic_write(path) as file:
-                json.dump(content, file, default=np.ndarray.tolist, ensure_ascii=False, indent=1)
-        else:
-            columns: dict[str, Any] = {column.name: [] for column in fields(StoredRecording)}
-            for column, values in columns.items():
-                values += [row[column] for row in rows]
-            columns["embeddings"] = columns.pop("embedding")
-            with atomic_write(path, "wb") as file:
-                np.savez(file, fingerprint=facts["fingerprint"], **columns)
+        content = {**self.facts, "recordings": list(map(vars, recordings))}
+        with atomic_write(path) as file:
+            json.dump(content, file, default=np.ndarray.tolist, ensure_ascii=False, indent=1)
+        # Embeddings are personal data, and an export is not encrypted.
         path.chmod(PRIVATE)
         return len(recordings)
 
@@ -450,6 +427,9 @@ class PeopleStore(contextlib.AbstractContextManager):
             StoreError: recordings that cannot be read (the first ten are named), or the file cannot
                 be written.
         """
+        # Embedding takes minutes, during which others may use the store. So nothing is locked
+        # meanwhile; instead the state of the file is compared in the transaction that replaces
+        # everything, and a store that has changed is left as it is.
         made: list[StoredRecording] = []
         problems = []
         state = self._state()
@@ -466,6 +446,7 @@ class PeopleStore(contextlib.AbstractContextManager):
                 f"{self.path}: {len(problems)} of {len(kept)} recordings cannot be embedded again; "
                 f"nothing was changed: {'; '.join(problems[:MAX_NAMED])}"
             )
+        # Embeddings of the old model cannot be made again if its file is gone.
         self._back_up()
         with self._session(writes=True) as connection:
             if self._state() != state:
@@ -475,6 +456,7 @@ class PeopleStore(contextlib.AbstractContextManager):
             connection.execute("DELETE FROM recordings")
             connection.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", _facts(model))
             self._insert(connection, made)
+            # Somebody all of whose recordings are missing would be a name without a voice.
             connection.execute("DELETE FROM people WHERE id NOT IN (SELECT person FROM recordings)")
         self._model = model
         self._dim = model.embedding_dim
@@ -504,6 +486,8 @@ class PeopleStore(contextlib.AbstractContextManager):
                 return
             facts: list[tuple[str, Any]] = [*_facts(model), ("created", _now())]
             if self._key is not None:
+                # The proof is known text: whether it can be decrypted tells a wrong key before
+                # anybody is enrolled under it.
                 salt = os.urandom(SALT_BYTES)
                 proof = seal(derive_cipher(self._key, salt), PROOF, PROOF)
                 facts += [("salt", salt), ("proof", proof)]
@@ -517,6 +501,9 @@ class PeopleStore(contextlib.AbstractContextManager):
 
     def _check(self, facts: Mapping[str, Any]) -> None:
         """Check that the store matches the expected model and key."""
+        # This is where every action passes, because the file may have been replaced since the last
+        # one. Embeddings of another model would give scores that look right and mean nothing, and a
+        # store with a key must never get a row without it.
         if "fingerprint" not in facts:
             raise StoreError(
                 f"{self.path}: the store is empty and names no model; remove the file and enrol "
@@ -549,6 +536,7 @@ class PeopleStore(contextlib.AbstractContextManager):
     def _state(self) -> tuple[Any, ...]:
         """A value that changes whenever the file is changed or replaced."""
         with self._session(), open_regular(self.path) as file:
+            # Of the open file, so that a file put in its place meanwhile is not mistaken for it.
             status = os.fstat(file.fileno())
             # SQLite's change counter, since modification times are coarser.
             counted = file.read(CHANGES.stop)[CHANGES]
@@ -601,6 +589,7 @@ class PeopleStore(contextlib.AbstractContextManager):
 
     def _sealed(self, person: int, recording: StoredRecording) -> tuple[bytes, int]:
         """An embedding as stored, and its checksum."""
+        # Little-endian on every machine, since a store may be copied to another one.
         content = np.ascontiguousarray(recording.embedding, dtype="<f4").tobytes()
         if self._aead is not None:
             content = seal(self._aead, content, _place(person, recording))
@@ -615,6 +604,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         version = value_of(connection, "PRAGMA user_version")
         digest = "''" if version == 1 else "digest"
         where = "" if name is None else "WHERE people.name = ?"
+        # One statement for one person and for everybody: grouped by person, as `Voices` needs them.
         names = [] if name is None else [normal_name(name)]
         rows = connection.execute(
             "SELECT recordings.id, person, embedding, checksum, people.name, weight, source, "
@@ -652,6 +642,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         half = self.path.with_name(f"{self.path.name}.{HALF_WORD}-{os.getpid()}")
         with writing(copy, "nothing was changed"), self._session() as connection:
             remove_half_backups(self.path)
+            # Made by us first, because SQLite would make it readable for everybody.
             half.touch(PRIVATE, exist_ok=False)
             try:
                 connection.execute("VACUUM INTO ?", [str(half)])
@@ -681,6 +672,7 @@ def voices_of(recordings: Sequence[StoredRecording], mean: np.ndarray | None) ->
         return NOBODY
     units = mean_embeddings(np.stack([recording.embedding for recording in recordings]), mean)
     weights = np.array([recording.weight for recording in recordings], dtype=np.float32)
+    # Recordings come grouped by person, so the groups are where the name changes.
     starts = [0]
     for row in range(1, len(recordings)):
         if recordings[row].name != recordings[row - 1].name:
@@ -698,24 +690,19 @@ def checked_name(name: str) -> str:
     r"""A person's name as stored, after checking that it is allowed.
 
     Raises:
-        StoreError: the name is empty, too long, `.`, `..`, similar to `unknown`, or `speaker N`, or
-            has invisible characters.
+        StoreError: the name is empty, too long, `.`, `..`, `unknown` or `speaker N`, or has
+            characters that cannot be printed.
 
     Examples:
         >>> checked_name(" Zoe\u0308 "), checked_name("O'Brien; DROP TABLE")
         ('Zo\xeb', "O'Brien; DROP TABLE")
     """
     normalised = normal_name(name)
-    letters = unicodedata.normalize("NFKD", normalised).casefold().translate(LOOKALIKES)
-    is_hidden = any(
-        ord(letter) in INVISIBLE_LETTERS or unicodedata.category(letter) in INVISIBLE_CATEGORIES
-        for letter in normalised
-    )
-    shown = "".join(letter for letter in letters if not unicodedata.combining(letter))
-    is_taken = shown in ("", ".", "..", UNKNOWN) or re.fullmatch(
-        r"speaker\s+\d+", normalised.casefold()
-    )
-    if is_hidden or len(normalised) > LONGEST_NAME or is_taken:
+    folded = normalised.casefold()
+    # A person called like the answer for a stranger could not be told from one, and `who` calls
+    # unknown voices `speaker 1`, `speaker 2`.
+    is_taken = folded in ("", ".", "..", UNKNOWN) or re.fullmatch(r"speaker\s+\d+", folded)
+    if is_taken or len(normalised) > LONGEST_NAME or not normalised.isprintable():
         raise StoreError(
             f"the name {normalised[:20]!a} ({len(normalised)} characters) is not allowed; expected "
             f"1 to {LONGEST_NAME} visible characters in one line, but not '.', '..', {UNKNOWN!r} "

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from speakernet.data.audio import (
@@ -106,6 +105,8 @@ class Recording:
 
     def read(self, start: int = 0, num_samples: int | None = None) -> np.ndarray:
         """A stretch, (samples,) float32 in -1..1; shorter at the end."""
+        # Speech that was cut out is a list of edges, not a copy: an hour of it is read piece by
+        # piece like any recording.
         if self.edges is not None:
             return read_speech(replace(self, edges=None).read, self.edges, start, num_samples)
         if self.samples is not None:
@@ -139,6 +140,7 @@ class Recording:
         """The recording reduced to stretches, (stretches, 2) in seconds."""
         edges = sample_edges(speech, self.sample_rate)
         cut = replace(self, edges=edges, num_samples=int(np.diff(edges).sum()))
+        # What is in memory already is cut at once, or each window would search the edges again.
         return cut if self.samples is None else replace(cut, samples=cut.read(), edges=None)
 
 
@@ -184,6 +186,7 @@ def open_recording(
         raise AudioError(f"an array has no sample rate; give sample_rate, such as {rate}")
     array = array_of(audio)
     chosen = channels.Chosen()
+    # More columns than rows are not channels but a transposed array, which is refused below.
     if array.ndim == 2 and 1 < array.shape[1] <= array.shape[0]:
         chosen = channels.choose_of_array(array, sample_rate, rate, requested)
         if chosen.channel is not None:
@@ -195,23 +198,12 @@ def open_recording(
 
 
 def array_of(values: object) -> np.ndarray:
-    """The values of an array or of a tensor of any kind; ValueError for a tensor that has none."""
+    """The values of an array or of a dense tensor."""
     if not isinstance(values, Tensor):
         return np.asarray(values)
-    try:
-        tensor = values.detach()
-        if tensor.layout != torch.strided:
-            tensor = tensor.to_dense()
-        # NumPy has neither bfloat16 nor float8.
-        is_known = tensor.dtype in (torch.float16, torch.float32, torch.float64)
-        if tensor.is_floating_point() and not is_known:
-            tensor = tensor.float()
-        return tensor.resolve_conj().resolve_neg().cpu().numpy()  # type: ignore[no-any-return]
-    except (RuntimeError, TypeError) as error:
-        raise AudioError(
-            f"a tensor of type {values.dtype} on the device {values.device} has no values that can "
-            "be read; give a dense tensor of floating-point numbers"
-        ) from error
+    # NumPy has no bfloat16.
+    tensor = values.float() if values.is_floating_point() else values
+    return tensor.detach().cpu().numpy()  # type: ignore[no-any-return]
 
 
 class ChosenChannels(FolderSource):
@@ -228,6 +220,8 @@ class ChosenChannels(FolderSource):
 
     def read(self, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
         """See `AudioSource.read`."""
+        # A long file is read window by window, and each window must be of the same channel, so the
+        # choice is made once for a file.
         path = self.path_of(name)
         with open_audio(path) as (file, info):
             if info.num_channels > 1 and name not in self._channels:
@@ -268,6 +262,7 @@ def audio_inputs(
             return source, source.index.names
         assert isinstance(source, KaldiSource), "only these two are corpora"
         return source, source.names
+    # In order and once each: a file may be named by a folder and by a list.
     names = dict.fromkeys(name for argument in arguments for name in _files_of(argument, lines))
     if not names:
         raise AudioError(
@@ -303,6 +298,7 @@ def _files_of(argument: str, lines: Iterable[str]) -> Iterable[str]:
                 f"{', '.join(sorted(AUDIO_SUFFIXES))}"
             )
         return [str(path / name) for name in names]
+    # A recording may have no suffix, as in some corpora, so the first bytes decide.
     if path.suffix.lower() in LIST_SUFFIXES and not _is_binary(path):
         with reading(path, f"a folder or {LIST_FORM}", ListError), open_text(path) as file:
             return _listed(file.read().splitlines(), str(path), path.parent)
@@ -321,6 +317,7 @@ def _is_binary(path: Path) -> bool:
 def _listed(lines: Iterable[str], where: str, folder: Path) -> list[str]:
     """The files in a list, with paths relative to the list or to the working directory."""
     names = []
+    # macOS decomposes accented letters in names, lists from elsewhere compose them; both are found.
     roots = [(root, UnicodeNames(root)) for root in (folder, Path())]
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -352,6 +349,8 @@ def open_piped(file: BinaryIO) -> tuple[AudioInfo, bytes]:
     # A pipe may return less than requested.
     while len(head) < HEADER_BYTES and (block := file.read(HEADER_BYTES - len(head))):
         head += block
+    # A recorder that pipes does not know the length, and writes 0 or the largest number; both mean:
+    # until the pipe ends.
     info = parse_riff(io.BytesIO(head), "standard input", UNKNOWN_BYTES)
     if info is None or info.data_offset > len(head):
         raise AudioError(
@@ -364,6 +363,9 @@ def open_piped(file: BinaryIO) -> tuple[AudioInfo, bytes]:
 
 def chunks_of(file: BinaryIO, info: AudioInfo, begun: bytes) -> Iterator[np.ndarray]:
     """The samples as they arrive, (samples, channels) float32, until they or the pipe end."""
+    # A pipe returns as many bytes as it has, so a block may end within a sample; the rest is kept
+    # for the next block. Chunks are a tenth of a second: shorter ones cost time, longer ones delay
+    # the answer.
     frame_bytes = SAMPLE_BYTES[info.format] * info.num_channels
     chunk_bytes = max(1, round(CHUNK_SECONDS * info.sample_rate)) * frame_bytes
     # What follows the samples, if the header says how many there are, is not sound.
@@ -418,8 +420,10 @@ def inspect_recording(
     >>> inspect_recording(hiss, sample_rate=16000).speech_seconds
     0.0
     """
+    # Read twice, to find the speech and to measure it, both times in pieces: memory does not grow.
     recording = open_recording(audio, sample_rate, SAMPLE_RATE).in_memory()
     name = recording.name
+    # Of the samples, not of the file: the same recording in another container is still a copy.
     digest = hashlib.sha256()
     speech = find_speech(_hashed(recording.blocks(), digest), recording.sample_rate)
     speech_seconds = float(np.diff(speech).sum())
@@ -508,6 +512,7 @@ def warnings_by_cause(qualities: Sequence[Quality]) -> list[str]:
     for quality in qualities:
         for text in quality.warnings:
             causes.setdefault(text.partition(":")[0], []).append((quality.name, text))
+    # Narrow recordings are fine among themselves; one among others is what moves a score.
     narrow = [quality.name for quality in qualities if quality.is_band_limited]
     if 0 < len(narrow) < len(qualities):
         text = f"{BAND_LIMITED}: as over a telephone, unlike the others; use one kind of microphone"
@@ -525,6 +530,7 @@ def _is_band_limited(spectrum: np.ndarray, sample_rate: int) -> bool:
     """Whether the band above the telephone band is empty; False if the sample rate is too low for
     that band.
     """
+    # Nothing can be in a band that the rate does not have.
     if sample_rate / 2 < UPPER_BAND_HZ[1]:
         return False
     hz = np.linspace(0, sample_rate / 2, len(spectrum))

@@ -1,4 +1,5 @@
-"""The SQLite file of a store of people: its tables, its connections, its backups.
+"""The SQLite file of a store of people: its tables, its connections, its backups, and how its
+embeddings are encrypted (AES-GCM, with a key derived by scrypt).
 
 Every action opens the file, so that it may be replaced at any time. It uses a rollback journal
 rather than a write-ahead log: there is one extra file during a write and none afterwards, so
@@ -6,11 +7,20 @@ network disks and read-only folders work too. SQLite overwrites deleted data (`s
 """
 
 import contextlib
+import functools
 import glob
+import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+try:
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
+except ImportError:  # Only encrypted stores need it.
+    AESGCM = None  # type: ignore[assignment,misc]
 
 from speakernet.files import FileError, open_regular, reading
 
@@ -57,13 +67,25 @@ SQLITE_ADVICE = {
 }
 NUM_TABLES = "SELECT COUNT(*) FROM sqlite_master"
 
+SALT_BYTES = 16
+NONCE_BYTES = 12
+KEY_BYTES = 32
+PROOF = b"speakernet people store"
+SCRYPT_COST = 1 << 15
+"""Recommended by OWASP for scrypt with r = 8: 32 MiB and about a tenth of a second."""
+
 
 class StoreError(FileError):
     """A store of people cannot be used; the message names the file and what to do."""
 
 
+class StoreKeyError(FileError):
+    """The key of a store is missing, wrong or superfluous."""
+
+
 def backups_of(path: Path) -> list[Path]:
     """The backups of a store."""
+    # Escaped, because a path may contain brackets.
     backups = path.parent.glob(f"{glob.escape(path.name)}.{BACKUP_WORD}-*")
     return sorted(backup for backup in backups if not backup.name.endswith("-journal"))
 
@@ -81,6 +103,7 @@ def open_database(path: Path, *, is_empty: bool = False) -> Iterator[sqlite3.Con
         start = file.read(len(SQLITE_MARK))
     if start not in (b"", SQLITE_MARK):
         raise StoreError(f"{path}: not an SQLite file; expected {EXPECTED}")
+    # Read and write, but never create: SQLite would make an empty database of a mistyped path.
     uri = f"{path.absolute().as_uri()}?mode=rw"
     try:
         with contextlib.closing(
@@ -122,3 +145,38 @@ def value_of(connection: sqlite3.Connection, query: str, *values: Any) -> Any:
 
 def facts_of(connection: sqlite3.Connection) -> dict[str, Any]:
     return dict(connection.execute("SELECT name, value FROM facts"))
+
+
+@functools.lru_cache(maxsize=4)
+def derive_cipher(key: str | bytes, salt: bytes) -> Any:
+    """AES-GCM with a key derived by scrypt from the passphrase and the store's salt."""
+    if not key:
+        raise StoreKeyError(
+            "the key is empty; give a passphrase, or no key for an unencrypted store"
+        )
+    if AESGCM is None:
+        raise StoreKeyError(
+            "encryption needs an additional package: pip install 'speakernet[encryption]'"
+        )
+    # A variable of the environment may hold bytes that are not UTF-8; they are kept as they are.
+    secret = key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key
+    return AESGCM(Scrypt(salt=salt, length=KEY_BYTES, n=SCRYPT_COST, r=8, p=1).derive(secret))
+
+
+def seal(aead: Any, content: bytes, place: bytes) -> bytes:
+    """Encrypt with a new nonce, bound to `place`: bytes that are moved to a different row cannot be
+    decrypted.
+    """
+    # Random rather than counted: several processes write, and a backup may be put back. With 96
+    # bits a repetition is out of reach for a store of people.
+    nonce = os.urandom(NONCE_BYTES)
+    return nonce + bytes(aead.encrypt(nonce, content, place))
+
+
+def unseal(path: Path, aead: Any, sealed: bytes, place: bytes) -> bytes:
+    try:
+        return bytes(aead.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], place))
+    except (InvalidTag, ValueError) as error:
+        raise StoreKeyError(
+            f"{path}: decryption failed; the key is wrong, or the store was tampered with"
+        ) from error

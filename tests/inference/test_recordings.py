@@ -153,9 +153,7 @@ def test_verify_while_reading(voices, uncalibrated, monkeypatch, call):
             assert [f"after {seconds} s" in err for seconds in range(1, 5)] == [True] * 3 + [False]
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"no sound at all", b"RIFF\0\0\0\0WAVEjunk", b"fLaC" + bytes(100)]
-)
+@pytest.mark.parametrize("content", [b"", b"RIFF\0\0\0\0WAVEjunk", b"fLaC" + bytes(100)])
 def test_pipe_without_a_wav(content):
     with pytest.raises(AudioError, match="standard input"):
         open_piped(io.BytesIO(content))

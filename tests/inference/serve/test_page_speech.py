@@ -8,13 +8,9 @@ import sys
 from importlib import resources
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
 
-import speakernet
-from speakernet.assembly.in_browser import page_files
-from speakernet.data import speech
 from speakernet.data.audio import read_audio
 from speakernet.data.speech import (
     BEGIN,
@@ -28,7 +24,7 @@ from speakernet.evaluation.calibration import BY_DURATION, AffineCalibration
 from speakernet.inference.decision import DecisionRule
 
 sys.path.insert(0, str(Path(__file__).parent))
-from serve_helpers import RATE, serving
+from serve_helpers import RATE
 
 
 @pytest.fixture()
@@ -140,62 +136,3 @@ def test_decisions_for_seconds(node, tmp_path):
 
 
 # What a browser offers and Node.js does not: decoding, and files of the server.
-AS_IN_A_BROWSER = """
-    globalThis.location = { href: new URL("./", import.meta.url).href };
-    globalThis.fetch = async name => ({ ok: true, arrayBuffer: async () => readFileSync(name) });
-    globalThis.OfflineAudioContext = class {
-        constructor(channels, length, rate) { this.rate = rate; }
-        async decodeAudioData(samples) {
-            const audio = { length: samples.length, duration: samples.length / this.rate };
-            return { ...audio, numberOfChannels: 1, getChannelData: () => samples };
-        }
-    };
-    const { open } = await import("./in_browser.mjs");
-    const page = await open(given.health, {});
-    const clip = (name, samples) => ({ name, blob: { arrayBuffer: async () => samples } });
-    const answers = [];
-    for (const [first, second] of given.pairs) {
-        try { answers.push(await page.verify(clip("first", first), clip("second", second))); }
-        catch (error) { answers.push(error.message); }
-    }
-    return answers;
-"""
-
-
-def test_decisions(node, runtime, models, voices, tmp_path, monkeypatch):
-    """The page decides as Python does, on speech alone."""
-    pytest.importorskip("onnxscript")
-    monkeypatch.setattr(speech, "default_detector", lambda: speech.SILERO)
-    verifier = speakernet.load(models[0], "cpu")
-    files = page_files(models[0], runtime)
-    for name, content in files.items():
-        (tmp_path / name).write_bytes(content)
-    page = resources.files("speakernet.inference.serve") / "page"
-    source = (page / "in_browser.js").read_text().replace("./speech.js", "./speech.mjs")
-    (tmp_path / "in_browser.mjs").write_text(source)
-    with serving(models[0], files=files) as (address, _):
-        health = httpx.get(f"{address}/health").json()
-    hiss = [0.001 * np.random.default_rng(seed).standard_normal(5 * RATE) for seed in (1, 2)]
-    first, same, other = voices[0][0], voices[0][1], voices[3][0]
-    pairs = [
-        (first, same),
-        (first, other),
-        (np.append(first, hiss[0]), np.append(other, hiss[1])),
-        (first, np.append(same[: RATE // 2], np.zeros(RATE))),
-        (first, 100 * hiss[0]),
-    ]
-    pairs = [[np.asarray(clip, np.float32) for clip in pair] for pair in pairs]
-    given = {"health": health, "pairs": [[clip.tolist() for clip in pair] for pair in pairs]}
-    answers = node(AS_IN_A_BROWSER, given)
-    for pair, answer in zip(pairs[:4], answers, strict=False):
-        expected = verifier.verify(*pair, sample_rate=RATE)
-        assert answer["score"] == pytest.approx(expected.score, abs=1e-3)
-        assert answer["speech_seconds"] == pytest.approx(expected.speech_seconds, abs=0.01)
-        assert answer["same_speaker"] == expected.same_speaker
-        assert answer["is_at_bound"] == expected.is_at_bound
-        if expected.is_made:
-            ratio = expected.log_likelihood_ratio
-            assert answer["log_likelihood_ratio"] == pytest.approx(ratio, abs=0.02)
-        else:
-            assert answer["log_likelihood_ratio"] is None
-    assert answers[3]["speech_seconds"] < 1 and answers[4].startswith("second: no speech")
