@@ -102,13 +102,7 @@ class _JoinedFile(io.RawIOBase):
         super().close()
 
 
-def join_pieces(
-    pieces: Sequence[Path],
-    whole: Path,
-    md5: str | None,
-    summary: StepSummary,
-    keep_pieces: bool = False,
-) -> None:
+def join_pieces(pieces: Sequence[Path], whole: Path, md5: str | None, summary: StepSummary) -> None:
     """Join pieces into the whole archive, and remove the pieces only once the whole is verified.
 
     If a verified whole already exists, only leftover pieces are removed.
@@ -121,9 +115,8 @@ def join_pieces(
             summary.add_broken(whole.name, problem)
             return
         summary.add(made=1)
-    if not keep_pieces:
-        for piece in pieces:
-            piece.unlink(missing_ok=True)
+    for piece in pieces:
+        piece.unlink(missing_ok=True)
 
 
 def _join(pieces: Sequence[Path], whole: Path, md5: str | None) -> str:
