@@ -5,8 +5,6 @@ import logging
 import sys
 from types import SimpleNamespace
 
-import pytest
-
 from speakernet import terminal
 from speakernet.terminal import LINE_SECONDS, Bar, TerminalHandler
 
@@ -30,15 +28,10 @@ class Screen(io.StringIO):
         return rows
 
 
-@pytest.fixture()
-def shown(monkeypatch):
-    made = Screen()
-    monkeypatch.setattr(sys, "stderr", made)
+def test_log_lines_beside_the_bar(monkeypatch):
+    shown = Screen()
+    monkeypatch.setattr(sys, "stderr", shown)
     monkeypatch.setattr(terminal, "_columns", lambda: 80)
-    return made
-
-
-def test_log_lines_beside_the_bar(shown):
     logger = logging.Logger("alone")
     logger.addHandler(TerminalHandler(sys.stderr))
     with Bar("training", 4, done=1, note=lambda: "epoch 2") as bar:
