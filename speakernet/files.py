@@ -138,12 +138,12 @@ def check_writable(path: str | Path) -> None:
         tempfile.TemporaryFile(dir=there).close()
 
 
-def open_regular(path: str | Path, *, buffering: int = -1) -> IO[bytes]:
+def open_regular(path: str | Path) -> IO[bytes]:
     """Open a regular file for reading bytes; a pipe could block forever, and a device may be
     endless.
     """
     check_regular(path)
-    return open(path, "rb", buffering=buffering)  # noqa: PTH123  for every utterance
+    return open(path, "rb")  # noqa: PTH123  for every utterance
 
 
 def read_secret(file: Path | None, variable: str) -> bytes | None:

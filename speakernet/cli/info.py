@@ -45,7 +45,11 @@ def run(arguments: argparse.Namespace) -> list[str]:
     for key, value in source.items():
         rows.append(("backbone" if key == "name" else f"backbone {key}", _value(value)))
     num_parameters = sum(parameter.numel() for parameter in net.parameters())
-    mean = _mean(contents.get("embedding_mean"), contents.get("embedding_mean_of"))
+    mean = "none"
+    if contents.get("embedding_mean") is not None:
+        length = math.sqrt(float(contents["embedding_mean"].square().sum()))
+        measured_on = _options(contents.get("embedding_mean_of") or {})
+        mean = f"length {length:.3f} ({measured_on}), subtracted if the scoring method asks for it"
     origin = summary.get("initial_model") or {}
     licence = summary.get("licence") or origin.get("licence") or NO_LICENCE
     calibrated = f"no: {model.rule.advice}"
@@ -94,11 +98,3 @@ def _fit(fit: Mapping[str, Any]) -> str:
         f"log-likelihood ratio = {fit['offset']:.4f} + {terms}{fitted_on}; "
         f"{_options(fit['backend'])}"
     )
-
-
-def _mean(mean: Any, measured_on: Mapping[str, Any] | None) -> str:
-    if mean is None:
-        return "none"
-    way = f" ({_options(measured_on)})" if measured_on else ""
-    length = math.sqrt(float(mean.square().sum()))
-    return f"length {length:.3f}{way}, subtracted before scoring if the scoring method asks for it"

@@ -18,6 +18,7 @@ import argparse
 import contextlib
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -44,6 +45,9 @@ from speakernet.files import (
 )
 from speakernet.machine.facts import usable_cores
 from speakernet.terminal import counted
+
+if TYPE_CHECKING:
+    from speakernet.data.shards import RemoteSource
 
 logger = logging.getLogger(__name__)
 
@@ -192,7 +196,10 @@ def _pack(arguments: argparse.Namespace) -> None:
     if missing:
         logger.info("%s: still missing: %s", corpus, missing)
     elif arguments.write_list:
-        packed = _names_of(corpus, arguments.sample_rate)
+        if is_address(corpus):
+            packed = _open_remote(corpus, arguments.sample_rate).index.names
+        else:
+            packed = read_index(corpus).names
         _write_list(arguments.write_list, source, packed, is_forced=arguments.force)
 
 
@@ -240,13 +247,11 @@ def _write_list(
         logger.warning("%s without a speaker left out of %s", unknown, path)
 
 
-def _names_of(corpus: str, sample_rate: int) -> StringTable:
-    if not is_address(corpus):
-        return read_index(corpus).names
+def _open_remote(corpus: str, sample_rate: int) -> "RemoteSource":
     # Late: it imports fsspec.
     from speakernet.data.shards import RemoteSource
 
-    return RemoteSource(corpus, sample_rate).index.names
+    return RemoteSource(corpus, sample_rate)
 
 
 def _listed_names(arguments: argparse.Namespace) -> StringTable | None:
@@ -261,10 +266,7 @@ def _listed_names(arguments: argparse.Namespace) -> StringTable | None:
 
 def _verify(corpus: str, num_threads: int, sample_rate: int) -> int:
     if is_address(corpus):
-        # Late: it imports fsspec.
-        from speakernet.data.shards import RemoteSource
-
-        cache = RemoteSource(corpus, sample_rate).shards
+        cache = _open_remote(corpus, sample_rate).shards
         for shard in range(len(cache.names)):
             # Fetching a shard again checks it.
             cache.path(shard).unlink(missing_ok=True)

@@ -215,7 +215,11 @@ def converted(
     first, notes = _one_stage(theirs)
     if not later:
         return first, notes
-    stages = [_first_stage(first)]
+    training = first["training"]
+    base: dict[str, Any] = {"name": "base", "epochs": training["max_epochs"]}
+    if training["average_checkpoints"]:
+        base["training"] = {"average_checkpoints": training["average_checkpoints"]}
+    stages = [base]
     before = first
     for number, values in enumerate(later, start=2):
         sections, notes_of_stage = _one_stage(values)
@@ -224,12 +228,9 @@ def converted(
         stages.append({"name": name, "epochs": sections["training"]["max_epochs"], **changes})
         notes += [f"{note} (stage {name})" for note in [*notes_of_stage, *differing]]
         before = sections
-    first["training"] = {
-        option: value
-        for option, value in first["training"].items()
-        if option not in ("max_epochs", "average_checkpoints")
-    }
-    first["training"]["stages"] = stages
+    del training["max_epochs"]
+    del training["average_checkpoints"]
+    training["stages"] = stages
     return first, notes
 
 
@@ -261,8 +262,10 @@ def _one_stage(theirs: Mapping[str, Any]) -> tuple[Sections, list[str]]:
     _convert_network(options, sections, their_model, front_end)
     _convert_optimizer(options, sections, batch_size)
     _convert_margin(options, sections)
+    # Its loss has options that ours of that name does not need, and so have the front ends.
     for holder in ("frontend", "loss"):
-        _keep_known(holder, sections)
+        for option in sections[holder].keys() - _known_options(holder, sections):
+            del sections[holder][option]
     for name in WITHOUT_EFFECT:
         options.take(name, None)
     for name, value in FIXED.items():
@@ -420,22 +423,6 @@ def _known_options(holder: str, sections: Sections) -> Mapping[str, Any]:
     return CHOICES[holder].table[name].options.model_fields
 
 
-def _keep_known(holder: str, sections: Sections) -> None:
-    """Drop options that the chosen front end or loss does not take."""
-    known = _known_options(holder, sections)
-    sections[holder] = {
-        option: value for option, value in sections[holder].items() if option in known
-    }
-
-
-def _first_stage(sections: Sections) -> dict[str, Any]:
-    training = sections["training"]
-    stage: dict[str, Any] = {"name": "base", "epochs": training["max_epochs"]}
-    if training["average_checkpoints"]:
-        stage["training"] = {"average_checkpoints": training["average_checkpoints"]}
-    return stage
-
-
 def _changes(before: Sections, after: Sections) -> tuple[dict[str, Any], list[str]]:
     """What a stage changes, and notes on differences that a stage cannot make."""
     changes: dict[str, Any] = {}
@@ -450,7 +437,8 @@ def _changes(before: Sections, after: Sections) -> tuple[dict[str, Any], list[st
             if option in skipped or (not is_replaced and value == before[section].get(option)):
                 continue
             if section == "model" and option == "options":
-                changed[option] = _changed_model_options(before[section].get(option, {}), value)
+                same = before[section].get(option, {}).items()
+                changed[option] = dict(item for item in value.items() if item not in same)
             elif (
                 section in STAGE_SECTIONS and (allowed is None or option in allowed)
             ) or option == "average_checkpoints":
@@ -460,7 +448,3 @@ def _changes(before: Sections, after: Sections) -> tuple[dict[str, Any], list[st
         if changed:
             changes[section] = changed
     return changes, notes
-
-
-def _changed_model_options(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    return {option: value for option, value in after.items() if value != before.get(option)}

@@ -90,8 +90,8 @@ def prepare(arguments: argparse.Namespace) -> list[StepSummary]:
     return [*summaries, summary]
 
 
-def trimmed_response(response: np.ndarray, decay_db: float = DECAY_DB) -> np.ndarray:
-    """The RIR up to where the remaining energy is `decay_db` below the total; shape (samples,).
+def trimmed_response(response: np.ndarray) -> np.ndarray:
+    """The RIR up to where the remaining energy is `DECAY_DB` below the total; shape (samples,).
 
     Source: Schroeder, "New method of measuring reverberation time", JASA 1965, eq. 2 (backward
     integration).
@@ -100,7 +100,7 @@ def trimmed_response(response: np.ndarray, decay_db: float = DECAY_DB) -> np.nda
     if not len(energy) or energy[0] <= 0:
         raise AudioError("the RIR is silent")
     # Integrated backwards, the energy only falls, so counting finds the crossing.
-    num_samples = int(np.count_nonzero(energy > energy[0] * 10 ** (-decay_db / 10)))
+    num_samples = int(np.count_nonzero(energy > energy[0] * 10 ** (-DECAY_DB / 10)))
     return response[: max(SHORTEST_RESPONSE_SAMPLES, num_samples)]
 
 

@@ -430,15 +430,19 @@ def read_rows(path: Path, kind: str | None) -> tuple[bool, list]:
             rows += [(model.decode(), recording.decode()) for recording in recordings]
         return False, rows
     if table is not None:
-        return True, [_nist_trial(row) for row in table]
+        trials = []
+        for row in table:
+            label = int(row["targettype"] == "target") if "targettype" in row else None
+            trials.append((label, row["modelid"], row["segmentid"]))
+        return True, trials
     if kind == "trials":
         return True, list(trial_rows(read_trials(path)))
     if kind is None:
         with contextlib.suppress(ListError):
-            trials = read_trials(path)
+            listed = read_trials(path)
             # A training list can also be read as unlabelled pairs.
-            if trials.labels is not None:
-                return True, list(trial_rows(trials))
+            if listed.labels is not None:
+                return True, list(trial_rows(listed))
     return False, list(Utterances.from_list(read_training_list(path)).pairs())
 
 
@@ -464,13 +468,6 @@ def nist_table(path: Path) -> list[dict[str, str]] | None:
             )
         rows.append(row)
     return rows
-
-
-def _nist_trial(row: dict[str, str]) -> TrialRow:
-    label = None
-    if "targettype" in row:
-        label = int(row["targettype"] == "target")
-    return label, row["modelid"], row["segmentid"]
 
 
 def trial_rows(trials: TrialList) -> Iterator[TrialRow]:
