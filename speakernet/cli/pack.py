@@ -119,6 +119,8 @@ def outputs(arguments: argparse.Namespace) -> dict[Path, bool]:
     return {arguments.write_list: True} if arguments.write_list else {}
 
 
+# Packing is for corpora that take hours, so every mistake that can be seen in the options is
+# refused before the first file is read, and the list is checked before as well as after.
 def run(arguments: argparse.Namespace) -> int:
     """Pack, verify, or both."""
     if not arguments.source and not arguments.verify and not arguments.merge:
@@ -164,6 +166,8 @@ def _pack(arguments: argparse.Namespace) -> None:
     }
     missing = ""
     folder = corpus
+    # Three ways to write one corpus: alone, as a part that the last process joins, or as shards in
+    # a bucket, where nothing can be joined or renamed and a description is written last instead.
     if is_address(corpus):
         # Late: it imports fsspec.
         from speakernet.data.stores import pack_to_address
@@ -228,9 +232,12 @@ def _write_list(
     the same list.
     """
     assert source.speakers is not None, "checked before packing"
+    # Only what is in the corpus: a list with names that were skipped would fail in training.
     rows = np.flatnonzero(NameIndex(packed).find(source.names) >= 0).tolist()
     speakers = source.speakers
     labelled = [(speakers[row], source.names[row]) for row in rows if speakers[row]]
+    # The list has no mark that would tell ours from somebody's own, because a list is only names.
+    # So it is written beside the existing one and compared: the same content is the same list.
     temporary = temporary_beside(path)
     try:
         write_training_list(temporary, labelled)

@@ -11,6 +11,8 @@ from speakernet.config.schema import CHOICES, OF_A_STAGE
 from speakernet.models.options import MODELS as OUR_MODELS
 from speakernet.options import lookup
 
+# Three tables hold what is a matter of names: what means the same, what is fixed here, what has no
+# effect. Only what depends on several options at once is code.
 SAME = {
     "exp_dir": "training.save_path",
     "dataset_args.num_frms": "data.crop_frames",
@@ -47,6 +49,8 @@ SAME = {
     "seed": "runtime.seed",
 }
 """wespeaker's option -> ours with the same meaning."""
+# Values at which their code and ours do the same. With another value a model would train, but not
+# theirs, so it is reported.
 FIXED: dict[str, Any] = {
     "model_init": None,
     "loss": "CrossEntropyLoss",
@@ -220,6 +224,8 @@ def converted(
     if training["average_checkpoints"]:
         base["training"] = {"average_checkpoints": training["average_checkpoints"]}
     stages = [base]
+    # wespeaker trains a stage by starting the next configuration from the last model; with us it is
+    # one run, and a stage names only what changes.
     before = first
     for number, values in enumerate(later, start=2):
         sections, notes_of_stage = _one_stage(values)
@@ -253,9 +259,11 @@ def _one_stage(theirs: Mapping[str, Any]) -> tuple[Sections, list[str]]:
         section, _, option = key.partition(".")
         if name in options.values:
             sections[section][option] = options.take(name)
+    # An average of one model is that model.
     num_averaged = options.take("num_avg", 0)
     sections["training"]["average_checkpoints"] = num_averaged if num_averaged > 1 else 0
     sections["runtime"]["precision"] = "fp16" if options.take("enable_amp", False) else "no"
+    # `[0,1]`, as text or as a list, has one comma less than GPUs.
     num_gpus = str(options.take("gpus", "")).count(",") + 1
     batch_size = options.take("dataloader_args.batch_size") * num_gpus
     _convert_data(options, sections, batch_size)
@@ -310,6 +318,8 @@ def _convert_data(options: _Unread, sections: Sections, batch_size: int) -> None
     """Batch, speeds, and the shortest utterance. Long utterances are kept, so their limit stays
     unread.
     """
+    # Their filter also drops long utterances. Ours are kept, because a crop is read wherever it
+    # lies, so the upper limit is reported unless the filter was off.
     shortest = options.take("dataset_args.filter_args.min_num_frames", 0)
     if not options.take("dataset_args.filter", True):
         shortest = 0
@@ -334,6 +344,8 @@ def _convert_network(
     if front_end == "w2vbert":
         _convert_backbone(options, model)
         return
+    # Names hide choices: their SimAM models have an attentive pooling whatever `pooling_func` says,
+    # and those with GLOB, and ReDimNet, let the attention see the whole utterance.
     if their_model.startswith("SimAM"):
         model["pooling"] = "ASP"
     elif model.get("pooling") == "ASTP" and (
@@ -355,6 +367,7 @@ def _convert_backbone(options: _Unread, model: dict[str, Any]) -> None:
     model["pooling"] = "AdapterMFA"
     model["pooling_options"] = {"dim": options.take("model_args.adapter_dim")}
     options.cross_off("model_args.pooling_func", "ASP")
+    # What of a backbone is trained takes two switches there and one word here.
     backbone = {"backbone": options.take(f"{within}.model_name"), "trained": "nothing"}
     has_adapters = options.take(f"{within}.use_lora", False)
     if not options.take(f"{within}.frozen", True):
@@ -378,6 +391,8 @@ def _convert_optimizer(options: _Unread, sections: Sections, batch_size: int) ->
     optimizer["name"] = lookup(OPTIMIZERS, options.take("optimizer"), "optimizer")
     their_schedule = options.take("scheduler")
     schedule["name"], counterparts = lookup(SCHEDULES, their_schedule, "scheduler")
+    # Each schedule names its own options; two of them may be left out, and then their code's
+    # defaults hold.
     for key, name in counterparts.items():
         section, _, option = key.partition(".")
         default = OPTIONAL.get(name, options.REQUIRED)
@@ -403,6 +418,7 @@ def _convert_margin(options: _Unread, sections: Sections) -> None:
     last = options.take("margin_update.final_margin")
     begin = options.take("margin_update.increase_start_epoch")
     end = options.take("margin_update.fix_start_epoch")
+    # Read in any case, so that they are crossed off; a loss without a margin has these options too.
     is_ramp = options.take("margin_update.update_margin") and first != last
     is_exponential = options.take("margin_update.increase_type", "exp") == "exp"
     if "margin" not in _known_options("loss", sections):
@@ -427,6 +443,7 @@ def _changes(before: Sections, after: Sections) -> tuple[dict[str, Any], list[st
     """What a stage changes, and notes on differences that a stage cannot make."""
     changes: dict[str, Any] = {}
     notes = []
+    # Everything that differs is either written into the stage or named in a note, never dropped.
     for section, values in after.items():
         # A stage's epochs stand beside its changes, and it has no folder of its own to choose.
         skipped = ("max_epochs", "save_path") if section == "training" else ()

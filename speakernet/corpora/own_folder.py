@@ -163,6 +163,8 @@ def _log_advice(arguments: Namespace, everyone: Path | None) -> None:
 def _prepare(arguments: Namespace, save_path: Path) -> int:
     """Make lists, split, trials and configurations under `save_path`; returns the exit code."""
     root = arguments.root
+    # The steps in order: find the rows; drop copies, before hours of conversion; convert what
+    # libsndfile cannot read; check, split and pair; write two configurations.
     scan = StepSummary("scan", save_path, "usable", "skipped", "left out")
     # Converted files have absolute names, with the same folders as the originals below this one.
     converted = (save_path / CONVERTED).resolve()
@@ -205,6 +207,7 @@ def _readable_rows(
     """The rows, with the names of converted files for those that only ffmpeg reads, and their
     (source, target); converted files come last.
     """
+    # Names may be spelled in another Unicode form than on the disk; ffmpeg needs the disk's.
     on_disk = UnicodeNames(root).on_disk
     readable = []
     to_convert = []
@@ -358,6 +361,8 @@ def _refuse_one_level_too_high(root: Path, names: Sequence[str], depth: int) -> 
     """Raise ValueError if all recordings are in one speaker's folder, several folders below it:
     then those are the speakers.
     """
+    # The common folder of all names. If the speakers are below it, the split would be of sessions
+    # of one speaker, and the error rate would be of days instead of people.
     common = names[0].split("/")[:-1] if names else []
     for name in names:
         while common != name.split("/")[: len(common)]:
