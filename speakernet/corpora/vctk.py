@@ -16,21 +16,15 @@ from speakernet.corpora.utterances import Row, read_genders, rows_of_corpus
 
 AUDIO = "wav48_silence_trimmed"
 
-ARGUMENTS = PUBLIC_ARGUMENTS | {
-    "--microphone": {
-        "choices": ("mic1", "mic2"),
-        "default": "mic1",
-        "help": "which of the two recordings to use",
-    }
-}
+ARGUMENTS = PUBLIC_ARGUMENTS
 
 
 def run(arguments: argparse.Namespace) -> int:
-    return prepare_public("vctk", arguments, lambda root: vctk_rows(root, arguments.microphone))
+    return prepare_public("vctk", arguments, vctk_rows)
 
 
-def vctk_rows(root: Path, microphone: str) -> Iterator[Row]:
-    """The recordings of one microphone: p280 and p315 lack the second, and s5 does too."""
+def vctk_rows(root: Path) -> Iterator[Row]:
+    """The recordings of the first of two microphones."""
     folder = f"VCTK-Corpus-0.92/{AUDIO}"
     if not (root / folder).is_dir():
         folder = AUDIO
@@ -40,5 +34,7 @@ def vctk_rows(root: Path, microphone: str) -> Iterator[Row]:
     # ID AGE GENDER ACCENTS REGION
     genders = read_genders(audio.with_name("speaker-info.txt"), 2)
     # SPEAKER/SPEAKER_TEXT_MIC.flac
-    pattern = rf"^(?P<speaker>[^/]+)/.*_{microphone}\.[^.]+$"
+    # Both microphones recorded the same sentences at once, so of each only one recording is taken;
+    # p280, p315 and s5 lack the second.
+    pattern = r"^(?P<speaker>[^/]+)/.*_mic1\.[^.]+$"
     return rows_of_corpus(root, folder, pattern, genders)
