@@ -3,7 +3,9 @@ seeds.
 """
 
 import ast
+import logging
 import os
+import random as python_random
 import resource
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from typing import Annotated
 
 import numpy as np
 import pytest
+import torch
 from annotated_types import Ge, Le
 from hypothesis import given
 from hypothesis import strategies as some
@@ -21,9 +24,11 @@ from hypothesis import strategies as some
 from speakernet import files, run_folder
 from speakernet import random as seeding
 from speakernet.cli import main
+from speakernet.cli.train import _log_file
 from speakernet.data import parts
 from speakernet.options import Component, Options, create, lookup, options_of
 from speakernet.run_folder import held, refuse_unusable
+from speakernet.training.checkpoints import capture_random_state, restore_random_state
 
 
 class OwnError(files.FileError):
@@ -108,6 +113,8 @@ def test_arrays(tmp_path):
         ("'<i8', 'shape': (1000000000000,)", "claims 8,000,000,000,000 bytes and has 24"),
         ("'<i8', 'shape': (4,)", "claims 32 bytes and has 24"),
         ("'|O', 'shape': (3,)", "Object arrays cannot be loaded"),
+        ("'<i8', 'shape': (3", "EOF in multi-line"),
+        ("'<i8', 'shape': (-1,)", "claims -8 bytes"),
     ],
 )
 def test_arrays_with_false_sizes(claim, message, tmp_path):
@@ -147,6 +154,14 @@ def test_incomplete_line_is_removed(tmp_path, caplog):
     assert caplog.text.count("cannot be written") == 1
 
 
+def test_a_log_on_a_full_device(caplog, capsys):
+    with _log_file(Path("/dev/full")):
+        for number in range(3):
+            logging.getLogger(files.__name__).warning("line %d", number)
+    assert caplog.text.count("/dev/full cannot be written") == 1 and "line 2" in caplog.text
+    assert "Traceback" not in capsys.readouterr().err
+
+
 @given(some.integers(0, 200), some.integers(1, 40))
 def test_parts_make_the_whole(num_rows, count):
     shares = [parts.share(range(num_rows), number, count) for number in range(1, count + 1)]
@@ -155,10 +170,26 @@ def test_parts_make_the_whole(num_rows, count):
     assert max(sizes) - min(sizes) <= 1
 
 
-@pytest.mark.parametrize("text", ["3/2", "0/4", "2", "1/4/2"])
+@pytest.mark.parametrize(
+    "text", ["3/2", "0/4", "1/0", "2", "-1/4", "1/4/2", "", "99999999999999999999/4"]
+)
 def test_bad_parts(text):
     with pytest.raises(parts.PartError):
         parts.parse_part(text)
+
+
+def test_names_of_parts(tmp_path):
+    names = "part-0002-of-0003.npz part-0001-of-0003.npz part-0003-of-0003 other.npz"
+    for name in names.split():
+        (tmp_path / name).touch()
+    found = list(parts.parts_in(tmp_path, ".npz"))
+    assert found == [parts.WorkPart(1, 3), parts.WorkPart(2, 3)]
+    assert parts.list_parts(parts.missing_parts(found, tmp_path)) == "3/3"
+    assert parts.parts_in(tmp_path / "nothing") == {}
+    with pytest.raises(parts.PartError):
+        parts.missing_parts([parts.WorkPart(1, 3), parts.WorkPart(2, 4)], "corpus")
+    many = [parts.WorkPart(number, 30) for number in range(1, 31)]
+    assert parts.list_parts(many).endswith("20/30 and more")
 
 
 class ScaledOptions(Options):
@@ -197,6 +228,14 @@ def test_keyed_generators():
         assert not np.array_equal(first, seeding.numpy_generator(*others).random(4))
     seeds = {seeding.derive_seed(seed, key) for seed in range(3) for key in range(3)}
     assert len(seeds) == 9 and all(0 <= seed < 1 << 63 for seed in seeds)
+
+
+def test_random_state_in_a_file(tmp_path):
+    seeding.seed_everything(5)
+    torch.save(capture_random_state(), tmp_path / "state.pt")
+    expected = (python_random.random(), np.random.rand(), torch.rand(1).item())
+    restore_random_state(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert (python_random.random(), np.random.rand(), torch.rand(1).item()) == expected
 
 
 def test_atomic_write_replaces_files_only(tmp_path):
@@ -274,8 +313,11 @@ def test_unusable_folders(tmp_path, monkeypatch, capsys):
     ("text", "words"),
     [
         ("batch_size: 010", "010 has a leading zero"),
+        ("rates: [1, -007]", "-007 has a leading zero"),
+        ("date: !!timestamp x", "'x' is not a valid timestamp"),
         ("date: 2026-13-45", "'2026-13-45' is not a valid timestamp"),
         ("deep: [{rate: !!int y}]", "'y' is not a valid int"),
+        ("stages: &s [*s]", r"\*s is inside &s"),
         ("a: &x {b: [1, {c: *x}]}", r"\*x is inside &x"),
     ],
 )

@@ -5,6 +5,7 @@ system.
 import errno
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +16,10 @@ import pytest
 from speakernet.assembly import inputs
 from speakernet.assembly.inputs import make_synthetic_corpus
 from speakernet.cli import BROKEN_PIPE, COMMANDS, main
+from speakernet.cli.train import _training_lines
 from speakernet.config import ConfigError, load_config
 from speakernet.corpora.synthetic import FILES
+from speakernet.training.options import TrainingOptions
 
 ROOT = Path(__file__).resolve().parents[1]
 # These take a second or more to import.
@@ -105,11 +108,12 @@ def test_no_slow_imports(call, answers):
 
 
 def test_script_without_torch():
-    command = [sys.executable, "-X", "importtime", "trainSpeakerNet.py", "--help"]
-    finished = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
-    imported = {line.rpartition("|")[2].strip() for line in finished.stderr.splitlines()}
-    assert "speakernet.cli" in imported and not imported & set(SLOW_MODULES)
-    assert "usage" in finished.stdout
+    for script in ("trainSpeakerNet.py", "benchmark_performance.py"):
+        command = [sys.executable, "-X", "importtime", script, "--help"]
+        finished = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+        imported = {line.rpartition("|")[2].strip() for line in finished.stderr.splitlines()}
+        assert "speakernet.cli" in imported and not imported & set(SLOW_MODULES)
+        assert "usage" in finished.stdout
 
 
 SPEAKERNET = f"{sys.executable} -m speakernet"
@@ -152,6 +156,8 @@ def test_name_that_the_terminal_cannot_show():
     ("error", "message"),
     [
         (OSError(errno.ENOSPC, "No space left", "a/b.pt"), "a/b.pt: No space left"),
+        (OSError(errno.EIO, "Input/output error"), "Input/output error"),
+        (FileNotFoundError(errno.ENOENT, "No such file", "a/b.txt"), "a/b.txt: No such file"),
         (BrokenPipeError(errno.EPIPE, "Broken pipe"), "Broken pipe"),
         (MemoryError("2 TiB"), "2 TiB"),
         (RuntimeError("CUDA out of memory. Tried\nGPU 0"), "CUDA out of memory. Tried"),
@@ -205,6 +211,27 @@ def test_validation_list_of_the_synthetic_corpus(tmp_path, monkeypatch):
     config = load_config(["--config", "exp01", "--train_list", "nowhere.txt"]).config
     with pytest.raises(ConfigError, match=r"nowhere\.txt"):
         make_synthetic_corpus(config)
+
+
+def test_printed_commands(tmp_path):
+    """Printed commands can be pasted into a shell even if the folder's name has a space; results
+    are fakes.
+    """
+    folder = tmp_path / "my run"
+    folder.mkdir()
+    (folder / "log.txt").write_text("12:00 WARNING speakernet one\n12:00 INFO speakernet two\n")
+    summary = {"best_stage": "", "best_epoch": 1, "epochs": 2, "performance_sentence": ""}
+    summary |= {"seconds": 90.0, "caution": ""}
+    evaluation = SimpleNamespace(lines=list, results=SimpleNamespace(initial_model=None))
+    outcome = SimpleNamespace(summary=summary, run_folder=folder, evaluation=evaluation)
+    lines = _training_lines(outcome, [], TrainingOptions(max_epochs=2, final_model="last"))
+    assert f"last model: {folder / 'best.pt'} (epoch 1)" in lines
+    assert "time: 0:01:30 for 2 epochs" in lines
+    assert f"warnings: 1, in {folder / 'log.txt'}" in lines
+    printed = lines[lines.index("next:") + 1 :]
+    scoring, other = (shlex.split(line.rpartition("    ")[0]) for line in printed)
+    assert scoring[0] == other[0] == "python" and str(folder / "best.pt") in scoring
+    assert scoring[2:4] == ["--config", str(folder / "config.yaml")]
 
 
 VERIFY = """

@@ -97,6 +97,26 @@ def test_the_run_folder(finished, tiny_corpus):
     assert all(message.strip() for message in messages), "no line of the log is empty"
 
 
+def test_few_lines_before_the_first_step(recipe, run_folder, caplog):
+    caplog.set_level(logging.INFO)
+    assert train(recipe, "--max_epoch", "1", "--runtime.memory_fraction", "0.5") == 0
+    # The terminal's handler omits the details.
+    lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.INFO]
+    first = next(number for number, line in enumerate(lines) if line.startswith("epoch 1: loss"))
+    assert first <= 12, lines[:first]
+    assert sum("device" in line for line in lines[:first]) == 1
+    assert sum("memory_fraction has no effect" in line for line in lines[:first]) == 1
+    log = (run_folder / "log.txt").read_text()
+    for detail in (
+        "torch settings: ",
+        "machine: ",
+        "RAM corpus: no (",
+        "audio: files: all 32 exist",
+    ):
+        assert detail in log and not any(detail in line for line in lines), detail
+    assert all(line in log for line in lines if "\n" not in line)
+
+
 def test_more_epochs(finished, copy, caplog, capsys):
     caplog.set_level(logging.INFO)
     before = (copy / "last.pt").read_bytes()

@@ -41,6 +41,7 @@ from speakernet.corpora.recipes import (
     write_recipe,
 )
 from speakernet.corpora.steps import (
+    FFMPEG_ARGUMENT,
     StepSummary,
     convert_all,
     finish,
@@ -54,6 +55,7 @@ from speakernet.corpora.utterances import (
     rows_by_pattern,
 )
 from speakernet.data.audio import AUDIO_SUFFIXES, CONVERTIBLE_SUFFIXES, SAMPLE_RATE, WRITABLE
+from speakernet.data.ffmpeg import FFMPEG_VARIABLE
 from speakernet.data.folders import UnicodeNames, is_hidden
 from speakernet.data.names import CONVERTED, folders_of, normal_name
 from speakernet.files import exclusive, own_command
@@ -115,6 +117,7 @@ ARGUMENTS = {
     },
     "--noise_path": {"type": Path, "help": "noise folder (MUSAN's layout) for augmentation"},
     "--rir_path": {"type": Path, "help": "room impulse responses for augmentation"},
+    **FFMPEG_ARGUMENT,
     "--jobs": COMMON_ARGUMENTS["--jobs"],
 }
 
@@ -126,6 +129,8 @@ def run(arguments: Namespace) -> int:
     if arguments.table is None and not root.is_dir():
         problem = "is a file, not a folder" if root.is_file() else "does not exist"
         raise ValueError(f"{root} {problem}; give the folder that contains the speakers' folders")
+    if arguments.ffmpeg:
+        os.environ[FFMPEG_VARIABLE] = arguments.ffmpeg
     save_path = arguments.save_path or Path("data") / root.resolve().name
     with exclusive(save_path):
         return _prepare(arguments, save_path)

@@ -30,6 +30,7 @@ TOLERANCE_SHARE = 0.01
 #: For containers without a duration, ffmpeg estimates it from the bit rate, which may be far off.
 ESTIMATE_SHARE = 0.5
 MIN_FREE_BYTES = 64 << 20
+FFMPEG_ARGUMENT = {"--ffmpeg": {"help": "ffmpeg to use (default: the one on the PATH)"}}
 
 
 class UnsafeNameError(ValueError):

@@ -16,7 +16,7 @@ import contextlib
 import itertools
 import logging
 from argparse import Namespace
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ from speakernet.terminal import MAX_NAMED
 
 logger = logging.getLogger(__name__)
 
-FORMS = ("label_first", "kaldi")
+FORMS = ("label_first", "kaldi", "unlabelled")
 KINDS = ("all", "random", "balanced", "hard")
 HELD_OUT_NAMES = ("train_list.txt", "trials.txt")
 TrialRow = tuple[int | None, str, str]
@@ -371,14 +371,22 @@ def refuse_overlap(utterances: Utterances, training: TrainingList) -> None:
 
 def load_embeddings(path: Path, names: StringTable) -> np.ndarray:
     """The embedding of every name, float32 (names, dim), from an .npz with `names` (strings) and
-    `embeddings`, as `speakernet embed` writes it.
+    `embeddings`.
+
+    Also reads the files that scoring caches in `<save_path>/embeddings`; crops are averaged.
     """
     expected = "an .npz file with the arrays names (strings) and embeddings (utterances, dim)"
     with reading(path, expected):
         stored = read_arrays(path, expected)
         embeddings = stored["embeddings"]
-        row_of = {name: row for row, name in enumerate(stored["names"].tolist())}
-        if len(row_of) > len(embeddings) or embeddings.ndim != 2:
+        # Our own caches keep names as bytes and offsets, since a million Python strings take longer
+        # to read than the embeddings.
+        stored_names: Sequence[str] = stored["names"].tolist()
+        if "name_offsets" in stored:
+            stored_names = StringTable(stored["names"], stored["name_offsets"])
+        row_of = {str(name): row for row, name in enumerate(stored_names)}
+        is_matrix = embeddings.ndim in (2, 3) and embeddings.dtype.kind == "f"
+        if len(row_of) > len(embeddings) or not is_matrix:
             raise FileError(
                 f"{path}: {len(row_of)} names and embeddings {embeddings.shape}; expected "
                 f"{expected}"
@@ -388,6 +396,8 @@ def load_embeddings(path: Path, names: StringTable) -> np.ndarray:
         raise ValueError(
             f"{path} has no embeddings of {len(missing)} utterances; the first: {missing[0]}"
         )
+    if embeddings.ndim == 3:
+        embeddings = embeddings.mean(axis=1)  # (utterances, crops, dim) -> (utterances, dim)
     return embeddings[[row_of[name] for name in names]].astype(np.float32)
 
 
@@ -397,6 +407,8 @@ def write_in_form(path: Path, rows: Iterable[TrialRow], form: str) -> None:
     """
     if form == "training":
         write_training_list(path, rows)  # type: ignore[arg-type]
+    elif form == "unlabelled":
+        write_trials(path, ((None, enrol, test) for _, enrol, test in rows))
     elif form == "label_first":
         write_trials(path, rows)
     else:

@@ -16,15 +16,21 @@ from speakernet.corpora.utterances import Row, read_genders, rows_of_corpus
 
 AUDIO = "wav48_silence_trimmed"
 
-ARGUMENTS = PUBLIC_ARGUMENTS
+ARGUMENTS = PUBLIC_ARGUMENTS | {
+    "--microphone": {
+        "choices": ("mic1", "mic2"),
+        "default": "mic1",
+        "help": "which of the two recordings to use",
+    }
+}
 
 
 def run(arguments: argparse.Namespace) -> int:
-    return prepare_public("vctk", arguments, vctk_rows)
+    return prepare_public("vctk", arguments, lambda root: vctk_rows(root, arguments.microphone))
 
 
-def vctk_rows(root: Path) -> Iterator[Row]:
-    """The recordings of the first of two microphones."""
+def vctk_rows(root: Path, microphone: str) -> Iterator[Row]:
+    """The recordings of one microphone: p280 and p315 lack the second, and s5 does too."""
     folder = f"VCTK-Corpus-0.92/{AUDIO}"
     if not (root / folder).is_dir():
         folder = AUDIO
@@ -34,7 +40,5 @@ def vctk_rows(root: Path) -> Iterator[Row]:
     # ID AGE GENDER ACCENTS REGION
     genders = read_genders(audio.with_name("speaker-info.txt"), 2)
     # SPEAKER/SPEAKER_TEXT_MIC.flac
-    # Both microphones recorded the same sentences at once, so of each only one recording is taken;
-    # p280, p315 and s5 lack the second.
-    pattern = r"^(?P<speaker>[^/]+)/.*_mic1\.[^.]+$"
+    pattern = rf"^(?P<speaker>[^/]+)/.*_{microphone}\.[^.]+$"
     return rows_of_corpus(root, folder, pattern, genders)

@@ -34,10 +34,10 @@ from speakernet.corpora.listing import COMMON_ARGUMENTS, SEED, listable_rows, us
 from speakernet.corpora.pack_inputs import open_inputs
 from speakernet.corpora.pairs import PairRules, calibration_pairs
 from speakernet.corpora.public_archives import DOWNLOAD_ARGUMENTS, PublicArchives
-from speakernet.corpora.steps import Folder, StepSummary, convert_all, finish
+from speakernet.corpora.steps import FFMPEG_ARGUMENT, Folder, StepSummary, convert_all, finish
 from speakernet.corpora.utterances import Utterances, row_by_folder
 from speakernet.data.audio import SAMPLE_RATE
-from speakernet.data.ffmpeg import ENCODINGS, find_ffmpeg
+from speakernet.data.ffmpeg import ENCODINGS, FFMPEG_VARIABLE, find_ffmpeg
 from speakernet.data.folders import walk_files
 from speakernet.data.lists import StringTable, read_trials, write_training_list, write_trials
 from speakernet.data.packed import PackedSource
@@ -145,6 +145,7 @@ ARGUMENTS = {
         "metavar": "I/N",
         "help": f"{PART_HELP}; only for --convert; --lists afterwards needs all parts",
     },
+    **FFMPEG_ARGUMENT,
     **DOWNLOAD_ARGUMENTS,
 }
 
@@ -157,6 +158,8 @@ def run(arguments: Namespace) -> int:
         raise ValueError(
             "no step given; use --all (all but --pack and --augment) or one of the steps in --help"
         )
+    if arguments.ffmpeg:
+        os.environ[FFMPEG_VARIABLE] = arguments.ffmpeg
     if "convert" in steps or "pack" in steps:
         # Searched for before hours of downloading, not after them.
         find_ffmpeg()

@@ -28,7 +28,8 @@ CONTAINERS = (
 )
 ADVICE = (
     "install it (Debian, Ubuntu: apt install ffmpeg; macOS: brew install ffmpeg; anywhere: pip "
-    f"install imageio-ffmpeg) or give its path in the environment variable {FFMPEG_VARIABLE}"
+    "install imageio-ffmpeg) or give its path with --ffmpeg FILE or the environment variable "
+    f"{FFMPEG_VARIABLE}"
 )
 _INPUT = re.compile(r"^Input #(\d+),", re.MULTILINE)
 #: No other protocol: a playlist posing as audio must not make ffmpeg open other files or addresses.

@@ -63,8 +63,11 @@ MISTAKES = [
     ("\ndata:\n  batch_size: many\n", [], r"my\.yaml:3: data\.batch_size is 'many'.*whole number"),
     ("", ["--max_epohc", "3"], r"--max_epohc.*max_epoch"),
     ("", ["--mixed-precision", "half"], r"runtime\.precision is 'half'"),
+    ("", ["--evaluation.sweep", "wind"], r"evaluation\.sweep is 'wind'.*list in brackets"),
+    ("", ["--qqq", "3"], r"qqq; --help all"),
     ("", ["--model.name", "ResNet35"], r"^command line: model\.name\b(?!.*model\.name).*ResNet35"),
     ("", ["--model.embedding_dim", "--eval"], r"model\.embedding_dim is without a value"),
+    ("", ["--defaults", "theirs"], "theirs"),
     ("", ["--config", "exp1.yaml"], r"exp01\.yaml"),
     ("", ["--eval", "3"], "--eval.*'3'"),
     (
@@ -135,8 +138,11 @@ def test_unfreezing_is_of_one_stage(tmp_path):
             "model: {name: ResNet34}",
             r"joint: model\.name belongs to the whole run",
         ),
+        ("data: {crop_frames: 300}", "frontend: {}", "entry 2: frontend does not exist"),
         ("margin: 0.5", "margin: 5", r"last: loss\.margin is 5; expected a number from 0 to 3"),
         ("[1.0]", "[1.1, 1.0]", "last: .*augment.speed_factors"),
+        ("name: last", "name: joint", "head, joint, joint"),
+        ("aamsoftmax, margin: 0.2", "softmax", r"last: loss\.margin does not exist"),
         ("stages:", "stage: jont\nstages:", "there is no stage 'jont'; did you mean 'joint'"),
         ("stages:", "training: {max_epochs: 9}\nstages:", "max_epochs: 9"),
         (

@@ -4,6 +4,7 @@ line.
 
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,7 @@ def test_numbers_have_finite_bounds():
 
 
 BROKEN = {
+    "NUL": ("data:\n  batch_size: 3\0\n", "my.yaml:1"),
     "deep nesting": ("model:\n  options: " + "[" * 5000 + "]" * 5000 + "\n", "my.yaml:2"),
     "aliases of aliases": (
         "a: &a [x, x, x, x, x, x, x, x, x]\n"
@@ -97,15 +99,20 @@ BROKEN = {
         + "model:\n  options: {x: *h}\n",
         "my.yaml:4",
     ),
+    "date": ("data:\n  batch_size: 2024-13-45\n", "my.yaml:2: '2024-13-45'"),
     "tag": ("data:\n  batch_size: !!int 'x'\n", "my.yaml:2"),
     "object": ("data: !!python/object/apply:os.mkdir ['made']\n", "my.yaml:1"),
     "minutes": ("data:\n  batch_size: 1" + ":59" * 60_000 + "\n", "my.yaml:2"),
+    "empty": ("data:\n  batch_size:\n", "my.yaml:2: data.batch_size is empty"),
     "list of lists": (
         "model:\n  options: {blocks: [[1], [2]]}\n  name: ResNet\n",
         "my.yaml:2: model.options.blocks",
     ),
+    "dot in a name": ("data: {train_list.x: a}\n", "my.yaml:1: data.train_list.x"),
+    "long path": (f"data:\n  train_list: {'x' * 70_000}\n", "my.yaml:2: data.train_list"),
     "not text": (b"\xff\xfe\x00data", "my.yaml"),
     "too large": ("# " + "x" * (1 << 18) + "\n", "262,144"),
+    "cut off": ("data: [1, 2\n", "my.yaml:2"),
     "given twice": ("data:\n  batch_size: 1\n  batch_size: 2\n", "my.yaml:3: batch_size"),
 }
 
@@ -124,6 +131,8 @@ def test_broken_file(name, tmp_path, monkeypatch):
     "text",
     [
         "{channels: " + "[" * 5000 + "]" * 5000 + "}",
+        "{a: &a [x, x, x], channels: [" + ", ".join(["*a"] * 21) + "]}",
+        "{channels: !!python/object/apply:os.getcwd []}",
         "{channels: 8",
         "{channels: " + "x" * (1 << 18) + "}",
     ],
@@ -134,6 +143,12 @@ def test_broken_value_in_a_line(text, tmp_path):
         load_config(["--model.name", "ResNet", "--model.options", text])
     with pytest.raises(ConfigError, match=r"my\.yaml"):
         load_config(["--config", write(tmp_path, f"model:\n  name: ResNet\n  options: '{text}'\n")])
+
+
+def test_fifo_is_not_opened(tmp_path):
+    os.mkfifo(tmp_path / "fifo.yaml")
+    with pytest.raises(ConfigError, match=r"fifo\.yaml"):
+        load_config(["--config", str(tmp_path / "fifo.yaml")])
 
 
 # Text, key, and the nearest option or the components that have it.
@@ -149,11 +164,19 @@ IDLE = [
         "model.options.sinc_stride",
         "stem_stride",
     ),
+    ("model: {name: RawNet3, pooling_options: {heads: 4}}", "model.pooling_options.heads", "ECA"),
+    ("loss: {classification: {margin: 0.3}}", "loss.classification.margin", "combined"),
     (
         "loss: {name: combined, classification: {name: softmax, margin: 0.3}}",
         "loss.classification.margin",
         "sharded",
     ),
+    (
+        "loss: {name: combined, metric: {inital_scale: 3}}",
+        "loss.metric.inital_scale",
+        "initial_scale",
+    ),
+    ("loss: {name: combined, metric: ge2e}", "loss.metric", "ge2e"),
     (
         "loss: {name: combined, metric_weight: 0, classification_weight: 0}",
         "loss.metric_weight",
@@ -166,6 +189,11 @@ IDLE = [
         "[1.0, 2.0, 3.0]",
     ),
     ("training: {batch_scaling: linear}", "training.batch_scaling", "reference_batch"),
+    (
+        "model: {name: ReDimNetB0, options: {two_layers: true, embedding_norm: true}}",
+        "model.options.embedding_norm",
+        "true",
+    ),
 ]
 
 

@@ -148,6 +148,7 @@ def test_recipes(recipe, tmp_path, capsys):
             "projection_args: {project_type: arc_margin_intertopk_subcenter}",
             "loss: {name: aamsoftmax, sub_centers: 3, inter_top_k: 5}",
         ),
+        ("projection_args: {project_type: ham_margin, curvature: 3.0}", "loss: {curvature: 3.0}"),
         ("margin_update: {update_margin: False, initial_margin: 0.3}", "loss: {margin: 0.3}"),
         (
             "{gpus: '[0]', enable_amp: True}",
@@ -171,6 +172,8 @@ def test_other_options(changes, expected, tmp_path):
     ("changes", "words"),
     [
         ("model: ResNet35", "'ResNet34'"),
+        ("dataset_args: {frontend: s3prl}", "s3prl"),
+        ("scheduler: TriAngular2", "TriAngular2"),
         ("dataloader_args: null", "dataloader_args"),
         ("dataset_args: {num_frms: many}", "many"),
         ("[a, b]", "theirs.yaml is not a YAML mapping"),
@@ -267,6 +270,9 @@ def test_stages_of_a_backbone(tmp_path):
     [
         ("dataset_args: {new_option: 3}", "dataset_args.new_option: 3"),
         ("dataset_args: {fbank_args: {frame_shift: 5}}", "fbank_args.frame_shift: 5"),
+        ("model_init: avg.pt", "model_init: avg.pt"),
+        ("loss_args: {label_smoothing: 0.1}", "loss_args.label_smoothing: 0.1"),
+        ("dataset_args: {speed_perturb_mode: expanded}", "speed_perturb_mode: expanded"),
     ],
 )
 def test_what_is_not_converted(changes, note, tmp_path, capsys):

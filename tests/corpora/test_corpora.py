@@ -8,8 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from preparation_corpora import run_data_prep, write_voices
+from preparation_corpora import (
+    catalogue_entry,
+    parts_of,
+    run_data_prep,
+    tar_tree,
+    write_catalogue,
+    write_voices,
+)
+from preparation_server import fake_source
 
+from speakernet.corpora.cnceleb import groups_of_length
 from speakernet.data.audio import audio_info, write_audio
 from speakernet.data.lists import read_model_trials, read_training_list, read_trials
 from tests.conftest import tiny_voice as voice
@@ -146,7 +155,48 @@ def test_cnceleb(tmp_path):
     assert {path: path.stat().st_mtime_ns for path in joined} == before
 
 
+@pytest.mark.parametrize(
+    ("seconds", "groups"),
+    [
+        ([], []),
+        ([1, 1], [[0, 1]]),
+        ([3, 3, 1], [[0, 1, 2]]),
+    ],
+)
+def test_groups_of_length(seconds, groups):
+    assert groups_of_length(seconds, 5) == groups
+
+
 @pytest.mark.parametrize("name", ["librispeech", "vctk", "common_voice", "cnceleb"])
 def test_wrong_folder(tmp_path, capsys, name):
     assert run_data_prep(name, f"--save_path {tmp_path}") == 1
     assert str(tmp_path) in capsys.readouterr().err
+
+
+def test_cnceleb_download(tmp_path):
+    make_cnceleb(tmp_path / "made")
+    first = tar_tree(tmp_path / "made")
+    write_voices(
+        tmp_path / "second",
+        3,
+        3,
+        "CN-Celeb2_flac/data/id1000{speaker}/vlog-01-00{utterance}.flac",
+        0.6,
+    )
+    second = tar_tree(tmp_path / "second")
+    parts = parts_of(second, "cn-celeb2_v2.tar.gz", 3)
+    files = {"cn-celeb_v2.tar.gz": first, **parts}
+    entry = catalogue_entry(files, {"cn-celeb2_v2.tar.gz": (list(parts), second)})
+    entry["joined"]["cn-celeb2_v2.tar.gz"]["md5"] = None
+    with fake_source(files) as source:
+        table = write_catalogue(tmp_path / "table.yaml", source.address, {"cnceleb": entry})
+        options = ("--save_path", tmp_path / "data", "--catalogue", table, "--download")
+        assert run_data_prep("cnceleb", *options) == 0
+        asked = sum(source.requests.values())
+        assert run_data_prep("cnceleb", *options) == 0
+        assert sum(source.requests.values()) == asked
+    used = "".join(
+        path.read_text() for path in (tmp_path / "data/cnceleb_lists").glob("*_list.txt")
+    )
+    assert "CN-Celeb2_flac/data/id10000" in used
+    assert "id00000/" not in used, "evaluation speakers are excluded"

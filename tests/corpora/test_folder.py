@@ -232,8 +232,10 @@ REFUSED = {
     "no folder": ("spk{speaker}/{utterance}.wav", "", "nothing does not"),
     "a malformed pattern": ("spk{speaker}/{utterance}.wav", "--pattern (", "not a regular"),
     "a pattern without a speaker": ("spk{speaker}/{utterance}.wav", "--pattern (a)", "speaker"),
+    "no splits": ("spk{speaker}/{utterance}.wav", "--layout parts", "spk0"),
     "a speaker's own folder": ("{speaker}-{utterance}.wav", "", "--pattern"),
     "one level too high": ("mine/spk{speaker}/{utterance}.wav", "", "voices/mine"),
+    "two levels too high": ("all/mine/spk{speaker}/{utterance}.wav", "", "voices/all/mine"),
     "two names that would become one": ("a{speaker}b/{utterance}.wav", "", "rename"),
 }
 

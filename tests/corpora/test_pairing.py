@@ -4,6 +4,7 @@ import itertools
 from collections import Counter
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -128,3 +129,10 @@ def test_seed_and_genders_of_a_split():
     speakers = np.unique(utterances.labels[split.validation])
     assert len(speakers) == 10
     assert abs(int((utterances.genders[speakers] == ord("f")).sum()) - 5) <= 1
+
+
+def test_impossible_splits():
+    with pytest.raises(ValueError, match="at least two"):
+        split_speakers(corpus(1, 5), 1)
+    with pytest.raises(ValueError, match="add up to less than 1"):
+        split_speakers(corpus(20, 5), 1, 0.5, 0.5)

@@ -11,6 +11,7 @@ from preparation_corpora import SCRIPTS
 from speakernet.cli import main
 from speakernet.cli.prepare import CORPORA, build_parser
 from speakernet.corpora.public_archives import PublicArchives
+from speakernet.corpora.steps import StepSummary, finish
 from speakernet.files import LOCK_NAME, exclusive, temporary_beside
 
 
@@ -59,3 +60,20 @@ def test_leftovers_of_a_kill(tmp_path):
     assert (tmp_path / LOCK_NAME).read_bytes() == b""
     with exclusive(tmp_path):
         assert kept.exists()
+
+
+def test_summary(tmp_path):
+    summary = StepSummary("step", tmp_path)
+    summary.add(made=3, skipped=2)
+    summary.add_broken("bad\nname", "why\tso")
+    assert finish([summary], tmp_path / "summary.txt") == 1
+    assert (
+        (tmp_path / "summary.txt")
+        .read_text()
+        .startswith("step: 6 found, 3 made, 2 skipped, 1 broken")
+    )
+    assert (tmp_path / "broken_step.txt").read_text() == "bad\\nname\twhy\\tso\n"
+    summary = StepSummary("step", tmp_path)
+    summary.add(skipped=6)
+    assert finish([summary]) == 0
+    assert not (tmp_path / "broken_step.txt").exists()

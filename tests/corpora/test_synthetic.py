@@ -8,9 +8,10 @@ import pytest
 from scipy import signal
 
 from speakernet.corpora.synthetic import CorpusParameters, is_synthetic, make_corpus
-from speakernet.corpora.synthetic.scenes import NOISES, room_response
+from speakernet.corpora.synthetic.scenes import NOISES, draw_session, record, room_response
 from speakernet.corpora.synthetic.speech import (
     SAMPLE_RATE,
+    draw_phones,
     draw_voice,
     lay_out,
     synthesise,
@@ -67,6 +68,19 @@ def test_pitch():
         best = lags[candidates][autocorrelation[candidates].argmax()]
         # Intonation spans half an octave around the mean; an error of an octave would be noticed.
         assert abs(np.log2(SAMPLE_RATE / best / voice.pitch_hz)) < 0.7
+
+
+def test_sessions():
+    random = generator(11)
+    speech = synthesise(draw_voice(random), lay_out(draw_phones(random, 10), random), random)
+    session = draw_session(random)
+    first, second = (record(session, speech, generator(12, take)) for take in range(2))
+    assert first.dtype == np.float32 and first.shape == speech.shape
+    assert np.abs(first).max() <= 0.951
+    # Two takes differ only by their background noise, which is snr_db below.
+    aligned = second * (first @ second) / (second @ second)
+    noise_share = np.sum((first - aligned) ** 2) / np.sum(first**2)
+    assert noise_share == pytest.approx(2 * 10 ** (-session.snr_db / 10), rel=0.4)
 
 
 def test_decay_of_a_room():
@@ -202,7 +216,9 @@ def test_other_parameters_and_folders(corpus, tmp_path):
 @pytest.mark.parametrize(
     "changes",
     [
+        {"num_speakers": 0},
         {"num_trial_speakers": 1},
+        {"seed": -1},
         {"trial_utterances_per_speaker": 2},
     ],
     ids=str,

@@ -10,7 +10,7 @@ from preparation_corpora import run_data_prep
 
 from speakernet.corpora.pairs import PairRules, calibration_pairs, hold_out
 from speakernet.corpora.utterances import Row, Utterances
-from speakernet.data.lists import read_training_list, read_trials, write_training_list
+from speakernet.data.lists import ListError, read_training_list, read_trials, write_training_list
 
 
 @pytest.fixture()
@@ -49,14 +49,19 @@ def test_every_kind(listed, options, expected):
 
 def test_hard_negatives_from_stored_embeddings(listed):
     names = read_training_list(listed / "list.txt").paths
-    embeddings = np.random.default_rng(1).standard_normal((24, 8)).astype(np.float32)
+    embeddings = np.random.default_rng(1).standard_normal((24, 2, 8)).astype(np.float32)
     path = listed / "e.npz"
-    np.savez(path, names=np.array(list(names)), embeddings=embeddings)
-    made = make(listed, f"--kind hard --embeddings {path}")
-    assert 60 <= int((made.labels == 0).sum()) <= 120
+
+    def make_hard(status=0, **arrays):
+        np.savez(path, **arrays)
+        return make(listed, f"--kind hard --embeddings {path}", status=status)
+
+    first = make_hard(names=np.array(list(names)), embeddings=embeddings.mean(axis=1))
+    assert 60 <= int((first.labels == 0).sum()) <= 120
+    kept = {"names": names.content, "name_offsets": names.offsets, "embeddings": embeddings}
+    assert make_hard(**kept).sha256 == first.sha256
     (listed / "trials.txt").unlink()
-    np.savez(path, names=np.array(names[1:]), embeddings=embeddings[1:])
-    make(listed, f"--kind hard --embeddings {path}", status=1)
+    make_hard(1, names=np.array(names[1:]), embeddings=embeddings[1:, 0])
 
 
 def test_calibration_trials(tmp_path, capsys):
@@ -249,10 +254,20 @@ def test_held_out_speakers(training):
     assert held.training.labels.max() == 9
     is_target = speakers[held.trials.enrol] == speakers[held.trials.test]
     np.testing.assert_array_equal(held.trials.labels, is_target)
-    again, different = (hold_out(training, 4, seed, 2).trials for seed in (3, 4))
-    assert held.trials.sha256 == again.sha256 != different.sha256
     # All 15 pairs of six utterances for each speaker, and twice as many non-targets.
     assert int(held.trials.labels.sum()) == 60 and len(held.trials) == 180
+
+
+def test_seed(training):
+    first, again, different = (hold_out(training, 4, seed=seed).trials for seed in (3, 3, 4))
+    assert first.sha256 == again.sha256 and first.checksum == again.checksum
+    assert first.sha256 != different.sha256 and set(first.names) != set(different.names)
+
+
+@pytest.mark.parametrize("number", [1, 13])
+def test_too_few_speakers(training, number):
+    with pytest.raises(ListError, match=rf"--speakers {number}: .* 14 .* 12 .*; expected 2 to 12"):
+        hold_out(training, number, seed=1)
 
 
 @pytest.mark.parametrize(("across", "targets"), [("call", 24), ("phone", 16)])
@@ -285,8 +300,10 @@ def test_sessions_of_a_speaker_with_a_space_in_the_name(tmp_path):
     ("file", "options", "problem"),
     [
         ("list.txt", "--across folder", "24 paths have no folder between"),
+        ("list.txt", "--across call", "which has no columns"),
         ("table.csv", "--across cal", "no column 'cal'.* path, speaker, call .*mean 'call'"),
         ("table.csv", "--across call", "line 3: no call"),
+        ("table.csv", "--across call --same_session", "contradict"),
     ],
 )
 def test_across_unknown_columns(listed, capsys, file, options, problem):

@@ -83,6 +83,19 @@ def test_lists_of_audio_that_is_elsewhere(tmp_path, capsys, place):
     assert not (tmp_path / "mistyped").exists()
 
 
+def test_links_outside_the_folder(tmp_path, published):
+    folder = tmp_path / "data"
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    with fake_source(published.files) as source:
+        steps = "--download --concatenate --extract --subsets vox2_dev"
+        assert prepare(source, published, folder, steps) == 0
+        (folder / "voxceleb2/dev/wav").mkdir()
+        (folder / "voxceleb2/dev/wav/id00001").symlink_to(outside, target_is_directory=True)
+        assert prepare(source, published, folder, "--convert --subsets vox2_dev") == 1
+    assert not list(outside.iterdir())
+
+
 def test_missing_files(tmp_path, published):
     folder = tmp_path / "data"
     files = dict(published.files)
