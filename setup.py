@@ -37,6 +37,7 @@ EXPORT = ["onnx>=1.16", "onnxscript>=0.5", "onnxruntime>=1.18"]
 SERVE = ["fastapi>=0.110", "uvicorn>=0.30", "python-multipart>=0.0.18"]
 S3 = ["s3fs>=2023.6"]
 ENCRYPTION = ["cryptography>=42"]
+SHELL = ["shtab>=1.7"]
 # mlflow-skinny is mlflow without its server.
 TRACKERS = ["wandb>=0.19", "mlflow-skinny>=2.20"]
 HUB = ["huggingface_hub>=1,<3"]
@@ -49,6 +50,7 @@ TEST = [
     *EXPORT,
     *SERVE,
     *ENCRYPTION,
+    *SHELL,
     *HUB,
     *WHO,
     "jsonschema>=4.18",
@@ -72,6 +74,7 @@ EXTRAS = {
     "ssl": SSL,
     "who": WHO,
     "notebook": ["jupyterlab>=4"],
+    "shell": SHELL,
     "trackers": TRACKERS,
     "docs": DOCS,
     "test": TEST,

@@ -1,7 +1,7 @@
 """Progress of long work: a bar that is redrawn in a terminal, and occasional log lines elsewhere.
 
-tqdm draws the bar at the bottom of the terminal. `TerminalHandler` takes the bars' lock, so that
-log lines never end up on the line of a bar.
+tqdm keeps the bar at the bottom of the terminal; its text is made here. `TerminalHandler` takes the
+bars' lock, so that log lines never end up on the line of a bar.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from tqdm import tqdm
 
@@ -25,19 +25,51 @@ MAX_NAMED = 10
 LINE_SECONDS = 30.0
 """Seconds between log lines without a terminal."""
 DRAWN_SECONDS = 0.2
-NOTE_BAR = "{desc}: {percentage:3.0f}% {bar} {elapsed}{postfix}"
+NOTEBOOK_BAR = "{desc}: {percentage:3.0f}% {bar} {elapsed}{postfix}"
+USUAL_COLUMNS = 80
+SHORTEST_BAR = 5
+ROWS = 24  # tqdm hides bars below the terminal's last row; there are never this many
 
 
 class _Line(tqdm):
-    """A bar at the bottom of the terminal."""
+    """A line at the bottom of the terminal with text from the caller; a new line hides the earlier
+    ones.
+    """
 
-    # tqdm's monitor is a thread that holds locks, which loader workers would inherit when they are
-    # forked; the first bar of such a worker would then wait forever.
+    # Workers would inherit locks held by tqdm's monitor thread when they are forked.
     monitor_interval = 0
+    _shown: ClassVar[list["_Line"]] = []
+
+    def __init__(self, text: Callable[[int, bool], str]) -> None:
+        self._text = text
+        if self._shown:
+            self._shown[-1].clear()
+        self._shown.append(self)
+        # Position and rows are fixed, because tqdm hides bars in a terminal of unknown height.
+        place: dict[str, Any] = {"position": 0, "nrows": ROWS, "ncols": USUAL_COLUMNS}
+        super().__init__(
+            total=1, leave=False, file=sys.stderr, mininterval=DRAWN_SECONDS, miniters=0, **place
+        )
+
+    def __str__(self) -> str:
+        # The last column stays free, because some terminals start a new line when it is written.
+        return self._text(_columns() - 1, bool(self.ascii))
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> bool:  # type: ignore[override]
+        """Draw the line unless a newer one hides it."""
+        return self._shown[-1] is self and bool(super().display(msg, pos))  # type: ignore[func-returns-value]
+
+    def close(self) -> None:
+        """Remove the line and show the one it hid."""
+        if not self.disable:
+            super().close()
+            # Not `remove`, because tqdm's bars compare equal if they are in the same row.
+            self._shown[:] = [line for line in self._shown if line is not self]
+            if self._shown:
+                self._shown[-1].refresh()
 
 
-# By default tqdm also takes a lock between processes, which costs a semaphore per program. A lock
-# for threads is enough, because no other process of ours draws.
+# A lock for threads is enough, because no other process draws.
 _Line.set_lock(threading.RLock())
 
 
@@ -83,6 +115,7 @@ class Bar(contextlib.ExitStack):
         done: float = 0,
         note: Callable[[], str] | None = None,
         is_shown: bool = True,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__()
         self.what = what
@@ -90,50 +123,31 @@ class Bar(contextlib.ExitStack):
         self.done = done
         self._unit = unit
         self._note = note
+        self._clock = clock
         self._is_shown = is_shown
-        # The rate is that of this process: what an earlier one did took none of its time.
         self._done_before = done
-        self._began = self._logged = time.monotonic()
+        self._began = clock()
+        self._logged = self._began
         self._line: Any = None
-        style: dict[str, Any] = {"initial": done, "unit": unit}
-        if note is not None:
-            # The note has its own numbers; tqdm's would repeat them.
-            style["bar_format"] = NOTE_BAR
-        if unit == "B":
-            style |= {"unit_scale": True, "unit_divisor": 1024}
-        if is_shown and sys.stderr is not None and sys.stderr.isatty() and _columns():
-            # The amount done may also fall, when a run begins an epoch again, so the bar is drawn
-            # by time (`miniters` 0) and not by how far it has come.
-            line = _Line(
-                None,
-                what,
-                total,
-                leave=False,
-                file=sys.stderr,
-                mininterval=DRAWN_SECONDS,
-                miniters=0,
-                dynamic_ncols=True,
-                **style,
-            )
-            self._line = self.enter_context(line)
+        if is_shown and sys.stderr is not None and sys.stderr.isatty():
+            self._line = self.enter_context(_Line(self._drawn))
         elif is_shown and "ipykernel" in sys.modules and importlib.util.find_spec("ipywidgets"):
             # Late: importing it looks for a notebook. Without ipywidgets it would print a line at
             # each update.
             from tqdm.auto import tqdm as notebook_bar
 
-            self._line = self.enter_context(notebook_bar(None, what, total, **style))
+            self._line = self.enter_context(
+                notebook_bar(None, what, total, initial=done, bar_format=NOTEBOOK_BAR)
+            )
 
     def update(self, count: float = 1) -> None:
         """Add to the amount done."""
         self.done += count
         if self._line is not None:
-            if self._note is not None:
-                self._line.set_postfix_str(self._note(), refresh=False)
-            # Set, not only added to, because callers may also assign `done`.
-            self._line.n = self.done - count
+            self._line.set_postfix_str(self._note() if self._note else "", refresh=False)
             self._line.update(count)
-        elif self._is_shown and time.monotonic() - self._logged >= LINE_SECONDS:
-            self._logged = time.monotonic()
+        elif self._is_shown and self._clock() - self._logged >= LINE_SECONDS:
+            self._logged = self._clock()
             share = f"{100 * self.done / self.total:.0f} %" if self.total else ""
             logger.info("%s: %s", self.what, ", ".join(filter(None, [share, self._status()])))
 
@@ -142,6 +156,21 @@ class Bar(contextlib.ExitStack):
         for item in items:
             yield item
             self.update()
+
+    def _drawn(self, columns: int, is_ascii: bool) -> str:
+        """One line of at most `columns` characters; the bar takes the space that the text
+        leaves.
+        """
+        if not self.total:
+            return f"{self.what}: {self._status()}"[:columns]
+        share = min(1.0, self.done / self.total)
+        begin = f"{self.what} {100 * share:3.0f} %"
+        end = self._status()
+        width = columns - len(begin) - len(end) - 4
+        if width < SHORTEST_BAR:
+            return f"{begin} {end}"[:columns]
+        filled = round(share * width)
+        return f"{begin} |{('#' if is_ascii else '█') * filled}{' ' * (width - filled)}| {end}"
 
     def _status(self) -> str:
         if self._note is not None:
@@ -153,7 +182,7 @@ class Bar(contextlib.ExitStack):
             amount += f" {plural(self.total or self.done, self._unit)}"
         parts = [amount]
         worked = self.done - self._done_before
-        seconds = time.monotonic() - self._began
+        seconds = self._clock() - self._began
         if worked > 0 and seconds > 0:
             parts.append(f"{self._count(worked / seconds)}/s")
             if self.total:
@@ -197,11 +226,8 @@ def _number(number: float) -> str:
     return f"{number:,.0f}" if number >= 10 or number == int(number) else f"{number:.1f}"
 
 
-# In a terminal that does not tell its width (a serial console, some containers) tqdm would draw
-# empty lines, so log lines take the place of the bar there. Standard error is asked and not, as by
-# shutil's function, standard output, which may be redirected to a file.
 def _columns() -> int:
-    """The width of the terminal; 0 if it is unknown."""
+    # Not shutil's function, which asks stdout; results may be redirected to a file.
     with contextlib.suppress(OSError, ValueError):
-        return os.get_terminal_size(sys.stderr.fileno()).columns
-    return 0
+        return os.get_terminal_size(sys.stderr.fileno()).columns or USUAL_COLUMNS
+    return USUAL_COLUMNS

@@ -123,6 +123,7 @@ EXTRAS = {
     **dict.fromkeys(("fastapi", "uvicorn", "multipart", "python_multipart"), "serve"),
     **dict.fromkeys(("transformers", "peft"), "ssl"),
     "huggingface_hub": "hub",
+    "shtab": "shell",
 }
 """Library -> the extra that installs it; for all other libraries it is `export`."""
 

@@ -1,12 +1,13 @@
 """Print the configuration that a command line results in, with every default filled in.
 
-The YAML goes to standard output, so that it can be saved, edited and compared with that of another
-file; the paths of its files go to the log.
+The YAML goes to standard output, so that it can be saved and edited; the paths of its files go to
+the log.
 """
 
 import argparse
 import json
 import logging
+from collections.abc import Sequence
 
 import yaml
 
@@ -28,6 +29,11 @@ ARGUMENTS = {
         "help": "show learning rate and margin in the first and last epochs, after warm-up and in "
         "the margin ramp",
     },
+    "--diff": {
+        "nargs": 2,
+        "metavar": "FILE",
+        "help": "show the options that differ between two configurations",
+    },
     "--schema": {
         "action": "store_true",
         "help": "show the JSON schema for checking and completion in editors",
@@ -43,6 +49,8 @@ def run(arguments: argparse.Namespace) -> list[str]:
         return [reference().rstrip("\n")]
     if arguments.schema:
         return [json.dumps(json_schema(), indent=1)]
+    if arguments.diff:
+        return _differences(arguments.diff, arguments.config_arguments)
     loaded = load_configuration(arguments.config_arguments)
     logger.info("files: %s", ", ".join(map(str, loaded.files)) or "none")
     logger.info("options not given have the defaults of %s", loaded.defaults)
@@ -64,3 +72,23 @@ def run(arguments: argparse.Namespace) -> list[str]:
                 if f"{section}.{field}" in given:
                     values.setdefault(section, {})[field] = value
     return [yaml.safe_dump(values, sort_keys=False, allow_unicode=True).rstrip("\n")]
+
+
+def _differences(names: Sequence[str], common: Sequence[str]) -> list[str]:
+    """The options that differ between two configurations, one per line; `common` applies to
+    both.
+    """
+    before, after = (
+        load_configuration(["--config", name, *common]).config.model_dump() for name in names
+    )
+    lines = []
+    for section in before:
+        for field in dict.fromkeys([*before[section], *after[section]]):
+            # The run folder is named after the file.
+            values = [
+                json.dumps(values[section].get(field, "-"), ensure_ascii=False)
+                for values in (before, after)
+            ]
+            if values[0] != values[1] and field != "save_path":
+                lines.append(f"{section}.{field}: {values[0]} -> {values[1]}")
+    return lines or ["no option differs"]

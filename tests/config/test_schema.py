@@ -1,6 +1,7 @@
-"""Help for editors: the JSON schema."""
+"""Help for editors and shells: the JSON schema, differences between two files, completion."""
 
 import json
+import subprocess
 
 import jsonschema
 import pytest
@@ -54,3 +55,30 @@ def test_schema_named_in_a_file(tmp_path):
     path = tmp_path / "one.json"
     path.write_text('{"$schema": "schema.json", "data": {"batch_size": 7}}')
     assert load_config(["--config", str(path)]).config.data.batch_size == 7
+
+
+def test_differences(tmp_path, capsys):
+    for name, size in (("one", 7), ("other", 8)):
+        (tmp_path / f"{name}.yaml").write_text(
+            f"data: {{batch_size: {size}}}\nmodel: {{name: ResNet34}}\n"
+        )
+    files = [str(tmp_path / "one.yaml"), str(tmp_path / "other.yaml")]
+    assert main(["show-config", "--diff", *files]) == 0
+    assert capsys.readouterr().out == "data.batch_size: 7 -> 8\n"
+    assert main(["show-config", "--diff", *files, "--data.batch_size", "9"]) == 0
+    assert capsys.readouterr().out == "no option differs\n"
+
+
+def test_completion(tmp_path, capsys):
+    assert main(["--completion", "bash"]) == 0
+    script = tmp_path / "completion"
+    script.write_text(capsys.readouterr().out)
+    line = (
+        "COMP_WORDS=(speakernet train --data.batch_s); COMP_CWORD=2; _shtab_speakernet; echo "
+        '"${COMPREPLY[@]}"'
+    )
+    found = subprocess.run(
+        ["bash", "-c", f"source {script}; {line}"], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.split() == ["--data.batch_size"]
+    assert main(["--completion", "pwsh"]) == 1
