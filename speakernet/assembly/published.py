@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from speakernet.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
-from speakernet.corpora.download import RemoteFile, download_file
+from speakernet.corpora.download import DownloadOptions, RemoteFile, download_file
 from speakernet.corpora.steps import Folder
 from speakernet.data.lookup import default_cache_folder
 from speakernet.files import atomic_write, exclusive, free_name, place, read_yaml, sha256_of
@@ -193,7 +193,7 @@ def _from_address(name: str, entry: Mapping[str, Any], target: Path) -> Path:
         f"{target.stem}.fetched", (entry["url"],), None, entry.get("bytes", 0), advice
     )
     with Bar(f"fetch {name}", entry.get("bytes"), "B") as bar:
-        return download_file(file, Folder(target.parent), bar.update)
+        return download_file(file, Folder(target.parent), DownloadOptions(), bar.update)
 
 
 def _checked(file: Path, expected: str, name: str) -> str:

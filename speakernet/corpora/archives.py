@@ -105,7 +105,13 @@ class _JoinedFile(io.RawIOBase):
         super().close()
 
 
-def join_pieces(pieces: Sequence[Path], whole: Path, md5: str | None, summary: StepSummary) -> None:
+def join_pieces(
+    pieces: Sequence[Path],
+    whole: Path,
+    md5: str | None,
+    summary: StepSummary,
+    keep_pieces: bool = False,
+) -> None:
     """Join pieces into the whole archive, and remove the pieces only once the whole is verified.
 
     If a verified whole already exists, only leftover pieces are removed.
@@ -120,8 +126,9 @@ def join_pieces(pieces: Sequence[Path], whole: Path, md5: str | None, summary: S
             summary.add_broken(whole.name, problem)
             return
         summary.add(made=1)
-    for piece in pieces:
-        piece.unlink(missing_ok=True)
+    if not keep_pieces:
+        for piece in pieces:
+            piece.unlink(missing_ok=True)
 
 
 def _join(pieces: Sequence[Path], whole: Path, md5: str | None) -> str:

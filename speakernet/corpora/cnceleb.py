@@ -33,13 +33,17 @@ CORPORA = ("CN-Celeb_flac", "CN-Celeb2_flac", "CN-Celeb", "CN-Celeb2")
 #: id00011/singing-02-013.flac: speaker, then genre and recording (the session), and utterance.
 RECORDING = r"^(?P<speaker>[^/]+)/(?:(?P<session>[^/]*)-)?[^-/]*$"
 JOINED_FOLDER = "CN-Celeb_joined"
-JOIN_SECONDS = 5.0
-"""Utterances shorter than this are joined until they last that long, as in wespeaker."""
+DEFAULT_JOIN_SECONDS = 5.0
 
 ARGUMENTS = PUBLIC_ARGUMENTS | {
     "--join": {
         "action": "store_true",
         "help": "join the short utterances of a session, as wespeaker does",
+    },
+    "--join_seconds": {
+        "type": float,
+        "default": DEFAULT_JOIN_SECONDS,
+        "help": "join utterances shorter than this",
     },
 }
 
@@ -52,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         write_published_trials(root, lists)
         rows = cnceleb_rows(root)
         for summary in summaries:
-            return join_short(rows, root, arguments.num_jobs, summary)
+            return join_short(rows, root, arguments.num_jobs, summary, arguments.join_seconds)
         return rows
 
     return prepare_public("cnceleb", arguments, rows_of, more=summaries)
@@ -81,8 +85,10 @@ def cnceleb_rows(root: Path) -> Iterator[Row]:
                 yield row
 
 
-def join_short(rows: Iterable[Row], root: Path, num_jobs: int, summary: StepSummary) -> list[Row]:
-    """Join utterances shorter than `JOIN_SECONDS` within a session; returns the new rows.
+def join_short(
+    rows: Iterable[Row], root: Path, num_jobs: int, summary: StepSummary, join_seconds: float
+) -> list[Row]:
+    """Join utterances shorter than `join_seconds` within a session; returns the new rows.
 
     Joined files are below `root`/CN-Celeb_joined and are made once; long utterances stay where they
     are.
@@ -105,12 +111,12 @@ def join_short(rows: Iterable[Row], root: Path, num_jobs: int, summary: StepSumm
             except AudioError as error:
                 summary.add_broken(row.name, str(error))
                 continue
-            if row_seconds < JOIN_SECONDS:
+            if row_seconds < join_seconds:
                 short.append(row)
                 seconds.append(row_seconds)
             else:
                 kept.append(row)
-        for number, group in enumerate(groups_of_length(seconds, JOIN_SECONDS)):
+        for number, group in enumerate(groups_of_length(seconds, join_seconds)):
             first = short[group[0]]
             path = target.path(f"{first.speaker}/{first.session}-joined{number:03d}.flac")
             # A second run only compares lengths. A difference of a millisecond per file is rounding

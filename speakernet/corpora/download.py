@@ -14,7 +14,7 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +38,9 @@ logger = logging.getLogger(__name__)
 
 BYTES_PER_GIGABYTE = 1_000_000_000
 EXPECTED = "a table of corpora, each with 'files' (see catalogue.yaml)"
-CATALOGUE = Path(__file__).with_name("catalogue.yaml")
 NOTES_FOLDER = ".prepared"
 """Folder beside verified files with their MD5 sums, so that they are not read again."""
 BLOCK_BYTES = 1 << 20
-TIMEOUT_SECONDS = 60.0
-"""Without a single byte; then the connection counts as dropped."""
-NUM_RETRIES = 8
-"""Consecutive attempts that bring nothing; with the waits between them, about three minutes."""
-LONGEST_WAIT_SECONDS = 60.0
 #: Worth retrying: a dropped connection, a busy server.
 RETRIED_CODES = (408, 429, 500, 502, 503, 504)
 RETRIED = (
@@ -99,23 +93,44 @@ class Corpus:
         return self.joined.get(archive, (archive,))
 
 
+@dataclass(frozen=True)
+class DownloadOptions:
+    """Retries, timeout and credentials. Tests pass in `sleep`."""
+
+    num_retries: int = 8
+    first_wait_seconds: float = 1.0
+    longest_wait_seconds: float = 60.0
+    timeout_seconds: float = 60.0
+    user: str = field(default="", repr=False)
+    password: str = field(default="", repr=False)
+    sleep: Callable[[float], None] = time.sleep
+
+
+def load_catalogue(path: str | Path | None = None) -> dict[str, Any]:
+    """The whole table: the shipped one, or a file in the same format."""
+    if path is None:
+        path = Path(__file__).with_name("catalogue.yaml")
+    with reading(path, EXPECTED):
+        return dict(read_yaml_file(path, EXPECTED))
+
+
 def load_corpus(
     name: str,
     *,
     key: str = "",
     base_url: str | None = None,
-    catalogue: str | Path = CATALOGUE,
+    catalogue_path: str | Path | None = None,
 ) -> Corpus:
     """The files of one corpus, with the file for `{name}` and the access key for `{key}` in their
     addresses.
 
-    `base_url` is a mirror that replaces the table's addresses, `catalogue` a table in the format
-    of the shipped one.
+    `base_url` is a mirror that replaces the table's addresses, `catalogue_path` a table that
+    replaces the shipped one.
     """
     # Keys and names are filled in here, so that nothing further down handles a secret without
     # knowing that it is part of an address.
-    with reading(catalogue, EXPECTED):
-        entry = lookup(dict(read_yaml_file(catalogue, EXPECTED)), name, "corpus")
+    entry = lookup(load_catalogue(catalogue_path), name, "corpus")
+    with reading(catalogue_path or "catalogue.yaml", EXPECTED):
         templates = [base_url] if base_url else entry.get("base_urls", [])
         files = {}
         for file_name, facts in entry["files"].items():
@@ -180,6 +195,7 @@ def download_all(
     files: Iterable[RemoteFile],
     folder: str | Path,
     num_jobs: int,
+    options: DownloadOptions,
     summary: StepSummary,
 ) -> None:
     """Fetch missing files, several at once; a file with the right sum is left alone."""
@@ -203,7 +219,7 @@ def download_all(
 
         def outcome(file: RemoteFile) -> None:
             try:
-                download_file(file, root, advance)
+                download_file(file, root, options, advance)
             except DownloadError as error:
                 summary.add_broken(file.name, str(error))
             else:
@@ -212,7 +228,12 @@ def download_all(
         list(parallel_map(outcome, missing, num_jobs))
 
 
-def download_file(file: RemoteFile, root: Folder, on_bytes: Callable[[int], object]) -> Path:
+def download_file(
+    file: RemoteFile,
+    root: Folder,
+    options: DownloadOptions,
+    on_bytes: Callable[[int], object] = lambda count: None,
+) -> Path:
     """Fetch and verify one file, named as in the table, in `root`; addresses are tried in order."""
     target = root.path(file.name)
     part = _part_of(root, file.name)
@@ -225,7 +246,7 @@ def download_file(file: RemoteFile, root: Folder, on_bytes: Callable[[int], obje
         # Twice at one address, but not more: the second try has no old part to blame.
         for _ in range(2):
             try:
-                _fetch(url, part, on_bytes)
+                _fetch(url, part, options, on_bytes)
             except DownloadError as error:
                 reasons.append(f"{shown_url(url)}: {error}")
                 break
@@ -275,15 +296,17 @@ def _num_bytes(path: Path) -> int:
 # is missing. Beside it, NAME.part.version keeps the address and the server's version of the file,
 # sent along as If-Range: a server whose file has changed since answers with the whole of it. A
 # dropped connection costs nothing but the wait, which doubles up to a minute; only attempts that
-# bring no byte count as failures. The published MD5 decides in the end, so a server that lies
+# bring no byte count against --retries. The published MD5 decides in the end, so a server that lies
 # about ranges costs a second download, never a damaged corpus.
-def _fetch(url: str, part: Path, on_bytes: Callable[[int], object]) -> None:
+def _fetch(
+    url: str, part: Path, options: DownloadOptions, on_bytes: Callable[[int], object]
+) -> None:
     """Complete `NAME.part`, waiting and retrying while that can help."""
     failures = 0
     while True:
         before = _num_bytes(part)
         try:
-            if _fetch_once(url, part, on_bytes):
+            if _fetch_once(url, part, options, on_bytes):
                 return
             reason = "the connection was closed early"
         except RETRIED as error:
@@ -309,11 +332,13 @@ def _fetch(url: str, part: Path, on_bytes: Callable[[int], object]) -> None:
         if _num_bytes(part) > before:
             failures = 0
         failures += 1
-        if failures > NUM_RETRIES:
-            raise DownloadError(f"gave up after {NUM_RETRIES} consecutive attempts ({reason})")
-        wait = min(2 ** (failures - 1), LONGEST_WAIT_SECONDS)
+        if failures > options.num_retries:
+            raise DownloadError(
+                f"gave up after {options.num_retries} consecutive attempts ({reason})"
+            )
+        wait = min(options.first_wait_seconds * 2 ** (failures - 1), options.longest_wait_seconds)
         logger.info("%s: %s; retrying in %.0f s", part.stem, reason, wait)
-        time.sleep(wait)
+        options.sleep(wait)
 
 
 def _root_cause(error: BaseException) -> BaseException:
@@ -322,7 +347,9 @@ def _root_cause(error: BaseException) -> BaseException:
     return error if below is None else _root_cause(below)
 
 
-def _fetch_once(url: str, part: Path, on_bytes: Callable[[int], object]) -> bool:
+def _fetch_once(
+    url: str, part: Path, options: DownloadOptions, on_bytes: Callable[[int], object]
+) -> bool:
     """Make one request and append to `NAME.part`; True once the file has its full length."""
     there = _num_bytes(part)
     note = _note_of(part)
@@ -334,7 +361,10 @@ def _fetch_once(url: str, part: Path, on_bytes: Callable[[int], object]) -> bool
             address, _, version = note.read_text("utf-8", "replace").partition("\n")
             if version and address == shown_url(url):
                 headers["If-Range"] = version
-    with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT_SECONDS) as reply:
+    auth = (options.user, options.password) if options.user or options.password else None
+    with requests.get(
+        url, headers=headers, auth=auth, stream=True, timeout=options.timeout_seconds
+    ) as reply:
         # Asked for bytes behind the end: either all of it is here, or the part belongs to a longer
         # file of another version.
         if reply.status_code == 416:

@@ -105,6 +105,10 @@ ARGUMENTS = {
         "help": "speakers: the top folders are speakers; parts: they are train, dev and test, kept "
         "apart; pooled: like parts, but the speakers are split again; auto: depends on the names",
     },
+    "--speaker_depth": {
+        "type": int,
+        "help": "folders above the speakers' folders (default: detected)",
+    },
     **LIST_ARGUMENTS,
     "--same_session": {
         "action": "store_true",
@@ -285,8 +289,8 @@ def find_layout(root: Path, layout: str = "auto") -> Layout:
     depths = {_below_containers(folder / name, depth + 1)[0] for name in splits}
     if len(depths) > 1:
         raise ValueError(
-            f"the speakers' folders are at different depths in {', '.join(splits)}; move them to "
-            "one depth, or name the speakers with --pattern"
+            f"the speakers' folders are at different depths in {', '.join(splits)}; give "
+            "--speaker_depth"
         )
     return Layout(depths.pop(), None if layout == "pooled" else depth)
 
@@ -314,6 +318,7 @@ def _list_recordings(
         "--csv": arguments.table is not None,
         "--pattern": arguments.pattern is not None,
         "--layout": arguments.layout != "auto",
+        "--speaker_depth": arguments.speaker_depth is not None,
     }
     chosen = [option for option, is_chosen in ways.items() if is_chosen]
     if len(chosen) > 1:
@@ -321,13 +326,7 @@ def _list_recordings(
             f"{' and '.join(chosen)} are different ways to name the speakers; give only one of them"
         )
     if arguments.table is not None:
-        listed = list(read_table(arguments.table))
-        distinct = distinct_rows(listed, arguments.table)
-        num_repeated = len(listed) - len(distinct)
-        if num_repeated:
-            scan.add(skipped=num_repeated)
-            logger.warning("%s: %d rows repeat a path", arguments.table, num_repeated)
-        return listable_rows(distinct, scan), None
+        return listable_rows(_rows_of_table(arguments.table, scan), scan), None
     names = walk_recordings(arguments.root)
     if arguments.pattern is not None:
         return listable_rows(rows_by_pattern(names, arguments.pattern), scan), None
@@ -337,15 +336,20 @@ def _list_recordings(
             "they are all of one speaker, give the folder above it, which has the other speakers' "
             "folders; if their names contain the speakers, give --pattern or --csv"
         )
-    layout = find_layout(arguments.root, arguments.layout)
-    if layout.depth:
+    if arguments.speaker_depth is None:
+        layout = find_layout(arguments.root, arguments.layout)
+    else:
+        layout = Layout(arguments.speaker_depth)
+    if layout.depth and arguments.speaker_depth is None:
         logger.info(
             "the speakers' folders are at depth %d below %s; speakers %s",
             layout.depth,
             arguments.root,
             "are split again" if layout.split_depth is None else "keep their splits",
         )
-    _refuse_one_level_too_high(arguments.root, names, layout.depth)
+    if arguments.speaker_depth is None:
+        _refuse_one_level_too_high(arguments.root, names, layout.depth)
+    _warn_of_empty_folders(arguments.root, names, layout.depth)
     rows = listable_rows((row_by_folder(name, layout.depth) for name in names), scan)
     if layout.split_depth is None:
         return rows, None
@@ -373,4 +377,35 @@ def _refuse_one_level_too_high(root: Path, names: Sequence[str], depth: int) -> 
         raise ValueError(
             f"{root} holds one folder with {len(inner)} folders; if these are the speakers, give "
             f"{folder}. If they are sessions of one speaker, add a second speaker beside it"
+        )
+
+
+def _rows_of_table(path: Path, scan: StepSummary) -> list[Row]:
+    rows = list(read_table(path))
+    distinct = distinct_rows(rows, path)
+    num_repeated = len(rows) - len(distinct)
+    if num_repeated:
+        scan.add(skipped=num_repeated)
+        logger.warning("%s: %d rows repeat a path and are skipped", path, num_repeated)
+    return distinct
+
+
+def _warn_of_empty_folders(root: Path, names: Sequence[str], depth: int) -> None:
+    """Warn about speakers' folders without recordings, because these speakers are missing from the
+    lists.
+    """
+    filled = {tuple(name.split("/")[: depth + 1]) for name in names}
+    paths = root.glob("/".join("*" * (depth + 1)))
+    folders = [path.relative_to(root) for path in paths if path.is_dir()]
+    empty = [
+        folder.as_posix()
+        for folder in sorted(folders)
+        if folder.parts not in filled and not any(map(is_hidden, folder.parts))
+    ]
+    if empty:
+        logger.warning(
+            "%d of %d speakers' folders contain no readable recording: %s",
+            len(empty),
+            len(empty) + len(filled),
+            ", ".join(empty[:MAX_NAMED]),
         )

@@ -23,8 +23,6 @@ BLOCK_ROWS = 1024
 MAX_ROUNDS = 50
 DEFAULT_TARGETS_PER_SPEAKER = 50
 DEFAULT_NONTARGETS_PER_TARGET = 5
-HARD_NONTARGETS = 5
-"""Per utterance: its nearest utterances of other speakers."""
 #: A speaker with thousands of utterances has millions of pairs; a sample is just as good.
 MAX_PAIRED = 200
 FEW_PAIRS = 20_000
@@ -291,9 +289,11 @@ def hard_pairs(
     rows: ndarray,
     embeddings: ndarray,
     rules: PairRules,
+    nearest: int,
     seed: int,
 ) -> Pairs:
-    """The most similar utterances of other speakers for every utterance, and the balanced targets.
+    """The `nearest` most similar utterances of other speakers for every utterance, and the balanced
+    targets.
 
     `embeddings` has one of any norm for each of `rows`, float (rows, dim); the seed is for the
     targets.
@@ -303,7 +303,7 @@ def hard_pairs(
     norms = np.maximum(np.linalg.norm(embeddings, axis=1, keepdims=True), 1e-12)
     unit = (embeddings / norms).astype(np.float32)
     codes = []
-    nearest = min(HARD_NONTARGETS, len(rows) - 1)
+    nearest = min(nearest, len(rows) - 1)
     for start in range(0, len(rows), BLOCK_ROWS):
         left = np.arange(start, min(start + BLOCK_ROWS, len(rows)))
         scores = unit[left] @ unit.T  # (block, rows)

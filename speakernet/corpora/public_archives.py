@@ -11,38 +11,74 @@ from pathlib import Path
 from typing import Any
 
 from speakernet.corpora.archives import extract, join_pieces
-from speakernet.corpora.download import CATALOGUE, download_all, has_md5, load_corpus
+from speakernet.corpora.download import DownloadOptions, download_all, has_md5, load_corpus
 from speakernet.corpora.steps import StepSummary
 
 DOWNLOAD_ARGUMENTS: dict[str, dict[str, Any]] = {
-    "--key": {
-        "default": "",
-        "help": "access key, never logged; better set SPEAKERNET_KEY in the environment, because "
-        "other users can see command lines",
+    **{
+        f"--{name}": {
+            "default": "",
+            "help": f"{meaning}, never logged; better set SPEAKERNET_{name.upper()} in the "
+            "environment, because other users can see command lines",
+        }
+        for name, meaning in (
+            ("key", "access key"), ("user", "user name"), ("password", "password")
+        )
     },
     "--base_url": {"help": "a mirror to fetch from instead; {name} is replaced by the file's name"},
     "--catalogue": {
         "type": Path,
-        "default": CATALOGUE,
-        "help": "a table of sources instead of the shipped one",
+        "help": "a table of sources instead of the shipped catalogue.yaml",
     },
-}
+    "--retries": {
+        "type": int,
+        "default": DownloadOptions.num_retries,
+        "help": "consecutive attempts without a single byte before giving up",
+    },
+    "--timeout": {
+        "type": float,
+        "default": DownloadOptions.timeout_seconds,
+        "help": "seconds without data before retrying",
+    },
+}  # fmt: skip
 DOWNLOAD_FLAG: dict[str, dict[str, Any]] = {
     "--download": {"action": "store_true", "help": "fetch and unpack what is missing"}
 }
+#: Steps for the augmentation sets; all of them if none is given.
+STEPS = ("download", "extract", "prepare")
+STEP_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "--download": {
+        "action": "store_true",
+        "help": "fetch the archive unless it exists (default: all steps)",
+    },
+    "--extract": {"action": "store_true", "help": "unpack it"},
+}
+
+
+def requested_steps(arguments: Namespace) -> Sequence[str]:
+    """The requested steps, in order; all of them if none is given."""
+    return [step for step in STEPS if getattr(arguments, step)] or STEPS
 
 
 class PublicArchives:
     """The archives of one corpus, by the catalogue and the command's options."""
 
     def __init__(self, name: str, arguments: Namespace) -> None:
-        """Read the catalogue; a key that is not on the command line comes from the environment."""
-        key = arguments.key or os.environ.get("SPEAKERNET_KEY", "")
+        """Read the catalogue; secrets that are not on the command line come from the
+        environment.
+        """
+        key, user, password = (
+            getattr(arguments, secret) or os.environ.get(f"SPEAKERNET_{secret.upper()}", "")
+            for secret in ("key", "user", "password")
+        )
         self.corpus = load_corpus(
-            name, key=key, base_url=arguments.base_url, catalogue=arguments.catalogue
+            name, key=key, base_url=arguments.base_url, catalogue_path=arguments.catalogue
         )
         self.folder: Path = arguments.save_path
         self.num_jobs: int = arguments.num_jobs
+        self.options = DownloadOptions(
+            arguments.retries, timeout_seconds=arguments.timeout, user=user, password=password
+        )
 
     def is_verified(self, name: str) -> bool:
         """Whether an archive or a piece is in the folder with the published sum."""
@@ -59,14 +95,17 @@ class PublicArchives:
                 summary.add(skipped=len(pieces))
             else:
                 missing += [self.corpus.files[piece] for piece in pieces]
-        download_all(missing, self.folder, self.num_jobs, summary)
+        download_all(missing, self.folder, self.num_jobs, self.options, summary)
 
-    def join(self, archives: Iterable[str], summary: StepSummary) -> None:
+    def join(
+        self, archives: Iterable[str], summary: StepSummary, *, keep_pieces: bool = False
+    ) -> None:
         """Join the archives that are published in pieces."""
         for archive in archives:
             if archive in self.corpus.joined:
                 pieces = [self.folder / piece for piece in self.corpus.pieces(archive)]
-                join_pieces(pieces, self.folder / archive, self.corpus.sums[archive], summary)
+                md5 = self.corpus.sums[archive]
+                join_pieces(pieces, self.folder / archive, md5, summary, keep_pieces)
 
     def extract(self, archive: str, folder: Path, summary: StepSummary) -> None:
         """Unpack an archive if it exists and verifies; otherwise count it as broken."""
@@ -82,20 +121,28 @@ class PublicArchives:
 
 
 def fetch(
-    name: str, arguments: Namespace, archives: Sequence[str] | None = None
+    name: str,
+    arguments: Namespace,
+    steps: Sequence[str] = ("download", "extract"),
+    archives: Sequence[str] | None = None,
 ) -> list[StepSummary]:
     """Download a corpus's archives (None: all) into the target folder, join those published in
     pieces, and unpack them there.
     """
     public = PublicArchives(name, arguments)
     archives = public.corpus.archives if archives is None else archives
-    fetched = StepSummary(f"download_{name}", public.folder, made="fetched")
-    public.download(archives, fetched)
-    if fetched.broken == fetched.found > 0:
-        # There is nothing to unpack, and "does not exist" for each archive would hide the reason.
-        raise ValueError("nothing could be fetched: " + "; ".join(fetched.first_broken))
-    unpacked = StepSummary(f"extract_{name}", public.folder)
-    public.join(archives, unpacked)
-    for archive in archives:
-        public.extract(archive, public.folder, unpacked)
-    return [fetched, unpacked]
+    summaries = []
+    if "download" in steps:
+        summary = StepSummary(f"download_{name}", public.folder, made="fetched")
+        public.download(archives, summary)
+        if summary.broken == summary.found > 0:
+            # The next steps would have nothing to unpack.
+            raise ValueError("nothing could be fetched: " + "; ".join(summary.first_broken))
+        summaries.append(summary)
+    if "extract" in steps:
+        summary = StepSummary(f"extract_{name}", public.folder)
+        public.join(archives, summary)
+        for archive in archives:
+            public.extract(archive, public.folder, summary)
+        summaries.append(summary)
+    return summaries

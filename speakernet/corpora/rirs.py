@@ -10,13 +10,20 @@ data/RIRS_NOISES/real_rirs_mono (measured, one file per microphone, cut where th
 """
 
 import argparse
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from speakernet.corpora.listing import COMMON_ARGUMENTS
-from speakernet.corpora.public_archives import DOWNLOAD_ARGUMENTS, fetch
+from speakernet.corpora.public_archives import (
+    DOWNLOAD_ARGUMENTS,
+    STEP_ARGUMENTS,
+    STEPS,
+    fetch,
+    requested_steps,
+)
 from speakernet.corpora.steps import Folder, StepSummary, audio_seconds, finish
 from speakernet.data.audio import (
     READABLE_SUFFIXES,
@@ -39,9 +46,10 @@ PREPARED_FOLDER = "RIRS_NOISES/real_rirs_mono"
 
 ARGUMENTS = {
     **COMMON_ARGUMENTS,
+    **STEP_ARGUMENTS,
     "--prepare": {
         "action": "store_true",
-        "help": "only check and trim what is already unpacked",
+        "help": "check the simulated RIRs, make mono copies of the measured RIRs",
     },
     **DOWNLOAD_ARGUMENTS,
 }
@@ -49,24 +57,25 @@ ARGUMENTS = {
 
 def run(arguments: argparse.Namespace) -> int:
     with exclusive(arguments.save_path):
-        return finish(prepare(arguments), arguments.save_path / "summary.txt")
+        summaries = prepare(arguments, requested_steps(arguments))
+        return finish(summaries, arguments.save_path / "summary.txt")
 
 
-def prepare(arguments: argparse.Namespace) -> list[StepSummary]:
+def prepare(arguments: argparse.Namespace, steps: Sequence[str] = STEPS) -> list[StepSummary]:
     """Make and check `RIRS_NOISES/` below the target folder, with mono files of its measured
     RIRs.
     """
-    summaries = []
-    if not arguments.prepare:
-        summaries = fetch("rirs", arguments)
+    summaries = fetch("rirs", arguments, steps)
+    if "prepare" not in steps:
+        return summaries
     root = arguments.save_path
     num_jobs = arguments.num_jobs
     simulated = root / SIMULATED_FOLDER
     measured = root / MEASURED_FOLDER
     if not simulated.is_dir() and not measured.is_dir():
         raise ValueError(
-            f"{root} has neither {SIMULATED_FOLDER} nor {MEASURED_FOLDER}; leave out "
-            "--prepare to fetch them"
+            f"{root} has neither {SIMULATED_FOLDER} nor {MEASURED_FOLDER}; run with --download "
+            "first"
         )
 
     def check(name: str) -> tuple[int, int]:

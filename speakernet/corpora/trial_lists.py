@@ -7,9 +7,11 @@ different layout.
     speakernet prepare trials clean trials.txt --root data/voxceleb1/wav
     speakernet prepare trials rewrite trials.txt kaldi_trials.txt --form kaldi --prefix wav/
     speakernet prepare trials rewrite sre.tsv enrolment.txt --kind enrolment --prefix sre/
+    speakernet prepare trials hold_out train_list.txt data/tuning --speakers 30
 
 `make` takes a training list (speaker path) or a table (path,speaker[,session,gender] as .csv or
-.tsv).
+.tsv). `hold_out` takes some speakers out of a training list and pairs their utterances: judge
+experiments by these trials, never by those that you report.
 """
 
 import contextlib
@@ -33,6 +35,7 @@ from speakernet.corpora.pairs import (
     balanced_pairs,
     calibration_pairs,
     hard_pairs,
+    hold_out,
     random_pairs,
 )
 from speakernet.corpora.steps import StepSummary, finish
@@ -75,6 +78,14 @@ _KIND = {
     }
 }
 _FORM = {"--form": {"choices": FORMS, "default": "label_first", "help": "form of trial lines"}}
+_DRAWS: dict[str, dict[str, Any]] = {
+    "--nontargets_per_target": {
+        "type": positive_int,
+        "default": DEFAULT_NONTARGETS_PER_TARGET,
+        "help": "balanced: non-targets per target",
+    },
+    "--seed": {"type": int, "default": SEED, "help": "seed of every draw"},
+}
 #: Action -> what it does, and its options.
 ACTIONS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
     "make": (
@@ -96,6 +107,11 @@ ACTIONS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
             "--embeddings": {
                 "type": Path,
                 "help": "hard: .npz with names and embeddings of the utterances",
+            },
+            "--nearest": {
+                "type": positive_int,
+                "default": 5,
+                "help": "hard: non-targets per utterance",
             },
             "--same_gender": {
                 "action": "store_true",
@@ -127,13 +143,12 @@ ACTIONS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
                 "type": Path,
                 "help": "training list with which the trials must not share speakers",
             },
-            **_FORM,
-            "--nontargets_per_target": {
-                "type": positive_int,
-                "default": DEFAULT_NONTARGETS_PER_TARGET,
-                "help": "balanced: non-targets per target",
+            "--allow_overlap": {
+                "action": "store_true",
+                "help": "make the trials even if they share speakers",
             },
-            "--seed": {"type": int, "default": SEED, "help": "seed of every draw"},
+            **_FORM,
+            **_DRAWS,
         },
     ),
     "clean": (
@@ -146,6 +161,10 @@ ACTIONS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
                 "help": "folder or packed corpus with the files",
             },
             "--output": {"type": Path, "help": "default: NAME_clean beside the list"},
+            "--dropped": {
+                "type": Path,
+                "help": "where dropped rows go; default: NAME_dropped beside the list",
+            },
             **_KIND,
         },
     ),
@@ -171,11 +190,27 @@ ACTIONS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
             **_KIND,
         },
     ),
+    "hold_out": (
+        "take speakers out of a training list and make trials among them",
+        {
+            "list": {"type": Path, "help": "training list"},
+            "folder": {
+                "type": Path,
+                "help": "where train_list.txt and trials.txt go; paths in them are unchanged",
+            },
+            "--speakers": {
+                "type": positive_int,
+                "required": True,
+                "help": "how many speakers to hold out",
+            },
+            **_DRAWS,
+        },
+    ),
 }
 
 
 def run(arguments: Namespace) -> int:
-    actions = {"make": _make, "clean": _clean, "rewrite": _rewrite}
+    actions = {"make": _make, "clean": _clean, "rewrite": _rewrite, "hold_out": _hold_out}
     return actions[arguments.action](arguments)
 
 
@@ -189,7 +224,7 @@ def _make(arguments: Namespace) -> int:
     utterances = _read_utterances(arguments)
     # A repeated file would be paired with itself.
     NameIndex(normal_names(utterances.names)).refuse_repeated(path)
-    if arguments.training is not None:
+    if arguments.training is not None and not arguments.allow_overlap:
         refuse_overlap(utterances, read_training_list(arguments.training))
     if arguments.same_gender and (utterances.genders == UNKNOWN).any():
         raise ValueError(
@@ -267,7 +302,7 @@ def _pairs(arguments: Namespace, utterances: Utterances) -> tuple[Utterances, Pa
         raise ValueError("hard non-targets are found from embeddings; give --embeddings FILE.npz")
     else:
         embeddings = load_embeddings(arguments.embeddings, utterances.names)
-        pairs = hard_pairs(utterances, rows, embeddings, rules, seed)
+        pairs = hard_pairs(utterances, rows, embeddings, rules, arguments.nearest, seed)
     return utterances, pairs
 
 
@@ -289,7 +324,7 @@ def _clean(arguments: Namespace) -> int:
     """Keep the rows whose files exist; the others go unchanged to a separate list."""
     path = arguments.list
     output = arguments.output or path.with_name(f"{path.stem}_clean{path.suffix}")
-    dropped = path.with_name(f"{path.stem}_dropped{path.suffix}")
+    dropped = arguments.dropped or path.with_name(f"{path.stem}_dropped{path.suffix}")
     refuse_overwriting([output, dropped], [path])
     source = open_source(arguments.root)
     is_trials, rows = read_rows(path, arguments.kind)
@@ -339,6 +374,19 @@ def _rewrite(arguments: Namespace) -> int:
     return 0
 
 
+def _hold_out(arguments: Namespace) -> int:
+    path = arguments.list
+    refuse_overwriting([arguments.folder / name for name in HELD_OUT_NAMES], [path])
+    held_out = hold_out(
+        read_training_list(path),
+        arguments.speakers,
+        arguments.seed,
+        arguments.nontargets_per_target,
+    )
+    write_held_out(held_out, arguments.folder)
+    return 0
+
+
 def write_held_out(held_out: HeldOut, folder: Path) -> tuple[Path, Path]:
     """Write train_list.txt and trials.txt to a folder, with unchanged paths; returns the two
     files.
@@ -365,7 +413,7 @@ def refuse_overlap(utterances: Utterances, training: TrainingList) -> None:
         raise ListError(
             f"{len(shared)} {kind} are also in {training.source} (first: "
             f"{', '.join(sorted(shared)[:MAX_NAMED])}): trials with them say nothing about new "
-            "speakers; use other speakers"
+            "speakers; use other speakers, or give --allow_overlap"
         )
 
 

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from speakernet.corpora import musan, rirs
+from speakernet.corpora.download import RemoteFile
 from speakernet.corpora.listing import COMMON_ARGUMENTS, SEED, listable_rows, usable_utterances
 from speakernet.corpora.pack_inputs import open_inputs
 from speakernet.corpora.pairs import PairRules, calibration_pairs
@@ -53,7 +54,14 @@ from speakernet.data.parts import (
     parts_in,
 )
 from speakernet.data.sources import FolderSource
-from speakernet.files import exclusive, own_command, place, remove_leftovers
+from speakernet.files import (
+    atomic_write,
+    digest_of,
+    exclusive,
+    own_command,
+    place,
+    remove_leftovers,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -137,6 +145,11 @@ ARGUMENTS = {
         "default": "wav",
         "help": "format that m4a files are converted to",
     },
+    "--lists_from": {
+        "type": Path,
+        "help": "folder with the published trial lists, instead of fetching them",
+    },
+    "--keep_parts": {"action": "store_true", "help": "keep archive parts after joining"},
     "--remove_originals": {
         "action": "store_true",
         "help": "remove each m4a once its WAV is verified",
@@ -215,7 +228,8 @@ class VoxCelebJob:
 
     def concatenate(self) -> None:
         archives = [subset.archive for subset in self.subsets.values()]
-        self.archives.join(archives, self.begin("concatenate"))
+        keep = self.arguments.keep_parts
+        self.archives.join(archives, self.begin("concatenate"), keep_pieces=keep)
 
     def extract(self) -> None:
         summary = self.begin("extract")
@@ -224,8 +238,7 @@ class VoxCelebJob:
 
     def augment(self) -> None:
         # --base_url is a mirror of VoxCeleb; these sets have their own addresses.
-        changes = {"base_url": None, "split": False, "prepare": False}
-        arguments = Namespace(**vars(self.arguments) | changes)
+        arguments = Namespace(**vars(self.arguments) | {"base_url": None})
         self.summaries += musan.prepare(arguments) + rirs.prepare(arguments)
 
     def convert(self, part: WorkPart = WHOLE) -> None:
@@ -344,15 +357,19 @@ class VoxCelebJob:
                 yield speaker, f"{prefix}/{path}"
 
     def _provide_trial_lists(self) -> None:
-        """Fetch the published trial lists that are missing, and count the files that they miss."""
+        """Fetch or copy the published trial lists, and count the files that they miss."""
         summary = self.begin("trial_lists")
         # --base_url is a mirror of the archives; the lists have a server of their own.
         changes = {"base_url": None, "save_path": self.lists_folder}
         arguments = Namespace(**vars(self.arguments) | changes)
         trials = PublicArchives("voxceleb_trials", arguments)
-        trials.download(trials.corpus.files, summary)
+        files = trials.corpus.files
+        if self.arguments.lists_from is None:
+            trials.download(files, summary)
+        else:
+            _copy_lists(self.arguments.lists_from, Folder(self.lists_folder), files, summary)
         root = self.root / MERGED_FOLDER
-        for path in (self.lists_folder / name for name in trials.corpus.files):
+        for path in (self.lists_folder / name for name in files):
             if not root.is_dir() or not path.is_file():
                 continue
             names = read_trials(path).names
@@ -475,3 +492,23 @@ class VoxCelebJob:
             if path != Path(usual):
                 words.append(f"--{option} {shlex.quote(str(path))}")
         return " ".join(words)
+
+
+def _copy_lists(
+    source: Path, folder: Folder, lists: Mapping[str, RemoteFile], summary: StepSummary
+) -> None:
+    """Copy the published lists found in `source` if they verify; others are not required."""
+    for name, published in lists.items():
+        path = source / name
+        if not path.is_file():
+            continue
+        md5 = digest_of(path, "md5")
+        if md5 != published.md5:
+            summary.add_broken(str(path), f"MD5 sum {md5} instead of the published {published.md5}")
+            continue
+        # A copy, not a link: later changes to the user's file must not affect the verified one.
+        with atomic_write(folder.path(name), "wb") as file:
+            file.write(path.read_bytes())
+        summary.add(made=1)
+    if not summary.found:
+        raise ValueError(f"{source} has none of the published lists ({', '.join(lists)})")

@@ -17,6 +17,7 @@ class FakeSource:
 
     files: dict[str, bytes]
     behaviour: str = "good"
+    user_and_password: str = ""
     redirect_to: str = ""
     requests: Counter = field(default_factory=Counter)
     seen: list[dict[str, str]] = field(default_factory=list)
@@ -53,6 +54,11 @@ class _Handler(BaseHTTPRequestHandler):
             return int(source.behaviour)
         if source.behaviour == "500 then good" and source.requests[name] <= 3:
             return 500
+        if (
+            source.user_and_password
+            and self.headers.get("Authorization") != source.user_and_password
+        ):
+            return 401
         return 0 if name in source.files else 404
 
     def _answer(self, code, headers, length=0):

@@ -85,6 +85,17 @@ def test_folder_of_the_classic_tool(tmp_path):
     assert kept.stat().st_mtime_ns == before
 
 
+@pytest.mark.parametrize(
+    "wrong", ["--hop_seconds=0", "--hop_seconds=0.5", "--hop_seconds=nan", "--piece_seconds=0"]
+)
+def test_bad_pieces(tmp_path, wrong, capsys):
+    make_musan(tmp_path)
+    assert run_data_prep("musan", f"--save_path {tmp_path} --split {wrong}") == 1
+    assert (
+        wrong.split("=")[0] in capsys.readouterr().err and not (tmp_path / "musan_split").exists()
+    )
+
+
 def test_responses(tmp_path):
     make_responses(tmp_path / "made")
     prepare_from_archive("rirs", "rirs_noises.zip", zip_tree(tmp_path / "made"), tmp_path)

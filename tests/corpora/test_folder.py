@@ -3,6 +3,7 @@ configuration.
 """
 
 import dataclasses
+import re
 import shutil
 from pathlib import Path
 
@@ -221,11 +222,12 @@ def test_splits_beside_speakers(tmp_path, split_folder, capsys):
     assert prepare(split_folder, tmp_path / "out", "--layout speakers") == 0
     with pytest.raises(SystemExit):
         prepare(split_folder, tmp_path / "out", "--layout mixed")
+    assert prepare(split_folder, tmp_path / "out", "--layout parts --speaker_depth 1") == 1
     table = tmp_path / "table.csv"
     pattern = "{speaker}/{utterance}.wav"
     assert prepare(split_folder, tmp_path / "out", f"--csv {table} --pattern {pattern}") == 1
     errors = capsys.readouterr().err
-    assert "--csv and --pattern" in errors
+    assert "--csv and --pattern" in errors and "--layout and --speaker_depth" in errors
 
 
 REFUSED = {
@@ -278,7 +280,9 @@ def test_converted_files_keep_their_split(tmp_path, split_folder, ffmpeg, caplog
 def test_warnings(tmp_path, caplog, patterns, errors):
     for number, pattern in enumerate(patterns):
         write_voices(tmp_path / "voices", 6, 3, pattern, 0.6, take=10 * number)
+    (tmp_path / "voices" / "peter").mkdir()
     assert prepare(tmp_path / "voices", tmp_path / "out") == 0
+    assert re.search("1 of 7 speakers' folders .*: peter", caplog.text)
     warnings = "".join(
         record.getMessage() for record in caplog.records if record.levelname == "WARNING"
     )

@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 import pytest
-from preparation_corpora import publish, run_in_own_session, write_catalogue
+from preparation_corpora import TRIALS, publish, run_in_own_session, write_catalogue
 from preparation_server import fake_source
 
 # The first file of each step: download, unpack, cut, join, unpack, convert, link.
@@ -43,11 +43,11 @@ def tree(folder):
     }
 
 
-def run_until(folder, table, sign=""):
+def run_until(folder, table, lists, sign=""):
     """Run in a process that is killed at a random moment after `sign` appears; returns whether it
     was killed.
     """
-    line = f"--save_path {folder} --catalogue {table} --jobs 2"
+    line = f"--save_path {folder} --catalogue {table} --lists_from {lists} --jobs 2"
     context = multiprocessing.get_context("forkserver")
     # Makes processes start immediately.
     context.set_forkserver_preload(["speakernet.corpora.voxceleb", "preparation_corpora"])
@@ -71,17 +71,19 @@ def run_until(folder, table, sign=""):
 
 def test_kills(tmp_path, ffmpeg):
     files, corpora = publish(tmp_path / "made", ffmpeg, copies=6)
+    (tmp_path / "lists").mkdir()
+    (tmp_path / "lists" / "veri_test2.txt").write_bytes(TRIALS)
     with fake_source(files, behaviour="steady") as source:
         table = write_catalogue(tmp_path / "table.yaml", source.address, corpora)
-        assert not run_until(tmp_path / "straight", table)
+        assert not run_until(tmp_path / "straight", table, tmp_path / "lists")
         expected = tree(tmp_path / "straight")
         assert sum(name.endswith(".wav") for name in expected) > 200
         kills = 0
         for sign in SIGNS:
-            kills += run_until(tmp_path / "killed", table, sign)
+            kills += run_until(tmp_path / "killed", table, tmp_path / "lists", sign)
             check_finished_files(tmp_path / "killed", expected)
         assert kills >= len(SIGNS) - 2
-        assert not run_until(tmp_path / "killed", table)
+        assert not run_until(tmp_path / "killed", table, tmp_path / "lists")
         assert tree(tmp_path / "killed") == expected
 
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speakernet.corpora import pairs as pairing
 from speakernet.corpora.pairs import (
     PairRules,
     all_pairs,
@@ -63,7 +62,7 @@ def test_rules(speakers, count, sessions, other_session, same_gender, seed):
     for pairs in (
         first := random_pairs(utterances, rows, 7, rules, seed),
         balanced_pairs(utterances, rows, rules, seed, 3, 2),
-        hard_pairs(utterances, rows, embeddings, rules, seed),
+        hard_pairs(utterances, rows, embeddings, rules, 2, seed),
     ):
         made = [
             frozenset(pair) for pair in zip(pairs.enrol.tolist(), pairs.test.tolist(), strict=True)
@@ -89,12 +88,11 @@ def test_balanced_trials():
     assert nontargets == dict.fromkeys(range(10), 12)
 
 
-def test_hard_negatives(monkeypatch):
-    monkeypatch.setattr(pairing, "HARD_NONTARGETS", 1)
+def test_hard_negatives():
     utterances = corpus(3, 2)
     angles = np.radians([0, 1, 2, 90, 91, 180])
     embeddings = np.stack([np.cos(angles), np.sin(angles)], axis=1)
-    pairs = hard_pairs(utterances, every_row(utterances), embeddings, ANY, seed=1)
+    pairs = hard_pairs(utterances, every_row(utterances), embeddings, ANY, nearest=1, seed=1)
     is_hard = pairs.labels == 0
     made = np.sort(np.stack([pairs.enrol[is_hard], pairs.test[is_hard]], axis=1), axis=1).tolist()
     assert sorted(made) == [[0, 2], [1, 2], [3, 4], [3, 5]]

@@ -33,10 +33,12 @@ def test_scripts_and_parts(capsys):
 
 
 def test_secrets(monkeypatch):
-    monkeypatch.setenv("SPEAKERNET_KEY", "TOPSECRET")
+    for name in ("KEY", "USER", "PASSWORD"):
+        monkeypatch.setenv(f"SPEAKERNET_{name}", "TOPSECRET")
     parser = build_parser("voxceleb")
     assert "TOPSECRET" not in parser.format_help()
     archives = PublicArchives("voxceleb", parser.parse_args([]))
+    assert (archives.options.user, archives.options.password) == ("TOPSECRET", "TOPSECRET")
     assert "key=TOPSECRET" in archives.corpus.files["vox1_test_wav.zip"].urls[0]
 
 

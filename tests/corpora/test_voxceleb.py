@@ -12,7 +12,7 @@ from speakernet.data.lists import read_training_list, read_trials
 
 def prepare(source, published, folder, line):
     table = write_catalogue(folder.parent / "catalogue.yaml", source.address, published.corpora)
-    common = f"--save_path {folder} --catalogue {table} --jobs 2"
+    common = f"--save_path {folder} --catalogue {table} --jobs 2 --timeout 5"
     return run_data_prep("voxceleb", common, line)
 
 
@@ -62,11 +62,10 @@ def test_existing_archives(tmp_path, published):
     for name, content in published.files.items():
         if not name.endswith(".txt"):
             (folder / name).write_bytes(content)
-    (folder / "lists").mkdir()
-    for name in ("veri_test.txt", "veri_test2.txt"):
-        (folder / "lists" / name).write_bytes(TRIALS)
+    (tmp_path / "brought").mkdir()
+    (tmp_path / "brought" / "veri_test2.txt").write_bytes(TRIALS)
     with fake_source({}) as source:
-        assert prepare(source, published, folder, "--all") == 0
+        assert prepare(source, published, folder, f"--all --lists_from {tmp_path}/brought") == 0
         assert not source.requests
 
 
