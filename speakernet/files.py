@@ -138,12 +138,12 @@ def check_writable(path: str | Path) -> None:
         tempfile.TemporaryFile(dir=there).close()
 
 
-def open_regular(path: str | Path, *, buffering: int = -1) -> IO[bytes]:
+def open_regular(path: str | Path) -> IO[bytes]:
     """Open a regular file for reading bytes; a pipe could block forever, and a device may be
     endless.
     """
     check_regular(path)
-    return open(path, "rb", buffering=buffering)  # noqa: PTH123  for every utterance
+    return open(path, "rb")  # noqa: PTH123  for every utterance
 
 
 def read_secret(file: Path | None, variable: str) -> bytes | None:
@@ -187,6 +187,10 @@ def atomic_write(path: str | Path, mode: str = "w", *, is_flushed: bool = True) 
     Readers of `path` see either the old content or the complete new content. Text is UTF-8 with
     Unix line ends. An unflushed file survives a kill, but not a power cut.
     """
+    # A reader must never see half a file, not even if the machine stops between two lines of this
+    # function. A rename within one folder is the only step that file systems promise to do whole,
+    # so everything is written under another name first, and flushed before the rename: otherwise
+    # some file systems rename a file whose content is not yet on the disk.
     path = Path(path)
     # Renaming would replace a pipe or, as root, /dev/null with a file.
     with contextlib.suppress(FileNotFoundError):
@@ -272,6 +276,9 @@ def exclusive(folder: str | Path, *, waits: bool = False) -> Iterator[None]:
     If the block fails before it has written anything, new folders are removed again.
     """
     folder = Path(folder)
+    # Two things are told apart that both leave a lock file: a process that still runs holds the
+    # lock, which the system releases with the process; one that was killed left `running` behind,
+    # and only then are half-written files removed.
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     # A separate file, because some versions of filelock empty the lock file.
@@ -319,6 +326,8 @@ def parallel_map(
     grow with their number. The bar, hidden by an empty description, counts `units_of` each result,
     out of `total`.
     """
+    # Not `Executor.map`, which takes all items at once: a million names, or a generator that lists
+    # a slow disk, would be read to the end before the first result.
     waiting: collections.deque[Future[Result]] = collections.deque()
     source = iter(items)
     limit = max(1, num_jobs) * IN_FLIGHT_PER_WORKER
@@ -370,6 +379,9 @@ def own_command(command: str) -> str:
     """The command that a user types for `speakernet COMMAND`: in a checkout, which need not be
     installed, a script.
     """
+    # Commands in messages are there to be copied. In a checkout that is not installed there is no
+    # `speakernet`, so they name the script, and the one by which this process was started keeps its
+    # spelling.
     word, _, part = command.partition(" ")
     script = {"train": "trainSpeakerNet.py", "prepare": f"data_prep/{part}.py"}.get(word)
     if script is None or not (CHECKOUT / script).is_file():
@@ -423,6 +435,7 @@ def is_own(path: Path) -> bool:
     """
     if not path.is_file():
         return False
+    # Read from both ends, because a zip has its table of members at the end, and ONNX its metadata.
     with path.open("rb") as file:
         content = file.read(MARK_BYTES)
         file.seek(max(file.tell(), path.stat().st_size - MARK_BYTES))
@@ -489,6 +502,9 @@ def yaml_nodes(text: str, name: str, *, has_lines: bool = False) -> yaml.Node | 
     def place(mark: Any) -> str:
         return f"{name}:{mark.line + 1 if mark else 1}" if has_lines else name
 
+    # A configuration may come from anywhere. Deep nesting overflows the stack of the composer,
+    # aliases grow exponentially when they are expanded, and a long number takes quadratic time: all
+    # three are found in the events, which cost linear time.
     if len(text) > MAX_YAML:
         raise FileError(f"{name} is too long; expected at most {MAX_YAML:,} characters")
     # The anchors of the collections that are open, by level.
@@ -579,6 +595,8 @@ def read_arrays(
 def _read_array(
     archive: zipfile.ZipFile, member: zipfile.ZipInfo, archive_bytes: int
 ) -> np.ndarray:
+    # A header can claim any size. Deflate cannot shrink more than 1,033-fold, so a larger claim is
+    # a lie, and numpy would allocate it before reading a byte.
     if member.file_size > DEFLATE_LIMIT * (min(member.compress_size, archive_bytes) + 1):
         raise ValueError(
             f"{member.filename} claims {member.file_size:,} bytes, more than the file can hold"

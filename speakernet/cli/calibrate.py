@@ -69,6 +69,9 @@ ARGUMENTS = {
 }
 
 
+# Two situations. With labelled trials of any speakers, the threshold is for pairs of people the
+# model never heard. With a store, it is for these people: their own recordings are the targets, and
+# one another's and the cohort's the non-targets.
 def run(arguments: argparse.Namespace) -> list[str]:
     """Embed, score, fit and write; return the figures."""
     if (arguments.trials is None) == (arguments.store is None):
@@ -78,6 +81,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
     ):
         raise ValueError("--audio and --quality need --trials; --cohort needs --store")
     quality = arguments.quality
+    # `none` differs from leaving the option out, where durations are tried and used if they help.
     if quality and NO_QUALITY in quality:
         if len(quality) > 1:
             raise ValueError(f"--quality {' '.join(quality)}: expected none alone, or measures")
@@ -107,6 +111,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
             fit, results, backup = bulk.calibrate_on_people(
                 verifier, store, cohort, arguments.prior, arguments.out
             )
+    # Warnings come before the thresholds, so that nobody copies a threshold and stops reading.
     notes = cautions(results)
     if arguments.cohort:
         notes.append(
@@ -124,6 +129,8 @@ def run(arguments: argparse.Namespace) -> list[str]:
         lines.append(f"threshold {decision.described_threshold(threshold)}")
     if fit.lengths:
         # The only measure that is compared; asked for, it is used in any case.
+        # A calibration from whole recordings is too certain about short ones. The table shows by
+        # how much, at the durations that callers give.
         lines += length_table(fit.lengths, is_used=bool(quality) or durations.helps(fit.lengths))
     thresholds = counted(len(fit.thresholds), "threshold")
     written = (
@@ -142,6 +149,7 @@ def length_table(lengths: Sequence["LengthFigures"], *, is_used: bool) -> list[s
         "false accepts and misses at the threshold for 1 %:",
         "  test   trials         Cllr            DCF(0.01)       false accepts %   misses %",
     ]
+    # Both columns are of the same trials, cut to these lengths; only the decision differs.
     for length in lengths:
         cells = [f"{length.num_targets:,} + {length.num_nontargets:,}".ljust(14)]
         for values, digits in (

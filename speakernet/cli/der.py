@@ -50,6 +50,10 @@ NO_SPEECH = "no speech in the reference"
 logger = logging.getLogger(__name__)
 
 
+# DER is the share of speech time that is missed, false or given to the wrong speaker, after the
+# best mapping of the hypothesis's speakers to those of the reference. Everything is summed over
+# recordings before it is divided, as in md-eval: a mean of shares would give a short recording the
+# weight of a long one.
 def run(arguments: argparse.Namespace) -> list[str]:
     """Read and compare; return a table, and a sentence for each difference."""
     # Late: --help and a mistyped option need neither NumPy nor SciPy.
@@ -74,6 +78,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
             reference, turns, scored, collar=arguments.collar, skips_overlap=arguments.skip_overlap
         )
         systems.append(errors)
+        # Recordings are drawn, not seconds: the errors of one recording depend on each other.
         draws.append(errors.draws(arguments.draws, arguments.seed)[:, 0])
     no_interval = ""
     if not any(reference.values()):
@@ -97,6 +102,8 @@ def run(arguments: argparse.Namespace) -> list[str]:
         )
     first = arguments.hypothesis[0]
     for path, errors, drawn in zip(arguments.hypothesis[1:], systems[1:], draws[1:], strict=True):
+        # All systems have the same draws (one seed), so that the hard recordings are hard for both
+        # sides of a difference.
         low, high = interval(drawn - draws[0])
         word = "not significant" if low <= 0 <= high else "significant"
         certainty = f"interval {low:+.2f} to {high:+.2f}: {word}"
@@ -124,6 +131,8 @@ def _compare_recordings(
         raise ValueError(
             f"{path} {what} none of the recordings in {reference_path}, such as {first!r}"
         )
+    # Tools leave out files in which they found no speech. That is an answer (silence), so it is
+    # scored, but it may also be a mistyped name, so it is also said.
     unlike = reference.keys() ^ turns.keys()
     if unlike:
         channels = list({**reference, **turns})

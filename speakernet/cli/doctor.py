@@ -69,7 +69,11 @@ def run(arguments: argparse.Namespace) -> int:
     config = None
     if arguments.config_arguments:
         config = load_configuration(arguments.config_arguments).config
+    # The doctor never changes anything, and does not stop at the first problem: a list is repaired
+    # once, not once per run of the doctor.
     findings, durations = full_check(_request(arguments, config))
+    # Only a configuration tells what the lists are for; without one, lists and machine are all
+    # there is to check.
     if config is not None:
         # Late: torch takes two seconds to import, and a mistyped option should not wait for it.
         from speakernet.assembly.runs import check_options
@@ -101,6 +105,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _request(arguments: argparse.Namespace, config: Config | None) -> CheckRequest:
     if not arguments.min_seconds >= 0:
         raise ValueError(f"--min_seconds {arguments.min_seconds:g}; expected at least 0")
+    # From the most special to the most general: this option, the root of all lists, the folder that
+    # the list itself lies in.
     root = arguments.trial_root or arguments.root
     request = CheckRequest(
         trials=tuple((path, root or audio_folder_of(path)) for path in arguments.trials),
@@ -114,6 +120,7 @@ def _request(arguments: argparse.Namespace, config: Config | None) -> CheckReque
             request = dataclasses.replace(request, train_list=arguments.list, train_root=train_root)
         return request
     request = dataclasses.replace(request, save_path=Path(config.training.save_path or "exps"))
+    # Its lists do not exist before the first run, which would give an error for a healthy setup.
     if _is_corpus_pending(config):
         return dataclasses.replace(request, trials=())
     data = config.data
@@ -125,6 +132,7 @@ def _request(arguments: argparse.Namespace, config: Config | None) -> CheckReque
     for test_list in data.test_lists.values():
         if not test_list.optional:
             trials.append((test_list.list, test_list.path or data.test_path))
+    # A set, because validation and test are often the same list, which need not be read twice.
     lists = {_located(path, audio) for path, audio in trials if path}
     corpora = {}
     for name, corpus in data.corpora.items():

@@ -117,6 +117,7 @@ def outputs(arguments: argparse.Namespace) -> dict[Path, bool]:
 
 def run(arguments: argparse.Namespace) -> list[str] | int:
     """Evaluate the score files, or score the test list of the configuration."""
+    # Without scores, this is `train --eval` under the name that people look for first.
     folder = arguments.save_path
     if not arguments.scores:
         if folder:
@@ -127,8 +128,12 @@ def run(arguments: argparse.Namespace) -> list[str] | int:
         raise ValueError(
             f"{arguments.config_arguments[0]} does not apply to --scores, which runs no model"
         )
+    # The files of an evaluation have the names of those of a run, so they would replace the results
+    # of the training.
     if folder and any((folder / name).exists() for name in (METRICS, LAST, BEST)):
         raise ValueError(f"{folder} is the folder of a training run; give another one with --out")
+    # Scores of any tool go through the same figures and the same report as those of a run, so that
+    # a baseline can stand beside our systems.
     evaluation = evaluate_scores(arguments)
     lines = [*evaluation.lines(DIGITS), *_details(evaluation.results)]
     if arguments.json:
@@ -154,6 +159,8 @@ def evaluate_scores(arguments: argparse.Namespace) -> Evaluation:
         raise ValueError(
             f"--draws {arguments.draws}: expected 0 (no intervals) or at least {MIN_DRAWS}"
         )
+    # The options of a configuration, so that the figures of both ways to evaluate come from one
+    # place.
     options = EvaluationOptions(
         dcf_target_priors=arguments.priors,
         bootstrap_samples=arguments.draws,
@@ -174,7 +181,9 @@ def evaluate_scores(arguments: argparse.Namespace) -> Evaluation:
         if len(columns) > 1:
             scores = llrs
     speakers = speakers_of(trials, arguments.csv)
+    # The seed is fixed, so that evaluating the same scores twice gives the same interval.
     results = figures(trials, scores, speakers, options, DEFAULT_SEED, llrs)
+    # Names and checksums, because the question "which list was that?" comes months later.
     lists = [("trials", arguments.trials), *(("scores", file) for file in files)]
     is_fitted_here = False
     if fit is not None:
@@ -199,6 +208,7 @@ def _warnings(results: Results, files: Sequence[Path], *, is_fitted_here: bool) 
     logged.
     """
     caveats = cautions(results)
+    # Only the run that made the scores knows whether its model was chosen on this list.
     for file in files:
         choice = chosen_on_reported(file)
         if choice:
@@ -219,6 +229,8 @@ def _fit(arguments: argparse.Namespace, num_systems: int) -> AffineCalibration |
     paths = arguments.fusion_scores or []
     if not paths and num_systems == 1:
         return None
+    # Weights fitted on the reported list would be optimistic. They are not refused if somebody
+    # insists, but the report then says so (`_warnings`).
     if not arguments.fusion_trials or len(paths) != num_systems:
         raise ValueError(
             f"--fusion_scores has {counted(len(paths), 'file')} for {num_systems} in --scores; "

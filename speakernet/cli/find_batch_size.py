@@ -27,6 +27,7 @@ ARGUMENTS = {
 def run(arguments: argparse.Namespace) -> list[str]:
     """Return every size tried, the fastest, and a recommendation."""
     config = load_configuration(arguments.config_arguments).config
+    # NaN and infinity would pass a plain comparison and then never fit, or always.
     if not 0 <= arguments.memory_limit_gib < math.inf:
         raise ValueError(
             f"--memory_limit_gib: {arguments.memory_limit_gib:g}; expected 0 (the default) or more "
@@ -36,6 +37,9 @@ def run(arguments: argparse.Namespace) -> list[str]:
     from speakernet.assembly.benchmark import configured_batch_size, find_batch_size, recommendation
 
     limit = int(arguments.memory_limit_gib * 2**30)
+    # The fastest size is rarely the largest that fits: beyond a point, memory traffic grows and
+    # speed does not. So all sizes are timed, and the advice weighs the recipe's own batch against
+    # them.
     finder, best = find_batch_size(
         config, arguments.min_batch_size, arguments.max_batch_size, limit
     )

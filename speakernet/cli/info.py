@@ -20,6 +20,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
     # Late: --help needs no torch.
     from speakernet.inference import decision, verifier
 
+    # Loaded like for use, not only unpickled: a file that `info` describes also works.
     model = verifier.load(arguments.model, "cpu")
     path = Path(arguments.model)
     net = model.net
@@ -45,7 +46,11 @@ def run(arguments: argparse.Namespace) -> list[str]:
     for key, value in source.items():
         rows.append(("backbone" if key == "name" else f"backbone {key}", _value(value)))
     num_parameters = sum(parameter.numel() for parameter in net.parameters())
-    mean = _mean(contents.get("embedding_mean"), contents.get("embedding_mean_of"))
+    mean = "none"
+    if contents.get("embedding_mean") is not None:
+        length = math.sqrt(float(contents["embedding_mean"].square().sum()))
+        measured_on = _options(contents.get("embedding_mean_of") or {})
+        mean = f"length {length:.3f} ({measured_on}), subtracted if the scoring method asks for it"
     origin = summary.get("initial_model") or {}
     licence = summary.get("licence") or origin.get("licence") or NO_LICENCE
     calibrated = f"no: {model.rule.advice}"
@@ -62,6 +67,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
         ("licence", licence),
         ("calibrated", calibrated),
     ]
+    # A file may have several: one per scoring method, and one with durations beside each.
     for fit in (contents.get("calibration") or {}).get("fits", ()):
         rows.append(("calibration", _fit(fit)))
     for threshold in contents.get("thresholds") or ():
@@ -94,11 +100,3 @@ def _fit(fit: Mapping[str, Any]) -> str:
         f"log-likelihood ratio = {fit['offset']:.4f} + {terms}{fitted_on}; "
         f"{_options(fit['backend'])}"
     )
-
-
-def _mean(mean: Any, measured_on: Mapping[str, Any] | None) -> str:
-    if mean is None:
-        return "none"
-    way = f" ({_options(measured_on)})" if measured_on else ""
-    length = math.sqrt(float(mean.square().sum()))
-    return f"length {length:.3f}{way}, subtracted before scoring if the scoring method asks for it"

@@ -18,6 +18,7 @@ import argparse
 import contextlib
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -44,6 +45,9 @@ from speakernet.files import (
 )
 from speakernet.machine.facts import usable_cores
 from speakernet.terminal import counted
+
+if TYPE_CHECKING:
+    from speakernet.data.shards import RemoteSource
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +119,8 @@ def outputs(arguments: argparse.Namespace) -> dict[Path, bool]:
     return {arguments.write_list: True} if arguments.write_list else {}
 
 
+# Packing is for corpora that take hours, so every mistake that can be seen in the options is
+# refused before the first file is read, and the list is checked before as well as after.
 def run(arguments: argparse.Namespace) -> int:
     """Pack, verify, or both."""
     if not arguments.source and not arguments.verify and not arguments.merge:
@@ -160,6 +166,8 @@ def _pack(arguments: argparse.Namespace) -> None:
     }
     missing = ""
     folder = corpus
+    # Three ways to write one corpus: alone, as a part that the last process joins, or as shards in
+    # a bucket, where nothing can be joined or renamed and a description is written last instead.
     if is_address(corpus):
         # Late: it imports fsspec.
         from speakernet.data.stores import pack_to_address
@@ -192,7 +200,10 @@ def _pack(arguments: argparse.Namespace) -> None:
     if missing:
         logger.info("%s: still missing: %s", corpus, missing)
     elif arguments.write_list:
-        packed = _names_of(corpus, arguments.sample_rate)
+        if is_address(corpus):
+            packed = _open_remote(corpus, arguments.sample_rate).index.names
+        else:
+            packed = read_index(corpus).names
         _write_list(arguments.write_list, source, packed, is_forced=arguments.force)
 
 
@@ -221,9 +232,12 @@ def _write_list(
     the same list.
     """
     assert source.speakers is not None, "checked before packing"
+    # Only what is in the corpus: a list with names that were skipped would fail in training.
     rows = np.flatnonzero(NameIndex(packed).find(source.names) >= 0).tolist()
     speakers = source.speakers
     labelled = [(speakers[row], source.names[row]) for row in rows if speakers[row]]
+    # The list has no mark that would tell ours from somebody's own, because a list is only names.
+    # So it is written beside the existing one and compared: the same content is the same list.
     temporary = temporary_beside(path)
     try:
         write_training_list(temporary, labelled)
@@ -240,13 +254,11 @@ def _write_list(
         logger.warning("%s without a speaker left out of %s", unknown, path)
 
 
-def _names_of(corpus: str, sample_rate: int) -> StringTable:
-    if not is_address(corpus):
-        return read_index(corpus).names
+def _open_remote(corpus: str, sample_rate: int) -> "RemoteSource":
     # Late: it imports fsspec.
     from speakernet.data.shards import RemoteSource
 
-    return RemoteSource(corpus, sample_rate).index.names
+    return RemoteSource(corpus, sample_rate)
 
 
 def _listed_names(arguments: argparse.Namespace) -> StringTable | None:
@@ -261,10 +273,7 @@ def _listed_names(arguments: argparse.Namespace) -> StringTable | None:
 
 def _verify(corpus: str, num_threads: int, sample_rate: int) -> int:
     if is_address(corpus):
-        # Late: it imports fsspec.
-        from speakernet.data.shards import RemoteSource
-
-        cache = RemoteSource(corpus, sample_rate).shards
+        cache = _open_remote(corpus, sample_rate).shards
         for shard in range(len(cache.names)):
             # Fetching a shard again checks it.
             cache.path(shard).unlink(missing_ok=True)

@@ -56,6 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     action = arguments.action
     name = arguments.name
     problems = []
+    # argparse cannot say that an argument is required for one action only.
     if action in NEEDS and not getattr(arguments, NEEDS[action][0]):
         raise ValueError(f"to {action}, give {NEEDS[action][1]}")
     with PeopleStore(arguments.store, key=store_key(arguments)) as store:
@@ -76,6 +77,8 @@ def run(arguments: argparse.Namespace) -> int:
                 verifier.store_model,
                 drops_missing=arguments.drop_missing,
             )
+            # Embeddings cannot be computed backwards: without this backup, a store re-embedded with
+            # the wrong model would be lost together with its old recordings.
             backup = max(backups_of(store.path), key=lambda path: path.stat().st_mtime)
             text = (
                 f"{store.path} now has embeddings of {counted(len(store), 'person')} from "

@@ -64,6 +64,8 @@ def run(arguments: argparse.Namespace) -> list[str]:
         )
     if arguments.audio is not None and not is_one:
         raise ValueError("--audio needs a single run; a page of several runs does not list trials")
+    # A report is made from the files of a run alone: no model, no audio, and the same page years
+    # later.
     with _exporting(arguments.export, is_forced=arguments.force) as export:
         if is_one:
             page = write_report(arguments.runs[0], audio=arguments.audio, export=export)
@@ -88,6 +90,8 @@ def _exporting(folder: Path | None, *, is_forced: bool) -> Iterator[Path | None]
         with reading(description, "the SHA-256 of exported files"), open_text(description) as file:
             known = dict(json.load(file))
     folder.mkdir(parents=True, exist_ok=True)
+    # Which plots and tables there are depends on the run, so names are known only once all of them
+    # are made. The temporary folder lies in the target, so that moving is renaming.
     with tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as temporary:
         yield Path(temporary)
         exported = sorted(Path(temporary).iterdir())

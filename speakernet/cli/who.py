@@ -111,6 +111,8 @@ def run(arguments: argparse.Namespace) -> list[str]:
     from speakernet.inference.who.enrolment import speaker_called
     from speakernet.inference.who.rttm import rttm_lines
 
+    # Everything that can be wrong with the options is refused before the model is loaded, and the
+    # transcript read before the recording: both take seconds, a long meeting minutes.
     to_enroll = [text.partition("=")[::2] for text in arguments.enroll]
     _check(arguments, to_enroll)
     transcript = transcripts.read_transcript(arguments.transcript) if arguments.transcript else None
@@ -129,6 +131,9 @@ def run(arguments: argparse.Namespace) -> list[str]:
     if recording.channel_warning:
         logger.warning("%s: %s", recording.name, recording.channel_warning)
     begun = time.monotonic()
+    # Voices are told apart first and named afterwards. Naming each turn for itself would give a
+    # person several names over an hour; a voice of several minutes is also more certain than a
+    # turn.
     conversation = verifier.who(
         recording,
         store,
@@ -173,6 +178,7 @@ def _enroll(
     open_store = functools.cache(
         functools.partial(verifier.people, arguments.store, store_key(arguments))
     )
+    # The store is opened when the first voice is added: a mistyped name must not create it.
     for speaker, name in voices:
         if store is None and arguments.store.exists():
             store = open_store()
@@ -243,6 +249,8 @@ def summary(conversation: "Conversation") -> list[str]:
     lines = [f"{speakers} in {speech} of speech, {total} in all, found by {conversation.detector}"]
     for speaker in conversation.speakers:
         line = f"  {speaker.name}: {duration(speaker.seconds)}"
+        # The closest score of somebody without a name shows how far away the store was, which is
+        # the first question of whoever expected a name there.
         if speaker.score is not None:
             is_named = speaker.name != speaker.label
             line += f", {'score' if is_named else 'not named, closest score'} {speaker.score:.4f}"

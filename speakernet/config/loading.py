@@ -161,7 +161,12 @@ def load_config(
     files = tuple(map(find_config, config_names))
     layers = [_read_file(file) for file in files]
     flat = {number for number, layer in enumerate(layers) if _is_flat(layer)}
-    copies = {number for number, file in enumerate(files) if _is_copy(file, layers[number])}
+    copies = set()
+    for number, file in enumerate(files):
+        sections = {setting.key.partition(".")[0] for setting in layers[number]}
+        # A recipe may also name every section, so the name has to be that of a run's copy too.
+        if file.name == CONFIG and sections >= set(SECTIONS):
+            copies.add(number)
     is_classic, why = _choose_defaults(asked, files, layers, options)
     settings: list[Setting] = []
     for number, file in enumerate(files):
@@ -234,14 +239,6 @@ def keys_of(arguments: Sequence[str]) -> set[str]:
 def _is_flat(layer: Sequence[Setting]) -> bool:
     """Whether a file is written like those of voxceleb_trainer."""
     return not any(setting.is_sectioned for setting in layer)
-
-
-def _is_copy(file: Path, layer: Sequence[Setting]) -> bool:
-    """Whether a run saved this file. A recipe may also name every section, so the file name has to
-    match too.
-    """
-    sections = {setting.key.partition(".")[0] for setting in layer}
-    return file.name == CONFIG and sections >= set(SECTIONS)
 
 
 def _choose_defaults(

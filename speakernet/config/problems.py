@@ -12,8 +12,14 @@ Problem = tuple[str, str]
 """The dotted key of an option, and what was found and what is expected."""
 
 
+# Three kinds of contradiction. What is always wrong is refused whatever a configuration is used
+# for; what cannot be trained is refused only in training, because a model may be scored with the
+# configuration of a machine that had more; what merely has no effect is a warning, since the run is
+# what somebody asked for. A single value out of bounds is none of them: its field refuses it.
 def problems(config: Config) -> Iterator[Problem]:
     """Values that contradict each other, in whatever a configuration is used for."""
+    # Stages are built from the whole configuration, and would repeat each of its mistakes once per
+    # stage.
     is_sound = True
     for holder in {**SECTIONS, **CHOICES}:
         options = _options_of(holder, config)
@@ -53,6 +59,7 @@ def training_problems(config: Config) -> Iterator[Problem]:
     training = config.training
     augment = config.augment
     loss = config.loss
+    # Every sentence names the option to change, and its value where there is only one that works.
     utterances = config.data.utterances_per_speaker
     epochs = f"but training.max_epochs is {training.max_epochs}"
     if utterances < loss.min_utterances:
@@ -61,6 +68,9 @@ def training_problems(config: Config) -> Iterator[Problem]:
             f"{utterances}, but the loss {loss.name} compares utterances of the same speaker; set "
             f"--nPerSpeaker {loss.min_utterances}",
         )
+    # A metric loss learns from the other utterances of its batch. Accumulating micro-batches
+    # without the cache would not give the gradient of the large batch, but the mean of many small
+    # ones: fewer negatives, and no error to show it.
     if needs_gradient_cache(config) and training.gradient_cache == "off":
         yield (
             "training.gradient_cache",
@@ -68,6 +78,7 @@ def training_problems(config: Config) -> Iterator[Problem]:
             "micro-batches would see only its own negatives; set it to auto, or accumulation_steps "
             "to 1 with a larger data.batch_size",
         )
+    # Equal would be a run without any changed voice, whose extra classes are never seen.
     if augment.enabled and augment.real_epochs >= training.max_epochs:
         yield (
             "augment.real_epochs",
@@ -101,6 +112,7 @@ def training_problems(config: Config) -> Iterator[Problem]:
 
 def _problems_of_fsdp(config: Config) -> Iterator[Problem]:
     training = config.training
+    # None of these works with parameters that are cut into pieces, as fsdp's are.
     values = {
         "training.ema_decay": training.ema_decay,
         "training.initial_weight": training.initial_weight,
@@ -128,6 +140,8 @@ def options_without_effect(
             "training.gradient_cache",
             "on has no effect without a metric loss and accumulation_steps above 1",
         )
+    # The last step of an epoch takes the batches that are left, so the effective batch would be
+    # smaller than asked for in every single step.
     if training.accumulation_steps > num_batches:
         yield (
             "training.accumulation_steps",
@@ -142,6 +156,7 @@ def options_without_effect(
             "schedule.warmup_epochs",
             f"{warmup}, {epochs}: the learning rate never reaches its peak",
         )
+    # The learning rate would rise twice, and reach its peak at another epoch than written.
     elif schedule.warmup_epochs and schedule.name == "one_cycle":
         yield (
             "schedule.warmup_epochs",

@@ -11,6 +11,8 @@ from speakernet.config.schema import CHOICES, OF_A_STAGE
 from speakernet.models.options import MODELS as OUR_MODELS
 from speakernet.options import lookup
 
+# Three tables hold what is a matter of names: what means the same, what is fixed here, what has no
+# effect. Only what depends on several options at once is code.
 SAME = {
     "exp_dir": "training.save_path",
     "dataset_args.num_frms": "data.crop_frames",
@@ -47,6 +49,8 @@ SAME = {
     "seed": "runtime.seed",
 }
 """wespeaker's option -> ours with the same meaning."""
+# Values at which their code and ours do the same. With another value a model would train, but not
+# theirs, so it is reported.
 FIXED: dict[str, Any] = {
     "model_init": None,
     "loss": "CrossEntropyLoss",
@@ -215,7 +219,13 @@ def converted(
     first, notes = _one_stage(theirs)
     if not later:
         return first, notes
-    stages = [_first_stage(first)]
+    training = first["training"]
+    base: dict[str, Any] = {"name": "base", "epochs": training["max_epochs"]}
+    if training["average_checkpoints"]:
+        base["training"] = {"average_checkpoints": training["average_checkpoints"]}
+    stages = [base]
+    # wespeaker trains a stage by starting the next configuration from the last model; with us it is
+    # one run, and a stage names only what changes.
     before = first
     for number, values in enumerate(later, start=2):
         sections, notes_of_stage = _one_stage(values)
@@ -224,12 +234,9 @@ def converted(
         stages.append({"name": name, "epochs": sections["training"]["max_epochs"], **changes})
         notes += [f"{note} (stage {name})" for note in [*notes_of_stage, *differing]]
         before = sections
-    first["training"] = {
-        option: value
-        for option, value in first["training"].items()
-        if option not in ("max_epochs", "average_checkpoints")
-    }
-    first["training"]["stages"] = stages
+    del training["max_epochs"]
+    del training["average_checkpoints"]
+    training["stages"] = stages
     return first, notes
 
 
@@ -252,17 +259,21 @@ def _one_stage(theirs: Mapping[str, Any]) -> tuple[Sections, list[str]]:
         section, _, option = key.partition(".")
         if name in options.values:
             sections[section][option] = options.take(name)
+    # An average of one model is that model.
     num_averaged = options.take("num_avg", 0)
     sections["training"]["average_checkpoints"] = num_averaged if num_averaged > 1 else 0
     sections["runtime"]["precision"] = "fp16" if options.take("enable_amp", False) else "no"
+    # `[0,1]`, as text or as a list, has one comma less than GPUs.
     num_gpus = str(options.take("gpus", "")).count(",") + 1
     batch_size = options.take("dataloader_args.batch_size") * num_gpus
     _convert_data(options, sections, batch_size)
     _convert_network(options, sections, their_model, front_end)
     _convert_optimizer(options, sections, batch_size)
     _convert_margin(options, sections)
+    # Its loss has options that ours of that name does not need, and so have the front ends.
     for holder in ("frontend", "loss"):
-        _keep_known(holder, sections)
+        for option in sections[holder].keys() - _known_options(holder, sections):
+            del sections[holder][option]
     for name in WITHOUT_EFFECT:
         options.take(name, None)
     for name, value in FIXED.items():
@@ -307,6 +318,8 @@ def _convert_data(options: _Unread, sections: Sections, batch_size: int) -> None
     """Batch, speeds, and the shortest utterance. Long utterances are kept, so their limit stays
     unread.
     """
+    # Their filter also drops long utterances. Ours are kept, because a crop is read wherever it
+    # lies, so the upper limit is reported unless the filter was off.
     shortest = options.take("dataset_args.filter_args.min_num_frames", 0)
     if not options.take("dataset_args.filter", True):
         shortest = 0
@@ -331,6 +344,8 @@ def _convert_network(
     if front_end == "w2vbert":
         _convert_backbone(options, model)
         return
+    # Names hide choices: their SimAM models have an attentive pooling whatever `pooling_func` says,
+    # and those with GLOB, and ReDimNet, let the attention see the whole utterance.
     if their_model.startswith("SimAM"):
         model["pooling"] = "ASP"
     elif model.get("pooling") == "ASTP" and (
@@ -352,6 +367,7 @@ def _convert_backbone(options: _Unread, model: dict[str, Any]) -> None:
     model["pooling"] = "AdapterMFA"
     model["pooling_options"] = {"dim": options.take("model_args.adapter_dim")}
     options.cross_off("model_args.pooling_func", "ASP")
+    # What of a backbone is trained takes two switches there and one word here.
     backbone = {"backbone": options.take(f"{within}.model_name"), "trained": "nothing"}
     has_adapters = options.take(f"{within}.use_lora", False)
     if not options.take(f"{within}.frozen", True):
@@ -375,6 +391,8 @@ def _convert_optimizer(options: _Unread, sections: Sections, batch_size: int) ->
     optimizer["name"] = lookup(OPTIMIZERS, options.take("optimizer"), "optimizer")
     their_schedule = options.take("scheduler")
     schedule["name"], counterparts = lookup(SCHEDULES, their_schedule, "scheduler")
+    # Each schedule names its own options; two of them may be left out, and then their code's
+    # defaults hold.
     for key, name in counterparts.items():
         section, _, option = key.partition(".")
         default = OPTIONAL.get(name, options.REQUIRED)
@@ -400,6 +418,7 @@ def _convert_margin(options: _Unread, sections: Sections) -> None:
     last = options.take("margin_update.final_margin")
     begin = options.take("margin_update.increase_start_epoch")
     end = options.take("margin_update.fix_start_epoch")
+    # Read in any case, so that they are crossed off; a loss without a margin has these options too.
     is_ramp = options.take("margin_update.update_margin") and first != last
     is_exponential = options.take("margin_update.increase_type", "exp") == "exp"
     if "margin" not in _known_options("loss", sections):
@@ -420,26 +439,11 @@ def _known_options(holder: str, sections: Sections) -> Mapping[str, Any]:
     return CHOICES[holder].table[name].options.model_fields
 
 
-def _keep_known(holder: str, sections: Sections) -> None:
-    """Drop options that the chosen front end or loss does not take."""
-    known = _known_options(holder, sections)
-    sections[holder] = {
-        option: value for option, value in sections[holder].items() if option in known
-    }
-
-
-def _first_stage(sections: Sections) -> dict[str, Any]:
-    training = sections["training"]
-    stage: dict[str, Any] = {"name": "base", "epochs": training["max_epochs"]}
-    if training["average_checkpoints"]:
-        stage["training"] = {"average_checkpoints": training["average_checkpoints"]}
-    return stage
-
-
 def _changes(before: Sections, after: Sections) -> tuple[dict[str, Any], list[str]]:
     """What a stage changes, and notes on differences that a stage cannot make."""
     changes: dict[str, Any] = {}
     notes = []
+    # Everything that differs is either written into the stage or named in a note, never dropped.
     for section, values in after.items():
         # A stage's epochs stand beside its changes, and it has no folder of its own to choose.
         skipped = ("max_epochs", "save_path") if section == "training" else ()
@@ -450,7 +454,8 @@ def _changes(before: Sections, after: Sections) -> tuple[dict[str, Any], list[st
             if option in skipped or (not is_replaced and value == before[section].get(option)):
                 continue
             if section == "model" and option == "options":
-                changed[option] = _changed_model_options(before[section].get(option, {}), value)
+                same = before[section].get(option, {}).items()
+                changed[option] = dict(item for item in value.items() if item not in same)
             elif (
                 section in STAGE_SECTIONS and (allowed is None or option in allowed)
             ) or option == "average_checkpoints":
@@ -460,7 +465,3 @@ def _changes(before: Sections, after: Sections) -> tuple[dict[str, Any], list[st
         if changed:
             changes[section] = changed
     return changes, notes
-
-
-def _changed_model_options(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    return {option: value for option, value in after.items() if value != before.get(option)}

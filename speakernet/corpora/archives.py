@@ -68,6 +68,8 @@ def open_pieces(paths: Sequence[Path]) -> io.BufferedReader:
     return io.BufferedReader(_JoinedFile(paths), BUFFER_BYTES)
 
 
+# zipfile and tarfile want one seekable file. Presenting the pieces as one spares the disk a second
+# copy of the corpus, and the hours of writing it.
 class _JoinedFile(io.RawIOBase):
     def __init__(self, paths: Sequence[Path]) -> None:
         self._files = [open_regular(path) for path in paths]
@@ -88,6 +90,7 @@ class _JoinedFile(io.RawIOBase):
         return position
 
     def readinto(self, buffer: Any) -> int:
+        # Reads to the end of a piece and no further; the buffered reader around it asks again.
         number = bisect.bisect_right(self._starts, self._position) - 1
         if number == len(self._files):
             return 0
@@ -113,6 +116,8 @@ def join_pieces(
 
     If a verified whole already exists, only leftover pieces are removed.
     """
+    # The order matters for a kill: the whole is complete and verified before the first piece goes,
+    # and a run that finds both only removes the pieces.
     if has_md5(whole, md5):
         summary.add(skipped=1)
     else:
@@ -200,6 +205,7 @@ def _extract_zip(path: Path, folder: Folder, summary: StepSummary, num_jobs: int
                 summary.add(skipped=1)
             else:
                 missing.append((member, target))
+        # Checked as a whole, so that a disk that is too small is not first filled.
         check_space(folder.root, sum(member.file_size for member, _ in missing))
 
         def take(item: tuple[zipfile.ZipInfo, Path]) -> None:

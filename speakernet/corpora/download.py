@@ -127,6 +127,8 @@ def load_corpus(
     `base_url` is a mirror that replaces the table's addresses, `catalogue_path` a table that
     replaces the shipped one.
     """
+    # Keys and names are filled in here, so that nothing further down handles a secret without
+    # knowing that it is part of an address.
     entry = lookup(load_catalogue(catalogue_path), name, "corpus")
     with reading(catalogue_path or "catalogue.yaml", EXPECTED):
         templates = [base_url] if base_url else entry.get("base_urls", [])
@@ -197,6 +199,7 @@ def download_all(
     summary: StepSummary,
 ) -> None:
     """Fetch missing files, several at once; a file with the right sum is left alone."""
+    # Names come from a table that may be somebody else's; `Folder` keeps them inside.
     root = Folder(folder)
     listed = list(files)
     is_there = parallel_map(lambda file: has_md5(root.path(file.name), file.md5), listed, num_jobs)
@@ -240,6 +243,7 @@ def download_file(
     for url in file.urls:
         # A wrong sum may come from an old partial file: start afresh once, then try the next
         # address.
+        # Twice at one address, but not more: the second try has no old part to blame.
         for _ in range(2):
             try:
                 _fetch(url, part, options, on_bytes)
@@ -361,6 +365,8 @@ def _fetch_once(
     with requests.get(
         url, headers=headers, auth=auth, stream=True, timeout=options.timeout_seconds
     ) as reply:
+        # Asked for bytes behind the end: either all of it is here, or the part belongs to a longer
+        # file of another version.
         if reply.status_code == 416:
             is_whole = reply.headers.get("Content-Range", "").endswith(f"/{there}")
             if not is_whole:
@@ -381,6 +387,8 @@ def _fetch_once(
         # A weak ETag may not be used with If-Range (RFC 9110, 13.1.5).
         if version.startswith("W/"):
             version = reply.headers.get("Last-Modified", "")
+        # Cut to where the answer starts before anything is written: a server that sends the whole
+        # file again, from an If-Range that no longer matches, must not leave old bytes at the end.
         with part.open("r+b" if part.exists() else "xb") as output:
             output.seek(start)
             output.truncate()

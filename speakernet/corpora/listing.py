@@ -150,6 +150,8 @@ def prepare_public(
 
     `more` are the summaries of steps inside `rows_of`.
     """
+    # All public corpora go this way: rows of speaker, name and session are the only thing that
+    # differs between them, so a new corpus is a function that yields rows.
     root = arguments.save_path
     options = ListOptions.of(arguments, root, root / f"{name}_lists")
     with exclusive(root):
@@ -287,6 +289,8 @@ def usable_utterances(
     """Utterances with valid headers that last at least `min_seconds`, and their durations; the rest
     are broken.
     """
+    # Headers only: they tell durations, and which files are empty or no audio, without decoding a
+    # sample.
     utterances = Utterances.from_rows(rows)
     if not len(utterances):
         raise ValueError(f"{root}: no utterances found; see --help for the supported layouts")
@@ -309,6 +313,9 @@ def _rows_with_voices(
     """Read all samples; the rows without those that are damaged, silent or of two speakers, which
     are broken, and without copies of another recording of the speaker, which are skipped.
     """
+    # Your own recordings have been checked by nobody, so their samples are read as well. A silent
+    # file trains a network to know silence; one recording under two names is one person in two
+    # classes, and whichever name is right, training on both is wrong.
     source = FolderSource(options.root, keep_lookup=False)
     names = utterances.names
     facts = read_facts(source, names, options.num_jobs, "read samples")
@@ -355,6 +362,7 @@ def _write_trials(
     if not len(rows):
         return None
     write_training_list(options.save_path / f"{name}_list.txt", utterances.pairs(rows))
+    # The seed is that of the split, so that the same command makes the same trials.
     pairs = fair_pairs(utterances, rows, rules, options.seed, options.targets_per_speaker)
     num_targets = int(pairs.labels.sum())
     if num_targets in (0, len(pairs)):
@@ -383,6 +391,8 @@ def _write_trials_of_everyone(
     """Write trials among all speakers, for models that were not trained on them; None if there is
     no need or no target.
     """
+    # A public corpus has its protocol; among all your own recordings, a published model can be
+    # calibrated before anything was trained.
     if not options.is_own:
         return None
     path = options.save_path / "everyone_trials.txt"

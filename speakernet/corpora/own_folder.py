@@ -137,8 +137,11 @@ def run(arguments: Namespace) -> int:
         os.environ[FFMPEG_VARIABLE] = arguments.ffmpeg
     save_path = arguments.save_path or Path("data") / root.resolve().name
     with exclusive(save_path):
-        prepared = prepare_folder(arguments, save_path)
-        code = finish(prepared.summaries, save_path / "summary.txt")
+        return _prepare(arguments, save_path)
+
+
+def _log_advice(arguments: Namespace, everyone: Path | None) -> None:
+    """Log what can be done besides the commands that are printed."""
     # Not fetched automatically, because they take 12 GB.
     if arguments.noise_path is None or arguments.rir_path is None:
         logger.info(
@@ -152,32 +155,20 @@ def run(arguments: Namespace) -> int:
         "the first command trains from scratch, the second fine-tunes MODEL.pt (models: "
         "docs/published.md)"
     )
-    if prepared.everyone is not None:
+    if everyone is not None:
         logger.info(
             "a published model needs neither: speakernet calibrate --model MODEL.pt --trials %s "
             "--audio %s",
-            shlex.quote(str(prepared.everyone)),
-            shlex.quote(str(root)),
+            shlex.quote(str(everyone)),
+            shlex.quote(str(arguments.root)),
         )
-    print_next_command(*prepared.configs)
-    print_next_command(FINE_TUNING, prepared.fine_tuning, options="--initial_model MODEL.pt")
-    return code
 
 
-class PreparedFolder(NamedTuple):
-    """The configurations that train from scratch, the one for fine-tuning, a summary of each step,
-    and trials of everyone.
-    """
-
-    configs: list[Path | str]
-    fine_tuning: Path
-    summaries: list[StepSummary]
-    everyone: Path | None
-
-
-def prepare_folder(arguments: Namespace, save_path: Path) -> PreparedFolder:
-    """Make lists, split, trials and configurations under `save_path`."""
+def _prepare(arguments: Namespace, save_path: Path) -> int:
+    """Make lists, split, trials and configurations under `save_path`; returns the exit code."""
     root = arguments.root
+    # The steps in order: find the rows; drop copies, before hours of conversion; convert what
+    # libsndfile cannot read; check, split and pair; write two configurations.
     scan = StepSummary("scan", save_path, "usable", "skipped", "left out")
     # Converted files have absolute names, with the same folders as the originals below this one.
     converted = (save_path / CONVERTED).resolve()
@@ -207,7 +198,11 @@ def prepare_folder(arguments: Namespace, save_path: Path) -> PreparedFolder:
         counted(lists.num_speakers, "speaker"),
         lists.hours,
     )
-    return PreparedFolder(configs, fine_tuning, summaries, lists.everyone)
+    code = finish(summaries, save_path / "summary.txt")
+    _log_advice(arguments, lists.everyone)
+    print_next_command(*configs)
+    print_next_command(FINE_TUNING, fine_tuning, options="--initial_model MODEL.pt")
+    return code
 
 
 def _readable_rows(
@@ -216,6 +211,7 @@ def _readable_rows(
     """The rows, with the names of converted files for those that only ffmpeg reads, and their
     (source, target); converted files come last.
     """
+    # Names may be spelled in another Unicode form than on the disk; ffmpeg needs the disk's.
     on_disk = UnicodeNames(root).on_disk
     readable = []
     to_convert = []
@@ -369,6 +365,8 @@ def _refuse_one_level_too_high(root: Path, names: Sequence[str], depth: int) -> 
     """Raise ValueError if all recordings are in one speaker's folder, several folders below it:
     then those are the speakers.
     """
+    # The common folder of all names. If the speakers are below it, the split would be of sessions
+    # of one speaker, and the error rate would be of days instead of people.
     common = names[0].split("/")[:-1] if names else []
     for name in names:
         while common != name.split("/")[: len(common)]:

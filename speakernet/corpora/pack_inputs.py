@@ -119,6 +119,8 @@ class ArchiveInput(PackInput):
     def __init__(
         self, archives: Sequence["Archive"], listed: StringTable | None, strip: int | None
     ) -> None:
+        # Two arrays per corpus instead of an object per member: a million members would take a
+        # gigabyte.
         names: list[str] = []
         speakers: list[str] = []
         of_archive = [np.zeros(0, dtype=np.int64)]
@@ -190,6 +192,7 @@ def open_inputs(
     """Open `sources` as one input: one folder, one list, or archives (the pieces of one archive
     count as one).
     """
+    # By content and not by name, because lists and archives come with any suffix or none.
     kinds = {Path(source): _kind(Path(source)) for source in sources}
     path, kind = next(iter(kinds.items()))
     if len(kinds) == 1:
@@ -228,6 +231,9 @@ def match_members(
         rows = [row for row, name in enumerate(stripped) if name]
         return np.array(rows, dtype=np.int64), [stripped[row] for row in rows]
     depths = range(max(map(len, folders), default=0)) if strip is None else [strip]
+    # How many folders of an archive stand above the names of the list, nobody knows: VoxCeleb's
+    # have one or two, others none. So every depth is tried, first with the suffix and then without,
+    # and the one that finds most names wins. Ties go to the smaller depth.
     best = np.full(len(folders), -1)
     for plain in (str, without_suffix):
         # A Mac's archive has decomposed names.
@@ -412,6 +418,8 @@ class TarAudio(Archive):
             # byte 257.
             self._is_plain = file.read(262)[257:262] == b"ustar"
             file.seek(0)
+            # Speakers may come before or after their audio, so both are collected and matched at
+            # the end.
             for archive, member in self._walk(file):
                 name = str(checked_relative(member.name))
                 if name.endswith(SPEAKER_SUFFIXES):

@@ -86,6 +86,7 @@ class PublicArchives:
 
     def download(self, archives: Iterable[str], summary: StepSummary) -> None:
         """Fetch archives that are present neither in pieces nor whole."""
+        # Pieces are asked for one by one, because a run that was killed has some of them.
         missing = []
         for archive in archives:
             pieces = self.corpus.pieces(archive)

@@ -99,17 +99,19 @@ def prepare(arguments: argparse.Namespace, steps: Sequence[str] = STEPS) -> list
     return [*summaries, summary]
 
 
-def trimmed_response(response: np.ndarray, decay_db: float = DECAY_DB) -> np.ndarray:
-    """The RIR up to where the remaining energy is `decay_db` below the total; shape (samples,).
+def trimmed_response(response: np.ndarray) -> np.ndarray:
+    """The RIR up to where the remaining energy is `DECAY_DB` below the total; shape (samples,).
 
     Source: Schroeder, "New method of measuring reverberation time", JASA 1965, eq. 2 (backward
     integration).
     """
+    # The tail behind 60 dB of decay is the noise of the measurement. Convolved with speech it is a
+    # second, constant noise, and most of the work.
     energy = np.cumsum(np.square(response[::-1], dtype=np.float64))[::-1]
     if not len(energy) or energy[0] <= 0:
         raise AudioError("the RIR is silent")
     # Integrated backwards, the energy only falls, so counting finds the crossing.
-    num_samples = int(np.count_nonzero(energy > energy[0] * 10 ** (-decay_db / 10)))
+    num_samples = int(np.count_nonzero(energy > energy[0] * 10 ** (-DECAY_DB / 10)))
     return response[: max(SHORTEST_RESPONSE_SAMPLES, num_samples)]
 
 

@@ -236,6 +236,7 @@ def _make(arguments: Namespace) -> int:
     write_in_form(arguments.output, pairs.rows(utterances), arguments.form)
     num_targets = int(pairs.labels.sum())
     _log_counts(arguments.output, len(pairs), num_targets)
+    # A warning and not an error: such a list can still be scored, or joined with another.
     if num_targets in (0, len(pairs)):
         logger.warning(
             "all trials are targets, or all are non-targets: no error rate can be computed"
@@ -264,6 +265,8 @@ def _read_utterances(arguments: Namespace) -> Utterances:
             "expected --across folder, or a table (.csv, .tsv) with that column"
         )
     # The session is the folders between the speaker's folder and the file.
+    # Only folders can tell the session of a training list, and only if all of them do: a list in
+    # which half the sessions are unknown would pair within sessions there.
     rows = [Row(speaker, name, session_of(speaker, name)) for speaker, name in listed.pairs()]
     unknown = [row.name for row in rows if not row.session]
     if unknown and across:
@@ -327,6 +330,7 @@ def _clean(arguments: Namespace) -> int:
     is_trials, rows = read_rows(path, arguments.kind)
     names = _names_in(rows)
     missing = set(names.take(source.missing(names)))
+    # Both sides of a trial have to exist.
     is_kept = [missing.isdisjoint(row[1:]) for row in rows]
     if not any(is_kept):
         advice = advice_on_name(rows[0][-1]) or (
@@ -423,6 +427,8 @@ def load_embeddings(path: Path, names: StringTable) -> np.ndarray:
     with reading(path, expected):
         stored = read_arrays(path, expected)
         embeddings = stored["embeddings"]
+        # Our own caches keep names as bytes and offsets, since a million Python strings take longer
+        # to read than the embeddings.
         stored_names: Sequence[str] = stored["names"].tolist()
         if "name_offsets" in stored:
             stored_names = StringTable(stored["names"], stored["name_offsets"])
@@ -478,15 +484,19 @@ def read_rows(path: Path, kind: str | None) -> tuple[bool, list]:
             rows += [(model.decode(), recording.decode()) for recording in recordings]
         return False, rows
     if table is not None:
-        return True, [_nist_trial(row) for row in table]
+        trials = []
+        for row in table:
+            label = int(row["targettype"] == "target") if "targettype" in row else None
+            trials.append((label, row["modelid"], row["segmentid"]))
+        return True, trials
     if kind == "trials":
         return True, list(trial_rows(read_trials(path)))
     if kind is None:
         with contextlib.suppress(ListError):
-            trials = read_trials(path)
+            listed = read_trials(path)
             # A training list can also be read as unlabelled pairs.
-            if trials.labels is not None:
-                return True, list(trial_rows(trials))
+            if listed.labels is not None:
+                return True, list(trial_rows(listed))
     return False, list(Utterances.from_list(read_training_list(path)).pairs())
 
 
@@ -512,13 +522,6 @@ def nist_table(path: Path) -> list[dict[str, str]] | None:
             )
         rows.append(row)
     return rows
-
-
-def _nist_trial(row: dict[str, str]) -> TrialRow:
-    label = None
-    if "targettype" in row:
-        label = int(row["targettype"] == "target")
-    return label, row["modelid"], row["segmentid"]
 
 
 def trial_rows(trials: TrialList) -> Iterator[TrialRow]:

@@ -82,6 +82,7 @@ class Utterances:
         speakers, labels = np.unique([row.speaker for row in listed], return_inverse=True)
         sessions = np.full(len(listed), UNKNOWN, dtype=np.int32)
         genders = np.full(len(speakers), UNKNOWN, dtype=np.int32)
+        # A session is numbered together with its speaker: two people's "monday" are two sessions.
         numbers: dict[tuple[str, str], int] = {}
         for number, (row, label) in enumerate(zip(listed, labels.tolist(), strict=True)):
             if row.session:
@@ -279,6 +280,8 @@ def split_speakers(
             f"--validation_share {validation_share:g} and --test_share {test_share:g} leave no "
             "speakers for training; expected shares from 0 that add up to less than 1"
         )
+    # Held-out speakers must be new to the model, or the error rate is that of people it has
+    # learned, which is far lower.
     usable = np.flatnonzero(utterances.counts() >= 2)
     if num_speakers < MIN_SPEAKERS_FOR_VALIDATION or len(usable) < MIN_HELD_OUT_SPEAKERS:
         return _split_utterances(utterances, seed)
@@ -289,6 +292,8 @@ def split_speakers(
         )
         test_share = 0
     waiting = _interleaved(usable, utterances.genders[usable], seed)
+    # 0 is training, 1 validation, 2 test. The counts are of speakers, because they are what an
+    # error rate averages over.
     split = np.zeros(num_speakers, dtype=np.int8)
     for number, share in enumerate((validation_share, test_share), start=1):
         if share > 0:

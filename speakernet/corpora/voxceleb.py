@@ -176,6 +176,8 @@ def run(arguments: Namespace) -> int:
     if "convert" in steps or "pack" in steps:
         # Searched for before hours of downloading, not after them.
         find_ffmpeg()
+    # Every step looks at what is there and makes what is missing, so that a night's work survives
+    # any kill and each step can run on the machine that has the disk or the cores for it.
     job = VoxCelebJob(arguments)
     if arguments.part:
         part = parse_part(arguments.part)
@@ -330,6 +332,8 @@ class VoxCelebJob:
         roots = [root for root in roots if root.is_dir()]
         if not roots:
             return
+        # The E and H lists name files of both folders below one root. Links take no space; where
+        # they are impossible (another disk, FAT), the files are copied.
         summary = self.begin("merge")
         target = Folder(self.root / MERGED_FOLDER)
         for root in roots:
@@ -431,6 +435,8 @@ class VoxCelebJob:
             summary.add(skipped=len(PackedSource(folder).index.names))
         else:
             folder.parent.mkdir(parents=True, exist_ok=True)
+            # Names without their true suffix: the published lists say .wav where the archive has
+            # .m4a.
             every_name = StringTable.from_strings(name for some in names.values() for name in some)
             inputs = open_inputs(sources, every_name, num_leading_folders)
             made = pack(

@@ -166,6 +166,9 @@ def make_corpus(
     # Imported late: every run with a synthetic corpus comes here, but few have to make it.
     from speakernet.corpora.synthetic.scenes import do, tasks, write_lists
 
+    # A corpus is a list of independent tasks, each keyed by its own place, so that the number of
+    # processes and the order in which they finish change nothing, and a killed run makes only what
+    # is missing.
     waiting = list(tasks(paths, parameters))
     num_files = sum(count for count, _ in waiting)
     if num_workers is None:
@@ -207,6 +210,8 @@ def _is_complete(folder: Path, parameters: CorpusParameters) -> bool:
     """Whether the corpus is complete; writes the parameters to an empty folder, raises ValueError
     for any other.
     """
+    # The folder must be this corpus, or empty: a corpus of other parameters would silently be half
+    # one and half the other.
     requested = asdict(parameters)
     # Target trials need two sessions.
     lowest = {"trial_utterances_per_speaker": max(2, parameters.utterances_per_session + 1)}
