@@ -161,7 +161,6 @@ REMOVED: dict[str, str] = {
     },
     "data.max_seconds": "leave longer recordings out of the list",
     "data.ram_corpus_gigabytes": "leave it out; the limit is half of the free memory",
-    "augment.volume_db": "leave it out (normalised features remove a gain)",
     "runtime.interop_threads": "leave it out",
     "runtime.attention": "leave it out; torch chooses among its kernels",
     "runtime.memory_fraction": "leave it out; data.batch_size decides how much memory a step takes",
@@ -179,7 +178,6 @@ CHANGED_TRAINING = (
     "training.large_margin_epochs",
     "loss.teacher",
     "augment.warp_factors",
-    "augment.volume_db",
     "data.max_seconds",
 )
 """Removed options that changed the training of a run; a saved configuration with one of them is

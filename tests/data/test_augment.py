@@ -160,9 +160,9 @@ def test_classic_style(folders, random):
 
 def test_keyed_draws(folders, random):
     clean = speech(random, 40)
-    augmenter = make(folders, telephone_probability=0.3)
+    augmenter = make(folders, telephone_probability=0.3, volume_db=[-6, 6])
     together, _ = augment(augmenter, clean)
-    again, _ = augment(make(folders, telephone_probability=0.3), clean)
+    again, _ = augment(make(folders, telephone_probability=0.3, volume_db=[-6, 6]), clean)
     assert torch.equal(together, again)
     other, _ = augment(augmenter, clean, epoch=1)
     assert not torch.equal(together, other)
@@ -287,7 +287,7 @@ def test_damage_behind_the_header_is_found_first(tmp_path, caplog, random, monke
 def test_mixers_for_hosts_and_devices(folders, random, style, in_memory):
     clean = speech(random, 80)
     clean[:20] = 0  # silence must give finite values too
-    options = {"codec_probability": 0.2, "microphone_probability": 0.5}
+    options = {"volume_db": [-6.0, 6.0], "codec_probability": 0.2, "microphone_probability": 0.5}
     augmenter = make(folders, style=style, **options)
     if in_memory:
         assert clips_into_ram(augmenter.banks, 1 << 30)

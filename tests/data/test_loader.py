@@ -219,7 +219,7 @@ def test_speeds_after_the_transfer(tiny_corpus, num_workers):
     options = {
         "augment__enabled": True,
         "augment__speed_factors": [0.9, 1.0, 1.1],
-        "augment__telephone_probability": 0.5,
+        "augment__volume_db": [-1.0, 1.0],
     }
     here = loader(tiny_corpus, **options)
     there = loader(tiny_corpus, **options)
@@ -297,7 +297,7 @@ def test_warnings_at_the_start(root, tmp_path, caplog):
         loader(root, data__min_seconds=100.0)
     with pytest.raises(ValueError, match="training runs on cpu"):
         loader(root, tmp_path, augment__device="cuda", augment__noise_path="", augment__rir_path="",
-               augment__telephone_probability=0.5)  # fmt: skip
+               augment__volume_db=[-1.0, 1.0])  # fmt: skip
     (root / "spk00" / "utt0.wav").unlink()
     with pytest.raises(AudioError, match=r"1 of 32 training files cannot be read.*spk00/utt0\.wav"):
         loader(root)

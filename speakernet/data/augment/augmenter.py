@@ -12,7 +12,8 @@ microphone, telephone and codec are here.
 # Numbers are keyed by (seed, epoch, row, stream), not taken from a generator one after the other:
 # an utterance is augmented in the same way in whatever batch, worker or process it is. Each choice
 # has a stream of its own, so that a new option does not change the draws of the others. The order
-# of the effects is the way of the sound: the room, the noise in it, the microphone, the line.
+# of the effects is the way of the sound: the room, the noise in it, the microphone, the line, the
+# gain.
 
 import functools
 import math
@@ -46,7 +47,7 @@ from speakernet.random import KeyedRandom, derive_seed
 
 # Streams of the keyed random numbers; different streams are unrelated.
 KIND_STREAM, RIR_STREAM, TALKERS_STREAM, CLIP_STREAM, PLACE_STREAM, SNR_STREAM = range(100, 106)
-TELEPHONE_STREAM, CODEC_STREAM = range(107, 109)
+VOLUME_STREAM, TELEPHONE_STREAM, CODEC_STREAM = range(106, 109)
 MICROPHONE_STREAM, RESPONSE_STREAM, DEVICE_STREAM = range(109, 112)
 CODING_STREAM = 112
 PLUGIN_STREAM = 1000
@@ -103,6 +104,7 @@ class Augmenter:
         self.has_effect = bool(
             self.available
             or self._plugins
+            or any(options.volume_db)
             or options.telephone_probability
             or options.codec_probability
             or options.microphone_probability
@@ -137,10 +139,11 @@ class Augmenter:
             KIND_STREAM,
             RIR_STREAM,
             TALKERS_STREAM,
+            VOLUME_STREAM,
             TELEPHONE_STREAM,
             CODEC_STREAM,
         )
-        kind, rir, talkers, telephone, codec = random.uniforms(streams)[:, :, 0]
+        kind, rir, talkers, volume, telephone, codec = random.uniforms(streams)[:, :, 0]
         kinds = self._choose_kinds(kind)
         fewest, most = options.babble_speakers
         num_talkers = fewest + (talkers * (most - fewest + 1)).astype(np.int64)
@@ -172,6 +175,7 @@ class Augmenter:
             clips=clips[is_used],
             places=place[is_used],
             snr_db=snr_db[is_used],
+            gains_db=scale_to(options.volume_db, volume),
             telephone=telephone < options.telephone_probability,
             codec=is_coded,
             codings=codings,
@@ -226,7 +230,7 @@ class Augmenter:
         return is_coded, codings
 
     def _apply_channel(self, waveforms: Tensor, drawn: Drawn) -> None:
-        """Effects on the whole utterance: microphone, telephone, codec."""
+        """Effects on the whole utterance: microphone, telephone, codec, volume."""
         # After the noise, because the microphone records it too and the telephone line carries
         # both.
         device = waveforms.device
@@ -244,6 +248,9 @@ class Augmenter:
                 waveforms.index_copy_(0, rows, effect(waveforms[rows], self.sample_rate))
         if drawn.codings:
             encode_and_decode(waveforms, drawn.codings, self.sample_rate)
+        if drawn.gains_db.any():
+            (factors,) = send(device, [10 ** (drawn.gains_db / 20)])
+            waveforms *= factors.to(waveforms.dtype)[:, None]
 
 
 def scale_to(bounds: Sequence[float], uniform: ndarray) -> ndarray:

@@ -85,4 +85,6 @@ def _describe_augmentation(augmenter: Augmenter, options: AugmentOptions) -> Ite
         yield "telephone"
     if options.codec_probability:
         yield f"codecs ({', '.join(dict.fromkeys(options.codecs))})"
+    if any(options.volume_db):
+        yield "volume"
     yield from options.components

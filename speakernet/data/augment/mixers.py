@@ -60,6 +60,7 @@ class Drawn:
     places: ndarray
     """Where in its clip a source begins, in 0..1."""
     snr_db: ndarray
+    gains_db: ndarray
     telephone: ndarray
     codec: ndarray
     """The utterances coded with mu-law."""

@@ -61,6 +61,8 @@ class AugmentOptions(Options):
     `style: classic` of each talker (five of them at 16.5 dB have 9.5 dB in all)."""
     babble_speakers: list[Annotated[int, Ge(1), Le(100)]] = Field(default=[3, 7])
     """Minimum and maximum number of talkers in babble."""
+    volume_db: list[Decibels] = Field(default=[0.0, 0.0])
+    """Lowest and highest gain."""
     microphone_probability: Share = 0.0
     """Share of utterances filtered as if by a different microphone, with a frequency response drawn
     for each."""
@@ -107,6 +109,7 @@ class AugmentOptions(Options):
             "noise_snr_db",
             "music_snr_db",
             "babble_snr_db",
+            "volume_db",
             "babble_speakers",
         ):
             bounds = getattr(self, name)
