@@ -155,10 +155,18 @@ REMOVED: dict[str, str] = {
         "set runtime.compile: on and runtime.compile_mode: reduce-overhead (torch's CUDA graphs)"
     ),
     "training.trackers: csv": "read metrics.jsonl, which holds every number of a run",
+    "training.compress_checkpoints": "leave it out (files became smaller by a tenth only)",
+    "training.ema_statistics": "leave it out (the statistics are averaged like the weights)",
+    "training.gradient_cache": "leave it out (a metric loss under accumulation always uses it)",
 }
 """Options of earlier versions, and values of options -> what to write instead. Saved configurations
 may still contain them."""
-CHANGED_TRAINING = ("training.large_margin_epochs", "loss.teacher", "augment.warp_factors")
+CHANGED_TRAINING = (
+    "training.large_margin_epochs",
+    "training.ema_statistics",
+    "loss.teacher",
+    "augment.warp_factors",
+)
 """Removed options that changed the training of a run; a saved configuration with one of them is
 named in a warning."""
 WESPEAKER = {

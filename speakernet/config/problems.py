@@ -61,13 +61,6 @@ def training_problems(config: Config) -> Iterator[Problem]:
             f"{utterances}, but the loss {loss.name} compares utterances of the same speaker; set "
             f"--nPerSpeaker {loss.min_utterances}",
         )
-    if needs_gradient_cache(config) and training.gradient_cache == "off":
-        yield (
-            "training.gradient_cache",
-            f"off, but with the metric loss {loss.name} each of {training.accumulation_steps} "
-            "micro-batches would see only its own negatives; set it to auto, or accumulation_steps "
-            "to 1 with a larger data.batch_size",
-        )
     if augment.enabled and augment.real_epochs >= training.max_epochs:
         yield (
             "augment.real_epochs",
@@ -123,11 +116,6 @@ def options_without_effect(
     schedule = config.schedule
     runtime = config.runtime
     epochs = f"but training.max_epochs is {training.max_epochs}"
-    if training.gradient_cache == "on" and not needs_gradient_cache(config):
-        yield (
-            "training.gradient_cache",
-            "on has no effect without a metric loss and accumulation_steps above 1",
-        )
     if training.accumulation_steps > num_batches:
         yield (
             "training.accumulation_steps",
