@@ -33,8 +33,8 @@ def time_batches(
     batches: Iterator[Any], num_batches: int, size_of: Callable[[Any], int], device: torch.device
 ) -> dict[str, float]:
     """Fetch batches as fast as they come, and return how long they take to arrive."""
-    # Arrival by arrival, because a mean hides what hurts: one batch in ten that takes a second shows
-    # in the 95th percentile, a single one in the slowest.
+    # Arrival by arrival, because a mean hides what hurts: one batch in ten that takes a second is
+    # seen in the 95th percentile, a single one in the slowest.
     times = [time.perf_counter()]
     sizes = []
     for batch in itertools.islice(batches, num_batches):
