@@ -34,6 +34,8 @@ FULL_BYTES = 1 << 20
 """A disk with less free space counts as full."""
 FOLDER_ATTRIBUTE = 0x10
 """MS-DOS attribute of a folder in a zip file."""
+DEFLATE_LEVEL = 6
+"""Weights barely compress: higher levels take longer and gain nothing."""
 MAX_UNPACKED = 100
 """Largest compression ratio accepted: weights shrink by a tenth, zeros of a new optimizer by
 more."""
@@ -122,7 +124,9 @@ def read_own_checkpoint(path: str | Path) -> dict[str, Any]:
     return contents
 
 
-def write_checkpoint(path: str | Path, contents: Mapping[str, Any]) -> None:
+def write_checkpoint(
+    path: str | Path, contents: Mapping[str, Any], *, compress: bool = False
+) -> None:
     """Write a dictionary of tensors and plain values atomically; after an OSError the old file is
     unchanged.
     """
@@ -137,6 +141,16 @@ def write_checkpoint(path: str | Path, contents: Mapping[str, Any]) -> None:
             raise OSError(
                 code, f"{os.strerror(code)}, {human_bytes(free)} free: {error}", str(path)
             ) from error
+    if not compress:
+        return
+    # torch reads deflated archives too.
+    with (
+        zipfile.ZipFile(path) as stored,
+        atomic_write(path, "wb") as file,
+        zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=DEFLATE_LEVEL) as packed,
+    ):
+        for entry in stored.infolist():
+            packed.writestr(entry.filename, stored.read(entry))
 
 
 def tensor_file_bytes(contents: Mapping[str, Any]) -> bytes:

@@ -155,7 +155,6 @@ REMOVED: dict[str, str] = {
         "set runtime.compile: on and runtime.compile_mode: reduce-overhead (torch's CUDA graphs)"
     ),
     "training.trackers: csv": "read metrics.jsonl, which holds every number of a run",
-    "training.compress_checkpoints": "leave it out (files became smaller by a tenth only)",
     "training.ema_statistics": "leave it out (the statistics are averaged like the weights)",
     "training.gradient_cache": "leave it out (a metric loss under accumulation always uses it)",
 }

@@ -69,6 +69,7 @@ class CheckpointStore:
         self.average_path = self.folder / CHECKPOINTS / AVERAGE
         # The checkpoints to average at the end must still exist by then.
         self.keep = max(options.keep_checkpoints, options.average_checkpoints)
+        self.compress = options.compress_checkpoints
         self._thread: threading.Thread | None = None
         self._failures: dict[str, OSError] = {}
 
@@ -158,11 +159,11 @@ class CheckpointStore:
                 # Written in full before any rename: a kill at any line leaves last.pt or its
                 # predecessor.
                 new = path.with_name(f".{path.name}.new.tmp")
-                write_checkpoint(new, contents)
+                write_checkpoint(new, contents, compress=self.compress)
                 place(path, self.previous_path)
                 new.replace(path)
             else:
-                write_checkpoint(path, contents)
+                write_checkpoint(path, contents, compress=self.compress)
             # None if `keep` is 0.
             for old in epoch_paths(self.folder)[: -self.keep]:
                 old.unlink(missing_ok=True)

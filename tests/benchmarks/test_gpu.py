@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks import gpu
-from benchmarks.on_gpu import end_to_end, step_costs
+from benchmarks.on_gpu import end_to_end, several, step_costs
 from benchmarks.on_gpu.record import left_out, row
 from benchmarks.on_gpu.roofline import Operation, OperationCounter, least_seconds
 from speakernet.models.options import MODELS
@@ -42,7 +42,7 @@ def test_correctness(folder, monkeypatch):
 
 @pytest.mark.slow
 def test_every_other_part_runs(folder):
-    for part in ("steps", "launches", "roofline", "pipeline", "evaluation"):
+    for part in ("steps", "launches", "roofline", "pipeline", "evaluation", "ranks"):
         figures = run(folder, part)
     assert {"hardware", "quick", "device"} < set(figures)
     parts = {
@@ -59,6 +59,8 @@ def test_every_other_part_runs(folder):
     of_roof = parts["roofline"]["ResNet, eager"]
     share = of_roof["least_seconds"] / of_roof["step_seconds"]
     assert of_roof["roofline_share"] == pytest.approx(share) and of_roof["mfu"] > 0
+    ranks = parts["ranks"]
+    assert ranks["2 processes, own norms"]["utterances_per_second"] > 0 and len(ranks) == 3
     assert parts["launches"]["kernel launches"]["reason"] == "needs a CUDA device"
 
 
@@ -155,4 +157,4 @@ def test_rows_are_stored_as_they_are_measured(tmp_path, monkeypatch):
 
 
 def test_measured_networks_exist():
-    assert {*step_costs.MODELS, end_to_end.MODEL} <= set(MODELS)
+    assert {*step_costs.MODELS, end_to_end.MODEL, several.MODEL} <= set(MODELS)

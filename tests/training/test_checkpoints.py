@@ -63,8 +63,9 @@ def test_saved_values(tmp_path):
     )
 
 
-def test_previous_is_kept(tmp_path):
-    store = CheckpointStore(tmp_path, TrainingOptions())
+@pytest.mark.parametrize("compress", [False, True])
+def test_previous_is_kept(tmp_path, compress):
+    store = CheckpointStore(tmp_path, TrainingOptions(compress_checkpoints=compress))
     for value in (1.0, 2.0, 3.0):
         store.save(store.last_path, contents(value))
         store.close()

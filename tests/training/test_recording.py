@@ -2,6 +2,8 @@
 tensors; on a GPU, if there is one.
 """
 
+import copy
+import dataclasses
 import logging
 import math
 from types import SimpleNamespace
@@ -18,6 +20,7 @@ from speakernet.training.optimizers import WeightAverage, create_optimizer
 from speakernet.training.options import OPTIMIZERS, RuntimeOptions, TrainingOptions
 from speakernet.training.precision import Precision
 from speakernet.training.recording import (
+    WARMUP_STEPS,
     CudaCapture,
     HostValues,
     StepRecorder,
@@ -131,8 +134,10 @@ def assert_equal(rows, others, step, other):
 
 CASES = {
     "AAM-softmax with AdamW": {},
+    "clipped": {"max_grad_norm": 0.1},
     "SGD": {"optimizer": "sgd"},
     "SphereFace2": {"loss": "sphereface2"},
+    "softmax without margin": {"loss": "softmax"},
     "bfloat16": {"precision": "bf16"},
 }
 
@@ -172,6 +177,37 @@ def test_ordinary_steps():
     np.testing.assert_allclose([row[0] for row in rows], losses, rtol=1e-4)
 
 
+def test_numbers_in_a_recording_are_found(monkeypatch):
+    """A rate or a margin that is a Python number stays what it was in the recording."""
+    batches = [batch_of(number) for number in range(STEPS)]
+    other = step_of()
+    expected = taken(other, None, batches)
+    body = StepRecorder._body
+
+    def with_rate(self, static):
+        return body(self, dataclasses.replace(static, rates=_Numbers(static.rates.tolist())))
+
+    def with_margin(self, static):
+        return body(self, dataclasses.replace(static, margin=float(static.margin)))
+
+    for baked in (with_rate, with_margin):
+        monkeypatch.setattr(StepRecorder, "_body", baked)
+        step = step_of()
+        rows = taken(step, Tracer(step), batches)
+        losses = np.array([row[0] for row in rows])
+        right = np.array([row[0] for row in expected])
+        # The first recorded step is right, the next ones are not: rates and margins have changed.
+        recorded = WARMUP_STEPS + 1
+        np.testing.assert_allclose(losses[:recorded], right[:recorded], rtol=1e-5)
+        assert not np.allclose(losses[recorded:], right[recorded:], rtol=1e-5)
+
+
+class _Numbers(list):
+    def unbind(self):
+        """Rates as Python numbers."""
+        return self
+
+
 def test_forms():
     """Another batch size, crop length or set of trained parameters is recorded anew, up to a
     few.
@@ -186,6 +222,40 @@ def test_forms():
     assert len(tracer.operations) == 2 and [row[4] for row in rows] == sizes
     more = [batch_of(20 + number, 2 + number // 4) for number in range(24)]
     assert_equal(taken(step, tracer, more), taken(other, None, more), step, other)
+
+
+def test_frozen_parts():
+    step = step_of()
+    tracer = Tracer(step)
+    other = step_of()
+    batches = [batch_of(number) for number in range(5)]
+    for each, capture in ((step, tracer), (other, None)):
+        each.rows = []
+        for is_frozen in (False, True, False):
+            for parameter in each.net.parameters():
+                parameter.requires_grad_(not is_frozen)
+            each.rows += taken(each, capture, batches)
+    assert_equal(step.rows, other.rows, step, other)
+    assert len(tracer.operations) == 3
+
+
+def test_resume():
+    """A run that is saved after a recorded step and goes on in another process, which records
+    anew.
+    """
+    batches = [batch_of(number) for number in range(STEPS)]
+    whole = step_of()
+    rows = taken(whole, Tracer(whole), batches)
+    first = step_of()
+    rows_of_parts = taken(first, Tracer(first), batches[:6])
+    saved = copy.deepcopy(
+        [first.net.state_dict(), first.loss.state_dict(), first.optimizer.state_dict()]
+    )
+    second = step_of()
+    for part, state in zip((second.net, second.loss, second.optimizer), saved, strict=True):
+        part.load_state_dict(state)
+    rows_of_parts += taken(second, Tracer(second), batches[6:], first=6)
+    assert_equal(rows_of_parts, rows, second, whole)
 
 
 def test_trainer(tmp_path):
@@ -216,22 +286,37 @@ def test_trainer(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "options", "reason"),
+    ("changes", "reason"),
     [
-        ({"exchange": SimpleNamespace(is_alone=False)}, {}, "processes"),
-        ({"is_fused": False}, {}, "fused"),
-        ({}, {"compile_mode": "reduce-overhead"}, "reduce-overhead"),
-        ({}, {"gradient_checkpointing": True}, "checkpointed"),
+        ({}, "CUDA"),
+        ({"optimizer": SimpleNamespace()}, "fused"),
+        ({"gradient_cache": True}, "cache"),
+        ({"exchange": SimpleNamespace(is_alone=False)}, "processes"),
+        ({"is_sharded": True}, "sharded"),
     ],
 )
-def test_reasons(changes, options, reason):
+def test_reasons(changes, reason):
     step = step_of()
-    assert "CUDA" in why_not_recorded(step, RuntimeOptions(), 1)
-    step.precision.device = torch.device("cuda")
-    assert why_not_recorded(step, RuntimeOptions(), 1) == ""
+    if changes:
+        step.precision.device = torch.device("cuda")
+        assert why_not_recorded(step, RuntimeOptions(), 1) == ""
+        step.is_fused = "optimizer" not in changes
     for name, value in changes.items():
         setattr(step, name, value)
-    assert reason in why_not_recorded(step, RuntimeOptions(**options), 1)
+    assert reason in why_not_recorded(step, RuntimeOptions(), 1)
+
+
+def test_reasons_of_options():
+    step = step_of()
+    step.precision.device = torch.device("cuda")
+    step.net.trunk.is_pretrained = True
+    assert "host" in why_not_recorded(step, RuntimeOptions(), 1)
+    del step.net.trunk.is_pretrained
+    assert "accumulates" in why_not_recorded(step, RuntimeOptions(), 2)
+    assert "reduce-overhead" in why_not_recorded(
+        step, RuntimeOptions(compile_mode="reduce-overhead"), 1
+    )
+    assert "checkpointed" in why_not_recorded(step, RuntimeOptions(gradient_checkpointing=True), 1)
 
 
 def test_failed_recording(caplog):

@@ -166,6 +166,8 @@ class TrainingOptions(Options):
     """The model in best.pt: the one with the lowest validation EER, or the last one."""
     keep_checkpoints: CountOrZero = 3
     """Number of most recent models kept in checkpoints/."""
+    compress_checkpoints: bool = False
+    """Compress checkpoint files: smaller by about a tenth, slower to write."""
     max_grad_norm: NotNegative = 5.0
     """Clip gradients to this norm; 0 turns clipping off (the norm is still logged)."""
     stages: Annotated[list[StageOptions], MaxLen(8)] = Field(default=[])
