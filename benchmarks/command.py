@@ -18,61 +18,56 @@ import argparse
 from speakernet.cli import benchmark
 
 TAKES_CONFIG = True
-ARGUMENTS = benchmark.ARGUMENTS
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments."""
-    parser.add_argument(
-        "--compare",
-        action="store_true",
-        help="measure an epoch by the original pipeline and by ours",
-    )
-    parser.add_argument(
-        "--loading",
-        action="store_true",
-        help="measure loading by the original pipeline and by ours",
-    )
-    parser.add_argument(
-        "--rounds", type=int, default=5, help="rounds of every suite (default %(default)s)"
-    )
-    parser.add_argument(
-        "--num_utterances",
-        type=int,
-        default=200,
-        help="with --loading: number of recordings (default %(default)s)",
-    )
-    parser.add_argument(
-        "--scoring",
-        nargs="*",
-        metavar="PART",
-        help="measure scoring, score normalisation and metrics, or only these parts of them",
-    )
-    parser.add_argument(
-        "--scoring_trials", default="", metavar="LIST", help="with --scoring: trials to score"
-    )
-    parser.add_argument(
-        "--threads",
-        type=int,
-        default=0,
-        help="with --scoring: torch threads (default: one per core)",
-    )
-    parser.add_argument(
-        "--steps",
-        nargs="*",
-        metavar="VARIANT",
-        help="measure a step of ResNetSE34L against its plain definition in torch; `all`: with "
+ARGUMENTS = {
+    **benchmark.ARGUMENTS,
+    "--compare": {
+        "action": "store_true",
+        "help": "measure an epoch by the original pipeline and by ours",
+    },
+    "--loading": {
+        "action": "store_true",
+        "help": "measure loading by the original pipeline and by ours",
+    },
+    "--rounds": {
+        "type": int,
+        "default": 5,
+        "help": "rounds of every suite (default %(default)s)",
+    },
+    "--num_utterances": {
+        "type": int,
+        "default": 200,
+        "help": "with --loading: number of recordings (default %(default)s)",
+    },
+    "--scoring": {
+        "nargs": "*",
+        "metavar": "PART",
+        "help": "measure scoring, score normalisation and metrics, or only these parts of them",
+    },
+    "--scoring_trials": {
+        "default": "",
+        "metavar": "LIST",
+        "help": "with --scoring: trials to score",
+    },
+    "--threads": {
+        "type": int,
+        "default": 0,
+        "help": "with --scoring: torch threads (default: one per core)",
+    },
+    "--steps": {
+        "nargs": "*",
+        "metavar": "VARIANT",
+        "help": "measure a step of ResNetSE34L against its plain definition in torch; `all`: with "
         "every speed-up on and off",
-    )
-    parser.add_argument(
-        "--step_batch",
-        type=int,
-        default=64,
-        help="with --steps: crops of 2 s per step (default %(default)s)",
-    )
-    # Arguments with which the measured processes are started.
-    for name in ("--step_of", "--epoch_of"):
-        parser.add_argument(name, default="", help=argparse.SUPPRESS)
+    },
+    "--step_batch": {
+        "type": int,
+        "default": 64,
+        "help": "with --steps: crops of 2 s per step (default %(default)s)",
+    },
+    # With these the suites start the processes that they measure.
+    "--step_of": {"default": "", "help": argparse.SUPPRESS},
+    "--epoch_of": {"default": "", "help": argparse.SUPPRESS},
+}
 
 
 def run(arguments: argparse.Namespace) -> list[str] | int:
@@ -82,6 +77,8 @@ def run(arguments: argparse.Namespace) -> list[str] | int:
     # Imported late: help and errors for the options above need no torch.
     from benchmarks import suites
 
+    # Two of the suites measure settings of a whole process, so they start this command again with
+    # one of these two arguments, once for each thing to measure.
     if arguments.step_of or arguments.epoch_of:
         suites.be_measured(arguments)
         return 0

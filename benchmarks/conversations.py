@@ -32,7 +32,12 @@ from speakernet.inference.who.conversation import Turn
 from speakernet.inference.who.errors import diarization_errors
 from speakernet.inference.who.rttm import read_turns, rttm_lines
 
+# Read speech has breaths and clicks between its words. What is 30 dB below the loudest frame is
+# taken for silence, which is a matter of taste: it decides where turns of the reference end, and
+# with it some of the missed speech and false alarms.
 QUIET_DB = 30.0
+# Annotators of real conversations join what half a second separates; so do we, or every breath
+# would be a border that a system is expected to find.
 PAUSE_SECONDS = 0.5
 MARGIN_SECONDS = 0.5
 ENROLLED = 2
@@ -56,6 +61,8 @@ def by_telephone(waveform: np.ndarray) -> np.ndarray:
         firwin2(129, [0, 250, 350, 3350, 3500, 4000], [0, 0, 1, 1, 0, 0], fs=8000),
         "same",
     )
+    # Mu-law as in G.711, in 255 steps: small samples are coded finely, large ones coarsely. The
+    # peak is scaled to full range first, so that quiet recordings do not sink into the steps.
     loudest = np.abs(band).max() + 1e-9
     compressed = np.sign(band) * np.log1p(255 * np.abs(band) / loudest) / np.log(256)
     coded = np.round(127 * compressed) / 127
@@ -67,6 +74,8 @@ def by_microphone(waveform: np.ndarray, number: int) -> np.ndarray:
     """Filter with gains of up to 10 dB either way at five frequencies, drawn by the microphone's
     number.
     """
+    # Five gains at random are a caricature of a microphone, but a reproducible one: its number is
+    # the seed, and no recording of real microphones is needed.
     gains = 10 ** (np.random.default_rng(number).uniform(-10, 10, 5) / 20)
     return fftconvolve(
         waveform, firwin2(255, [0, 300, 1000, 3500, 8000], gains, fs=SAMPLE_RATE), "same"
@@ -83,6 +92,11 @@ def conversation(
     """Samples and reference turns; some turns start early, so that `overlap` is the share of
     overlapped time.
     """
+    # The story of a conversation. People speak in random order, nobody twice in a row and everybody
+    # at least once. Between two turns there is a short pause; but as much speech as `overlap` asks
+    # for is owed, and as soon as enough has added up, the next turn starts before the last one
+    # ends. Levels differ by a few decibels, as at a table. The reference holds the stretches with
+    # sound, not the files: a pause within a recording is nobody's speech.
     names = list(people)
     at = MARGIN_SECONDS
     last = ""
@@ -103,8 +117,11 @@ def conversation(
             waveform = by_microphone(waveform, 2 * names.index(name) + len(turns) % 2)
         level = 0.05 * 10 ** (random.uniform(-3, 3) / 20)
         waveform = waveform * (level / (np.sqrt(np.square(waveform).mean()) + 1e-9))
+        # Owed by the length of every turn, and paid when it makes an interruption worth noticing:
+        # overlaps of a few samples would only be errors of measurement.
         owed += overlap * len(waveform) / SAMPLE_RATE
         if last and owed > 0.3:
+            # Never more than the stretch before it, or three people would speak at once.
             early = min(owed, random.uniform(0.3, 1.5), turns[-1].stop - turns[-1].start)
             at = turns[-1].stop - early
             owed = owed - early
@@ -128,12 +145,16 @@ def disturbed(
     """Add reverberation and concatenated noise, and scale the peak to 0.9."""
     if rir is not None:
         response = read_audio(rir)
+        # Reverberated speech is delayed by the way of the direct sound. Cutting from the peak on
+        # keeps the reference in time: shifted by 10 ms, every border would be wrong by that much.
         peak = int(np.abs(response).argmax())
         mixed = fftconvolve(mixed, response / np.linalg.norm(response))[
             peak : peak + len(mixed)
         ].astype(np.float32)
     if noises:
         noise = np.zeros(0, np.float32)
+        # Clips of noise are a few seconds long. They follow each other without a fade, so there are
+        # clicks, which a detector of speech has to ignore too.
         while len(noise) < len(mixed):
             noise = np.concatenate([noise, read_audio(noises[random.integers(len(noises))])])
         noise = noise[: len(mixed)]
@@ -152,6 +173,8 @@ def name_seconds(
     As in DER, time closer than `collar` seconds to a border of the truth is left out. Only detected
     speech counts.
     """
+    # Frames of 10 ms instead of exact intervals: intersections of many short turns by hand are easy
+    # to get wrong, and 10 ms are far below the collar.
     times = np.arange(0.0, max(turn.stop for turn in truth), FRAME_SECONDS)
     for turn in truth:
         for border in (turn.start, turn.stop):
@@ -165,6 +188,8 @@ def name_seconds(
         return is_inside
 
     speakers = {turn.speaker for turn in (*truth, *found)}
+    # Speech that was not found is DER's subject. Here only names are judged, so that a strict
+    # detector does not look like a bad memory for voices.
     is_speech = is_spoken(found, speakers)
     right = known = 0
     for name in enrolled:
@@ -172,6 +197,8 @@ def name_seconds(
         right += (is_true & is_spoken(found, [name])).sum()
         known += is_true.sum()
     strangers = speakers.difference(enrolled)
+    # Time in which a stranger and an enrolled person speak at once is left out: the name is right
+    # there.
     is_strange = is_spoken(truth, strangers) & ~is_spoken(truth, enrolled) & is_speech
     wrong = (is_strange & is_spoken(found, enrolled)).sum()
     return FRAME_SECONDS * np.array([right, known, wrong, is_strange.sum()], dtype=np.float64)
@@ -194,6 +221,8 @@ class Conversations:
         self.rirs = audio_files(arguments.rirs)
         self.people: dict[str, list[Path]] = {}
         folders = sorted(path for path in arguments.speech.iterdir() if path.is_dir())
+        # Every other person: parameters are tuned on one half and reported on the other, which has
+        # neither their voices nor their sessions.
         for folder in folders[arguments.half :: 2]:
             files = [*sorted(folder.rglob("*.flac")), *sorted(folder.rglob("*.wav"))]
             if len(files) >= 5:
@@ -212,6 +241,8 @@ class Conversations:
     def run(self, number: int) -> None:
         """Make a conversation, and find who speaks in it."""
         arguments = self.arguments
+        # Keyed by number, so that a conversation does not depend on how many were made before it,
+        # and a single one can be made again.
         random = np.random.default_rng([arguments.seed, number])
         name = f"{number:03d}"
         low, high = arguments.speakers
@@ -224,6 +255,8 @@ class Conversations:
         rir = None
         if self.rirs and number % 2:
             rir = self.rirs[random.integers(len(self.rirs))]
+        # What enrols a person must not be heard in the conversation, or names would be found by the
+        # recording instead of by the voice.
         spoken_files = {speaker: paths[ENROLLED:] for speaker, paths in files.items()}
         mixed, turns = conversation(
             spoken_files, arguments.seconds, arguments.overlap, arguments.channel, random
@@ -234,6 +267,8 @@ class Conversations:
         store = None
         enrolled = speakers[: arguments.enrolled or (count + 1) // 2]
         if self.verifier.is_calibrated:
+            # A store from an earlier call has other people in it, and those would be strangers with
+            # names.
             (arguments.out / f"{name}.db").unlink(missing_ok=True)
             store = self.verifier.people(arguments.out / f"{name}.db")
             for speaker in enrolled:
@@ -245,6 +280,8 @@ class Conversations:
             found = self.verifier.who(
                 path, store, num_speakers=num_speakers, segmentation=arguments.segmentation
             )
+            # Processor time, which other programs on the machine change little; the two kinds do
+            # almost the same work, so one of them is enough.
             if kind == KINDS[0]:
                 self.processor_seconds += time.process_time() - begin
             self.write_turns(kind, name, found.turns)

@@ -22,13 +22,15 @@ from speakernet.data.opening import open_source
 from speakernet.data.packing import PackInput, pack
 from speakernet.data.sources import AudioSource
 
+# Lengths matter: a reader that decodes whole files looks better on short ones. VoxCeleb's
+# recordings last 8 s on average, those of small corpora half of that.
 SECONDS_RANGE = (4.0, 12.0)
 CLASSIC_FOLDERS = {"noise": "noise", "music": "music", "babble": "speech"}
+# Enough for every crop to differ, few enough to be written within seconds.
 MAX_CLIPS_OF_A_KIND = 60
 MAX_ROOMS = 100
 UTTERANCE_SAMPLES = 128_000
 """8 s, about the mean of VoxCeleb2."""
-CROP_SAMPLES = 32_000
 
 
 @dataclass(frozen=True)
@@ -36,32 +38,15 @@ class BenchmarkData:
     """The benchmark's recordings.
 
     Attributes:
-        root: folder with everything; `wav`, `flac` and `packed` have the same samples.
+        root: folder with everything; `wav`, `flac` and `packed` have the same samples, `musan` and
+            `rirs` are laid out as MUSAN and RIRS_NOISES/simulated_rirs.
         names: utterances without their suffix.
         labels: the speaker of each.
-        has_noise: whether there are noise, music, babble and RIRs.
     """
 
     root: Path
     names: Sequence[str]
     labels: Sequence[int]
-    has_noise: bool
-
-    @property
-    def noise_path(self) -> Path:
-        """Laid out as MUSAN."""
-        return self.root / "musan"
-
-    @property
-    def rir_path(self) -> Path:
-        """Laid out as RIRS_NOISES/simulated_rirs."""
-        return self.root / "rirs"
-
-    def folder(self, form: str) -> Path:
-        """The folder of `wav`, `flac` or `packed` recordings; the packed ones have the names of the
-        WAV files.
-        """
-        return self.root / form
 
     def paths(self, form: str) -> list[str]:
         """The paths of all files."""
@@ -82,14 +67,14 @@ def prepare_data(config: Config, folder: Path, num_utterances: int) -> Benchmark
     """Write the benchmark's recordings from those of the configuration.
 
     Raises:
-        ValueError: the configuration names no training list.
+        ValueError: the configuration names no training list, noise or RIRs.
     """
     data = config.data
     sample_rate = config.data.sample_rate
-    if not data.train_list:
+    if not (data.train_list and config.augment.noise_path and config.augment.rir_path):
         raise ValueError(
-            "the benchmark needs recordings: give a --config with data.train_list, such as "
-            "exp01.yaml"
+            "the benchmark needs recordings, noise and RIRs: give a --config with data.train_list, "
+            "augment.noise_path and augment.rir_path, such as exp01.yaml"
         )
     training = read_training_list(data.train_list)
     source = open_source(data.train_path or Path(data.train_list).parent, sample_rate)
@@ -97,6 +82,8 @@ def prepare_data(config: Config, folder: Path, num_utterances: int) -> Benchmark
     names = []
     labels = []
     for number in range(num_utterances):
+        # Spread over the whole list, which is usually sorted by speaker: the first rows alone would
+        # be the voices of a few.
         first = number * len(training) // num_utterances
         num_samples = int(random.uniform(*SECONDS_RANGE) * sample_rate)
         waveform = _join(source, training.paths, first, num_samples)
@@ -109,11 +96,11 @@ def prepare_data(config: Config, folder: Path, num_utterances: int) -> Benchmark
             write_audio(path, to_int16(waveform), sample_rate)
         names.append(name)
         labels.append(int(training.labels[first]))
+    # The packed corpus is made of the WAV files, so all three forms hold the same samples and a
+    # difference is the reader's.
     pack(FolderInput(folder / "wav"), folder / "packed", sample_rate=sample_rate)
-    has_noise = bool(config.augment.noise_path and config.augment.rir_path)
-    if has_noise:
-        write_noise(config, folder)
-    return BenchmarkData(folder, names, labels, has_noise)
+    write_noise(config, folder)
+    return BenchmarkData(folder, names, labels)
 
 
 def _join(source: AudioSource, paths: Sequence[str], first: int, num_samples: int) -> np.ndarray:
@@ -153,6 +140,8 @@ class Noise(PackInput):
         super().__init__(
             StringTable.from_strings([f"{row:07d}.wav" for row in range(num_utterances)]), "noise"
         )
+        # Two utterances long: each row is a window of it that starts at another sample, so the
+        # first 128,000 rows differ, but nothing has to be drawn for a corpus of gigabytes.
         self._samples = np.random.default_rng(0).integers(
             -3000, 3000, 2 * UTTERANCE_SAMPLES, dtype=np.int16
         )
@@ -167,6 +156,7 @@ def drop_pages(path: Path) -> None:
     """Drop the pages of a file from the system's cache."""
     file = os.open(path, os.O_RDONLY)
     try:
+        # Pages that are not on the disk yet would stay in memory, whatever the advice.
         os.fsync(file)
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:

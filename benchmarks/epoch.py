@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import psutil
 import torch
 
 from benchmarks import classic
@@ -36,14 +35,13 @@ from speakernet.assembly.training import (
 from speakernet.config.schema import Config, with_changes
 from speakernet.data.lists import read_training_list, read_trials, write_training_list
 from speakernet.evaluation import metrics
-from speakernet.files import human_bytes
-from speakernet.machine.device import choose_device, find_device, synchronize, utilisation_monitor
+from speakernet.machine.device import choose_device, find_device, synchronize
 from speakernet.machine.facts import usable_cores
-from speakernet.machine.memory import Monitor
 
 ORIGINAL = "original"
 OURS = "optimised"
-MEMORY_SAMPLE_SECONDS = 0.25
+Epoch = tuple[Callable[[], int], Callable[[], object]]
+"""Trains on the next epoch and returns the number of utterances; evaluates."""
 
 
 def compare_epochs(
@@ -57,10 +55,15 @@ def compare_epochs(
             extrapolated.
         rounds: measured epochs of each, after one warm-up epoch.
     """
+    # Both processes stay alive and take turns, epoch by epoch, so that a slow minute of the machine
+    # hits both. The first epoch of each is dropped: it reads files for the first time and allocates
+    # memory.
     with contextlib.ExitStack() as stack:
         processes = {}
         for name in (ORIGINAL, OURS):
             command = own_command(*arguments, "--num_batches", str(num_batches), "--epoch_of", name)
+            # Huge pages are one of our speed-ups, and torch reads the switch when it is imported,
+            # so the original's process has to start without.
             process = ServedProcess(name, command, own_environment(huge_pages=name != ORIGINAL))
             processes[name] = stack.enter_context(contextlib.closing(process))
         for _ in range(rounds + 1):
@@ -78,20 +81,19 @@ def compare_epochs(
 def epoch_table(figures: Mapping[str, Mapping[str, float]]) -> str:
     """The figures of `compare_epochs` as a Markdown table."""
     rows = [
-        "| pipeline | epoch | utterances/s | batch | evaluation | peak memory | GPU | speed-up |",
-        "|---" * 8 + "|",
+        "| pipeline | epoch | utterances/s | evaluation | speed-up |",
+        "|---|---|---|---|---|",
     ]
     for name in (ORIGINAL, OURS):
         epoch = figures[name]
+        # Ratio of the medians, not median of ratios: an epoch is long enough to average the
+        # machine's moods.
         speed_up = figures[ORIGINAL]["epoch_seconds"] / epoch["epoch_seconds"]
         cells = [
             name,
             f"{epoch['epoch_seconds']:.2f} s",
             f"{epoch['utterances_per_second']:,.0f}",
-            f"{1000 * epoch['batch_seconds']:.1f} ms",
             f"{epoch['evaluation_seconds']:.2f} s",
-            human_bytes(epoch["peak_bytes"]),
-            f"{epoch['gpu_percent']:.0f} %" if "gpu_percent" in epoch else "none",
             f"{speed_up:.2f}",
         ]
         rows.append(f"| {' | '.join(cells)} |")
@@ -117,6 +119,8 @@ def _shortened(config: Config, folder: Path, num_batches: int) -> tuple[Config, 
     most = num_batches * config.data.batch_size * config.data.utterances_per_speaker
     if len(training) <= most:
         return config, 1.0
+    # A random part, with the same seed on both sides: the first rows of a list are often one
+    # speaker's.
     rows = torch.randperm(len(training), generator=torch.Generator().manual_seed(0))[:most].tolist()
     names = [training.speakers[int(training.labels[row])] for row in rows]
     write_training_list(
@@ -126,46 +130,30 @@ def _shortened(config: Config, folder: Path, num_batches: int) -> tuple[Config, 
 
 
 def _measured(
-    config: Config, train: Callable[[], int], evaluate: Callable[[], None], share: float
+    config: Config, train: Callable[[], int], evaluate: Callable[[], object], share: float
 ) -> dict[str, float]:
     """Figures of one epoch; `train` returns the number of utterances."""
     device = find_device(config.runtime)
-    memory = Monitor(_memory_of_all_processes, "memory", sample_seconds=MEMORY_SAMPLE_SECONDS)
-    with memory, utilisation_monitor(device) as gpu:
-        start = time.perf_counter()
-        utterances = train()
-        synchronize(device)
-        middle = time.perf_counter()
-        evaluate()
-        synchronize(device)
-        end = time.perf_counter()
-    figures = {
+    start = time.perf_counter()
+    utterances = train()
+    # Without waiting for the device, the last steps of training would count as evaluation.
+    synchronize(device)
+    middle = time.perf_counter()
+    evaluate()
+    synchronize(device)
+    end = time.perf_counter()
+    return {
+        # Only training grows with the length of the list: the trials are never shortened.
         "epoch_seconds": (middle - start) / share + end - middle,
         "utterances_per_second": utterances / (middle - start),
-        "batch_seconds": (middle - start)
-        / utterances
-        * config.data.batch_size
-        * config.data.utterances_per_speaker,
         "evaluation_seconds": end - middle,
-        "peak_bytes": memory.peak,
     }
-    return figures if gpu.mean is None else {**figures, "gpu_percent": gpu.mean}
 
 
-def _memory_of_all_processes() -> float:
-    """Memory of this process and its children; shared memory is counted once if the system reports
-    it.
-    """
-    total = 0
-    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
-        with contextlib.suppress(psutil.Error):
-            taken = process.memory_full_info()
-            total += getattr(taken, "pss", taken.rss)
-    return total
-
-
-def our_epoch(config: Config, folder: Path) -> tuple[Callable[[], int], Callable[[], None]]:
+def our_epoch(config: Config, folder: Path) -> Epoch:
     """The trainer's next epoch, and its evaluation."""
+    # `build_trainer` is what `speakernet train` calls, so logging, the check for non-finite
+    # numbers, the schedules and the progress bar are part of what is measured.
     prepare_machine(config)
     # Practically endless, so that schedules do not run out and no epoch is the last.
     config = with_changes(config, training={"max_epochs": 1 << 20})
@@ -183,10 +171,7 @@ def our_epoch(config: Config, folder: Path) -> tuple[Callable[[], int], Callable
         trainer.train_epoch()
         return min(utterances, len(loader) * in_batch)
 
-    def evaluate() -> None:
-        trainer.evaluate()
-
-    return train, evaluate
+    return train, trainer.evaluate
 
 
 def original_augmentation(
@@ -201,7 +186,7 @@ def original_augmentation(
     return classic.ClassicAugmentation(noise, rooms, config.data.crop_frames, generator)
 
 
-def original_epoch(config: Config, folder: Path) -> tuple[Callable[[], int], Callable[[], None]]:
+def original_epoch(config: Config, folder: Path) -> Epoch:
     """The same work by the original pipeline: same number of utterances, same recordings to embed,
     same trials.
 
@@ -225,6 +210,8 @@ def original_epoch(config: Config, folder: Path) -> tuple[Callable[[], int], Cal
     torch.manual_seed(config.runtime.seed)
     dim = config.model.embedding_dim
     device = find_device(config.runtime)
+    # voxceleb_trainer has this network only in its sizes; for another one ours stands in, without
+    # the memory layout that is one of our speed-ups.
     net: torch.nn.Module = build_model(with_changes(config, runtime={"channels_last": "off"}))
     if config.model.name == NETWORK:
         net = PlainResNetSE34L(build_model(config).front_end, dim)
@@ -239,6 +226,7 @@ def original_epoch(config: Config, folder: Path) -> tuple[Callable[[], int], Cal
         # Utterances in random order, like the shuffled sampler, so there are as many steps as in
         # ours.
         rows = [[row] for row in torch.randperm(len(paths)).tolist()]
+        # As many workers as cores, so that no smaller setting holds the original back.
         loader = classic.training_loader(dataset, rows, data.batch_size, usable_cores())
         for crops, speakers in loader:
             optimizer.zero_grad()
@@ -251,6 +239,8 @@ def original_epoch(config: Config, folder: Path) -> tuple[Callable[[], int], Cal
 
     def evaluate() -> None:
         net.eval()
+        # Batch norms of the original are in evaluation mode too; only how recordings reach the
+        # network differs.
         embeddings = classic.embed_one_by_one(
             lambda crops: net(crops.to(device)),
             recordings,

@@ -7,9 +7,8 @@
 Parts, in the order of their use if time is short: pipeline (training from disk to weights),
 evaluation, steps (time and memory of each variant), launches (kernels of a step), correctness
 (against the CPU in float32), roofline (share of the shortest possible time), ranks (one and
-several). Every row is stored in FILE as it is
-measured, a part ends after 90 s, and finished parts are not run again; at the end a table of every
-part is printed. Without CUDA, measurements that need it are marked as missing.
+several). Every row is stored in FILE as it is measured, a part ends after 90 s, and finished parts are not run again; at the end a
+table of every part is printed. Without CUDA, measurements that need it are marked as missing.
 """
 
 import argparse
@@ -60,6 +59,10 @@ def measure(record: Record, setup: Setup, parts: Sequence[str]) -> bool:
     Raises:
         ValueError: a part could not be run; all rows before that are stored.
     """
+    # The story of a measurement. Time on a borrowed GPU is short and ends without notice, so every
+    # row is written as soon as it is known, a part that was measured to its end is skipped by the
+    # next start, and no part may take the time of the others. What a part could not finish stands
+    # in the table as left out, with the reason.
     for name in parts:
         if record.is_done(name):
             logger.info("%s: already done", name)
@@ -72,6 +75,7 @@ def measure(record: Record, setup: Setup, parts: Sequence[str]) -> bool:
                     logger.info("%s: %s", name, measured)
                     rows.append(measured)
                     record.put(name, rows, time.perf_counter() - begin)
+        # The part counts as done: measured again, it would take as long and end in the same place.
         except PartOver:
             rows.append(left_out("what follows", f"{PART_SECONDS:g} s were over"))
         record.put(name, rows, time.perf_counter() - begin, is_done=True)
@@ -83,6 +87,8 @@ def measure(record: Record, setup: Setup, parts: Sequence[str]) -> bool:
 def limited(seconds: float) -> Iterator[None]:
     """Raise PartOver after some seconds, even in the middle of a row; 0 means never."""
 
+    # A timer and its signal reach Python between any two lines, also in the middle of a
+    # compilation, which can take minutes and asks nobody.
     def end(*_: object) -> None:
         raise PartOver
 
@@ -91,12 +97,17 @@ def limited(seconds: float) -> Iterator[None]:
     try:
         yield
     finally:
+        # The timer goes first: its signal may otherwise arrive when the old handler, which ends the
+        # process, is back.
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments."""
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure, write, print; returns 1 if a comparison failed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
         "--part", action="append", choices=PARTS, help="only this part (can be repeated)"
     )
@@ -116,14 +127,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--folder", type=Path, help="for generated data (a few GB); default: a temporary folder"
     )
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    """Measure, write, print; returns 1 if a comparison failed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_arguments(parser)
     arguments = parser.parse_args(words)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     has_gpu = torch.cuda.is_available()
@@ -133,6 +136,7 @@ def main(words: Sequence[str] | None = None) -> int:
         )
     device = torch.device("cuda" if has_gpu and arguments.device != "cpu" else "cpu")
     with tempfile.TemporaryDirectory(prefix="speakernet-gpu-") as folder:
+        # With --folder a later start finds the generated corpus, which takes minutes to make.
         setup = Setup(device, arguments.quick, arguments.folder or Path(folder))
         setup.folder.mkdir(parents=True, exist_ok=True)
         try:

@@ -56,6 +56,7 @@ class PlainBlock(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """(batch, channels, mels, frames) in and out."""
+        # ReLU before the norm: unusual, but so are the published weights.
         hidden = self.bn1(self.relu(self.conv1(features)))
         hidden = self.se(self.bn2(self.conv2(hidden)))
         return self.relu(hidden + self.downsample(features))
@@ -82,15 +83,20 @@ class PlainResNetSE34L(nn.Module):
         self.attention = nn.Parameter(torch.empty(width_in, 1))
         nn.init.xavier_normal_(self.attention)
         self.fc = nn.Linear(width_in, embedding_dim)
-        initialize(self)
+        # Kaiming-normal with fan out, as in the original.
+        for part in self.modules():
+            if isinstance(part, nn.Conv2d):
+                nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, waveforms: Tensor) -> Tensor:
         """(batch, samples) to (batch, dim)."""
+        # The front end has nothing to learn, and the original computes it without a graph too.
         with torch.no_grad():
             features = self.front_end(waveforms).unsqueeze(1)
         hidden = self.relu(self.bn1(self.conv1(features)))
         for number in range(1, len(BLOCKS) + 1):
             hidden = getattr(self, f"layer{number}")(hidden)
+        # The mean over mels, then attention over frames.
         frames = hidden.mean(dim=2).transpose(1, 2)  # (batch, frames, channels)
         weights = functional.softmax(torch.tanh(self.sap_linear(frames)) @ self.attention, dim=1)
         return self.fc((frames * weights).sum(dim=1))
@@ -109,12 +115,7 @@ class PlainAMSoftmax(nn.Module):
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Mean cross entropy."""
         cosines = functional.normalize(embeddings, dim=1) @ functional.normalize(self.W, dim=0)
+        # As in the original: a tensor of the size of the scores for one number a row. Ours changes
+        # only the label's column.
         margins = torch.zeros_like(cosines).scatter_(1, labels[:, None], self.margin)
         return functional.cross_entropy(self.scale * (cosines - margins), labels)
-
-
-def initialize(net: nn.Module) -> None:
-    """Kaiming-normal convolutions (fan out), as in the original."""
-    for part in net.modules():
-        if isinstance(part, nn.Conv2d):
-            nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")

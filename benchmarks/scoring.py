@@ -6,10 +6,10 @@ parts. Figures are medians after one warm-up run.
 """
 
 import concurrent.futures
-import dataclasses
 import multiprocessing
 import statistics
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import psutil
@@ -33,6 +33,7 @@ TRIALS_EACH = 8
 CROPS = 10
 LIST_DIM = 512
 LARGE_DIM = 256
+# VoxCeleb1-E, below, has 580,000 trials; ten million show what larger lists cost.
 MILLION = 1_000_000
 # The size of VoxCeleb1-E, against as many speakers as VoxCeleb2 has.
 NORM_TRIALS = 580_000
@@ -41,37 +42,12 @@ COHORT = 6000
 TOP = 300
 
 
-@dataclasses.dataclass(frozen=True)
-class Measured:
-    """The figures of one part.
-
-    Attributes:
-        name: what was done.
-        num_items: trials or scores.
-        median_seconds: median wall-clock time.
-        lowest_seconds: shortest run.
-        highest_seconds: longest run.
-        cpu_seconds: median CPU time of all threads.
-        peak_bytes: peak memory of the process, including inputs.
-        threads: torch threads.
-        load: one-minute load average at the end.
-    """
-
-    name: str
-    num_items: int
-    median_seconds: float
-    lowest_seconds: float
-    highest_seconds: float
-    cpu_seconds: float
-    peak_bytes: int
-    threads: int
-    load: float
+Work = tuple[str, int, Callable[[], object]]
+"""What is done, the number of trials or scores, and the call that does it."""
+Part = Callable[[np.random.Generator, str], Work]
 
 
-Part = Callable[[np.random.Generator, str], tuple[str, int, Callable[[], object]]]
-
-
-def cosine(generator: np.random.Generator, trials: str) -> tuple[str, int, Callable[[], object]]:
+def cosine(generator: np.random.Generator, trials: str) -> Work:
     """Cosine scores of a list of VoxCeleb1-O's size."""
     num_utterances, enrol, test = _list(generator, trials)
     units = mean_embeddings(_normal(generator, num_utterances, LIST_DIM))
@@ -81,9 +57,7 @@ def cosine(generator: np.random.Generator, trials: str) -> tuple[str, int, Calla
     return name, len(enrol), lambda: cosine_scores(units, enrol, test)
 
 
-def mean_distance(
-    generator: np.random.Generator, trials: str
-) -> tuple[str, int, Callable[[], object]]:
+def mean_distance(generator: np.random.Generator, trials: str) -> Work:
     """The same list, with voxceleb_trainer's score."""
     num_utterances, enrol, test = _list(generator, trials)
     crops = _normal(generator, num_utterances, CROPS, LIST_DIM)
@@ -91,7 +65,7 @@ def mean_distance(
     return name, len(enrol), lambda: mean_distance_scores(crops, enrol, test)
 
 
-def large_list(generator: np.random.Generator, _: str) -> tuple[str, int, Callable[[], object]]:
+def large_list(generator: np.random.Generator, _: str) -> Work:
     """Ten million trials over a million utterances."""
     units = _normal(generator, MILLION, LARGE_DIM)
     # In parts, or the second copy of a gigabyte would become the reported peak.
@@ -102,7 +76,7 @@ def large_list(generator: np.random.Generator, _: str) -> tuple[str, int, Callab
     return name, len(enrol), lambda: cosine_scores(units, enrol, test)
 
 
-def adaptive_norm(generator: np.random.Generator, _: str) -> tuple[str, int, Callable[[], object]]:
+def adaptive_norm(generator: np.random.Generator, _: str) -> Work:
     """Scoring and adaptive s-norm of a list of VoxCeleb1-E's size."""
     units = mean_embeddings(_normal(generator, NORM_UTTERANCES, LARGE_DIM))
     cohort = mean_embeddings(_normal(generator, COHORT, LARGE_DIM))
@@ -119,8 +93,10 @@ def adaptive_norm(generator: np.random.Generator, _: str) -> tuple[str, int, Cal
     return name, NORM_TRIALS, run
 
 
-def all_metrics(generator: np.random.Generator, _: str) -> tuple[str, int, Callable[[], object]]:
+def all_metrics(generator: np.random.Generator, _: str) -> Work:
     """Every metric of ten million scores, taken as log-likelihood ratios."""
+    # A tenth are targets, three deviations above the rest: an EER of about 7 %, as on a hard list,
+    # so that the curves have many steps.
     labels = generator.random(10 * MILLION) < 0.1
     scores = generator.standard_normal(len(labels)) + 3 * labels
 
@@ -152,8 +128,8 @@ PARTS: dict[str, Part] = {
 }
 
 
-def measure_scoring(part: str, *, rounds: int, threads: int, trials: str = "") -> Measured:
-    """Measure one part in a new process.
+def measure_scoring(part: str, *, rounds: int, threads: int, trials: str) -> dict[str, Any]:
+    """The figures of one part, measured in a new process; its peak memory includes the inputs.
 
     Args:
         part: a name in `PARTS`.
@@ -167,26 +143,27 @@ def measure_scoring(part: str, *, rounds: int, threads: int, trials: str = "") -
         return pool.submit(_measure, part, rounds, threads, trials).result()
 
 
-def _measure(part: str, rounds: int, threads: int, trials: str) -> Measured:
+def _measure(part: str, rounds: int, threads: int, trials: str) -> dict[str, Any]:
     torch.set_num_threads(threads)
+    # The same draws in every process, so that repeated measurements score the same numbers.
     name, num_items, work = PARTS[part](np.random.default_rng(0), trials)
 
     def run(_: None) -> int:
         work()
         return num_items
 
-    samples = run_in_turn({part: Way(run)}, rounds=rounds)[part]
-    return Measured(
-        name=name,
-        num_items=num_items,
-        median_seconds=statistics.median(samples.seconds),
-        lowest_seconds=min(samples.seconds),
-        highest_seconds=max(samples.seconds),
-        cpu_seconds=statistics.median(samples.processor_seconds),
-        peak_bytes=process_peak_bytes(),
-        threads=threads,
-        load=psutil.getloadavg()[0],
-    )
+    seconds = run_in_turn({part: Way(run)}, rounds=rounds)[part].seconds
+    return {
+        "name": name,
+        "num_items": num_items,
+        "median_seconds": statistics.median(seconds),
+        "lowest_seconds": min(seconds),
+        "highest_seconds": max(seconds),
+        "peak_bytes": process_peak_bytes(),
+        "threads": threads,
+        # A busy machine makes all of this several times slower, two threads more than one.
+        "load": psutil.getloadavg()[0],
+    }
 
 
 def _list(generator: np.random.Generator, trials: str) -> tuple[int, np.ndarray, np.ndarray]:

@@ -7,14 +7,14 @@ figures as JSON.
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from benchmarks.timing import Timing, Way, finish_device, run_in_turn, timings
+from benchmarks.timing import Way, finish_device, run_in_turn, timings
 from speakernet.machine.memory import HUGE_PAGES
 
 SCRIPT = Path(__file__).resolve().parents[1] / "benchmark_performance.py"
@@ -34,6 +34,7 @@ def own_environment(*, huge_pages: bool) -> dict[str, str]:
 
 def serve(run: Callable[[], Mapping[str, float] | None]) -> None:
     """In the separate process: call `run` for every line of input."""
+    # The loop ends with the input, so a requesting process that dies leaves no orphans behind.
     for _ in sys.stdin:
         figures = run()
         finish_device()
@@ -41,21 +42,23 @@ def serve(run: Callable[[], Mapping[str, float] | None]) -> None:
         sys.stdout.flush()
 
 
+# Why processes and a pipe. Memory settings, threads and huge pages belong to a process and are read
+# when torch is imported, so variants cannot share one. Starting a process for each run would
+# measure imports and cold caches; so each variant has one that stays, and is asked for a run when
+# its turn comes. A line on a pipe costs microseconds, a step tenths of a second.
 class ServedProcess:
     """The requesting end: starts the process; `run` makes it run once and waits.
 
     Args:
         name: name of the work, for messages.
         command: command to start.
-        environment: environment of the process; None for this process's.
+        environment: environment of the process.
 
     Attributes:
         figures: the figures of each run.
     """
 
-    def __init__(
-        self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, name: str, command: Sequence[str], environment: dict[str, str]) -> None:
         self.name = name
         self.figures = list[dict[str, float]]()
         # A file, not a pipe: it is not read while the process runs, and a full pipe would block.
@@ -66,7 +69,7 @@ class ServedProcess:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            env=None if environment is None else dict(environment),
+            env=environment,
         )
 
     def run(self, prepared: None = None) -> int:
@@ -76,6 +79,7 @@ class ServedProcess:
             ValueError: the process ended; the message has the last part of its errors.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
+        # The process may be gone already. The missing answer says so, with its errors.
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write("\n")
             self._process.stdin.flush()
@@ -85,17 +89,13 @@ class ServedProcess:
             status = self._process.wait()
             self._errors.seek(0)
             errors = self._errors.read().strip()[-500:]
-            # Windows has neither this signal nor negative exit statuses.
-            if status < 0 and status == -getattr(signal, "SIGKILL", 0):
-                errors += (
-                    "\nThe system killed the process, probably out of memory. Use a smaller batch."
-                )
             raise ValueError(f"{self.name!r} failed (status {status}): {errors}") from None
         return 1
 
     def close(self) -> None:
         """End the process by closing its input; kill it if that is not enough."""
         try:
+            # Closes the input, at which the loop of `serve` ends.
             self._process.communicate(timeout=10)
         except subprocess.TimeoutExpired:
             self._process.kill()
@@ -104,12 +104,12 @@ class ServedProcess:
 
 
 def time_processes(
-    commands: Mapping[str, tuple[Sequence[str], Mapping[str, str]]],
+    commands: Mapping[str, tuple[Sequence[str], dict[str, str]]],
     *,
     rounds: int,
-    warmup: int = 1,
-    settle: int = 0,
-) -> list[Timing]:
+    warmup: int,
+    settle: int,
+) -> list[dict[str, Any]]:
     """Start all processes and time a run of each in turn; the first is the reference.
 
     Args:

@@ -18,7 +18,6 @@ import torch
 
 from benchmarks.plain_models import PlainAMSoftmax, PlainResNetSE34L
 from benchmarks.served import own_command, own_environment, serve, time_processes
-from benchmarks.timing import Timing
 from speakernet import distributed
 from speakernet.assembly.training import (
     Parts,
@@ -80,12 +79,15 @@ class RandomBatch:
     @classmethod
     def of(cls, batch_size: int, device: torch.device) -> "RandomBatch":
         """One batch on the device; with several processes, each has `batch_size` crops."""
+        # Noise is as good as speech here: the time of a step does not depend on the values.
         noise = torch.randn(batch_size, CROP_SAMPLES, generator=torch.Generator().manual_seed(0))
         labels = torch.arange(batch_size) % NUM_SPEAKERS
         sizes = (batch_size,) * distributed.world_size()
         return cls((0.1 * noise).to(device), labels.to(device), torch.arange(batch_size), sizes)
 
 
+# The trainer asks a loader for an epoch and its position. One endless batch answers all of that and
+# takes no time, so what is measured is the step alone.
 class OneBatchLoader:
     """Yields the same batch over and over; its epoch is longer than any benchmark."""
 
@@ -122,12 +124,9 @@ class OneBatchLoader:
 
 def variant_config(config: Config, name: str) -> Config:
     """The configuration with a variant's settings."""
-    fixed: dict[str, dict[str, Any]] = {"runtime": {"compile": "off"}}
-    sections = VARIANTS[name]
-    for section in {*fixed, *sections}:
-        fields = {**fixed.get(section, {}), **sections.get(section, {})}
-        config = with_changes(config, **{section: fields})
-    return config
+    # `auto` would compile in the middle of the measurement.
+    config = with_changes(config, runtime={"compile": "off"})
+    return with_changes(config, **VARIANTS[name])
 
 
 def trainer_step(config: Config, folder: Path, batch_size: int) -> Callable[[], None]:
@@ -137,6 +136,8 @@ def trainer_step(config: Config, folder: Path, batch_size: int) -> Callable[[], 
     loss = build_loss(config, NUM_SPEAKERS)
     device = find_device(config.runtime)
     refuse_impossible(config, net, device)
+    # The real trainer, with clipping, the check for non-finite numbers, schedules, averages and the
+    # progress bar: all of these are its overhead over a step by hand.
     loader = OneBatchLoader(RandomBatch.of(batch_size, device))
     parts = Parts(net, loss, loader, device)
     trainer = build_trainer(config, parts, lambda epoch: {"eer_percent": 50.0}, folder)
@@ -172,13 +173,10 @@ def margin_and_scale(options: LossOptions) -> tuple[float, float]:
     return options.margin, options.scale
 
 
-def plain_step(
-    config: Config, batch_size: int, dtype: torch.dtype = torch.float32
-) -> Callable[[], None]:
-    """A hand-written step: plain network, plain loss, plain Adam; with autocast for dtypes other
-    than float32.
-    """
+def plain_step(config: Config, batch_size: int, is_bf16: bool) -> Callable[[], None]:
+    """A hand-written step: plain network, plain loss, plain Adam; in float32 or by autocast."""
     torch.manual_seed(config.runtime.seed)
+    # The same front end on both sides: features are not part of the network's plain definition.
     front_end = build_model(config).front_end
     device = find_device(config.runtime)
     dim = config.model.embedding_dim
@@ -186,7 +184,7 @@ def plain_step(
     loss = PlainAMSoftmax(dim, NUM_SPEAKERS, *margin_and_scale(config.loss)).train().to(device)
     optimizer = torch.optim.Adam([*net.parameters(), *loss.parameters()], lr=1e-3)
     batch = RandomBatch.of(batch_size, device)
-    return _by_hand(optimizer, lambda: loss(net(batch.waveforms), batch.labels), device, dtype)
+    return _by_hand(optimizer, lambda: loss(net(batch.waveforms), batch.labels), device, is_bf16)
 
 
 def by_hand_step(config: Config, batch_size: int) -> Callable[[], None]:
@@ -199,19 +197,20 @@ def by_hand_step(config: Config, batch_size: int) -> Callable[[], None]:
     loss = build_loss(config, NUM_SPEAKERS).train().to(device)
     optimizer = torch.optim.Adam([*net.parameters(), *loss.parameters()], lr=1e-3, fused=True)
     batch = RandomBatch.of(batch_size, device)
-    dtype = build_precision(config, device).dtype
-    return _by_hand(optimizer, lambda: loss(net(batch.waveforms), batch.labels)[0], device, dtype)
+    is_bf16 = build_precision(config, device).name == "bf16"
+    return _by_hand(optimizer, lambda: loss(net(batch.waveforms), batch.labels)[0], device, is_bf16)
 
 
 def _by_hand(
     optimizer: torch.optim.Optimizer,
     loss: Callable[[], torch.Tensor],
     device: torch.device,
-    dtype: torch.dtype,
+    is_bf16: bool,
 ) -> Callable[[], None]:
     def run() -> None:
         optimizer.zero_grad()
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+        # Neither scale nor clipping nor checks, as in a loop that somebody writes in an afternoon.
+        with torch.autocast(device.type, torch.bfloat16, is_bf16):
             value = loss()
         value.backward()
         optimizer.step()
@@ -226,9 +225,7 @@ def make_step(config: Config, name: str, folder: Path, batch_size: int) -> Calla
         ValueError: a variant that this machine cannot run.
     """
     if name in (PLAIN, PLAIN_BF16):
-        return plain_step(
-            config, batch_size, torch.bfloat16 if name == PLAIN_BF16 else torch.float32
-        )
+        return plain_step(config, batch_size, name == PLAIN_BF16)
     if name == BY_HAND:
         prepare_machine(config)
         return by_hand_step(config, batch_size)
@@ -245,7 +242,7 @@ def serve_steps(config: Config, name: str, batch_size: int) -> None:
 
 def measure_steps(
     names: Sequence[str], *, batch_size: int, rounds: int, arguments: Sequence[str] = ()
-) -> list[Timing]:
+) -> list[dict[str, Any]]:
     """Time the plain definition's step and every variant in turn.
 
     Raises:
@@ -254,6 +251,8 @@ def measure_steps(
     for name in names:
         if name not in NAMES:
             raise ValueError(f"unknown variant {name!r}; known: {', '.join(NAMES)}")
+    # Each variant in its own process with its own memory settings; the reference comes first, so
+    # that all ratios refer to it.
     commands = {}
     for name in dict.fromkeys([PLAIN, *names]):
         # The plain definition runs with torch's defaults: neither kept memory nor huge pages.
@@ -271,6 +270,8 @@ def published_config(config: Config, name: str) -> Config:
     """The configuration with a network as published: embedding size, mel bands, front end and
     pooling.
     """
+    # Published sizes, because a speed-up of a toy network says little about the ones that people
+    # train.
     trunk: Any = lookup(MODELS, name, "model").options
     mels = {"num_mels": trunk.published.mels} if trunk.published.mels else {}
     # Weights are random, so a backbone needs only its sizes, here WavLM-Base's.

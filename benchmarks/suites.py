@@ -3,7 +3,6 @@ figures.
 """
 
 import argparse
-import dataclasses
 import logging
 import sys
 import tempfile
@@ -35,8 +34,11 @@ from speakernet.options import lookup
 
 logger = logging.getLogger(__name__)
 
+# Batches of one size, whatever the configuration has, so that figures of different recipes can be
+# compared.
 COMPARED_BATCH_SIZE = 64
 DEFAULT_VARIANTS = (PLAIN_BF16, BY_HAND, "default")
+STEP_FIGURES = ("median_seconds", "quartile_spread_seconds", "ratio")
 
 
 def pipelines(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -45,38 +47,37 @@ def pipelines(arguments: argparse.Namespace) -> dict[str, Any]:
     config = with_changes(config, data={"batch_size": COMPARED_BATCH_SIZE})
     # One thread for both: with different numbers of threads the comparison would be unfair.
     torch.set_num_threads(1)
-    speedups = []
+    comparisons = []
     with tempfile.TemporaryDirectory(prefix="speakernet-benchmark-") as folder:
         data = prepare_data(config, Path(folder), arguments.num_utterances)
-        for speedup in compare_loading(config, data, arguments.num_batches, arguments.rounds):
-            speedups.append(speedup)
-            logger.info("%s: %.1fx", speedup.measure, speedup.ratio)
-    sys.stdout.write("\n" + speedup_table(speedups) + "\n")
-    return {"comparisons": [dataclasses.asdict(speedup) for speedup in speedups]}
+        for figures in compare_loading(config, data, arguments.num_batches, arguments.rounds):
+            comparisons.append(figures)
+            logger.info("%s: %.1fx", figures["measure"], figures["ratio"])
+    sys.stdout.write("\n" + speedup_table(comparisons) + "\n")
+    return {"comparisons": comparisons}
 
 
 def scoring(arguments: argparse.Namespace) -> dict[str, Any]:
     """Scoring, score normalisation and metrics at full size, row by row as they are done."""
+    # Unknown names are refused before the first part, which may take minutes.
     for part in arguments.scoring:
         lookup(PARTS, part, "part of --scoring")
     threads = arguments.threads or usable_cores()
     figures = []
-    _begin_table(
-        "operation", "rate", "seconds (lowest to highest)", "CPU seconds", "peak memory", "load"
-    )
+    _begin_table("operation", "rate", "seconds (lowest to highest)", "peak memory", "load")
     for part in arguments.scoring or PARTS:
         cost = measure_scoring(
             part, rounds=arguments.rounds, threads=threads, trials=arguments.scoring_trials
         )
+        median = cost["median_seconds"]
         _row(
-            cost.name,
-            f"{cost.num_items / cost.median_seconds:,.0f}/s",
-            f"{cost.median_seconds:.3g} ({cost.lowest_seconds:.3g} to {cost.highest_seconds:.3g})",
-            f"{cost.cpu_seconds:.3g}",
-            human_bytes(cost.peak_bytes),
-            f"{cost.load:.1f}",
+            cost["name"],
+            f"{cost['num_items'] / median:,.0f}/s",
+            f"{median:.3g} ({cost['lowest_seconds']:.3g} to {cost['highest_seconds']:.3g})",
+            human_bytes(cost["peak_bytes"]),
+            f"{cost['load']:.1f}",
         )
-        figures.append(dataclasses.asdict(cost))
+        figures.append(cost)
     return {"scoring": figures}
 
 
@@ -96,13 +97,9 @@ def steps(arguments: argparse.Namespace) -> dict[str, Any]:
     )
     _begin_table("step", "median seconds", "quartile spread", "ratio to the plain definition")
     for timing in timings:
-        _row(
-            timing.name,
-            f"{timing.median_seconds:.3f}",
-            f"{timing.quartile_spread_seconds:.3f}",
-            f"{timing.ratio:.3f}",
-        )
-    return {"steps": [dataclasses.asdict(timing) for timing in timings]}
+        figures = [f"{timing[key]:.3f}" for key in STEP_FIGURES]
+        _row(timing["name"], *figures)
+    return {"steps": timings}
 
 
 def epochs(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -115,6 +112,7 @@ def epochs(arguments: argparse.Namespace) -> dict[str, Any]:
 def be_measured(arguments: argparse.Namespace) -> None:
     """The work of a process that one of the suites above has started."""
     config = load_config(arguments.config_arguments).config
+    # The measuring process has passed on its own arguments, so both load the same configuration.
     if arguments.epoch_of:
         serve_epochs(make_synthetic_corpus(config), arguments.epoch_of, arguments.num_batches)
     else:

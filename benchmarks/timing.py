@@ -9,17 +9,13 @@ import contextlib
 import dataclasses
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from tqdm import tqdm
-
-
-def nothing() -> None:
-    """The default preparation: none."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +24,7 @@ class Way:
 
     run: Callable[[Any], int]
     """Does the work with the result of `prepare` and returns the number of items done; timed."""
-    prepare: Callable[[], Any] = nothing
+    prepare: Callable[[], Any] = lambda: None
     """Prepares a run (starts workers, fills queues); not timed."""
 
 
@@ -38,8 +34,6 @@ class Samples:
 
     seconds: list[float] = dataclasses.field(default_factory=list)
     """Wall-clock time."""
-    processor_seconds: list[float] = dataclasses.field(default_factory=list)
-    """CPU time of all threads of this process."""
     items: list[int] = dataclasses.field(default_factory=list)
 
     @property
@@ -74,6 +68,10 @@ def run_in_turn(
     """
     if not ways or rounds < 1:
         raise ValueError(f"{len(ways)} ways and {rounds} rounds; expected at least one of each")
+    # The story of a comparison. Machines have moods: another program, a warm processor, a full
+    # cache. Way after way, in blocks, would give one of them the bad minutes. So the ways take
+    # turns, each is prepared without the clock, and the clock stops only when the device has done
+    # all that was queued. Nothing is left out afterwards: a slow round is slow for everybody in it.
     samples = {name: Samples() for name in ways}
     # A suite takes minutes: the bar shows what it is doing.
     with tqdm(total=(1 + rounds) * len(ways), unit="run", leave=False) as bar:
@@ -84,67 +82,42 @@ def run_in_turn(
             bar.update()
         for name, way in [*ways.items()] * rounds:
             bar.set_description(name)
+            # Not for its figures: it fills the caches with what this way needs.
             for _ in range(settle):
                 way.run(way.prepare())
             ready = way.prepare()
             finish_device()
             start = clock()
-            used = time.process_time()
             items = way.run(ready)
             finish_device()
             samples[name].seconds.append(clock() - start)
-            samples[name].processor_seconds.append(time.process_time() - used)
             samples[name].items.append(items)
+            # A way that does nothing is infinitely fast; better to stop than to report that.
             if items < 1:
                 raise ValueError(f"{name} processed no items; expected a corpus that is not empty")
             bar.update()
     return samples
 
 
-@dataclass(frozen=True)
-class Timing:
-    """One way: median seconds, interquartile range, and the median over the rounds of the ratio to
-    the first way.
-    """
-
-    name: str
-    median_seconds: float
-    quartile_spread_seconds: float
-    ratio: float
-
-
-def timings(samples: Mapping[str, Samples]) -> list[Timing]:
-    """One timing per way, in order. Ratios are taken within each round, then their median over the
-    rounds.
+# A machine slows down for seconds at a time (other programs, heat). Within a round all ways meet
+# nearly the same machine, so a ratio is taken in each round and the median over the rounds; the
+# ratio of two medians would compare a fast phase with a slow one.
+def timings(samples: Mapping[str, Samples]) -> list[dict[str, Any]]:
+    """For each way in order: its name, median seconds, interquartile range, and the median over the
+    rounds of the ratio to the first way.
     """
     reference = next(iter(samples.values())).seconds
     made = []
     for name, runs in samples.items():
-        seconds = runs.seconds
-        ratio = _median_ratio(seconds, reference)
-        made.append(Timing(name, statistics.median(seconds), _spread(seconds), ratio))
+        ratios = [seconds / base for seconds, base in zip(runs.seconds, reference, strict=True)]
+        figures = {
+            "name": name,
+            "median_seconds": statistics.median(runs.seconds),
+            "quartile_spread_seconds": _spread(runs.seconds),
+            "ratio": statistics.median(ratios),
+        }
+        made.append(figures)
     return made
-
-
-@dataclass(frozen=True)
-class Speedup:
-    """How much faster the second of two ways is.
-
-    Attributes:
-        measure: what was measured.
-        first_per_second: median items per second of the first way.
-        second_per_second: the same of the second way.
-        ratio: median over the rounds of second / first, each taken within its round.
-        lowest_ratio: the lowest of any round.
-        highest_ratio: the highest of any round.
-    """
-
-    measure: str
-    first_per_second: float
-    second_per_second: float
-    ratio: float
-    lowest_ratio: float
-    highest_ratio: float
 
 
 def compare(
@@ -154,8 +127,9 @@ def compare(
     *,
     rounds: int,
     clock: Callable[[], float] = time.perf_counter,
-) -> Speedup:
-    """Run A B A B …, `rounds` times each after one warm-up round.
+) -> dict[str, Any]:
+    """Run A B A B …, `rounds` times each after one warm-up round: median items per second of both
+    ways, and how much faster the second is (median, lowest and highest of the rounds).
 
     Raises:
         ValueError: as in `run_in_turn`.
@@ -164,28 +138,25 @@ def compare(
     slow = samples["classic"].rates
     fast = samples["ours"].rates
     ratios = [ours / classic for classic, ours in zip(slow, fast, strict=True)]
-    return Speedup(
-        measure,
-        statistics.median(slow),
-        statistics.median(fast),
-        statistics.median(ratios),
-        min(ratios),
-        max(ratios),
-    )
+    return {
+        "measure": measure,
+        "first_per_second": statistics.median(slow),
+        "second_per_second": statistics.median(fast),
+        "ratio": statistics.median(ratios),
+        "lowest_ratio": min(ratios),
+        "highest_ratio": max(ratios),
+    }
 
 
-def speedup_table(speedups: Sequence[Speedup]) -> str:
-    """A Markdown table, one row per measure."""
+def speedup_table(comparisons: Sequence[Mapping[str, Any]]) -> str:
+    """A Markdown table, one row for each result of `compare`."""
     lines = [
         "| measure | classic crops/s | ours crops/s | ratio (lowest to highest) |",
         "|---|---|---|---|",
     ]
-    for speedup in speedups:
-        lines.append(
-            f"| {speedup.measure} | {speedup.first_per_second:,.0f} | "
-            f"{speedup.second_per_second:,.0f} | {speedup.ratio:.1f} "
-            f"({speedup.lowest_ratio:.1f} to {speedup.highest_ratio:.1f}) |"
-        )
+    form = "| {measure} | {first_per_second:,.0f} | {second_per_second:,.0f} | {ratio:.1f} "
+    form += "({lowest_ratio:.1f} to {highest_ratio:.1f}) |"
+    lines += [form.format_map(figures) for figures in comparisons]
     return "\n".join(lines)
 
 
@@ -209,20 +180,14 @@ def finish_device() -> None:
     """Wait for the GPU, which works asynchronously: otherwise the clock would stop when work is
     queued, not done.
     """
-    # Looked up, not imported: without torch there is no GPU work, and a process that only serves
-    # starts faster.
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
+    if torch.cuda.is_available():
         torch.cuda.synchronize()
-
-
-def _median_ratio(values: list[float], reference: list[float]) -> float:
-    ratios = [value / base for value, base in zip(values, reference, strict=True)]
-    return statistics.median(ratios)
 
 
 def _spread(values: list[float]) -> float:
     if len(values) < 2:
         return 0.0
+    # Half of the rounds lie in between. Unlike a standard deviation it does not follow a single
+    # slow round.
     low, _, high = statistics.quantiles(values, n=4)
     return high - low

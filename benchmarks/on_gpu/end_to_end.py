@@ -50,7 +50,9 @@ QUICK_UTTERANCES = 24
 STEPS = 100
 QUICK_STEPS = 4
 COLD_STEPS = 30
+# Speeds are part of it, because resampling moves to the GPU with the rest of augmentation.
 SPEEDS = [0.9, 1.0, 1.1]
+# Less than any corpus, which therefore stays in the host's memory.
 LOW_GIGABYTES = 0.001
 # Where the corpus is -> its form and the options of the section data.
 CORPORA: dict[str, tuple[str, dict[str, Any]]] = {
@@ -79,6 +81,7 @@ TOP = 300
 def benchmark_data(setup: Setup) -> tuple[BenchmarkData, Config]:
     """Recordings of 4 to 12 s, as in VoxCeleb, in every form, with noise and RIRs; made once."""
     paths = setup.corpus()
+    # Lookup tables belong to the generated corpus, not into the user's cache.
     os.environ["SPEAKERNET_CACHE"] = str(setup.folder / "kept")
     config = setup.config(
         data={"train_list": str(paths.train_list), "train_path": str(paths.train_path)},
@@ -98,6 +101,8 @@ def pipeline(setup: Setup) -> Iterator[Row]:
     """
     data, config = benchmark_data(setup)
     batch_size = batch_size_of(setup)
+    # The fastest setting that needs no compilation: the faster a step, the sooner the loader is the
+    # bottleneck, and it is the loader that is measured here.
     runtime = VARIANTS["bf16, channels_last" if setup.is_cuda else "channels_last"]
     config = with_changes(
         published_config(config, QUICK_MODEL if setup.is_quick else MODEL), runtime=runtime
@@ -112,12 +117,14 @@ def pipeline(setup: Setup) -> Iterator[Row]:
     prepare_machine(config)
     for name, (form, options) in CORPORA.items():
         steps = QUICK_STEPS if setup.is_quick else COLD_STEPS if name == COLD else STEPS
+        # Rows for warm-up and measurement, so that the run never reaches the end of its epoch,
+        # where it would evaluate.
         num_rows = (steps + WARM_STEPS[setup.device.type] + QUIET_STEPS) * batch_size
         if name == COLD:
             rows, corpus = _cold(setup, num_rows)
         else:
             rows = data.write_list("flac" if form == "flac" else "wav", num_rows)
-            corpus = data.folder(form)
+            corpus = data.root / form
         section = {"train_list": str(rows), "train_path": str(corpus), "batch_size": batch_size,
                    "crop_frames": 200, **options}  # fmt: skip
         with_corpus = with_changes(config, data=section)
@@ -129,6 +136,8 @@ def pipeline(setup: Setup) -> Iterator[Row]:
 
 def _cold(setup: Setup, num_rows: int) -> tuple[Path, Path]:
     """A list and a packed corpus with one utterance per crop, so no page is read twice."""
+    # Every crop is from an utterance of its own, and the pages are dropped after writing. Otherwise
+    # the second look at a file would come from memory, and the disk would seem as fast as that.
     noise = Noise(num_rows)
     corpus = setup.folder / f"cold-{num_rows}"
     rows = setup.folder / f"cold-{num_rows}.txt"
@@ -141,6 +150,8 @@ def _cold(setup: Setup, num_rows: int) -> tuple[Path, Path]:
 
 def _many_rirs(setup: Setup) -> Path:
     """Noise that decays within half a second, in as many files as RIRS_NOISES has."""
+    # RIRS_NOISES has so many. Files are small, so reading them is a matter of calls rather than
+    # bytes, and keeping their spectra is a matter of memory.
     folder = setup.folder / "many_rirs"
     random = np.random.default_rng(0)
     decay = np.exp(-np.arange(RIR_SAMPLES) / 1000)
@@ -167,10 +178,11 @@ def _end_to_end(setup: Setup, name: str, config: Config, folder: Path, steps: in
         def run() -> None:
             trainer.run_step(batches)
 
+        # First with the loader as it is, then with crops that are ready in memory: what the second
+        # is faster by is time in which the GPU has waited, however the host has felt about it.
         timed = time_steps(run, steps, setup.device, trainer.speed.take_window)
-        phases = {
-            f"{part}_share": share for part, share in _phases(trainer.speed.take_window()).items()
-        }
+        host = trainer.speed.take_window()
+        # From here on the loader yields the same crops again and again, without reading or mixing.
         loader.maker = ReadyCrops(loader.maker)
         loader.set_epoch(1)
         batches = iter(loader)
@@ -186,15 +198,10 @@ def _end_to_end(setup: Setup, name: str, config: Config, folder: Path, steps: in
         data_wait_share=max(0.0, 1 - ready / timed["step_seconds"]),
         step_seconds_ready=ready,
         **timed,
-        **phases,
+        host_data_share=host["data_wait_share"],
+        host_forward_backward_share=host["forward_backward_share"],
+        host_optimizer_share=host["optimizer_share"],
     )
-
-
-def _phases(summary: dict[str, Any]) -> dict[str, float]:
-    """Shares of the host's time by phase."""
-    parts = {"host_data": "data_wait_share", "host_forward_backward": "forward_backward_share",
-             "host_optimizer": "optimizer_share"}  # fmt: skip
-    return {name: float(summary[key]) for name, key in parts.items() if key in summary}
 
 
 def evaluation(setup: Setup) -> Iterator[Row]:
@@ -206,7 +213,7 @@ def evaluation(setup: Setup) -> Iterator[Row]:
     config = published_config(config, model)
     prepare_machine(config)
     net = build_model(config).to(setup.device).eval()
-    source = open_source(data.folder("packed"))
+    source = open_source(data.root / "packed")
     names = StringTable.from_strings([f"{name}.wav" for name in data.names])
     modes: tuple[Mode, ...] = ("whole", "crops")
     for mode in modes:
@@ -216,9 +223,11 @@ def evaluation(setup: Setup) -> Iterator[Row]:
             embed_utterances, net, source, names, options, Forward(setup.device), description=""
         )
         embed()
+        # Whole recordings have many lengths, so they are padded to a few; crops have one.
         yield _timed(f"{model}, {mode}", embed, setup.device, len(names))
     utterances, trials, cohort_size = QUICK_LIST if setup.is_quick else LIST
     generator = np.random.default_rng(0)
+    # Random embeddings: scoring does not look at their values.
     units = mean_embeddings(generator.standard_normal((utterances, DIM), dtype=np.float32))
     cohort = mean_embeddings(generator.standard_normal((cohort_size, DIM), dtype=np.float32))
     enrol, test = generator.integers(0, utterances, (2, trials), dtype=np.int32)

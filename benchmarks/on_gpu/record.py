@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 Row = dict[str, Any]
 NEEDS_CUDA = "needs a CUDA device"
+# Small, but with everything that the code asks for: several speakers, noise of every kind, rooms.
 QUICK_CORPUS = CorpusParameters(
     num_speakers=4,
     utterances_per_speaker=8,
@@ -98,6 +99,8 @@ class Record:
         self._facts = json.loads(
             json.dumps({"device": setup.device.type, "quick": setup.is_quick, "hardware": system})
         )
+        # Figures of two machines in one table would be compared by whoever reads it, so a file
+        # belongs to one machine, one set of versions and one size.
         if path.exists():
             expected = "JSON written by benchmarks/gpu.py; use another file, or remove it"
             with reading(path, expected, FileError), open_text(path) as file:
@@ -118,12 +121,7 @@ class Record:
         """Store a part's rows so far."""
         self.parts[part] = {"seconds": round(seconds, 1), "is_done": is_done, "rows": list(rows)}
         with atomic_write(self.path) as file:
-            json.dump(self.figures(), file, indent=1)
-
-    def figures(self) -> dict[str, Any]:
-        """The content of the file."""
-        versions = self._facts["hardware"]["versions"]
-        return {**self._facts, "versions": versions, "parts": self.parts}
+            json.dump({**self._facts, "parts": self.parts}, file, indent=1)
 
     def markdown(self) -> str:
         """Hardware and versions, then a table per part."""
@@ -139,6 +137,8 @@ class Record:
 
 
 def _table(rows: Sequence[Row]) -> list[str]:
+    # A dictionary keeps the order in which columns first appear. Rows of a part may have different
+    # ones, because a missing figure is left out.
     columns: dict[str, None] = {}
     for figures in rows:
         columns |= dict.fromkeys(figures)

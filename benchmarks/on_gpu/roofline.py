@@ -47,6 +47,9 @@ class Operation(NamedTuple):
     """float32, tf32, bf16 or fp16."""
 
 
+# The mode sees what torch passes to its kernels, after autograd and autocast, so forward and
+# backward passes are counted alike. Kernels of compiled code bypass it, so only eager steps are
+# counted.
 class OperationCounter(TorchDispatchMode):
     """Records FLOP and bytes of every operation inside, backward included; views cost nothing."""
 
@@ -62,10 +65,14 @@ class OperationCounter(TorchDispatchMode):
         inputs = tensors_in((args, kwargs))
         results = tensors_in(output)
         is_in_place = func._schema.is_mutable
+        # A result in the memory of an input is a view and costs nothing, unless the operation has
+        # written there.
         storages = {tensor.untyped_storage().data_ptr() for tensor in inputs}
         is_new = any(tensor.untyped_storage().data_ptr() not in storages for tensor in results)
         does_work = is_new or is_in_place or not results
         if does_work and not str(func).startswith(WITHOUT_BYTES):
+            # torch's own formulas for products and convolutions. Everything else counts no FLOP,
+            # since its time is that of moving its bytes.
             count = flop_registry.get(func._overloadpacket)
             flop = float(count(*args, **(kwargs or {}), out_val=output)) if count else 0.0
             # A tensor changed in place is read and written, even if it is not among the results.
@@ -78,6 +85,7 @@ class OperationCounter(TorchDispatchMode):
         for tensor in results:
             if tensor.dtype in NAMES:
                 return NAMES[tensor.dtype]
+        # By default torch allows TF32 in convolutions, but not in products.
         return self.float32_convolutions if "conv" in str(func) else "float32"
 
 
@@ -98,6 +106,8 @@ def least_seconds(
     seconds = 0.0
     for operation in operations:
         computing = operation.flop / peaks[operation.arithmetic]
+        # Either the arithmetic or the memory is the bottleneck of an operation. As operations run
+        # one after the other, the shortest time of a step is the sum, not the larger of two totals.
         seconds += max(computing, operation.num_bytes / bytes_per_second)
     return seconds
 
@@ -129,6 +139,8 @@ def roofline(setup: Setup) -> Iterator[Row]:
                     step()
             least = least_seconds(counter.operations, peaks, bandwidth)
             flop = sum(operation.flop for operation in counter.operations)
+            # For comparison with other papers and tools, which divide by the peak of the step's
+            # main arithmetic.
             peak = peaks[arithmetic_of(str(runtime["precision"]), setup.device)]
             yield row(
                 f"{model}, {name}",

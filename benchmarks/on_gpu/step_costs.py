@@ -18,8 +18,12 @@ from speakernet.machine.device import synchronize, utilisation_monitor
 from speakernet.machine.memory import process_peak_bytes
 from speakernet.training.timing import warm_up
 
+# One network for each kind of load: many tiny kernels, large convolutions, wide one-dimensional
+# ones, and a long chain of small layers.
 MODELS = ("ResNetSE34L", "ResNet34", "ECAPA_TDNN_1024", "CAMPPlus")
 QUICK_MODELS = ("ResNet",)
+# Large enough to fill the GPU. With smaller batches the host would be the bottleneck in every row,
+# and no variant could help.
 BATCH = 256
 QUICK_BATCH = 2
 ROUNDS = 10
@@ -28,17 +32,15 @@ QUICK_ROUNDS = 1
 WARMUP = 8
 PLAIN = {"precision": "no", "channels_last": "off", "compile": "off"}
 HALF = {**PLAIN, "precision": "bf16", "channels_last": "on"}
-ALL_BUT_GRAPHS = "bf16, channels_last, compile"
-RECORDED = "bf16, channels_last, recorded"
 # Variant -> its options in `runtime`. Those that compile come last: they may take the rest of the
 # time.
 VARIANTS: dict[str, dict[str, Any]] = {
     "eager": PLAIN,
     "bf16, channels_last": HALF,
-    RECORDED: {**HALF, "cuda_graph": "on"},
+    "bf16, channels_last, recorded": {**HALF, "cuda_graph": "on"},
     "channels_last": {**PLAIN, "channels_last": "on"},
     "bf16": {**PLAIN, "precision": "bf16"},
-    ALL_BUT_GRAPHS: {**HALF, "compile": "on"},
+    "bf16, channels_last, compile": {**HALF, "compile": "on"},
     "bf16, channels_last, compile, recorded": {**HALF, "compile": "on", "cuda_graph": "on"},
     "compile": {**PLAIN, "compile": "on"},
     "all": {
@@ -75,6 +77,7 @@ def step_costs(setup: Setup) -> Iterator[Row]:
             name = f"{model}, {variant}"
             if runtime.keys() & {"compile_mode", "cuda_graph"} and not setup.is_cuda:
                 yield left_out(name, NEEDS_CUDA)
+            # Compiling takes minutes on a CPU, and its code is tested elsewhere.
             elif setup.is_quick and "compile" in variant:
                 yield left_out(name, "--quick does not compile")
             else:
@@ -93,6 +96,8 @@ def launches(setup: Setup) -> Iterator[Row]:
         with warm_step(setup, model, HALF) as step:
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
                 step()
+            # Events of the device are kernels and copies; each was a call of the driver by the
+            # host.
             kernels = [event for event in seen.events() if event.device_type.name == "CUDA"]
             shares = host_and_busy(step, ROUNDS, setup.device)
             yield row(model, launches=len(kernels), **shares)
@@ -111,6 +116,7 @@ def warm_step(setup: Setup, model: str, runtime: Mapping[str, Any]) -> Iterator[
 
 def _measure(setup: Setup, name: str, step: Callable[[], None]) -> Row:
     if setup.is_cuda:
+        # The peak of this variant, not of the warm-up of an earlier one.
         torch.cuda.reset_peak_memory_stats(setup.device)
     rounds = QUICK_ROUNDS if setup.is_quick else ROUNDS
     seconds = median_seconds(step, rounds, setup.device)
@@ -148,6 +154,8 @@ def host_and_busy(run: Callable[[], Any], count: int, device: torch.device) -> d
         begin = time.thread_time()
         for _ in range(count):
             run()
+        # Read before the host waits for the device: if this is as long as the step, the GPU waits
+        # for Python.
         host = time.thread_time() - begin
         synchronize(device)
     figures = {"host_seconds": host / count}

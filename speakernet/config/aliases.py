@@ -169,6 +169,8 @@ REMOVED: dict[str, str] = {
         "set runtime.compile: on and runtime.compile_mode: reduce-overhead (torch's CUDA graphs)"
     ),
     "training.trackers: csv": "read metrics.jsonl, which holds every number of a run",
+    "training.ema_statistics": "leave it out (the statistics are averaged like the weights)",
+    "training.gradient_cache": "leave it out (a metric loss under accumulation always uses it)",
 }
 """Options of earlier versions, and values of options -> what to write instead. Saved configurations
 may still contain them."""
@@ -176,6 +178,7 @@ may still contain them."""
 # on and should know.
 CHANGED_TRAINING = (
     "training.large_margin_epochs",
+    "training.ema_statistics",
     "loss.teacher",
     "augment.warp_factors",
     "data.max_seconds",

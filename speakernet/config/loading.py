@@ -629,7 +629,7 @@ def _of_this_version(setting: Setting) -> Setting | None:
     """A saved setting without options of earlier versions; None if nothing of it is left."""
     section, _, option = setting.key.rpartition(".")
     kept = without_removed(section, {option: setting.value}, [])
-    if setting.key in CHANGED_TRAINING and setting.value not in (0, "", [1.0]):
+    if setting.key in CHANGED_TRAINING and setting.value not in (0, "", [1.0], "averaged"):
         logger.warning(
             "%s: %s: %s is ignored; %s",
             setting.where,

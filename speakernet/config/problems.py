@@ -68,16 +68,6 @@ def training_problems(config: Config) -> Iterator[Problem]:
             f"{utterances}, but the loss {loss.name} compares utterances of the same speaker; set "
             f"--nPerSpeaker {loss.min_utterances}",
         )
-    # A metric loss learns from the other utterances of its batch. Accumulating micro-batches
-    # without the cache would not give the gradient of the large batch, but the mean of many small
-    # ones: fewer negatives, and no error to show it.
-    if needs_gradient_cache(config) and training.gradient_cache == "off":
-        yield (
-            "training.gradient_cache",
-            f"off, but with the metric loss {loss.name} each of {training.accumulation_steps} "
-            "micro-batches would see only its own negatives; set it to auto, or accumulation_steps "
-            "to 1 with a larger data.batch_size",
-        )
     # Equal would be a run without any changed voice, whose extra classes are never seen.
     if augment.enabled and augment.real_epochs >= training.max_epochs:
         yield (
@@ -135,11 +125,6 @@ def options_without_effect(
     schedule = config.schedule
     runtime = config.runtime
     epochs = f"but training.max_epochs is {training.max_epochs}"
-    if training.gradient_cache == "on" and not needs_gradient_cache(config):
-        yield (
-            "training.gradient_cache",
-            "on has no effect without a metric loss and accumulation_steps above 1",
-        )
     # The last step of an epoch takes the batches that are left, so the effective batch would be
     # smaller than asked for in every single step.
     if training.accumulation_steps > num_batches:

@@ -119,7 +119,6 @@ OF_A_STAGE: dict[str, Collection[str]] = {
         "patience",
         "average_checkpoints",
         "ema_decay",
-        "ema_statistics",
         "max_grad_norm",
         "log_interval",
         "save_steps",

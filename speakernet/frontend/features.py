@@ -65,10 +65,6 @@ class FrontEnd(nn.Module):
         """Number of frames of `num_samples` samples; accepts integers too."""
         raise NotImplementedError
 
-    def frame_lengths(self, lengths: Lengths) -> Lengths:
-        """Frames of utterances of `lengths` samples; None if all rows are full."""
-        return None if lengths is None else self.num_frames(lengths)
-
     def extract(self, waveforms: Tensor, lengths: Lengths) -> Tensor:
         """The features of float32 `waveforms`."""
         raise NotImplementedError
@@ -170,7 +166,9 @@ class MelFrontEnd(FrontEnd):
     def extract(self, waveforms: Tensor, lengths: Lengths) -> Tensor:
         """`energies`, normalised over each utterance."""
         features = self.energies(waveforms, lengths)
-        return normalize_features(features, self.options.normalize, self.frame_lengths(lengths))
+        if lengths is not None:
+            lengths = self.num_frames(lengths)
+        return normalize_features(features, self.options.normalize, lengths)
 
 
 class LogMel(MelFrontEnd):

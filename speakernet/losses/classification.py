@@ -181,8 +181,8 @@ class AAMSoftmax(AMSoftmax):
             least = 0.0
             beyond = own_cosine
         else:
-            least = cosine_of(math.pi - self.margin)
-            beyond = own_cosine - sine_of(math.pi - self.margin) * self.margin
+            least, slope = cosine_and_sine(math.pi - self.margin)
+            beyond = own_cosine - slope * self.margin
         widened = torch.where(own_cosine > least, rotate(own_cosine, self.margin), beyond)
         if self.inter_top_k:
             # Cosines are never below -1, so -2 keeps the utterance's own speaker out of the
@@ -194,14 +194,11 @@ class AAMSoftmax(AMSoftmax):
         return label_column.replaced(cosine, widened) * self.scale
 
 
-def cosine_of(angle: float | Tensor) -> Any:
-    """The cosine of a number, or of a 0-d tensor, which a recorded step has instead."""
-    return angle.cos() if isinstance(angle, Tensor) else math.cos(angle)
-
-
-def sine_of(angle: float | Tensor) -> Any:
-    """The sine of a number or of a 0-d tensor."""
-    return angle.sin() if isinstance(angle, Tensor) else math.sin(angle)
+def cosine_and_sine(angle: float | Tensor) -> tuple[Any, Any]:
+    """Of a number, or of a 0-d tensor, which a recorded step has instead."""
+    if isinstance(angle, Tensor):
+        return angle.cos(), angle.sin()
+    return math.cos(angle), math.sin(angle)
 
 
 def rotate(cosine: Tensor, angle: float | Tensor) -> Tensor:
@@ -211,7 +208,8 @@ def rotate(cosine: Tensor, angle: float | Tensor) -> Tensor:
     tensor([0.5000])
     """
     sine = (1.0 - cosine.square()).clamp(SINE_FLOOR, 1.0).sqrt()
-    return cosine * cosine_of(angle) - sine * sine_of(angle)
+    turn_cosine, turn_sine = cosine_and_sine(angle)
+    return cosine * turn_cosine - sine * turn_sine
 
 
 class Columns(NamedTuple):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from speakernet.losses.classification import ClassificationLoss, cosine_of, rotate
+from speakernet.losses.classification import ClassificationLoss, cosine_and_sine, rotate
 from speakernet.losses.options import HAMSoftmaxOptions, SphereFace2Options
 
 # Keeps points away from the edge of the ball, denominators from 0, and the argument of arcosh from
@@ -72,7 +72,7 @@ class SphereFace2(ClassificationLoss):
         if is_own:
             # Past pi - margin the angle would wrap around; the result then falls linearly in the
             # cosine.
-            lowest = cosine_of(margin)
+            lowest, _ = cosine_and_sine(margin)
             rotated = torch.where(cosine > -lowest, rotated, cosine - 1.0 + lowest)
         return self.scale * self._spread(rotated) + bias
 

@@ -14,7 +14,7 @@ from speakernet.models.layers import (
     mask_frames,
     mean_over_frames,
     relu,
-    strided_length,
+    valid_length,
 )
 from speakernet.models.options.trunks import CAMPPlusOptions
 from speakernet.models.resnet import ResidualBlock, ResidualStage
@@ -85,7 +85,7 @@ class CAMPPlus(Trunk):
         hidden = relu(self.norm2(self.conv2(hidden)))  # (batch, 32, mels / 8, frames)
         hidden = hidden.flatten(1, 2)  # (batch, 32 x mels / 8, frames)
         hidden = relu(self.norm_in(self.conv_in(hidden, lengths)))  # (batch, 128, frames / 2)
-        lengths = strided_length(lengths, 2)
+        lengths = valid_length(lengths, 1, 2)
         # The same in all 52 layers, so counted once: on a GPU each operation is a launch.
         counts = frames_of_segments(hidden, lengths)
         for block, transition in zip(self.dense, self.transitions, strict=True):

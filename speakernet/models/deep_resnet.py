@@ -15,7 +15,7 @@ from speakernet.models.layers import (
     mask_frames,
     mean_over_frames,
     relu,
-    strided_length,
+    valid_length,
 )
 from speakernet.models.options.trunks import DeepResNetOptions, GeminiOptions, SimAMResNetOptions
 from speakernet.models.resnet import (
@@ -72,7 +72,7 @@ class Bottleneck(Foldable):
         # The expensive 3 x 3 convolution runs on few channels (or, inverted, on each channel
         # alone); the 1 x 1 convolutions change the width before and after it.
         hidden = mask_frames(relu(self.norm1(self.conv1(features))), lengths)
-        lengths = strided_length(lengths, self.frame_stride)
+        lengths = valid_length(lengths, 1, self.frame_stride)
         hidden = relu(self.norm2(self.conv2(hidden)))  # (batch, inner channels, ...)
         hidden = self.norm3(self.conv3(hidden))  # (batch, out channels, ...)
         return mask_frames(relu(hidden + self.shortcut(features)), lengths), lengths
@@ -172,7 +172,7 @@ class GeminiDFResNet(Trunk):
         hidden = mask_frames(relu(self.norm1(hidden)), lengths)
         parts = zip(self.downsamples, self.stages, FRAME_STRIDES, strict=True)
         for downsample, stage, frame_stride in parts:
-            lengths = strided_length(lengths, frame_stride)
+            lengths = valid_length(lengths, 1, frame_stride)
             hidden = mask_frames(downsample(hidden), lengths)
             hidden, lengths = stage(hidden, lengths)
         return hidden.flatten(1, 2), lengths  # (batch, 256 x mels / 16, frames / 2)

@@ -49,6 +49,8 @@ def _download(name: str, revision: str, patterns: Sequence[str], what: str) -> P
         huggingface_hub.snapshot_download, name, revision=revision, allow_patterns=list(patterns)
     )
     try:
+        # Asked first, with a timeout of our own: a network that swallows packets would otherwise be
+        # waited for.
         huggingface_hub.HfApi().model_info(name, revision=revision, timeout=HUB_SECONDS)
         return Path(download())
     except (
@@ -80,6 +82,8 @@ def _warn_of_changes(name: str, revision: str, folder: Path, patterns: Sequence[
     cache.
     """
     # models--OWNER--NAME/snapshots/COMMIT
+    # Beside the cache's own files, because the cache knows commits but not which of them a result
+    # was made with.
     note = folder.parents[1] / f"{NOTE}-{revision.replace('/', '--')}.json"
     first: dict[str, str] = {}
     if note.is_file():

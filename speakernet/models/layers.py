@@ -56,13 +56,10 @@ def mean_over_frames(features: Tensor, lengths: Lengths) -> Tensor:
     return (sums / lengths.unsqueeze(1)).to(features.dtype)
 
 
-def strided_length(lengths: Lengths, stride: int) -> Lengths:
-    """Valid frames after a strided convolution padded by half its kernel."""
-    return valid_length(lengths, 1, stride)
-
-
 def valid_length(lengths: Lengths, kernel: int, stride: int, padding: int = 0) -> Lengths:
-    """Valid frames after a convolution or pooling."""
+    """Valid frames after a convolution or pooling; one padded by half its kernel counts like a
+    kernel of 1.
+    """
     if lengths is None:
         return None
     return (lengths + 2 * padding - kernel) // stride + 1

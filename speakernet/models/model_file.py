@@ -11,7 +11,7 @@ import contextlib
 import json
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -93,22 +93,15 @@ def model_file_contents(
     net: SpeakerNet,
     *,
     loss_normalizes: bool,
-    embedding_mean: Tensor | None = None,
-    embedding_mean_of: Mapping[str, Any] | None = None,
-    calibration: Mapping[str, Any] | None = None,
-    thresholds: Sequence[Mapping[str, Any]] = (),
     training_summary: Mapping[str, Any] | None = None,
     is_last: bool = False,
 ) -> dict[str, Any]:
-    """The contents of a model file, as plain values and tensors.
+    """The contents of a model file, as plain values and tensors; what scoring adds (mean embedding,
+    calibration, thresholds) is still empty.
 
     Args:
         net: the network; its weights are referenced, not copied.
         loss_normalizes: whether classic scoring normalises embeddings trained with this loss.
-        embedding_mean: (dim,) subtracted before scoring.
-        embedding_mean_of: how recordings were embedded when the mean was measured.
-        calibration: maps scores to log-likelihood ratios.
-        thresholds: decision thresholds, each with its scoring.
         training_summary: facts about the training.
         is_last: whether this is for last.pt, which omits the frozen weights of a pretrained
             backbone.
@@ -133,10 +126,8 @@ def model_file_contents(
     if fixed:
         contents["reference"] = dict(fixed)
     contents["loss_normalizes"] = loss_normalizes
-    contents["embedding_mean"] = embedding_mean
-    contents["embedding_mean_of"] = embedding_mean_of and dict(embedding_mean_of)
-    contents["calibration"] = calibration and dict(calibration)
-    contents["thresholds"] = [dict(threshold) for threshold in thresholds]
+    contents |= {"embedding_mean": None, "embedding_mean_of": None, "calibration": None}
+    contents["thresholds"] = []
     contents["training_summary"] = summary
     return contents
 
@@ -357,6 +348,8 @@ def _load_head(loss: nn.Module | None, head: Mapping[str, Tensor], report: LoadR
         if loss is not None and list(loss.parameters()):
             report.head = "new"
         return
+    # All or nothing, as for the network: a head of which only the bias fits would start from a
+    # mixture.
     shapes = {name: tuple(value.shape) for name, value in head.items()}
     ours = {name: tuple(value.shape) for name, value in loss.state_dict().items()}
     if shapes != ours:
@@ -422,6 +415,7 @@ class Undrawn(TorchFunctionMode):
 
 def check_entries(contents: Mapping[str, Any], path: str | Path) -> None:
     """Refuse a newer format, and missing or malformed entries."""
+    # Not `isinstance`: True is an integer to Python, and not a version.
     version = contents["format_version"]
     if type(version) is not int or not 1 <= version <= FORMAT_VERSION:
         raise CheckpointError(
@@ -453,6 +447,7 @@ def _is_plain(value: Any) -> bool:
     """Whether a value contains only plain values, few enough that shared ones cannot make the walk
     endless.
     """
+    # A list of things to look at instead of recursion, which a deeply nested file could bring down.
     waiting = [value]
     left = MAX_VALUES
     while waiting and left:

@@ -15,7 +15,7 @@ from speakernet.models.layers import (
     multi_scale,
     norm_then_clipped_relu,
     relu,
-    strided_length,
+    valid_length,
 )
 from speakernet.models.options.trunks import RESNET34, ERes2NetOptions, Res2NetOptions
 from speakernet.models.resnet import ResidualTrunk, Stride, make_shortcut
@@ -65,7 +65,7 @@ class Res2Block(Foldable):
     def forward(self, features: Tensor, lengths: Lengths = None) -> tuple[Tensor, Lengths]:
         """(batch, channels, mels, frames) and valid frames, in and out."""
         # A bottleneck whose middle convolution is a chain of narrow ones (see `multi_scale`).
-        lengths = strided_length(lengths, self.frame_stride)
+        lengths = valid_length(lengths, 1, self.frame_stride)
         # (batch, scale x width, mels / stride, frames / stride)
         hidden = norm_then_clipped_relu(self.conv_in(features), self.norm_in)
         hidden = multi_scale(

@@ -20,7 +20,7 @@ from speakernet.models.layers import (
     initialize_convolutions,
     mask_frames,
     relu,
-    strided_length,
+    valid_length,
 )
 from speakernet.models.options.trunks import ResNetOptions
 
@@ -77,7 +77,7 @@ class ResidualBlock(Foldable):
         """(batch, channels, mels, frames) and valid frames, in and out."""
         # What the block computes is added to its input, so it only has to learn a correction, and
         # gradients reach the first layers undiminished. The gate comes last, as in SE-ResNet.
-        lengths = strided_length(lengths, self.frame_stride)
+        lengths = valid_length(lengths, 1, self.frame_stride)
         hidden = self.conv1(features)  # (batch, channels, mels / stride, frames / stride)
         hidden = self.norm1(self.rectify(hidden)) if self.relu_first else relu(self.norm1(hidden))
         # A norm turns the zeros past an utterance's end into its bias, which later layers would

@@ -202,20 +202,13 @@ def _is_stage(module: nn.Module) -> bool:
     return True
 
 
+# Nobody knows the memory of a step without running it, and running it on the device would leave
+# holes there. But what autograd saves for the backward pass has the same size on every device, and
+# grows with the batch. So two random utterances pass through a copy on the CPU, and each storage
+# that autograd keeps is counted once, however many views of it there are.
 def training_bytes(net: nn.Module, num_samples: int, batch_size: int, dtype: torch.dtype) -> int:
     """Estimated memory of a training step of `net`, from the activations of two random utterances
     on a CPU.
-    """
-    count = sum(parameter.numel() for parameter in net.parameters())
-    activations = activation_bytes(net, num_samples, dtype) * batch_size / OBSERVED_UTTERANCES
-    return BYTES_PER_WEIGHT * count + int(ACTIVATION_OVERHEAD * activations)
-
-
-def activation_bytes(
-    net: nn.Module, num_samples: int, dtype: torch.dtype, num_utterances: int = OBSERVED_UTTERANCES
-) -> int:
-    """Bytes that a forward pass of random utterances saves for the backward pass, without the
-    weights.
     """
     sizes: dict[int, int] = {}
 
@@ -231,11 +224,13 @@ def activation_bytes(
     hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
     with hooks, torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
         # Kept alive until counted: a freed tensor's address could be reused.
-        embeddings = observed(0.1 * torch.randn(num_utterances, num_samples))
+        embeddings = observed(0.1 * torch.randn(OBSERVED_UTTERANCES, num_samples))
     activations = sum(size for address, size in sizes.items() if address not in addresses)
     del embeddings
     restore_random_state(random_state)
-    return activations
+    count = sum(parameter.numel() for parameter in net.parameters())
+    share = batch_size / OBSERVED_UTTERANCES
+    return BYTES_PER_WEIGHT * count + int(ACTIVATION_OVERHEAD * share * activations)
 
 
 def blocks_to_checkpoint(net: nn.Module) -> list[nn.Module]:

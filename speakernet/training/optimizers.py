@@ -216,6 +216,7 @@ class Freezing:
 
     def begin_training(self, epoch: int) -> None:
         """Set training mode for an epoch (from 0)."""
+        # Set anew in every epoch from its number alone, so a resumed run needs no memory of it.
         is_frozen = epoch < self._epochs
         for parameter in self._parameters:
             parameter.requires_grad_(not is_frozen)
@@ -321,6 +322,8 @@ class WeightAverage:
     @torch.no_grad()
     def update(self) -> None:
         """Move the average towards the current weights."""
+        # Early averages would otherwise be dominated by random initial weights: with 0.999 their
+        # share would still be a third after a thousand steps.
         decay = min(self.decay, (1 + self._steps) / (10 + self._steps))
         self._steps += 1
         torch._foreach_lerp_(self._kept_floats, self._floats, 1.0 - decay)
@@ -376,6 +379,8 @@ class WeightAverage:
         """Exchange the average and the network's own weights."""
         for live, kept in zip(self._live, self._kept, strict=True):
             # One tensor at a time, to avoid a third copy of the whole network in memory.
+            # Swapped, not copied: after the evaluation a second swap restores the trained weights
+            # to the last bit.
             before = live.detach().clone()
             live.copy_(kept)
             kept.copy_(before)

@@ -7,10 +7,10 @@ before: waveforms, labels, the numbers of masks and dither, learning rates and t
 number inside the step would stay what it was in the recording; `tests/training/test_recording.py`
 finds that on a CPU, where the same step is traced and its trace replayed.
 
-What varies in form runs as usual, and the log says why: several processes, accumulation, the
-gradient cache, sharded heads, optimizers without a fused update, and code that brings values from
-the host. The first steps of a form are ordinary ones, which create the optimizer's moments and let
-libraries choose their kernels; recording itself computes nothing.
+What varies in form runs as usual, and the log says why: several processes, accumulation, optimizers
+without a fused update, and code that brings values from the host. The first steps of a form are
+ordinary ones, which create the optimizer's moments and let libraries choose their kernels;
+recording itself computes nothing.
 
 Not run on a GPU yet, so `runtime.cuda_graph: auto` means off.
 """
@@ -71,9 +71,7 @@ def why_not_recorded(step: TrainingStep, options: RuntimeOptions, num_batches: i
     reasons = {
         "it needs a CUDA device": step.precision.device.type != "cuda",
         "the step accumulates micro-batches": num_batches > 1,
-        "the gradient cache passes every batch twice": step.gradient_cache,
         "several processes share each batch": not step.exchange.is_alone,
-        "the head is sharded": step.is_sharded,
         f"optimizer {type(step.optimizer).__name__} has no fused update": not step.is_fused,
         f"compile_mode {options.compile_mode} records by itself": is_compiled
         and options.compile_mode != "default",
@@ -160,6 +158,8 @@ class StepRecorder:
         form.replay()
         assert form.results is not None
         # The next replay overwrites them.
+        # Copied out by one launch. The trainer reads the results of many steps at once, long after
+        # this one.
         return Results(*torch.stack([*map(Tensor.float, form.results)]).unbind())
 
     def _form_of(self, batch: Batch) -> Form | None:
@@ -169,6 +169,9 @@ class StepRecorder:
         learning = [parameter.requires_grad for parameter in self._parameters]
         modes = [norm.training for norm in self._norms]
         is_compiled = step.compiler.is_compiled
+        # A recording holds addresses and launches. Whatever decides which kernels are launched has
+        # to be a part of this key; whatever only changes their numbers has to be in a static
+        # tensor.
         key = (waveforms.shape, waveforms.dtype, is_compiled, *learning, *modes)
         if key in self._forms:
             return self._forms[key]
@@ -185,7 +188,7 @@ class StepRecorder:
             batch.rank_sizes,
             torch.empty(len(step.optimizer.param_groups), device=device),
         )
-        if step.is_drawing:
+        if step.drawing:
             static.numbers = step.draw(batch).to(device)
         if step.loss.margin is not None:
             static.margin = torch.empty((), dtype=torch.float64, device=device)
@@ -209,6 +212,8 @@ class StepRecorder:
     def _body(self, static: StaticBatch) -> Results:
         """The step itself, with nothing from the host; ordinary, traced and recorded alike."""
         step = self._step
+        # The loss has a tensor for a margin only in here, so that everybody else, a checkpoint
+        # included, still sees a number.
         margin = step.loss.margin
         try:
             if static.margin is not None:
@@ -233,7 +238,8 @@ class StepRecorder:
 
     def _give_up(self, reason: str) -> None:
         self._capture = None
-        # Gradients of an attempt lie in the memory of its graph.
+        # One failure is enough: what cannot be recorded now cannot be recorded in a later step.
+        # Gradients of the attempt lie in the memory of its graph, so they go too.
         self._step.optimizer.zero_grad(set_to_none=True)
         self._step.forget()
         logger.warning("cuda_graph: steps are not recorded: %s", reason)
@@ -276,6 +282,8 @@ class HostValues(TorchDispatchMode):
         results = func(*args, **(kwargs or {}))
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         outputs = [leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor)]
+        # Operations among the host's tensors alone are left out: what they compute matters only
+        # once it reaches the device, and that copy is seen.
         is_on_device = any(tensor.device.type == self._type for tensor in [*inputs, *outputs])
         if is_on_device and any(tensor.device.type != self._type for tensor in inputs):
             self.operations.add(str(func))

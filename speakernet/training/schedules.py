@@ -124,6 +124,8 @@ class LearningRateSchedule:
         num_epochs: int,
         factor: float = 1.0,
     ) -> None:
+        # Fine-tuning recipes lower the top and may forget the floor: a rate that rises towards the
+        # end would undo what was learned.
         if isinstance(options, FloorOptions):
             # The floor must not exceed the top.
             options = options.model_copy(
@@ -153,6 +155,8 @@ class LearningRateSchedule:
             return self.factor * self.top * warmth
         begin = self._shape_begins
         shape = self._shape(self.options, self.top, epoch - begin, self.num_epochs - begin)
+        # With `warmup_overlaps` the shape has been falling since the start of the run, as in
+        # wespeaker, so most shapes never quite reach the top.
         rate = self.factor * warmth * shape
         if not isinstance(self.options, PlateauOptions):
             return rate
@@ -211,6 +215,7 @@ class MarginSchedule:
         length = ramp.margin_end_epoch - ramp.margin_begin_epoch
         share = _share(step_number / self.steps_per_epoch - ramp.margin_begin_epoch, length)
         if ramp.margin == "exponential":
+            # Without the division the ramp would stop a thousandth short of the full margin.
             share = (1.0 - 0.001**share) / 0.999
         return ramp.margin_initial + (self.full - ramp.margin_initial) * share
 

@@ -157,7 +157,8 @@ class TrainingStep:
         self.threads = tools.threads
         self.guard = BufferGuard([net, loss])
         parts = [module for module in net.modules() if isinstance(module, DrawingPart)]
-        self._drawing: list[DrawingPart] = [part for part in parts if part.num_numbers]
+        self.drawing: list[DrawingPart] = [part for part in parts if part.num_numbers]
+        """What draws numbers for each batch, such as masks and dither."""
         self._parameters = parameters_of(optimizer)
         self.is_sharded = any(share_of(parameter) is not None for parameter in self._parameters)
         self.is_fused = bool(optimizer.defaults.get("fused"))
@@ -180,11 +181,6 @@ class TrainingStep:
     def listen_to(self, wishes: Wishes) -> None:
         """Ask this function after each step what this rank wishes: to stop, and to save."""
         self.exchange.wishes = wishes
-
-    @property
-    def is_drawing(self) -> bool:
-        """Whether the network draws numbers for each batch."""
-        return bool(self._drawing)
 
     @property
     def has_begun(self) -> bool:
@@ -355,7 +351,7 @@ class TrainingStep:
 
     def key_draws(self, batch: Batch) -> None:
         """Give the components that draw (masks, dither) the numbers of a batch."""
-        if self._drawing:
+        if self.drawing:
             device = self.precision.device
             numbers = self.draw(batch)
             if device.type == "cuda":
@@ -366,13 +362,13 @@ class TrainingStep:
     def draw(self, batch: Batch) -> Tensor:
         """The numbers of all components that draw, float64 (batch, numbers) on the host."""
         rows = batch.draw_rows
-        numbers = [part.draw(batch.draw_key, rows) for part in self._drawing]
+        numbers = [part.draw(batch.draw_key, rows) for part in self.drawing]
         return torch.from_numpy(np.concatenate(numbers, axis=1))
 
     def announce(self, numbers: Tensor) -> None:
         """Give each component its columns of what `draw` returned, on the device."""
-        widths = [part.num_numbers for part in self._drawing]
-        for part, columns in zip(self._drawing, numbers.split(widths, dim=1), strict=True):
+        widths = [part.num_numbers for part in self.drawing]
+        for part, columns in zip(self.drawing, numbers.split(widths, dim=1), strict=True):
             part.announce(columns)
 
     def close(self) -> None:

@@ -79,6 +79,8 @@ class Trackers(Tracker):
         self._each(lambda tracker: tracker.close())
 
     def _each(self, call: Callable[[Tracker], None]) -> None:
+        # A run of days must not end because a dashboard is down. So every call is guarded, the
+        # first failure is logged, and that tracker is left alone from then on.
         for name in list(self.names):
             try:
                 if name not in self._open:
@@ -103,8 +105,10 @@ def scalars(kind: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]
         tag = f"{kind}/{name}"
         if isinstance(value, Mapping):
             yield from scalars(tag, value)
+        # Intervals become two curves, which show how sure a figure is better than a table does.
         elif isinstance(value, list | tuple) and len(value) == 2:
             yield from scalars(tag, {"low": value[0], "high": value[1]})
+        # True is a number to Python.
         elif isinstance(value, bool) or not isinstance(value, int | float):
             continue
         elif math.isfinite(value):

@@ -97,6 +97,7 @@ class Trainer:
         self.store = output.store
         self.progress = output.progress
         self.stage = stage
+        self._of_stage = f" of the {stage.name}" if stage.name else ""
         self.stop = stop or StopRequest()
         step.listen_to(self._wishes)
         # How the network is trained.
@@ -164,12 +165,14 @@ class Trainer:
             # The initial weights are best.pt until an epoch beats them.
             state.initial_eer_percent = self.evaluate("initial model")
             self.save_last()
-            self._end_if_asked()
+            self.stop.agree()
+            self._end_if_stopped()
         while not state.epochs_done(self.options):
             if not state.awaits_evaluation:
                 self.train_epoch()
             self.judge_epoch()
-            self._end_if_asked()
+            self.stop.agree()
+            self._end_if_stopped()
         if not state.is_finished(self.options):
             self._average_last()
 
@@ -178,7 +181,8 @@ class Trainer:
         state = self.state
         num_batches = len(self.loader)
         if state.micro_batch == 0:
-            state.start_epoch()
+            state.epoch_loss_sum = state.epoch_accuracy_sum = 0.0
+            state.epoch_good_steps = 0
             self.loader.set_epoch(state.epoch)
         self.freezing.begin_training(state.epoch)
         self.loss.train()
@@ -317,7 +321,7 @@ class Trainer:
             figures += f" (best {best:.2f} %)"
         for name, of_list in metrics.get("test_lists", {}).items():
             figures += f", {name} {of_list['eer_percent']:.2f} %"
-        after = f"epoch {state.epoch}{self._of_stage()}"
+        after = f"epoch {state.epoch}{self._of_stage}"
         if note:
             after += f" ({note})"
         logger.info("evaluation after %s: %s, %.1f s", after, figures, seconds)
@@ -346,13 +350,9 @@ class Trainer:
         # Evaluation must not change what training draws next.
         random_state = capture_random_state()
         with contextlib.ExitStack() as stack:
-            is_averaged = of_average and self.average.is_kept
-            if is_averaged:
+            if of_average and self.average.is_kept:
                 stack.enter_context(self.average.applied())
             stack.enter_context(self.step.paused())
-            # Before the first step the average is the initial weights, whose statistics are right.
-            if is_averaged and self.options.ema_statistics == "measured" and self.state.step > 0:
-                self._measure_statistics()
             self.step.exchange.share_statistics()
             self.net.eval()
             try:
@@ -533,12 +533,8 @@ class Trainer:
                 summary[name] = dict(facts)
         return self.output.model_contents(training_summary=summary, is_last=is_last)
 
-    def _end_if_asked(self) -> None:
-        """End the run if any rank received a signal; everything is saved already."""
-        self.stop.agree()
-        self._end_if_stopped()
-
     def _end_if_stopped(self) -> None:
+        """End the run if the ranks agreed on a signal; everything is saved already."""
         if self.stop.agreed:
             self.store.close()
             stopped = Interrupted(self.stop.agreed)
@@ -569,9 +565,6 @@ class Trainer:
             "performance": performance,
             "performance_sentence": performance_sentence(performance),
         }
-
-    def _of_stage(self) -> str:
-        return f" of the {self.stage.name}" if self.stage.name else ""
 
     def _log_finished(self) -> None:
         """Say why no epoch is left to train, and how to go on."""
@@ -614,7 +607,7 @@ class Trainer:
             "bad_steps": state.bad_steps,
         }
         self.progress.record("epoch", state.step, state.epoch, report)
-        name = f"epoch {state.epoch}{self._of_stage()}"
+        name = f"epoch {state.epoch}{self._of_stage}"
         logger.info("%s: loss %.4f, accuracy %.2f %%", name, loss, accuracy)
         total = self.speed.total
         if not self._is_advised and total["seconds"] >= SECONDS_TO_JUDGE:

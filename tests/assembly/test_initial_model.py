@@ -50,17 +50,19 @@ def given(tmp_path_factory):
     contents = model_file_contents(
         net,
         loss_normalizes=True,
-        embedding_mean=torch.ones(24),
-        embedding_mean_of={"embedding": "theirs"},
-        calibration={"fits": [FIT]},
-        thresholds=[{"name": "theirs", "threshold": 0.5, "backend": {"theirs": 1}}],
         training_summary={
             "imported_from": "somebody",
             "licence": "CC BY 4.0",
             "trained_on": "their voices",
         },
     )
-    write_checkpoint(path, contents)
+    scoring = {
+        "embedding_mean": torch.ones(24),
+        "embedding_mean_of": {"embedding": "theirs"},
+        "calibration": {"fits": [FIT]},
+        "thresholds": [{"name": "theirs", "threshold": 0.5, "backend": {"theirs": 1}}],
+    }
+    write_checkpoint(path, contents | scoring)
     return path
 
 

@@ -106,6 +106,3 @@ def test_embeddings_and_scores_one_by_one(speech):
     assert classic.score_one_by_one(by_hand, [("a", "b")]) == pytest.approx(
         [-(0.4**0.5) / 2], abs=1e-6
     )
-    # Distances sqrt(18), sqrt(10), 1, 3.
-    plain = classic.score_one_by_one(by_hand, [("a", "b")], normalize=False)
-    assert plain == pytest.approx([-(18**0.5 + 10**0.5 + 4) / 4], abs=1e-6)

@@ -53,8 +53,7 @@ def test_recordings_in_every_form(options, tmp_path):
     config = load_config(options).config
     data = prepare_data(config, tmp_path, 5)
     sources = {
-        form: open_source(data.folder(form), keep_lookup=False)
-        for form in ("wav", "flac", "packed")
+        form: open_source(data.root / form, keep_lookup=False) for form in ("wav", "flac", "packed")
     }
     for name in data.names:
         wave = sources["wav"].read(f"{name}.wav")
@@ -63,8 +62,8 @@ def test_recordings_in_every_form(options, tmp_path):
         np.testing.assert_array_equal(sources["packed"].read(f"{name}.wav"), wave)
     assert [audio_info(path).format for path in data.paths("flac")] == ["flac"] * 5
     assert (
-        len(list(data.noise_path.glob("*/*/*/*.wav"))) == 21
-        and len(list(data.rir_path.glob("*/*/*.wav"))) == 1
+        len(list((data.root / "musan").glob("*/*/*/*.wav"))) == 21
+        and len(list((data.root / "rirs").glob("*/*/*.wav"))) == 1
     )
 
 

@@ -26,8 +26,7 @@ def test_turns_and_medians():
 
     result = compare("x", way("a"), way("b"), rounds=3, clock=lambda: now[0])
     assert order == ["a", "b"] * 4
-    assert result.first_per_second == pytest.approx(
-        5
-    ) and result.second_per_second == pytest.approx(20)
-    assert (result.ratio, result.lowest_ratio, result.highest_ratio) == pytest.approx((4, 2, 40))
+    figures = [result[name] for name in ("first_per_second", "second_per_second", "ratio")]
+    assert figures == pytest.approx([5, 20, 4])
+    assert (result["lowest_ratio"], result["highest_ratio"]) == pytest.approx((2, 40))
     assert "| x | 5 | 20 | 4.0 (2.0 to 40.0) |" in speedup_table([result])

@@ -17,14 +17,6 @@ def config_of(text):
     ("option", "text"),
     [
         ("data.utterances_per_speaker", "loss: {name: angleproto}"),
-        (
-            "training.gradient_cache",
-            """
-            loss: {name: angleproto}
-            data: {utterances_per_speaker: 2}
-            training: {accumulation_steps: 2, gradient_cache: "off"}
-            """,
-        ),
         ("augment.real_epochs", "augment: {real_epochs: 2, speed_factors: [0.9, 1.0]}"),
         (
             "training.average_checkpoints",
@@ -65,7 +57,6 @@ def test_impossible_in_training(option, text):
         ("schedule.margin_end_epoch", "schedule: {margin: linear}"),
         ("training.accumulation_steps", "training: {accumulation_steps: 5}"),
         ("training.average_checkpoints", "training: {max_epochs: 2, average_checkpoints: 5}"),
-        ("training.gradient_cache", 'training: {gradient_cache: "on"}'),
         ("runtime.gpu_id", "runtime: {gpu_id: 3}"),
         ("runtime.compile_scope", 'runtime: {compile: "off", compile_scope: whole}'),
         ("runtime.compile_mode", 'runtime: {compile: "on", compile_mode: max-autotune}'),

@@ -12,7 +12,6 @@ from speakernet.frontend.perturbation import (
     KeyedDraws,
     SpecAugment,
     keep_draws_eager,
-    masked,
     normal_noise,
     place_stretches,
 )
@@ -44,15 +43,6 @@ def front_end(name):
 def speech():
     generator = torch.Generator().manual_seed(1)
     return 0.1 * torch.randn(4, 8000, generator=generator) * torch.linspace(0.1, 1, 8000)
-
-
-def test_masks_by_hand():
-    features = torch.ones(2, 3, 4)
-    mels = (torch.tensor([[0], [2]]), torch.tensor([[1], [0]]))
-    frames = (torch.tensor([[1, 3], [0, 0]]), torch.tensor([[2, 1], [1, 0]]))
-    found = masked(features, mels, frames)
-    assert found[0].tolist() == [[0, 0, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0]]
-    assert found[1].tolist() == [[0, 1, 1, 1]] * 3
 
 
 @settings(max_examples=50, deadline=None)
@@ -155,13 +145,3 @@ def test_draws_compile_in_one_piece(speech):
             announce(masks.draws, key, [3, 1, 4, 5])
         torch.testing.assert_close(compiled(speech), pair[1](speech))
     assert counter.frame_count == 1
-
-
-@pytest.mark.slow
-def test_draws_of_compiled_code():
-    masks = spec_augment()
-    plain_masks = spec_augment()
-    keep_draws_eager(masks)
-    run = torch.compile(masks, backend="eager")
-    features = torch.ones(4, 40, 200)
-    assert all(torch.equal(run(features), plain_masks(features)) for _ in range(3))

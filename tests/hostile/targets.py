@@ -148,15 +148,13 @@ def tiny_model():
     summary = {"epoch": 2, "step": 20, "best_eer_percent": 12.5}
     backend = {"score": "cosine", "embedding": "crops", "eval_frames": 400, "num_crops": 10}
     fit = {"backend": backend, "inputs": ["score"], "weights": [1.0], "offset": 0.0, "prior": 0.01}
-    return model_file_contents(
-        tiny_net(),
-        loss_normalizes=True,
-        embedding_mean=torch.zeros(8),
-        embedding_mean_of=backend,
-        calibration={"fits": [fit]},
-        thresholds=[{"name": "eer", "threshold": 0.2, "backend": backend}],
-        training_summary=summary,
-    )
+    contents = model_file_contents(tiny_net(), loss_normalizes=True, training_summary=summary)
+    return contents | {
+        "embedding_mean": torch.zeros(8),
+        "embedding_mean_of": backend,
+        "calibration": {"fits": [fit]},
+        "thresholds": [{"name": "eer", "threshold": 0.2, "backend": backend}],
+    }
 
 
 HOSTILE_TENSORS = (

@@ -47,7 +47,7 @@ def embedded(net, waveforms):
 
 
 def write_model(path, net, **about):
-    write_checkpoint(path, model_file_contents(net, loss_normalizes=True, **about))
+    write_checkpoint(path, model_file_contents(net, loss_normalizes=True) | about)
     return path
 
 

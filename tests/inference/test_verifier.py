@@ -33,9 +33,8 @@ def model_path(tmp_path_factory):
     torch.manual_seed(0)
     net = SpeakerNet.named("ResNet", "TSTP", 8, SMALL, front_end_options={"num_mels": MELS})
     path = tmp_path_factory.mktemp("model") / "best.pt"
-    write_checkpoint(
-        path, model_file_contents(net, loss_normalizes=True, embedding_mean=torch.full((8,), 9.0))
-    )
+    contents = model_file_contents(net, loss_normalizes=True)
+    write_checkpoint(path, contents | {"embedding_mean": torch.full((8,), 9.0)})
     return path
 
 

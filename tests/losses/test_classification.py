@@ -5,13 +5,11 @@ import math
 import pytest
 import torch
 
-from speakernet.losses.classification import AAMSoftmax, AMSoftmax, Softmax
+from speakernet.losses.classification import AAMSoftmax, AMSoftmax
 from speakernet.losses.options import (
-    CLASSIFICATIONS,
     AAMSoftmaxOptions,
     AMSoftmaxOptions,
     HAMSoftmaxOptions,
-    SoftmaxOptions,
     SphereFace2Options,
 )
 from speakernet.losses.other_heads import HAMSoftmax, SphereFace2
@@ -74,29 +72,6 @@ def test_aamsoftmax_against_a_loop(margin, scale, easy_margin):
 
     expected = loop_loss(loss, embeddings, labels, own, scale)
     assert loss(embeddings, labels)[0].item() == pytest.approx(expected, rel=1e-5)
-
-
-def test_softmax_by_hand():
-    loss = Softmax(SoftmaxOptions(), 2, 2)
-    with torch.no_grad():
-        loss.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
-        loss.bias.copy_(torch.tensor([0.0, 1.0]))
-    value, accuracy = loss(torch.tensor([[1.0, 0.0], [3.0, 0.0]]), torch.tensor([0, 0]))
-    # Logits (1, 1) and (3, 1): -log(1/2) and -log(e²/(e² + 1)).
-    assert value.item() == pytest.approx((math.log(2) + math.log(1 + math.exp(-2))) / 2, rel=1e-6)
-    assert value.ndim == accuracy.ndim == 0
-
-
-@pytest.mark.parametrize("name", CLASSIFICATIONS)
-def test_float32_inside_autocast(name):
-    embeddings, labels = batch()
-    loss = CLASSIFICATIONS[name].load()(CLASSIFICATIONS[name].options(), 5, 7)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = loss(embeddings.bfloat16(), labels)[0]
-    assert inside.dtype == torch.float32
-    torch.testing.assert_close(
-        inside, loss(embeddings.bfloat16().float(), labels)[0], rtol=0, atol=0
-    )
 
 
 @pytest.mark.parametrize(

@@ -62,11 +62,9 @@ def test_margin():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"metric": SoftmaxOptions()}, "metric"),
         ({"classification": TripletOptions()}, "triplet"),
         ({"classification": SoftmaxOptions(name="aamsoftmax")}, "SoftmaxOptions.*aamsoftmax"),
         ({"metric": CombinedOptions()}, "combined"),
-        ({"metric_weight": -1.0}, "metric_weight"),
     ],
 )
 def test_impossible_combinations(options, message):

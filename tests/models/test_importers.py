@@ -85,17 +85,8 @@ def test_golden_embeddings(case, tmp_path):
 @pytest.mark.parametrize(
     "wrap",
     [
-        lambda state: {
-            "model_state_dict": state,
-            "optimizer_state_dict": {},
-            "scheduler_state_dict": {},
-            "epoch": 1,
-        },
         lambda state: state,
         lambda state: {f"module.{name}": value for name, value in state.items()},
-        lambda state: {
-            "model_state_dict": {f"module.{name}": value for name, value in state.items()}
-        },
         lambda state: {
             "model": {name.removeprefix("__S__."): value for name, value in state.items()}
         },
@@ -162,7 +153,6 @@ def save(state, tmp_path):
     return tmp_path / "file.model"
 
 
-EMPHASIS = "preprocess.0.flipped_filter"
 RAWNET = case_of("RawNet3", "ECA")
 
 
@@ -180,13 +170,6 @@ def test_constants(tmp_path):
     ):
         with pytest.raises(ValueError, match=words):
             load_initial_weights(net, None, save(state | change, tmp_path))
-    net = network_for(RAWNET)
-    state = foreign_state(RAWNET) | {f"__S__.{EMPHASIS}": torch.tensor([[[-0.97, 1.0]]])}
-    load_initial_weights(net, None, save(state, tmp_path))
-    with pytest.raises(ValueError, match=EMPHASIS):
-        load_initial_weights(
-            net, None, save(state | {f"__S__.{EMPHASIS}": torch.zeros(1, 1, 2)}, tmp_path)
-        )
 
 
 @pytest.mark.parametrize("found", [RAWNET, case_of("VGGVox", "SAP")])
@@ -207,10 +190,6 @@ def test_no_partial_loading(tmp_path):
     assert "embedding.weight is (512, 128) in the file, (16, 128) in the network" in str(
         caught.value
     )
-    state = foreign_state(LIGHT)
-    state["__S__.bn1.running_var"][0] = float("nan")
-    with pytest.raises(ValueError, match=r"trunk\.norm1\.running_var"):
-        load_initial_weights(net, None, save(state, tmp_path))
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
 
@@ -243,12 +222,6 @@ def test_import_weights(tmp_path, capsys):
         torch.nn.functional.normalize(embed(loaded.net)), expected, atol=3e-5, rtol=0
     )
     assert loaded.contents["loss_normalizes"] is True
-    assert main(["info", str(tmp_path / "model.pt")]) == 0
-    facts = capsys.readouterr().out
-    assert all(
-        fact in facts
-        for fact in (f"{case['num_parameters']:,}", case["model"], f"pooling={case['pooling']}")
-    )
 
 
 def test_options(tmp_path, capsys):

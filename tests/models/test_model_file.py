@@ -6,6 +6,7 @@ import math
 import operator
 import os
 import pickle
+import zipfile
 
 import pytest
 import torch
@@ -47,14 +48,12 @@ def small_net():
 
 def whole():
     fit = {"inputs": ["score"], "weights": [2.0], "offset": 0.5, "prior": 0.01, "backend": BACKEND}
-    return model_file_contents(
-        small_net(),
-        loss_normalizes=True,
-        embedding_mean=torch.ones(8),
-        calibration={"fits": [fit]},
-        thresholds=[{"name": "eer", "threshold": math.inf, "backend": BACKEND}],
-        training_summary={"epoch": 3},
-    )
+    contents = model_file_contents(small_net(), loss_normalizes=True, training_summary={"epoch": 3})
+    return contents | {
+        "embedding_mean": torch.ones(8),
+        "calibration": {"fits": [fit]},
+        "thresholds": [{"name": "eer", "threshold": math.inf, "backend": BACKEND}],
+    }
 
 
 @pytest.fixture()
@@ -112,10 +111,7 @@ RECORDED = {"corpus": {"is_synthetic": False}}
         ({"imported_from": "wespeaker"}, ""),
         # Fine-tuned on synthetic voices: the network still knows the people of its initial model.
         ({**SYNTHETIC, "initial_model": {"imported_from": "wespeaker"}}, ""),
-        ({**SYNTHETIC, "initial_model": {**SYNTHETIC, "initial_model": RECORDED}}, ""),
         ({**SYNTHETIC, "initial_model": {**SYNTHETIC, "initial_model": SYNTHETIC}}, SYNTHETIC_ONLY),
-        ({**RECORDED, "initial_model": SYNTHETIC}, ""),
-        ({**SYNTHETIC, "initial_model": "a file"}, ""),
     ],
 )
 def test_voices_that_a_model_knows(summary, expected):
@@ -206,21 +202,17 @@ BIAS = ("weights", "embedding.bias")
 FORGED = [
     (("model", "options", "channels"), 4096, "tensors"),
     (("model", "options", "embedding_dim"), 10**9, "1000000000"),
-    (("model", "options", "embedding_dim"), 9, r"embedding.weight is \(8, \d+\)"),
     (("model", "options", "colour"), 1, "colour"),
-    (("model", "options", "channels"), "wide", "wide"),
     (("model", "options", "blocks"), nested(40, 10), "model is"),
     (("model", "name"), "ResNot", "ResNot"),
     (("front_end",), GONE, "front_end is"),
     (("sample_rate",), 0, "sample_rate is"),
     (("weights",), {}, "missing"),
-    (("weights",), [torch.ones(2)], "weights is"),
     (("weights",), {"a": torch.zeros(1).expand(10**6, 10**6)}, r"\(1000000, 1000000\)"),
     (BIAS, GONE, "missing embedding.bias"),
     (BIAS, torch.full((8,), torch.inf), "embedding.bias"),
     (BIAS, torch.ones(8, dtype=torch.int32), "embedding.bias is int32"),
     (("embedding_mean",), torch.ones(9), "embedding_mean is not 8"),
-    ((*FIT, "offset"), GONE, "calibration is"),
     ((*FIT, "offset"), torch.nan, "calibration is"),
     (("thresholds", 0, "threshold"), torch.nan, "thresholds is"),
     (
@@ -228,9 +220,7 @@ FORGED = [
         [{"name": "eer", "threshold": limit, "backend": BACKEND} for limit in (0.1, 0.9)],
         "eer",
     ),
-    (("training_summary",), {"chosen_by": "trials.txt"}, "training_summary is"),
     (("training_summary",), {"corpus": {"is_synthetic": "yes"}}, "training_summary is"),
-    (("format_version",), "1", "version '1'"),
     (("format_version",), 2, "version 2"),
 ]
 
@@ -296,9 +286,16 @@ def test_every_network_loads_its_weights(name):
     }
 
 
-def test_truncated_archive_and_pipe(tmp_path):
-    # torch would open such a file.
-    write_checkpoint(tmp_path / "my.pt", whole(), compress=True)
+def test_deflated_archive_and_pipe(tmp_path):
+    """Version 0.3.0 could compress; `torch.load` would also open the archive with a lost end."""
+    write_checkpoint(tmp_path / "plain.pt", whole())
+    with (
+        zipfile.ZipFile(tmp_path / "plain.pt") as plain,
+        zipfile.ZipFile(tmp_path / "my.pt", "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for entry in plain.infolist():
+            packed.writestr(entry.filename, plain.read(entry))
+    assert read_checkpoint(tmp_path / "my.pt").keys() == whole().keys()
     with (tmp_path / "my.pt").open("ab") as file:
         file.write(b"PK" + b"x" * 70_000)
     os.mkfifo(tmp_path / "pipe.pt")

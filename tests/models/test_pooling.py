@@ -23,21 +23,12 @@ FRAMES = torch.tensor(
 )  # (1, 2 channels, 4 frames)
 
 
-def test_mean_max_and_deviation_by_hand():
+def test_mean_and_deviation_by_hand():
     lengths = torch.tensor([3])
-    assert create(POOLINGS["TAP"], POOLINGS["TAP"].options(), channels=2)(
-        FRAMES, lengths
-    ).tolist() == [[3.0, 2.0]]
-    assert create(POOLINGS["MAX"], POOLINGS["MAX"].options(), channels=2)(
-        FRAMES, lengths
-    ).tolist() == [[6.0, 4.0]]
     # Squared deviations 4 + 1 + 9 and 4 + 4 + 0, over n - 1 = 2.
     expected = torch.tensor([[3.0, 2.0, math.sqrt(7), 2.0]])
     torch.testing.assert_close(
         StatisticsPooling(StatisticsPoolingOptions(), 2)(FRAMES, lengths), expected
-    )
-    torch.testing.assert_close(
-        StatisticsPooling(StatisticsPoolingOptions(), 2)(FRAMES[..., :3]), expected
     )
 
 

@@ -202,9 +202,7 @@ RESNET = ("wespeaker", "ResNet18", None)
     [
         (XVEC, "ECAPA_TDNN_1024", {}, "file.pt is not ECAPA_TDNN_1024 of wespeaker"),
         (XVEC, "XVEC", {"trunk.convs.0.weight": torch.zeros(2)}, "trunk.convs.0.weight"),
-        (XVEC, "XVEC", {"frame_level.weight": torch.zeros(1)}, "unknown frame_level.weight"),
         (XVEC, "XVEC", {"seg_1.weight": torch.zeros(3)}, r"embedding.0.weight is \(3,\)"),
-        (XVEC, "ECAPA_TDNN_GLOB_512", {}, "'ECAPA_TDNN_GLOB_512'; did you mean"),
         (
             RESNET,
             "ResNet18",
@@ -227,9 +225,7 @@ def test_wrong_tensors(case, model, tensors, words):
         ({"causal": "full"}, "causal: full"),
         ({"group_divizor": 2}, "group_divizor.*'group_divisor'"),
         ({"spec_params": {"f_mix": 9}}, "f_mix.*'f_min'"),
-        ({"stages_setup": [1, 2]}, ""),
         ({"F": 10**9}, ""),
-        ({"spec_params": [1]}, r"\[1\]"),
     ],
 )
 def test_wrong_options_of_redimnet(options, words):
@@ -271,7 +267,6 @@ def test_command(tmp_path, capsys):
         (f"{base} --from wespeaker --out {out} --pooling TAP", "--pooling"),
         (f"{base} --out {out} --from wspeaker", "'wespeaker'"),
         (f"{base} --out {source} --from wespeaker", source),
-        (f"{base[:-1]}K --from wespeaker --out {out}", "unknown wespeaker model 'XVEK'"),
         (
             f"import-weights {resnet} --model ResNetSE34L --out {out}",
             "--from wespeaker --model ResNet18",

@@ -30,8 +30,7 @@ from speakernet.training import checkpoints, mirror
 from speakernet.training.checkpoints import CheckpointStore, average_weights, to_cpu
 from speakernet.training.mirror import RemoteError, fetch_run, mirrored
 from speakernet.training.options import TrainingOptions
-from speakernet.training.state import NonFiniteError
-from tests.training.training_fakes import FakeLoader, assert_same_bits, step_of, trained
+from tests.training.training_fakes import assert_same_bits, step_of, trained
 
 
 def contents(value):
@@ -203,11 +202,6 @@ def test_both_damaged(tmp_path):
         cut(tmp_path / name)
     with pytest.raises(CheckpointError, match=r"last\.previous\.pt"):
         trained(tmp_path, max_epochs=3)
-    (tmp_path / "last.previous.pt").unlink()
-    (tmp_path / "last.pt").unlink()
-    (tmp_path / "last.pt").mkdir()
-    with pytest.raises(CheckpointError, match="is a folder"):
-        trained(tmp_path, max_epochs=3)
 
 
 @pytest.mark.parametrize("damage", [cut, Path.unlink])
@@ -223,11 +217,9 @@ def test_missing_best_of_a_finished_run(tmp_path, damage):
 HOSTILE = {
     "no state": lambda training: training.pop("state"),
     "net of nothing": lambda training: training.update(net=None),
-    "optimizer of a list": lambda training: training.update(optimizer=[1, 2]),
     "short random state": lambda training: training["random"].update(
         torch=torch.zeros(3, dtype=torch.uint8)
     ),
-    "average of text": lambda training: training.update(average="mean"),
 }
 
 
@@ -241,14 +233,6 @@ def test_odd_content_of_last(tmp_path, kind):
         trained(tmp_path, max_epochs=2, ema_decay=0.5)
 
 
-def test_epoch_of_bad_steps(tmp_path):
-    second = FakeLoader(poisoned=frozenset(range(7, 14)))
-    with pytest.raises(NonFiniteError, match="epoch 2"):
-        trained(tmp_path, max_epochs=3, loader=second, max_bad_steps=100, eers=[9.0, 5.0])
-    assert read_own_checkpoint(tmp_path / "best.pt")["training_summary"]["epoch"] == 1
-    assert step_of(tmp_path)["epoch"] == 1
-
-
 def test_mean_of_checkpoints_against_a_loop():
     states = [
         {"w": torch.full((2,), float(value)), "count": torch.tensor(value)} for value in (1, 2, 6)
@@ -257,9 +241,8 @@ def test_mean_of_checkpoints_against_a_loop():
     assert (
         mean["w"].tolist() == [3.0, 3.0] and mean["w"].dtype == torch.float32 and mean["count"] == 6
     )
-    for bad in ([{"a": torch.zeros(1)}, {"b": torch.zeros(1)}], []):
-        with pytest.raises(ValueError, match=r"checkpoint"):
-            average_weights(bad)
+    with pytest.raises(ValueError, match="no checkpoint"):
+        average_weights([])
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ from torch import nn
 from speakernet.training import compiling
 from speakernet.training.compiling import Compiler, enable_gradient_checkpointing, training_bytes
 from speakernet.training.options import RuntimeOptions
-from speakernet.training.threads import SKIPPED_STEPS, WINDOW_STEPS, ThreadWatch, Window, decide
-from tests.training.training_fakes import FakeNet, assert_equal, trained
+from speakernet.training.threads import SKIPPED_STEPS, WINDOW_STEPS, ThreadWatch
+from tests.training.training_fakes import assert_equal, trained
 
 
 class Block(nn.Module):
@@ -56,11 +56,6 @@ def test_checkpointing(dropout):
     assert enable_gradient_checkpointing(saving) == 4
     assert saving.state_dict().keys() == plain.state_dict().keys()
     assert_equal(run(plain), run(saving))
-
-
-def test_refused_checkpointing():
-    with pytest.raises(ValueError, match=r"runtime\.gradient_checkpointing"):
-        enable_gradient_checkpointing(FakeNet())
 
 
 class Recorder(nn.Module):
@@ -169,21 +164,6 @@ def test_memory_of_training():
 
 
 BUSY = 0.3
-
-
-@pytest.mark.parametrize(
-    ("now", "most", "before", "expected"),
-    [
-        (Window(2, 0.99, 300), 2, None, 2),
-        (Window(1, 0.5, 55), 2, None, 1),
-        (Window(1, 0.99, 55), 2, None, 2),
-        (Window(3, 0.99, 55), 5, None, 5),
-        (Window(2, 0.99, 300), 2, Window(1, 0.99, 160), 2),
-        (Window(2, 0.3, 17), 2, Window(1, 0.99, 55), 1),
-    ],
-)
-def test_decisions_from_numbers(now, most, before, expected):
-    assert decide(now, most, before) == expected
 
 
 class Run:

@@ -6,7 +6,6 @@ error.
 """
 
 import contextlib
-from typing import ClassVar
 
 import pytest
 import torch
@@ -14,17 +13,13 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from speakernet.data.opening import open_source
-from speakernet.evaluation.embedding import Forward, embed_utterances
-from speakernet.evaluation.options import EvaluationOptions
 from speakernet.losses.options import LOSSES
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.options import create, options_of
-from speakernet.training.exchange import SeveralProcesses
 from speakernet.training.optimizers import create_optimizer
 from speakernet.training.options import OPTIMIZERS, RuntimeOptions, TrainingOptions
 from speakernet.training.precision import Precision
-from speakernet.training.step import NUM_NUMBERS, TrainingStep
+from speakernet.training.step import TrainingStep
 from tests.parallel.test_same_meaning import CPU, Share
 
 DEVICE = torch.device("meta")
@@ -131,54 +126,3 @@ def test_training_step(monkeypatch, loss, front_end, copies, made, device):
     assert (seen.asked, seen.waited, seen.made) == (0, 0, made) and seen.sent == (
         copies if device is DEVICE else 0
     )
-
-
-@pytest.mark.parametrize("wishes", [(False, False), (True, False)])
-def test_wishes_of_ranks(wishes):
-    for device in (DEVICE, CPU):
-        exchange = SeveralProcesses(nn.Linear(2, 2), nn.Identity(), device)
-        exchange.wishes = lambda: wishes
-        value = torch.zeros((), device=device, requires_grad=True)
-        with Crossings() as seen:
-            for is_last in (False, True):
-                numbers = torch.zeros(NUM_NUMBERS, device=device)
-                exchange.backward(value * 2, numbers, is_last=is_last)
-        assert (seen.asked, seen.waited, seen.made) == (0, 0, int(any(wishes)))
-        assert seen.sent == (any(wishes) and device is DEVICE)
-
-
-def test_evaluation_pins_memory(tiny_corpus, monkeypatch):
-    locked = []
-    sent = []
-    move = torch.Tensor.to
-
-    def moved(tensor, *given, **options):
-        there = move(tensor, *given, **options)
-        if there.device == DEVICE and tensor.device == CPU:
-            sent.append((tensor, options.get("non_blocking")))
-        return there
-
-    class Net:
-        sample_rate = 16_000
-        min_samples = 400
-        preparation: ClassVar = {}
-
-        def embed(self, waveforms, num_samples, *, sample_rate):
-            assert waveforms.device == DEVICE
-            return torch.ones(len(waveforms), 4)
-
-    # pin_memory needs a GPU.
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: locked.append(tensor) or tensor)
-    monkeypatch.setattr(torch.Tensor, "to", moved)
-    source = open_source(tiny_corpus, keep_lookup=False)
-    names = [
-        path.relative_to(tiny_corpus).as_posix() for path in sorted(tiny_corpus.rglob("*.wav"))
-    ]
-    options = EvaluationOptions(embedding="whole", batch_size=2)
-    assert embed_utterances(Net(), source, names, options, Forward(DEVICE)).shape == (
-        len(names),
-        1,
-        4,
-    )
-    assert len(sent) == len(locked) > 1
-    assert all(tensor is own and free for (tensor, free), own in zip(sent, locked, strict=True))

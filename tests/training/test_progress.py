@@ -71,22 +71,16 @@ def test_records_after_the_last_checkpoint(tmp_path):
     assert num_lines == 1 and records[1]["loss"] is None
 
 
-def test_rates_and_shares():
+def test_rates_since_the_last_record():
     tracker = RunSpeed("bf16", 4, torch.device("cpu"))
     for _ in range(4):
         tracker.update(0.5, 64, {"data": 0.1, "forward_backward": 0.3, "optimizer": 0.05})
     tracker.update(1.0, 32, {"data": 0.2})
-    summary = tracker.summary(87.0)
+    summary = tracker.summary()
     assert summary["steps_per_second"] == pytest.approx(5 / 3)
-    assert summary["utterances_per_second"] == pytest.approx((4 * 64 + 32) / 3)
-    assert summary["effective_batch"] == pytest.approx(57.6)
-    assert summary["data_wait_share"] == pytest.approx(0.6 / 3)
     assert summary["overhead_share"] == pytest.approx((3 - 0.6 - 1.2 - 0.2) / 3)
-    assert summary["accumulation_share"] == 0.75 and summary["gpu_utilisation_percent"] == 87.0
-    assert (
-        tracker.take_window()["utterances_per_second"] == pytest.approx(96)
-        and tracker.take_window() == {}
-    )
+    assert tracker.take_window()["utterances_per_second"] == pytest.approx(96)
+    assert tracker.take_window() == {}
     tracker.update(1.0, 30, {})
     assert tracker.take_window()["utterances_per_second"] == 30.0
     assert tracker.take_epoch()["utterances_per_second"] == pytest.approx((4 * 64 + 62) / 4)
@@ -134,20 +128,6 @@ def read(folder):
 
 def points(events, tag):
     return [(point.step, point.value) for point in events.Scalars(tag)]
-
-
-def test_curves_of_costs_and_intervals(tmp_path):
-    train(tmp_path, 1, 20)
-    found = read(tmp_path)
-    tags = set(found.Tags()["scalars"])
-    assert points(found, "evaluation/eer_percent") == [(10, 3.0), (20, 1.5)]
-    assert points(found, "evaluation/eer_interval_percent/low") == [(10, 2.0), (20, 0.5)]
-    assert points(found, "evaluation/min_dcf/0.01") == [
-        (10, pytest.approx(0.3)),
-        (20, pytest.approx(0.15)),
-    ]
-    assert {"evaluation/min_dcf/0.05", "evaluation/min_dcf_interval/0.01/high"} <= tags
-    assert len(points(found, "step/loss")) == 20
 
 
 def test_resume_replaces_later_steps(tmp_path):

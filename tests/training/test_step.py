@@ -1,6 +1,5 @@
 """One optimizer step and its schedules, against loops and hand-worked numbers."""
 
-import copy
 import math
 from types import SimpleNamespace
 
@@ -15,16 +14,14 @@ from speakernet.training.optimizers import (
     should_fuse,
 )
 from speakernet.training.options import (
-    OPTIMIZERS,
     AdamOptions,
-    OptimizerOptions,
     RuntimeOptions,
     SgdOptions,
     TrainingOptions,
     schedules,
 )
 from speakernet.training.precision import Precision, choose_precision
-from speakernet.training.schedules import LearningRateSchedule, MarginSchedule, plateau_drops
+from speakernet.training.schedules import LearningRateSchedule, MarginSchedule
 from tests.training import training_fakes as fakes
 
 
@@ -204,38 +201,6 @@ def test_skipped_first_step(name, monkeypatch):
     fakes.assert_equal(*results)
 
 
-@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
-def test_optimizers(name):
-    def make():
-        torch.manual_seed(0)
-        layer = nn.Linear(3, 1)
-        return layer, create_optimizer(
-            fakes.optimizer_options(name, learning_rate=0.05, weight_decay=1e-4), [layer], fakes.CPU
-        )
-
-    data = torch.randn(64, 3, generator=torch.Generator().manual_seed(1))
-    target = data @ torch.tensor([[1.0], [-2.0], [0.5]])
-
-    def steps(layer, optimizer, count):
-        for _ in range(count):
-            optimizer.zero_grad()
-            loss = (layer(data) - target).square().mean()
-            loss.backward()
-            optimizer.step()
-        return loss.item()
-
-    layer, optimizer = make()
-    first = steps(layer, optimizer, 1)
-    # Copied, because an optimizer shares the tensors of a loaded state.
-    saved = copy.deepcopy((layer.state_dict(), optimizer.state_dict()))
-    assert steps(layer, optimizer, 40) < 0.5 * first
-    other, resumed = make()
-    other.load_state_dict(saved[0])
-    resumed.load_state_dict(saved[1])
-    steps(other, resumed, 40)
-    assert torch.equal(other.weight, layer.weight)
-
-
 def test_weight_decay():
     net = fakes.FakeNet()
     decaying, plain = parameter_groups([net, net], weight_decay=0.1)
@@ -249,34 +214,16 @@ def test_weight_decay():
         create_optimizer(AdamOptions(learning_rate=1.0), [net], fakes.CPU)
 
 
-def test_fused_is_refused():
-    assert should_fuse(fakes.optimizer_options("adam"), fakes.CPU)
-    assert not should_fuse(fakes.optimizer_options("radam"), fakes.CPU)
-    assert not should_fuse(fakes.optimizer_options("adam", fused="off"), fakes.CPU)
+CUDA = torch.device("cuda")
+
+
+def test_refused_by_the_machine():
     with pytest.raises(ValueError, match="no fused nadam"):
         should_fuse(fakes.optimizer_options("nadam", fused="on"), fakes.CPU)
-    with pytest.raises(ValueError, match="did you mean 'adam'"):
-        create_optimizer(
-            OptimizerOptions(name="adamx", learning_rate=1.0), [nn.Linear(1, 1)], fakes.CPU
-        )
-
-
-def test_moving_average_against_a_loop():
-    net = nn.Linear(2, 2)
-    average = WeightAverage(net, decay=0.8)
-    expected = net.weight.detach().clone()
-    for step in range(30):
-        net.weight.data.normal_(generator=torch.Generator().manual_seed(step))
-        average.update()
-        decay = min(0.8, (1 + step) / (10 + step))
-        expected = decay * expected + (1 - decay) * net.weight.detach()
-    own = net.weight.detach().clone()
-    with average.applied():
-        torch.testing.assert_close(net.weight.detach(), expected)
-    assert torch.equal(net.weight.detach(), own)
-
-
-CUDA = torch.device("cuda")
+    with pytest.raises(ValueError, match="fp16"):
+        choose_precision("fp16", fakes.CPU, flags=frozenset({"avx2"}))
+    with pytest.raises(ValueError, match=r"7\.5"):
+        choose_precision("bf16", CUDA, capability=(7, 5))
 
 
 @pytest.mark.parametrize(
@@ -295,13 +242,6 @@ def test_choice(requested, device, flags, capability, expected):
     choice = choose_precision(requested, device, flags=frozenset(flags), capability=capability)
     assert choice.value == expected
     assert choice.reason
-
-
-def test_impossible_precisions():
-    with pytest.raises(ValueError, match="fp16"):
-        choose_precision("fp16", fakes.CPU, flags=frozenset({"avx2"}))
-    with pytest.raises(ValueError, match=r"7\.5"):
-        choose_precision("bf16", CUDA, capability=(7, 5))
 
 
 def test_scale_against_torch():
@@ -367,12 +307,10 @@ def test_shapes(name, options, expected):
     assert rates(name, [0, 100, 200, 400], **options) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("name", sorted(schedules.SCHEDULES))
-def test_warm_up(name):
-    cold = rates(name, [0, 10, 20, 40], warmup_epochs=4.0)
-    assert cold[0] == pytest.approx(1e-3)
-    assert cold[1:3] == pytest.approx([0.25, 0.5])
-    assert cold[3] == pytest.approx(0.04 if name == "one_cycle" else 1.0)
+def test_warm_up():
+    assert rates("linear", [0, 10, 20, 40], warmup_epochs=4.0) == pytest.approx(
+        [1e-3, 0.25, 0.5, 1.0]
+    )
 
 
 def test_overlapping_warm_up():
@@ -382,36 +320,6 @@ def test_overlapping_warm_up():
     schedule = LearningRateSchedule(options, 1.0, steps_per_epoch=10, num_epochs=40)
     expected = [1e-3, 0.5 * 0.1, 0.01, 1e-4]
     assert [schedule(step) for step in (0, 100, 200, 400)] == pytest.approx(expected)
-
-
-def test_scaled_schedule():
-    options = schedules.FloorOptions(name="linear", final_learning_rate=0.2, warmup_epochs=2)
-    plain, scaled = (
-        LearningRateSchedule(options, 1.0, steps_per_epoch=10, num_epochs=12, factor=factor)
-        for factor in (1.0, 4.0)
-    )
-    assert [plain(step) for step in (10, 70, 500)] == pytest.approx([0.5, 0.6, 0.2])
-    assert [scaled(step) for step in (10, 70, 500)] == pytest.approx([2.0, 2.4, 0.8])
-
-
-@pytest.mark.parametrize("name", sorted(schedules.SCHEDULES))
-def test_range_beyond_the_end(name):
-    floor = (
-        {"final_learning_rate": 1e-4}
-        if issubclass(schedules.SCHEDULES[name].options, schedules.FloorOptions)
-        else {}
-    )
-    values = rates(name, list(range(0, 1000, 7)), warmup_epochs=1.5, **floor)
-    assert all(0.0 < value <= 1.0 for value in values)
-
-
-def test_rounding_at_a_step_boundary():
-    """Epoch 0.3 in steps of a tenth may be 0.30000000000000004 or 0.29999…; the drop comes at step
-    3 either way.
-    """
-    options = schedules.StepOptions(decay=0.5, decay_interval=0.1)
-    schedule = LearningRateSchedule(options, 1.0, steps_per_epoch=10, num_epochs=1)
-    assert [schedule(step) for step in range(4)] == [1.0, 0.5, 0.25, 0.125]
 
 
 def test_plateau():
@@ -428,7 +336,6 @@ def test_plateau():
     again = make()
     again.load_state_dict(schedule.state_dict())
     assert again(5) == 0.2
-    assert plateau_drops([], 3) == 0
 
 
 def test_margin_ramps():
@@ -447,8 +354,6 @@ def test_margin_ramps():
         [0.0, 0.3 * 0.968377 / 0.999, 0.3], rel=1e-5
     )
     assert MarginSchedule(schedules.ScheduleOptions(), 0.2, steps_per_epoch=10)(7) == 0.2
-    with pytest.raises(ValueError, match="expected constant"):
-        schedules.ScheduleOptions(margin="cubic")
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.8])

@@ -57,23 +57,6 @@ def test_clock_waits_for_the_device(monkeypatch):
     assert machine.done == ["waited", "clock", "waited", "clock"] * (1 + timing.TIMED_ROUNDS)
 
 
-def test_arithmetic_of_the_peak(monkeypatch):
-    seen = []
-    monkeypatch.setattr(torch, "set_float32_matmul_precision", seen.append)
-    for arithmetic in ("float32", "tf32", "bf16"):
-        assert timing.peak_flops(CPU, arithmetic, 8) > 0
-    before = torch.get_float32_matmul_precision()
-    assert seen == ["highest", before, "high", before, "highest", before]
-    gpu = torch.device("cuda")
-    for allowed, name in ((True, "tf32"), (False, "float32")):
-        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allowed)
-        assert timing.arithmetic_of("no", gpu) == name
-    assert (timing.arithmetic_of("no", CPU), timing.arithmetic_of("bf16", gpu)) == (
-        "float32",
-        "bf16",
-    )
-
-
 def test_flop_of_products():
     net = nn.Linear(8, 4)
     # Two inputs: forward, and the gradient of the weights.

@@ -10,7 +10,6 @@ import time
 
 import pytest
 import torch
-from torch.optim.swa_utils import update_bn
 
 from speakernet.checkpoint import read_own_checkpoint
 from speakernet.run_folder import held
@@ -220,6 +219,8 @@ def test_frozen_network(tmp_path, optimizer):
     assert all(same(seen[0], tensors) for tensors in seen[: 2 * 7 + 1])
     after = trainer.net.state_dict()
     assert not same(seen[14], after, "weight") and not same(seen[14], after, "running_mean")
+    # Epochs of the frozen network are not evaluated: it is still the initial one.
+    assert [row["epoch"] for row in fakes.records(tmp_path, "evaluation")] == [0, 3]
 
 
 @pytest.mark.parametrize("stop_at", [0, 13, 14])
@@ -241,21 +242,6 @@ def test_resuming_around_the_thaw(tmp_path, stop_at, optimizer):
         1.0,
         0,
     )
-
-
-@pytest.mark.parametrize(("eers", "best"), [([1.0, 2.0], (1.0, 0)), ([3.0, 2.0], (2.0, 2))])
-def test_initial_weights(tmp_path, eers, best):
-    trainer = fakes.make_trainer(tmp_path, eers=eers, freeze_epochs=1, stage=GIVEN)
-    before = fakes.tensors(trainer.net)
-    summary = trainer.train()
-    assert (summary["best_eer_percent"], summary["best_epoch"]) == best and summary[
-        "initial_eer_percent"
-    ] == eers[0]
-    kept = read_own_checkpoint(tmp_path / "best.pt")
-    assert same(before, kept["weights"]) == (best[1] == 0)
-    assert kept["training_summary"]["initial_model"] == {"file": "theirs.pt"}
-    # The epoch with the frozen network is not evaluated.
-    assert [row["epoch"] for row in fakes.records(tmp_path, "evaluation")] == [0, 2, 3]
 
 
 def test_parameter_groups_of_factors():
@@ -298,53 +284,6 @@ def test_average_of_the_last_checkpoints(tmp_path):
     assert same(best["weights"], average["weights"])
 
 
-def evaluated(trainer):
-    """Train; returns the weights at each evaluation."""
-    seen = []
-
-    def validate(epoch):
-        seen.append(fakes.tensors(trainer.net))
-        return {"eer_percent": 50.0 - len(seen)}
-
-    trainer.validate = validate
-    trainer.train()
-    return seen
-
-
-def test_remeasured_statistics(tmp_path):
-    trainers = []
-    seen = []
-    for how in ("averaged", "measured"):
-        trainers.append(fakes.make_trainer(tmp_path / how, ema_decay=0.9, ema_statistics=how))
-        seen.append(evaluated(trainers[-1]))
-    # The weights are those of the average, and measuring does not affect training.
-    fakes.assert_same_bits(*trainers)
-    for epoch, (averaged, measured) in enumerate(zip(*seen, strict=True), start=1):
-        assert torch.equal(averaged["first.weight"], measured["first.weight"])
-        net = fakes.FakeNet()
-        loader = fakes.FakeLoader()
-        net.load_state_dict(averaged)
-        loader.set_epoch(epoch)
-        update_bn([batch.waveforms for batch in loader], net)
-        for name in ("running_mean", "running_var"):
-            key = f"norm.{name}"
-            torch.testing.assert_close(measured[key], net.state_dict()[key])
-            assert not torch.allclose(averaged[key], measured[key], rtol=1e-3)
-    # The evaluated weights are the saved ones.
-    best = read_own_checkpoint(tmp_path / "measured" / "best.pt")["weights"]
-    assert torch.equal(best["norm.running_var"], seen[1][-1]["norm.running_var"])
-
-
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        ({"ema_statistics": "measured"}, "ema_statistics"),
-        (
-            {"ema_statistics": "measured", "ema_decay": 0.9, "freeze_norm_statistics": True},
-            "ema_statistics",
-        ),
-        ({"final_model": "last", "patience": 2}, "patience"),
-    ],
-)
-def test_contradictions(options, name):
-    assert [option for option, _ in TrainingOptions(**options).problems()] == [name]
+def test_patience_without_a_choice():
+    options = TrainingOptions(final_model="last", patience=2)
+    assert [option for option, _ in options.problems()] == ["patience"]

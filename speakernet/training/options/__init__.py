@@ -164,18 +164,12 @@ class TrainingOptions(Options):
     turns it off."""
     final_model: Literal["best", "last"] = "best"
     """The model in best.pt: the one with the lowest validation EER, or the last one."""
-    ema_statistics: Literal["averaged", "measured"] = "averaged"
-    """Batch-norm statistics of the moving average: averaged like the weights, or measured for each
-    evaluation."""
     keep_checkpoints: CountOrZero = 3
     """Number of most recent models kept in checkpoints/."""
     compress_checkpoints: bool = False
     """Compress checkpoint files: smaller by about a tenth, slower to write."""
     max_grad_norm: NotNegative = 5.0
     """Clip gradients to this norm; 0 turns clipping off (the norm is still logged)."""
-    gradient_cache: Switch = "auto"
-    """Use two passes for a metric loss with accumulation, which keeps all negatives; off: refuse
-    the combination."""
     stages: Annotated[list[StageOptions], MaxLen(8)] = Field(default=[])
     """Consecutive stages, each with its epochs and changed options; empty: a single stage."""
     stage: str = ""
@@ -213,16 +207,6 @@ class TrainingOptions(Options):
                 "stage",
                 f"there is no stage {self.stage!r}; "
                 f"{suggestion(self.stage, names) if names else 'set stages'}",
-            )
-        if self.ema_statistics == "measured" and not self.ema_decay:
-            yield (
-                "ema_statistics",
-                "measured has no effect: no moving average is kept; set ema_decay",
-            )
-        if self.ema_statistics == "measured" and self.freeze_norm_statistics:
-            yield (
-                "ema_statistics",
-                "measured contradicts freeze_norm_statistics: true; remove one of them",
             )
 
 
