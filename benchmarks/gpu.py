@@ -7,8 +7,9 @@
 Parts, in the order of their use if time is short: pipeline (training from disk to weights),
 evaluation, steps (time and memory of each variant), launches (kernels of a step), correctness
 (against the CPU in float32), roofline (share of the shortest possible time), ranks (one and
-several). Every row is stored in FILE as it is measured, a part ends after 90 s, and finished parts are not run again; at the end a
-table of every part is printed. Without CUDA, measurements that need it are marked as missing.
+several). Every row is stored in FILE as it is measured, a part ends after 90 s, and finished parts
+are not run again; at the end a table of every part is printed. Without CUDA, measurements that need
+it are marked as missing.
 """
 
 import argparse

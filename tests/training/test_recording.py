@@ -290,9 +290,7 @@ def test_trainer(tmp_path):
     [
         ({}, "CUDA"),
         ({"optimizer": SimpleNamespace()}, "fused"),
-        ({"gradient_cache": True}, "cache"),
         ({"exchange": SimpleNamespace(is_alone=False)}, "processes"),
-        ({"is_sharded": True}, "sharded"),
     ],
 )
 def test_reasons(changes, reason):
