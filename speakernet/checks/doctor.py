@@ -1,13 +1,11 @@
 """All checks of lists, audio and the machine before a run, for `speakernet doctor`."""
 
-import contextlib
 import functools
 import itertools
 import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
@@ -24,7 +22,7 @@ from speakernet.checks.samples import (
     shared_findings,
     trial_findings,
 )
-from speakernet.data.audio import CONVERTIBLE_SUFFIXES, SAMPLE_RATE, AudioError
+from speakernet.data.audio import CONVERTIBLE_SUFFIXES, SAMPLE_RATE
 from speakernet.data.ffmpeg import FfmpegError, ffmpeg_version, find_ffmpeg
 from speakernet.data.joined import join
 from speakernet.data.lists import (
@@ -78,14 +76,7 @@ MIN_SHARED_BYTES = 1 << 30
 ADVICE_ON_SHARED_MEMORY = (
     "workers may die with a bus error: start the container with --shm-size=8g, or use fewer workers"
 )
-NUM_TIMED_FILES = 200
-SLOW_READS_PER_SECOND = 100
-"""Below this rate, in files per second, the disk limits training."""
-SHORT_PASS_SECONDS = 60
-"""If all files can be read within this time, the speed of the disk does not matter."""
 IMPORT_TIMEOUT_SECONDS = 120
-DURATION_EDGES = (0, 0.5, 1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 60)
-"""Edges of the histogram's bins in seconds; the last bin is open."""
 
 
 @dataclass(frozen=True)
@@ -126,12 +117,9 @@ class _CheckedList(NamedTuple):
         return self.listed.recordings if isinstance(self.listed, TrialList) else self.listed.paths
 
 
-def full_check(request: CheckRequest) -> tuple[list[Finding], dict[str, np.ndarray]]:
+def full_check(request: CheckRequest) -> list[Finding]:
     """Run every check that the request allows; defects of lists and files become findings, never
     exceptions.
-
-    Returns:
-        The findings, and the durations in seconds of every list whose audio was checked.
     """
     findings: list[Finding] = []
     training, source = _read_training(request, findings)
@@ -158,10 +146,9 @@ def full_check(request: CheckRequest) -> tuple[list[Finding], dict[str, np.ndarr
     for trial_list, audio in trials:
         check = f"trial audio ({Path(trial_list.source).name})"
         checked.append(_CheckedList(trial_list, audio, check))
-    durations: dict[str, np.ndarray] = {}
     facts: dict[str, SampleFacts] = {}
     for item in checked:
-        findings += _check_audio(item, request, durations, facts)
+        findings += _check_audio(item, request, facts)
     cohort = _read(request.cohort_list, read_training_list, "cohort", findings)
     fitted_on = _read(request.calibration_list, read_trials, "calibration list", findings)
     for trial_list, audio in trials:
@@ -181,7 +168,7 @@ def full_check(request: CheckRequest) -> tuple[list[Finding], dict[str, np.ndarr
         for name in item.names
     )
     findings += machine_findings(request.save_path, needs_ffmpeg=needs_ffmpeg)
-    return findings, durations
+    return findings
 
 
 def _read_training(
@@ -205,16 +192,11 @@ def _read_training(
 
 
 def _check_audio(
-    checked: _CheckedList,
-    request: CheckRequest,
-    durations: dict[str, np.ndarray],
-    facts: dict[str, SampleFacts],
+    checked: _CheckedList, request: CheckRequest, facts: dict[str, SampleFacts]
 ) -> list[Finding]:
-    """Time the disk and, unless only headers are read, check all samples; adds to `durations` and
-    `facts`.
-    """
+    """Unless only headers are read, check all samples; adds to `facts`."""
     listed, source, check = checked
-    if source is None:
+    if source is None or request.is_fast:
         return []
     names = checked.names
     # Reading headers waits for the disk, which four readers per core keep busy.
@@ -222,15 +204,11 @@ def _check_audio(
     rows = np.setdiff1d(np.arange(len(names)), list(lookup.problems))
     if not len(rows):
         return []
-    durations[check] = lookup.seconds[rows]
     readable = names.take(rows) if lookup.problems else names
-    findings = [disk_finding(source, readable, f"{check}: disk")]
-    if request.is_fast:
-        return findings
     facts[check] = read_facts(source, readable, request.num_jobs, check)
     if isinstance(listed, TrainingList):
-        return findings + sample_findings(facts[check], check, listed.labels[rows])
-    findings += sample_findings(facts[check], check)
+        return sample_findings(facts[check], check, listed.labels[rows])
+    findings = sample_findings(facts[check], check)
     return findings + trial_findings(listed, rows, facts[check], check)
 
 
@@ -363,26 +341,6 @@ def _gpu_finding() -> Finding:
     return Finding("ok", "GPU", f"{', '.join(gpus)}; CUDA {facts['cuda']}; driver {driver}")
 
 
-def disk_finding(source: AudioSource, names: StringTable, check: str) -> Finding:
-    """Time whole-file reads by one reader, spread over the list so that few files are already in
-    memory.
-    """
-    num_read = 0
-    started = time.perf_counter()
-    for row in range(0, len(names), max(1, len(names) // NUM_TIMED_FILES)):
-        with contextlib.suppress(AudioError):
-            source.read(names[row])
-            num_read += 1
-    rate = num_read / max(time.perf_counter() - started, 1e-9)
-    if not num_read:
-        return Finding("warning", check, "the disk could not be timed: no file could be read")
-    message = f"{rate:,.0f} files per second with one reader (recently read files come from memory)"
-    if rate < SLOW_READS_PER_SECOND and len(names) / rate > SHORT_PASS_SECONDS:
-        advice = "copy the data to a local SSD, or pack it: speakernet pack"
-        return Finding("warning", check, message, advice)
-    return Finding("ok", check, message)
-
-
 @functools.cache
 def _torch_pair() -> Finding:
     """Whether torchaudio loads, tried in another process, because a mismatched pair may crash."""
@@ -404,15 +362,3 @@ def _torch_pair() -> Finding:
     lines = [f"exit status {outcome.returncode}", *outcome.stderr.strip().splitlines()]
     advice = f"install a matching pair: {TORCH_PAIR}"
     return Finding("error", "torch", f"{message}: torchaudio does not load ({lines[-1]})", advice)
-
-
-def duration_histogram(seconds: np.ndarray) -> str:
-    """A histogram of durations as text, one bar per line."""
-    counts, _ = np.histogram(seconds, bins=[*DURATION_EDGES, np.inf])
-    ends = [f"to {edge:<4g} s" for edge in DURATION_EDGES[1:]] + ["s and more"]
-    lengths = np.ceil(50 * counts / max(1, counts.max())).astype(int).tolist()
-    lines = []
-    for first, end, count, length in zip(DURATION_EDGES, ends, counts, lengths, strict=True):
-        lines.append(f"{f'{first:>4g} {end}':<16} {count:>10,} {'#' * length}")
-    # Drop empty bars at the end.
-    return "\n".join(lines[: int(np.flatnonzero(counts).max(initial=0)) + 1])

@@ -87,24 +87,16 @@ def _other_kind(listed: TrainingList) -> str:
     are_labels = speakers <= {"0", "1"} or lasts <= {"target", "nontarget"}
     are_trials = are_labels and all(len(path) == 2 for path in paths)
     # Speakers may have any name, but are unlikely to be named like audio files.
-    if not are_trials and not _suffixes(speakers) <= AUDIO_SUFFIXES:
+    suffixes = {PurePosixPath(speaker).suffix.casefold() for speaker in speakers}
+    if not are_trials and not suffixes <= AUDIO_SUFFIXES:
         return ""
-    if are_trials or _suffixes(lasts) & AUDIO_SUFFIXES:
-        return "a training list has `speaker path` lines; pass a trial list with --test_list"
-    return "its lines begin with a file name, but the speaker must come first: `speaker path`"
-
-
-def _suffixes(names: Iterable[str]) -> set[str]:
-    return {PurePosixPath(name).suffix.casefold() for name in names}
+    return "a training list has `speaker path` lines; pass a trial list with --test_list"
 
 
 def training_findings(training: TrainingList, min_utterances: int) -> list[Finding]:
     """Check size and balance of a training list, and look for repeated paths."""
     counts = np.bincount(training.labels, minlength=len(training.speakers))
-    median = np.median(counts)
-    each = f"{counts.min()} to {counts.max()} each, median {median:.0f}"
-    if counts.min() == counts.max():
-        each = f"{counts.min()} each"
+    each = f"{counts.min()} to {counts.max()} each, median {np.median(counts):.0f}"
     size = (
         f"{counted(len(training), 'utterance')} of {counted(len(counts), 'speaker')} ({each}) in "
         f"{training.source}"
@@ -122,14 +114,6 @@ def training_findings(training: TrainingList, min_utterances: int) -> list[Findi
         advice = "training leaves these speakers out; add recordings or remove them from the list"
         examples = tuple(f"{training.speakers[row]} ({counts[row]})" for row in few[:MAX_NAMED])
         findings.append(Finding("warning", "few utterances", message, advice, examples))
-    # Probably a folder of unnamed people rather than one person.
-    if len(counts) > 2 and counts.max() > 100 * median:
-        message = (
-            f"speaker {training.speakers[int(counts.argmax())]} has {counts.max():,} utterances, "
-            f"the median speaker {median:.0f}"
-        )
-        advice = "check that this is one person, or set data.max_utterances_per_speaker"
-        findings.append(Finding("warning", "balance", message, advice))
     advice = "the same recording counts twice, perhaps under two speakers; remove the repeated rows"
     rows = repeated_rows(training.paths)
     return findings + findings_for_rows(
@@ -152,13 +136,6 @@ def trial_findings(trials: TrialList) -> list[Finding]:
         )
         return [Finding("error", "trials", size, advice)]
     findings = [Finding("ok", "trials", size)]
-    if _labels_look_swapped(trials):
-        message = (
-            "every target trial pairs files from two folders, every non-target trial files "
-            "from the same folder"
-        )
-        advice = "1 means the same speaker, 0 different speakers; the labels may be swapped"
-        findings.append(Finding("warning", "labels", message, advice))
     if identity := identify_trials(trials):
         findings.append(Finding("ok", "trial identity", identity))
 
@@ -176,20 +153,6 @@ def trial_findings(trials: TrialList) -> list[Finding]:
         "these trials"
     )
     return findings + findings_for_rows("warning", "self trials", same, pair, "self trial", advice)
-
-
-def _labels_look_swapped(trials: TrialList) -> bool:
-    """Whether some folder level is equal in all non-targets and different in all targets, and none
-    is the other way round.
-    """
-    looks_swapped = False
-    for level in zip(*map(folders_of, trials.names), strict=False):
-        _, ids = np.unique(level, return_inverse=True)
-        is_same = ids[trials.enrol] == ids[trials.test]
-        if np.array_equal(is_same, trials.labels == 1):
-            return False
-        looks_swapped |= np.array_equal(is_same, trials.labels == 0)
-    return looks_swapped
 
 
 def file_findings(

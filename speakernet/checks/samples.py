@@ -5,7 +5,6 @@ bands changes during the first two seconds, which coding and a short delay hardl
 """
 
 import hashlib
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -283,31 +282,21 @@ def _equal_samples(facts: SampleFacts, check: str, labels: np.ndarray | None) ->
     rows = rows[np.argsort(facts.hashes[rows], kind="stable")]
     is_same = facts.hashes[rows[1:]] == facts.hashes[rows[:-1]]
     duplicates: list[str] = []
-    # A person in two folders gets one line, not one per recording.
-    of_speakers: dict[tuple[int, ...], list[str]] = {}
+    of_two_speakers: list[str] = []
     for pair in zip(rows[:-1][is_same].tolist(), rows[1:][is_same].tolist(), strict=True):
         text = " = ".join(facts.names[row] for row in pair)
-        speakers = () if labels is None else tuple(np.unique(labels[list(pair)]).tolist())
-        if len(speakers) > 1:
-            of_speakers.setdefault(speakers, []).append(text)
-        else:
+        if labels is None or labels[pair[0]] == labels[pair[1]]:
             duplicates.append(text)
-    findings = []
-    if of_speakers:
-        examples = []
-        for first, *more in itertools.islice(of_speakers.values(), MAX_NAMED):
-            examples.append(first)
-            if more:
-                examples[-1] += f", and {len(more)} more under these two"
-        num_recordings = sum(map(len, of_speakers.values()))
-        message = f"{counted(num_recordings, 'recording')} under two speakers"
-        advice = (
-            "one person in two folders, or a wrong label: merge the speakers or remove the rows"
-        )
-        findings.append(
-            Finding("error", f"{check}: two speakers", message, advice, tuple(examples))
-        )
-    return findings + findings_for_rows(
+        else:
+            of_two_speakers.append(text)
+    return findings_for_rows(
+        "error",
+        f"{check}: two speakers",
+        range(len(of_two_speakers)),
+        of_two_speakers.__getitem__,
+        "pair of equal recordings",
+        "one person in two folders, or a wrong label: merge the speakers or remove the rows",
+    ) + findings_for_rows(
         "warning",
         f"{check}: duplicates",
         range(len(duplicates)),

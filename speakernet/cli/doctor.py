@@ -17,11 +17,7 @@ import sys
 from pathlib import Path
 
 from speakernet.checks import Finding, closing_line, table, worst
-from speakernet.checks.doctor import (
-    CheckRequest,
-    duration_histogram,
-    full_check,
-)
+from speakernet.checks.doctor import CheckRequest, full_check
 from speakernet.cli import load_configuration
 from speakernet.config import Config
 from speakernet.corpora.listing import positive_int
@@ -65,11 +61,11 @@ ARGUMENTS = {
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check, print the table, the histograms and the conclusion."""
+    """Check, print the table and the conclusion."""
     config = None
     if arguments.config_arguments:
         config = load_configuration(arguments.config_arguments).config
-    findings, durations = full_check(_request(arguments, config))
+    findings = full_check(_request(arguments, config))
     if config is not None:
         # Late: torch takes two seconds to import, and a mistyped option should not wait for it.
         from speakernet.assembly.runs import check_options
@@ -89,11 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
         report = {"level": level, "findings": shown, "machine": system_info()}
         lines = [json.dumps(report, indent=2)]
     else:
-        lines = [table(findings)]
-        for title, seconds in durations.items():
-            lines.append(f"\n{title}, durations\n{duration_histogram(seconds)}")
         has_data = bool(config or arguments.list or arguments.trials)
-        lines.append(f"\n{closing_line(findings, has_data=has_data)}")
+        lines = [table(findings), f"\n{closing_line(findings, has_data=has_data)}"]
     sys.stdout.writelines(f"{line}\n" for line in lines)
     return int(level == "error")
 

@@ -442,16 +442,10 @@ def checked_lengths(source: AudioSource, names: StringTable, num_threads: int) -
     if not lookup.problems:
         return np.asarray(lookup.num_samples)
     rows = sorted(lookup.problems)
-    # If all fail, the folder is probably wrong, and one example is enough.
-    named = rows[:1] if len(rows) == len(names) else rows[:MAX_NAMED]
-    examples = []
-    for row in named:
-        problem = lookup.problems[row]
-        # Most problems begin with the path of the file.
-        examples.append(problem if names[row] in problem else f"{names[row]}: {problem}")
+    examples = [f"{names[row]}: {lookup.problems[row]}" for row in rows[:MAX_NAMED]]
     raise AudioError(
         f"{len(rows):,} of {len(names):,} utterances cannot be read from {source.root}, where the "
-        f"list's paths start: {'; '.join(examples)}" + " …" * (len(rows) > len(named))
+        f"list's paths start: {'; '.join(examples)}"
     )
 
 
@@ -665,9 +659,7 @@ def weights_digest(weights: Mapping[str, torch.Tensor]) -> str:
     for name in sorted(weights):
         value = weights[name].detach().cpu().contiguous()
         digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
-        digest.update(
-            value.reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
-        )
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -323,7 +323,7 @@ class SpeakerBootstrap:
         ]
         note = speakers_note(self.num_speakers)
         if num_draws and intervals[0] is None:
-            note = self._why_draws_are_equal(float(plain[0]))
+            note = "no interval: every draw of speakers gives the same error rate"
         return Results(
             self.num_trials,
             eer_percent=float(plain[0]),
@@ -335,23 +335,6 @@ class SpeakerBootstrap:
             else None,
             interval_note=note,
             det_band=self._det_band(drawn[end:]),
-        )
-
-    def _why_draws_are_equal(self, eer_percent: float) -> str:
-        """Rule of three: Hanley and Lippman-Hand, If nothing goes wrong, is everything all right?,
-        1983.
-        """
-        if eer_percent > 0:
-            return "no interval: every draw of speakers gives the same error rate"
-        # Only speakers with a target trial can be missed.
-        number = len(np.unique(self._first[self._labels]))
-        if number < MIN_SPEAKERS:
-            return (
-                f"no interval: {number} speakers with targets, at least {MIN_SPEAKERS} are needed"
-            )
-        return (
-            "no interval: no draw has an error; by the rule of three, up to 3 of "
-            f"{number} new speakers could still cause an error"
         )
 
     def _det_band(self, drawn: np.ndarray) -> Band | None:
@@ -446,9 +429,6 @@ class Difference:
     interval: Interval
     """95 % interval of the difference under the same draws of speakers."""
     note: str = ""
-    is_of_one_system: bool = False
-    """Whether both are trainings of one configuration with different seeds, so that neither system
-    can be better."""
     seeds_interval: Interval = None
     """95 % interval over the seeds of the training; None unless both systems have several runs."""
     p_value: float = 1.0
@@ -465,7 +445,7 @@ class Difference:
         # In percent: 1 - 0.95 is a little more than 0.05.
         return 100 * self.p_value < 100 - LEVEL_PERCENT
 
-    def sentence(self, figure: str, first: str = "A", second: str = "B") -> str:
+    def sentence(self, figure: str, first: str, second: str) -> str:
         """The result in words."""
         better, worse = (first, second) if self.value >= 0 else (second, first)
         text = f"{figure}: {better} is better than {worse} by {abs(self.value):.3f}"
@@ -475,8 +455,6 @@ class Difference:
             verdict = "which is significant" if self.is_significant else "which is not significant"
             if self.num_compared > 1:
                 verdict += f" (Holm's correction for {self.num_compared} systems)"
-            if self.is_of_one_system:
-                verdict = "the spread between two trainings of one system"
             ends = self._ends(self.interval)
             if self.seeds_interval is not None:
                 ends += f" over speakers, {self._ends(self.seeds_interval)} over seeds"
@@ -552,46 +530,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return [float(value) for value in corrected]
 
 
-def mean_differences(
-    first: Sequence[SpeakerBootstrap],
-    second: Sequence[SpeakerBootstrap],
-    num_draws: int,
-    seed: int,
-    *,
-    is_paired: bool = False,
-) -> list[Difference]:
-    """Paired comparison under the same draws: EER in percent first, then every minDCF.
-
-    Figures are means over several training runs of each system, all scored on the same trials; runs
-    may be paired by seed.
-    """
-    systems = [*first, *second]
-    num_first = len(first)
-
-    def difference(figures: np.ndarray) -> np.ndarray:
-        return np.asarray(figures[num_first:].mean(axis=0) - figures[:num_first].mean(axis=0))
-
-    # Paired: each draw measures all systems on the same speakers, so a hard speaker counts against
-    # each of them and cancels in the difference. That is why two systems whose intervals overlap
-    # may still differ significantly.
-    whole = np.array([system.figures() for system in systems])
-    drawn = difference(_draw(systems, num_draws, seed))
-    note = speakers_note(first[0].num_speakers)
-    differences = []
-    for runs, value, values in zip(whole.T, difference(whole), drawn.T, strict=True):
-        of_seeds, p_value = over_seeds(runs[:num_first], runs[num_first:], is_paired=is_paired)
-        differences.append(
-            Difference(
-                float(value),
-                interval_of(values),
-                note,
-                seeds_interval=of_seeds,
-                p_value=max(p_value, p_value_of(values)),
-            )
-        )
-    return differences
-
-
 @dataclass(frozen=True)
 class Comparison:
     """Several systems on one list: EER and minDCFs of each, and the differences of the others from
@@ -602,15 +540,6 @@ class Comparison:
     differences: list[list[Difference]]
     """For each system but the first, one per figure: EER, then the minDCFs; positive if the first
     is better. Each figure's p-values are corrected for the number of systems (`holm`)."""
-
-    def with_one_system(self, is_same: Sequence[bool]) -> "Comparison":
-        """Mark the systems (all but the first) that differ from the first in the seed of their
-        training alone.
-        """
-        differences = []
-        for of_system, same in zip(self.differences, is_same, strict=True):
-            differences.append([replace(figure, is_of_one_system=same) for figure in of_system])
-        return replace(self, differences=differences)
 
     def sentences(self, names: Sequence[str]) -> list[str]:
         """A sentence for each figure of each system but the first."""
@@ -638,51 +567,52 @@ def compare_scores(
     All are measured on the same draws of speakers, so what they have in common cancels in the
     differences. The minDCFs at `priors` have the costs of `options` (default: 1 and 1).
 
-    Args:
-        trials: the labelled trials.
-        systems: scores of each system, (trials,), or of its training runs, (runs, trials), whose
-            figures are averaged.
-        speakers: the speakers of the trials.
-        num_draws: draws of speakers.
-        seed: seed of the draws.
-        options: gives the costs.
-        priors: target priors of the minDCFs.
-        is_paired: whether row i of all systems is a run with the same seed.
+    A system is given by its scores, (trials,), or by those of its training runs, (runs, trials),
+    whose figures are averaged. If they are paired, row i of all systems is a run with the same
+    seed.
     """
     if trials.labels is None:
         raise ValueError(
             f"{trials.source}: unlabelled trials have no error rates to compare; give a labelled "
             "list"
         )
+    # Paired: each draw measures all systems on the same speakers, so a hard speaker counts against
+    # each of them and cancels in the difference. That is why two systems whose intervals overlap
+    # may still differ significantly.
     sides = speakers.ids[trials.enrol], speakers.ids[trials.test]
     points = operating_points(priors, options)
-    prepared = []
+    runs: list[SpeakerBootstrap] = []
+    ends = []
     for scores in systems:
-        runs = np.atleast_2d(scores)
-        prepared.append([SpeakerBootstrap(run, trials.labels, *sides, points) for run in runs])
-    first, *others = prepared
-    differences = [
-        mean_differences(first, other, num_draws, seed, is_paired=is_paired) for other in others
-    ]
-    return Comparison([_means(runs, points) for runs in prepared], _corrected(differences))
-
-
-def _means(runs: Sequence[SpeakerBootstrap], points: Mapping[str, OperatingPoint]) -> Results:
-    """EER and minDCFs, as means over the runs of a system."""
-    of_runs = np.array([run.figures() for run in runs])
-    eer_percent, *costs = of_runs.mean(axis=0).tolist()
-    min_dcf = dict(zip(points, costs, strict=True))
-    return Results(runs[0].num_trials, eer_percent=eer_percent, min_dcf=min_dcf)
-
-
-def _corrected(differences: Sequence[Sequence[Difference]]) -> list[list[Difference]]:
-    """Differences with p-values corrected for the number of systems, figure by figure."""
-    rows: list[list[Difference]] = [[] for _ in differences]
-    for of_figure in zip(*differences, strict=True):
-        p_values = holm([difference.p_value for difference in of_figure])
-        for row, difference, p_value in zip(rows, of_figure, p_values, strict=True):
-            row.append(replace(difference, p_value=p_value, num_compared=len(rows)))
-    return rows
+        for run in np.atleast_2d(scores):
+            runs.append(SpeakerBootstrap(run, trials.labels, *sides, points))
+        ends.append(len(runs))
+    figures_of = np.split(np.array([run.figures() for run in runs]), ends[:-1])  # (runs, figures)
+    drawn = np.split(_draw(runs, num_draws, seed), ends[:-1])  # (runs, draws, figures)
+    note = speakers_note(runs[0].num_speakers)
+    differences = []
+    for of_runs, of_draws in zip(figures_of[1:], drawn[1:], strict=True):
+        values = of_runs.mean(axis=0) - figures_of[0].mean(axis=0)
+        draws = of_draws.mean(axis=0) - drawn[0].mean(axis=0)
+        row = []
+        for number, value in enumerate(values.tolist()):
+            before, after = figures_of[0][:, number], of_runs[:, number]
+            of_seeds, p_value = over_seeds(before, after, is_paired=is_paired)
+            p_value = max(p_value, p_value_of(draws[:, number]))
+            interval = interval_of(draws[:, number])
+            row.append(Difference(value, interval, note, of_seeds, p_value, len(systems) - 1))
+        differences.append(row)
+    # The more systems are compared with the first, the likelier one of them seems better by luck.
+    for number in range(1 + len(points)):
+        p_values = holm([row[number].p_value for row in differences])
+        for row, p_value in zip(differences, p_values, strict=True):
+            row[number] = replace(row[number], p_value=p_value)
+    results = []
+    for of_runs in figures_of:
+        eer_percent, *costs = of_runs.mean(axis=0).tolist()
+        min_dcf = dict(zip(points, costs, strict=True))
+        results.append(Results(len(trials), eer_percent=eer_percent, min_dcf=min_dcf))
+    return Comparison(results, differences)
 
 
 def short_names(paths: Sequence[str]) -> list[str]:

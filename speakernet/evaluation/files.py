@@ -7,7 +7,6 @@ no other file holds (labels, log-likelihood ratios, the embedding map).
 """
 
 import csv
-import itertools
 import json
 import logging
 import os
@@ -29,7 +28,7 @@ from speakernet.data.lists import (
 )
 from speakernet.evaluation.calibration import threshold_label
 from speakernet.evaluation.figures import CHOSEN_ON_REPORTED, Comparison, compare_scores
-from speakernet.evaluation.metrics import missing_kind, refuse_rows
+from speakernet.evaluation.metrics import missing_kind
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import Results, headline_sentence
 from speakernet.evaluation.speakers import Speakers
@@ -53,11 +52,11 @@ from speakernet.run_folder import (
     evaluation_folder,
     later_stages,
 )
-from speakernet.terminal import MAX_NAMED, counted, text_table
+from speakernet.terminal import counted, text_table
 
 logger = logging.getLogger(__name__)
 
-FORM = "'enrol test score', optionally with a fourth column target|nontarget"
+FORM = "'enrol test score' with a finite score, optionally with a fourth column target|nontarget"
 KINDS = {b"target": 1, b"nontarget": 0}
 LARGEST_SCORE = 1e30
 """Larger scores overflow when squared; no scoring method produces them."""
@@ -83,11 +82,9 @@ COUNTED = ("epoch", "step")
 NOT_NUMBERS: dict[str, Any] = {
     "kind": str,
     "eer_interval_percent": list,
-    "begun": (),
     "test_lists": dict,
-    "drawn": dict,
 }
-"""Keys of a record whose values are not numbers -> their type; no file has `begun`."""
+"""Keys of a record whose values are not numbers -> their type."""
 MAP_SPEAKERS = 12
 MAP_UTTERANCES_EACH = 60
 
@@ -100,10 +97,9 @@ def find_scores(path: Path, trials: TrialList) -> tuple[Path, np.ndarray]:
         return path, scores_for(trials, path)
     evaluations = sorted((path / EVALUATIONS).glob(f"*/{SCORES}"))
     candidates = [path / SCORES, evaluation_folder(path, trials.source) / SCORES]
-    # If the folder is not named after the list, its results identify the list by checksum.
-    candidates += [
-        file for file in evaluations if len(evaluations) == 1 or _is_of(file, trials.sha256)
-    ]
+    if len(evaluations) == 1:
+        # The list may have been renamed since.
+        candidates += evaluations
     refused = None
     for file in filter(Path.is_file, candidates):
         try:
@@ -116,12 +112,6 @@ def find_scores(path: Path, trials: TrialList) -> tuple[Path, np.ndarray]:
         f"{path} contains no scores of {Path(trials.source).stem} (lists in {EVALUATIONS}: "
         f"{names}); score it with --eval, or give the folder that has its {SCORES}"
     )
-
-
-def _is_of(scores: Path, sha256: str) -> bool:
-    """Whether the results beside a score file name the list with this checksum."""
-    lists = read_results(scores.with_name(RESULTS)).lists or []
-    return bool(sha256) and any(listed.get("sha256") == sha256 for listed in lists)
 
 
 def read_scores(path: str | Path) -> tuple[TrialList, np.ndarray]:
@@ -142,6 +132,9 @@ def read_scores(path: str | Path) -> tuple[TrialList, np.ndarray]:
             if len(fields) not in (3, 4) or not all(fields):
                 raise ValueError(len(fields))
             scores.append(float(fields[2]))
+            # Not `>`, since NaN compares as false.
+            if not abs(scores[-1]) <= LARGEST_SCORE:
+                raise ValueError(scores[-1])
             kinds.extend(KINDS[kind] for kind in fields[3:])
         except (ValueError, KeyError):
             file.expected(number, FORM, line)
@@ -177,22 +170,13 @@ def scores_for(trials: TrialList, path: str | Path) -> np.ndarray:
     theirs, all_scores = read_scores(path)
     rows = _rows_of(trials, theirs)
     scores = all_scores[rows]
-    # Not `>`, since NaN compares as false.
-    bad = np.sort(rows[~(np.abs(scores) <= LARGEST_SCORE)])
-    if len(bad):
-        lines = ", ".join(str(_line_of(path, row)) for row in bad[:MAX_NAMED].tolist())
-        raise ValueError(
-            f"{path}: {len(bad):,} of {len(scores):,} scores are NaN, infinite or beyond "
-            f"{LARGEST_SCORE:g}: lines {lines}{' …' * (len(bad) > MAX_NAMED)}; expected finite "
-            "numbers"
-        )
     if trials.labels is not None and theirs.labels is not None:
         different = np.flatnonzero(trials.labels != theirs.labels[rows])
         if len(different):
             raise ListError(
                 f"{path}: {len(different):,} of {len(scores):,} labels differ from "
-                f"{trials.source}, first at {_entry(theirs, int(rows[different[0]]))}; correct the "
-                "wrong file"
+                f"{trials.source}, first of '{' '.join(theirs.pair(int(rows[different[0]])))}'; "
+                "correct the wrong file"
             )
     return scores
 
@@ -226,7 +210,7 @@ def _rows_of(ours: TrialList, theirs: TrialList) -> np.ndarray:
             if len(rows):
                 problems.append(
                     f"{len(rows):,} pairs of {trials.source} are not in {other.source}, the first "
-                    f"in {_entry(trials, int(rows[0]))}"
+                    f"is '{' '.join(trials.pair(int(rows[0])))}'"
                 )
         raise ListError(
             f"{theirs.source} has {len(theirs):,} scores for the {len(ours):,} trials of "
@@ -236,21 +220,6 @@ def _rows_of(ours: TrialList, theirs: TrialList) -> np.ndarray:
     rows = np.empty(len(ours), dtype=np.int64)
     rows[order] = their_order
     return rows
-
-
-def _entry(trials: TrialList, row: int) -> str:
-    return f"line {_line_of(trials.source, row)}: '{' '.join(trials.pair(row))}'"
-
-
-def _line_of(path: str | Path, row: int) -> int:
-    """The line number of entry `row`, skipping blank lines; the entry's own number if the file no
-    longer exists.
-    """
-    if not Path(path).is_file():
-        return row + 1
-    with Path(path).open("rb") as file:
-        filled = (number for number, line in enumerate(file, start=1) if line.split())
-        return next(itertools.islice(filled, row, None), row + 1)
 
 
 @dataclass(frozen=True)
@@ -450,8 +419,6 @@ def read_run(folder: str | Path, name: str = "", evaluation: Evaluation | None =
         if path.is_file():
             with reading(path, "a configuration in UTF-8"), open_text(path) as file:
                 config = file.read()
-    if not results.is_empty and results.training is None and run_folder != folder:
-        results = replace(results, training=read_results(run_folder / RESULTS).training)
     run = RunData(folder, name or folder.resolve().name, results, metrics, config)
     return _with_arrays(run, evaluation) if evaluation else _with_kept_arrays(run)
 
@@ -492,7 +459,6 @@ def _with_kept_arrays(run: RunData) -> RunData:
     if not (folder / SCORES).is_file():
         return run
     trials, scores = read_scores(folder / SCORES)
-    refuse_rows(~np.isfinite(scores), f"NaN or infinite in {folder / SCORES}")
     labels = arrays.get("labels")
     if labels is None or labels.shape != scores.shape:
         labels = None
@@ -506,11 +472,11 @@ def metrics_of_stages(folder: Path) -> list[dict[str, Any]]:
     one.
     """
     metrics = _read_metrics(folder / METRICS)
-    for stage, path in later_stages(folder).items():
+    for path in later_stages(folder).values():
         ends = {key: max((record.get(key, 0) for record in metrics), default=0) for key in COUNTED}
         for record in _read_metrics(path / METRICS):
             moved = {key: record.get(key, 0) + end for key, end in ends.items()}
-            metrics.append({**record, **moved, "begun": {"stage": stage, **ends}})
+            metrics.append({**record, **moved})
     return metrics
 
 
@@ -612,11 +578,9 @@ def compare_runs(runs: Sequence[RunData], speakers: Speakers, seed: int) -> Comp
     scores = [run.scores for run in runs if run.scores is not None]
     assert trials is not None and len(scores) == len(runs), "the runs have scores"
     options = EvaluationOptions().model_copy(update=common_costs(run.results for run in runs))
-    compared = compare_scores(
+    return compare_scores(
         trials, scores, speakers, num_draws=options.bootstrap_samples, seed=seed, options=options
     )
-    first, *others = (run.configuration for run in runs)
-    return compared.with_one_system([is_other_seed(first, other) for other in others])
 
 
 def configuration_of(scores: Path) -> Mapping[str, Any]:

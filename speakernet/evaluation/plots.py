@@ -22,7 +22,7 @@ from matplotlib.ticker import FixedLocator, MaxNLocator
 from scipy.special import ndtri
 
 from speakernet.evaluation.metrics import ErrorRates, OperatingPoint, det_points
-from speakernet.evaluation.results import NO_INTERVAL, Band, GroupResult, threshold_text
+from speakernet.evaluation.results import NO_INTERVAL, Band, GroupResult
 from speakernet.files import atomic_write
 
 WIDTH_INCHES = 4.2
@@ -83,7 +83,6 @@ MIN_TICK_GAP = 0.08
 """Smallest gap between two ticks, as a share of the axis: about the width of a three-digit
 label."""
 HISTOGRAM_BINS = 60
-MAX_CURVE_POINTS = 600
 MAX_TICKS = 9
 LEGEND_LETTERS = 66
 """Characters that fit in a line of the legend."""
@@ -200,15 +199,11 @@ def _set_det_axes(axes: Axes, reach: np.ndarray) -> None:
 
 @drawn_in_house_style
 def histogram_figure(
-    scores: np.ndarray, labels: np.ndarray | None, threshold: float, score_name: str = "score"
+    scores: np.ndarray, labels: np.ndarray, threshold: float, score_name: str = "score"
 ) -> Figure:
-    """Densities of target and non-target scores (or of all scores); the threshold is marked unless
-    NaN.
-    """
+    """Densities of target and non-target scores, with the threshold."""
     # Targets are always blue.
-    kinds = [("trials", "C0", np.ones(len(scores), dtype=bool))]
-    if labels is not None:
-        kinds = [("non-targets", "C1", labels == 0), ("targets", "C0", labels == 1)]
+    kinds = [("non-targets", "C1", labels == 0), ("targets", "C0", labels == 1)]
     figure, axes = new_figure(score_name, "density")
     # The same bins for both kinds, so that their areas can be compared.
     edges = np.histogram_bin_edges(scores, bins=HISTOGRAM_BINS)
@@ -216,34 +211,7 @@ def histogram_figure(
         density, _ = np.histogram(scores[chosen], bins=edges, density=True)
         axes.stairs(density, edges, fill=True, color=colour, alpha=0.3)
         axes.stairs(density, edges, color=colour, linewidth=1.2, label=name)
-    if np.isfinite(threshold):
-        axes.axvline(
-            threshold, label=f"threshold: {threshold_text(threshold, scores)}", **THRESHOLD
-        )
-    return figure
-
-
-@drawn_in_house_style
-def threshold_figure(rates: ErrorRates, chosen: float) -> Figure:
-    """Misses and false accepts against the threshold, with the threshold at the EER marked."""
-    figure, axes = new_figure("threshold on the score", "% of each kind of trial")
-    rows = np.flatnonzero(np.isfinite(rates.thresholds))
-    # The plot is a few hundred points wide. Points are spaced evenly along both curves, not over
-    # thresholds: most thresholds are scores of non-targets, among which the steps of the few
-    # targets would be lost.
-    travelled = np.abs(np.diff(rates.miss_rates[rows])) + np.abs(
-        np.diff(rates.false_accept_rates[rows])
-    )
-    place = np.concatenate([[0.0], np.cumsum(travelled)])
-    spaced = np.searchsorted(place, np.linspace(0.0, place[-1], MAX_CURVE_POINTS))
-    last = len(rows) - 1
-    rows = rows[np.unique([0, *np.minimum(spaced, last), last])]
-    for name, values in (("misses", rates.miss_rates), ("false accepts", rates.false_accept_rates)):
-        axes.plot(rates.thresholds[rows], 100 * values[rows], drawstyle="steps-pre", label=name)
-    axes.axvline(
-        chosen, label=f"at the EER: {threshold_text(chosen, rates.thresholds[rows])}", **THRESHOLD
-    )
-    axes.set_ylim(0, 102)
+    axes.axvline(threshold, label=f"threshold: {threshold:.4f}", **THRESHOLD)
     return figure
 
 
@@ -256,12 +224,9 @@ def curve_figure(
     *,
     mark_lowest: bool = False,
     has_ticks_at_points: bool = False,
-    borders: Sequence[float] = (),
 ) -> Figure:
-    """Quantities over the course of training; `borders` mark where new stages begin."""
+    """Quantities over the course of training."""
     figure, axes = new_figure(x_name, y_name, 2.5)
-    for begin in borders:
-        axes.axvline(begin, color=MUTED, linewidth=0.6)
     for number, (name, (x, y)) in enumerate(series.items()):
         colour = f"C{number}"
         label = name if len(series) > 1 else ""
@@ -289,21 +254,6 @@ def curve_figure(
     at_points = FixedLocator(places[:: -max(1, -(-len(places) // MAX_TICKS))].tolist())
     axes.xaxis.set_major_locator(at_points if has_ticks_at_points else MaxNLocator(6, integer=True))
     axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 5), useMathText=False)
-    return figure
-
-
-@drawn_in_house_style
-def calibration_figure(
-    x: np.ndarray, best_llrs: np.ndarray, x_name: str, *, is_llr: bool
-) -> Figure:
-    """Log-likelihood ratios from the list's best monotonic mapping, (points,), against scores or
-    calibrated LLRs.
-    """
-    figure, axes = new_figure(x_name, "log-likelihood ratio (natural log)")
-    axes.plot(x, best_llrs, drawstyle="steps-mid", label="best monotonic mapping on this list")
-    axes.axhline(0, color=MUTED, linewidth=0.6)
-    if is_llr:
-        axes.plot(x[[0, -1]], x[[0, -1]], "--", color="C1", label="perfect calibration")
     return figure
 
 

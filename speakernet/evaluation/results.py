@@ -8,12 +8,10 @@ no key in the file. `headline` alone decides how a figure is formatted.
 
 import dataclasses
 import html
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-import numpy as np
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter
 from typing_extensions import NotRequired, TypedDict
 
@@ -367,17 +365,3 @@ def headline_sentence(results: Results, digits: int = 2) -> str:
         if figure.name.startswith("minDCF"):
             text += f", {figure.name} {figure.text}"
     return f"{text}; {trials}, {results.num_targets or 0:,} of them targets"
-
-
-def threshold_text(threshold: float, scores: np.ndarray) -> str:
-    """A threshold with enough digits to separate it from other scores: early in training all lie
-    between 0.99 and 1.
-
-    >>> threshold_text(0.5612, np.array([0.1, 0.4, 0.8]))
-    '0.56'
-    >>> threshold_text(0.99964, np.array([0.998, 0.999, 1.0]))
-    '0.99964'
-    """
-    spread = float(np.std(scores)) if len(scores) else 0.0
-    digits = max(2, 1 - math.floor(math.log10(spread))) if spread > 0 else 4
-    return f"{threshold:.{min(digits, 8)}f}"

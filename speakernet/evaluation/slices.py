@@ -73,14 +73,20 @@ def all_slices(
 ) -> list[SliceResult]:
     """Results of a labelled list for every slicing in the options."""
     columns = _columns_of(trials, options.metadata)
-    names = options.slices or ["duration", *usable_columns(columns)]
+    names = options.slices or ["duration", *columns]
     num_threads = reader_threads(options)
     slicings: list[Slicing] = []
     if trials.models:
         slicings.append(model_slicing(trials.models.counts[trials.enrol]))
     for name in dict.fromkeys(names):
         if name in columns:
-            slicings += column_slicings(name, columns[name], trials)
+            of_column = column_slicings(name, columns[name], trials)
+            if not of_column and options.slices:
+                raise ValueError(
+                    f"column {name!r} cannot be sliced by; expected 2 to {MAX_VALUES} different "
+                    f"words in this list, or at least {MIN_NUMBERS} different numbers"
+                )
+            slicings += of_column
         elif name == "speech" or (name == "duration" and options.speech == "detected"):
             table = spoken(source).lookup_table(trials.recordings, num_threads)
             by = "seconds of speech in the side with less"
@@ -152,7 +158,8 @@ def column_slicings(column: str, values: Sequence[str], trials: TrialList) -> li
     """Slicings by a column of utterance metadata (empty values are unknown).
 
     Words give two slicings: the same or different words on the two sides, and each word that both
-    sides share. At least six distinct numbers give one, by thirds of the smaller side.
+    sides share. At least six distinct numbers give one, by thirds of the smaller side. A column of
+    names, or with a single value, gives none.
     """
     different = sorted(set(values) - {""})
     numbers = _as_numbers(values) if len(different) >= MIN_NUMBERS else None
@@ -162,10 +169,7 @@ def column_slicings(column: str, values: Sequence[str], trials: TrialList) -> li
         by = f"{column}, smaller of the two sides"
         return [value_slicing(by, numbers, trials, edges, "")]
     if not 2 <= len(different) <= MAX_VALUES:
-        raise ValueError(
-            f"column {column!r} has {len(different)} distinct values in this list; slicing needs 2 "
-            f"to {MAX_VALUES} words, or at least {MIN_NUMBERS} distinct numbers"
-        )
+        return []
     codes = np.array([different.index(value) if value else -1 for value in values], dtype=np.int64)
     enrol = codes[trials.enrol]
     test = codes[trials.test]
@@ -181,19 +185,6 @@ def column_slicings(column: str, values: Sequence[str], trials: TrialList) -> li
     ]
 
 
-def usable_columns(metadata: Mapping[str, Sequence[str]]) -> list[str]:
-    """Columns that trials can be sliced by: 2 to 12 distinct words, or at least 6 distinct
-    numbers.
-    """
-    usable = []
-    for column, values in metadata.items():
-        num_values = len(set(values) - {""})
-        are_numbers = num_values >= MIN_NUMBERS and _as_numbers(values) is not None
-        if are_numbers or 2 <= num_values <= MAX_VALUES:
-            usable.append(column)
-    return usable
-
-
 def read_metadata(path: str | Path, names: Sequence[str]) -> dict[str, list[str]]:
     """Column -> value of each named utterance, from a CSV with column `path`; ValueError if
     utterances are missing.
@@ -207,17 +198,12 @@ def read_metadata(path: str | Path, names: Sequence[str]) -> dict[str, list[str]
 
 
 def _columns_of(trials: TrialList, metadata: str) -> dict[str, list[str]]:
-    """Column -> value of each name; a model has a value if all its recordings have it."""
+    """Column -> value of each name; a model has that of its first recording."""
     columns = read_metadata(metadata, list(trials.recordings)) if metadata else {}
     if trials.models is None:
         return columns
-    for column, values in columns.items():
-        of_names = []
-        for rows in np.split(trials.models.rows, trials.models.starts[1:]):
-            different = {values[row] for row in rows}
-            of_names.append(different.pop() if len(different) == 1 else "")
-        columns[column] = of_names
-    return columns
+    first = trials.models.rows[trials.models.starts].tolist()
+    return {column: [values[row] for row in first] for column, values in columns.items()}
 
 
 def slice_results(

@@ -50,7 +50,7 @@ def look(corpus, **changes):
 
 
 def finding_of(result, check):
-    (finding,) = [item for item in result[0] if item.check == check]
+    (finding,) = [item for item in result if item.check == check]
     return finding
 
 
@@ -62,9 +62,8 @@ def put(corpus, source, target):
 @pytest.mark.slow
 def test_good_corpus(corpus):
     result = look(corpus)
-    assert worst(finding for finding in result[0] if "audio" in finding.check) == "ok"
+    assert worst(finding for finding in result if "audio" in finding.check) == "ok"
     assert "all 4 decode" in finding_of(result, "training audio: samples").message
-    assert set(result[1]) == {"training audio", "trial audio (trials.txt)"}
 
 
 def test_defects_of_audio(corpus):
@@ -110,10 +109,9 @@ def test_duplicate_audio(corpus):
     result = look(corpus)
     finding = finding_of(result, "training audio: two speakers")
     assert (finding.level, finding.examples) == ("error", ("a/1.wav = b/2.wav",))
-    assert not [finding for finding in result[0] if finding.check.endswith("duplicates")]
+    assert not [finding for finding in result if finding.check.endswith("duplicates")]
     put(corpus, "a/2.wav", "b/1.wav")
-    (line,) = finding_of(look(corpus), "training audio: two speakers").examples
-    assert line.endswith(", and 1 more under these two")
+    assert len(finding_of(look(corpus), "training audio: two speakers").examples) == 2
     put(corpus, "a/1.wav", "a/2.wav")
     assert finding_of(look(corpus), "training audio: duplicates").level == "warning"
 
@@ -180,7 +178,7 @@ def test_rows_of_trials(text, bad_lines, tmp_path):
     """The doctor and the reader used by training judge a row alike."""
     path = tmp_path / "trials.txt"
     path.write_bytes(text)
-    findings = full_check(CheckRequest(trials=((path, None),), is_fast=True))[0]
+    findings = full_check(CheckRequest(trials=((path, None),), is_fast=True))
     malformed = [
         example
         for finding in findings
@@ -204,10 +202,10 @@ def test_a_list_that_helps_to_decide(corpus):
         lines.append(f"1 s{row}/1.wav s{row}/2.wav\n0 s{row}/3.wav s{(row + 1) % 6}/3.wav\n")
     (corpus / "trials.txt").write_text("".join(lines))
     result = look(corpus)
-    found = [item for item in result[0] if item.check == "shortcuts in trials.txt"]
+    found = [item for item in result if item.check == "shortcuts in trials.txt"]
     assert [item.level for item in found if "the loudness is larger" in item.message] == ["warning"]
     assert "3 speakers" in finding_of(result, "speakers of trials.txt").message
-    fast = [item for item in look(corpus, is_fast=True)[0] if item.check.startswith("shortcuts")]
+    fast = [item for item in look(corpus, is_fast=True) if item.check.startswith("shortcuts")]
     assert not fast
 
 
@@ -222,17 +220,17 @@ def test_cohort_and_calibration_list(corpus):
         calibration_list=corpus / "fit.txt",
         is_fast=True,
     )
-    overlaps = [item for item in full_check(request)[0] if item.check == "overlap"]
+    overlaps = [item for item in full_check(request) if item.check == "overlap"]
     assert [item.examples for item in overlaps] == [("d",), ("c",)]
     own = CheckRequest(trials=request.trials, calibration_list=corpus / "trials.txt", is_fast=True)
-    assert not [item for item in full_check(own)[0] if item.check == "overlap"]
+    assert not [item for item in full_check(own) if item.check == "overlap"]
 
 
 def test_missing_lists_and_roots(corpus):
     trials = ((corpus / "none.txt", corpus), (corpus / "trials.txt", corpus / "nowhere"))
     findings = full_check(
         CheckRequest(corpus / "none.txt", corpus / "nowhere", trials, is_fast=True)
-    )[0]
+    )
     errors = [finding.check for finding in findings if finding.level == "error"]
     assert errors == ["training list", "training audio", "trial list", "trial audio"]
 
@@ -247,7 +245,7 @@ def test_several_corpora(corpus):
     assert "4 speakers" in speakers and "train + more" in speakers
     assert "more/nowhere.wav" in str(finding_of(result, "training audio: files"))
     # Each corpus is compared by name; `a` is in the trials.
-    overlaps = [finding for finding in result[0] if finding.check == "overlap"]
+    overlaps = [finding for finding in result if finding.check == "overlap"]
     assert [finding.level for finding in overlaps] == ["warning", "ok"]
     assert "train.txt" in overlaps[0].message
     (corpus / "more.txt").write_text("a a/1.wav\nd d/1.wav\n")
@@ -256,7 +254,7 @@ def test_several_corpora(corpus):
     assert finding.level == "error" and "a/1.wav" in finding.message
     missing = full_check(
         CheckRequest(corpora={"none": (corpus / "none.txt", corpus)}, is_fast=True)
-    )[0]
+    )
     assert [finding.check for finding in missing if finding.level == "error"] == [
         "training list none"
     ]
@@ -389,7 +387,6 @@ def check(corpus, train=None, trials=None, **options):
         ),
         (None, "0 c/1.wav d/1.wav\n0 c/2.wav d/1.wav\n", "trials", "error", "2 trials", ()),
         (None, "c/1.wav d/1.wav\nc/2.wav d/1.wav\n", "trials", "ok", "2 trials", ()),
-        (None, "0 c/1.wav c/2.wav\n1 c/1.wav d/1.wav\n", "labels", "warning", "", ()),
         (
             None,
             "1 c/1.wav c/2.wav\n0 c/1.wav d/1.wav\n0 c/1.wav c/2.wav\n",

@@ -124,11 +124,6 @@ def test_missing_utterances(net, source):
     missing = ["nobody/1.wav", "nobody/2.wav"]
     with pytest.raises(AudioError, match=r"2 of 3 utterances cannot be read.*nobody/1\.wav"):
         embed_utterances(net, source, ["spk08/utt0.wav", *missing], EvaluationOptions())
-    with pytest.raises(
-        AudioError, match=r"2 of 2 utterances cannot be read from .*nobody"
-    ) as refused:
-        embed_utterances(net, source, missing, EvaluationOptions())
-    assert str(refused.value).count(missing[0]) == 1
 
 
 def test_reused_embeddings(net, source, tiny_corpus, tmp_path, monkeypatch):
@@ -385,10 +380,8 @@ def test_numeric_columns():
     (slicing,) = slices.column_slicings("age", ages, trials)
     assert len(slicing.labels) == 3 and np.bincount(slicing.groups).min() > len(trials) / 5
     words = [f"w{row}" for row in range(len(trials.names))]
-    with pytest.raises(ValueError, match="'file' has 24 "):
-        slices.column_slicings("file", words, trials)
-    columns = {"age": ages, "file": words, "all": ["x"] * 24, "room": ["a", "b"] * 12}
-    assert slices.usable_columns(columns) == ["age", "room"]
+    for values in (words, ["x"] * len(words)):
+        assert slices.column_slicings("file", values, trials) == []
 
 
 @pytest.mark.parametrize(

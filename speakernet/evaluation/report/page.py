@@ -79,20 +79,6 @@ LATEX = str.maketrans(
     {letter: f"\\{letter}" for letter in "&%$#_{}"}
     | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"}
 )
-INVISIBLE = {
-    code: f"\\u{code:04x}"
-    for code in (
-        0x061C,
-        0x200E,
-        0x200F,
-        *range(0x202A, 0x202F),
-        *range(0x2066, 0x206A),
-        *range(0x20),
-    )
-    if chr(code) not in "\t\n\r"
-}
-"""Control and bidirectional characters are shown as escapes, so that no name can be mistaken for
-another."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +89,6 @@ class Cell:
     note: str = ""
     audio: str = ""
     """Address of a sound to play."""
-    is_best: bool = False
 
     def __str__(self) -> str:
         return self.text
@@ -156,10 +141,6 @@ class Section:
     tiles: Sequence[Tile] = ()
     warnings: Sequence[str] = ()
     remarks: Sequence[str] = ()
-    is_in_halves: bool = False
-    """Two cards in a row instead of three."""
-    columns: int = 0
-    """Number of cards in a row, if it is fixed."""
     is_open: bool = False
     """Shown at once even if sections of its name are folded."""
 
@@ -216,7 +197,7 @@ def write_page(
     template = environment.get_template("page.html.j2", globals=constants)
     text = template.render(title=title, subtitle=subtitle, lead=lead, sections=shown)
     with atomic_write(path) as file:
-        file.write(text.translate(INVISIBLE))
+        file.write(text)
     logger.info("report: %s", path)
     if export is not None:
         _export(export, shown)

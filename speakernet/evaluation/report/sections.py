@@ -4,7 +4,6 @@ A section is data: figures become rows of tables and drawings here, and `page.py
 """
 
 import itertools
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -42,7 +41,6 @@ from speakernet.evaluation.metrics import (
     equal_error_point,
     error_rates,
     min_dcf_point,
-    pooled_llrs,
 )
 from speakernet.evaluation.options import UNIT_COST
 from speakernet.evaluation.report.page import MISSING, Card, Cell, Pictures, Section, Table, Tile
@@ -122,7 +120,6 @@ NUM_HARDEST = 12
 MAX_PLAYED_SECONDS = 20
 """Limit per recording: a page with an hour of speech would be too large to send."""
 NUM_TRIALS_SHOWN = 100
-ENOUGH_FOR_A_HISTOGRAM = 30
 USUAL_RATE = 0.01
 """`verify` uses the threshold at this false-accept rate if the model file has it, otherwise the one
 at the EER."""
@@ -148,9 +145,7 @@ def result_section(run: RunData) -> Section:
     figures = headline(results)
     if not figures:
         reason = results.why_no_eer or "the list lacks targets or non-targets"
-        return Section(
-            [of_list], warnings=[f"no error rates: {reason}", *caveats], is_in_halves=True
-        )
+        return Section([of_list], warnings=[f"no error rates: {reason}", *caveats])
     cllr = "min Cllr" if results.cllr is None else "Cllr"
     tiles = []
     for figure in figures:
@@ -172,7 +167,7 @@ def result_section(run: RunData) -> Section:
         cards.append(Card("The list without the voices", MEANING, table))
     if results.test_lists:
         cards.append(_lists_side_by_side(run.list_name, results, results.test_lists))
-    return Section(cards, tiles, caveats, is_in_halves=True)
+    return Section(cards, tiles, caveats)
 
 
 class DecisionThreshold(NamedTuple):
@@ -249,28 +244,19 @@ def _list_sentence(run: RunData) -> str:
     return identify_trials(run.trials) or f"{run.list_name}, {number}; not a known published list"
 
 
-def trials_section(decisions: Decisions, pictures: Pictures) -> Section:
-    """Unlabelled trials: a table of the first ones, and a histogram of all scores if there are
-    enough.
-    """
+def trials_section(decisions: Decisions) -> Section:
+    """Unlabelled trials: a table of the first ones."""
     total = len(decisions.trials)
     rows = [decisions.row(number) for number in range(min(NUM_TRIALS_SHOWN, total))]
     names = {"enrol": "enrolment", LLR_COLUMN: "log-likelihood ratio"}
-    at_eer = np.nan
     for limit in decisions.thresholds:
         names[limit["name"]] = f"{threshold_label(limit['name'])}: {limit['threshold']:.4f}"
-        if limit["name"] == EER_NAME:
-            at_eer = limit["threshold"]
     header = decisions.header
     numbers = [header.index(name) for name in ("score", LLR_COLUMN) if name in header]
     table = Table([names.get(name, name) for name in header], rows, numbers)
     file = DECISIONS if decisions.says_more_than_scores else SCORES
     note = f"The first {len(rows)} of {total:,}; all are in {file}." if len(rows) < total else ""
-    cards = [Card("Scores and decisions", note, table, is_wide=True)]
-    if total >= ENOUGH_FOR_A_HISTOGRAM and np.ptp(decisions.scores) > 0:
-        figure = plots.histogram_figure(decisions.scores, None, at_eer)
-        cards.append(pictures.draw("scores", "Scores", figure))
-    return Section(cards)
+    return Section([Card("Scores and decisions", note, table, is_wide=True)])
 
 
 @dataclass(frozen=True)
@@ -318,32 +304,32 @@ def errors_section(runs: Sequence[RunData], pictures: Pictures) -> Section:
     note += " Bands: 95 % intervals of the miss rate, over speakers." if bands else ""
     figure = plots.det_figure(curves, points, bands)
     det = pictures.draw("det", "Detection error trade-off", figure, note)
-    # Kind of plot -> its card for each run: one row of the page.
-    rows: dict[str, list[Card]] = {}
+    cards = [det]
     for errors in shown:
-        for card in _error_cards(errors, pictures):
-            rows.setdefault(card.heading.partition(":")[0], []).append(card)
-    cards = [*itertools.chain(*rows.values())]
+        cards += _error_cards(errors, pictures)
     cards += [_operating_points(errors, pictures) for errors in shown]
-    if len(runs) == 1:
-        return Section([det, *cards], is_in_halves=True)
-    return Section([replace(det, is_wide=True), *cards], columns=len(runs))
+    return Section(cards)
 
 
 def _error_cards(errors: RunErrors, pictures: Pictures) -> list[Card]:
     run = errors.run
     at_eer = equal_error_point(errors.rates).threshold
     histogram = plots.histogram_figure(errors.scores, errors.labels, at_eer)
-    note = (
-        "A higher threshold accepts fewer different-speaker pairs and rejects more same-speaker "
-        "pairs."
-    )
-    by_threshold = plots.threshold_figure(errors.rates, at_eer)
-    return [
-        pictures.draw("scores", "Scores", histogram, HISTOGRAM_NOTE, run=run),
-        pictures.draw("thresholds", "Errors by threshold", by_threshold, note, run=run),
-        *_calibration(errors, pictures),
-    ]
+    cards = [pictures.draw("scores", "Scores", histogram, HISTOGRAM_NOTE, run=run)]
+    llrs = run.arrays.get("llrs")
+    fit = run.results.calibration
+    if llrs is None and fit is not None and len(fit["weights"]) == 1:
+        llrs = AffineCalibration.from_dict(fit).apply(errors.scores)
+    if llrs is not None:
+        at_eer = equal_error_point(error_rates(llrs, errors.labels)).threshold
+        axis = "log-likelihood ratio (natural log)"
+        histogram = plots.histogram_figure(llrs, errors.labels, at_eer, axis)
+        note = (
+            f"{HISTOGRAM_NOTE} Above {bayes_threshold(0.01):.1f}, accepting costs less than "
+            "rejecting at a target prior of 0.01."
+        )
+        cards.append(pictures.draw("llrs", "Log-likelihood ratios", histogram, note, run=run))
+    return cards
 
 
 def _operating_points(errors: RunErrors, pictures: Pictures) -> Card:
@@ -368,53 +354,14 @@ def _operating_points(errors: RunErrors, pictures: Pictures) -> Card:
     add(threshold_label(EER_NAME), equal_error_point(errors.rates))
     for prior, (cost, point) in reversed(errors.cheapest.items()):
         add(f"lowest cost, target prior {prior:g}", point, f"{cost:.3f}")
-    named, refused = named_thresholds(errors.rates, {})
+    named, _ = named_thresholds(errors.rates, {})
     # The first is the EER, which is already in the table.
     for kept in named[1:]:
         point = OperatingPoint(kept["threshold"], kept["miss_rate"], kept["false_accept_rate"])
         add(threshold_label(kept["name"]), point)
-    note += f" {refused[0].capitalize()}." if refused else ""
     header = ["threshold", "value", "misses", "false accepts", "minDCF"]
     heading = pictures.whose("Operating points", errors.run)
     return Card(heading, note, Table(header, rows, (1, 2, 3, 4)), is_wide=True)
-
-
-def _calibration(errors: RunErrors, pictures: Pictures) -> list[Card]:
-    """The list's own log-likelihood ratios against the calibrated or, without calibration, the raw
-    scores.
-    """
-    run = errors.run
-    rates = errors.rates
-    llrs = run.arrays.get("llrs")
-    fit = run.results.calibration
-    if llrs is None and fit is not None and len(fit["weights"]) == 1:
-        llrs = AffineCalibration.from_dict(fit).apply(errors.scores)
-    cards = []
-    name = "score"
-    note = "Not calibrated. The curve shows the log-likelihood ratio of each score on this list."
-    if llrs is not None:
-        rates = error_rates(llrs, errors.labels)
-        name = "calibrated log-likelihood ratio"
-        note = "On the dashed line, the log-likelihood ratios are perfectly calibrated."
-        at_eer = equal_error_point(rates).threshold
-        axis = "log-likelihood ratio (natural log)"
-        figure = plots.histogram_figure(llrs, errors.labels, at_eer, axis)
-        text = (
-            f"{HISTOGRAM_NOTE} Above {bayes_threshold(0.01):.1f}, accepting costs less than "
-            "rejecting at a target prior of 0.01."
-        )
-        cards.append(pictures.draw("llrs", "Log-likelihood ratios", figure, text, run=run))
-    # Convex-hull edges with a finite ratio; each covers the scores from its first threshold to its
-    # last.
-    best = pooled_llrs(rates)[2]
-    rows = rates.hull
-    x = (rates.thresholds[rows[:-1]] + rates.thresholds[np.maximum(rows[1:] - 1, rows[:-1])]) / 2
-    is_finite = np.isfinite(best)
-    if np.count_nonzero(is_finite) < 2:
-        text = "Targets and non-targets do not overlap in score, so there is no calibration curve."
-        return [*cards, Card(pictures.whose("Calibration", run), lines=[text])]
-    figure = plots.calibration_figure(x[is_finite], best[is_finite], name, is_llr=llrs is not None)
-    return [*cards, pictures.draw("calibration", "Calibration", figure, note, run=run)]
 
 
 def data_section(run: RunData, amount: str) -> Section:
@@ -425,16 +372,13 @@ def data_section(run: RunData, amount: str) -> Section:
     training = configured.get("training")
     is_watched = isinstance(training, Mapping) and training.get("final_model") == "last"
     purpose = "monitors training" if is_watched else "chooses the best checkpoint"
-    evaluations = [record for record in run.metrics if record.get("kind") == "evaluation"]
-    eers = [record[HELD_OUT_EER] for record in evaluations if HELD_OUT_EER in record]
-    best = f"best EER {min(eers):.2f} % in {counted(len(eers), 'evaluation')}" if eers else ""
     numbers = counted(results.num_trials, "trial")
     numbers += f", {counted(results.num_speakers, 'speaker')}" if results.num_speakers else ""
     digests = {listed["role"]: listed.get("sha256", "")[:12] for listed in results.lists or []}
     rows = []
     for use, role, option, what, contents in (
         ("Training", "training", "train_list", "trains the network", amount),
-        ("Validation", "validation", "validation_list", purpose, best),
+        ("Validation", "validation", "validation_list", purpose, ""),
         ("Test", "trials", "", "gives the results on this page", numbers),
     ):
         if name := results.list_name(role) or str(options.get(option) or ""):
@@ -443,28 +387,15 @@ def data_section(run: RunData, amount: str) -> Section:
     if rows:
         table = Table(["use", "list", "purpose", "contents", "SHA-256"], rows)
         cards.append(Card("Lists", table=table, is_wide=True))
-    drawn: Counter[str] = Counter()
-    for record in run.metrics:
-        for name, number in record.get("drawn", {}).items():
-            drawn[name] += number if is_number(number) else 0
-    if total := drawn.total():
-        shares = [
-            [name, f"{number:,}", f"{100 * number / total:.2f} %"] for name, number in drawn.items()
-        ]
-        table = Table(["corpus", "utterances drawn over all epochs", "share"], shares)
-        cards.append(Card("Corpora", table=table))
     return Section(cards)
 
 
 def training_section(runs: Sequence[RunData], pictures: Pictures) -> Section:
     """A small plot of each recorded quantity that changed; a remark on those that did not."""
+    # A quantity that never changed, such as a margin without a schedule, gets no plot.
     cards = []
-    constants = []
     for curve in CURVES:
         series = {}
-        bands = {}
-        borders: list[float] = []
-        note = curve.note
         where = "epoch" if curve.kind == "evaluation" else "step"
         for run in runs:
             records = [
@@ -472,39 +403,20 @@ def training_section(runs: Sequence[RunData], pictures: Pictures) -> Section:
                 for record in run.metrics
                 if record.get("kind") == curve.kind and curve.key in record
             ]
-            # Later stages -> the epoch or step after which they begin.
-            begins = [record["begun"] for record in records if "begun" in record]
-            for stage, begin in {begun["stage"]: begun[where] for begun in begins}.items():
-                of_run = f" of {run.name}" if len(runs) > 1 else ""
-                note += f" After {where} {begin}{of_run}: the {stage} stage."
-                borders.append(begin)
             for list_name, points in _points(records, where, curve.key).items():
                 names = [run.name, list_name] if len(runs) > 1 else [list_name or run.name]
                 series[", ".join(filter(None, names))] = points
-            if curve.key == HELD_OUT_EER and (intervals := _intervals(records)):
-                bands[run.name] = np.array(intervals, dtype=np.float64).T
-        if not series:
+        if not series or np.ptp(np.concatenate([y for _, y in series.values()])) == 0:
             continue
-        values = np.concatenate([y for _, y in series.values()])
-        if np.ptp(values) == 0:
-            unit = " %" if "%" in curve.axis else ""
-            constants.append(f"{curve.heading} {values[0]:.4g}{unit}")
-            continue
-        note += " Bands: 95 % intervals over speakers, from few draws." if bands else ""
         figure = plots.curve_figure(
             series,
             where,
             curve.axis,
-            bands,
             mark_lowest=curve.key == HELD_OUT_EER,
             has_ticks_at_points=where == "epoch",
-            borders=borders,
         )
-        cards.append(pictures.draw(f"training_{curve.key}", curve.heading, figure, note.strip()))
-    remarks = []
-    if constants:
-        remarks = [f"Not plotted because constant or measured once: {', '.join(constants)}."]
-    return Section(cards, remarks=remarks)
+        cards.append(pictures.draw(f"training_{curve.key}", curve.heading, figure, curve.note))
+    return Section(cards)
 
 
 def _points(
@@ -524,32 +436,18 @@ def _points(
     return {name: tuple(np.array(pairs, dtype=np.float64).T) for name, pairs in points.items()}
 
 
-def _intervals(records: Sequence[Mapping[str, Any]]) -> list[tuple[float, ...]]:
-    """Epoch, lower and upper end of the intervals of the EER."""
-    rows = [(record.get("epoch", 0), *record.get("eer_interval_percent", ())) for record in records]
-    return [row for row in rows if len(row) == 3 and all(map(is_number, row))]
-
-
 def slices_section(runs: Sequence[RunData], pictures: Pictures) -> Section:
     """A plot and a table for each slicing."""
     cards = []
-    undivided = []
     for run in runs:
-        results = run.results
-        for place, sliced in enumerate(results.slices or [], start=1):
-            if len(sliced.rows) == 1:
-                by = pictures.whose(f"By {sliced.by}", run)
-                label = sliced.rows[0].label
-                undivided.append(f"{by}: all trials are in one group, {label}.")
-                continue
+        for place, sliced in enumerate(run.results.slices or [], start=1):
             table, note = _slices_table(sliced)
             figure = plots.slices_figure(sliced.rows, table.weak)
+            heading = f"By {sliced.by}"
             cards.append(
-                pictures.draw(
-                    f"slices_{place}", f"By {sliced.by}", figure, note, run=run, table=table
-                )
+                pictures.draw(f"slices_{place}", heading, figure, note, run=run, table=table)
             )
-    return Section(cards, remarks=undivided, is_in_halves=True)
+    return Section(cards)
 
 
 def _slices_table(sliced: SliceResult) -> tuple[Table, str]:
@@ -585,7 +483,7 @@ def robustness_section(runs: Sequence[RunData], pictures: Pictures) -> Section:
         series = {name: swept.rows for name, swept in by_run.items()}
         figure = plots.sweep_figure(series, first.axis or kind)
         cards.append(pictures.draw(f"sweep_{kind}", kind.capitalize(), figure, first.note))
-    return Section(cards, is_in_halves=True)
+    return Section(cards)
 
 
 def hardest_section(run: RunData, audio: AudioSource | None) -> Section:
@@ -616,7 +514,7 @@ def hardest_section(run: RunData, audio: AudioSource | None) -> Section:
         "FOLDER_OF_THE_AUDIO."
     )
     remarks = [hint] if audio is None else []
-    return Section(cards, remarks=remarks, is_in_halves=True, is_open=audio is not None)
+    return Section(cards, remarks=remarks, is_open=audio is not None)
 
 
 def _utterance_cell(
@@ -670,7 +568,7 @@ def embeddings_section(runs: Sequence[RunData], pictures: Pictures) -> Section:
         )
         heading = pictures.whose("Embeddings", run)
         cards.append(pictures.draw(f"embeddings_{len(cards) + 1}", heading, figure, note))
-    return Section(cards, is_in_halves=True)
+    return Section(cards)
 
 
 def facts_section(run: RunData) -> Section:
@@ -733,29 +631,17 @@ def _text(value: Any) -> str:
 
 
 def figures_side_by_side(runs: Sequence[RunData]) -> Card:
-    """A column for each run, with the lowest figures in bold."""
+    """A column for each run."""
     columns = {}
-    values = {}
     for run in runs:
         column = _figure_texts(run.results)
-        for figure in headline(run.results):
-            values[run.name, figure.name] = float(figure.number)
         if not run.results.is_empty:
             column["trials"] = f"{run.results.num_trials:,}"
         column["trial list"] = _list_sentence(run) or MISSING
         column["folder"] = str(run.folder)
         columns[run.name] = column
-    table = _side_by_side("figure", columns)
-    rows: list[list[str | Cell]] = []
-    for name, *texts in table.rows:
-        numbers = [values.get((run.name, str(name)), np.inf) for run in runs]
-        cells: list[str | Cell] = list(texts)
-        if np.isfinite(min(numbers)):
-            best = numbers.index(min(numbers))
-            cells[best] = Cell(str(texts[best]), is_best=True)
-        rows.append([name, *cells])
-    note = "Bold: lowest value. In brackets: 95 % intervals over speakers."
-    return Card("Figures", note, replace(table, rows=rows), is_wide=True)
+    note = "In brackets: 95 % intervals over speakers."
+    return Card("Figures", note, _side_by_side("figure", columns), is_wide=True)
 
 
 def differences_section(runs: Sequence[RunData]) -> Section:

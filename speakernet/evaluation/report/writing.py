@@ -42,10 +42,7 @@ from speakernet.evaluation.report.sections import (
     training_section,
     trials_section,
 )
-from speakernet.evaluation.results import (
-    Results,
-    threshold_text,
-)
+from speakernet.evaluation.results import Results
 from speakernet.files import atomic_write
 from speakernet.run_folder import (
     DECISIONS,
@@ -128,7 +125,7 @@ def write_report(
     trained = [run] if (run.folder / METRICS).is_file() else []
     sections = {
         "result": result_section(run),
-        "trials": trials_section(decisions, pictures) if decisions else Section(),
+        "trials": trials_section(decisions) if decisions else Section(),
         "errors": errors_section([run], pictures),
         "data": data_section(run, amount),
         "training": training_section(trained, pictures),
@@ -207,8 +204,7 @@ def _verdict(run: RunData, results: Results, has_warnings: bool) -> list[str]:
     assert results.eer_percent is not None and results.eer_threshold is not None
     kept = kept_threshold(run)
     if kept is None:
-        scores = np.empty(0) if run.scores is None else run.scores
-        place = f"threshold {threshold_text(results.eer_threshold, scores)}"
+        place = f"threshold {results.eer_threshold:.4f}"
         false_accepts = misses = results.eer_percent / 100
     else:
         name, _, point = kept
