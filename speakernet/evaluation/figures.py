@@ -564,8 +564,7 @@ def compare_scores(
 ) -> Comparison:
     """Compare each system with the first by their scores on the same labelled trials.
 
-    All are measured on the same draws of speakers, so what they have in common cancels in the
-    differences. The minDCFs at `priors` have the costs of `options` (default: 1 and 1).
+    The minDCFs at `priors` have the costs of `options` (default: 1 and 1).
 
     A system is given by its scores, (trials,), or by those of its training runs, (runs, trials),
     whose figures are averaged. If they are paired, row i of all systems is a run with the same
@@ -576,9 +575,8 @@ def compare_scores(
             f"{trials.source}: unlabelled trials have no error rates to compare; give a labelled "
             "list"
         )
-    # Paired: each draw measures all systems on the same speakers, so a hard speaker counts against
-    # each of them and cancels in the difference. That is why two systems whose intervals overlap
-    # may still differ significantly.
+    # Each draw measures all systems on the same speakers, so a hard speaker counts against each of
+    # them and cancels. That is why systems whose intervals overlap may differ significantly.
     sides = speakers.ids[trials.enrol], speakers.ids[trials.test]
     points = operating_points(priors, options)
     runs: list[SpeakerBootstrap] = []

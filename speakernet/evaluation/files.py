@@ -27,9 +27,8 @@ from speakernet.data.lists import (
     split_row,
 )
 from speakernet.evaluation.calibration import threshold_label
-from speakernet.evaluation.figures import CHOSEN_ON_REPORTED, Comparison, compare_scores
+from speakernet.evaluation.figures import CHOSEN_ON_REPORTED
 from speakernet.evaluation.metrics import missing_kind
-from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import Results, headline_sentence
 from speakernet.evaluation.speakers import Speakers
 from speakernet.files import (
@@ -351,7 +350,7 @@ class RunData:
 
     folder: Path
     name: str
-    """Its name on a page of several runs."""
+    """The title of its page."""
     results: Results
     """Empty before the first evaluation."""
     metrics: list[dict[str, Any]]
@@ -396,7 +395,7 @@ class RunData:
         return values if isinstance(values, Mapping) else {}
 
 
-def read_run(folder: str | Path, name: str = "", evaluation: Evaluation | None = None) -> RunData:
+def read_run(folder: str | Path, evaluation: Evaluation | None = None) -> RunData:
     """Read a run or evaluation folder; scores and arrays come from `evaluation` if it is given."""
     folder = Path(folder)
     # A run folder holds the training and the results of its test list. The folder of another list,
@@ -419,7 +418,7 @@ def read_run(folder: str | Path, name: str = "", evaluation: Evaluation | None =
         if path.is_file():
             with reading(path, "a configuration in UTF-8"), open_text(path) as file:
                 config = file.read()
-    run = RunData(folder, name or folder.resolve().name, results, metrics, config)
+    run = RunData(folder, folder.resolve().name, results, metrics, config)
     return _with_arrays(run, evaluation) if evaluation else _with_kept_arrays(run)
 
 
@@ -568,19 +567,6 @@ def common_costs(systems: Iterable[Results]) -> dict[str, Any]:
     if not known or any(costs != known[0] for costs in known):
         return {}
     return {**known[0]}
-
-
-def compare_runs(runs: Sequence[RunData], speakers: Speakers, seed: int) -> Comparison:
-    """Compare runs that have scored the same labelled trials, with the costs of their
-    evaluations.
-    """
-    trials = runs[0].trials
-    scores = [run.scores for run in runs if run.scores is not None]
-    assert trials is not None and len(scores) == len(runs), "the runs have scores"
-    options = EvaluationOptions().model_copy(update=common_costs(run.results for run in runs))
-    return compare_scores(
-        trials, scores, speakers, num_draws=options.bootstrap_samples, seed=seed, options=options
-    )
 
 
 def configuration_of(scores: Path) -> Mapping[str, Any]:

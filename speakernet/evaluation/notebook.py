@@ -37,10 +37,8 @@ class Report:
         if self.run.scores is None or self.run.labels is None:
             raise ValueError(f"{self.run.folder}: no labelled scores, so there is no DET curve")
         rates = error_rates(self.run.scores, self.run.labels)
-        band = self.results.det_band
         points = {"EER": equal_error_point(rates)}
-        bands = {self.run.name: band} if band else {}
-        return plots.det_figure({self.run.name: rates}, points, bands)
+        return plots.det_figure(rates, points, self.results.det_band)
 
     def frame(self) -> Any:
         """A pandas table with one row per trial: `enrol`, `test`, `score` and, if known, `label`

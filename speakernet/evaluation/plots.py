@@ -133,34 +133,23 @@ def new_figure(
 
 @drawn_in_house_style
 def det_figure(
-    curves: Mapping[str, ErrorRates],
-    points: Mapping[str, OperatingPoint],
-    bands: Mapping[str, Band] = MappingProxyType({}),
+    rates: ErrorRates, points: Mapping[str, OperatingPoint], band: Band | None = None
 ) -> Figure:
-    """Detection error trade-off by system: misses against false accepts, both on normal-deviate
-    axes.
-
-    `points` are operating points of the first system; `bands` has each system's `det_band`,
-    intervals of its miss rate.
+    """Detection error trade-off: misses against false accepts, both on normal-deviate axes, with
+    operating points and the intervals of the miss rate.
 
     Source: Martin et al., The DET curve in assessment of detection task performance, 1997.
     """
     figure, axes = new_figure("false accepts (%)", "misses (%)", 3.6)
-    shown: list[np.ndarray] = []
-    for number, (name, rates) in enumerate(curves.items()):
-        curve = det_points(rates)
-        label = name if len(curves) > 1 else None
-        # On normal-deviate axes, normally distributed scores give a straight line.
-        axes.plot(*map(ndtri, curve), color=f"C{number}", label=label)
-        shown += curve
-        if name in bands:
-            # Percentages to rates, kept off 0 and 1, whose normal deviates are infinite.
-            band = bands[name]
-            rows = band["false_accept_percent"], band["miss_low_percent"], band["miss_high_percent"]
-            deviates = ndtri(np.clip(np.array(rows) / 100, 1e-9, 1 - 1e-9))
-            axes.fill_between(
-                *deviates, color=f"C{number}", label=None if label else "95 % interval", **BAND
-            )
+    curve = det_points(rates)
+    # On normal-deviate axes, normally distributed scores give a straight line.
+    axes.plot(*map(ndtri, curve), color="C0")
+    shown = list(curve)
+    if band:
+        # Percentages to rates, kept off 0 and 1, whose normal deviates are infinite.
+        rows = band["false_accept_percent"], band["miss_low_percent"], band["miss_high_percent"]
+        deviates = ndtri(np.clip(np.array(rows) / 100, 1e-9, 1 - 1e-9))
+        axes.fill_between(*deviates, color="C0", label="95 % interval", **BAND)
     for number, (name, point) in enumerate(points.items()):
         rates_there = np.array([[point.false_accept], [point.miss]])
         # Without misses or false accepts, a point is infinitely far away.
@@ -168,7 +157,7 @@ def det_figure(
             rates_there = np.empty((2, 0))
             name = f"{name}: off the plot"
         marker = MARKERS[number % len(MARKERS)]
-        colour = f"C{number + len(curves)}"
+        colour = f"C{number + 1}"
         axes.plot(*ndtri(rates_there), marker, color=colour, markersize=5, label=name)
         shown += list(rates_there)
     _set_det_axes(axes, ndtri(np.concatenate(shown)))
@@ -282,23 +271,19 @@ def slices_figure(rows: Sequence[GroupResult], weak: Collection[int] = ()) -> Fi
 
 
 @drawn_in_house_style
-def sweep_figure(series: Mapping[str, Sequence[GroupResult]], x_name: str) -> Figure:
-    """The EER of each system against the amount of a degradation (one row each), with 95 %
-    intervals as bands.
-    """
+def sweep_figure(rows: Sequence[GroupResult], x_name: str) -> Figure:
+    """The EER against the amount of a degradation, one row each, with its 95 % interval."""
     figure, axes = new_figure(x_name, "EER (%)")
-    for number, (name, rows) in enumerate(series.items()):
-        # Unknown values become NaN, which is not drawn.
-        values = np.array(
-            [(row.eer_percent, *(row.eer_interval_percent or NO_INTERVAL)) for row in rows],
-            dtype=float,
-        )
-        eer, low, high = values.T
-        axes.fill_between(range(len(rows)), low, high, color=f"C{number}", **BAND)
-        label = name if len(series) > 1 else None
-        axes.plot(range(len(rows)), eer, "o-", color=f"C{number}", markersize=4, label=label)
-        turn = 90 if len(rows) > MOST_LEVEL_LABELS else 0
-        axes.set_xticks(range(len(rows)), [row.label for row in rows], rotation=turn)
+    # Unknown values become NaN, which is not drawn.
+    values = np.array(
+        [(row.eer_percent, *(row.eer_interval_percent or NO_INTERVAL)) for row in rows],
+        dtype=float,
+    )
+    eer, low, high = values.T
+    axes.fill_between(range(len(rows)), low, high, color="C0", **BAND)
+    axes.plot(range(len(rows)), eer, "o-", color="C0", markersize=4)
+    turn = 90 if len(rows) > MOST_LEVEL_LABELS else 0
+    axes.set_xticks(range(len(rows)), [row.label for row in rows], rotation=turn)
     axes.set_ylim(bottom=0)
     return figure
 

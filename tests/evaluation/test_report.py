@@ -26,7 +26,7 @@ from speakernet.evaluation.calibration import BY_QUALITY
 from speakernet.evaluation.files import Evaluation, embedding_map, read_run
 from speakernet.evaluation.metrics import OperatingPoint, eer, equal_error_point, error_rates
 from speakernet.evaluation.plots import PALETTE, figure_svg
-from speakernet.evaluation.report import write_evaluation, write_report, write_side_by_side
+from speakernet.evaluation.report import write_evaluation, write_report
 from speakernet.evaluation.report.page import WORDS
 from speakernet.evaluation.report.sections import _utterance_cell
 from speakernet.evaluation.results import Results
@@ -145,7 +145,7 @@ def test_page(run):
         "scores",
         "slices_1",
         "sweep_noise",
-        "embeddings_1",
+        "embeddings",
         "training_loss",
     ]:
         assert (run / "plots" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
@@ -342,42 +342,6 @@ def test_run_that_still_trains(run):
     assert "Not evaluated yet" in page.text and "training" in page.ids and "errors" not in page.ids
 
 
-def test_two_runs(run, trials, tmp_path, monkeypatch, capsys):
-    second = tmp_path / "exps" / "second"
-    make_run(second, trials, noise=3.0, seed=2)
-    shutil.copy(run / "report_arrays.npz", second)
-    monkeypatch.chdir(tmp_path)
-    assert main(["report", str(run), str(second)]) == 0
-    assert capsys.readouterr().out == "comparison.html\n"
-    page = Checker(tmp_path / "comparison.html")
-    assert "EER (%): first is better than second by" in page.text and "is significant" in page.text
-    assert (
-        "<td>data.batch_size</td><td>64</td><td>128</td>" in page.text
-        and "model.name" not in page.text
-    )
-    assert (tmp_path / "comparison_plots" / "det.png").is_file()
-    with pytest.raises(ValueError, match="twice"):
-        write_side_by_side([run, run.parent / "first"], tmp_path / "both.html")
-    assert main(["report", str(run), "--output", str(tmp_path / "x.html")]) == 1
-    # Scores of another tool have no settings that could differ.
-    (second / "config.yaml").unlink()
-    write_side_by_side([run, second], tmp_path / "comparison.html")
-    assert "data.batch_size" not in Checker(tmp_path / "comparison.html").text
-
-
-def test_calibrated_run_beside_another(run, trials, tmp_path):
-    second = tmp_path / "exps" / "second"
-    make_run(second, trials)
-    np.savez(run / "report_arrays.npz", labels=trials.labels)
-    np.savez(second / "report_arrays.npz", labels=trials.labels)
-    results = json.loads((second / "results.json").read_text())
-    fit = {"weights": [10.0], "offset": -3.0, "inputs": ["score"], "prior": 0.01}
-    (second / "results.json").write_text(json.dumps(results | {"calibration": fit}))
-    text = write_side_by_side([run, second], tmp_path / "both.html").read_text()
-    assert "Log-likelihood ratios: second" in text
-    assert "Log-likelihood ratios: first" not in text
-
-
 def test_export(run, tmp_path):
     assert main(["report", str(run), "--export", str(tmp_path / "paper")]) == 0
     names = {path.name for path in (tmp_path / "paper").iterdir()}
@@ -409,15 +373,6 @@ def test_export(run, tmp_path):
     lines = latex.read_text().splitlines()
     assert lines[0] == r"\begin{tabular}{lrr}" and lines[2] == r"figure & value & 95 \% interval \\"
     assert lines[4].startswith("EER & ") and lines[-1] == r"\end{tabular}"
-
-
-def test_runs_on_different_lists_are_not_compared(run, tmp_path):
-    second = tmp_path / "exps" / "second"
-    trials = make_trials(tmp_path / "short.txt", num_speakers=8)
-    make_run(second, trials)
-    np.savez(second / "report_arrays.npz", labels=trials.labels)
-    text = write_side_by_side([run, second], tmp_path / "both.html").read_text()
-    assert "must not be compared" in text and "better than" not in text
 
 
 def test_stages_continue_the_curves(run):
@@ -480,9 +435,8 @@ def overlapping_scores(random, num_trials=400):
 def test_det_axes(random):
     scores, labels = overlapping_scores(random)
     rates = error_rates(scores, labels)
-    figure = plots.det_figure(
-        {"only": rates}, {"EER": equal_error_point(rates), "off": OperatingPoint(9.0, 1.0, 0.0)}
-    )
+    points = {"EER": equal_error_point(rates), "off": OperatingPoint(9.0, 1.0, 0.0)}
+    figure = plots.det_figure(rates, points)
     curve, marked, off, diagonal = figure.axes[0].lines
     x, y = curve.get_data()
     assert np.isin(np.round(x, 9), np.round(ndtri(rates.false_accept_rates), 9)).all()
@@ -496,8 +450,7 @@ def test_svg(random):
     scores, labels = overlapping_scores(random)
     rates = error_rates(scores, labels)
     texts = [
-        figure_svg(plots.det_figure({"a": rates}, {}), name, 'of "a" & <b>')
-        for name in ("one", "two")
+        figure_svg(plots.det_figure(rates, {}), name, 'of "a" & <b>') for name in ("one", "two")
     ]
     assert not any(light in text for text in texts for light, _ in PALETTE.values())
     assert (
@@ -508,7 +461,7 @@ def test_svg(random):
     assert names[0] and not names[0] & names[1]
     for text, known in zip(texts, names, strict=True):
         assert set(re.findall(r'(?:xlink:href="#|url\(#)([^")]+)', text)) <= known
-    again = figure_svg(plots.det_figure({"a": rates}, {}), "one", 'of "a" & <b>')
+    again = figure_svg(plots.det_figure(rates, {}), "one", 'of "a" & <b>')
     assert again == texts[0]
 
 

@@ -17,7 +17,6 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from speakernet.evaluation import plots
-from speakernet.evaluation.files import RunData
 from speakernet.files import atomic_write
 
 logger = logging.getLogger(__name__)
@@ -26,7 +25,6 @@ MISSING = "–"
 SECTIONS = {
     "result": "Result",
     "trials": "Trials",
-    "difference": "Differences",
     "errors": "Errors",
     "data": "Data",
     "training": "Training",
@@ -34,7 +32,6 @@ SECTIONS = {
     "robustness": "Robustness",
     "hardest": "Hardest trials",
     "embeddings": "Embeddings",
-    "settings": "Settings that differ",
     "facts": "How this was made",
     "words": "Words",
 }
@@ -145,37 +142,12 @@ class Section:
     """Shown at once even if sections of its name are folded."""
 
 
-class Pictures:
-    """The drawings of a page, which are also saved as PNGs; with several runs, their names say
-    whose they are.
-    """
-
-    def __init__(self, folder: Path, runs: Sequence[RunData]) -> None:
-        self.folder = folder
-        self.numbers = {run.name: number for number, run in enumerate(runs, start=1)}
-
-    def whose(self, text: str, run: RunData) -> str:
-        """A heading with the name of the run, if there are several."""
-        return f"{text}: {run.name}" if len(self.numbers) > 1 else text
-
-    def draw(
-        self,
-        name: str,
-        heading: str,
-        figure: Figure,
-        note: str = "",
-        *,
-        run: RunData | None = None,
-        table: Table | None = None,
-    ) -> Card:
-        """A card with the figure, which is also saved as `name`.png."""
-        if run is not None:
-            heading = self.whose(heading, run)
-            name += f"_{self.numbers[run.name]}" if len(self.numbers) > 1 else ""
-        plots.save_figure(figure, self.folder / f"{name}.png")
-        # Safe as markup: matplotlib escapes the names in it.
-        drawing = Markup(plots.figure_svg(figure, name, heading))
-        return Card(heading, note, table, figure=figure, drawing=drawing)
+def draw_card(folder: Path, name: str, heading: str, figure: Figure, note: str) -> Card:
+    """A card with the figure, which is also saved in the folder as `name`.png."""
+    plots.save_figure(figure, folder / f"{name}.png")
+    # Safe as markup: matplotlib escapes the names in it.
+    drawing = Markup(plots.figure_svg(figure, name, heading))
+    return Card(heading, note, figure=figure, drawing=drawing)
 
 
 def write_page(

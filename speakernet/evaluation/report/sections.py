@@ -1,15 +1,16 @@
-"""The sections of a report, each made from the files of one run or of several.
+"""The sections of a report, each made from the files of a run.
 
 A section is data: figures become rows of tables and drawings here, and `page.py` renders them.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
+from matplotlib.figure import Figure
 
 from speakernet.data.audio import AudioError, flac_address
 from speakernet.data.levels import SILENT_DB
@@ -29,7 +30,6 @@ from speakernet.evaluation.files import (
     LLR_COLUMN,
     Decisions,
     RunData,
-    compare_runs,
     described,
     is_number,
 )
@@ -43,7 +43,7 @@ from speakernet.evaluation.metrics import (
     min_dcf_point,
 )
 from speakernet.evaluation.options import UNIT_COST
-from speakernet.evaluation.report.page import MISSING, Card, Cell, Pictures, Section, Table, Tile
+from speakernet.evaluation.report.page import MISSING, Card, Cell, Section, Table, Tile
 from speakernet.evaluation.results import (
     FEW_TARGETS,
     Costs,
@@ -53,7 +53,6 @@ from speakernet.evaluation.results import (
     headline,
 )
 from speakernet.evaluation.shortcuts import MEANING, rows_of
-from speakernet.evaluation.speakers import speakers_of
 from speakernet.files import human_bytes
 from speakernet.run_folder import DECISIONS, EVALUATIONS, SCORES
 from speakernet.terminal import counted
@@ -70,6 +69,8 @@ class Curve(NamedTuple):
     note: str = ""
 
 
+Draw = Callable[[str, str, Figure, str], Card]
+"""`page.draw_card` for the folder of the page: name, heading, figure, note."""
 HELD_OUT_EER = "eer_percent"
 CURVES = (
     Curve(
@@ -123,8 +124,6 @@ NUM_TRIALS_SHOWN = 100
 USUAL_RATE = 0.01
 """`verify` uses the threshold at this false-accept rate if the model file has it, otherwise the one
 at the EER."""
-DRAW_SEED = 0
-"""Fixed, so that the same runs always give the same intervals."""
 
 
 def result_section(run: RunData) -> Section:
@@ -259,82 +258,48 @@ def trials_section(decisions: Decisions) -> Section:
     return Section([Card("Scores and decisions", note, table, is_wide=True)])
 
 
-@dataclass(frozen=True)
-class RunErrors:
-    """A run with labelled scores and its errors at each threshold."""
-
-    run: RunData
-    scores: np.ndarray
-    labels: np.ndarray
-    rates: ErrorRates
-    cheapest: dict[float, tuple[float, OperatingPoint]]
-    """Target prior -> minDCF and its operating point, at the priors and costs of the results."""
-
-
-def _errors_of(run: RunData) -> RunErrors | None:
+def errors_section(run: RunData, draw: Draw) -> Section:
+    """The DET curve, histograms, and operating points; empty without labelled scores."""
     if run.scores is None or run.labels is None:
-        return None
+        return Section()
     rates = error_rates(run.scores, run.labels)
     results = run.results
+    equal = equal_error_point(rates)
     costs = results.dcf_costs or Costs(c_miss=UNIT_COST, c_fa=UNIT_COST)
-    priors = sorted(map(float, results.min_dcf)) or ALWAYS_SHOWN_PRIORS
-    cheapest = {prior: min_dcf_point(rates, prior, **costs) for prior in priors}
-    return RunErrors(run, run.scores, run.labels, rates, cheapest)
-
-
-def errors_section(runs: Sequence[RunData], pictures: Pictures) -> Section:
-    """The DET curve, then each run's histograms, errors by threshold, calibration and operating
-    points.
-    """
-    shown = [errors for run in runs if (errors := _errors_of(run))]
-    if not shown:
-        return Section()
-    points: dict[str, OperatingPoint] = {}
-    if len(shown) == 1:
-        points["EER"] = equal_error_point(shown[0].rates)
-        for prior, (_, point) in shown[0].cheapest.items():
-            points[f"minDCF at {prior:g}"] = point
-    curves = {}
-    bands = {}
-    for errors in shown:
-        curves[errors.run.name] = errors.rates
-        if errors.run.results.det_band:
-            bands[errors.run.name] = errors.run.results.det_band
-    note = "Closer to the lower left is better; the EER is where a curve crosses the diagonal."
-    note += " Bands: 95 % intervals of the miss rate, over speakers." if bands else ""
-    figure = plots.det_figure(curves, points, bands)
-    det = pictures.draw("det", "Detection error trade-off", figure, note)
-    cards = [det]
-    for errors in shown:
-        cards += _error_cards(errors, pictures)
-    cards += [_operating_points(errors, pictures) for errors in shown]
-    return Section(cards)
-
-
-def _error_cards(errors: RunErrors, pictures: Pictures) -> list[Card]:
-    run = errors.run
-    at_eer = equal_error_point(errors.rates).threshold
-    histogram = plots.histogram_figure(errors.scores, errors.labels, at_eer)
-    cards = [pictures.draw("scores", "Scores", histogram, HISTOGRAM_NOTE, run=run)]
+    cheapest = {}
+    points = {"EER": equal}
+    for prior in sorted(map(float, results.min_dcf)) or ALWAYS_SHOWN_PRIORS:
+        cheapest[prior] = min_dcf_point(rates, prior, **costs)
+        points[f"minDCF at {prior:g}"] = cheapest[prior][1]
+    note = "Closer to the lower left is better; the EER is where the curve crosses the diagonal."
+    note += " Band: 95 % interval of the miss rate, over speakers." if results.det_band else ""
+    det = plots.det_figure(rates, points, results.det_band)
+    histogram = plots.histogram_figure(run.scores, run.labels, equal.threshold)
+    cards = [
+        draw("det", "Detection error trade-off", det, note),
+        draw("scores", "Scores", histogram, HISTOGRAM_NOTE),
+    ]
     llrs = run.arrays.get("llrs")
-    fit = run.results.calibration
+    fit = results.calibration
     if llrs is None and fit is not None and len(fit["weights"]) == 1:
-        llrs = AffineCalibration.from_dict(fit).apply(errors.scores)
+        llrs = AffineCalibration.from_dict(fit).apply(run.scores)
     if llrs is not None:
-        at_eer = equal_error_point(error_rates(llrs, errors.labels)).threshold
+        at_eer = equal_error_point(error_rates(llrs, run.labels)).threshold
         axis = "log-likelihood ratio (natural log)"
-        histogram = plots.histogram_figure(llrs, errors.labels, at_eer, axis)
+        histogram = plots.histogram_figure(llrs, run.labels, at_eer, axis)
         note = (
             f"{HISTOGRAM_NOTE} Above {bayes_threshold(0.01):.1f}, accepting costs less than "
             "rejecting at a target prior of 0.01."
         )
-        cards.append(pictures.draw("llrs", "Log-likelihood ratios", histogram, note, run=run))
-    return cards
+        cards.append(draw("llrs", "Log-likelihood ratios", histogram, note))
+    return Section([*cards, _operating_points(run, rates, cheapest)])
 
 
-def _operating_points(errors: RunErrors, pictures: Pictures) -> Card:
+def _operating_points(
+    run: RunData, rates: ErrorRates, cheapest: dict[float, tuple[float, OperatingPoint]]
+) -> Card:
     """The model's threshold, and those at the EER, the lowest costs and the named false-accept
-    rates, with errors.
+    rates, with errors; `cheapest` has minDCF and its point by target prior.
     """
     rows = []
 
@@ -347,21 +312,20 @@ def _operating_points(errors: RunErrors, pictures: Pictures) -> Card:
         "A miss rejects a same-speaker pair, and a false accept accepts a different-speaker pair. "
         "The thresholds "
     )
-    if limit := kept_threshold(errors.run):
+    if limit := kept_threshold(run):
         note += "below the first row "
         add(f"{limit.name}: {limit.fitted_for}", limit.point)
     note += "were chosen on this list; with other speakers their error rates differ."
-    add(threshold_label(EER_NAME), equal_error_point(errors.rates))
-    for prior, (cost, point) in reversed(errors.cheapest.items()):
+    add(threshold_label(EER_NAME), equal_error_point(rates))
+    for prior, (cost, point) in reversed(cheapest.items()):
         add(f"lowest cost, target prior {prior:g}", point, f"{cost:.3f}")
-    named, _ = named_thresholds(errors.rates, {})
+    named, _ = named_thresholds(rates, {})
     # The first is the EER, which is already in the table.
     for kept in named[1:]:
         point = OperatingPoint(kept["threshold"], kept["miss_rate"], kept["false_accept_rate"])
         add(threshold_label(kept["name"]), point)
     header = ["threshold", "value", "misses", "false accepts", "minDCF"]
-    heading = pictures.whose("Operating points", errors.run)
-    return Card(heading, note, Table(header, rows, (1, 2, 3, 4)), is_wide=True)
+    return Card("Operating points", note, Table(header, rows, (1, 2, 3, 4)), is_wide=True)
 
 
 def data_section(run: RunData, amount: str) -> Section:
@@ -390,22 +354,18 @@ def data_section(run: RunData, amount: str) -> Section:
     return Section(cards)
 
 
-def training_section(runs: Sequence[RunData], pictures: Pictures) -> Section:
+def training_section(run: RunData, draw: Draw) -> Section:
     """A small plot of each recorded quantity that changed; a remark on those that did not."""
     # A quantity that never changed, such as a margin without a schedule, gets no plot.
     cards = []
     for curve in CURVES:
-        series = {}
         where = "epoch" if curve.kind == "evaluation" else "step"
-        for run in runs:
-            records = [
-                record
-                for record in run.metrics
-                if record.get("kind") == curve.kind and curve.key in record
-            ]
-            for list_name, points in _points(records, where, curve.key).items():
-                names = [run.name, list_name] if len(runs) > 1 else [list_name or run.name]
-                series[", ".join(filter(None, names))] = points
+        records = [
+            record
+            for record in run.metrics
+            if record.get("kind") == curve.kind and curve.key in record
+        ]
+        series = _points(records, where, curve.key)
         if not series or np.ptp(np.concatenate([y for _, y in series.values()])) == 0:
             continue
         figure = plots.curve_figure(
@@ -415,38 +375,33 @@ def training_section(runs: Sequence[RunData], pictures: Pictures) -> Section:
             mark_lowest=curve.key == HELD_OUT_EER,
             has_ticks_at_points=where == "epoch",
         )
-        cards.append(pictures.draw(f"training_{curve.key}", curve.heading, figure, curve.note))
+        cards.append(draw(f"training_{curve.key}", curve.heading, figure, curve.note))
     return Section(cards)
 
 
 def _points(
     records: Sequence[Mapping[str, Any]], where: str, key: str
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Test list (empty: the validation list) -> x and y of a quantity, each over the records that
-    have it.
-    """
+    """List -> x and y of a quantity, each over the records that have it."""
     scale = 100.0 if key.endswith("_share") else 1.0
     points: dict[str, list[tuple[float, float]]] = {}
     for record in records:
         x = record.get(where, 0)
-        points.setdefault("", []).append((x, scale * record[key]))
+        points.setdefault("validation list", []).append((x, scale * record[key]))
         for name, figures in record.get("test_lists", {}).items():
             if key == HELD_OUT_EER and isinstance(figures, dict) and is_number(figures.get(key)):
                 points.setdefault(name, []).append((x, figures[key]))
     return {name: tuple(np.array(pairs, dtype=np.float64).T) for name, pairs in points.items()}
 
 
-def slices_section(runs: Sequence[RunData], pictures: Pictures) -> Section:
+def slices_section(run: RunData, draw: Draw) -> Section:
     """A plot and a table for each slicing."""
     cards = []
-    for run in runs:
-        for place, sliced in enumerate(run.results.slices or [], start=1):
-            table, note = _slices_table(sliced)
-            figure = plots.slices_figure(sliced.rows, table.weak)
-            heading = f"By {sliced.by}"
-            cards.append(
-                pictures.draw(f"slices_{place}", heading, figure, note, run=run, table=table)
-            )
+    for place, sliced in enumerate(run.results.slices or [], start=1):
+        table, note = _slices_table(sliced)
+        figure = plots.slices_figure(sliced.rows, table.weak)
+        card = draw(f"slices_{place}", f"By {sliced.by}", figure, note)
+        cards.append(replace(card, table=table))
     return Section(cards)
 
 
@@ -471,18 +426,12 @@ def _slices_table(sliced: SliceResult) -> tuple[Table, str]:
     return table, " ".join([*notes, *rated])
 
 
-def robustness_section(runs: Sequence[RunData], pictures: Pictures) -> Section:
+def robustness_section(run: RunData, draw: Draw) -> Section:
     """The EER against the amount of each degradation."""
-    kinds: dict[str, dict[str, Any]] = {}
-    for run in runs:
-        for swept in run.results.sweep or []:
-            kinds.setdefault(swept.kind, {})[run.name] = swept
     cards = []
-    for kind, by_run in kinds.items():
-        first = next(iter(by_run.values()))
-        series = {name: swept.rows for name, swept in by_run.items()}
-        figure = plots.sweep_figure(series, first.axis or kind)
-        cards.append(pictures.draw(f"sweep_{kind}", kind.capitalize(), figure, first.note))
+    for swept in run.results.sweep or []:
+        figure = plots.sweep_figure(swept.rows, swept.axis)
+        cards.append(draw(f"sweep_{swept.kind}", swept.kind.capitalize(), figure, swept.note))
     return Section(cards)
 
 
@@ -550,25 +499,21 @@ def _utterance_cell(
     return Cell(original_name(name), ", ".join(facts), sound)
 
 
-def embeddings_section(runs: Sequence[RunData], pictures: Pictures) -> Section:
+def embeddings_section(run: RunData, draw: Draw) -> Section:
     """The embeddings of some speakers, projected on a plane."""
-    cards: list[Card] = []
-    for run in runs:
-        if "map_points" not in run.arrays:
-            continue
-        names = run.arrays["map_names"].tolist()
-        shares = run.arrays["map_shares"].tolist()
-        figure = plots.embedding_figure(
-            run.arrays["map_points"], run.arrays["map_speakers"], names, shares
-        )
-        note = (
-            f"The {len(names)} speakers with the most utterances, on the first two principal "
-            "components of their embeddings. Speakers that are apart here are apart in the "
-            "embeddings; speakers that overlap here may be apart in other dimensions."
-        )
-        heading = pictures.whose("Embeddings", run)
-        cards.append(pictures.draw(f"embeddings_{len(cards) + 1}", heading, figure, note))
-    return Section(cards)
+    if "map_points" not in run.arrays:
+        return Section()
+    names = run.arrays["map_names"].tolist()
+    shares = run.arrays["map_shares"].tolist()
+    figure = plots.embedding_figure(
+        run.arrays["map_points"], run.arrays["map_speakers"], names, shares
+    )
+    note = (
+        f"The {len(names)} speakers with the most utterances, on the first two principal "
+        "components of their embeddings. Speakers that are apart here are apart in the "
+        "embeddings; speakers that overlap here may be apart in other dimensions."
+    )
+    return Section([draw("embeddings", "Embeddings", figure, note)])
 
 
 def facts_section(run: RunData) -> Section:
@@ -628,56 +573,3 @@ def _text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     return str(value)
-
-
-def figures_side_by_side(runs: Sequence[RunData]) -> Card:
-    """A column for each run."""
-    columns = {}
-    for run in runs:
-        column = _figure_texts(run.results)
-        if not run.results.is_empty:
-            column["trials"] = f"{run.results.num_trials:,}"
-        column["trial list"] = _list_sentence(run) or MISSING
-        column["folder"] = str(run.folder)
-        columns[run.name] = column
-    note = "In brackets: 95 % intervals over speakers."
-    return Card("Figures", note, _side_by_side("figure", columns), is_wide=True)
-
-
-def differences_section(runs: Sequence[RunData]) -> Section:
-    """Paired comparisons of runs scored on the same trials, against the first run with labelled
-    scores.
-    """
-    labelled = [run for run in runs if run.labels is not None]
-    lists = [run.trials for run in labelled if run.trials is not None]
-    checksums = [trials.checksum for trials in lists]
-    same = [
-        run for run, checksum in zip(labelled, checksums, strict=True) if checksum == checksums[0]
-    ]
-    remarks = []
-    if len(same) < len(labelled):
-        remarks = [
-            "Some runs were scored on different trial lists; their error rates must not be "
-            "compared."
-        ]
-    if len(same) < 2:
-        return Section(remarks=remarks or ["Fewer than two runs have labelled scores."])
-    speakers = speakers_of(lists[0])
-    lines = compare_runs(same, speakers, DRAW_SEED).sentences([run.name for run in same])
-    note = f"All runs are measured on the same draws of speakers, taken from the {speakers.rule}."
-    card = Card(f"Compared with {same[0].name}", note, lines=lines, is_wide=True)
-    return Section([card], remarks=remarks)
-
-
-def settings_section(runs: Sequence[RunData]) -> Section:
-    """The options in which the configurations of runs differ."""
-    columns = {run.name: dict(_flat(run.configuration)) for run in runs}
-    # A score file of another tool has no settings.
-    columns = {name: options for name, options in columns.items() if options}
-    if len(columns) < 2:
-        return Section()
-    table = _side_by_side("option", columns)
-    rows = [row for row in table.rows if len(set(row[1:])) > 1]
-    if not rows:
-        return Section(remarks=["All runs have the same configuration."])
-    return Section([Card("Configuration", table=replace(table, rows=rows), is_wide=True)])

@@ -1,21 +1,18 @@
-"""`report.html`: the results of one run, or of several side by side, in a single self-contained
-file.
+"""`report.html`: the results of a run in a single self-contained file.
 
 It is written at the end of an evaluation from the arrays in memory, or later by `speakernet report`
 from the files alone. No figure is recomputed: figures come from `results.json`, curves from
 `scores.txt` and `metrics.jsonl`.
 """
 
+import functools
 import json
-import logging
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from speakernet.data.audio import SAMPLE_RATE
 from speakernet.data.opening import open_source
-from speakernet.evaluation.figures import short_names
 from speakernet.evaluation.files import (
     ARRAYS_NAME,
     Evaluation,
@@ -24,20 +21,17 @@ from speakernet.evaluation.files import (
     seconds_of_steps,
     write_scores,
 )
-from speakernet.evaluation.report.page import WORDS, Card, Pictures, Section, write_page
+from speakernet.evaluation.report.page import WORDS, Card, Section, draw_card, write_page
 from speakernet.evaluation.report.sections import (
     USUAL_RATE,
     data_section,
-    differences_section,
     embeddings_section,
     errors_section,
     facts_section,
-    figures_side_by_side,
     hardest_section,
     kept_threshold,
     result_section,
     robustness_section,
-    settings_section,
     slices_section,
     training_section,
     trials_section,
@@ -55,13 +49,10 @@ from speakernet.run_folder import (
 )
 from speakernet.terminal import counted, duration
 
-logger = logging.getLogger(__name__)
-
 LARGEST_USABLE_PERCENT = 20.0
 """Of errors of either kind."""
 LARGEST_CROWD = 1_000_000
 """In the words of a decision."""
-EXPLAINED = Section([Card("What the words mean", facts=WORDS, is_wide=True)])
 
 
 def write_evaluation(folder: str | Path, evaluation: Evaluation) -> list[str]:
@@ -116,26 +107,27 @@ def write_report(
         )
     # Before drawing, so that a plot that fails does not lose them.
     _keep_arrays(run)
-    pictures = Pictures(run.folder / PLOTS, [run])
+    draw = functools.partial(draw_card, run.folder / PLOTS)
     results = run.results
     amount = _amount_of_training(results)
     decisions = run.decisions
-    # A page about a list leaves the training curves to the page of the run: they take as long to
-    # draw as everything else.
-    trained = [run] if (run.folder / METRICS).is_file() else []
     sections = {
         "result": result_section(run),
         "trials": trials_section(decisions) if decisions else Section(),
-        "errors": errors_section([run], pictures),
+        "errors": errors_section(run, draw),
         "data": data_section(run, amount),
-        "training": training_section(trained, pictures),
-        "slices": slices_section([run], pictures),
-        "robustness": robustness_section([run], pictures),
+        "training": Section(),
+        "slices": slices_section(run, draw),
+        "robustness": robustness_section(run, draw),
         "hardest": hardest_section(run, source),
-        "embeddings": embeddings_section([run], pictures),
+        "embeddings": embeddings_section(run, draw),
         "facts": facts_section(run),
-        "words": EXPLAINED,
+        "words": Section([Card("What the words mean", facts=WORDS, is_wide=True)]),
     }
+    # A page about a list leaves the training curves to the page of the run: they take as long to
+    # draw as everything else.
+    if (run.folder / METRICS).is_file():
+        sections["training"] = training_section(run, draw)
     # The result in plain words, for readers new to the field.
     lead = decisions.sentences() if decisions else []
     if results.eer_percent is not None and results.eer_threshold is not None:
@@ -255,34 +247,3 @@ def _of_many(share: float) -> str:
         while size < LARGEST_CROWD and min(share, 1 - share) * size < 1:
             size *= 10
     return f"{round(share * size):,} of {size:,}"
-
-
-def write_side_by_side(
-    folders: Sequence[str | Path], path: str | Path, export: Path | None = None
-) -> Path:
-    """Write one page for several run or evaluation folders, and its plots as PNGs in a folder
-    beside it.
-    """
-    resolved = [Path(folder).resolve() for folder in folders]
-    path = Path(path)
-    if len(set(resolved)) < len(resolved):
-        raise ValueError(
-            f"a folder was given twice: {', '.join(map(str, folders))}; name each run once"
-        )
-    names = short_names([str(folder) for folder in resolved])
-    runs = [read_run(folder, name) for folder, name in zip(folders, names, strict=True)]
-    pictures = Pictures(path.with_name(f"{path.stem}_plots"), runs)
-    sections = {
-        "settings": settings_section(runs),
-        "result": Section([figures_side_by_side(runs)]),
-        "difference": differences_section(runs),
-        "errors": errors_section(runs, pictures),
-        "training": training_section(runs, pictures),
-        "slices": slices_section(runs, pictures),
-        "robustness": robustness_section(runs, pictures),
-        "embeddings": embeddings_section(runs, pictures),
-        "words": EXPLAINED,
-    }
-    return write_page(
-        path, " · ".join(names), f"{len(runs)} runs side by side", [], sections, export
-    )
