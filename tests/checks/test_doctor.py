@@ -14,7 +14,6 @@ from speakernet.checks import lists as checks
 from speakernet.checks import worst
 from speakernet.checks.augmentation import augmentation_findings
 from speakernet.checks.doctor import CheckRequest, full_check, machine_findings
-from speakernet.checks.samples import likeness
 from speakernet.cli import main
 from speakernet.data.audio import write_audio
 from speakernet.data.augment.options import AugmentOptions
@@ -98,9 +97,6 @@ def test_broken_files(corpus):
     (corpus / "b/1.wav").write_bytes(content[: len(content) // 2] + bytes(len(content) // 2))
     fast = finding_of(look(corpus, is_fast=True), "training audio: headers")
     assert fast.level == "error" and fast.message.startswith("2 ")
-    assert all(
-        name in text for name, text in zip(("a/1.wav", "a/2.wav"), fast.examples, strict=True)
-    )
     assert "b/1.wav" in finding_of(look(corpus), "training audio: damaged").examples[0]
 
 
@@ -146,30 +142,10 @@ def test_copies_in_another_format(corpus, suffix):
     )
 
 
-def test_likeness():
-    """By hand: the same levels later, other levels, none that change, and too few of them."""
-    levels = np.random.default_rng(0).integers(1, 256, (4, 3, 100)).astype(np.uint8)
-    later = np.roll(levels[0], 5, axis=1)
-    short = levels[0].copy()
-    short[:, 40:] = 0
-    pairs = [
-        (levels[0], later),
-        (levels[0], levels[1]),
-        (np.full_like(later, 9),) * 2,
-        (short, short),
-    ]
-    values = likeness(*(np.stack(side) for side in zip(*pairs, strict=True)))
-    assert values[0] == pytest.approx(1) and values[1] < 0.5 and values[2:].tolist() == [0, 0]
-
-
 @pytest.mark.parametrize(
     ("text", "bad_lines"),
     [
-        (b"a b nontarget\r\n", []),
-        (b"", []),
         (b"1\ta b\tc d", []),
-        (b"2 a b", [1]),
-        (b"1 a", []),
         (b"1 a \xff", [1]),
         (b"1 a b\na b target\n0 a c\na b\n", [2, 4]),
     ],
@@ -248,10 +224,6 @@ def test_several_corpora(corpus):
     overlaps = [finding for finding in result if finding.check == "overlap"]
     assert [finding.level for finding in overlaps] == ["warning", "ok"]
     assert "train.txt" in overlaps[0].message
-    (corpus / "more.txt").write_text("a a/1.wav\nd d/1.wav\n")
-    shared = look(corpus, train_list=None, corpora=corpora, is_fast=True)
-    finding = finding_of(shared, "data.corpora")
-    assert finding.level == "error" and "a/1.wav" in finding.message
     missing = full_check(
         CheckRequest(corpora={"none": (corpus / "none.txt", corpus)}, is_fast=True)
     )
@@ -260,18 +232,12 @@ def test_several_corpora(corpus):
     ]
 
 
-def test_machine(tmp_path, monkeypatch):
+def test_machine(tmp_path):
     findings = {
         finding.check: finding for finding in machine_findings(tmp_path / "not" / "made" / "yet")
     }
     assert {"free space", "processor", "ffmpeg", "torch", "GPU"} <= set(findings)
     assert findings["torch"].level == "ok" and not (tmp_path / "not").exists()
-    for flags, shown in ((frozenset({"amx_bf16"}), "(amx_bf16)"), (frozenset(), "no native bf16")):
-        monkeypatch.setattr("speakernet.machine.facts.cpu_flags", lambda flags=flags: flags)
-        (processor,) = [
-            finding for finding in machine_findings(tmp_path) if finding.check == "processor"
-        ]
-        assert shown in processor.message
 
 
 @pytest.mark.parametrize(
@@ -490,17 +456,11 @@ def test_speakers_called_0_and_1(corpus):
             "1 b/s/9.wav b/s/8.wav\n0 b/s/9.wav c/s/1.wav\n",
             ("b",),
         ),
-        ("a a/1/1.wav\n1 1/1/1.wav\n", "1 c/1/9.wav c/1/8.wav\n0 c/1/9.wav d/1/1.wav\n", ()),
         ("a 0001.wav\nb 0002.wav\n", "1 0002.wav 0003.wav\n0 0002.wav 0004.wav\n", ("0002.wav",)),
         (
             "a_b a b/1.wav\nc c/1.wav\n",
             "1\ta b/9.wav\ta b/8.wav\n0\ta b/9.wav\td/1.wav\n",
             ("a_b",),
-        ),
-        (
-            "a_b a b/1.wav\nc /x/converted/c/1.m4a.wav\n",
-            "1\tc/9.wav\tc/8.wav\n0\tc/9.wav\td/1.wav\n",
-            ("c",),
         ),
     ],
 )

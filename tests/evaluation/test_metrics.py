@@ -2,9 +2,6 @@
 simulations.
 """
 
-import itertools
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -22,11 +19,9 @@ from speakernet.evaluation.metrics import (
     error_rates,
     min_cllr,
     min_dcf_point,
-    point_at_false_accept_rate,
 )
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.speakers import speakers_of
-from speakernet.random import numpy_generator
 from tests.evaluation.report_runs import trials_of
 
 trial_lists = st.lists(
@@ -209,9 +204,7 @@ def test_calibration(random):
 
 
 def test_quality_calibration(random):
-    """Equals scikit-learn on inputs formed by hand, with weights by the prior; C is 1 / (2 * our
-    regularisation).
-    """
+    """Equals scikit-learn with weights by the prior; C is 1 / (2 * our regularisation)."""
     linear_model = pytest.importorskip(
         "sklearn.linear_model", reason="scikit-learn is an extra of the tests"
     )
@@ -222,17 +215,9 @@ def test_quality_calibration(random):
     scores = (
         random.normal(size=2000) + 1.5 * labels + np.log(np.minimum(seconds[enrol], seconds[test]))
     )
-    by_hand = []
-    for score, first, second in zip(scores, enrol, test, strict=True):
-        (short, long), (low, high) = (
-            sorted([values[first], values[second]]) for values in (seconds, cohort)
-        )
-        by_hand.append([score, math.log(short), math.log(long), long - short, short / long])
-        by_hand[-1] += [low, high, high - low, min(1, max(-1, low / max(high, 1e-9)))]
     names = quality_inputs(["duration", "cohort"])
     prior = 0.1
     columns = quality_columns(names, scores, {"duration": seconds, "cohort": cohort}, enrol, test)
-    np.testing.assert_allclose(columns, by_hand, rtol=1e-12, atol=1e-12)
     found = fit_calibration(columns, labels, prior, names)
     standard = (columns - columns.mean(axis=0)) / columns.std(axis=0)
     shares = np.where(labels, prior / labels.sum(), (1 - prior) / (~labels).sum())
@@ -275,44 +260,6 @@ def test_weights_of_a_draw(random, counts):
     assert tuple(prepared.figures(drawn)[:2]) == pytest.approx(expected)
 
 
-def test_band_of_the_det_curve(random):
-    """Against repeated trials: a speaker drawn twice has its targets twice."""
-    enrol = random.integers(0, 12, 600)
-    labels = random.random(600) < 0.4
-    test = np.where(labels, enrol, (enrol + 1 + random.integers(0, 11, 600)) % 12)
-    scores = random.normal(size=600) + 1.5 * labels
-    allowed = np.array([0.05, 0.2, 0.5])
-    misses = []
-    for draw in range(40):
-        drawn = numpy_generator(3, boot.STREAM, draw).integers(0, 12, 12)
-        counts = np.bincount(drawn, minlength=12)
-        rows = np.repeat(np.arange(600), np.where(labels, 1, counts[test]) * counts[enrol])
-        rates = error_rates(scores[rows], labels[rows])
-        misses.append([100 * point_at_false_accept_rate(rates, rate).miss for rate in allowed])
-    band = boot.SpeakerBootstrap(scores, labels, enrol, test, {}, allowed).measure(40, 3).det_band
-    expected = np.percentile(misses, [2.5, 97.5], axis=0)
-    found = [band["miss_low_percent"], band["miss_high_percent"]]
-    np.testing.assert_allclose(found, expected, rtol=1e-4)
-    assert boot.SpeakerBootstrap(scores, labels, enrol, test, {}).measure(40, 3).det_band is None
-
-
-@pytest.mark.parametrize(("mistakes", "note"), [(0, "same error rate"), (1, "")])
-def test_interval_without_errors(mistakes, note):
-    speakers = [f"s{number}" for number in range(8)]
-    pairs = itertools.product(speakers, speakers)
-    rows = [(int(enrol == test), f"{enrol}/1", f"{test}/2") for enrol, test in pairs]
-    rows.sort(reverse=True)
-    trials = trial_list(rows)
-    scores = np.array([float(label) for label, *_ in rows])
-    scores[:mistakes] = -1.0
-    result = figures(trials, scores, speakers_of(trials), EvaluationOptions(), 0)
-    assert (result.eer_interval_percent is None) == (not mistakes)
-    assert result.min_dcf_interval is None or (None in result.min_dcf_interval.values()) == (
-        not mistakes
-    )
-    assert note in result.interval_note
-
-
 def test_speakers_by_name():
     rows = [(1, "dev/s1/a", "dev/s1/b"), (0, "dev/s1/a", "dev/s2/a"), (1, "dev/s2/a", "dev/s2/b")]
     found = speakers_of(trial_list(rows))
@@ -326,12 +273,6 @@ def test_speakers_of_converted_recordings():
     speakers = speakers_of(trial_list([(1, anna, converted), (0, converted, bo)]))
     assert list(speakers.names) == ["Anna B", "Bo"]
     assert speakers.ids.tolist() == [0, 0, 1] and speakers.sessions.tolist() == [0, 1, 2]
-
-
-def test_sessions_of_some():
-    """Bo has no folders below his own: his recordings are one session, Anna's are two."""
-    rows = [(1, "Anna/mon/1", "Anna/tue/1"), (0, "Anna/mon/1", "Bo/1"), (1, "Bo/1", "Bo/2")]
-    assert speakers_of(trial_list(rows)).sessions.tolist() == [0, 1, 2, 2]
 
 
 def test_sessions(tmp_path):
