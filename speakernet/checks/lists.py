@@ -48,6 +48,9 @@ def quick_check(
         All findings, including the good ones, in the order of the checks. Nothing in a list raises
         an exception.
     """
+    # From the cheapest check to the dearest: rows, then files, then headers, then names of
+    # speakers. Nothing is decoded, so VoxCeleb2 takes as long as its million headers, which are
+    # kept.
     findings: list[Finding] = []
     lists: list[TrainingList] = []
     if train_list is not None:
@@ -78,6 +81,9 @@ def quick_check(
 
 def _other_kind(listed: TrainingList) -> str:
     """What to do if the list was read as a training list, but is another; empty if it is one."""
+    # Reading a trial list as a training list works: "1" becomes a speaker with half of the
+    # recordings. Training would start, and its loss would fall. So the first rows are looked at for
+    # what only another kind of list has.
     paths = []
     speakers = set()
     for row in range(min(EXAMINED_ROWS, len(listed))):
@@ -95,6 +101,8 @@ def _other_kind(listed: TrainingList) -> str:
 
 def training_findings(training: TrainingList, min_utterances: int) -> list[Finding]:
     """Check size and balance of a training list, and look for repeated paths."""
+    # How many utterances a speaker has decides what can be trained: pairs of one speaker need two,
+    # and a class with one is learned by heart.
     counts = np.bincount(training.labels, minlength=len(training.speakers))
     each = f"{counts.min()} to {counts.max()} each, median {np.median(counts):.0f}"
     size = (
@@ -142,6 +150,7 @@ def trial_findings(trials: TrialList) -> list[Finding]:
     def pair(row: int) -> str:
         return " ".join(trials.pair(row))
 
+    # The same pair twice only counts twice; with both labels, one of them must be wrong.
     _, contradicting = repeated_trials(trials)
     advice = "these pairs have both labels: correct or remove them"
     findings += findings_for_rows(
@@ -167,6 +176,8 @@ def file_findings(
     """
     if source is None:
         return []
+    # Among a million recordings a few are always broken, and training can do without them. A trial
+    # that is missing changes the figure that is reported.
     most_tolerated = tolerated_share * len(names)
     missing = np.asarray(source.missing(names))
     findings = [Finding("ok", f"{check}: files", f"all {len(names):,} exist")]
@@ -176,6 +187,7 @@ def file_findings(
         findings = findings_for_rows(
             level, f"{check}: files", missing, names.__getitem__, "missing file", advice
         )
+    # Headers of files that do not exist would add a second list of the same problems.
     if len(missing) == len(names):
         return findings
     lookup = source.lookup_table(names)
@@ -186,6 +198,7 @@ def file_findings(
     findings += findings_for_rows(
         level, f"{check}: headers", bad, lookup.problems.__getitem__, "unreadable file", advice
     )
+    # Figures of the headers that could be read; damaged ones have been reported.
     good = np.setdiff1d(np.arange(len(names)), list(lookup.problems))
     if len(good):
         findings += _header_findings(names, lookup, good, check, min_seconds)
@@ -195,6 +208,8 @@ def file_findings(
 def _advice_on_missing(
     names: StringTable, missing: np.ndarray, source: AudioSource, check: str
 ) -> str:
+    # One missing path usually says why all are missing: backslashes of Windows, quotes of a
+    # spreadsheet, or a Kaldi folder without its audio.
     advice = advice_on_name(names[int(missing[0])]) or kaldi_advice(source.root)
     if advice:
         return advice
@@ -306,6 +321,7 @@ def _depths_of_speakers(training: TrainingList) -> set[int]:
     """
     depths: set[int] | None = None
     num_examined = min(EXAMINED_ROWS, len(training))
+    # Spread over the list, because the first thousand rows are often of one speaker.
     spread = np.linspace(0, len(training) - 1, num_examined).astype(np.int64)
     for row in spread.tolist():
         steps = folders_of(training.paths[row])

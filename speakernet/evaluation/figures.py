@@ -60,6 +60,8 @@ BAND_FALSE_ACCEPTS = ndtr(np.linspace(ndtri(1e-5), ndtri(0.98), 50))
 axis."""
 
 
+# What a list supports depends on its labels: none (only counts), of one kind (no error rate), or of
+# both. Each step below returns as soon as nothing further can be computed.
 def figures(
     trials: TrialList,
     scores: np.ndarray,
@@ -78,6 +80,8 @@ def figures(
     }
     if labels is None:
         return Results(**values)
+    # Properties of the list that make its error rates doubtful; `cautions` turns them into
+    # sentences.
     num_repeated, contradicting = repeated_trials(trials)
     values["num_targets"] = int(np.count_nonzero(labels))
     values["num_duplicate_trials"] = num_repeated
@@ -143,6 +147,7 @@ def speakers_of_half_the_targets(trials: TrialList, speakers: Speakers) -> int:
     """The smallest number of speakers who have at least half of a list's target trials."""
     assert trials.labels is not None, "only labelled trials have targets"
     counts = np.bincount(speakers.ids[trials.enrol[trials.labels == 1]])
+    # The speakers with the most targets first.
     of_most = np.cumsum(np.sort(counts)[::-1])
     return 1 + int(np.searchsorted(of_most, of_most[-1] / 2))
 
@@ -198,6 +203,7 @@ def cautions(results: Results) -> list[str]:
             f"{number:,} of {num_targets:,} target trials pair recordings of one session, whose "
             "shared microphone and room make the error rate optimistic"
         )
+    # Unknown is not the same as none: most trial lists do not tell.
     if num_targets and results.num_same_session_targets is None:
         sentences.append(
             "the list does not show which recordings share a session; if same-speaker pairs come "
@@ -323,6 +329,7 @@ class SpeakerBootstrap:
         ]
         note = speakers_note(self.num_speakers)
         if num_draws and intervals[0] is None:
+            # For example, without a single error; then there is nothing to draw an interval from.
             note = "no interval: every draw of speakers gives the same error rate"
         return Results(
             self.num_trials,
@@ -392,6 +399,8 @@ def _draw(systems: Sequence[SpeakerBootstrap], num_draws: int, seed: int) -> np.
     with Bar("intervals", num_draws, "draw", is_shown=num_draws * num_trials > SHOWN_WORK) as bar:
         for draw in bar.over(range(num_draws)):
             # Keyed by the draw: all systems get the same speakers, and more draws extend fewer.
+            # As many as there are, with replacement: some speakers count twice or three times,
+            # about a third not at all.
             chosen = numpy_generator(seed, STREAM, draw).integers(0, num_speakers, num_speakers)
             counts = np.bincount(chosen, minlength=num_speakers)
             figures = [system.figures(counts) for system in systems]
@@ -496,6 +505,8 @@ def over_seeds(first: np.ndarray, second: np.ndarray, *, is_paired: bool) -> tup
     # Late: it takes over a second to import, and few comparisons have several runs.
     from scipy.stats import ttest_ind, ttest_rel
 
+    # With three seeds the interval is wide, and that is right: three runs say little. Welch's test,
+    # since nothing says that two configurations vary equally from seed to seed.
     test = ttest_rel(second, first) if is_paired else ttest_ind(second, first, equal_var=False)
     low, high = test.confidence_interval(LEVEL_PERCENT / 100)
     return (float(low), float(high)), float(test.pvalue)
@@ -510,6 +521,7 @@ def p_value_of(draws: np.ndarray) -> float:
     """
     if not len(draws):
         return 1.0
+    # Draws at exactly zero count on both sides, so equal systems have a p-value of 1.
     return min(1.0, 2 * float(min(np.mean(draws <= 0), np.mean(draws >= 0))))
 
 
@@ -625,6 +637,7 @@ def short_names(paths: Sequence[str]) -> list[str]:
     heads = [path.replace("\\", "/").rstrip("/").split("/") for path in paths]
     while all(heads) and len({parts[-1] for parts in heads}) == 1:
         heads = [parts[:-1] for parts in heads]
+    # One part is enough for `exps/a` and `exps/b`; runs of several seeds need two.
     for depth in range(1, max(map(len, heads)) + 1):
         names = ["/".join(parts[-depth:]) or "." for parts in heads]
         if len(set(names)) == len(names):

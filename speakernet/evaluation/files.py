@@ -95,6 +95,9 @@ def find_scores(path: Path, trials: TrialList) -> tuple[Path, np.ndarray]:
     if not path.is_dir():
         return path, scores_for(trials, path)
     evaluations = sorted((path / EVALUATIONS).glob(f"*/{SCORES}"))
+    # A run folder has the scores of its own test list, and below eval/ those of other lists, in
+    # folders named after them. The run's own scores come first, although they may be of another
+    # list: whether they fit is seen only by matching the pairs.
     candidates = [path / SCORES, evaluation_folder(path, trials.source) / SCORES]
     if len(evaluations) == 1:
         # The list may have been renamed since.
@@ -121,6 +124,8 @@ def read_scores(path: str | Path) -> tuple[TrialList, np.ndarray]:
         float64; higher means more alike.
     """
     file = ListFile(path, kind=f"a score file with lines {FORM}, or the folder of a run")
+    # Names become numbers as they are read: a list of ten million trials has a few hundred thousand
+    # names, and keeping two strings for each line would take gigabytes.
     rows = numbers()
     pairs: list[int] = []
     scores: list[float] = []
@@ -138,9 +143,12 @@ def read_scores(path: str | Path) -> tuple[TrialList, np.ndarray]:
         except (ValueError, KeyError):
             file.expected(number, FORM, line)
         pairs += rows[fields[0]], rows[fields[1]]
+    # An empty file would otherwise be matched with an empty list and give figures of nothing.
     if not pairs:
         raise ListError(f"{path}: no scores; expected lines {FORM}")
+    # Copied, so that each side is contiguous; the columns of a table would be read with gaps.
     enrol, test = np.array(pairs, dtype=np.int32).reshape(-1, 2).T.copy()
+    # Labels on some lines only are as good as none.
     labels = np.array(kinds, dtype=np.int8) if len(kinds) == len(enrol) else None
     names = StringTable.from_bytes(rows)
     trials = TrialList(names, enrol, test, labels, str(path), sha256_of(path))
@@ -192,6 +200,11 @@ def _rows_of(ours: TrialList, theirs: TrialList) -> np.ndarray:
         and np.array_equal(ours.test, theirs.test)
     ):
         return np.arange(len(ours))
+    # Another tool may write its scores in any order, and may number names differently. Both lists
+    # are sorted by a number for each pair; if they hold the same pairs equally often, the sorted
+    # numbers are equal, and places in one order translate into places in the other. A pair has a
+    # direction: the score of b against a is not taken for that of a against b, since some methods
+    # are not symmetric.
     known = NameIndex(ours.names).find(theirs.names)
     enrol = known[theirs.enrol]
     test = known[theirs.test]
@@ -251,6 +264,7 @@ class Decisions:
     def row(self, number: int) -> list[str]:
         """The columns of one trial."""
         score = float(self.scores[number])
+        # Words instead of 0 and 1, since a reader cannot know which of them accepts.
         columns = [*self.trials.pair(number), f"{score:{SCORE_FORMAT}}"]
         if self.llrs is not None:
             columns.append(f"{self.llrs[number]:{SCORE_FORMAT}}")
@@ -268,6 +282,7 @@ class Decisions:
                 f"{number:,} of {total} accepted at threshold {limit['threshold']:.4f} "
                 f"({described(limit)})"
             )
+        # What is missing is named together with the command that makes it.
         if not self.thresholds:
             sentences.append("no decisions: this scoring method has no threshold")
         if self.llrs is None:
@@ -334,6 +349,8 @@ class Evaluation:
         """Decisions on each trial; None if there are error rates."""
         if self.results.eer_percent is not None:
             return None
+        # With labels the error rates say more than a decision on each trial; without any, or with
+        # labels of one kind, decisions are all there is.
         return Decisions(self.trials, self.scores, self.llrs, self.results.thresholds or ())
 
     def lines(self, digits: int = 2) -> list[str]:
@@ -368,6 +385,7 @@ class RunData:
         """Decisions on each trial; None if there are error rates or no scores."""
         if self.results.is_empty or self.trials is None or self.scores is None:
             return None
+        # By way of `Evaluation`, so that a page made again from files decides as the first one did.
         llrs = self.arrays.get("llrs")
         return Evaluation(self.trials, self.scores, self.results, llrs).decisions
 
@@ -381,6 +399,7 @@ class RunData:
     @property
     def list_name(self) -> str:
         """The name of the scored list."""
+        # Results of earlier versions name no list; the score file at least has a name.
         name = self.results.list_name()
         if not name and self.trials is not None:
             name = Path(self.trials.source).name
@@ -414,6 +433,7 @@ def read_run(folder: str | Path, evaluation: Evaluation | None = None) -> RunDat
             "evaluation"
         )
     config = ""
+    # The folder's own configuration wins if both exist.
     for path in (run_folder / CONFIG, folder / CONFIG):
         if path.is_file():
             with reading(path, "a configuration in UTF-8"), open_text(path) as file:
@@ -434,6 +454,7 @@ def _with_arrays(run: RunData, evaluation: Evaluation) -> RunData:
         arrays["durations"] = evaluation.durations
     if trials.models is not None:
         # 0 for tests, whose names are those of files.
+        # How many recordings an enrolment stands for, for the cells of the hardest trials.
         counts = trials.models.counts
         counts[trials.test] = 0
         arrays["num_recordings"] = counts
@@ -458,6 +479,8 @@ def _with_kept_arrays(run: RunData) -> RunData:
     if not (folder / SCORES).is_file():
         return run
     trials, scores = read_scores(folder / SCORES)
+    # A score file has no labels. They are in the arrays, which are damaged or gone if their number
+    # differs from that of the scores.
     labels = arrays.get("labels")
     if labels is None or labels.shape != scores.shape:
         labels = None
@@ -470,6 +493,8 @@ def metrics_of_stages(folder: Path) -> list[dict[str, Any]]:
     """The records of a run; epochs and steps of a later stage continue those of the previous
     one.
     """
+    # Each stage counts its epochs and steps from 0 in a file of its own. The curves of a report
+    # show the whole training, so later stages are moved behind the earlier ones.
     metrics = _read_metrics(folder / METRICS)
     for path in later_stages(folder).values():
         ends = {key: max((record.get(key, 0) for record in metrics), default=0) for key in COUNTED}
@@ -506,6 +531,8 @@ def embedding_map(
         `map_shares` (2,), the shares of these utterances' variance on each axis.
     """
     # Speakers with a single utterance form no group.
+    # The map is an illustration and the only plot of the embeddings themselves. Twelve speakers and
+    # sixty utterances of each are what a small plot can hold.
     counts = np.bincount(speakers)
     most = np.argsort(-counts, kind="stable")[:MAP_SPEAKERS]
     chosen = most[counts[most] >= 2]
@@ -539,6 +566,9 @@ def list_in_common(paths: Sequence[Path]) -> TrialList:
     """
     refused = None
     for path in paths:
+        # Without --trials the list has to come from one of the systems. Any list with labels that
+        # all of them have scored will do: the first one found is used, in the order in which the
+        # systems are given.
         for place in (path, *sorted((path / EVALUATIONS).glob("*/"))):
             if place.is_dir():
                 if not (place / SCORES).is_file():
@@ -563,6 +593,8 @@ def common_costs(systems: Iterable[Results]) -> dict[str, Any]:
     """The costs `c_miss` and `c_fa` that all results with costs share; empty if they differ or none
     is known.
     """
+    # Systems may have been evaluated with different costs, and then none of them is right for a
+    # comparison: the usual costs of 1 are used.
     known = [results.dcf_costs for results in systems if results.dcf_costs]
     if not known or any(costs != known[0] for costs in known):
         return {}
@@ -594,6 +626,7 @@ def is_other_seed(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
         runtime = configuration.get("runtime")
         if not isinstance(runtime, Mapping):
             return False
+        # Everything but the seed must be equal: two runs with other batch sizes are two systems.
         values.append({**configuration, "runtime": {**runtime, "seed": None}})
     return values[0] == values[1]
 
@@ -622,6 +655,7 @@ def read_results(path: Path) -> Results:
 
 def is_number(value: object) -> bool:
     """Whether a value in a record can be plotted."""
+    # For Python, True is a number.
     is_boolean = isinstance(value, bool)
     return isinstance(value, int | float) and not is_boolean and bool(np.isfinite(value))
 
@@ -652,6 +686,8 @@ def _read_kept(path: Path) -> dict[str, np.ndarray]:
     """The arrays of a report, checked so that drawing them cannot fail."""
     if not path.is_file():
         return {}
+    # Checked here, because a wrong shape would fail deep inside matplotlib with a message that does
+    # not name the file.
     arrays = read_arrays(path, ARRAYS_EXPECTED)
     with reading(path, ARRAYS_EXPECTED):
         for name, kinds, dimensions in KEPT_ARRAYS:

@@ -102,6 +102,7 @@ def drawn_in_house_style(draw: Callable[P, Figure]) -> Callable[P, Figure]:
     def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
         with matplotlib.rc_context(_SETTINGS):
             figure = draw(*args, **kwargs)
+            # Inside the axes, a legend would hide part of a curve in one figure or another.
             handles, labels = figure.axes[0].get_legend_handles_labels()
             if handles:
                 columns = min(4, max(1, LEGEND_LETTERS // (4 + max(map(len, labels)))))

@@ -72,6 +72,9 @@ def all_slices(
     seed: int,
 ) -> list[SliceResult]:
     """Results of a labelled list for every slicing in the options."""
+    # Without options the slices are those that need nothing: durations from the headers, and
+    # columns of the table if there is one. Speech and noise take a pass over all audio, so they are
+    # made only if asked for.
     columns = _columns_of(trials, options.metadata)
     names = options.slices or ["duration", *columns]
     num_threads = reader_threads(options)
@@ -161,6 +164,8 @@ def column_slicings(column: str, values: Sequence[str], trials: TrialList) -> li
     sides share. At least six distinct numbers give one, by thirds of the smaller side. A column of
     names, or with a single value, gives none.
     """
+    # Words name groups (gender, device), numbers are measured (age). Digits may be either: few
+    # different ones are treated as words, such as the number of a microphone.
     different = sorted(set(values) - {""})
     numbers = _as_numbers(values) if len(different) >= MIN_NUMBERS else None
     if numbers is not None:
@@ -170,6 +175,8 @@ def column_slicings(column: str, values: Sequence[str], trials: TrialList) -> li
         return [value_slicing(by, numbers, trials, edges, "")]
     if not 2 <= len(different) <= MAX_VALUES:
         return []
+    # Two questions are asked of words. Is it harder if both sides differ in it (a man against a
+    # woman, two devices)? And within which of the groups is it hardest?
     codes = np.array([different.index(value) if value else -1 for value in values], dtype=np.int64)
     enrol = codes[trials.enrol]
     test = codes[trials.test]
@@ -232,6 +239,8 @@ def slice_results(
         labels = is_target[chosen]
         num_trials = len(labels)
         num_targets = int(np.count_nonzero(labels))
+        # A group without an error rate keeps its row: that it has no targets is a fact about the
+        # list.
         if missing := missing_kind(labels):
             note = f"no {missing}s"
             row = GroupResult(label, note=note, num_trials=num_trials, num_targets=num_targets)
@@ -257,6 +266,9 @@ def signal_to_noise_ratios(source: AudioSource, names: StringTable, num_threads:
     """
 
     def ratio(name: str) -> float:
+        # Speech has pauses, in which only the noise is left: the loud frames of an utterance are
+        # speech and noise, the quiet ones noise. The ratio is a guess, good enough to sort trials
+        # into groups of five decibels and more.
         frame = round(FRAME_SECONDS * source.sample_rate)
         powers: list[np.ndarray] = []
         # Blocks hold whole frames, so the frames are the same as when the recording is read in one
@@ -264,6 +276,7 @@ def signal_to_noise_ratios(source: AudioSource, names: StringTable, num_threads:
         for block in source.blocks(name, FRAMES_AT_ONCE * frame):
             if len(block) >= frame or (len(block) and not powers):
                 powers.append(frame_powers(block, source.sample_rate))
+        # Not a number also for NaN samples, which the power of their frame inherits.
         decibels = power_ratio_db(np.concatenate(powers)) if powers else float("nan")
         if not np.isfinite(decibels):
             raise AudioError(f"{name}: there are no samples, or some are NaN or infinite")

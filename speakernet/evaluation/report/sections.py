@@ -131,6 +131,8 @@ def result_section(run: RunData) -> Section:
     results = run.results
     if results.is_empty:
         return Section(remarks=["Not evaluated yet; the curves below show the training so far."])
+    # The caveats stand above all figures: whoever copies the EER from the page should have to pass
+    # them.
     amounts = {
         "Trials": results.num_trials,
         "Targets": results.num_targets,
@@ -141,10 +143,12 @@ def result_section(run: RunData) -> Section:
     of_list = Card("Trial list", _list_sentence(run), facts=facts)
     notes = cautions(results) if results.warnings is None else results.warnings
     caveats = [note for note in dict.fromkeys([*notes, results.interval_note]) if note]
+    # Without error rates the page still names the list and says why there are none.
     figures = headline(results)
     if not figures:
         reason = results.why_no_eer or "the list lacks targets or non-targets"
         return Section([of_list], warnings=[f"no error rates: {reason}", *caveats])
+    # Few large figures: those that papers and users of the model ask for. The table below has all.
     cllr = "min Cllr" if results.cllr is None else "Cllr"
     tiles = []
     for figure in figures:
@@ -181,6 +185,8 @@ class DecisionThreshold(NamedTuple):
 def kept_threshold(run: RunData) -> DecisionThreshold | None:
     """The threshold that the model file holds for this scoring; None if it has none."""
     results = run.results
+    # `verify` uses the threshold for 1 % false accepts if the list supported one, otherwise that at
+    # the EER; the page shows the same one.
     limits = {limit["name"]: limit for limit in results.thresholds or []}
     used = limits.get(threshold_name(USUAL_RATE)) or limits.get(EER_NAME)
     if used is None or run.scores is None or run.labels is None:
@@ -207,6 +213,7 @@ def kept_threshold(run: RunData) -> DecisionThreshold | None:
 
 def _side_by_side(what: str, columns: Mapping[str, Mapping[str, str]]) -> Table:
     """A table with a row for each name in any column."""
+    # A dictionary keeps the order in which names first occur; a set would not.
     names = dict.fromkeys(itertools.chain(*columns.values()))
     rows = [[name, *(column.get(name, MISSING) for column in columns.values())] for name in names]
     return Table([what, *columns], rows)
@@ -239,12 +246,15 @@ def _list_sentence(run: RunData) -> str:
     """Names the trial list and the one it is often confused with; empty if there are no scores."""
     if run.trials is None:
         return ""
+    # Several published lists of VoxCeleb1 have nearly the same name, and error rates on them differ
+    # by a tenth, so the page says which one this is.
     number = counted(len(run.trials), "trial")
     return identify_trials(run.trials) or f"{run.list_name}, {number}; not a known published list"
 
 
 def trials_section(decisions: Decisions) -> Section:
     """Unlabelled trials: a table of the first ones."""
+    # A table of all trials may have millions of rows; the file beside the page has them.
     total = len(decisions.trials)
     rows = [decisions.row(number) for number in range(min(NUM_TRIALS_SHOWN, total))]
     names = {"enrol": "enrolment", LLR_COLUMN: "log-likelihood ratio"}
@@ -253,6 +263,7 @@ def trials_section(decisions: Decisions) -> Section:
     header = decisions.header
     numbers = [header.index(name) for name in ("score", LLR_COLUMN) if name in header]
     table = Table([names.get(name, name) for name in header], rows, numbers)
+    # There is no decisions.csv if it would only repeat scores.txt.
     file = DECISIONS if decisions.says_more_than_scores else SCORES
     note = f"The first {len(rows)} of {total:,}; all are in {file}." if len(rows) < total else ""
     return Section([Card("Scores and decisions", note, table, is_wide=True)])
@@ -266,6 +277,8 @@ def errors_section(run: RunData, draw: Draw) -> Section:
     results = run.results
     equal = equal_error_point(rates)
     costs = results.dcf_costs or Costs(c_miss=UNIT_COST, c_fa=UNIT_COST)
+    # Operating points are computed from the scores again, since results.json holds costs and no
+    # thresholds. Priors and costs are those of the results.
     cheapest = {}
     points = {"EER": equal}
     for prior in sorted(map(float, results.min_dcf)) or ALWAYS_SHOWN_PRIORS:
@@ -281,6 +294,8 @@ def errors_section(run: RunData, draw: Draw) -> Section:
     ]
     llrs = run.arrays.get("llrs")
     fit = results.calibration
+    # A single score file keeps its scores, and its results hold the calibration; ratios of fused
+    # files are their scores.
     if llrs is None and fit is not None and len(fit["weights"]) == 1:
         llrs = AffineCalibration.from_dict(fit).apply(run.scores)
     if llrs is not None:
@@ -314,11 +329,14 @@ def _operating_points(
     )
     if limit := kept_threshold(run):
         note += "below the first row "
+        # First the threshold that decisions use, which was fitted on another list; those below were
+        # chosen on this one and are what nobody can use in practice.
         add(f"{limit.name}: {limit.fitted_for}", limit.point)
     note += "were chosen on this list; with other speakers their error rates differ."
     add(threshold_label(EER_NAME), equal_error_point(rates))
     for prior, (cost, point) in reversed(cheapest.items()):
         add(f"lowest cost, target prior {prior:g}", point, f"{cost:.3f}")
+    # Rates that the list is too small for have no row.
     named, _ = named_thresholds(rates, {})
     # The first is the EER, which is already in the table.
     for kept in named[1:]:
@@ -334,10 +352,12 @@ def data_section(run: RunData, amount: str) -> Section:
     configured = run.configuration
     options = configured.get("data") or {}
     training = configured.get("training")
+    # With `final_model: last` nothing is chosen, so validation figures are not optimistic.
     is_watched = isinstance(training, Mapping) and training.get("final_model") == "last"
     purpose = "monitors training" if is_watched else "chooses the best checkpoint"
     numbers = counted(results.num_trials, "trial")
     numbers += f", {counted(results.num_speakers, 'speaker')}" if results.num_speakers else ""
+    # Twelve digits of a checksum tell any two lists apart and fit the table.
     digests = {listed["role"]: listed.get("sha256", "")[:12] for listed in results.lists or []}
     rows = []
     for use, role, option, what, contents in (
@@ -345,6 +365,7 @@ def data_section(run: RunData, amount: str) -> Section:
         ("Validation", "validation", "validation_list", purpose, ""),
         ("Test", "trials", "", "gives the results on this page", numbers),
     ):
+        # The results name the lists that were read; an earlier version has only the configuration.
         if name := results.list_name(role) or str(options.get(option) or ""):
             rows.append([use, name, what, contents, digests.get(role) or MISSING])
     cards = []
@@ -359,6 +380,7 @@ def training_section(run: RunData, draw: Draw) -> Section:
     # A quantity that never changed, such as a margin without a schedule, gets no plot.
     cards = []
     for curve in CURVES:
+        # Evaluations happen between epochs, everything else is recorded at steps.
         where = "epoch" if curve.kind == "evaluation" else "step"
         records = [
             record
@@ -383,6 +405,7 @@ def _points(
     records: Sequence[Mapping[str, Any]], where: str, key: str
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """List -> x and y of a quantity, each over the records that have it."""
+    # Shares are recorded from 0 to 1 and shown in percent.
     scale = 100.0 if key.endswith("_share") else 1.0
     points: dict[str, list[tuple[float, float]]] = {}
     for record in records:
@@ -407,6 +430,8 @@ def slices_section(run: RunData, draw: Draw) -> Section:
 
 def _slices_table(sliced: SliceResult) -> tuple[Table, str]:
     """One row per slice, and a note."""
+    # A slice with few targets has an error rate, but one that a single trial moves by percents. Its
+    # row stays, in grey, because leaving it out would hide that the list has such trials.
     weak = []
     rows = []
     notes = [sliced.note] if sliced.note else []
@@ -470,6 +495,7 @@ def _utterance_cell(
     run: RunData, trials: TrialList, utterance: int, audio: AudioSource | None
 ) -> Cell:
     """The name of an utterance, its speaker and length, and its sound."""
+    # What helps to see why a trial is hard: who speaks, how long, and the sound itself.
     facts = []
     name = trials.names[utterance]
     if "speakers" in run.arrays:
@@ -492,6 +518,8 @@ def _utterance_cell(
                 f"audio cannot be read from {audio.root}; give with --audio the folder that the "
                 f"list's paths start from ({error})"
             ) from error
+        # Inside the page, so that it can be sent as one file. FLAC is half the size of WAV and
+        # every browser plays it.
         sound = flac_address(waveform, audio.sample_rate)
         if np.square(waveform).mean() < 10 ** (SILENT_DB / 10):
             num_spoilt = np.count_nonzero((trials.enrol == utterance) | (trials.test == utterance))
@@ -503,6 +531,7 @@ def embeddings_section(run: RunData, draw: Draw) -> Section:
     """The embeddings of some speakers, projected on a plane."""
     if "map_points" not in run.arrays:
         return Section()
+    # The projection was computed when the list was scored; embeddings are not kept for the page.
     names = run.arrays["map_names"].tolist()
     shares = run.arrays["map_shares"].tolist()
     figure = plots.embedding_figure(
@@ -519,6 +548,8 @@ def embeddings_section(run: RunData, draw: Draw) -> Section:
 def facts_section(run: RunData) -> Section:
     """Everything needed to reproduce the figures."""
     results = run.results
+    # Whoever finds the page in a year should be able to make its figures again: the checksums of
+    # model and lists, the options, the machine, the versions and the command.
     lists = [
         f"{read.get('role')}: {read.get('name')} ({read.get('sha256')})"
         for read in results.lists or []
@@ -531,7 +562,9 @@ def facts_section(run: RunData) -> Section:
         "against_the_initial_model": (results.initial_model or {}).get("sentences"),
         **results.extra,
     }
+    # An evaluation may have had other options than the training whose configuration is shown.
     settings = yaml.safe_dump(results.config, sort_keys=False) if results.config else ""
+    # Earlier versions recorded versions of packages alone.
     machine = results.machine or {"versions": results.versions}
     cards = [
         Card("Command", code=results.command),
@@ -553,6 +586,7 @@ def _flat(values: Mapping[Any, Any], prefix: str = "") -> list[tuple[str, str]]:
     flat: list[tuple[str, str]] = []
     for key, value in values.items():
         if isinstance(value, list | tuple) and any(isinstance(entry, Mapping) for entry in value):
+            # Lists of sections, such as GPUs, are numbered as people count.
             value = dict(enumerate(value, start=1))
         if isinstance(value, Mapping):
             flat += _flat(value, f"{prefix}{key}.")

@@ -62,11 +62,15 @@ def write_evaluation(folder: str | Path, evaluation: Evaluation) -> list[str]:
     folder = Path(folder)
     decisions = evaluation.decisions
     # Left by an earlier evaluation.
+    # Otherwise a second evaluation in the same folder, of another list perhaps, would leave a page
+    # whose parts do not belong together.
     for name in (DECISIONS, ARRAYS_NAME):
         (folder / name).unlink(missing_ok=True)
     has_decisions = decisions is not None and decisions.says_more_than_scores
     if decisions is not None and has_decisions:
         decisions.write(folder / DECISIONS)
+    # Scores first and the page last: if drawing fails, `speakernet report` makes the page from
+    # them.
     write_scores(folder / SCORES, evaluation.trials, evaluation.scores)
     with atomic_write(folder / RESULTS) as file:
         json.dump(evaluation.results.to_dict(), file, indent=2)
@@ -154,6 +158,7 @@ def _keep_arrays(run: RunData) -> None:
 
 def _amount_of_training(results: Results) -> str:
     """How much speech the network was trained on, in words; empty if unknown."""
+    # An imported model has none of these figures.
     training = results.training or {}
     amounts = []
     for name, digits in (("speakers", 0), ("utterances", 0), ("hours", 1)):
@@ -203,6 +208,9 @@ def _verdict(run: RunData, results: Results, has_warnings: bool) -> list[str]:
         place = f"the {name} ({point.threshold:.4f})"
         false_accepts = point.false_accept
         misses = point.miss
+    # The reader new to the field asks whether the model can be used. The answer goes from the worst
+    # to the best case and names one remedy. Twenty percent is our opinion, not a standard: at that
+    # rate one of five decisions is wrong, and no threshold helps.
     cost = (results.act_dcf or {}).get(f"{USUAL_RATE:g}", 0.0)
     if results.eer_percent > LARGEST_USABLE_PERCENT:
         verdict = (
