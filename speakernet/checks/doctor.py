@@ -1,7 +1,6 @@
 """All checks of lists, audio and the machine before a run, for `speakernet doctor`."""
 
 import functools
-import itertools
 import os
 import shutil
 import subprocess
@@ -163,12 +162,10 @@ def full_check(request: CheckRequest) -> list[Finding]:
             findings += _calibration_findings(fitted_on, trial_list)
         check = f"trial audio ({Path(trial_list.source).name})"
         findings += _shortcut_findings(trial_list, audio, facts.get(check))
-    # Recordings in the training list and among trials are always wrong; two trial lists may share
-    # recordings, as those of VoxCeleb1 do, but not under different names.
-    for first, second in itertools.combinations(facts, 2):
-        findings += shared_findings(
-            facts[first], facts[second], (first, second), renamed=first != "training audio"
-        )
+    known = facts.pop("training audio", None)
+    if known is not None:
+        for check, of_trials in facts.items():
+            findings += shared_findings(known, of_trials, check)
     # Most corpora need no ffmpeg, so its absence is a warning only if a list names a file that
     # needs it.
     needs_ffmpeg = any(

@@ -53,8 +53,6 @@ OperatingPoint = tuple[float, float, float]
 """Target prior, cost of a miss and cost of a false accept."""
 MAX_GROUP_DRAWS = 200
 """Draws for the interval of each slice and sweep step, of which there are many."""
-DRAWN = ("num_draws", "eer_interval_percent", "min_dcf_interval", "interval_note", "det_band")
-"""The figures that come from draws."""
 BAND_FALSE_ACCEPTS = ndtr(np.linspace(ndtri(1e-5), ndtri(0.98), 50))
 """False-accept rates at which a DET curve gets its interval: evenly spaced on its normal-deviate
 axis."""
@@ -128,8 +126,7 @@ def figures(
         sides = speakers.ids[trials.enrol], speakers.ids[trials.test]
         bootstrap = SpeakerBootstrap(scores, labels, *sides, points, false_accepts)
         drawn = bootstrap.measure(options.bootstrap_samples, seed)
-        for name in DRAWN:
-            values[name] = getattr(drawn, name)
+        return replace(drawn, **values)
     return Results(**values)
 
 

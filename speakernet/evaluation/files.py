@@ -9,10 +9,9 @@ no other file holds (labels, log-likelihood ratios, the embedding map).
 import csv
 import json
 import logging
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -463,8 +462,7 @@ def _with_arrays(run: RunData, evaluation: Evaluation) -> RunData:
         arrays["speaker_names"] = np.array(evaluation.speakers.names, dtype=np.str_)
         # Without labels, the speakers are a guess.
         if evaluation.units is not None and trials.labels is not None:
-            names = list(trials.names)
-            arrays |= embedding_map(evaluation.units, evaluation.speakers.ids, names)
+            arrays |= embedding_map(evaluation.units, evaluation.speakers)
     scores = np.asarray(evaluation.scores, dtype=np.float64)
     return replace(run, trials=trials, scores=scores, arrays=arrays)
 
@@ -517,9 +515,7 @@ def seconds_of_steps(metrics: Sequence[Mapping[str, Any]]) -> float:
     return seconds
 
 
-def embedding_map(
-    embeddings: np.ndarray, speakers: np.ndarray, names: list[str]
-) -> dict[str, np.ndarray]:
+def embedding_map(embeddings: np.ndarray, speakers: Speakers) -> dict[str, np.ndarray]:
     """The speakers with the most utterances on two principal components; empty without two speakers
     of two utterances.
 
@@ -533,29 +529,25 @@ def embedding_map(
     # Speakers with a single utterance form no group.
     # The map is an illustration and the only plot of the embeddings themselves. Twelve speakers and
     # sixty utterances of each are what a small plot can hold.
-    counts = np.bincount(speakers)
+    counts = np.bincount(speakers.ids)
     most = np.argsort(-counts, kind="stable")[:MAP_SPEAKERS]
     chosen = most[counts[most] >= 2]
     if len(chosen) < 2 or embeddings.shape[1] < 2:
         return {}
-    rows = [np.flatnonzero(speakers == speaker)[:MAP_UTTERANCES_EACH] for speaker in chosen]
+    rows = [np.flatnonzero(speakers.ids == speaker)[:MAP_UTTERANCES_EACH] for speaker in chosen]
     table = embeddings[np.concatenate(rows)].astype(np.float64)
     # The SVD of the centred table gives the principal components without a covariance matrix.
     left, spread, _ = np.linalg.svd(table - table.mean(axis=0), full_matrices=False)
     points = (left[:, :2] * spread[:2]).astype(np.float32)
     # The sign of an axis is arbitrary; fix it, so that the same run gives the same plot.
     points *= np.where(points[np.abs(points).argmax(axis=0), [0, 1]] < 0, -1, 1)
-    shown = []
-    for number, of_speaker in enumerate(rows, start=1):
-        # The last folder that all utterances of the speaker share, otherwise a number.
-        paths = [names[row].replace("\\", "/").lstrip("/") for row in of_speaker]
-        shared = os.path.commonpath([PurePosixPath(path).parent for path in paths])
-        shown.append(PurePosixPath(shared).name or f"speaker {number}")
+    # A rule that finds groups of recordings finds no names.
+    names = speakers.names or [f"speaker {number}" for number in range(1, 1 + len(counts))]
     shares = np.square(spread) / (np.square(spread).sum() or 1.0)
     return {
         "map_points": points,
         "map_speakers": np.repeat(np.arange(len(rows)), [len(of_speaker) for of_speaker in rows]),
-        "map_names": np.array(shown, dtype=np.str_),
+        "map_names": np.array([names[speaker] for speaker in chosen], dtype=np.str_),
         "map_shares": shares[:2],
     }
 

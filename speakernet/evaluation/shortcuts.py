@@ -177,11 +177,6 @@ def is_notable(row: GroupResult) -> bool:
     return eer is not None and eer <= MAX_EER_PERCENT and interval is not None and interval[1] < 50
 
 
-def rows_of(results: Iterable[GroupResult]) -> list[list[str]]:
-    """Quantity, direction and EER, for a table."""
-    return [[row.label, row.note, row.eer_text] for row in results]
-
-
 def describe(row: GroupResult) -> str:
     """The finding about a notable quantity.
 

@@ -66,6 +66,10 @@ def study_table(
         differences = ["", "", ""]
         if name != reference:
             differences = _differences(scores[reference], scores[name], trials, speakers)
+        eers = [run["eer_percent"] for run in runs.values()]
+        eer = f"{np.mean(eers):.2f}"
+        if len(eers) > 1:
+            eer += f" ({min(eers):.2f} to {max(eers):.2f})"
         costs = []
         for prior in ("0.01", "0.05"):
             costs.append(f"{np.mean([run['min_dcf'][prior] for run in runs.values()]):.3f}")
@@ -75,7 +79,7 @@ def study_table(
             [
                 name,
                 ", ".join(map(str, sorted(runs))),
-                _mean_and_range([run["eer_percent"] for run in runs.values()]),
+                eer,
                 *differences,
                 " / ".join(costs),
                 f"{np.mean(seconds) / 60:.1f}" if seconds else "",
@@ -130,8 +134,3 @@ def _differences(
 
 def _with_interval(value: float, interval: Interval) -> str:
     return f"{value:+.2f}" + (f" ({interval[0]:+.2f} to {interval[1]:+.2f})" if interval else "")
-
-
-def _mean_and_range(values: Sequence[float]) -> str:
-    text = f"{np.mean(values):.2f}"
-    return text if len(values) < 2 else f"{text} ({min(values):.2f} to {max(values):.2f})"

@@ -17,7 +17,7 @@ from speakernet.checks.doctor import CheckRequest, full_check, machine_findings
 from speakernet.cli import main
 from speakernet.data.audio import write_audio
 from speakernet.data.augment.options import AugmentOptions
-from speakernet.data.lists import ListError, read_training_list, read_trials
+from speakernet.data.lists import read_training_list, read_trials
 from speakernet.data.opening import open_source
 
 
@@ -140,33 +140,6 @@ def test_copies_in_another_format(corpus, suffix):
     assert finding_of(result, "trial audio (trials.txt): copies").examples == (
         f"c/1.wav = c/3.{suffix}",
     )
-
-
-@pytest.mark.parametrize(
-    ("text", "bad_lines"),
-    [
-        (b"1\ta b\tc d", []),
-        (b"1 a \xff", [1]),
-        (b"1 a b\na b target\n0 a c\na b\n", [2, 4]),
-    ],
-)
-def test_rows_of_trials(text, bad_lines, tmp_path):
-    """The doctor and the reader used by training judge a row alike."""
-    path = tmp_path / "trials.txt"
-    path.write_bytes(text)
-    findings = full_check(CheckRequest(trials=((path, None),), is_fast=True))
-    malformed = [
-        example
-        for finding in findings
-        if finding.check == "trial list"
-        for example in finding.examples
-    ]
-    assert [example.split(":")[0] for example in malformed] == [
-        f"line {line}" for line in bad_lines
-    ]
-    if bad_lines:
-        with pytest.raises(ListError):
-            read_trials(path)
 
 
 def test_a_list_that_helps_to_decide(corpus):

@@ -263,18 +263,6 @@ def test_published_lists_by_counts_and_names():
     assert identify_trials(counted(12345, 600)) == ""
 
 
-def test_costs_and_names_in_compare(systems, run):
-    for name, folder in (("a", "one/1"), ("b", "one/2"), ("c", "two/1")):
-        assert run("evaluate", "--scores", name, "--save_path", folder)[0] == 0
-        values = results_in(folder)
-        (Path(folder) / "results.json").write_text(
-            json.dumps(values | {"dcf_costs": {"c_miss": 1.0, "c_fa": 20.0}})
-        )
-    status, out = run("compare", "one/1", "one/2", "two/1")
-    assert status == 0 and "20 of a false accept" in out
-    assert "A = one/1 (" in out and "B = one/2 (" in out and "C = two/1 (" in out
-
-
 def describe_run(folder, seed, rate):
     """Results and the configuration of a run."""
     (folder / "results.json").write_text(json.dumps(Results(num_trials=1).to_dict()))

@@ -3,7 +3,6 @@
 A section is data: figures become rows of tables and drawings here, and `page.py` renders them.
 """
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -52,7 +51,7 @@ from speakernet.evaluation.results import (
     SliceResult,
     headline,
 )
-from speakernet.evaluation.shortcuts import MEANING, rows_of
+from speakernet.evaluation.shortcuts import MEANING
 from speakernet.files import human_bytes
 from speakernet.run_folder import DECISIONS, EVALUATIONS, SCORES
 from speakernet.terminal import counted
@@ -166,10 +165,11 @@ def result_section(run: RunData) -> Section:
     table = Table(["figure", "value", "95 % interval"], rows, (1, 2))
     cards = [Card("All figures", table=table), of_list]
     if results.shortcuts:
-        table = Table(["quantity", "is", "EER"], rows_of(results.shortcuts), (2,))
+        alone = [[row.label, row.note, row.eer_text] for row in results.shortcuts]
+        table = Table(["quantity", "is", "EER"], alone, (2,))
         cards.append(Card("The list without the voices", MEANING, table))
     if results.test_lists:
-        cards.append(_lists_side_by_side(run.list_name, results, results.test_lists))
+        cards.append(_test_lists(run.list_name, results, results.test_lists))
     return Section(cards, tiles, caveats)
 
 
@@ -211,35 +211,22 @@ def kept_threshold(run: RunData) -> DecisionThreshold | None:
     return DecisionThreshold(name, described(used), point)
 
 
-def _side_by_side(what: str, columns: Mapping[str, Mapping[str, str]]) -> Table:
-    """A table with a row for each name in any column."""
-    # A dictionary keeps the order in which names first occur; a set would not.
-    names = dict.fromkeys(itertools.chain(*columns.values()))
-    rows = [[name, *(column.get(name, MISSING) for column in columns.values())] for name in names]
-    return Table([what, *columns], rows)
-
-
-def _figure_texts(results: Results) -> dict[str, str]:
-    return {figure.name: figure.with_interval for figure in headline(results)}
-
-
-def _lists_side_by_side(name: str, reported: Results, others: Mapping[str, GroupResult]) -> Card:
-    """A column for each test list: first the reported one, then those with their own pages under
+def _test_lists(name: str, reported: Results, others: Mapping[str, GroupResult]) -> Card:
+    """A row for each test list: first the reported one, then those with their own pages under
     eval/.
     """
-    columns = {}
+    rows = []
     for list_name, row in {name: reported.as_row(name), **others}.items():
         figures = Results(0, None, row.eer_percent, row.eer_interval_percent, row.min_dcf or {})
-        columns[list_name] = {
-            **_figure_texts(figures),
-            "trials": f"{row.num_trials or 0:,}",
-            "targets": f"{row.num_targets or 0:,}",
-        }
+        texts = ", ".join(f"{figure.name} {figure.with_interval}" for figure in headline(figures))
+        amounts = f"{row.num_trials or 0:,}", f"{row.num_targets or 0:,}"
+        rows.append([list_name, texts or row.note, *amounts])
     note = (
         f"In brackets: 95 % intervals. {EVALUATIONS}/ in the run folder has the reports on "
         f"{', '.join(others)}."
     )
-    return Card("Test lists", note, _side_by_side("figure", columns), is_wide=True)
+    table = Table(["list", "figures", "trials", "targets"], rows, (2, 3))
+    return Card("Test lists", note, table, is_wide=True)
 
 
 def _list_sentence(run: RunData) -> str:
