@@ -109,7 +109,7 @@ def test_page(run):
         "Margin",
         "minDCF at 0.01",
         "batch_size: 64",
-        "8.0 GiB",
+        '"memory_bytes": 8589934592',
         "only 6 targets",
         "<td>Training</td><td>train_list.txt</td>",
         "<td>Validation</td><td>held_out.txt</td>",

@@ -76,6 +76,20 @@ LATEX = str.maketrans(
     {letter: f"\\{letter}" for letter in "&%$#_{}"}
     | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"}
 )
+INVISIBLE = {
+    code: f"\\u{code:04x}"
+    for code in (
+        0x061C,
+        0x200E,
+        0x200F,
+        *range(0x202A, 0x202F),
+        *range(0x2066, 0x206A),
+        *range(0x20),
+    )
+    if chr(code) not in "\t\n\r"
+}
+"""Control and bidirectional characters are shown as escapes, so that no name can be mistaken for
+another."""
 
 
 @dataclass(frozen=True)
@@ -110,11 +124,8 @@ class Card:
     heading: str
     note: str = ""
     table: Table | None = None
-    lines: Sequence[str] = ()
     facts: Sequence[tuple[str, str]] = ()
     code: str = ""
-    is_folded: bool = False
-    """Whether the code is hidden until clicked."""
     figure: Figure | None = None
     drawing: Markup | str = ""
     """The figure as SVG."""
@@ -174,7 +185,7 @@ def write_page(
     template = environment.get_template("page.html.j2", globals=constants)
     text = template.render(title=title, subtitle=subtitle, lead=lead, sections=shown)
     with atomic_write(path) as file:
-        file.write(text)
+        file.write(text.translate(INVISIBLE))
     logger.info("report: %s", path)
     if export is not None:
         _export(export, shown)

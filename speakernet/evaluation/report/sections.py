@@ -3,12 +3,12 @@
 A section is data: figures become rows of tables and drawings here, and `page.py` renders them.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import yaml
 from matplotlib.figure import Figure
 
 from speakernet.data.audio import AudioError, flac_address
@@ -52,7 +52,6 @@ from speakernet.evaluation.results import (
     headline,
 )
 from speakernet.evaluation.shortcuts import MEANING
-from speakernet.files import human_bytes
 from speakernet.run_folder import DECISIONS, EVALUATIONS, SCORES
 from speakernet.terminal import counted
 
@@ -113,6 +112,9 @@ FACTS = (
     "num_duplicate_trials",
     "timings_seconds",
     "seconds",
+    "lists",
+    "thresholds",
+    "initial_model",
 )
 """Results shown unchanged."""
 HISTOGRAM_NOTE = "Each histogram has an area of 1; the line is the threshold at the EER."
@@ -534,63 +536,20 @@ def embeddings_section(run: RunData, draw: Draw) -> Section:
 
 def facts_section(run: RunData) -> Section:
     """Everything needed to reproduce the figures."""
-    results = run.results
     # Whoever finds the page in a year should be able to make its figures again: the checksums of
-    # model and lists, the options, the machine, the versions and the command.
-    lists = [
-        f"{read.get('role')}: {read.get('name')} ({read.get('sha256')})"
-        for read in results.lists or []
-    ]
-    limits = [f"{limit['threshold']:.4f}: {described(limit)}" for limit in results.thresholds or []]
-    values = {
-        **{name: vars(results)[name] for name in FACTS},
-        "lists": lists,
-        "kept_thresholds": limits,
-        "against_the_initial_model": (results.initial_model or {}).get("sentences"),
-        **results.extra,
+    # model and lists, the options, the machine, the versions and the command. All of it is shown
+    # as it stands in results.json, under the same names.
+    values = run.results.to_dict()
+    parts = {
+        "Evaluation": {name: values[name] for name in FACTS if name in values} | run.results.extra,
+        "Training": values.get("performance"),
+        # Earlier versions recorded versions of packages alone.
+        "Machine": values.get("machine") or values.get("versions"),
+        # An evaluation may have had other options than the training, whose configuration follows.
+        "Evaluation settings": values.get("config"),
     }
-    # An evaluation may have had other options than the training whose configuration is shown.
-    settings = yaml.safe_dump(results.config, sort_keys=False) if results.config else ""
-    # Earlier versions recorded versions of packages alone.
-    machine = results.machine or {"versions": results.versions}
-    cards = [
-        Card("Command", code=results.command),
-        Card("Evaluation", facts=_flat(values)),
-        Card("Training", facts=_flat(results.performance or {})),
-        Card("Machine", facts=_flat(machine)),
-        Card("Configuration", code=run.config, is_folded=True),
-        Card("Evaluation settings", code=settings, is_folded=True),
-    ]
-    return Section([replace(card, is_wide=True) for card in cards if card.code or card.facts])
-
-
-def _flat(values: Mapping[Any, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Nested values as (`section.field`, text); empty ones are omitted.
-
-    >>> _flat({"cpu_cores": 16, "gpus": [{"memory_bytes": 2**33}], "amp": False, "note": None})
-    [('cpu_cores', '16'), ('gpus.1.memory_bytes', '8.0 GiB'), ('amp', 'no')]
-    """
-    flat: list[tuple[str, str]] = []
-    for key, value in values.items():
-        if isinstance(value, list | tuple) and any(isinstance(entry, Mapping) for entry in value):
-            # Lists of sections, such as GPUs, are numbered as people count.
-            value = dict(enumerate(value, start=1))
-        if isinstance(value, Mapping):
-            flat += _flat(value, f"{prefix}{key}.")
-        elif str(key).endswith("_bytes") and is_number(value):
-            flat.append((f"{prefix}{key}", human_bytes(value)))
-        elif value not in (None, "", []):
-            flat.append((f"{prefix}{key}", _text(value)))
-    return flat
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return "; ".join(map(_text, value))
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return str(value)
+    codes = {"Command": run.results.command}
+    for heading, part in parts.items():
+        codes[heading] = json.dumps(part, indent=2, ensure_ascii=False) if part else ""
+    codes["Configuration"] = run.config
+    return Section([Card(name, code=code, is_wide=True) for name, code in codes.items() if code])
