@@ -97,6 +97,8 @@ def frame_scores(
     seconds; see `find_speech`.
     """
     name = detector or default_detector()
+    # Each piece is searched by itself: the network starts afresh anyway, and a cut through a word
+    # every five minutes costs less than a second recording in memory.
     scores = [np.zeros(0)]
     num_samples = 0
     for piece in [waveform] if isinstance(waveform, np.ndarray) else waveform:
@@ -123,6 +125,7 @@ def speech_probabilities(waveform: np.ndarray) -> np.ndarray:
     """silero-vad's probability of speech in each frame of `FRAME_SECONDS`, (frames,), for
     (samples,) at 16 kHz.
     """
+    # `default_detector` has been asked by whoever calls this.
     network = _network()
     assert network is not None, "silero-vad's weights are there"
     return network(torch.from_numpy(waveform)).numpy()
@@ -185,6 +188,7 @@ class SileroNetwork:
     def __call__(self, waveform: torch.Tensor) -> torch.Tensor:
         """(samples,) at 16 kHz -> (frames,)."""
         num_frames = -(-len(waveform) // FRAME_SAMPLES)
+        # The last frame is filled with silence.
         filled = pad(waveform, (CONTEXT_SAMPLES, num_frames * FRAME_SAMPLES - len(waveform)))
         frames = filled.unfold(0, CONTEXT_SAMPLES + FRAME_SAMPLES, FRAME_SAMPLES)[:, None]
         # (frames, 2 * 129, 4): real and imaginary parts of four spectra.
@@ -192,15 +196,19 @@ class SileroNetwork:
             pad(frames, (0, CONTEXT_SAMPLES), mode="reflect"), self.spectrum, stride=STFT_HOP
         )
         real, imaginary = parts.chunk(2, dim=1)
+        # From here on, the time axis within a frame shrinks: 4, 4, 2, 1, 1 (STRIDES).
         states = (real.square() + imaginary.square()).sqrt()
         for (weight, bias), stride in zip(self.layers, STRIDES, strict=True):
             states = conv1d(states, weight, bias, stride=stride, padding=1).relu()
+        # The convolutions saw each frame alone; only the LSTM goes from frame to frame, so it alone
+        # runs twice.
         # (frames, channels, 1) -> (1, frames, channels)
         states = states.transpose(1, 2).reshape(num_frames, -1)
         return torch.maximum(self._follow(states[None])[0], self._start_afresh(states))
 
     def _start_afresh(self, states: torch.Tensor) -> torch.Tensor:
         """(frames, channels) -> (frames,): the mean of the two windows in which a frame lies."""
+        # All windows run as one batch: 64 steps for any length, cheap beside the long sequence.
         half = FRESH_FRAMES // 2
         num_frames = len(states)
         num_windows = -(-num_frames // half)
@@ -236,6 +244,7 @@ def are_speech(levels: np.ndarray) -> np.ndarray:
     """Which frames, given by level in dB (frames,), are louder than pauses and noise."""
     if not len(levels):
         return np.zeros(0, dtype=bool)
+    # Percentiles and not extremes: a click is loud, and a gap in the recording is quiet.
     quiet, loud = np.percentile(levels, [10, 95])
     least = max(SILENT_DB, loud - SPEECH_RANGE_DB, quiet + SPEECH_SHARE_OF_RANGE * (loud - quiet))
     return (levels >= least) & (loud - quiet >= MIN_RANGE_DB)
@@ -259,6 +268,7 @@ def stretches(
         return np.zeros((0, 2))
     edges = np.array([(run[0], run[-1] + 1) for run in spoken]) * FRAME_SECONDS
     edges = np.clip(edges + np.array([-padding_seconds, padding_seconds]), 0.0, seconds)
+    # Padding may make neighbours overlap; they are joined, like those with a short pause.
     apart = edges[1:, 0] - edges[:-1, 1] >= min_gap_seconds
     joined = np.stack([edges[np.append(True, apart), 0], edges[np.append(apart, True), 1]], axis=1)
     return joined[joined[:, 1] - joined[:, 0] >= MIN_SPEECH_SECONDS]
@@ -288,6 +298,7 @@ def read_speech(
     >>> read_speech(lambda start, count: np.arange(start, start + count), edges, 2, 4).tolist()
     [-29.25, 8.75, 9.75, 10.75]
     """
+    # Where each stretch ends in the joined speech; `shift` leads from there to the recording.
     lasts = np.cumsum(edges[:, 1] - edges[:, 0])
     stop = int(lasts[-1]) if num_samples is None else start + num_samples
     shift = edges[:, 1] - lasts

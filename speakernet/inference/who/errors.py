@@ -88,6 +88,7 @@ def diarization_errors(
     Source: https://github.com/usnistgov/SCTK, md-eval; Ryant et al., "The second DIHARD diarization
         challenge", Interspeech 2019 (JER).
     """
+    # A recording without scored regions would count as perfect; it is more often a wrong name.
     names = shown(reference)
     lacking = []
     if scored is not None:
@@ -119,6 +120,7 @@ def interval(draws: np.ndarray) -> tuple[float, float]:
     """The 95 % interval of bootstrap draws, (draws,); draws without speech in the reference are
     left out.
     """
+    # A draw may consist of silent recordings only, whose rates are undefined.
     defined = draws[~np.isnan(draws)]
     if not len(defined):
         return float("nan"), float("nan")
@@ -141,6 +143,7 @@ class _Sweep:
             regions = (
                 np.array([[borders.min(), borders.max()]]) if len(borders) else np.zeros((0, 2))
             )
+        # Collars are borders too, so that every piece is either scored or not.
         collars = np.stack([true_turns.ravel() - collar, true_turns.ravel() + collar], axis=1)
         borders = np.unique(np.concatenate([borders, regions.ravel(), collars.ravel()]))
         self.seconds = np.diff(borders)
@@ -159,6 +162,7 @@ class _Sweep:
         seconds = self.seconds * self.is_in_region
         self.true_seconds, self.claimed_seconds = self.true.T @ seconds, self.claimed.T @ seconds
         shared = (self.true.T @ (self.claimed * seconds[:, None])).toarray()
+        # The assignment pairs people who share nothing as well, to fill the smaller side.
         rows, columns = linear_sum_assignment(-shared)
         are_pairs = shared[rows, columns] > 0
         self.rows = rows[are_pairs]
@@ -174,6 +178,8 @@ class _Sweep:
         if skips_overlap:
             is_scored &= num_true < 2
         seconds = self.seconds * is_scored
+        # In each piece: if fewer people are claimed than speak, the difference is missed; if more,
+        # it is a false alarm; of the rest, whoever is not right is confused (md-eval's definition).
         missed = np.maximum(num_true - num_claimed, 0) @ seconds
         false_alarm = np.maximum(num_claimed - num_true, 0) @ seconds
         confusion = (np.minimum(num_true, num_claimed) - num_right) @ seconds
@@ -206,6 +212,7 @@ def _covered(borders: np.ndarray, stretches: np.ndarray) -> np.ndarray:
     """How many of the stretches, (stretches, 2), cover each piece between borders, (pieces,)."""
     if not len(borders):
         return np.zeros(0, dtype=np.int64)
+    # One more stretch covers from its start on, one less from its stop on.
     changes = np.zeros(len(borders), dtype=np.int64)
     np.add.at(changes, np.searchsorted(borders, stretches[:, 0]), 1)
     np.add.at(changes, np.searchsorted(borders, stretches[:, 1]), -1)

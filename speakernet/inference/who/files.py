@@ -40,6 +40,7 @@ def page_of(conversation: Conversation, recording: Recording) -> str:
     """An HTML page with a timeline (one row per speaker) and a table of turns; it plays what you
     click.
     """
+    # FLAC inside the page works from a mail attachment too; a link only on this computer.
     source = ""
     if recording.seconds <= MAX_PAGE_SECONDS:
         source = flac_address(recording.read(), recording.sample_rate)
@@ -86,6 +87,7 @@ def write_files(
     for suffix, text in (transcript or {}).items():
         contents[f"{name}.transcript{suffix}"] = text
     digests = {}
+    # The description comes last: it vouches for files that are already there.
     for file_name, content in contents.items():
         digests[file_name] = hashlib.sha256(content.encode()).hexdigest()
     written = {"recording": str(Path(conversation.recording).absolute()), "files": digests}

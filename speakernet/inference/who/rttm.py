@@ -64,6 +64,7 @@ TURNS_EXPECTED = (
     "column 8, or a folder of these"
 )
 REGIONS_EXPECTED = "UEM (`file channel start end` on each line), or a folder of these"
+# Python's float would also read `nan`, `1_000` and digits of other scripts.
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 NO_SPACES = "write names of recordings without spaces, or separate the columns by tabs"
 
@@ -93,12 +94,15 @@ def read_turns(path: Path) -> dict[Channel, SpeakerTurns]:
     read: dict[Channel, dict[str, list[tuple[float, float]]]] = {}
     file_of: dict[Channel, Path] = {}
     for row in _rows(path, {".rttm": _rttm_row, ".ctm": _ctm_row}, TURNS_EXPECTED):
+        # A folder may hold the same recording from two systems or annotators; their sum would be
+        # neither.
         if (first := file_of.setdefault(row.channel, row.file)) != row.file:
             raise FileError(
                 f"{first} and {row.file} both hold turns of {row.channel[0]!r}; give one of the "
                 "two files, or a folder with one file for each recording"
             )
         speakers = read.setdefault(row.channel, {})
+        # A turn of no length says nothing, but its recording is there, perhaps in silence.
         if row.speaker is not None and row.stop > row.start:
             speakers.setdefault(row.speaker, []).append((row.start, row.stop))
     return {
@@ -126,6 +130,7 @@ def merge_turns(turns: np.ndarray) -> np.ndarray:
     [[0.0, 3.0], [3.0, 4.0], [4.0, 7.0]]
     """
     turns = turns[np.argsort(turns[:, 0], kind="stable")]
+    # How far any turn so far reaches; a turn that begins at or after it starts a new stretch.
     latest = np.maximum.accumulate(turns[:, 1])
     begins = np.append(True, turns[1:, 0] >= latest[:-1])
     ends = np.append(begins[1:], True)
@@ -249,6 +254,7 @@ def _files_below(folder: Path, suffixes: Iterable[str]) -> list[Path]:
 
 def _columns(line: str) -> list[str]:
     """The columns of a line: between tabs if there are at least three tabs, otherwise words."""
+    # With tabs, names may contain spaces; fewer than three tabs are stray ones among spaces.
     by_tabs = [column.strip() for column in line.strip().split("\t")]
     return by_tabs if len(by_tabs) > 3 else line.split()
 
@@ -259,6 +265,8 @@ def _rttm_row(columns: list[str]) -> tuple[Channel, float, float, str]:
     if len(columns) < 8:
         raise ValueError(f"{len(columns)} columns instead of 8 to 10")
     start, seconds = _numbers(columns[3:5])
+    # Column 6 is `<NA>`. A number there means that a space in the recording's name has moved the
+    # columns: reading on would give each turn another start and another speaker.
     if _is_number(columns[5]):
         raise ValueError(
             f"three numbers follow each other, as if the recording's name had spaces ({NO_SPACES})"
@@ -275,6 +283,7 @@ def _ctm_row(columns: list[str]) -> tuple[Channel, float, float, str]:
     if len(columns) < 8:
         raise ValueError(f"{len(columns)} columns instead of 8")
     start, seconds = _numbers(columns[2:4])
+    # The speaker comes last, so the columns before it show whether a name with spaces moved them.
     is_moved = len(columns) > 8 and columns[6].lower() not in WORD_TYPES
     if is_moved or not (_is_number(columns[5]) or columns[5].upper() in UNKNOWN_CONFIDENCES):
         raise ValueError(
@@ -306,7 +315,6 @@ def _numbers(columns: Sequence[str]) -> list[float]:
 
 
 def _is_number(text: str) -> bool:
-    # Python's float would also read `nan`, `1_000` and digits of other scripts.
     return NUMBER.fullmatch(text) is not None
 
 

@@ -35,6 +35,8 @@ def find_speech(
     stretches = speech.stretches(scores, seconds, BEGIN, END)
     if segmentation is None:
         return stretches, stretches, detector
+    # The two have different frames (32 and 17 ms): the segmentation is read at the middles of the
+    # detector's. Odds are multiplied, so whichever is sure decides.
     middles = speech.FRAME_SECONDS * (np.arange(len(scores)) + 0.5)
     log_odds = SEGMENTATION_WEIGHT * _log_odds(segmentation.speech_at(middles))
     log_odds += (1.0 - SEGMENTATION_WEIGHT) * _log_odds(scores)
@@ -53,6 +55,7 @@ def within(sections: Sequence[Section], spoken: np.ndarray) -> list[Section]:
     """
     cut = []
     for start, stop, voice in sections:
+        # Parts outside the section become empty.
         parts = np.clip(spoken, start, stop)
         parts = parts[parts[:, 0] < parts[:, 1]]
         cut += [(begin, end, voice) for begin, end in parts.tolist()] or [(start, stop, voice)]

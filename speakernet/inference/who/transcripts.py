@@ -57,6 +57,8 @@ class SpeakerTimes:
         """
         if not self._names:
             return None
+        # A word may lie in a pause, as two programs disagree about where words end. The nearest
+        # speaker is a better guess than nobody.
         # Negative for turns outside, so that the largest is the nearest.
         shared = np.minimum(self._stops, stop) - np.maximum(self._starts, start)
         seconds = np.bincount(self._speakers, weights=np.maximum(shared, 0.0))
@@ -74,6 +76,7 @@ def read_transcript(path: Path) -> Transcript:
     with reading(path, EXPECTED), open_text(path) as file:
         text = file.read()
         if path.suffix.lower() == ".srt":
+            # Blank lines separate cues; what stands in a cue is kept as it is.
             blocks = re.split(r"\n\s*\n", text.strip())
             for number, block in enumerate(blocks, start=1):
                 if not CUE.search(block):
@@ -91,6 +94,7 @@ def label_transcript(transcript: Transcript, turns: Sequence[Turn]) -> str:
     times = SpeakerTimes(turns)
     if transcript.suffix == ".srt":
         return "\n\n".join(_label_cue(block, times) for block in transcript.content) + "\n"
+    # Segments come before their words, so a word without times can take its segment's speaker.
     for elements, parent in _lists(transcript.content):
         _label(elements, times, None if parent is None else parent["speaker"])
     return json.dumps(transcript.content, ensure_ascii=False, indent=1) + "\n"
@@ -143,6 +147,7 @@ def _label(elements: list[dict[str, Any]], times: SpeakerTimes, default: str | N
     for element in elements:
         stretch = _times(element)
         speakers.append(None if stretch is None else times.between(*stretch))
+    # What comes before the first time belongs to whoever speaks first.
     latest = next((speaker for speaker in speakers if speaker is not None), default)
     for element, speaker in zip(elements, speakers, strict=True):
         latest = latest if speaker is None else speaker
