@@ -98,9 +98,12 @@ def find_scores(path: Path, trials: TrialList) -> tuple[Path, np.ndarray]:
     # folders named after them. The run's own scores come first, although they may be of another
     # list: whether they fit is seen only by matching the pairs.
     candidates = [path / SCORES, evaluation_folder(path, trials.source) / SCORES]
-    if len(evaluations) == 1:
-        # The list may have been renamed since.
-        candidates += evaluations
+    # A list of data.test_lists has a folder with its name there; results identify it by checksum.
+    for file in evaluations:
+        lists = read_results(file.with_name(RESULTS)).lists or []
+        is_of_list = any(listed.get("sha256") == trials.sha256 for listed in lists)
+        if is_of_list or len(evaluations) == 1:
+            candidates.append(file)
     refused = None
     for file in filter(Path.is_file, candidates):
         try:
