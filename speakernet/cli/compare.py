@@ -126,6 +126,8 @@ def run(arguments: argparse.Namespace) -> list[str]:
         priors=arguments.priors,
         is_paired=_have_same_seeds(systems),
     )
+    first, *others = (system.runs[0].configuration for system in systems)
+    result = result.with_one_system([is_other_seed(first, other) for other in others])
     letters = [chr(ord("A") + number) for number in range(len(systems))]
     lines = _describe(systems, letters, short_names([str(path) for path in paths]))
     origin = f"{speakers.count:,} speakers, taken from the {speakers.rule}"

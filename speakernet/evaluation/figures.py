@@ -435,6 +435,9 @@ class Difference:
     interval: Interval
     """95 % interval of the difference under the same draws of speakers."""
     note: str = ""
+    is_of_one_system: bool = False
+    """Whether both are trainings of one configuration with different seeds, so that neither system
+    can be better."""
     seeds_interval: Interval = None
     """95 % interval over the seeds of the training; None unless both systems have several runs."""
     p_value: float = 1.0
@@ -461,6 +464,8 @@ class Difference:
             verdict = "which is significant" if self.is_significant else "which is not significant"
             if self.num_compared > 1:
                 verdict += f" (Holm's correction for {self.num_compared} systems)"
+            if self.is_of_one_system:
+                verdict = "the spread between two trainings of one system"
             ends = self._ends(self.interval)
             if self.seeds_interval is not None:
                 ends += f" over speakers, {self._ends(self.seeds_interval)} over seeds"
@@ -549,6 +554,15 @@ class Comparison:
     differences: list[list[Difference]]
     """For each system but the first, one per figure: EER, then the minDCFs; positive if the first
     is better. Each figure's p-values are corrected for the number of systems (`holm`)."""
+
+    def with_one_system(self, is_same: Sequence[bool]) -> "Comparison":
+        """Mark the systems (all but the first) that differ from the first in the seed of their
+        training alone.
+        """
+        differences = []
+        for of_system, same in zip(self.differences, is_same, strict=True):
+            differences.append([replace(figure, is_of_one_system=same) for figure in of_system])
+        return replace(self, differences=differences)
 
     def sentences(self, names: Sequence[str]) -> list[str]:
         """A sentence for each figure of each system but the first."""

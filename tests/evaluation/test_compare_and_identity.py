@@ -270,6 +270,19 @@ def describe_run(folder, seed, rate):
     (folder / "config.yaml").write_text(text)
 
 
+def test_two_seeds_of_one_system(systems, run):
+    """Another seed of the same recipe is not called a better system; another recipe is."""
+    for folder, seed, rate in (("a", 1, 0.1), ("b", 2, 0.1), ("c", 1, 0.2)):
+        describe_run(Path(folder), seed, rate)
+    out = run("compare", "a", "b", "c")[1]
+    seeds, recipes = (
+        next(line for line in out.splitlines() if line.startswith("EER (%): ") and name in line)
+        for name in ("B", "C")
+    )
+    assert "two trainings of one system" in seeds and "significant" not in seeds
+    assert "significant" in recipes
+
+
 def make_seeds(trials, random, name, distance, seeds, rate=0.1):
     """Folders of runs of one configuration; their EERs."""
     eers = []
