@@ -435,9 +435,6 @@ class Difference:
     interval: Interval
     """95 % interval of the difference under the same draws of speakers."""
     note: str = ""
-    is_of_one_system: bool = False
-    """Whether both are trainings of one configuration with different seeds, so that neither system
-    can be better."""
     seeds_interval: Interval = None
     """95 % interval over the seeds of the training; None unless both systems have several runs."""
     p_value: float = 1.0
@@ -445,6 +442,9 @@ class Difference:
     over seeds."""
     num_compared: int = 1
     """Number of systems compared with the first; the p-value is corrected for it."""
+    is_of_one_system: bool = False
+    """Whether both are trainings of one configuration with different seeds, so that neither system
+    can be better."""
 
     @property
     def is_significant(self) -> bool:
