@@ -231,7 +231,7 @@ def evaluation(setup: Setup) -> Iterator[Row]:
     units = mean_embeddings(generator.standard_normal((utterances, DIM), dtype=np.float32))
     cohort = mean_embeddings(generator.standard_normal((cohort_size, DIM), dtype=np.float32))
     enrol, test = generator.integers(0, utterances, (2, trials), dtype=np.int32)
-    score = functools.partial(cosine_scores, units, enrol, test, setup.device)
+    score = functools.partial(cosine_scores, units, enrol, test)
     yield _timed(f"cosine, {trials:,} trials", score, setup.device, trials)
     scores = score()
 

@@ -51,6 +51,7 @@ def findings_for_rows(
     """A finding that counts `rows` as `noun` and names the first few; an empty list if there are no
     rows.
     """
+    # Checks append the result of this without asking, so "no rows" has to mean "no finding".
     if not len(rows):
         return []
     examples = tuple(name_of(int(row)) for row in rows[:MAX_NAMED])
@@ -72,6 +73,7 @@ def closing_line(findings: Iterable[Finding], *, has_data: bool = True) -> str:
     >>> closing_line([Finding("warning", "balance", "odd"), Finding("ok", "rate", "16000 Hz")])
     '1 warning: you can train'
     """
+    # The last line is what a hurried reader sees, so it must not promise more than was checked.
     levels = Counter(finding.level for finding in findings)
     counts = [counted(levels[level], level) for level in ("error", "warning") if levels[level]]
     conclusion = "you can train"
@@ -86,6 +88,8 @@ def table(findings: Iterable[Finding]) -> str:
     """The findings as text: level, check and message, with examples and advice on separate
     lines.
     """
+    # A finding takes two to five lines instead of a row: paths and advice are longer than any
+    # column.
     findings = list(findings)
     width = max([len(finding.check) for finding in findings] + [5])
     indent = " " * (width + 10)
@@ -101,6 +105,7 @@ def table(findings: Iterable[Finding]) -> str:
 
 def _wrap(start: str, text: str) -> list[str]:
     """The lines of a text that begins after `start`, where its further lines are indented to."""
+    # Paths are never broken, since people copy them.
     wrapper = textwrap.TextWrapper(
         TABLE_WIDTH,
         initial_indent=start,

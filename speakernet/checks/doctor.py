@@ -1,13 +1,10 @@
 """All checks of lists, audio and the machine before a run, for `speakernet doctor`."""
 
-import contextlib
 import functools
-import itertools
 import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
@@ -24,7 +21,7 @@ from speakernet.checks.samples import (
     shared_findings,
     trial_findings,
 )
-from speakernet.data.audio import CONVERTIBLE_SUFFIXES, SAMPLE_RATE, AudioError
+from speakernet.data.audio import CONVERTIBLE_SUFFIXES, SAMPLE_RATE
 from speakernet.data.ffmpeg import FfmpegError, ffmpeg_version, find_ffmpeg
 from speakernet.data.joined import join
 from speakernet.data.lists import (
@@ -78,14 +75,7 @@ MIN_SHARED_BYTES = 1 << 30
 ADVICE_ON_SHARED_MEMORY = (
     "workers may die with a bus error: start the container with --shm-size=8g, or use fewer workers"
 )
-NUM_TIMED_FILES = 200
-SLOW_READS_PER_SECOND = 100
-"""Below this rate, in files per second, the disk limits training."""
-SHORT_PASS_SECONDS = 60
-"""If all files can be read within this time, the speed of the disk does not matter."""
 IMPORT_TIMEOUT_SECONDS = 120
-DURATION_EDGES = (0, 0.5, 1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 60)
-"""Edges of the histogram's bins in seconds; the last bin is open."""
 
 
 @dataclass(frozen=True)
@@ -126,12 +116,12 @@ class _CheckedList(NamedTuple):
         return self.listed.recordings if isinstance(self.listed, TrialList) else self.listed.paths
 
 
-def full_check(request: CheckRequest) -> tuple[list[Finding], dict[str, np.ndarray]]:
+# All lists are read first, then checked against each other, then the audio is read, which takes
+# longest, and the machine comes last. A list that cannot be read is a finding and does not end the
+# others' checks: whoever repairs a corpus wants to see all that is wrong at once.
+def full_check(request: CheckRequest) -> list[Finding]:
     """Run every check that the request allows; defects of lists and files become findings, never
     exceptions.
-
-    Returns:
-        The findings, and the durations in seconds of every list whose audio was checked.
     """
     findings: list[Finding] = []
     training, source = _read_training(request, findings)
@@ -158,30 +148,33 @@ def full_check(request: CheckRequest) -> tuple[list[Finding], dict[str, np.ndarr
     for trial_list, audio in trials:
         check = f"trial audio ({Path(trial_list.source).name})"
         checked.append(_CheckedList(trial_list, audio, check))
-    durations: dict[str, np.ndarray] = {}
+    # The facts of each list are kept to the end, for recordings that two lists share.
     facts: dict[str, SampleFacts] = {}
     for item in checked:
-        findings += _check_audio(item, request, durations, facts)
+        findings += _check_audio(item, request, facts)
     cohort = _read(request.cohort_list, read_training_list, "cohort", findings)
     fitted_on = _read(request.calibration_list, read_trials, "calibration list", findings)
     for trial_list, audio in trials:
         if cohort is not None:
             findings += overlap_findings(cohort, trial_list, "cohort")
+        # Calibrating on the reported list itself is reported by the evaluation.
         if fitted_on is not None and fitted_on.sha256 != trial_list.sha256:
             findings += _calibration_findings(fitted_on, trial_list)
         check = f"trial audio ({Path(trial_list.source).name})"
         findings += _shortcut_findings(trial_list, audio, facts.get(check))
-    for first, second in itertools.combinations(facts, 2):
-        findings += shared_findings(
-            facts[first], facts[second], (first, second), renamed=first != "training audio"
-        )
+    known = facts.pop("training audio", None)
+    if known is not None:
+        for check, of_trials in facts.items():
+            findings += shared_findings(known, of_trials, check)
+    # Most corpora need no ffmpeg, so its absence is a warning only if a list names a file that
+    # needs it.
     needs_ffmpeg = any(
         PurePath(name).suffix.lower() in CONVERTIBLE_SUFFIXES
         for item in checked
         for name in item.names
     )
     findings += machine_findings(request.save_path, needs_ffmpeg=needs_ffmpeg)
-    return findings, durations
+    return findings
 
 
 def _read_training(
@@ -189,6 +182,7 @@ def _read_training(
 ) -> tuple[TrainingList | None, AudioSource | None]:
     """The training list and its audio, or those of several corpora joined."""
     rate = request.sample_rate
+    # Several corpora are joined as in training, since only together they show speakers twice.
     corpora = {}
     for name, (path, root) in request.corpora.items():
         listed = _read(path, read_training_list, f"training list {name}", findings)
@@ -205,16 +199,11 @@ def _read_training(
 
 
 def _check_audio(
-    checked: _CheckedList,
-    request: CheckRequest,
-    durations: dict[str, np.ndarray],
-    facts: dict[str, SampleFacts],
+    checked: _CheckedList, request: CheckRequest, facts: dict[str, SampleFacts]
 ) -> list[Finding]:
-    """Time the disk and, unless only headers are read, check all samples; adds to `durations` and
-    `facts`.
-    """
+    """Unless only headers are read, check all samples; adds to `facts`."""
     listed, source, check = checked
-    if source is None:
+    if source is None or request.is_fast:
         return []
     names = checked.names
     # Reading headers waits for the disk, which four readers per core keep busy.
@@ -222,19 +211,16 @@ def _check_audio(
     rows = np.setdiff1d(np.arange(len(names)), list(lookup.problems))
     if not len(rows):
         return []
-    durations[check] = lookup.seconds[rows]
     readable = names.take(rows) if lookup.problems else names
-    findings = [disk_finding(source, readable, f"{check}: disk")]
-    if request.is_fast:
-        return findings
     facts[check] = read_facts(source, readable, request.num_jobs, check)
     if isinstance(listed, TrainingList):
-        return findings + sample_findings(facts[check], check, listed.labels[rows])
-    findings += sample_findings(facts[check], check)
+        return sample_findings(facts[check], check, listed.labels[rows])
+    findings = sample_findings(facts[check], check)
     return findings + trial_findings(listed, rows, facts[check], check)
 
 
 def _calibration_findings(fitted_on: TrialList, trials: TrialList) -> list[Finding]:
+    # By name: the two lists have folders or tables of speakers, but no recordings in common.
     shared = sorted(set(speakers_of(trials).names).intersection(speakers_of(fitted_on).names))
     if not shared:
         return []
@@ -251,6 +237,7 @@ def _shortcut_findings(
     if trials.labels is None or missing_kind(trials.labels):
         return []
     name = PurePath(trials.source).name
+    # With the samples read, loudness is known too; with --fast only what headers say.
     speakers = speakers_of(trials)
     quantities = []
     if speakers.sessions is not None:
@@ -288,6 +275,8 @@ def _read(
     """Read a list without its malformed rows, which together become one finding."""
     if path is None:
         return None
+    # The reader stops at the first bad row unless it is given a place to collect them. A table with
+    # a header line or a wrong separator has many, and ten examples show which mistake it is.
     malformed: list[str] = []
     listed = None
     try:
@@ -306,6 +295,7 @@ def _open(
     root: str | Path | None, sample_rate: int, check: str, findings: list[Finding]
 ) -> AudioSource | None:
     try:
+        # A root may be a folder, a packed corpus, or an address.
         return None if root is None else open_source(root, sample_rate, show_progress=True)
     except (ValueError, OSError) as error:
         findings.append(Finding("error", check, str(error)))
@@ -319,6 +309,8 @@ def machine_findings(save_path: Path, *, needs_ffmpeg: bool = False) -> Iterator
     computes = f"computes bf16 natively ({bf16})" if bf16 else "no native bf16"
     yield Finding("ok", "processor", f"{cpu_name()}; {computes}")
     path = save_path.absolute()
+    # The run's folder is usually not there yet; its nearest existing parent decides. Nothing is
+    # created by looking.
     folder = next(place for place in (path, *path.parents) if place.exists())
     if not os.access(folder, os.W_OK):
         advice = "choose a different --training.save_path"
@@ -353,6 +345,8 @@ def _space_finding(check: str, folder: Path, min_bytes: int, advice: str) -> Fin
 def _gpu_finding() -> Finding:
     facts = gpu_facts()
     if not facts:
+        # A GPU that torch cannot use (a CPU build, an old driver) is easily overlooked: training
+        # works, but slowly.
         problem, advice = unusable_gpu()
         if problem:
             return Finding("warning", "GPU", problem, advice)
@@ -363,29 +357,11 @@ def _gpu_finding() -> Finding:
     return Finding("ok", "GPU", f"{', '.join(gpus)}; CUDA {facts['cuda']}; driver {driver}")
 
 
-def disk_finding(source: AudioSource, names: StringTable, check: str) -> Finding:
-    """Time whole-file reads by one reader, spread over the list so that few files are already in
-    memory.
-    """
-    num_read = 0
-    started = time.perf_counter()
-    for row in range(0, len(names), max(1, len(names) // NUM_TIMED_FILES)):
-        with contextlib.suppress(AudioError):
-            source.read(names[row])
-            num_read += 1
-    rate = num_read / max(time.perf_counter() - started, 1e-9)
-    if not num_read:
-        return Finding("warning", check, "the disk could not be timed: no file could be read")
-    message = f"{rate:,.0f} files per second with one reader (recently read files come from memory)"
-    if rate < SLOW_READS_PER_SECOND and len(names) / rate > SHORT_PASS_SECONDS:
-        advice = "copy the data to a local SSD, or pack it: speakernet pack"
-        return Finding("warning", check, message, advice)
-    return Finding("ok", check, message)
-
-
 @functools.cache
 def _torch_pair() -> Finding:
     """Whether torchaudio loads, tried in another process, because a mismatched pair may crash."""
+    # In another process, because a library built for another torch may end this one with a crash
+    # that no `try` can catch. Once per process, since it takes seconds.
     versions = [
         f"{package} {version_of(package) or '(not installed)'}"
         for package in ("torch", "torchaudio")
@@ -401,18 +377,7 @@ def _torch_pair() -> Finding:
         return Finding("warning", "torch", slow)
     if outcome.returncode == 0:
         return Finding("ok", "torch", message)
+    # The last line of a traceback names the error; a crash leaves no line, so its status is shown.
     lines = [f"exit status {outcome.returncode}", *outcome.stderr.strip().splitlines()]
     advice = f"install a matching pair: {TORCH_PAIR}"
     return Finding("error", "torch", f"{message}: torchaudio does not load ({lines[-1]})", advice)
-
-
-def duration_histogram(seconds: np.ndarray) -> str:
-    """A histogram of durations as text, one bar per line."""
-    counts, _ = np.histogram(seconds, bins=[*DURATION_EDGES, np.inf])
-    ends = [f"to {edge:<4g} s" for edge in DURATION_EDGES[1:]] + ["s and more"]
-    lengths = np.ceil(50 * counts / max(1, counts.max())).astype(int).tolist()
-    lines = []
-    for first, end, count, length in zip(DURATION_EDGES, ends, counts, lengths, strict=True):
-        lines.append(f"{f'{first:>4g} {end}':<16} {count:>10,} {'#' * length}")
-    # Drop empty bars at the end.
-    return "\n".join(lines[: int(np.flatnonzero(counts).max(initial=0)) + 1])

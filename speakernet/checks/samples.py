@@ -5,7 +5,6 @@ bands changes during the first two seconds, which coding and a short delay hardl
 """
 
 import hashlib
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -98,6 +97,7 @@ def read_facts(
                 facts.problems[row] = str(error)
         return len(rows)
 
+    # Several rows for each task, since handing over a task costs more than reading a short file.
     tasks = (
         range(first, min(first + ROWS_PER_TASK, num_rows))
         for first in range(0, num_rows, ROWS_PER_TASK)
@@ -112,6 +112,8 @@ def _read_row(source: AudioSource, facts: SampleFacts, row: int) -> None:
     power = 0.0
     num_clipped = 0
     num_samples = 0
+    # Eight bytes are enough: among a million recordings the chance of any two equal hashes is one
+    # in forty million.
     digest = hashlib.blake2b(digest_size=8)
     for block in source.blocks(name, SAMPLES_AT_ONCE):
         if num_samples == 0:
@@ -122,6 +124,7 @@ def _read_row(source: AudioSource, facts: SampleFacts, row: int) -> None:
         # The hash covers the samples only: a different header does not make a different recording.
         digest.update(to_int16(block).tobytes())
     path = source.path_of(name)
+    # Recordings of a packed corpus have no header of their own.
     facts.cut_off[row] = bool(path) and audio_info(path).is_truncated
     facts.rms[row] = (power / num_samples) ** 0.5
     facts.clipped[row] = num_clipped / num_samples
@@ -139,12 +142,15 @@ def shape_of_beginning(samples: np.ndarray, sample_rate: int) -> np.ndarray:
     if not count:
         return levels
     frames = samples[: count * frame_samples].reshape(count, frame_samples)
+    # Levels of bands, because every coding keeps them: it may change phase, delay and every single
+    # sample, but a listener would notice other levels.
     powers = (
         np.abs(np.fft.rfft(frames * np.hanning(frame_samples).astype(np.float32))) ** 2
     )  # (frames, bins)
     hz = np.fft.rfftfreq(frame_samples, 1 / sample_rate)
     in_band = np.array([(hz >= low) & (hz < high) for low, high in BANDS_HZ], dtype=np.float32)
     decibels = 10 * np.log10(in_band @ powers.T + 1e-12)  # (bands, frames)
+    # Relative to the loudest frame, so that a copy may be quieter.
     shares = np.clip(1 + (decibels - decibels.max()) / LEVEL_RANGE_DB, 0, 1)
     levels[:, :count] = 1 + np.rint(254 * shares)
     return levels
@@ -197,6 +203,8 @@ def are_copies(facts: SampleFacts, first: np.ndarray, second: np.ndarray) -> np.
     """Whether pairs of rows are one recording in two formats, bool (pairs,); equal samples do not
     count.
     """
+    # Comparing shapes takes long, and a speaker with a thousand recordings has half a million
+    # pairs; lengths rule out nearly all of them first.
     is_near = np.abs(facts.seconds[first] - facts.seconds[second]) <= COPY_SECONDS
     pairs = np.flatnonzero(is_near & (facts.hashes[first] != facts.hashes[second]))
     is_copy = np.zeros(len(first), dtype=bool)
@@ -216,6 +224,8 @@ def copies_of_speakers(facts: SampleFacts, labels: np.ndarray) -> np.ndarray:
         first = order[:-distance]
         second = order[distance:]
         is_near = facts.seconds[second] - facts.seconds[first] <= COPY_SECONDS
+        # Recordings of similar length are neighbours in this order, so comparing with ever more
+        # distant neighbours ends as soon as none of them is near enough.
         near = np.flatnonzero(is_near & (labels[first] == labels[second]))
         if not len(near):
             break
@@ -283,31 +293,21 @@ def _equal_samples(facts: SampleFacts, check: str, labels: np.ndarray | None) ->
     rows = rows[np.argsort(facts.hashes[rows], kind="stable")]
     is_same = facts.hashes[rows[1:]] == facts.hashes[rows[:-1]]
     duplicates: list[str] = []
-    # A person in two folders gets one line, not one per recording.
-    of_speakers: dict[tuple[int, ...], list[str]] = {}
+    of_two_speakers: list[str] = []
     for pair in zip(rows[:-1][is_same].tolist(), rows[1:][is_same].tolist(), strict=True):
         text = " = ".join(facts.names[row] for row in pair)
-        speakers = () if labels is None else tuple(np.unique(labels[list(pair)]).tolist())
-        if len(speakers) > 1:
-            of_speakers.setdefault(speakers, []).append(text)
-        else:
+        if labels is None or labels[pair[0]] == labels[pair[1]]:
             duplicates.append(text)
-    findings = []
-    if of_speakers:
-        examples = []
-        for first, *more in itertools.islice(of_speakers.values(), MAX_NAMED):
-            examples.append(first)
-            if more:
-                examples[-1] += f", and {len(more)} more under these two"
-        num_recordings = sum(map(len, of_speakers.values()))
-        message = f"{counted(num_recordings, 'recording')} under two speakers"
-        advice = (
-            "one person in two folders, or a wrong label: merge the speakers or remove the rows"
-        )
-        findings.append(
-            Finding("error", f"{check}: two speakers", message, advice, tuple(examples))
-        )
-    return findings + findings_for_rows(
+        else:
+            of_two_speakers.append(text)
+    return findings_for_rows(
+        "error",
+        f"{check}: two speakers",
+        range(len(of_two_speakers)),
+        of_two_speakers.__getitem__,
+        "pair of equal recordings",
+        "one person in two folders, or a wrong label: merge the speakers or remove the rows",
+    ) + findings_for_rows(
         "warning",
         f"{check}: duplicates",
         range(len(duplicates)),
@@ -326,6 +326,7 @@ def trial_findings(
     if trials.labels is None:
         return []
     trials, _ = trials.by_recording()
+    # The list numbers its names, the facts number what could be read.
     row_of_name = np.full(len(trials.names), -1)
     row_of_name[rows] = np.arange(len(rows))
     # Only trials of which both sides were read.
@@ -351,12 +352,9 @@ def trial_findings(
     )
 
 
-def shared_findings(
-    known: SampleFacts, facts: SampleFacts, checks: tuple[str, str], *, renamed: bool
-) -> list[Finding]:
-    """Recordings that are in both lists; for two trial lists (`renamed`), only those with different
-    names.
-    """
+def shared_findings(known: SampleFacts, facts: SampleFacts, check: str) -> list[Finding]:
+    """Recordings of a trial list that are in the training list too, under any name."""
+    # By sound and not by name, since the same recording under two names is what nobody sees.
     rows_of_hash = {}
     for row in np.flatnonzero(known.rms >= SILENT_RMS).tolist():
         rows_of_hash[int(known.hashes[row])] = row
@@ -365,16 +363,11 @@ def shared_findings(
         known_row = rows_of_hash.get(int(facts.hashes[row]))
         if known_row is None:
             continue
-        pair = (facts.names[row], known.names[known_row])
-        if not renamed or pair[0] != pair[1]:
-            shared.append(" = ".join(pair))
+        shared.append(f"{facts.names[row]} = {known.names[known_row]}")
     if not shared:
         return []
-    message = f"{counted(len(shared), 'recording')} also in {checks[0]}"
+    message = f"{counted(len(shared), 'recording')} also in the training audio"
     advice = (
         "the error rate says nothing about unseen speakers; perhaps one person is in two folders"
     )
-    if renamed:
-        message += " under a different name"
-        advice = "a model chosen on one of the lists is not tested on new recordings by the other"
-    return [Finding("warning", f"{checks[1]}: overlap", message, advice, tuple(shared[:MAX_NAMED]))]
+    return [Finding("warning", f"{check}: overlap", message, advice, tuple(shared[:MAX_NAMED]))]

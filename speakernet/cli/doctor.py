@@ -17,11 +17,7 @@ import sys
 from pathlib import Path
 
 from speakernet.checks import Finding, closing_line, table, worst
-from speakernet.checks.doctor import (
-    CheckRequest,
-    duration_histogram,
-    full_check,
-)
+from speakernet.checks.doctor import CheckRequest, full_check
 from speakernet.cli import load_configuration
 from speakernet.config import Config
 from speakernet.corpora.listing import positive_int
@@ -65,13 +61,13 @@ ARGUMENTS = {
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check, print the table, the histograms and the conclusion."""
+    """Check, print the table and the conclusion."""
     config = None
     if arguments.config_arguments:
         config = load_configuration(arguments.config_arguments).config
     # The doctor never changes anything, and does not stop at the first problem: a list is repaired
     # once, not once per run of the doctor.
-    findings, durations = full_check(_request(arguments, config))
+    findings = full_check(_request(arguments, config))
     # Only a configuration tells what the lists are for; without one, lists and machine are all
     # there is to check.
     if config is not None:
@@ -93,11 +89,8 @@ def run(arguments: argparse.Namespace) -> int:
         report = {"level": level, "findings": shown, "machine": system_info()}
         lines = [json.dumps(report, indent=2)]
     else:
-        lines = [table(findings)]
-        for title, seconds in durations.items():
-            lines.append(f"\n{title}, durations\n{duration_histogram(seconds)}")
         has_data = bool(config or arguments.list or arguments.trials)
-        lines.append(f"\n{closing_line(findings, has_data=has_data)}")
+        lines = [table(findings), f"\n{closing_line(findings, has_data=has_data)}"]
     sys.stdout.writelines(f"{line}\n" for line in lines)
     return int(level == "error")
 

@@ -1,11 +1,11 @@
-"""Rebuild report.html from a run's files, or put several runs side by side on one page.
+"""Rebuild report.html from a run's files.
 
-    speakernet report exps/a                              rebuilds exps/a/report.html
-    speakernet report exps/a --audio corpus/              the same, with the hardest trials playable
-    speakernet report exps/a --export paper/              tables as CSV, LaTeX; plots as SVG, PDF
-    speakernet report exps/a exps/b --output both.html    one page for several runs
+    speakernet report exps/a                    rebuilds exps/a/report.html
+    speakernet report exps/a --audio corpus/    the same, with the hardest trials playable
+    speakernet report exps/a --export paper/    tables as CSV, LaTeX; plots as SVG, PDF
 
-A run that is still training or was never evaluated shows its curves so far.
+A run that is still training or was never evaluated shows its curves so far. `speakernet compare`
+has the differences between several runs.
 """
 
 import argparse
@@ -16,19 +16,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from speakernet.cli import output_path
-from speakernet.files import FileError, atomic_write, is_own, open_text, reading, sha256_of
+from speakernet.files import FileError, atomic_write, open_text, reading, sha256_of
 
-PAGE = "comparison.html"
 EXPORTED = ".speakernet-export.json"
 """File in the folder of --export: SHA-256 of what was exported there."""
 
 ARGUMENTS = {
-    "runs": {
-        "type": Path,
-        "nargs": "+",
-        "metavar": "RUN",
-        "help": "folders of runs or of evaluations",
-    },
+    "run": {"type": Path, "metavar": "RUN", "help": "folder of a run or of an evaluation"},
     "--audio": {
         "type": Path,
         "help": "folder or packed corpus with the trial list's audio, to play the hardest trials "
@@ -40,37 +34,18 @@ ARGUMENTS = {
         "help": "also write each table as CSV and LaTeX, and each plot as SVG and PDF, into this "
         "folder",
     },
-    "--output": {"type": output_path, "help": f"output page for several runs (default: {PAGE})"},
 }
-
-
-def outputs(arguments: argparse.Namespace) -> dict[Path, bool]:
-    """The page of several runs; the report of one run has its own name in the run's folder."""
-    if len(arguments.runs) == 1:
-        return {}
-    path = arguments.output or Path(PAGE)
-    return {path: is_own(path)}
 
 
 def run(arguments: argparse.Namespace) -> list[str]:
     """Write the page; return its path."""
     # Late: --help needs no matplotlib.
-    from speakernet.evaluation.report import write_report, write_side_by_side
+    from speakernet.evaluation.report import write_report
 
-    is_one = len(arguments.runs) == 1
-    if arguments.output is not None and is_one:
-        raise ValueError(
-            "--output needs several runs; the report of one run is report.html in its folder"
-        )
-    if arguments.audio is not None and not is_one:
-        raise ValueError("--audio needs a single run; a page of several runs does not list trials")
     # A report is made from the files of a run alone: no model, no audio, and the same page years
     # later.
     with _exporting(arguments.export, is_forced=arguments.force) as export:
-        if is_one:
-            page = write_report(arguments.runs[0], audio=arguments.audio, export=export)
-        else:
-            page = write_side_by_side(arguments.runs, arguments.output or Path(PAGE), export)
+        page = write_report(arguments.run, audio=arguments.audio, export=export)
     return [str(page)]
 
 

@@ -43,6 +43,8 @@ class Transform:
         """Map the network's embeddings (utterances, dim) to adapted ones of unit length,
         float32.
         """
+        # The maps are applied in float64 here and in float32 in the network; whitening divides by
+        # small deviations, which would magnify the rounding of float32 while fitting.
         rows = np.asarray(embeddings, dtype=np.float64)
         for number, (matrix, offset) in enumerate(self.maps):
             rows = (_units(rows) if number else rows) @ matrix.T + offset
@@ -89,6 +91,10 @@ class Covariances:
         Source: wespeaker's `adapt_plda`; Kaldi's PldaUnsupervisedAdaptor gives 0.7 to the one
         between speakers.
         """
+        # What the other domain's model does not explain of the new recordings is excess variance.
+        # Without labels nobody knows whether it comes from voices or from channels, so each
+        # covariance gets half. Kaldi gives 0.7 to the one between speakers; on telephone calls
+        # neither helped (docs/experiments.md).
         total = self.between + self.within
         variances, directions = eigh(np.cov(rows.T), total)
         # Columns of the inverse transpose; over all of them, total = basis basis^T.
@@ -98,6 +104,9 @@ class Covariances:
 
     def plda(self, dim: int | None = None) -> tuple[tuple[np.ndarray, np.ndarray], Plda]:
         """The map to the `dim` directions that separate speakers best, and PLDA in that space."""
+        # The generalised eigenvectors make the covariance within speakers the identity and the one
+        # between speakers diagonal at once, so that scoring is a sum over dimensions instead of a
+        # product of matrices.
         variances, directions = eigh(self.between, self.within)
         matrix = directions[:, ::-1][:, :dim].T
         variances = np.maximum(variances[::-1][:dim], 0.0)

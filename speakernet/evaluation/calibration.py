@@ -69,6 +69,8 @@ class AffineCalibration:
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Log-likelihood ratios for scores (trials,) or inputs (trials, inputs)."""
+        # In float64, although scores are float32: weights of a cosine are around 20, and a
+        # log-likelihood ratio is compared with thresholds that were fitted in float64.
         return columns_of(inputs, self.inputs) @ self.weights + self.offset
 
     def to_dict(self) -> AffineFit:
@@ -79,6 +81,8 @@ class AffineCalibration:
             "offset": float(self.offset),
             "prior": float(self.prior),
         }
+        # Left out where it says nothing, so that files look like those of versions that did not
+        # know it.
         if self.seconds != ANY_SECONDS:
             fit["seconds"] = list(self.seconds)
         return fit
@@ -87,6 +91,7 @@ class AffineCalibration:
     def from_dict(cls, values: Mapping[str, Any]) -> "AffineCalibration":
         """Read what `to_dict` returned."""
         weights = np.array(values["weights"], dtype=np.float64)
+        # Versions before durations wrote no range. Nothing is clipped for those.
         low, high = values.get("seconds", ANY_SECONDS)
         inputs = tuple(values["inputs"])
         return cls(weights, float(values["offset"]), inputs, float(values["prior"]), (low, high))
@@ -140,6 +145,7 @@ def quality_columns(
         low, high = np.sort([values[measure][enrol], values[measure][test]], axis=0).astype(
             np.float64
         )
+        # A silent recording has a duration of 0, whose logarithm is minus infinity.
         least = np.maximum([low, high], SMALLEST)
         small, large = np.log(least) if measure in LOGGED else (low, high)
         # Clipped to -1..1: the mean score against a cohort may be near zero or negative.
@@ -176,6 +182,7 @@ def threshold_name(rate: float) -> str:
     >>> threshold_name(0.001)
     'far_0.1%'
     """
+    # The name is the key in model files and on the command line, so it must not change.
     return f"{RATE_PREFIX}{100 * rate:g}%"
 
 
@@ -189,20 +196,15 @@ def false_accept_rate_of(name: str) -> float | None:
         percent = float(name.removeprefix(RATE_PREFIX).removesuffix("%"))
     except ValueError:
         return None
+    # Rounded, because 0.1 / 100 is not the same number as 0.001.
     return round(percent / 100, 12) if name.startswith(RATE_PREFIX) else None
 
 
 def columns_of(inputs: np.ndarray, names: Sequence[str]) -> np.ndarray:
-    """Inputs as columns, (trials, inputs) float64; ValueError if there are more or fewer than
-    names.
-    """
+    """Inputs as columns, (trials, inputs) float64, one per name."""
     inputs = np.asarray(inputs, dtype=np.float64)
     columns = inputs[:, None] if inputs.ndim == 1 else inputs
-    if columns.shape[1] != len(names):
-        raise ValueError(
-            f"{columns.shape[1]} inputs have {len(names)} names ({', '.join(names)}); expected one "
-            "each"
-        )
+    assert columns.shape[1] == len(names), "each input has a name"
     return columns
 
 

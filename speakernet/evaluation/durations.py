@@ -73,6 +73,12 @@ class CutTrials:
     """The shortest and the longest duration that a fit holds for."""
 
 
+# In use the enrolment is often long and the test a few words, but calibration lists hold whole
+# recordings. So copies of the list's recordings are cut to the lengths of tests, and each pair of
+# the list is scored with the test cut, with the enrolment cut and with both. All of these are
+# fitted; how the test side does at each length is reported, because that is what a user meets.
+# Outside these durations the fit has seen nothing, and a slope that depends on a logarithm would go
+# on growing. Shorter and longer recordings therefore count as the nearest that were seen.
 def cut_trials(
     embedder: Embedder,
     backend: Backend,
@@ -101,6 +107,7 @@ def cut_trials(
     recordings = [everything]
     pairs = [_some_pairs(random, trials, everything, everything, WHOLE)]
     for length in CUT_SECONDS:
+        # Only recordings that are longer: the others are not changed by cutting.
         rows = np.sort(random.permutation(np.flatnonzero(whole > length))[:MAX_CUTS])
         if not len(rows):
             continue
@@ -216,6 +223,8 @@ def compare_left_out(
 
 def helps(lengths: Sequence[LengthFigures] | None) -> bool:
     """Whether durations lower Cllr over all lengths."""
+    # Cllr and not the EER: durations hardly change the order of pairs of equal length, but they
+    # change how sure a decision may be.
     return lengths is not None and bool(lengths[-1].cllr[1] < lengths[-1].cllr[0])
 
 
@@ -231,6 +240,8 @@ def _compare_folds(cut: CutTrials, folds: np.ndarray, prior: float) -> list[Leng
         is_fitted = (folds != fold).all(axis=0)
         if missing_kind(labels[is_fitted & is_whole]):
             return None
+        # The score alone is fitted on whole recordings, as it would be without durations; with
+        # durations the fit sees all lengths. Both are tested on the same pairs.
         ways = [(1, SCORE_ONLY, is_fitted & is_whole), (len(BY_DURATION), BY_DURATION, is_fitted)]
         for way, (num_inputs, names, rows) in enumerate(ways):
             columns = cut.columns[:, :num_inputs]

@@ -184,6 +184,9 @@ def batches_of(
     """
     batch: list[Item] = []
     longest = 0
+    # Padding is wasted work and memory. Items of similar length share a batch, so little is padded,
+    # but one recording of a minute among short ones would multiply it: the budget ends the batch
+    # first.
     budget = int(batch_size * MAX_BATCH_SECONDS_EACH * sample_rate)
     for item, samples, is_window in items:
         width = usual_width(samples) if has_few_shapes else samples
@@ -216,6 +219,8 @@ def padded(waveforms: list[np.ndarray], shape: tuple[int, int] = (0, 0)) -> tupl
     rows are silent.
     """
     lengths = [len(waveform) for waveform in waveforms]
+    # An accelerator prepares its kernels for each shape, so the last batch of a kind is filled up
+    # with silence instead of getting a shape of its own. The caller drops those rows.
     rows = max(shape[0], len(waveforms))
     samples = max(shape[1], *lengths)
     table = np.zeros((rows, samples), dtype=np.float32)
@@ -305,6 +310,9 @@ def as_heard(source: AudioSource, options: EvaluationOptions) -> AudioSource:
     return spoken(source) if options.speech == "detected" else source
 
 
+# Three things overlap: threads read audio ahead, `_read_batches` puts it together, and the network
+# computes, on a CPU in several lanes of one thread each, because threads within a batch would wait
+# for each other after every layer (docs/decisions.md).
 def embed_utterances(
     net: "EmbeddingNet",
     source: AudioSource,
@@ -322,6 +330,8 @@ def embed_utterances(
         utterance counts as one crop.
     """
     table = names if isinstance(names, StringTable) else StringTable.from_strings(names)
+    # From here on the plan depends on lengths alone, and lengths come from headers; no audio has
+    # been read yet.
     source = as_heard(source, options)
     num_threads = reader_threads(options)
     lengths = checked_lengths(source, table, num_threads)
@@ -354,6 +364,7 @@ def embed_utterances(
             if was_stopped:
                 break
     embedded_here = np.concatenate(parts) if parts else None
+    # All ranks meet here, stopped or not; one that left early would leave the others waiting.
     gathered = distributed.gather_objects((was_stopped, embedded_here, levels_db))
     if any(stopped for stopped, _, _ in gathered):
         raise Stopped
@@ -412,6 +423,7 @@ def _in_evaluation_mode(net: "EmbeddingNet") -> Iterator[None]:
 
 def _batches_of_this_rank(plan: Plan) -> range:
     """Adjacent batches, with about the same amount of audio on every rank."""
+    # By padded samples, not by batches: the last batches hold the longest recordings.
     done = np.concatenate([[0], np.cumsum(plan.shapes.prod(axis=1))])
     rank = distributed.rank()
     world_size = distributed.world_size()
@@ -422,6 +434,8 @@ def _batches_of_this_rank(plan: Plan) -> range:
 
 def _by_utterance(embeddings: np.ndarray, plan: Plan, cut: Cut, num_utterances: int) -> np.ndarray:
     """From waveforms (waveforms, dim) to utterances (utterances, crops, dim)."""
+    # Windows of a long recording are averaged with equal weights, since they are equally long;
+    # equal crops were embedded once and are repeated here.
     values = np.zeros((num_utterances, cut.num_crops, embeddings.shape[1]), dtype=np.float32)
     if not cut.length:
         for stretch, embedding in zip(plan.stretches, embeddings, strict=True):
@@ -442,16 +456,10 @@ def checked_lengths(source: AudioSource, names: StringTable, num_threads: int) -
     if not lookup.problems:
         return np.asarray(lookup.num_samples)
     rows = sorted(lookup.problems)
-    # If all fail, the folder is probably wrong, and one example is enough.
-    named = rows[:1] if len(rows) == len(names) else rows[:MAX_NAMED]
-    examples = []
-    for row in named:
-        problem = lookup.problems[row]
-        # Most problems begin with the path of the file.
-        examples.append(problem if names[row] in problem else f"{names[row]}: {problem}")
+    examples = [f"{names[row]}: {lookup.problems[row]}" for row in rows[:MAX_NAMED]]
     raise AudioError(
         f"{len(rows):,} of {len(names):,} utterances cannot be read from {source.root}, where the "
-        f"list's paths start: {'; '.join(examples)}" + " …" * (len(rows) > len(named))
+        f"list's paths start: {'; '.join(examples)}"
     )
 
 
@@ -665,9 +673,7 @@ def weights_digest(weights: Mapping[str, torch.Tensor]) -> str:
     for name in sorted(weights):
         value = weights[name].detach().cpu().contiguous()
         digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
-        digest.update(
-            value.reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
-        )
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -53,13 +53,13 @@ OperatingPoint = tuple[float, float, float]
 """Target prior, cost of a miss and cost of a false accept."""
 MAX_GROUP_DRAWS = 200
 """Draws for the interval of each slice and sweep step, of which there are many."""
-DRAWN = ("num_draws", "eer_interval_percent", "min_dcf_interval", "interval_note", "det_band")
-"""The figures that come from draws."""
 BAND_FALSE_ACCEPTS = ndtr(np.linspace(ndtri(1e-5), ndtri(0.98), 50))
 """False-accept rates at which a DET curve gets its interval: evenly spaced on its normal-deviate
 axis."""
 
 
+# What a list supports depends on its labels: none (only counts), of one kind (no error rate), or of
+# both. Each step below returns as soon as nothing further can be computed.
 def figures(
     trials: TrialList,
     scores: np.ndarray,
@@ -78,6 +78,8 @@ def figures(
     }
     if labels is None:
         return Results(**values)
+    # Properties of the list that make its error rates doubtful; `cautions` turns them into
+    # sentences.
     num_repeated, contradicting = repeated_trials(trials)
     values["num_targets"] = int(np.count_nonzero(labels))
     values["num_duplicate_trials"] = num_repeated
@@ -124,8 +126,7 @@ def figures(
         sides = speakers.ids[trials.enrol], speakers.ids[trials.test]
         bootstrap = SpeakerBootstrap(scores, labels, *sides, points, false_accepts)
         drawn = bootstrap.measure(options.bootstrap_samples, seed)
-        for name in DRAWN:
-            values[name] = getattr(drawn, name)
+        return replace(drawn, **values)
     return Results(**values)
 
 
@@ -143,6 +144,7 @@ def speakers_of_half_the_targets(trials: TrialList, speakers: Speakers) -> int:
     """The smallest number of speakers who have at least half of a list's target trials."""
     assert trials.labels is not None, "only labelled trials have targets"
     counts = np.bincount(speakers.ids[trials.enrol[trials.labels == 1]])
+    # The speakers with the most targets first.
     of_most = np.cumsum(np.sort(counts)[::-1])
     return 1 + int(np.searchsorted(of_most, of_most[-1] / 2))
 
@@ -198,6 +200,7 @@ def cautions(results: Results) -> list[str]:
             f"{number:,} of {num_targets:,} target trials pair recordings of one session, whose "
             "shared microphone and room make the error rate optimistic"
         )
+    # Unknown is not the same as none: most trial lists do not tell.
     if num_targets and results.num_same_session_targets is None:
         sentences.append(
             "the list does not show which recordings share a session; if same-speaker pairs come "
@@ -323,7 +326,8 @@ class SpeakerBootstrap:
         ]
         note = speakers_note(self.num_speakers)
         if num_draws and intervals[0] is None:
-            note = self._why_draws_are_equal(float(plain[0]))
+            # For example, without a single error; then there is nothing to draw an interval from.
+            note = "no interval: every draw of speakers gives the same error rate"
         return Results(
             self.num_trials,
             eer_percent=float(plain[0]),
@@ -335,23 +339,6 @@ class SpeakerBootstrap:
             else None,
             interval_note=note,
             det_band=self._det_band(drawn[end:]),
-        )
-
-    def _why_draws_are_equal(self, eer_percent: float) -> str:
-        """Rule of three: Hanley and Lippman-Hand, If nothing goes wrong, is everything all right?,
-        1983.
-        """
-        if eer_percent > 0:
-            return "no interval: every draw of speakers gives the same error rate"
-        # Only speakers with a target trial can be missed.
-        number = len(np.unique(self._first[self._labels]))
-        if number < MIN_SPEAKERS:
-            return (
-                f"no interval: {number} speakers with targets, at least {MIN_SPEAKERS} are needed"
-            )
-        return (
-            "no interval: no draw has an error; by the rule of three, up to 3 of "
-            f"{number} new speakers could still cause an error"
         )
 
     def _det_band(self, drawn: np.ndarray) -> Band | None:
@@ -409,6 +396,8 @@ def _draw(systems: Sequence[SpeakerBootstrap], num_draws: int, seed: int) -> np.
     with Bar("intervals", num_draws, "draw", is_shown=num_draws * num_trials > SHOWN_WORK) as bar:
         for draw in bar.over(range(num_draws)):
             # Keyed by the draw: all systems get the same speakers, and more draws extend fewer.
+            # As many as there are, with replacement: some speakers count twice or three times,
+            # about a third not at all.
             chosen = numpy_generator(seed, STREAM, draw).integers(0, num_speakers, num_speakers)
             counts = np.bincount(chosen, minlength=num_speakers)
             figures = [system.figures(counts) for system in systems]
@@ -446,9 +435,6 @@ class Difference:
     interval: Interval
     """95 % interval of the difference under the same draws of speakers."""
     note: str = ""
-    is_of_one_system: bool = False
-    """Whether both are trainings of one configuration with different seeds, so that neither system
-    can be better."""
     seeds_interval: Interval = None
     """95 % interval over the seeds of the training; None unless both systems have several runs."""
     p_value: float = 1.0
@@ -456,6 +442,9 @@ class Difference:
     over seeds."""
     num_compared: int = 1
     """Number of systems compared with the first; the p-value is corrected for it."""
+    is_of_one_system: bool = False
+    """Whether both are trainings of one configuration with different seeds, so that neither system
+    can be better."""
 
     @property
     def is_significant(self) -> bool:
@@ -465,7 +454,7 @@ class Difference:
         # In percent: 1 - 0.95 is a little more than 0.05.
         return 100 * self.p_value < 100 - LEVEL_PERCENT
 
-    def sentence(self, figure: str, first: str = "A", second: str = "B") -> str:
+    def sentence(self, figure: str, first: str, second: str) -> str:
         """The result in words."""
         better, worse = (first, second) if self.value >= 0 else (second, first)
         text = f"{figure}: {better} is better than {worse} by {abs(self.value):.3f}"
@@ -518,6 +507,8 @@ def over_seeds(first: np.ndarray, second: np.ndarray, *, is_paired: bool) -> tup
     # Late: it takes over a second to import, and few comparisons have several runs.
     from scipy.stats import ttest_ind, ttest_rel
 
+    # With three seeds the interval is wide, and that is right: three runs say little. Welch's test,
+    # since nothing says that two configurations vary equally from seed to seed.
     test = ttest_rel(second, first) if is_paired else ttest_ind(second, first, equal_var=False)
     low, high = test.confidence_interval(LEVEL_PERCENT / 100)
     return (float(low), float(high)), float(test.pvalue)
@@ -532,6 +523,7 @@ def p_value_of(draws: np.ndarray) -> float:
     """
     if not len(draws):
         return 1.0
+    # Draws at exactly zero count on both sides, so equal systems have a p-value of 1.
     return min(1.0, 2 * float(min(np.mean(draws <= 0), np.mean(draws >= 0))))
 
 
@@ -550,46 +542,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
     corrected = np.empty_like(values)
     corrected[order] = np.minimum(1.0, np.maximum.accumulate(factors * values[order]))
     return [float(value) for value in corrected]
-
-
-def mean_differences(
-    first: Sequence[SpeakerBootstrap],
-    second: Sequence[SpeakerBootstrap],
-    num_draws: int,
-    seed: int,
-    *,
-    is_paired: bool = False,
-) -> list[Difference]:
-    """Paired comparison under the same draws: EER in percent first, then every minDCF.
-
-    Figures are means over several training runs of each system, all scored on the same trials; runs
-    may be paired by seed.
-    """
-    systems = [*first, *second]
-    num_first = len(first)
-
-    def difference(figures: np.ndarray) -> np.ndarray:
-        return np.asarray(figures[num_first:].mean(axis=0) - figures[:num_first].mean(axis=0))
-
-    # Paired: each draw measures all systems on the same speakers, so a hard speaker counts against
-    # each of them and cancels in the difference. That is why two systems whose intervals overlap
-    # may still differ significantly.
-    whole = np.array([system.figures() for system in systems])
-    drawn = difference(_draw(systems, num_draws, seed))
-    note = speakers_note(first[0].num_speakers)
-    differences = []
-    for runs, value, values in zip(whole.T, difference(whole), drawn.T, strict=True):
-        of_seeds, p_value = over_seeds(runs[:num_first], runs[num_first:], is_paired=is_paired)
-        differences.append(
-            Difference(
-                float(value),
-                interval_of(values),
-                note,
-                seeds_interval=of_seeds,
-                p_value=max(p_value, p_value_of(values)),
-            )
-        )
-    return differences
 
 
 @dataclass(frozen=True)
@@ -635,54 +587,53 @@ def compare_scores(
 ) -> Comparison:
     """Compare each system with the first by their scores on the same labelled trials.
 
-    All are measured on the same draws of speakers, so what they have in common cancels in the
-    differences. The minDCFs at `priors` have the costs of `options` (default: 1 and 1).
+    The minDCFs at `priors` have the costs of `options` (default: 1 and 1).
 
-    Args:
-        trials: the labelled trials.
-        systems: scores of each system, (trials,), or of its training runs, (runs, trials), whose
-            figures are averaged.
-        speakers: the speakers of the trials.
-        num_draws: draws of speakers.
-        seed: seed of the draws.
-        options: gives the costs.
-        priors: target priors of the minDCFs.
-        is_paired: whether row i of all systems is a run with the same seed.
+    A system is given by its scores, (trials,), or by those of its training runs, (runs, trials),
+    whose figures are averaged. If they are paired, row i of all systems is a run with the same
+    seed.
     """
     if trials.labels is None:
         raise ValueError(
             f"{trials.source}: unlabelled trials have no error rates to compare; give a labelled "
             "list"
         )
+    # Each draw measures all systems on the same speakers, so a hard speaker counts against each of
+    # them and cancels. That is why systems whose intervals overlap may differ significantly.
     sides = speakers.ids[trials.enrol], speakers.ids[trials.test]
     points = operating_points(priors, options)
-    prepared = []
+    runs: list[SpeakerBootstrap] = []
+    ends = []
     for scores in systems:
-        runs = np.atleast_2d(scores)
-        prepared.append([SpeakerBootstrap(run, trials.labels, *sides, points) for run in runs])
-    first, *others = prepared
-    differences = [
-        mean_differences(first, other, num_draws, seed, is_paired=is_paired) for other in others
-    ]
-    return Comparison([_means(runs, points) for runs in prepared], _corrected(differences))
-
-
-def _means(runs: Sequence[SpeakerBootstrap], points: Mapping[str, OperatingPoint]) -> Results:
-    """EER and minDCFs, as means over the runs of a system."""
-    of_runs = np.array([run.figures() for run in runs])
-    eer_percent, *costs = of_runs.mean(axis=0).tolist()
-    min_dcf = dict(zip(points, costs, strict=True))
-    return Results(runs[0].num_trials, eer_percent=eer_percent, min_dcf=min_dcf)
-
-
-def _corrected(differences: Sequence[Sequence[Difference]]) -> list[list[Difference]]:
-    """Differences with p-values corrected for the number of systems, figure by figure."""
-    rows: list[list[Difference]] = [[] for _ in differences]
-    for of_figure in zip(*differences, strict=True):
-        p_values = holm([difference.p_value for difference in of_figure])
-        for row, difference, p_value in zip(rows, of_figure, p_values, strict=True):
-            row.append(replace(difference, p_value=p_value, num_compared=len(rows)))
-    return rows
+        for run in np.atleast_2d(scores):
+            runs.append(SpeakerBootstrap(run, trials.labels, *sides, points))
+        ends.append(len(runs))
+    figures_of = np.split(np.array([run.figures() for run in runs]), ends[:-1])  # (runs, figures)
+    drawn = np.split(_draw(runs, num_draws, seed), ends[:-1])  # (runs, draws, figures)
+    note = speakers_note(runs[0].num_speakers)
+    differences = []
+    for of_runs, of_draws in zip(figures_of[1:], drawn[1:], strict=True):
+        values = of_runs.mean(axis=0) - figures_of[0].mean(axis=0)
+        draws = of_draws.mean(axis=0) - drawn[0].mean(axis=0)
+        row = []
+        for number, value in enumerate(values.tolist()):
+            before, after = figures_of[0][:, number], of_runs[:, number]
+            of_seeds, p_value = over_seeds(before, after, is_paired=is_paired)
+            p_value = max(p_value, p_value_of(draws[:, number]))
+            interval = interval_of(draws[:, number])
+            row.append(Difference(value, interval, note, of_seeds, p_value, len(systems) - 1))
+        differences.append(row)
+    # The more systems are compared with the first, the likelier one of them seems better by luck.
+    for number in range(1 + len(points)):
+        p_values = holm([row[number].p_value for row in differences])
+        for row, p_value in zip(differences, p_values, strict=True):
+            row[number] = replace(row[number], p_value=p_value)
+    results = []
+    for of_runs in figures_of:
+        eer_percent, *costs = of_runs.mean(axis=0).tolist()
+        min_dcf = dict(zip(points, costs, strict=True))
+        results.append(Results(len(trials), eer_percent=eer_percent, min_dcf=min_dcf))
+    return Comparison(results, differences)
 
 
 def short_names(paths: Sequence[str]) -> list[str]:
@@ -697,6 +648,7 @@ def short_names(paths: Sequence[str]) -> list[str]:
     heads = [path.replace("\\", "/").rstrip("/").split("/") for path in paths]
     while all(heads) and len({parts[-1] for parts in heads}) == 1:
         heads = [parts[:-1] for parts in heads]
+    # One part is enough for `exps/a` and `exps/b`; runs of several seeds need two.
     for depth in range(1, max(map(len, heads)) + 1):
         names = ["/".join(parts[-depth:]) or "." for parts in heads]
         if len(set(names)) == len(names):

@@ -7,13 +7,11 @@ no other file holds (labels, log-likelihood ratios, the embedding map).
 """
 
 import csv
-import itertools
 import json
 import logging
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,9 +26,8 @@ from speakernet.data.lists import (
     split_row,
 )
 from speakernet.evaluation.calibration import threshold_label
-from speakernet.evaluation.figures import CHOSEN_ON_REPORTED, Comparison, compare_scores
-from speakernet.evaluation.metrics import missing_kind, refuse_rows
-from speakernet.evaluation.options import EvaluationOptions
+from speakernet.evaluation.figures import CHOSEN_ON_REPORTED
+from speakernet.evaluation.metrics import missing_kind
 from speakernet.evaluation.results import Results, headline_sentence
 from speakernet.evaluation.speakers import Speakers
 from speakernet.files import (
@@ -53,11 +50,11 @@ from speakernet.run_folder import (
     evaluation_folder,
     later_stages,
 )
-from speakernet.terminal import MAX_NAMED, counted, text_table
+from speakernet.terminal import counted, text_table
 
 logger = logging.getLogger(__name__)
 
-FORM = "'enrol test score', optionally with a fourth column target|nontarget"
+FORM = "'enrol test score' with a finite score, optionally with a fourth column target|nontarget"
 KINDS = {b"target": 1, b"nontarget": 0}
 LARGEST_SCORE = 1e30
 """Larger scores overflow when squared; no scoring method produces them."""
@@ -83,11 +80,9 @@ COUNTED = ("epoch", "step")
 NOT_NUMBERS: dict[str, Any] = {
     "kind": str,
     "eer_interval_percent": list,
-    "begun": (),
     "test_lists": dict,
-    "drawn": dict,
 }
-"""Keys of a record whose values are not numbers -> their type; no file has `begun`."""
+"""Keys of a record whose values are not numbers -> their type."""
 MAP_SPEAKERS = 12
 MAP_UTTERANCES_EACH = 60
 
@@ -99,11 +94,16 @@ def find_scores(path: Path, trials: TrialList) -> tuple[Path, np.ndarray]:
     if not path.is_dir():
         return path, scores_for(trials, path)
     evaluations = sorted((path / EVALUATIONS).glob(f"*/{SCORES}"))
+    # A run folder has the scores of its own test list, and below eval/ those of other lists, in
+    # folders named after them. The run's own scores come first, although they may be of another
+    # list: whether they fit is seen only by matching the pairs.
     candidates = [path / SCORES, evaluation_folder(path, trials.source) / SCORES]
-    # If the folder is not named after the list, its results identify the list by checksum.
-    candidates += [
-        file for file in evaluations if len(evaluations) == 1 or _is_of(file, trials.sha256)
-    ]
+    # A list of data.test_lists has a folder with its name there; results identify it by checksum.
+    for file in evaluations:
+        lists = read_results(file.with_name(RESULTS)).lists or []
+        is_of_list = any(listed.get("sha256") == trials.sha256 for listed in lists)
+        if is_of_list or len(evaluations) == 1:
+            candidates.append(file)
     refused = None
     for file in filter(Path.is_file, candidates):
         try:
@@ -118,12 +118,6 @@ def find_scores(path: Path, trials: TrialList) -> tuple[Path, np.ndarray]:
     )
 
 
-def _is_of(scores: Path, sha256: str) -> bool:
-    """Whether the results beside a score file name the list with this checksum."""
-    lists = read_results(scores.with_name(RESULTS)).lists or []
-    return bool(sha256) and any(listed.get("sha256") == sha256 for listed in lists)
-
-
 def read_scores(path: str | Path) -> tuple[TrialList, np.ndarray]:
     """Read lines `enrol test score`, split like those of a trial list; blank lines are skipped.
 
@@ -132,6 +126,8 @@ def read_scores(path: str | Path) -> tuple[TrialList, np.ndarray]:
         float64; higher means more alike.
     """
     file = ListFile(path, kind=f"a score file with lines {FORM}, or the folder of a run")
+    # Names become numbers as they are read: a list of ten million trials has a few hundred thousand
+    # names, and keeping two strings for each line would take gigabytes.
     rows = numbers()
     pairs: list[int] = []
     scores: list[float] = []
@@ -142,13 +138,19 @@ def read_scores(path: str | Path) -> tuple[TrialList, np.ndarray]:
             if len(fields) not in (3, 4) or not all(fields):
                 raise ValueError(len(fields))
             scores.append(float(fields[2]))
+            # Not `>`, since NaN compares as false.
+            if not abs(scores[-1]) <= LARGEST_SCORE:
+                raise ValueError(scores[-1])
             kinds.extend(KINDS[kind] for kind in fields[3:])
         except (ValueError, KeyError):
             file.expected(number, FORM, line)
         pairs += rows[fields[0]], rows[fields[1]]
+    # An empty file would otherwise be matched with an empty list and give figures of nothing.
     if not pairs:
         raise ListError(f"{path}: no scores; expected lines {FORM}")
+    # Copied, so that each side is contiguous; the columns of a table would be read with gaps.
     enrol, test = np.array(pairs, dtype=np.int32).reshape(-1, 2).T.copy()
+    # Labels on some lines only are as good as none.
     labels = np.array(kinds, dtype=np.int8) if len(kinds) == len(enrol) else None
     names = StringTable.from_bytes(rows)
     trials = TrialList(names, enrol, test, labels, str(path), sha256_of(path))
@@ -177,22 +179,13 @@ def scores_for(trials: TrialList, path: str | Path) -> np.ndarray:
     theirs, all_scores = read_scores(path)
     rows = _rows_of(trials, theirs)
     scores = all_scores[rows]
-    # Not `>`, since NaN compares as false.
-    bad = np.sort(rows[~(np.abs(scores) <= LARGEST_SCORE)])
-    if len(bad):
-        lines = ", ".join(str(_line_of(path, row)) for row in bad[:MAX_NAMED].tolist())
-        raise ValueError(
-            f"{path}: {len(bad):,} of {len(scores):,} scores are NaN, infinite or beyond "
-            f"{LARGEST_SCORE:g}: lines {lines}{' …' * (len(bad) > MAX_NAMED)}; expected finite "
-            "numbers"
-        )
     if trials.labels is not None and theirs.labels is not None:
         different = np.flatnonzero(trials.labels != theirs.labels[rows])
         if len(different):
             raise ListError(
                 f"{path}: {len(different):,} of {len(scores):,} labels differ from "
-                f"{trials.source}, first at {_entry(theirs, int(rows[different[0]]))}; correct the "
-                "wrong file"
+                f"{trials.source}, first of '{' '.join(theirs.pair(int(rows[different[0]])))}'; "
+                "correct the wrong file"
             )
     return scores
 
@@ -209,6 +202,11 @@ def _rows_of(ours: TrialList, theirs: TrialList) -> np.ndarray:
         and np.array_equal(ours.test, theirs.test)
     ):
         return np.arange(len(ours))
+    # Another tool may write its scores in any order, and may number names differently. Both lists
+    # are sorted by a number for each pair; if they hold the same pairs equally often, the sorted
+    # numbers are equal, and places in one order translate into places in the other. A pair has a
+    # direction: the score of b against a is not taken for that of a against b, since some methods
+    # are not symmetric.
     known = NameIndex(ours.names).find(theirs.names)
     enrol = known[theirs.enrol]
     test = known[theirs.test]
@@ -226,7 +224,7 @@ def _rows_of(ours: TrialList, theirs: TrialList) -> np.ndarray:
             if len(rows):
                 problems.append(
                     f"{len(rows):,} pairs of {trials.source} are not in {other.source}, the first "
-                    f"in {_entry(trials, int(rows[0]))}"
+                    f"is '{' '.join(trials.pair(int(rows[0])))}'"
                 )
         raise ListError(
             f"{theirs.source} has {len(theirs):,} scores for the {len(ours):,} trials of "
@@ -236,21 +234,6 @@ def _rows_of(ours: TrialList, theirs: TrialList) -> np.ndarray:
     rows = np.empty(len(ours), dtype=np.int64)
     rows[order] = their_order
     return rows
-
-
-def _entry(trials: TrialList, row: int) -> str:
-    return f"line {_line_of(trials.source, row)}: '{' '.join(trials.pair(row))}'"
-
-
-def _line_of(path: str | Path, row: int) -> int:
-    """The line number of entry `row`, skipping blank lines; the entry's own number if the file no
-    longer exists.
-    """
-    if not Path(path).is_file():
-        return row + 1
-    with Path(path).open("rb") as file:
-        filled = (number for number, line in enumerate(file, start=1) if line.split())
-        return next(itertools.islice(filled, row, None), row + 1)
 
 
 @dataclass(frozen=True)
@@ -283,6 +266,7 @@ class Decisions:
     def row(self, number: int) -> list[str]:
         """The columns of one trial."""
         score = float(self.scores[number])
+        # Words instead of 0 and 1, since a reader cannot know which of them accepts.
         columns = [*self.trials.pair(number), f"{score:{SCORE_FORMAT}}"]
         if self.llrs is not None:
             columns.append(f"{self.llrs[number]:{SCORE_FORMAT}}")
@@ -300,6 +284,7 @@ class Decisions:
                 f"{number:,} of {total} accepted at threshold {limit['threshold']:.4f} "
                 f"({described(limit)})"
             )
+        # What is missing is named together with the command that makes it.
         if not self.thresholds:
             sentences.append("no decisions: this scoring method has no threshold")
         if self.llrs is None:
@@ -366,6 +351,8 @@ class Evaluation:
         """Decisions on each trial; None if there are error rates."""
         if self.results.eer_percent is not None:
             return None
+        # With labels the error rates say more than a decision on each trial; without any, or with
+        # labels of one kind, decisions are all there is.
         return Decisions(self.trials, self.scores, self.llrs, self.results.thresholds or ())
 
     def lines(self, digits: int = 2) -> list[str]:
@@ -382,7 +369,7 @@ class RunData:
 
     folder: Path
     name: str
-    """Its name on a page of several runs."""
+    """The title of its page."""
     results: Results
     """Empty before the first evaluation."""
     metrics: list[dict[str, Any]]
@@ -400,6 +387,7 @@ class RunData:
         """Decisions on each trial; None if there are error rates or no scores."""
         if self.results.is_empty or self.trials is None or self.scores is None:
             return None
+        # By way of `Evaluation`, so that a page made again from files decides as the first one did.
         llrs = self.arrays.get("llrs")
         return Evaluation(self.trials, self.scores, self.results, llrs).decisions
 
@@ -413,6 +401,7 @@ class RunData:
     @property
     def list_name(self) -> str:
         """The name of the scored list."""
+        # Results of earlier versions name no list; the score file at least has a name.
         name = self.results.list_name()
         if not name and self.trials is not None:
             name = Path(self.trials.source).name
@@ -427,7 +416,7 @@ class RunData:
         return values if isinstance(values, Mapping) else {}
 
 
-def read_run(folder: str | Path, name: str = "", evaluation: Evaluation | None = None) -> RunData:
+def read_run(folder: str | Path, evaluation: Evaluation | None = None) -> RunData:
     """Read a run or evaluation folder; scores and arrays come from `evaluation` if it is given."""
     folder = Path(folder)
     # A run folder holds the training and the results of its test list. The folder of another list,
@@ -446,13 +435,12 @@ def read_run(folder: str | Path, name: str = "", evaluation: Evaluation | None =
             "evaluation"
         )
     config = ""
+    # The folder's own configuration wins if both exist.
     for path in (run_folder / CONFIG, folder / CONFIG):
         if path.is_file():
             with reading(path, "a configuration in UTF-8"), open_text(path) as file:
                 config = file.read()
-    if not results.is_empty and results.training is None and run_folder != folder:
-        results = replace(results, training=read_results(run_folder / RESULTS).training)
-    run = RunData(folder, name or folder.resolve().name, results, metrics, config)
+    run = RunData(folder, folder.resolve().name, results, metrics, config)
     return _with_arrays(run, evaluation) if evaluation else _with_kept_arrays(run)
 
 
@@ -468,6 +456,7 @@ def _with_arrays(run: RunData, evaluation: Evaluation) -> RunData:
         arrays["durations"] = evaluation.durations
     if trials.models is not None:
         # 0 for tests, whose names are those of files.
+        # How many recordings an enrolment stands for, for the cells of the hardest trials.
         counts = trials.models.counts
         counts[trials.test] = 0
         arrays["num_recordings"] = counts
@@ -476,8 +465,7 @@ def _with_arrays(run: RunData, evaluation: Evaluation) -> RunData:
         arrays["speaker_names"] = np.array(evaluation.speakers.names, dtype=np.str_)
         # Without labels, the speakers are a guess.
         if evaluation.units is not None and trials.labels is not None:
-            names = list(trials.names)
-            arrays |= embedding_map(evaluation.units, evaluation.speakers.ids, names)
+            arrays |= embedding_map(evaluation.units, evaluation.speakers)
     scores = np.asarray(evaluation.scores, dtype=np.float64)
     return replace(run, trials=trials, scores=scores, arrays=arrays)
 
@@ -492,7 +480,8 @@ def _with_kept_arrays(run: RunData) -> RunData:
     if not (folder / SCORES).is_file():
         return run
     trials, scores = read_scores(folder / SCORES)
-    refuse_rows(~np.isfinite(scores), f"NaN or infinite in {folder / SCORES}")
+    # A score file has no labels. They are in the arrays, which are damaged or gone if their number
+    # differs from that of the scores.
     labels = arrays.get("labels")
     if labels is None or labels.shape != scores.shape:
         labels = None
@@ -505,12 +494,14 @@ def metrics_of_stages(folder: Path) -> list[dict[str, Any]]:
     """The records of a run; epochs and steps of a later stage continue those of the previous
     one.
     """
+    # Each stage counts its epochs and steps from 0 in a file of its own. The curves of a report
+    # show the whole training, so later stages are moved behind the earlier ones.
     metrics = _read_metrics(folder / METRICS)
-    for stage, path in later_stages(folder).items():
+    for path in later_stages(folder).values():
         ends = {key: max((record.get(key, 0) for record in metrics), default=0) for key in COUNTED}
         for record in _read_metrics(path / METRICS):
             moved = {key: record.get(key, 0) + end for key, end in ends.items()}
-            metrics.append({**record, **moved, "begun": {"stage": stage, **ends}})
+            metrics.append({**record, **moved})
     return metrics
 
 
@@ -527,9 +518,7 @@ def seconds_of_steps(metrics: Sequence[Mapping[str, Any]]) -> float:
     return seconds
 
 
-def embedding_map(
-    embeddings: np.ndarray, speakers: np.ndarray, names: list[str]
-) -> dict[str, np.ndarray]:
+def embedding_map(embeddings: np.ndarray, speakers: Speakers) -> dict[str, np.ndarray]:
     """The speakers with the most utterances on two principal components; empty without two speakers
     of two utterances.
 
@@ -541,29 +530,27 @@ def embedding_map(
         `map_shares` (2,), the shares of these utterances' variance on each axis.
     """
     # Speakers with a single utterance form no group.
-    counts = np.bincount(speakers)
+    # The map is an illustration and the only plot of the embeddings themselves. Twelve speakers and
+    # sixty utterances of each are what a small plot can hold.
+    counts = np.bincount(speakers.ids)
     most = np.argsort(-counts, kind="stable")[:MAP_SPEAKERS]
     chosen = most[counts[most] >= 2]
     if len(chosen) < 2 or embeddings.shape[1] < 2:
         return {}
-    rows = [np.flatnonzero(speakers == speaker)[:MAP_UTTERANCES_EACH] for speaker in chosen]
+    rows = [np.flatnonzero(speakers.ids == speaker)[:MAP_UTTERANCES_EACH] for speaker in chosen]
     table = embeddings[np.concatenate(rows)].astype(np.float64)
     # The SVD of the centred table gives the principal components without a covariance matrix.
     left, spread, _ = np.linalg.svd(table - table.mean(axis=0), full_matrices=False)
     points = (left[:, :2] * spread[:2]).astype(np.float32)
     # The sign of an axis is arbitrary; fix it, so that the same run gives the same plot.
     points *= np.where(points[np.abs(points).argmax(axis=0), [0, 1]] < 0, -1, 1)
-    shown = []
-    for number, of_speaker in enumerate(rows, start=1):
-        # The last folder that all utterances of the speaker share, otherwise a number.
-        paths = [names[row].replace("\\", "/").lstrip("/") for row in of_speaker]
-        shared = os.path.commonpath([PurePosixPath(path).parent for path in paths])
-        shown.append(PurePosixPath(shared).name or f"speaker {number}")
+    # A rule that finds groups of recordings finds no names.
+    names = speakers.names or [f"speaker {number}" for number in range(1, 1 + len(counts))]
     shares = np.square(spread) / (np.square(spread).sum() or 1.0)
     return {
         "map_points": points,
         "map_speakers": np.repeat(np.arange(len(rows)), [len(of_speaker) for of_speaker in rows]),
-        "map_names": np.array(shown, dtype=np.str_),
+        "map_names": np.array([names[speaker] for speaker in chosen], dtype=np.str_),
         "map_shares": shares[:2],
     }
 
@@ -574,6 +561,9 @@ def list_in_common(paths: Sequence[Path]) -> TrialList:
     """
     refused = None
     for path in paths:
+        # Without --trials the list has to come from one of the systems. Any list with labels that
+        # all of them have scored will do: the first one found is used, in the order in which the
+        # systems are given.
         for place in (path, *sorted((path / EVALUATIONS).glob("*/"))):
             if place.is_dir():
                 if not (place / SCORES).is_file():
@@ -598,25 +588,12 @@ def common_costs(systems: Iterable[Results]) -> dict[str, Any]:
     """The costs `c_miss` and `c_fa` that all results with costs share; empty if they differ or none
     is known.
     """
+    # Systems may have been evaluated with different costs, and then none of them is right for a
+    # comparison: the usual costs of 1 are used.
     known = [results.dcf_costs for results in systems if results.dcf_costs]
     if not known or any(costs != known[0] for costs in known):
         return {}
     return {**known[0]}
-
-
-def compare_runs(runs: Sequence[RunData], speakers: Speakers, seed: int) -> Comparison:
-    """Compare runs that have scored the same labelled trials, with the costs of their
-    evaluations.
-    """
-    trials = runs[0].trials
-    scores = [run.scores for run in runs if run.scores is not None]
-    assert trials is not None and len(scores) == len(runs), "the runs have scores"
-    options = EvaluationOptions().model_copy(update=common_costs(run.results for run in runs))
-    compared = compare_scores(
-        trials, scores, speakers, num_draws=options.bootstrap_samples, seed=seed, options=options
-    )
-    first, *others = (run.configuration for run in runs)
-    return compared.with_one_system([is_other_seed(first, other) for other in others])
 
 
 def configuration_of(scores: Path) -> Mapping[str, Any]:
@@ -644,6 +621,7 @@ def is_other_seed(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
         runtime = configuration.get("runtime")
         if not isinstance(runtime, Mapping):
             return False
+        # Everything but the seed must be equal: two runs with other batch sizes are two systems.
         values.append({**configuration, "runtime": {**runtime, "seed": None}})
     return values[0] == values[1]
 
@@ -672,6 +650,7 @@ def read_results(path: Path) -> Results:
 
 def is_number(value: object) -> bool:
     """Whether a value in a record can be plotted."""
+    # For Python, True is a number.
     is_boolean = isinstance(value, bool)
     return isinstance(value, int | float) and not is_boolean and bool(np.isfinite(value))
 
@@ -702,6 +681,8 @@ def _read_kept(path: Path) -> dict[str, np.ndarray]:
     """The arrays of a report, checked so that drawing them cannot fail."""
     if not path.is_file():
         return {}
+    # Checked here, because a wrong shape would fail deep inside matplotlib with a message that does
+    # not name the file.
     arrays = read_arrays(path, ARRAYS_EXPECTED)
     with reading(path, ARRAYS_EXPECTED):
         for name, kinds, dimensions in KEPT_ARRAYS:

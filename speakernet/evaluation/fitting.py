@@ -57,7 +57,7 @@ def fit_calibration(
         names: one name per input.
 
     Raises:
-        ValueError: NaN inputs, no targets or no non-targets, or more or fewer names than inputs.
+        ValueError: NaN inputs, no targets or no non-targets.
     """
     # Logistic regression, because its cost is that of decisions: a ratio on the wrong side of the
     # threshold costs the more, the further off it is, and a score far on the right side costs

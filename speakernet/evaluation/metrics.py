@@ -19,9 +19,6 @@ from speakernet.terminal import MAX_NAMED
 
 Rates = TypeVar("Rates", float, np.ndarray)
 
-# Vectorised passes that drop points off the hull before the exact loop takes over; each drops about
-# half.
-HULL_PASSES = 60
 MAX_DET_POINTS = 2000
 
 
@@ -60,24 +57,23 @@ class ErrorRates:
         # Only corners of the hull can be the best operating point for some prior and costs, and
         # each of its edges is a pool of scores that no monotonic calibration should tell apart. So
         # this one curve gives ROCCH-EER, min Cllr and the best calibration of a list.
-        # Integers keep this exact.
+        #
+        # A point on or above the line between its two neighbours cannot be a corner. Each pass
+        # drops all such points at once, about half of what is left, until none is found; a loop
+        # over the points with a stack, as in textbooks, takes seconds for ten million trials.
+        # Integers keep the comparison of slopes exact.
         false_accepts = self.false_accepts.astype(np.int64)
         misses = self.misses.astype(np.int64)
         rows = np.arange(len(misses))
-        for _ in range(HULL_PASSES):
-            above = _is_above_chord(false_accepts[rows], misses[rows])
-            if not above.any():
-                return rows
-            rows = rows[~above]
-        hull: list[int] = []
-        for row in rows.tolist():
-            while len(hull) >= 2:
-                last = [*hull[-2:], row]
-                if not _is_above_chord(false_accepts[last], misses[last])[1]:
-                    break
-                hull.pop()
-            hull.append(row)
-        return np.array(hull)
+        is_above = np.ones(1, dtype=bool)
+        while is_above.any():
+            step_x = -np.diff(false_accepts[rows])
+            step_y = np.diff(misses[rows])
+            is_above = np.zeros(len(rows), dtype=bool)
+            # Along a lower hull, from many false accepts to none, slopes increase.
+            is_above[1:-1] = step_y[:-1] * step_x[1:] >= step_y[1:] * step_x[:-1]
+            rows = rows[~is_above]
+        return rows
 
 
 def missing_kind(labels: np.ndarray) -> str:
@@ -96,11 +92,7 @@ def check_trials(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np
     """
     scores = np.asarray(scores, dtype=np.float64)
     labels = np.asarray(labels).astype(bool)
-    if scores.shape != labels.shape or scores.ndim != 1:
-        raise ValueError(
-            f"scores of shape {scores.shape} with labels of shape {labels.shape}; expected one per "
-            "score"
-        )
+    assert scores.shape == labels.shape and scores.ndim == 1, "each score has a label"
     refuse_rows(np.isnan(scores), "NaN")
     if missing := missing_kind(labels):
         raise ValueError(
@@ -322,22 +314,16 @@ def min_cllr(rates: ErrorRates) -> float:
     >>> min_cllr(error_rates(np.array([0.1, 0.2, 0.7, 0.8]), np.array([0, 0, 1, 1])))
     0.0
     """
-    targets, nontargets, llrs = pooled_llrs(rates)
+    # Each edge of the convex hull is a pool of scores that the best calibration gives one ratio.
+    targets = np.diff(rates.misses[rates.hull]) / rates.num_targets
+    nontargets = -np.diff(rates.false_accepts[rates.hull]) / rates.num_nontargets
+    with np.errstate(divide="ignore"):
+        llrs = np.log(targets) - np.log(nontargets)
     # A pool of a single kind has an infinite ratio and costs nothing; 0 x infinity would give NaN.
     mixed = np.isfinite(llrs)
     of_misses = targets[mixed] @ np.logaddexp(0, -llrs[mixed])
     of_false_accepts = nontargets[mixed] @ np.logaddexp(0, llrs[mixed])
     return float((of_misses + of_false_accepts) / (2 * np.log(2)))
-
-
-def pooled_llrs(rates: ErrorRates) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Share of targets, share of non-targets and log-likelihood ratio of each pool (an edge of the
-    ROC convex hull).
-    """
-    targets = np.diff(rates.misses[rates.hull]) / rates.num_targets
-    nontargets = -np.diff(rates.false_accepts[rates.hull]) / rates.num_nontargets
-    with np.errstate(divide="ignore"):
-        return targets, nontargets, np.log(targets) - np.log(nontargets)
 
 
 def area_under_roc(rates: ErrorRates) -> float:
@@ -372,15 +358,3 @@ def det_points(rates: ErrorRates) -> tuple[np.ndarray, np.ndarray]:
     )
     kept = np.minimum(kept, len(miss) - 1)
     return false_accept[kept], miss[kept]
-
-
-def _is_above_chord(false_accepts: np.ndarray, misses: np.ndarray) -> np.ndarray:
-    """Whether each point lies on or above the line between its two neighbours, so that it is not on
-    the hull.
-    """
-    step_x = -np.diff(false_accepts)
-    step_y = np.diff(misses)
-    above = np.zeros(len(misses), dtype=bool)
-    # Along a lower hull, from many false accepts to none, slopes increase.
-    above[1:-1] = step_y[:-1] * step_x[1:] >= step_y[1:] * step_x[:-1]
-    return above

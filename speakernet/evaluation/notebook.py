@@ -25,6 +25,8 @@ class Report:
         self.results = self.run.results
 
     def _repr_html_(self) -> str:
+        # In a frame, because the page brings a style of its own, which would change the notebook.
+        # Without a page, as in the folder of a score file, the headline figures are shown.
         page = self.run.folder / REPORT
         text = page.read_text(encoding="utf-8") if page.is_file() else self.results._repr_html_()
         return (
@@ -37,10 +39,8 @@ class Report:
         if self.run.scores is None or self.run.labels is None:
             raise ValueError(f"{self.run.folder}: no labelled scores, so there is no DET curve")
         rates = error_rates(self.run.scores, self.run.labels)
-        band = self.results.det_band
         points = {"EER": equal_error_point(rates)}
-        bands = {self.run.name: band} if band else {}
-        return plots.det_figure({self.run.name: rates}, points, bands)
+        return plots.det_figure(rates, points, self.results.det_band)
 
     def frame(self) -> Any:
         """A pandas table with one row per trial: `enrol`, `test`, `score` and, if known, `label`

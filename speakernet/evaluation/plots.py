@@ -22,7 +22,7 @@ from matplotlib.ticker import FixedLocator, MaxNLocator
 from scipy.special import ndtri
 
 from speakernet.evaluation.metrics import ErrorRates, OperatingPoint, det_points
-from speakernet.evaluation.results import NO_INTERVAL, Band, GroupResult, threshold_text
+from speakernet.evaluation.results import NO_INTERVAL, Band, GroupResult
 from speakernet.files import atomic_write
 
 WIDTH_INCHES = 4.2
@@ -83,7 +83,6 @@ MIN_TICK_GAP = 0.08
 """Smallest gap between two ticks, as a share of the axis: about the width of a three-digit
 label."""
 HISTOGRAM_BINS = 60
-MAX_CURVE_POINTS = 600
 MAX_TICKS = 9
 LEGEND_LETTERS = 66
 """Characters that fit in a line of the legend."""
@@ -103,6 +102,7 @@ def drawn_in_house_style(draw: Callable[P, Figure]) -> Callable[P, Figure]:
     def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
         with matplotlib.rc_context(_SETTINGS):
             figure = draw(*args, **kwargs)
+            # Inside the axes, a legend would hide part of a curve in one figure or another.
             handles, labels = figure.axes[0].get_legend_handles_labels()
             if handles:
                 columns = min(4, max(1, LEGEND_LETTERS // (4 + max(map(len, labels)))))
@@ -134,34 +134,23 @@ def new_figure(
 
 @drawn_in_house_style
 def det_figure(
-    curves: Mapping[str, ErrorRates],
-    points: Mapping[str, OperatingPoint],
-    bands: Mapping[str, Band] = MappingProxyType({}),
+    rates: ErrorRates, points: Mapping[str, OperatingPoint], band: Band | None = None
 ) -> Figure:
-    """Detection error trade-off by system: misses against false accepts, both on normal-deviate
-    axes.
-
-    `points` are operating points of the first system; `bands` has each system's `det_band`,
-    intervals of its miss rate.
+    """Detection error trade-off: misses against false accepts, both on normal-deviate axes, with
+    operating points and the intervals of the miss rate.
 
     Source: Martin et al., The DET curve in assessment of detection task performance, 1997.
     """
     figure, axes = new_figure("false accepts (%)", "misses (%)", 3.6)
-    shown: list[np.ndarray] = []
-    for number, (name, rates) in enumerate(curves.items()):
-        curve = det_points(rates)
-        label = name if len(curves) > 1 else None
-        # On normal-deviate axes, normally distributed scores give a straight line.
-        axes.plot(*map(ndtri, curve), color=f"C{number}", label=label)
-        shown += curve
-        if name in bands:
-            # Percentages to rates, kept off 0 and 1, whose normal deviates are infinite.
-            band = bands[name]
-            rows = band["false_accept_percent"], band["miss_low_percent"], band["miss_high_percent"]
-            deviates = ndtri(np.clip(np.array(rows) / 100, 1e-9, 1 - 1e-9))
-            axes.fill_between(
-                *deviates, color=f"C{number}", label=None if label else "95 % interval", **BAND
-            )
+    curve = det_points(rates)
+    # On normal-deviate axes, normally distributed scores give a straight line.
+    axes.plot(*map(ndtri, curve), color="C0")
+    shown = list(curve)
+    if band:
+        # Percentages to rates, kept off 0 and 1, whose normal deviates are infinite.
+        rows = band["false_accept_percent"], band["miss_low_percent"], band["miss_high_percent"]
+        deviates = ndtri(np.clip(np.array(rows) / 100, 1e-9, 1 - 1e-9))
+        axes.fill_between(*deviates, color="C0", label="95 % interval", **BAND)
     for number, (name, point) in enumerate(points.items()):
         rates_there = np.array([[point.false_accept], [point.miss]])
         # Without misses or false accepts, a point is infinitely far away.
@@ -169,7 +158,7 @@ def det_figure(
             rates_there = np.empty((2, 0))
             name = f"{name}: off the plot"
         marker = MARKERS[number % len(MARKERS)]
-        colour = f"C{number + len(curves)}"
+        colour = f"C{number + 1}"
         axes.plot(*ndtri(rates_there), marker, color=colour, markersize=5, label=name)
         shown += list(rates_there)
     _set_det_axes(axes, ndtri(np.concatenate(shown)))
@@ -179,8 +168,7 @@ def det_figure(
 def _set_det_axes(axes: Axes, reach: np.ndarray) -> None:
     """Ticks in percent on normal-deviate axes that reach all these deviates."""
     if not len(reach):
-        text = "no errors at any threshold"
-        axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", color=MUTED)
+        # A list without errors has an empty plot.
         reach = ndtri([0.001, 0.5])
     low = float(reach.min()) - DET_MARGIN
     high = float(reach.max()) + DET_MARGIN
@@ -200,15 +188,11 @@ def _set_det_axes(axes: Axes, reach: np.ndarray) -> None:
 
 @drawn_in_house_style
 def histogram_figure(
-    scores: np.ndarray, labels: np.ndarray | None, threshold: float, score_name: str = "score"
+    scores: np.ndarray, labels: np.ndarray, threshold: float, score_name: str = "score"
 ) -> Figure:
-    """Densities of target and non-target scores (or of all scores); the threshold is marked unless
-    NaN.
-    """
+    """Densities of target and non-target scores, with the threshold."""
     # Targets are always blue.
-    kinds = [("trials", "C0", np.ones(len(scores), dtype=bool))]
-    if labels is not None:
-        kinds = [("non-targets", "C1", labels == 0), ("targets", "C0", labels == 1)]
+    kinds = [("non-targets", "C1", labels == 0), ("targets", "C0", labels == 1)]
     figure, axes = new_figure(score_name, "density")
     # The same bins for both kinds, so that their areas can be compared.
     edges = np.histogram_bin_edges(scores, bins=HISTOGRAM_BINS)
@@ -216,34 +200,7 @@ def histogram_figure(
         density, _ = np.histogram(scores[chosen], bins=edges, density=True)
         axes.stairs(density, edges, fill=True, color=colour, alpha=0.3)
         axes.stairs(density, edges, color=colour, linewidth=1.2, label=name)
-    if np.isfinite(threshold):
-        axes.axvline(
-            threshold, label=f"threshold: {threshold_text(threshold, scores)}", **THRESHOLD
-        )
-    return figure
-
-
-@drawn_in_house_style
-def threshold_figure(rates: ErrorRates, chosen: float) -> Figure:
-    """Misses and false accepts against the threshold, with the threshold at the EER marked."""
-    figure, axes = new_figure("threshold on the score", "% of each kind of trial")
-    rows = np.flatnonzero(np.isfinite(rates.thresholds))
-    # The plot is a few hundred points wide. Points are spaced evenly along both curves, not over
-    # thresholds: most thresholds are scores of non-targets, among which the steps of the few
-    # targets would be lost.
-    travelled = np.abs(np.diff(rates.miss_rates[rows])) + np.abs(
-        np.diff(rates.false_accept_rates[rows])
-    )
-    place = np.concatenate([[0.0], np.cumsum(travelled)])
-    spaced = np.searchsorted(place, np.linspace(0.0, place[-1], MAX_CURVE_POINTS))
-    last = len(rows) - 1
-    rows = rows[np.unique([0, *np.minimum(spaced, last), last])]
-    for name, values in (("misses", rates.miss_rates), ("false accepts", rates.false_accept_rates)):
-        axes.plot(rates.thresholds[rows], 100 * values[rows], drawstyle="steps-pre", label=name)
-    axes.axvline(
-        chosen, label=f"at the EER: {threshold_text(chosen, rates.thresholds[rows])}", **THRESHOLD
-    )
-    axes.set_ylim(0, 102)
+    axes.axvline(threshold, label=f"threshold: {threshold:.4f}", **THRESHOLD)
     return figure
 
 
@@ -256,12 +213,9 @@ def curve_figure(
     *,
     mark_lowest: bool = False,
     has_ticks_at_points: bool = False,
-    borders: Sequence[float] = (),
 ) -> Figure:
-    """Quantities over the course of training; `borders` mark where new stages begin."""
+    """Quantities over the course of training."""
     figure, axes = new_figure(x_name, y_name, 2.5)
-    for begin in borders:
-        axes.axvline(begin, color=MUTED, linewidth=0.6)
     for number, (name, (x, y)) in enumerate(series.items()):
         colour = f"C{number}"
         label = name if len(series) > 1 else ""
@@ -293,21 +247,6 @@ def curve_figure(
 
 
 @drawn_in_house_style
-def calibration_figure(
-    x: np.ndarray, best_llrs: np.ndarray, x_name: str, *, is_llr: bool
-) -> Figure:
-    """Log-likelihood ratios from the list's best monotonic mapping, (points,), against scores or
-    calibrated LLRs.
-    """
-    figure, axes = new_figure(x_name, "log-likelihood ratio (natural log)")
-    axes.plot(x, best_llrs, drawstyle="steps-mid", label="best monotonic mapping on this list")
-    axes.axhline(0, color=MUTED, linewidth=0.6)
-    if is_llr:
-        axes.plot(x[[0, -1]], x[[0, -1]], "--", color="C1", label="perfect calibration")
-    return figure
-
-
-@drawn_in_house_style
 def slices_figure(rows: Sequence[GroupResult], weak: Collection[int] = ()) -> Figure:
     """The EER of each slice as a point with its 95 % interval; the rows in `weak` are grey."""
     figure, axes = new_figure("EER (%)", height_inches=max(1.5, 0.75 + 0.34 * len(rows)))
@@ -332,23 +271,19 @@ def slices_figure(rows: Sequence[GroupResult], weak: Collection[int] = ()) -> Fi
 
 
 @drawn_in_house_style
-def sweep_figure(series: Mapping[str, Sequence[GroupResult]], x_name: str) -> Figure:
-    """The EER of each system against the amount of a degradation (one row each), with 95 %
-    intervals as bands.
-    """
+def sweep_figure(rows: Sequence[GroupResult], x_name: str) -> Figure:
+    """The EER against the amount of a degradation, one row each, with its 95 % interval."""
     figure, axes = new_figure(x_name, "EER (%)")
-    for number, (name, rows) in enumerate(series.items()):
-        # Unknown values become NaN, which is not drawn.
-        values = np.array(
-            [(row.eer_percent, *(row.eer_interval_percent or NO_INTERVAL)) for row in rows],
-            dtype=float,
-        )
-        eer, low, high = values.T
-        axes.fill_between(range(len(rows)), low, high, color=f"C{number}", **BAND)
-        label = name if len(series) > 1 else None
-        axes.plot(range(len(rows)), eer, "o-", color=f"C{number}", markersize=4, label=label)
-        turn = 90 if len(rows) > MOST_LEVEL_LABELS else 0
-        axes.set_xticks(range(len(rows)), [row.label for row in rows], rotation=turn)
+    # Unknown values become NaN, which is not drawn.
+    values = np.array(
+        [(row.eer_percent, *(row.eer_interval_percent or NO_INTERVAL)) for row in rows],
+        dtype=float,
+    )
+    eer, low, high = values.T
+    axes.fill_between(range(len(rows)), low, high, color="C0", **BAND)
+    axes.plot(range(len(rows)), eer, "o-", color="C0", markersize=4)
+    turn = 90 if len(rows) > MOST_LEVEL_LABELS else 0
+    axes.set_xticks(range(len(rows)), [row.label for row in rows], rotation=turn)
     axes.set_ylim(bottom=0)
     return figure
 

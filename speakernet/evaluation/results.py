@@ -8,12 +8,10 @@ no key in the file. `headline` alone decides how a figure is formatted.
 
 import dataclasses
 import html
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-import numpy as np
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter
 from typing_extensions import NotRequired, TypedDict
 
@@ -79,6 +77,7 @@ def _plain(value: Any) -> Any:
         return _plain(vars(value))
     if not isinstance(value, GroupResult | Results):
         return value
+    # `vars` and not `asdict`, which would copy every list of a result first.
     values = {name: _plain(item) for name, item in vars(value).items() if item not in (None, "")}
     # Readers may index [0] and [1] without checking for an interval.
     interval = list(value.eer_interval_percent or NO_INTERVAL)
@@ -227,6 +226,8 @@ class Results:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values under the names in `results.json`."""
+        # Unknown keys are written back, so that an older version does not lose what a newer one
+        # wrote.
         values = _plain(self) | self.extra
         del values["extra"]
         if self.min_dcf_interval is not None:
@@ -238,6 +239,7 @@ class Results:
 
     def _repr_html_(self) -> str:
         """The headline figures as a table, for notebooks."""
+        # Notebooks call this for the last value of a cell.
         trials = f"{self.num_trials:,} of {self.list_name() or 'a list'}"
         figures = [(figure.name, figure.with_interval) for figure in headline(self)]
         return html_table([("trials", trials), *figures])
@@ -259,6 +261,10 @@ class Results:
         """Read what `to_dict` of this or an earlier version returned; ValueError if a value has the
         wrong type.
         """
+        # Files outlive versions in both directions. A key that this version does not know is kept
+        # and shown, since a later one wrote it; a key that is missing stays at its default, since
+        # an earlier one did not know it. Only a known key with a value of the wrong type is
+        # refused, because drawing it would fail later and with a worse message.
         names = {field.name for field in dataclasses.fields(cls)} - {"extra"}
         known: dict[str, Any] = {"extra": {}}
         for name, value in values.items():
@@ -266,6 +272,8 @@ class Results:
                 known["extra"][name] = value
             elif value is not None:
                 known[name] = value
+        # Pydantic builds nested rows from plain dictionaries, so no field needs a reader of its
+        # own.
         return TypeAdapter(cls).validate_python(known)
 
     def list_name(self, role: str = "trials") -> str:
@@ -313,6 +321,8 @@ def headline(results: Results, digits: int = 2, *, further: bool = False) -> lis
     if results.eer_percent is None:
         return []
     intervals = results.min_dcf_interval or {}
+    # The order is that of every table, of the terminal and of the first line: the figure that
+    # papers compare first, then costs from the least to the most demanding prior of the options.
     figures = [_shown("EER", "%", digits, results.eer_percent, results.eer_interval_percent)]
     # Costs lie between 0 and 1, so they need one more digit than a percentage to separate two
     # systems.
@@ -320,6 +330,7 @@ def headline(results: Results, digits: int = 2, *, further: bool = False) -> lis
         figures.append(_shown(f"minDCF({prior})", "", digits + 1, cost, intervals.get(prior)))
     for prior, cost in (results.act_dcf or {}).items():
         figures.append(_shown(f"actual DCF({prior})", "", digits + 1, cost))
+    # Without a calibration there is no Cllr, but min Cllr needs only the scores.
     for key, (name, unit, more) in (CLLR_FIGURES | (FURTHER_FIGURES if further else {})).items():
         value = vars(results)[key]
         if value is not None:
@@ -356,6 +367,7 @@ def headline_sentence(results: Results, digits: int = 2) -> str:
     """
     trials = counted(results.num_trials, "trial")
     if results.eer_percent is None:
+        # Results of versions before `why_no_eer` give no reason.
         reason = results.why_no_eer or "they are unlabelled, so there is no error rate"
         return f"{trials} scored; {reason}"
     eer, *others = headline(results, digits)
@@ -367,17 +379,3 @@ def headline_sentence(results: Results, digits: int = 2) -> str:
         if figure.name.startswith("minDCF"):
             text += f", {figure.name} {figure.text}"
     return f"{text}; {trials}, {results.num_targets or 0:,} of them targets"
-
-
-def threshold_text(threshold: float, scores: np.ndarray) -> str:
-    """A threshold with enough digits to separate it from other scores: early in training all lie
-    between 0.99 and 1.
-
-    >>> threshold_text(0.5612, np.array([0.1, 0.4, 0.8]))
-    '0.56'
-    >>> threshold_text(0.99964, np.array([0.998, 0.999, 1.0]))
-    '0.99964'
-    """
-    spread = float(np.std(scores)) if len(scores) else 0.0
-    digits = max(2, 1 - math.floor(math.log10(spread))) if spread > 0 else 4
-    return f"{threshold:.{min(digits, 8)}f}"

@@ -78,6 +78,9 @@ def several_of_people(
         plda: replaces the cosine.
         pairs: (2, pairs) people to compare; None: all.
     """
+    # Every recording is compared with every other, so time and memory grow with the square of their
+    # number: 2,000 recordings give 4 million scores, more than the two figures need. Ten of each
+    # speaker, so that nobody with a thousand recordings decides alone.
     rows = _some_recordings(people)
     units = units[rows]
     # Numbered again, because a list may have hundreds of thousands of speakers.
@@ -107,6 +110,9 @@ def fit_several(
     num_repeats = 0
     of_scores = 0.0
     of_units = 0.0
+    # Two sums over people: how far the scores of one stranger with a person's recordings lie from
+    # their mean, and how far those recordings lie from theirs. Their ratio says how much of the
+    # spread of scores is averaged away when a person has several recordings.
     for person in np.unique(people):
         rows = np.flatnonzero(people == person)
         block = scores[np.ix_(rows, is_compared[rows[0]])]  # (recordings, strangers)
@@ -117,6 +123,8 @@ def fit_several(
     strangers = scores[is_compared]
     if num_repeats < MIN_NONTARGETS or not of_units * strangers.var():
         return None
+    # The share cannot exceed 1: scores cannot vary more than they would if strangers' embeddings
+    # pointed everywhere alike. Estimates from few recordings may.
     share = of_scores / of_units / strangers.var()
     return SeveralRecordings(float(strangers.mean()), float(min(share, 1.0)))
 

@@ -108,6 +108,9 @@ def shortcuts(
     an EER of `MAX_EER_PERCENT` or less has an interval.
     """
     assert trials.labels is not None, "only labelled trials have error rates"
+    # If a list can be solved without its voices, error rates on it are too low, since networks use
+    # whatever helps. So each quantity that is not the voice is treated as if it were a system of
+    # its own, and its scores get an EER as those of a network would.
     chosen = np.arange(len(trials))
     if len(trials) > MAX_TRIALS:
         chosen = numpy_generator(seed, STREAM).permutation(len(trials))[:MAX_TRIALS]
@@ -172,11 +175,6 @@ def is_notable(row: GroupResult) -> bool:
     interval = row.eer_interval_percent
     eer = row.eer_percent
     return eer is not None and eer <= MAX_EER_PERCENT and interval is not None and interval[1] < 50
-
-
-def rows_of(results: Iterable[GroupResult]) -> list[list[str]]:
-    """Quantity, direction and EER, for a table."""
-    return [[row.label, row.note, row.eer_text] for row in results]
 
 
 def describe(row: GroupResult) -> str:

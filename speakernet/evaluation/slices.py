@@ -72,15 +72,24 @@ def all_slices(
     seed: int,
 ) -> list[SliceResult]:
     """Results of a labelled list for every slicing in the options."""
+    # Without options the slices are those that need nothing: durations from the headers, and
+    # columns of the table if there is one. Speech and noise take a pass over all audio, so they are
+    # made only if asked for.
     columns = _columns_of(trials, options.metadata)
-    names = options.slices or ["duration", *usable_columns(columns)]
+    names = options.slices or ["duration", *columns]
     num_threads = reader_threads(options)
     slicings: list[Slicing] = []
     if trials.models:
         slicings.append(model_slicing(trials.models.counts[trials.enrol]))
     for name in dict.fromkeys(names):
         if name in columns:
-            slicings += column_slicings(name, columns[name], trials)
+            of_column = column_slicings(name, columns[name], trials)
+            if not of_column and options.slices:
+                raise ValueError(
+                    f"column {name!r} cannot be sliced by; expected 2 to {MAX_VALUES} different "
+                    f"words in this list, or at least {MIN_NUMBERS} different numbers"
+                )
+            slicings += of_column
         elif name == "speech" or (name == "duration" and options.speech == "detected"):
             table = spoken(source).lookup_table(trials.recordings, num_threads)
             by = "seconds of speech in the side with less"
@@ -152,8 +161,11 @@ def column_slicings(column: str, values: Sequence[str], trials: TrialList) -> li
     """Slicings by a column of utterance metadata (empty values are unknown).
 
     Words give two slicings: the same or different words on the two sides, and each word that both
-    sides share. At least six distinct numbers give one, by thirds of the smaller side.
+    sides share. At least six distinct numbers give one, by thirds of the smaller side. A column of
+    names, or with a single value, gives none.
     """
+    # Words name groups (gender, device), numbers are measured (age). Digits may be either: few
+    # different ones are treated as words, such as the number of a microphone.
     different = sorted(set(values) - {""})
     numbers = _as_numbers(values) if len(different) >= MIN_NUMBERS else None
     if numbers is not None:
@@ -162,10 +174,9 @@ def column_slicings(column: str, values: Sequence[str], trials: TrialList) -> li
         by = f"{column}, smaller of the two sides"
         return [value_slicing(by, numbers, trials, edges, "")]
     if not 2 <= len(different) <= MAX_VALUES:
-        raise ValueError(
-            f"column {column!r} has {len(different)} distinct values in this list; slicing needs 2 "
-            f"to {MAX_VALUES} words, or at least {MIN_NUMBERS} distinct numbers"
-        )
+        return []
+    # Two questions are asked of words. Is it harder if both sides differ in it (a man against a
+    # woman, two devices)? And within which of the groups is it hardest?
     codes = np.array([different.index(value) if value else -1 for value in values], dtype=np.int64)
     enrol = codes[trials.enrol]
     test = codes[trials.test]
@@ -181,19 +192,6 @@ def column_slicings(column: str, values: Sequence[str], trials: TrialList) -> li
     ]
 
 
-def usable_columns(metadata: Mapping[str, Sequence[str]]) -> list[str]:
-    """Columns that trials can be sliced by: 2 to 12 distinct words, or at least 6 distinct
-    numbers.
-    """
-    usable = []
-    for column, values in metadata.items():
-        num_values = len(set(values) - {""})
-        are_numbers = num_values >= MIN_NUMBERS and _as_numbers(values) is not None
-        if are_numbers or 2 <= num_values <= MAX_VALUES:
-            usable.append(column)
-    return usable
-
-
 def read_metadata(path: str | Path, names: Sequence[str]) -> dict[str, list[str]]:
     """Column -> value of each named utterance, from a CSV with column `path`; ValueError if
     utterances are missing.
@@ -207,17 +205,12 @@ def read_metadata(path: str | Path, names: Sequence[str]) -> dict[str, list[str]
 
 
 def _columns_of(trials: TrialList, metadata: str) -> dict[str, list[str]]:
-    """Column -> value of each name; a model has a value if all its recordings have it."""
+    """Column -> value of each name; a model has that of its first recording."""
     columns = read_metadata(metadata, list(trials.recordings)) if metadata else {}
     if trials.models is None:
         return columns
-    for column, values in columns.items():
-        of_names = []
-        for rows in np.split(trials.models.rows, trials.models.starts[1:]):
-            different = {values[row] for row in rows}
-            of_names.append(different.pop() if len(different) == 1 else "")
-        columns[column] = of_names
-    return columns
+    first = trials.models.rows[trials.models.starts].tolist()
+    return {column: [values[row] for row in first] for column, values in columns.items()}
 
 
 def slice_results(
@@ -246,6 +239,8 @@ def slice_results(
         labels = is_target[chosen]
         num_trials = len(labels)
         num_targets = int(np.count_nonzero(labels))
+        # A group without an error rate keeps its row: that it has no targets is a fact about the
+        # list.
         if missing := missing_kind(labels):
             note = f"no {missing}s"
             row = GroupResult(label, note=note, num_trials=num_trials, num_targets=num_targets)
@@ -271,6 +266,9 @@ def signal_to_noise_ratios(source: AudioSource, names: StringTable, num_threads:
     """
 
     def ratio(name: str) -> float:
+        # Speech has pauses, in which only the noise is left: the loud frames of an utterance are
+        # speech and noise, the quiet ones noise. The ratio is a guess, good enough to sort trials
+        # into groups of five decibels and more.
         frame = round(FRAME_SECONDS * source.sample_rate)
         powers: list[np.ndarray] = []
         # Blocks hold whole frames, so the frames are the same as when the recording is read in one
@@ -278,6 +276,7 @@ def signal_to_noise_ratios(source: AudioSource, names: StringTable, num_threads:
         for block in source.blocks(name, FRAMES_AT_ONCE * frame):
             if len(block) >= frame or (len(block) and not powers):
                 powers.append(frame_powers(block, source.sample_rate))
+        # Not a number also for NaN samples, which the power of their frame inherits.
         decibels = power_ratio_db(np.concatenate(powers)) if powers else float("nan")
         if not np.isfinite(decibels):
             raise AudioError(f"{name}: there are no samples, or some are NaN or infinite")

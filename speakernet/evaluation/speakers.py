@@ -118,9 +118,8 @@ def _speakers_of_recordings(trials: TrialList, table: str | Path | None) -> Spea
     # The last part is the file name, which is never the speaker.
     depth = min(map(len, folders)) - 1
     for position in range(depth):
-        ordinal = {0: "first", 1: "second", 2: "third"}.get(position, f"{position + 1}th")
         rule = (
-            f"{ordinal} part of each path (it is equal in all target trials and different in "
+            f"part {position + 1} of each path (it is equal in all target trials and different in "
             "all others)"
         )
         speakers = _numbered([parts[position] for parts in folders], rule)
@@ -137,13 +136,7 @@ def _speakers_of_recordings(trials: TrialList, table: str | Path | None) -> Spea
     weights = np.ones(len(edges[0]), dtype=np.int8)
     graph = coo_matrix((weights, edges), shape=(len(names), len(names)))
     count, ids = connected_components(graph, directed=False)
-    rule = "groups that target trials connect"
-    if inside := int(np.count_nonzero((ids[trials.enrol] == ids[trials.test]) & ~is_target)):
-        rule += (
-            f" ({inside} non-target trials pair members of one group, so labels contradict each "
-            "other)"
-        )
-    return Speakers(ids.astype(np.int32), int(count), rule)
+    return Speakers(ids.astype(np.int32), int(count), "groups that target trials connect")
 
 
 def some_of_each(labels: np.ndarray, count: int, generator: np.random.Generator) -> np.ndarray:

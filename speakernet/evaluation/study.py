@@ -49,6 +49,9 @@ def study_table(
         trials: the labelled trials that all of them scored.
         speakers: the speakers of the trials.
     """
+    # A study may be running, may have failed for some seeds, and may have been extended since. The
+    # table shows what is there: a later result of the same variant and seed replaces an earlier
+    # one, and differences use only the seeds that both sides have.
     by_variant: dict[str, dict[int, Record]] = {name: {} for name in (*names, reference)}
     for record in records:
         if record["variant"] in by_variant:
@@ -59,18 +62,24 @@ def study_table(
     rows = []
     for name in filter(by_variant.get, names):
         runs = by_variant[name]
+        # The reference has no difference from itself.
         differences = ["", "", ""]
         if name != reference:
             differences = _differences(scores[reference], scores[name], trials, speakers)
+        eers = [run["eer_percent"] for run in runs.values()]
+        eer = f"{np.mean(eers):.2f}"
+        if len(eers) > 1:
+            eer += f" ({min(eers):.2f} to {max(eers):.2f})"
         costs = []
         for prior in ("0.01", "0.05"):
             costs.append(f"{np.mean([run['min_dcf'][prior] for run in runs.values()]):.3f}")
+        # A run whose records are gone has results, but no training time.
         seconds = [run["training_seconds"] for run in runs.values() if run["training_seconds"]]
         rows.append(
             [
                 name,
                 ", ".join(map(str, sorted(runs))),
-                _mean_and_range([run["eer_percent"] for run in runs.values()]),
+                eer,
                 *differences,
                 " / ".join(costs),
                 f"{np.mean(seconds) / 60:.1f}" if seconds else "",
@@ -98,6 +107,8 @@ def _differences(
     """Three cells: the difference with its interval over seeds, over speakers, and relative to the
     reference.
     """
+    # Paired by seed: with the same seed two variants see the same batches, and what a seed does to
+    # both cancels in the difference.
     seeds = sorted(set(reference) & set(variant))
     if not seeds:
         return ["no seed in common", "", ""]
@@ -108,6 +119,7 @@ def _differences(
         speakers,
         num_draws=NUM_DRAWS,
         seed=DRAW_SEED,
+        # The table shows differences of the EER alone, so no time is spent on drawing minDCFs.
         priors=(),
         is_paired=True,
     )
@@ -122,8 +134,3 @@ def _differences(
 
 def _with_interval(value: float, interval: Interval) -> str:
     return f"{value:+.2f}" + (f" ({interval[0]:+.2f} to {interval[1]:+.2f})" if interval else "")
-
-
-def _mean_and_range(values: Sequence[float]) -> str:
-    text = f"{np.mean(values):.2f}"
-    return text if len(values) < 2 else f"{text} ({min(values):.2f} to {max(values):.2f})"

@@ -82,6 +82,7 @@ class DegradedSource(AudioSource):
         self._transform = step.transform
         self._kept_samples = round(step.kept_seconds * source.sample_rate)
         self._row_of = {name: row for row, name in enumerate(names)}
+        # Lengths after cutting follow from the headers, so nothing is read before it is needed.
         self._lengths = source.lookup_table(names).num_samples
 
     def read(self, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
@@ -94,6 +95,9 @@ class DegradedSource(AudioSource):
             if count <= 0:
                 return np.empty(0, dtype=np.float32)
             return self._source.read(name, max(0, (total - self._kept_samples) // 2) + start, count)
+        # Long recordings are embedded in windows of a minute, and degraded in the same windows: a
+        # recording of two hours would otherwise be held in memory twice. Each window starts the
+        # noise clip and the codec anew; whether the EER changes by that was not measured.
         edges = window_edges(total, self.sample_rate)
         stop = total if num_samples is None else start + num_samples
         if len(edges) == 2:
@@ -152,6 +156,8 @@ def _steps_of(
             section = always(categories=["noise"], noise_snr_db=[snr, snr])
             steps.append(Step(f"{snr:g}", augmented(banks, None, section)))
     elif kind == "reverb":
+        # The share of reverberated sound, and not the reverberation time, because the rooms of a
+        # corpus cannot be changed, but their strength can.
         wet = augmented({}, rirs, always(categories=["reverb"]))
         for percent in REVERB_SHARES_PERCENT:
             steps.append(Step(f"{percent}", functools.partial(_mixed, wet, percent / 100)))
@@ -179,6 +185,8 @@ def _codec_steps(sample_rate: int) -> list[Step]:
     """Each codec that this machine has, at each of its bit rates."""
     steps = [Step("mu-law 64", _through(sample_rate, mu_law_codec))]
     for name, codec in CODECS.items():
+        # The codecs depend on this machine's libraries. One that is missing must not end a sweep of
+        # hours, but its absence has to be visible.
         if problem := lacking(name):
             logger.warning("sweep: codec %s is left out: %s", name, problem)
             continue
@@ -212,6 +220,8 @@ def run_sweep(
         bootstrap = SpeakerBootstrap(scores, labels, *sides, {})
         return group_result(label, bootstrap, None, num_draws, seed)
 
+    # Every curve begins with the scores that were just computed, so that a step's loss can be read
+    # off.
     unchanged = row("none", scores)
     results = []
     for kind, amounts in steps.items():
@@ -237,6 +247,7 @@ def augmenting(
     def augment(waveform: np.ndarray, row: int) -> np.ndarray:
         batch = torch.from_numpy(waveform.astype(np.float32, copy=True))[None]  # (1, samples)
         # Always epoch 0, so that an utterance gets the same clip and position at every amount.
+        # Reader threads share the augmenter, whose buffers are not made for that.
         with lock:
             return augmenter(batch, epoch=0, rows=np.array([row], dtype=np.int64))[0].numpy()
 
@@ -268,6 +279,7 @@ def _far(rirs: RirBank, seed: int, distance: float, waveform: np.ndarray, row: i
 
 def _as_loud_as(waveform: np.ndarray, wet: np.ndarray) -> np.ndarray:
     """Scale to equal loudness, so that the room changes and the level does not."""
+    # Digital silence stays silent.
     loudness = np.sqrt(np.mean(np.square(wet))) or 1.0
     return wet * (np.sqrt(np.mean(np.square(waveform))) / loudness)
 

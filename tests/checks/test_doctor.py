@@ -14,11 +14,10 @@ from speakernet.checks import lists as checks
 from speakernet.checks import worst
 from speakernet.checks.augmentation import augmentation_findings
 from speakernet.checks.doctor import CheckRequest, full_check, machine_findings
-from speakernet.checks.samples import likeness
 from speakernet.cli import main
 from speakernet.data.audio import write_audio
 from speakernet.data.augment.options import AugmentOptions
-from speakernet.data.lists import ListError, read_training_list, read_trials
+from speakernet.data.lists import read_training_list, read_trials
 from speakernet.data.opening import open_source
 
 
@@ -50,7 +49,7 @@ def look(corpus, **changes):
 
 
 def finding_of(result, check):
-    (finding,) = [item for item in result[0] if item.check == check]
+    (finding,) = [item for item in result if item.check == check]
     return finding
 
 
@@ -62,9 +61,8 @@ def put(corpus, source, target):
 @pytest.mark.slow
 def test_good_corpus(corpus):
     result = look(corpus)
-    assert worst(finding for finding in result[0] if "audio" in finding.check) == "ok"
+    assert worst(finding for finding in result if "audio" in finding.check) == "ok"
     assert "all 4 decode" in finding_of(result, "training audio: samples").message
-    assert set(result[1]) == {"training audio", "trial audio (trials.txt)"}
 
 
 def test_defects_of_audio(corpus):
@@ -99,9 +97,6 @@ def test_broken_files(corpus):
     (corpus / "b/1.wav").write_bytes(content[: len(content) // 2] + bytes(len(content) // 2))
     fast = finding_of(look(corpus, is_fast=True), "training audio: headers")
     assert fast.level == "error" and fast.message.startswith("2 ")
-    assert all(
-        name in text for name, text in zip(("a/1.wav", "a/2.wav"), fast.examples, strict=True)
-    )
     assert "b/1.wav" in finding_of(look(corpus), "training audio: damaged").examples[0]
 
 
@@ -110,10 +105,9 @@ def test_duplicate_audio(corpus):
     result = look(corpus)
     finding = finding_of(result, "training audio: two speakers")
     assert (finding.level, finding.examples) == ("error", ("a/1.wav = b/2.wav",))
-    assert not [finding for finding in result[0] if finding.check.endswith("duplicates")]
+    assert not [finding for finding in result if finding.check.endswith("duplicates")]
     put(corpus, "a/2.wav", "b/1.wav")
-    (line,) = finding_of(look(corpus), "training audio: two speakers").examples
-    assert line.endswith(", and 1 more under these two")
+    assert len(finding_of(look(corpus), "training audio: two speakers").examples) == 2
     put(corpus, "a/1.wav", "a/2.wav")
     assert finding_of(look(corpus), "training audio: duplicates").level == "warning"
 
@@ -148,53 +142,6 @@ def test_copies_in_another_format(corpus, suffix):
     )
 
 
-def test_likeness():
-    """By hand: the same levels later, other levels, none that change, and too few of them."""
-    levels = np.random.default_rng(0).integers(1, 256, (4, 3, 100)).astype(np.uint8)
-    later = np.roll(levels[0], 5, axis=1)
-    short = levels[0].copy()
-    short[:, 40:] = 0
-    pairs = [
-        (levels[0], later),
-        (levels[0], levels[1]),
-        (np.full_like(later, 9),) * 2,
-        (short, short),
-    ]
-    values = likeness(*(np.stack(side) for side in zip(*pairs, strict=True)))
-    assert values[0] == pytest.approx(1) and values[1] < 0.5 and values[2:].tolist() == [0, 0]
-
-
-@pytest.mark.parametrize(
-    ("text", "bad_lines"),
-    [
-        (b"a b nontarget\r\n", []),
-        (b"", []),
-        (b"1\ta b\tc d", []),
-        (b"2 a b", [1]),
-        (b"1 a", []),
-        (b"1 a \xff", [1]),
-        (b"1 a b\na b target\n0 a c\na b\n", [2, 4]),
-    ],
-)
-def test_rows_of_trials(text, bad_lines, tmp_path):
-    """The doctor and the reader used by training judge a row alike."""
-    path = tmp_path / "trials.txt"
-    path.write_bytes(text)
-    findings = full_check(CheckRequest(trials=((path, None),), is_fast=True))[0]
-    malformed = [
-        example
-        for finding in findings
-        if finding.check == "trial list"
-        for example in finding.examples
-    ]
-    assert [example.split(":")[0] for example in malformed] == [
-        f"line {line}" for line in bad_lines
-    ]
-    if bad_lines:
-        with pytest.raises(ListError):
-            read_trials(path)
-
-
 def test_a_list_that_helps_to_decide(corpus):
     """Targets are 20 dB louder than non-targets, and half of them are of three speakers."""
     lines = []
@@ -204,10 +151,10 @@ def test_a_list_that_helps_to_decide(corpus):
         lines.append(f"1 s{row}/1.wav s{row}/2.wav\n0 s{row}/3.wav s{(row + 1) % 6}/3.wav\n")
     (corpus / "trials.txt").write_text("".join(lines))
     result = look(corpus)
-    found = [item for item in result[0] if item.check == "shortcuts in trials.txt"]
+    found = [item for item in result if item.check == "shortcuts in trials.txt"]
     assert [item.level for item in found if "the loudness is larger" in item.message] == ["warning"]
     assert "3 speakers" in finding_of(result, "speakers of trials.txt").message
-    fast = [item for item in look(corpus, is_fast=True)[0] if item.check.startswith("shortcuts")]
+    fast = [item for item in look(corpus, is_fast=True) if item.check.startswith("shortcuts")]
     assert not fast
 
 
@@ -222,17 +169,17 @@ def test_cohort_and_calibration_list(corpus):
         calibration_list=corpus / "fit.txt",
         is_fast=True,
     )
-    overlaps = [item for item in full_check(request)[0] if item.check == "overlap"]
+    overlaps = [item for item in full_check(request) if item.check == "overlap"]
     assert [item.examples for item in overlaps] == [("d",), ("c",)]
     own = CheckRequest(trials=request.trials, calibration_list=corpus / "trials.txt", is_fast=True)
-    assert not [item for item in full_check(own)[0] if item.check == "overlap"]
+    assert not [item for item in full_check(own) if item.check == "overlap"]
 
 
 def test_missing_lists_and_roots(corpus):
     trials = ((corpus / "none.txt", corpus), (corpus / "trials.txt", corpus / "nowhere"))
     findings = full_check(
         CheckRequest(corpus / "none.txt", corpus / "nowhere", trials, is_fast=True)
-    )[0]
+    )
     errors = [finding.check for finding in findings if finding.level == "error"]
     assert errors == ["training list", "training audio", "trial list", "trial audio"]
 
@@ -247,33 +194,23 @@ def test_several_corpora(corpus):
     assert "4 speakers" in speakers and "train + more" in speakers
     assert "more/nowhere.wav" in str(finding_of(result, "training audio: files"))
     # Each corpus is compared by name; `a` is in the trials.
-    overlaps = [finding for finding in result[0] if finding.check == "overlap"]
+    overlaps = [finding for finding in result if finding.check == "overlap"]
     assert [finding.level for finding in overlaps] == ["warning", "ok"]
     assert "train.txt" in overlaps[0].message
-    (corpus / "more.txt").write_text("a a/1.wav\nd d/1.wav\n")
-    shared = look(corpus, train_list=None, corpora=corpora, is_fast=True)
-    finding = finding_of(shared, "data.corpora")
-    assert finding.level == "error" and "a/1.wav" in finding.message
     missing = full_check(
         CheckRequest(corpora={"none": (corpus / "none.txt", corpus)}, is_fast=True)
-    )[0]
+    )
     assert [finding.check for finding in missing if finding.level == "error"] == [
         "training list none"
     ]
 
 
-def test_machine(tmp_path, monkeypatch):
+def test_machine(tmp_path):
     findings = {
         finding.check: finding for finding in machine_findings(tmp_path / "not" / "made" / "yet")
     }
     assert {"free space", "processor", "ffmpeg", "torch", "GPU"} <= set(findings)
     assert findings["torch"].level == "ok" and not (tmp_path / "not").exists()
-    for flags, shown in ((frozenset({"amx_bf16"}), "(amx_bf16)"), (frozenset(), "no native bf16")):
-        monkeypatch.setattr("speakernet.machine.facts.cpu_flags", lambda flags=flags: flags)
-        (processor,) = [
-            finding for finding in machine_findings(tmp_path) if finding.check == "processor"
-        ]
-        assert shown in processor.message
 
 
 @pytest.mark.parametrize(
@@ -389,7 +326,6 @@ def check(corpus, train=None, trials=None, **options):
         ),
         (None, "0 c/1.wav d/1.wav\n0 c/2.wav d/1.wav\n", "trials", "error", "2 trials", ()),
         (None, "c/1.wav d/1.wav\nc/2.wav d/1.wav\n", "trials", "ok", "2 trials", ()),
-        (None, "0 c/1.wav c/2.wav\n1 c/1.wav d/1.wav\n", "labels", "warning", "", ()),
         (
             None,
             "1 c/1.wav c/2.wav\n0 c/1.wav d/1.wav\n0 c/1.wav c/2.wav\n",
@@ -493,17 +429,11 @@ def test_speakers_called_0_and_1(corpus):
             "1 b/s/9.wav b/s/8.wav\n0 b/s/9.wav c/s/1.wav\n",
             ("b",),
         ),
-        ("a a/1/1.wav\n1 1/1/1.wav\n", "1 c/1/9.wav c/1/8.wav\n0 c/1/9.wav d/1/1.wav\n", ()),
         ("a 0001.wav\nb 0002.wav\n", "1 0002.wav 0003.wav\n0 0002.wav 0004.wav\n", ("0002.wav",)),
         (
             "a_b a b/1.wav\nc c/1.wav\n",
             "1\ta b/9.wav\ta b/8.wav\n0\ta b/9.wav\td/1.wav\n",
             ("a_b",),
-        ),
-        (
-            "a_b a b/1.wav\nc /x/converted/c/1.m4a.wav\n",
-            "1\tc/9.wav\tc/8.wav\n0\tc/9.wav\td/1.wav\n",
-            ("c",),
         ),
     ],
 )

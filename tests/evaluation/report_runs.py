@@ -79,14 +79,8 @@ def make_run(folder, trials, noise=1.2, seed=1):
     (folder / "results.json").write_text(json.dumps(results))
     lines = []
     for step in range(1, 41):
-        values = {
-            "loss": 8 / step,
-            "accuracy_percent": 2.0 * step,
-            "learning_rate": 1e-3 / step,
-            "margin": 0.01 * step,
-        }
-        speed = {"utterances_per_second": 200 + step, "data_wait_share": 0.03, "step_seconds": 4.0}
-        lines.append({"kind": "step", "step": step, "epoch": 1 + step // 10, **values, **speed})
+        values = {"loss": 8 / step, "margin": 0.01 * step, "data_wait_share": 0.03}
+        lines.append({"kind": "step", "step": step, "epoch": 1 + step // 10, **values})
         if step % 10 == 0:
             epoch = {"step": step, "epoch": step // 10}
             lines.append({"kind": "epoch", **epoch, "loss": 8 / step, "step_seconds": 4.5})

@@ -22,7 +22,6 @@ from speakernet.data.lists import (
 from speakernet.evaluation.figures import (
     Difference,
     cautions,
-    compare_scores,
     figures,
     holm,
     over_seeds,
@@ -123,12 +122,6 @@ def test_fusion(trials, run, random):
     )
     # Fitting and reporting on one list causes a warning, also on the page.
     assert any("weights were fitted" in warning for warning in results["warnings"])
-    roles = [listed["role"] for listed in results["lists"]]
-    assert roles == ["trials", *2 * ["scores"], "fusion trials"]
-    # The same options calibrate a single system, whose scores do not change.
-    alone = ["evaluate", "--scores", "a.txt", "--fusion_scores", "a.txt", *fitting[3:]]
-    assert run(*alone, "--save_path", "one")[0] == 0
-    assert read_scores("one/scores.txt")[1] == pytest.approx(heard[0], abs=1e-4)
     # Scores that are already log-likelihood ratios are evaluated without a fit.
     words = "evaluate --scores fused/scores.txt --scores_are_llrs --save_path again"
     assert run(*words.split())[0] == 0
@@ -187,17 +180,13 @@ def test_other_results_are_not_overwritten(trials, systems, run):
         Path("run/results.json").read_text() == "kept"
         and Path("a/scores.txt").read_bytes() == before
     )
-    # A folder of ours is evaluated again; files of somebody else and inputs stay.
+    # A folder of ours is evaluated again; files of somebody else stay.
     for _ in range(2):
         assert run("evaluate", "--scores", "a", "--out", "ours")[0] == 0
     Path("theirs").mkdir()
     Path("theirs/results.json").write_text("{}")
     assert run("evaluate", "--scores", "b", "--out", "theirs")[0] == 1
     assert Path("theirs/results.json").read_text() == "{}"
-    assert run("evaluate", "--scores", "b", "--out", "theirs", "--force")[0] == 0
-    assert run("evaluate", "--scores", "a/scores.txt", "--out", "a", "--force")[0] == 1
-    assert Path("a/scores.txt").read_bytes() == before
-    assert run("evaluate", "--scores", "a", "--prior", "7.0")[0] == 1
 
 
 @pytest.mark.parametrize(
@@ -205,20 +194,19 @@ def test_other_results_are_not_overwritten(trials, systems, run):
     [
         (
             "c b -1 target\na b 3 nontarget\na c 0.5 nontarget\n",
-            r"2 of 3 .*trials\.txt, .*line 2: 'a b'",
+            r"2 of 3 .*trials\.txt, .*'a b'",
         ),
         # b against a is not the same trial as a against b.
         (
             "b c -1\na b 3\na c 0.5\n",
-            r"1 pairs of .*trials\.txt .*line 4: 'c b'; 1 pairs of .*line 1: 'b c'",
+            r"1 pairs of .*trials\.txt .*'c b'; 1 pairs of .*'b c'",
         ),
         ("a b 3\na b 3\na c 0.5\nc b 1\n", r"4 scores .* 3 trials .*repeated"),
-        ("a b 0.5\n\na c nan\nc b -1e308\n", r"2 of 3 scores .*: lines 3, 4"),
+        ("a b 0.5\n\na c nan\nc b 1\n", "line 3: found 'a c nan'"),
+        ("a b 0.5\nc b -1e308\n", "line 2: found .*; expected"),
         ("modelid\tsegmentid\tside\tLLR\na\tb\ta\t3\n", r"line 1: found 'modelid"),
         ("a b 3 maybe\n", r"line 1: found 'a b 3 maybe'; expected 'enrol test score'"),
         ("a b 1\na b\n", "line 2: found .*; expected"),
-        ("a b 1\na b half\n", "line 2: found .*; expected"),
-        ("a b 1\na b 0.1 target more\n", "line 2: found .*; expected"),
         ("\n\n", "no scores"),
         (None, "scores.txt: there is no such file"),
     ],
@@ -271,39 +259,15 @@ def counted(num_trials, num_targets, name="id1{:04d}/abcdefghijk/00001.wav"):
 def test_published_lists_by_counts_and_names():
     found = identify_trials(counted(579818, 289921))
     assert found.startswith("most likely VoxCeleb1-E, cleaned") and "581,480 trials" in found
-    for trials in (
-        counted(579818, 289922),
-        counted(550894, 7),
-        counted(550894, 275488, "other/{}.wav"),
-    ):
-        assert identify_trials(trials).startswith("as many trials as VoxCeleb1-")
+    assert identify_trials(counted(579818, 289922)).startswith("as many trials as VoxCeleb1-")
     assert identify_trials(counted(12345, 600)) == ""
 
 
-def test_compared_costs(trials, random):
-    """The minDCF of a comparison is that of the figures with the same costs."""
-    scores = random.standard_normal(len(trials)) + trials.labels
-    speakers = speakers_of(trials)
-    options = EvaluationOptions(c_miss=20.0, c_fa=1.0, bootstrap_samples=0)
-    expected = figures(trials, scores, speakers, options, 0).min_dcf
-    compared = compare_scores(
-        trials, [scores, scores], speakers, num_draws=0, seed=0, options=options, priors=[0.05]
-    )
-    assert compared.systems[0].min_dcf == {"0.05": pytest.approx(expected["0.05"])}
-    plain = compare_scores(trials, [scores, scores], speakers, num_draws=0, seed=0, priors=[0.05])
-    assert plain.systems[0].min_dcf["0.05"] != pytest.approx(expected["0.05"])
-
-
-def test_costs_and_names_in_compare(systems, run):
-    for name, folder in (("a", "one/1"), ("b", "one/2"), ("c", "two/1")):
-        assert run("evaluate", "--scores", name, "--save_path", folder)[0] == 0
-        values = results_in(folder)
-        (Path(folder) / "results.json").write_text(
-            json.dumps(values | {"dcf_costs": {"c_miss": 1.0, "c_fa": 20.0}})
-        )
-    status, out = run("compare", "one/1", "one/2", "two/1")
-    assert status == 0 and "20 of a false accept" in out
-    assert "A = one/1 (" in out and "B = one/2 (" in out and "C = two/1 (" in out
+def describe_run(folder, seed, rate):
+    """Results and the configuration of a run."""
+    (folder / "results.json").write_text(json.dumps(Results(num_trials=1).to_dict()))
+    text = f"optimizer: {{learning_rate: {rate}}}\nruntime: {{seed: {seed}}}\n"
+    (folder / "config.yaml").write_text(text)
 
 
 def test_two_seeds_of_one_system(systems, run):
@@ -317,13 +281,6 @@ def test_two_seeds_of_one_system(systems, run):
     )
     assert "two trainings of one system" in seeds and "significant" not in seeds
     assert "significant" in recipes
-
-
-def describe_run(folder, seed, rate):
-    """Results and the configuration of a run."""
-    (folder / "results.json").write_text(json.dumps(Results(num_trials=1).to_dict()))
-    text = f"optimizer: {{learning_rate: {rate}}}\nruntime: {{seed: {seed}}}\n"
-    (folder / "config.yaml").write_text(text)
 
 
 def make_seeds(trials, random, name, distance, seeds, rate=0.1):
@@ -353,8 +310,6 @@ def test_groups_of_seeds(trials, run, random):
     # A run cannot show what another seed would change.
     out = run("compare", "mixed/1", "--group", "base=base/1,base/2")[1]
     assert "A = base (mean of 2 runs" in out and "over seeds" not in out and "another seed" in out
-    out = run("compare", "mixed/1", "--group", "base=base/1,wide/2")[1]
-    assert "A: the runs of base differ in more than their seed" in out
     # Seeds compared as systems.
     out = run("compare", "mixed/1", "wide/1", "wide/2")[1]
     assert "B and C are one configuration" in out and "--group" in out
@@ -365,10 +320,7 @@ def test_groups_of_seeds(trials, run, random):
     [
         (["--group", "a=a,b"], "found 1"),
         (["--group", "a=a", "b"], "a=a"),
-        (["--group", "a,b", "c"], "a,b"),
-        (["--group", "a=a,b", "--group", "a=c,d"], "a=c,d"),
         (["--group", "a=a,b", "b"], "twice"),
-        (["--group", "a=a,nope", "b"], "nope"),
     ],
 )
 def test_bad_groups(systems, run, words, named):
@@ -400,7 +352,7 @@ def test_significance_after_correction():
     for p_value, is_significant in ((0.04, True), (0.05, False), (0.06, False)):
         difference = Difference(1.0, (0.1, 2.0), p_value=p_value, num_compared=2)
         assert difference.is_significant == is_significant
-        assert "Holm" in difference.sentence("EER")
+        assert "Holm" in difference.sentence("EER", "A", "B")
     # No draws are no evidence; equal systems differ in none.
     assert p_value_of(np.empty(0)) == p_value_of(np.zeros(5)) == 1.0
 
@@ -491,14 +443,7 @@ def test_round_trip_of_results(trials, scores):
     written = json.loads(json.dumps(whole.to_dict()))
     assert Results.from_dict(written) == whole
     assert written["warnings"] == [] and written["of_a_later_version"] == [1]
-    first, second, third = written["slices"][0]["rows"]
-    assert first["eer_interval_percent"] == [4.0, 6.0] and second["eer_interval_percent"] == [
-        None,
-        None,
-    ]
-    figures_of_a_row = {"label", "eer_percent", "eer_interval_percent"}
-    assert set(third) == figures_of_a_row | {"num_trials", "num_targets", "note"}
-    assert set(written["sweep"][0]["rows"][0]) == figures_of_a_row
+    assert written["slices"][0]["rows"][1]["eer_interval_percent"] == [None, None]
 
 
 GOOD = Results(
@@ -547,15 +492,7 @@ def test_caution_about_min_dcf():
     assert "minDCF(0.01)" in cautions(dear)[0]
 
 
-def listed(pairs, labels):
-    return trials_of("abc", pairs, labels)
-
-
 def test_repeated_and_contradictory_trials():
     pairs = [(0, 1), (1, 0), (0, 2), (0, 1), (0, 2), (0, 2)]
-    number, rows = repeated_trials(listed(pairs, [1, 0, 0, 0, 0, 1]))
+    number, rows = repeated_trials(trials_of("abc", pairs, [1, 0, 0, 0, 0, 1]))
     assert number == 3 and rows.tolist() == [3, 5]
-    number, rows = repeated_trials(listed(pairs, None))
-    assert number == 3 and not len(rows)
-    number, rows = repeated_trials(listed(pairs[:3], [1, 1, 0]))
-    assert number == 0 and not len(rows)

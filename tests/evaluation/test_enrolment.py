@@ -11,8 +11,6 @@ import pytest
 from speakernet.cli import main
 from speakernet.data.lists import (
     ListError,
-    StringTable,
-    TrialList,
     read_model_trials,
 )
 from speakernet.evaluation.calibration import SCORE_ONLY, AffineCalibration
@@ -24,10 +22,8 @@ from speakernet.evaluation.scoring import VERIFYING, Backend, Plda, verifying_ba
 from speakernet.evaluation.several import (
     SeveralRecordings,
     fit_several,
-    several_of_list,
     several_of_people,
 )
-from speakernet.evaluation.slices import model_slicing
 from speakernet.evaluation.speakers import speakers_of
 from speakernet.inference.decision import DecisionRule
 from speakernet.inference.people import StoredRecording, voices_of
@@ -63,15 +59,9 @@ def test_reading(lists):
     assert trials.models.counts.tolist() == [2, 1, 1, 1]
     pairs, trial_of = trials.by_recording()
     assert trial_of.tolist() == [0, 0, 1, 2, 3, 3]
-    assert pairs.names.take(pairs.enrol)[:] == [
-        "a/1.wav", "a/2.wav", "b/1.wav", "b/1.wav", "a/1.wav", "a/2.wav"
-    ]  # fmt: skip
-    assert pairs.names.take(pairs.test)[2] == "a/3.wav"
     assert pairs.labels is not None and pairs.labels.tolist() == [1, 1, 0, 1, 0, 0]
     last = trials.take(np.array([3]))
-    assert list(last.names) == ["ann", "b/2.wav"]
     assert list(last.recordings) == ["a/1.wav", "a/2.wav", "b/2.wav"]
-    assert last.by_recording()[0].enrol.tolist() == [0, 1]
     (lists / "enrolment.txt").write_text("ann a/1.wav\nbob b/1.wav\nann\ta/2.wav\n")
     assert modelled(lists).checksum == trials.checksum, "one recording a line is the same"
     assert speakers_of(trials).ids.tolist() == [0, 0, 1, 1], "of the first recording"
@@ -123,18 +113,6 @@ def test_scores_by_hand(lists):
     other_mean, other_deviation = 1.8 / 3, np.std([0.0, 1.0, 0.8])
     first = ((0 - mean) / deviation + (1 - other_mean) / other_deviation) / 2
     np.testing.assert_allclose(normalised[0], first, atol=1e-5)
-    # AS-norm of the mean embedding, whose two highest cohort scores are 3 and 2.6 over root 10;
-    # those of the test recording are 1 and 0.8.
-    raw, of_model, of_test = 1 / 10**0.5, np.array([3, 2.6]) / 10**0.5, np.array([1, 0.8])
-    normalised = scores_of(trials, score_norm="as", cohort_size=2)
-    sides = [(raw - highest.mean()) / highest.std() for highest in (of_model, of_test)]
-    np.testing.assert_allclose(normalised[0], np.mean(sides), rtol=1e-4)
-
-
-def test_slices():
-    slicing = model_slicing(np.array([1, 3, 4, 12, 1]))
-    assert slicing.labels == ["1", "3 to 4", "10 and more"]
-    assert slicing.groups.tolist() == [0, 1, 1, 2, 0]
 
 
 @pytest.mark.slow
@@ -159,17 +137,9 @@ def test_evaluation(tiny_corpus, tmp_path, capsys):
     assert {"trials", "enrolment"} <= {listed["role"] for listed in results["lists"]}
     assert results["slices"][0]["by"] == "recordings of the model"
     assert f"m-{speakers[0]} " in (tmp_path / "run" / "scores.txt").read_text()
-    other = tmp_path / "other.txt"
-    for content, problem in (
-        ("stranger a/1.wav\n", "none of the models"),
-        (enrolment.read_text().replace(of[speakers[0]][1], "gone.wav"), "gone.wav"),
-    ):
-        other.write_text(content)
-        capsys.readouterr()
-        scoring = ["--eval", "--data.enrolment_list", str(other)]
-        assert main(["train", "--config", str(recipe), *scoring]) == 1
-        error = capsys.readouterr().err
-        assert problem in error and "Traceback" not in error
+    enrolment.write_text("stranger a/1.wav\n")
+    assert main(["train", "--config", str(recipe), "--eval"]) == 1
+    assert "none of the models" in capsys.readouterr().err
 
 
 def test_fit_by_hand():
@@ -185,9 +155,6 @@ def test_fit_by_hand():
     scores = scores + np.where(np.arange(20) % 2, 2.0, -2.0).repeat(2)
     fitted = fit_several(scores, units, people, is_compared)
     assert fitted is not None and fitted.share == pytest.approx(0.4, abs=1e-3)
-    few = np.arange(4)
-    block = np.ix_(few, few)
-    assert fit_several(scores[block], units[:4], people[:4], is_compared[block]) is None
     # 1 - 0.4 (1 - 0.5) = 0.8, so 6 becomes 4 + 2 / sqrt(0.8); one recording stays as it is.
     as_one = SeveralRecordings(4.0, 0.4).as_one(np.array([6.0, 6.0]), np.array([0.5, 1.0]))
     np.testing.assert_allclose(as_one, [4 + 2 / 0.8**0.5, 6.0])
@@ -222,24 +189,6 @@ def test_thresholds_hold_for_several(random, number):
     assert found == pytest.approx(0.01, abs=0.002)
     of_mean = means / np.linalg.norm(means, axis=1, keepdims=True)
     assert false_accepts(of_mean @ units.T) > 1.1 * found > 1.3 * false_accepts(means @ units.T)
-
-
-def test_fit_on_a_list(random):
-    units, people = voices(random, 20, 4)
-    first, second = np.triu_indices(len(people), 1)
-    labels = (people[first] == people[second]).astype(np.int8)
-    names = StringTable.from_strings(map(str, range(len(people))))
-    trials = TrialList(names, first, second, labels, "trials.txt")
-    speakers = people + 7
-    assert several_of_list(units, speakers, trials, None) == several_of_people(units, people, None)
-    # The list compares only the first ten speakers with each other.
-    rows = np.flatnonzero((labels == 1) | (second < 40))
-    few = TrialList(names, first[rows], second[rows], labels[rows], "trials.txt")
-    of_ten = several_of_people(units[:40], people[:40], None)
-    fitted = several_of_list(units, speakers, few, None)
-    assert fitted is not None and of_ten is not None
-    assert fitted.mean == pytest.approx(of_ten.mean, abs=1e-6)
-    assert fitted.share == pytest.approx(of_ten.share, abs=1e-6)
 
 
 def test_decisions():

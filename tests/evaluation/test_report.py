@@ -2,7 +2,6 @@
 folders.
 """
 
-import base64
 import csv
 import dataclasses
 import html
@@ -12,23 +11,20 @@ import shutil
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from scipy.special import ndtri
 
 import speakernet
 from speakernet.cli import main
-from speakernet.data.audio import AudioError, read_audio_bytes, write_audio
+from speakernet.data.audio import AudioError, write_audio
 from speakernet.evaluation import plots
 from speakernet.evaluation.calibration import BY_QUALITY
-from speakernet.evaluation.files import Evaluation, embedding_map, read_run
-from speakernet.evaluation.metrics import OperatingPoint, eer, equal_error_point, error_rates
+from speakernet.evaluation.files import Evaluation, read_run
+from speakernet.evaluation.metrics import eer, error_rates
 from speakernet.evaluation.plots import PALETTE, figure_svg
-from speakernet.evaluation.report import write_evaluation, write_report, write_side_by_side
+from speakernet.evaluation.report import write_evaluation, write_report
 from speakernet.evaluation.report.page import WORDS
-from speakernet.evaluation.report.sections import _utterance_cell
 from speakernet.evaluation.results import Results
 from tests.evaluation.report_runs import make_run, make_trials
 
@@ -113,20 +109,19 @@ def test_page(run):
         "Margin",
         "minDCF at 0.01",
         "batch_size: 64",
-        "8.0 GiB",
+        '"memory_bytes": 8589934592',
         "only 6 targets",
         "<td>Training</td><td>train_list.txt</td>",
         "<td>Validation</td><td>held_out.txt</td>",
         "<td>Test</td><td>trials.txt</td>",
         "96 speakers, 1,440 utterances, 1.4 hours",
         "chooses the best checkpoint</td>",
-        "Data wait 3 %",
         "95 % interval</text>",
         "1.44 million parameters",
         "4 epochs in 0:04:00",
         "trained on 96 speakers",
         "tested on trials.txt",
-        f"At threshold {results['eer_threshold']:.2f}",
+        f"At threshold {results['eer_threshold']:.4f}",
     ):
         assert expected in text
     assert "--config &lt;exp01.yaml&gt;" in page.text and "<exp01" not in page.text
@@ -144,10 +139,9 @@ def test_page(run):
     for name in [
         "det",
         "scores",
-        "thresholds",
         "slices_1",
         "sweep_noise",
-        "embeddings_1",
+        "embeddings",
         "training_loss",
     ]:
         assert (run / "plots" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
@@ -158,7 +152,6 @@ def test_page(run):
     [
         (1.2, 0.0, "whole", [], "Calibrate again before use"),
         (0.3, 5.0, "whole", [], "Of limited use"),
-        (0.3, 0.0, "whole", [], "Usable, but"),
         (0.3, 0.0, "crops", [], "Usable, but"),
         (0.3, 0.0, "whole", [f"{BY_QUALITY}: EER 1 %"], "Usable, but"),
         (0.3, None, "whole", [], "Not ready for decisions"),
@@ -199,14 +192,9 @@ def test_verdict_agrees_with_the_figures(tmp_path, trials, cost, moved, embeddin
 
 def test_in_a_notebook(run, tmp_path):
     report = speakernet.Report(run)
-    assert html.unescape(report._repr_html_()).count(report.results.list_name()) > 0
     page = (run / "report.html").read_text()
     assert (
         html.unescape(report._repr_html_().partition('srcdoc="')[2].partition('" style')[0]) == page
-    )
-    (run / "report.html").unlink()
-    assert f"<th>EER</th><td>{report.results.eer_percent:.2f} %" in html.unescape(
-        report._repr_html_()
     )
     figure = report.plot_det()
     assert figure.axes[0].get_xlabel() == "false accepts (%)" and figure._repr_png_().startswith(
@@ -224,15 +212,8 @@ def test_in_a_notebook(run, tmp_path):
     assert [[row.enrol, row.test, f"{row.score:.9g}"] for row in table.itertuples()] == lines
     assert table.label.sum() == report.results.num_targets
     (run / "scores.txt").unlink()
-    for ask in (speakernet.Report(run).frame, speakernet.Report(run).plot_det):
-        with pytest.raises(ValueError, match=r"no .*scores"):
-            ask()
-
-
-def test_names_of_converted_recordings():
-    trials = SimpleNamespace(names=["/data/mine/converted/José P/mon/1.m4a.wav"])
-    cell = _utterance_cell(SimpleNamespace(arrays={}), trials, 0, None)
-    assert cell.text == "José P/mon/1.m4a"
+    with pytest.raises(ValueError, match=r"no .*scores"):
+        speakernet.Report(run).plot_det()
 
 
 def test_hardest_trials(run, trials, tmp_path):
@@ -243,13 +224,11 @@ def test_hardest_trials(run, trials, tmp_path):
         rows = np.flatnonzero(trials.labels == label)
         row = int(rows[worst(scores[rows])])
         cells = ""
-        for name in (trials.names[int(trials.enrol[row])], trials.names[int(trials.test[row])]):
+        for name in trials.pair(row):
             # `dev/s03/2.wav` is utterance 14 of the list, which `make_run` makes 2.4 s long.
             seconds = list(trials.names).index(name) / 10 + 1
-            cells += (
-                f'<td>{name}<div class="quiet">speaker {name.split("/")[1]}, {seconds:.1f} '
-                "s</div></td>"
-            )
+            facts = f"speaker {name.split('/')[1]}, {seconds:.1f} s"
+            cells += f'<td>{name}<div class="quiet">{facts}</div></td>'
         assert f'{cells}<td class="number">{scores[row]:.4f}</td>' in text
     for row, name in enumerate(trials.names):
         write_audio(corpus / name, np.full(1600 + row, 0.25, dtype=np.float32))
@@ -266,9 +245,6 @@ def test_hardest_trials(run, trials, tmp_path):
     assert page.text.count("<details open>") == 1 and f"silent: {num_spoilt} trial" in page.text
     sounds = [link for link in page.links if link.startswith("data:audio/flac;base64,")]
     assert len(sounds) == 48
-    first = trials.names.index(re.findall(r"<td>([^<]*)<div", page.text)[0])
-    played = read_audio_bytes(base64.b64decode(sounds[0].partition(",")[2]), "first")
-    assert len(played) == 1600 + first and np.allclose(played, 0.25, atol=1e-4)
 
 
 def without_curves(path):
@@ -306,17 +282,13 @@ def test_unlabelled_pairs(tmp_path, trials, run):
     evaluation = Evaluation(trials, given.scores, results, llrs, given.units, given.speakers)
     written = write_evaluation(folder, evaluation)
     assert sorted(written) == sorted(path.name for path in folder.iterdir() if path.is_file())
-    assert [path.name for path in (folder / "plots").iterdir()] == ["scores.png"]
     rows = list(csv.reader((folder / "decisions.csv").open()))
     assert rows[0] == ["enrol", "test", "score", "llr", "eer", "far_1%"] and len(rows) == 1 + len(
         trials
     )
-    for (*pair, score, llr, at_eer, at_far), wanted in zip(rows[1:], given.scores, strict=True):
-        assert len(pair) == 2 and float(score) == pytest.approx(wanted, abs=1e-6)
-        assert float(llr) == pytest.approx(10 * wanted - 3, abs=1e-3)
-        assert (at_eer, at_far) == tuple(
-            "accept" if wanted >= limit else "refuse" for limit in (0.2, 0.5)
-        )
+    for row, wanted in zip(rows[1:], given.scores.tolist(), strict=True):
+        assert float(row[3]) == pytest.approx(10 * wanted - 3, abs=1e-3)
+        assert row[4] == ("accept" if wanted >= 0.2 else "refuse")
     first = without_curves(folder / "report.html")
     page = Checker(folder / "report.html")
     assert (
@@ -327,11 +299,6 @@ def test_unlabelled_pairs(tmp_path, trials, run):
     assert {"result", "trials", "facts"} <= set(page.ids) and not {"training", "errors"} & set(
         page.ids
     )
-    assert (
-        f'<td class="number">{rows[1][2]}</td><td '
-        f'class="number">{rows[1][3]}</td><td>{rows[1][4]}</td>' in page.text
-    )
-    assert "The first 100 of 1,128; all are in decisions.csv." in page.text
     assert main(["report", str(folder)]) == 0
     assert without_curves(folder / "report.html") == first
 
@@ -345,46 +312,10 @@ def test_run_that_still_trains(run):
     assert "Not evaluated yet" in page.text and "training" in page.ids and "errors" not in page.ids
 
 
-def test_two_runs(run, trials, tmp_path, monkeypatch, capsys):
-    second = tmp_path / "exps" / "second"
-    make_run(second, trials, noise=3.0, seed=2)
-    shutil.copy(run / "report_arrays.npz", second)
-    monkeypatch.chdir(tmp_path)
-    assert main(["report", str(run), str(second)]) == 0
-    assert capsys.readouterr().out == "comparison.html\n"
-    page = Checker(tmp_path / "comparison.html")
-    assert "EER (%): first is better than second by" in page.text and "is significant" in page.text
-    assert (
-        "<td>data.batch_size</td><td>64</td><td>128</td>" in page.text
-        and "model.name" not in page.text
-    )
-    assert (tmp_path / "comparison_plots" / "det.png").is_file()
-    with pytest.raises(ValueError, match="twice"):
-        write_side_by_side([run, run.parent / "first"], tmp_path / "both.html")
-    assert main(["report", str(run), "--output", str(tmp_path / "x.html")]) == 1
-    # Scores of another tool have no settings that could differ.
-    (second / "config.yaml").unlink()
-    write_side_by_side([run, second], tmp_path / "comparison.html")
-    assert "data.batch_size" not in Checker(tmp_path / "comparison.html").text
-
-
-def test_calibrated_run_beside_another(run, trials, tmp_path):
-    second = tmp_path / "exps" / "second"
-    make_run(second, trials)
-    np.savez(run / "report_arrays.npz", labels=trials.labels)
-    np.savez(second / "report_arrays.npz", labels=trials.labels)
-    results = json.loads((second / "results.json").read_text())
-    fit = {"weights": [10.0], "offset": -3.0, "inputs": ["score"], "prior": 0.01}
-    (second / "results.json").write_text(json.dumps(results | {"calibration": fit}))
-    text = write_side_by_side([run, second], tmp_path / "both.html").read_text()
-    assert "Log-likelihood ratios: second" in text
-    assert "Log-likelihood ratios: first" not in text
-
-
 def test_export(run, tmp_path):
     assert main(["report", str(run), "--export", str(tmp_path / "paper")]) == 0
     names = {path.name for path in (tmp_path / "paper").iterdir()}
-    # Again, but nothing that somebody changed or wrote is replaced without --force.
+    # Nothing that somebody changed or wrote is replaced without --force.
     command = ["report", str(run), "--export", str(tmp_path / "paper")]
     assert main(command) == 0
     changed = tmp_path / "paper" / "result_1_all_figures.csv"
@@ -396,31 +327,10 @@ def test_export(run, tmp_path):
     assert changed.read_text() == before
     assert names == {path.name for path in (tmp_path / "paper").iterdir()}
     plotted = {name.removesuffix(".svg") for name in names if name.endswith(".svg")}
-    assert (
-        len(plotted) == len(list((run / "plots").glob("*.png")))
-        and {f"{name}.pdf" for name in plotted} <= names
-    )
-    table, latex = (
-        tmp_path / "paper" / f"result_1_all_figures{suffix}" for suffix in (".csv", ".tex")
-    )
-    header, eer_row, *_ = csv.reader(table.read_text().splitlines())
-    assert (
-        header == ["figure", "value", "95 % interval"]
-        and eer_row[0] == "EER"
-        and eer_row[1].endswith(" %")
-    )
-    lines = latex.read_text().splitlines()
+    assert {f"{name}.pdf" for name in plotted} <= names
+    assert before.startswith("figure,value,95 % interval\nEER,")
+    lines = (tmp_path / "paper" / "result_1_all_figures.tex").read_text().splitlines()
     assert lines[0] == r"\begin{tabular}{lrr}" and lines[2] == r"figure & value & 95 \% interval \\"
-    assert lines[4].startswith("EER & ") and lines[-1] == r"\end{tabular}"
-
-
-def test_runs_on_different_lists_are_not_compared(run, tmp_path):
-    second = tmp_path / "exps" / "second"
-    trials = make_trials(tmp_path / "short.txt", num_speakers=8)
-    make_run(second, trials)
-    np.savez(second / "report_arrays.npz", labels=trials.labels)
-    text = write_side_by_side([run, second], tmp_path / "both.html").read_text()
-    assert "must not be compared" in text and "better than" not in text
 
 
 def test_stages_continue_the_curves(run):
@@ -432,25 +342,6 @@ def test_stages_continue_the_curves(run):
         (run / folder / "metrics.jsonl").write_text(json.dumps(record) + "\n")
     after = read_run(run).metrics
     assert [record["epoch"] for record in after[len(before) :]] == [last + 1, last + 2]
-    note = f"After epoch {last}: the joint stage. After epoch {last + 1}: the large_margin stage."
-    assert note in write_report(run).read_text()
-
-
-def test_map_is_the_projection_on_the_main_plane(random):
-    plane = np.linalg.qr(random.standard_normal((5, 2)))[0]
-    flat = random.standard_normal((12, 2)) * [3.0, 1.0]
-    embeddings = (flat @ plane.T).astype(np.float32)
-    drawn = embedding_map(
-        embeddings, np.arange(12) // 4, [f"a/s{row // 4}/v/{row}.wav" for row in range(12)]
-    )
-    points = drawn["map_points"]
-    assert sum(drawn["map_shares"]) == pytest.approx(1.0, abs=1e-6) and drawn[
-        "map_names"
-    ].tolist() == ["v", "v", "v"]
-    distances = np.linalg.norm(flat[:, None] - flat[None], axis=2)
-    np.testing.assert_allclose(
-        np.linalg.norm(points[:, None] - points[None], axis=2), distances, atol=1e-4
-    )
 
 
 @pytest.mark.parametrize("content", [None, "[]", "[" * 100_000, "{", "\udcff"])
@@ -468,8 +359,6 @@ def test_broken_results_are_named(tmp_path, content):
         ("min_dcf", {"half": 0.5}),
         ("slices", [{"by": "x"}]),
         ("thresholds", [{"threshold": 0.1}]),
-        ("dcf_costs", {"c_miss": 1.0}),
-        ("calibration", {"weights": 3, "offset": 0.0, "inputs": []}),
     ],
 )
 def test_incomplete_results_are_refused(name, value):
@@ -482,27 +371,11 @@ def overlapping_scores(random, num_trials=400):
     return random.standard_normal(num_trials) + 2.0 * labels, labels.astype(np.int8)
 
 
-def test_det_axes(random):
-    scores, labels = overlapping_scores(random)
-    rates = error_rates(scores, labels)
-    figure = plots.det_figure(
-        {"only": rates}, {"EER": equal_error_point(rates), "off": OperatingPoint(9.0, 1.0, 0.0)}
-    )
-    curve, marked, off, diagonal = figure.axes[0].lines
-    x, y = curve.get_data()
-    assert np.isin(np.round(x, 9), np.round(ndtri(rates.false_accept_rates), 9)).all()
-    assert (np.diff(x) <= 0).all() and (np.diff(y) >= 0).all()
-    assert marked.get_label() == "EER" and marked.get_xdata()[0] == marked.get_ydata()[0]
-    assert off.get_label() == "off: off the plot" and not len(off.get_xdata())
-    assert np.array_equal(diagonal.get_xdata(), diagonal.get_ydata())
-
-
 def test_svg(random):
     scores, labels = overlapping_scores(random)
     rates = error_rates(scores, labels)
     texts = [
-        figure_svg(plots.det_figure({"a": rates}, {}), name, 'of "a" & <b>')
-        for name in ("one", "two")
+        figure_svg(plots.det_figure(rates, {}), name, 'of "a" & <b>') for name in ("one", "two")
     ]
     assert not any(light in text for text in texts for light, _ in PALETTE.values())
     assert (
@@ -513,7 +386,7 @@ def test_svg(random):
     assert names[0] and not names[0] & names[1]
     for text, known in zip(texts, names, strict=True):
         assert set(re.findall(r'(?:xlink:href="#|url\(#)([^")]+)', text)) <= known
-    again = figure_svg(plots.det_figure({"a": rates}, {}), "one", 'of "a" & <b>')
+    again = figure_svg(plots.det_figure(rates, {}), "one", 'of "a" & <b>')
     assert again == texts[0]
 
 

@@ -17,7 +17,6 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from speakernet.evaluation import plots
-from speakernet.evaluation.files import RunData
 from speakernet.files import atomic_write
 
 logger = logging.getLogger(__name__)
@@ -26,7 +25,6 @@ MISSING = "–"
 SECTIONS = {
     "result": "Result",
     "trials": "Trials",
-    "difference": "Differences",
     "errors": "Errors",
     "data": "Data",
     "training": "Training",
@@ -34,7 +32,6 @@ SECTIONS = {
     "robustness": "Robustness",
     "hardest": "Hardest trials",
     "embeddings": "Embeddings",
-    "settings": "Settings that differ",
     "facts": "How this was made",
     "words": "Words",
 }
@@ -103,7 +100,6 @@ class Cell:
     note: str = ""
     audio: str = ""
     """Address of a sound to play."""
-    is_best: bool = False
 
     def __str__(self) -> str:
         return self.text
@@ -128,11 +124,8 @@ class Card:
     heading: str
     note: str = ""
     table: Table | None = None
-    lines: Sequence[str] = ()
     facts: Sequence[tuple[str, str]] = ()
     code: str = ""
-    is_folded: bool = False
-    """Whether the code is hidden until clicked."""
     figure: Figure | None = None
     drawing: Markup | str = ""
     """The figure as SVG."""
@@ -156,45 +149,18 @@ class Section:
     tiles: Sequence[Tile] = ()
     warnings: Sequence[str] = ()
     remarks: Sequence[str] = ()
-    is_in_halves: bool = False
-    """Two cards in a row instead of three."""
-    columns: int = 0
-    """Number of cards in a row, if it is fixed."""
     is_open: bool = False
     """Shown at once even if sections of its name are folded."""
 
 
-class Pictures:
-    """The drawings of a page, which are also saved as PNGs; with several runs, their names say
-    whose they are.
-    """
-
-    def __init__(self, folder: Path, runs: Sequence[RunData]) -> None:
-        self.folder = folder
-        self.numbers = {run.name: number for number, run in enumerate(runs, start=1)}
-
-    def whose(self, text: str, run: RunData) -> str:
-        """A heading with the name of the run, if there are several."""
-        return f"{text}: {run.name}" if len(self.numbers) > 1 else text
-
-    def draw(
-        self,
-        name: str,
-        heading: str,
-        figure: Figure,
-        note: str = "",
-        *,
-        run: RunData | None = None,
-        table: Table | None = None,
-    ) -> Card:
-        """A card with the figure, which is also saved as `name`.png."""
-        if run is not None:
-            heading = self.whose(heading, run)
-            name += f"_{self.numbers[run.name]}" if len(self.numbers) > 1 else ""
-        plots.save_figure(figure, self.folder / f"{name}.png")
-        # Safe as markup: matplotlib escapes the names in it.
-        drawing = Markup(plots.figure_svg(figure, name, heading))
-        return Card(heading, note, table, figure=figure, drawing=drawing)
+def draw_card(folder: Path, name: str, heading: str, figure: Figure, note: str) -> Card:
+    """A card with the figure, which is also saved in the folder as `name`.png."""
+    # Twice: as a picture for slides and trackers, and as SVG inside the page, which scales and
+    # follows the reader's light or dark setting.
+    plots.save_figure(figure, folder / f"{name}.png")
+    # Safe as markup: matplotlib escapes the names in it.
+    drawing = Markup(plots.figure_svg(figure, name, heading))
+    return Card(heading, note, figure=figure, drawing=drawing)
 
 
 def write_page(
@@ -206,11 +172,14 @@ def write_page(
     export: Path | None,
 ) -> Path:
     """Render the sections that have contents."""
+    # A section without contents would be a heading with nothing below it and a dead link above.
     shown = {
         name: section
         for name, section in sections.items()
         if section.cards or section.remarks or section.warnings
     }
+    # Names of recordings come from users, and may hold markup; everything is escaped except the
+    # drawings.
     environment = Environment(loader=PackageLoader(__package__ or ""), autoescape=True)
     constants = {"headings": SECTIONS, "folded": FOLDED, "palette": plots.PALETTE}
     template = environment.get_template("page.html.j2", globals=constants)
@@ -227,6 +196,7 @@ def _export(folder: Path, sections: Mapping[str, Section]) -> None:
     """Write each table as CSV and LaTeX, each plot as SVG and PDF."""
     for name, section in sections.items():
         for number, card in enumerate(section.cards, start=1):
+            # A number in front, since two cards may have the same heading.
             heading = re.sub(r"[^a-z0-9]+", "_", card.heading.lower()).strip("_")
             path = folder / f"{name}_{number}_{heading}"
             if card.table:
@@ -245,7 +215,9 @@ def latex(table: Table) -> str:
     """A LaTeX table with booktabs rules."""
     lines = []
     for row in (table.header, *table.rows):
+        # Names of recordings and units hold characters that end a LaTeX run.
         lines.append(" & ".join(str(cell).translate(LATEX) for cell in row) + r" \\")
+    # With booktabs rules, as most conferences ask for.
     columns = range(len(table.header))
     sides = "".join("r" if column in table.numbers else "l" for column in columns)
     body = "\n".join([r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"])

@@ -1,16 +1,15 @@
-"""The sections of a report, each made from the files of one run or of several.
+"""The sections of a report, each made from the files of a run.
 
 A section is data: figures become rows of tables and drawings here, and `page.py` renders them.
 """
 
-import itertools
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import yaml
+from matplotlib.figure import Figure
 
 from speakernet.data.audio import AudioError, flac_address
 from speakernet.data.levels import SILENT_DB
@@ -30,7 +29,6 @@ from speakernet.evaluation.files import (
     LLR_COLUMN,
     Decisions,
     RunData,
-    compare_runs,
     described,
     is_number,
 )
@@ -42,10 +40,9 @@ from speakernet.evaluation.metrics import (
     equal_error_point,
     error_rates,
     min_dcf_point,
-    pooled_llrs,
 )
 from speakernet.evaluation.options import UNIT_COST
-from speakernet.evaluation.report.page import MISSING, Card, Cell, Pictures, Section, Table, Tile
+from speakernet.evaluation.report.page import MISSING, Card, Cell, Section, Table, Tile
 from speakernet.evaluation.results import (
     FEW_TARGETS,
     Costs,
@@ -54,9 +51,7 @@ from speakernet.evaluation.results import (
     SliceResult,
     headline,
 )
-from speakernet.evaluation.shortcuts import MEANING, rows_of
-from speakernet.evaluation.speakers import speakers_of
-from speakernet.files import human_bytes
+from speakernet.evaluation.shortcuts import MEANING
 from speakernet.run_folder import DECISIONS, EVALUATIONS, SCORES
 from speakernet.terminal import counted
 
@@ -72,6 +67,8 @@ class Curve(NamedTuple):
     note: str = ""
 
 
+Draw = Callable[[str, str, Figure, str], Card]
+"""`page.draw_card` for the folder of the page: name, heading, figure, note."""
 HELD_OUT_EER = "eer_percent"
 CURVES = (
     Curve(
@@ -115,6 +112,9 @@ FACTS = (
     "num_duplicate_trials",
     "timings_seconds",
     "seconds",
+    "lists",
+    "thresholds",
+    "initial_model",
 )
 """Results shown unchanged."""
 HISTOGRAM_NOTE = "Each histogram has an area of 1; the line is the threshold at the EER."
@@ -122,12 +122,9 @@ NUM_HARDEST = 12
 MAX_PLAYED_SECONDS = 20
 """Limit per recording: a page with an hour of speech would be too large to send."""
 NUM_TRIALS_SHOWN = 100
-ENOUGH_FOR_A_HISTOGRAM = 30
 USUAL_RATE = 0.01
 """`verify` uses the threshold at this false-accept rate if the model file has it, otherwise the one
 at the EER."""
-DRAW_SEED = 0
-"""Fixed, so that the same runs always give the same intervals."""
 
 
 def result_section(run: RunData) -> Section:
@@ -135,6 +132,8 @@ def result_section(run: RunData) -> Section:
     results = run.results
     if results.is_empty:
         return Section(remarks=["Not evaluated yet; the curves below show the training so far."])
+    # The caveats stand above all figures: whoever copies the EER from the page should have to pass
+    # them.
     amounts = {
         "Trials": results.num_trials,
         "Targets": results.num_targets,
@@ -145,12 +144,12 @@ def result_section(run: RunData) -> Section:
     of_list = Card("Trial list", _list_sentence(run), facts=facts)
     notes = cautions(results) if results.warnings is None else results.warnings
     caveats = [note for note in dict.fromkeys([*notes, results.interval_note]) if note]
+    # Without error rates the page still names the list and says why there are none.
     figures = headline(results)
     if not figures:
         reason = results.why_no_eer or "the list lacks targets or non-targets"
-        return Section(
-            [of_list], warnings=[f"no error rates: {reason}", *caveats], is_in_halves=True
-        )
+        return Section([of_list], warnings=[f"no error rates: {reason}", *caveats])
+    # Few large figures: those that papers and users of the model ask for. The table below has all.
     cllr = "min Cllr" if results.cllr is None else "Cllr"
     tiles = []
     for figure in figures:
@@ -168,11 +167,12 @@ def result_section(run: RunData) -> Section:
     table = Table(["figure", "value", "95 % interval"], rows, (1, 2))
     cards = [Card("All figures", table=table), of_list]
     if results.shortcuts:
-        table = Table(["quantity", "is", "EER"], rows_of(results.shortcuts), (2,))
+        alone = [[row.label, row.note, row.eer_text] for row in results.shortcuts]
+        table = Table(["quantity", "is", "EER"], alone, (2,))
         cards.append(Card("The list without the voices", MEANING, table))
     if results.test_lists:
-        cards.append(_lists_side_by_side(run.list_name, results, results.test_lists))
-    return Section(cards, tiles, caveats, is_in_halves=True)
+        cards.append(_test_lists(run.list_name, results, results.test_lists))
+    return Section(cards, tiles, caveats)
 
 
 class DecisionThreshold(NamedTuple):
@@ -187,6 +187,8 @@ class DecisionThreshold(NamedTuple):
 def kept_threshold(run: RunData) -> DecisionThreshold | None:
     """The threshold that the model file holds for this scoring; None if it has none."""
     results = run.results
+    # `verify` uses the threshold for 1 % false accepts if the list supported one, otherwise that at
+    # the EER; the page shows the same one.
     limits = {limit["name"]: limit for limit in results.thresholds or []}
     used = limits.get(threshold_name(USUAL_RATE)) or limits.get(EER_NAME)
     if used is None or run.scores is None or run.labels is None:
@@ -211,144 +213,97 @@ def kept_threshold(run: RunData) -> DecisionThreshold | None:
     return DecisionThreshold(name, described(used), point)
 
 
-def _side_by_side(what: str, columns: Mapping[str, Mapping[str, str]]) -> Table:
-    """A table with a row for each name in any column."""
-    names = dict.fromkeys(itertools.chain(*columns.values()))
-    rows = [[name, *(column.get(name, MISSING) for column in columns.values())] for name in names]
-    return Table([what, *columns], rows)
-
-
-def _figure_texts(results: Results) -> dict[str, str]:
-    return {figure.name: figure.with_interval for figure in headline(results)}
-
-
-def _lists_side_by_side(name: str, reported: Results, others: Mapping[str, GroupResult]) -> Card:
-    """A column for each test list: first the reported one, then those with their own pages under
+def _test_lists(name: str, reported: Results, others: Mapping[str, GroupResult]) -> Card:
+    """A row for each test list: first the reported one, then those with their own pages under
     eval/.
     """
-    columns = {}
+    rows = []
     for list_name, row in {name: reported.as_row(name), **others}.items():
         figures = Results(0, None, row.eer_percent, row.eer_interval_percent, row.min_dcf or {})
-        columns[list_name] = {
-            **_figure_texts(figures),
-            "trials": f"{row.num_trials or 0:,}",
-            "targets": f"{row.num_targets or 0:,}",
-        }
+        texts = ", ".join(f"{figure.name} {figure.with_interval}" for figure in headline(figures))
+        amounts = f"{row.num_trials or 0:,}", f"{row.num_targets or 0:,}"
+        rows.append([list_name, texts or row.note, *amounts])
     note = (
         f"In brackets: 95 % intervals. {EVALUATIONS}/ in the run folder has the reports on "
         f"{', '.join(others)}."
     )
-    return Card("Test lists", note, _side_by_side("figure", columns), is_wide=True)
+    table = Table(["list", "figures", "trials", "targets"], rows, (2, 3))
+    return Card("Test lists", note, table, is_wide=True)
 
 
 def _list_sentence(run: RunData) -> str:
     """Names the trial list and the one it is often confused with; empty if there are no scores."""
     if run.trials is None:
         return ""
+    # Several published lists of VoxCeleb1 have nearly the same name, and error rates on them differ
+    # by a tenth, so the page says which one this is.
     number = counted(len(run.trials), "trial")
     return identify_trials(run.trials) or f"{run.list_name}, {number}; not a known published list"
 
 
-def trials_section(decisions: Decisions, pictures: Pictures) -> Section:
-    """Unlabelled trials: a table of the first ones, and a histogram of all scores if there are
-    enough.
-    """
+def trials_section(decisions: Decisions) -> Section:
+    """Unlabelled trials: a table of the first ones."""
+    # A table of all trials may have millions of rows; the file beside the page has them.
     total = len(decisions.trials)
     rows = [decisions.row(number) for number in range(min(NUM_TRIALS_SHOWN, total))]
     names = {"enrol": "enrolment", LLR_COLUMN: "log-likelihood ratio"}
-    at_eer = np.nan
     for limit in decisions.thresholds:
         names[limit["name"]] = f"{threshold_label(limit['name'])}: {limit['threshold']:.4f}"
-        if limit["name"] == EER_NAME:
-            at_eer = limit["threshold"]
     header = decisions.header
     numbers = [header.index(name) for name in ("score", LLR_COLUMN) if name in header]
     table = Table([names.get(name, name) for name in header], rows, numbers)
+    # There is no decisions.csv if it would only repeat scores.txt.
     file = DECISIONS if decisions.says_more_than_scores else SCORES
     note = f"The first {len(rows)} of {total:,}; all are in {file}." if len(rows) < total else ""
-    cards = [Card("Scores and decisions", note, table, is_wide=True)]
-    if total >= ENOUGH_FOR_A_HISTOGRAM and np.ptp(decisions.scores) > 0:
-        figure = plots.histogram_figure(decisions.scores, None, at_eer)
-        cards.append(pictures.draw("scores", "Scores", figure))
-    return Section(cards)
+    return Section([Card("Scores and decisions", note, table, is_wide=True)])
 
 
-@dataclass(frozen=True)
-class RunErrors:
-    """A run with labelled scores and its errors at each threshold."""
-
-    run: RunData
-    scores: np.ndarray
-    labels: np.ndarray
-    rates: ErrorRates
-    cheapest: dict[float, tuple[float, OperatingPoint]]
-    """Target prior -> minDCF and its operating point, at the priors and costs of the results."""
-
-
-def _errors_of(run: RunData) -> RunErrors | None:
+def errors_section(run: RunData, draw: Draw) -> Section:
+    """The DET curve, histograms, and operating points; empty without labelled scores."""
     if run.scores is None or run.labels is None:
-        return None
+        return Section()
     rates = error_rates(run.scores, run.labels)
     results = run.results
+    equal = equal_error_point(rates)
     costs = results.dcf_costs or Costs(c_miss=UNIT_COST, c_fa=UNIT_COST)
-    priors = sorted(map(float, results.min_dcf)) or ALWAYS_SHOWN_PRIORS
-    cheapest = {prior: min_dcf_point(rates, prior, **costs) for prior in priors}
-    return RunErrors(run, run.scores, run.labels, rates, cheapest)
-
-
-def errors_section(runs: Sequence[RunData], pictures: Pictures) -> Section:
-    """The DET curve, then each run's histograms, errors by threshold, calibration and operating
-    points.
-    """
-    shown = [errors for run in runs if (errors := _errors_of(run))]
-    if not shown:
-        return Section()
-    points: dict[str, OperatingPoint] = {}
-    if len(shown) == 1:
-        points["EER"] = equal_error_point(shown[0].rates)
-        for prior, (_, point) in shown[0].cheapest.items():
-            points[f"minDCF at {prior:g}"] = point
-    curves = {}
-    bands = {}
-    for errors in shown:
-        curves[errors.run.name] = errors.rates
-        if errors.run.results.det_band:
-            bands[errors.run.name] = errors.run.results.det_band
-    note = "Closer to the lower left is better; the EER is where a curve crosses the diagonal."
-    note += " Bands: 95 % intervals of the miss rate, over speakers." if bands else ""
-    figure = plots.det_figure(curves, points, bands)
-    det = pictures.draw("det", "Detection error trade-off", figure, note)
-    # Kind of plot -> its card for each run: one row of the page.
-    rows: dict[str, list[Card]] = {}
-    for errors in shown:
-        for card in _error_cards(errors, pictures):
-            rows.setdefault(card.heading.partition(":")[0], []).append(card)
-    cards = [*itertools.chain(*rows.values())]
-    cards += [_operating_points(errors, pictures) for errors in shown]
-    if len(runs) == 1:
-        return Section([det, *cards], is_in_halves=True)
-    return Section([replace(det, is_wide=True), *cards], columns=len(runs))
-
-
-def _error_cards(errors: RunErrors, pictures: Pictures) -> list[Card]:
-    run = errors.run
-    at_eer = equal_error_point(errors.rates).threshold
-    histogram = plots.histogram_figure(errors.scores, errors.labels, at_eer)
-    note = (
-        "A higher threshold accepts fewer different-speaker pairs and rejects more same-speaker "
-        "pairs."
-    )
-    by_threshold = plots.threshold_figure(errors.rates, at_eer)
-    return [
-        pictures.draw("scores", "Scores", histogram, HISTOGRAM_NOTE, run=run),
-        pictures.draw("thresholds", "Errors by threshold", by_threshold, note, run=run),
-        *_calibration(errors, pictures),
+    # Operating points are computed from the scores again, since results.json holds costs and no
+    # thresholds. Priors and costs are those of the results.
+    cheapest = {}
+    points = {"EER": equal}
+    for prior in sorted(map(float, results.min_dcf)) or ALWAYS_SHOWN_PRIORS:
+        cheapest[prior] = min_dcf_point(rates, prior, **costs)
+        points[f"minDCF at {prior:g}"] = cheapest[prior][1]
+    note = "Closer to the lower left is better; the EER is where the curve crosses the diagonal."
+    note += " Band: 95 % interval of the miss rate, over speakers." if results.det_band else ""
+    det = plots.det_figure(rates, points, results.det_band)
+    histogram = plots.histogram_figure(run.scores, run.labels, equal.threshold)
+    cards = [
+        draw("det", "Detection error trade-off", det, note),
+        draw("scores", "Scores", histogram, HISTOGRAM_NOTE),
     ]
+    llrs = run.arrays.get("llrs")
+    fit = results.calibration
+    # A single score file keeps its scores, and its results hold the calibration; ratios of fused
+    # files are their scores.
+    if llrs is None and fit is not None and len(fit["weights"]) == 1:
+        llrs = AffineCalibration.from_dict(fit).apply(run.scores)
+    if llrs is not None:
+        at_eer = equal_error_point(error_rates(llrs, run.labels)).threshold
+        axis = "log-likelihood ratio (natural log)"
+        histogram = plots.histogram_figure(llrs, run.labels, at_eer, axis)
+        note = (
+            f"{HISTOGRAM_NOTE} Above {bayes_threshold(0.01):.1f}, accepting costs less than "
+            "rejecting at a target prior of 0.01."
+        )
+        cards.append(draw("llrs", "Log-likelihood ratios", histogram, note))
+    return Section([*cards, _operating_points(run, rates, cheapest)])
 
 
-def _operating_points(errors: RunErrors, pictures: Pictures) -> Card:
+def _operating_points(
+    run: RunData, rates: ErrorRates, cheapest: dict[float, tuple[float, OperatingPoint]]
+) -> Card:
     """The model's threshold, and those at the EER, the lowest costs and the named false-accept
-    rates, with errors.
+    rates, with errors; `cheapest` has minDCF and its point by target prior.
     """
     rows = []
 
@@ -361,60 +316,23 @@ def _operating_points(errors: RunErrors, pictures: Pictures) -> Card:
         "A miss rejects a same-speaker pair, and a false accept accepts a different-speaker pair. "
         "The thresholds "
     )
-    if limit := kept_threshold(errors.run):
+    if limit := kept_threshold(run):
         note += "below the first row "
+        # First the threshold that decisions use, which was fitted on another list; those below were
+        # chosen on this one and are what nobody can use in practice.
         add(f"{limit.name}: {limit.fitted_for}", limit.point)
     note += "were chosen on this list; with other speakers their error rates differ."
-    add(threshold_label(EER_NAME), equal_error_point(errors.rates))
-    for prior, (cost, point) in reversed(errors.cheapest.items()):
+    add(threshold_label(EER_NAME), equal_error_point(rates))
+    for prior, (cost, point) in reversed(cheapest.items()):
         add(f"lowest cost, target prior {prior:g}", point, f"{cost:.3f}")
-    named, refused = named_thresholds(errors.rates, {})
+    # Rates that the list is too small for have no row.
+    named, _ = named_thresholds(rates, {})
     # The first is the EER, which is already in the table.
     for kept in named[1:]:
         point = OperatingPoint(kept["threshold"], kept["miss_rate"], kept["false_accept_rate"])
         add(threshold_label(kept["name"]), point)
-    note += f" {refused[0].capitalize()}." if refused else ""
     header = ["threshold", "value", "misses", "false accepts", "minDCF"]
-    heading = pictures.whose("Operating points", errors.run)
-    return Card(heading, note, Table(header, rows, (1, 2, 3, 4)), is_wide=True)
-
-
-def _calibration(errors: RunErrors, pictures: Pictures) -> list[Card]:
-    """The list's own log-likelihood ratios against the calibrated or, without calibration, the raw
-    scores.
-    """
-    run = errors.run
-    rates = errors.rates
-    llrs = run.arrays.get("llrs")
-    fit = run.results.calibration
-    if llrs is None and fit is not None and len(fit["weights"]) == 1:
-        llrs = AffineCalibration.from_dict(fit).apply(errors.scores)
-    cards = []
-    name = "score"
-    note = "Not calibrated. The curve shows the log-likelihood ratio of each score on this list."
-    if llrs is not None:
-        rates = error_rates(llrs, errors.labels)
-        name = "calibrated log-likelihood ratio"
-        note = "On the dashed line, the log-likelihood ratios are perfectly calibrated."
-        at_eer = equal_error_point(rates).threshold
-        axis = "log-likelihood ratio (natural log)"
-        figure = plots.histogram_figure(llrs, errors.labels, at_eer, axis)
-        text = (
-            f"{HISTOGRAM_NOTE} Above {bayes_threshold(0.01):.1f}, accepting costs less than "
-            "rejecting at a target prior of 0.01."
-        )
-        cards.append(pictures.draw("llrs", "Log-likelihood ratios", figure, text, run=run))
-    # Convex-hull edges with a finite ratio; each covers the scores from its first threshold to its
-    # last.
-    best = pooled_llrs(rates)[2]
-    rows = rates.hull
-    x = (rates.thresholds[rows[:-1]] + rates.thresholds[np.maximum(rows[1:] - 1, rows[:-1])]) / 2
-    is_finite = np.isfinite(best)
-    if np.count_nonzero(is_finite) < 2:
-        text = "Targets and non-targets do not overlap in score, so there is no calibration curve."
-        return [*cards, Card(pictures.whose("Calibration", run), lines=[text])]
-    figure = plots.calibration_figure(x[is_finite], best[is_finite], name, is_llr=llrs is not None)
-    return [*cards, pictures.draw("calibration", "Calibration", figure, note, run=run)]
+    return Card("Operating points", note, Table(header, rows, (1, 2, 3, 4)), is_wide=True)
 
 
 def data_section(run: RunData, amount: str) -> Section:
@@ -423,137 +341,86 @@ def data_section(run: RunData, amount: str) -> Section:
     configured = run.configuration
     options = configured.get("data") or {}
     training = configured.get("training")
+    # With `final_model: last` nothing is chosen, so validation figures are not optimistic.
     is_watched = isinstance(training, Mapping) and training.get("final_model") == "last"
     purpose = "monitors training" if is_watched else "chooses the best checkpoint"
-    evaluations = [record for record in run.metrics if record.get("kind") == "evaluation"]
-    eers = [record[HELD_OUT_EER] for record in evaluations if HELD_OUT_EER in record]
-    best = f"best EER {min(eers):.2f} % in {counted(len(eers), 'evaluation')}" if eers else ""
     numbers = counted(results.num_trials, "trial")
     numbers += f", {counted(results.num_speakers, 'speaker')}" if results.num_speakers else ""
+    # Twelve digits of a checksum tell any two lists apart and fit the table.
     digests = {listed["role"]: listed.get("sha256", "")[:12] for listed in results.lists or []}
     rows = []
     for use, role, option, what, contents in (
         ("Training", "training", "train_list", "trains the network", amount),
-        ("Validation", "validation", "validation_list", purpose, best),
+        ("Validation", "validation", "validation_list", purpose, ""),
         ("Test", "trials", "", "gives the results on this page", numbers),
     ):
+        # The results name the lists that were read; an earlier version has only the configuration.
         if name := results.list_name(role) or str(options.get(option) or ""):
             rows.append([use, name, what, contents, digests.get(role) or MISSING])
     cards = []
     if rows:
         table = Table(["use", "list", "purpose", "contents", "SHA-256"], rows)
         cards.append(Card("Lists", table=table, is_wide=True))
-    drawn: Counter[str] = Counter()
-    for record in run.metrics:
-        for name, number in record.get("drawn", {}).items():
-            drawn[name] += number if is_number(number) else 0
-    if total := drawn.total():
-        shares = [
-            [name, f"{number:,}", f"{100 * number / total:.2f} %"] for name, number in drawn.items()
-        ]
-        table = Table(["corpus", "utterances drawn over all epochs", "share"], shares)
-        cards.append(Card("Corpora", table=table))
     return Section(cards)
 
 
-def training_section(runs: Sequence[RunData], pictures: Pictures) -> Section:
+def training_section(run: RunData, draw: Draw) -> Section:
     """A small plot of each recorded quantity that changed; a remark on those that did not."""
+    # A quantity that never changed, such as a margin without a schedule, gets no plot.
     cards = []
-    constants = []
     for curve in CURVES:
-        series = {}
-        bands = {}
-        borders: list[float] = []
-        note = curve.note
+        # Evaluations happen between epochs, everything else is recorded at steps.
         where = "epoch" if curve.kind == "evaluation" else "step"
-        for run in runs:
-            records = [
-                record
-                for record in run.metrics
-                if record.get("kind") == curve.kind and curve.key in record
-            ]
-            # Later stages -> the epoch or step after which they begin.
-            begins = [record["begun"] for record in records if "begun" in record]
-            for stage, begin in {begun["stage"]: begun[where] for begun in begins}.items():
-                of_run = f" of {run.name}" if len(runs) > 1 else ""
-                note += f" After {where} {begin}{of_run}: the {stage} stage."
-                borders.append(begin)
-            for list_name, points in _points(records, where, curve.key).items():
-                names = [run.name, list_name] if len(runs) > 1 else [list_name or run.name]
-                series[", ".join(filter(None, names))] = points
-            if curve.key == HELD_OUT_EER and (intervals := _intervals(records)):
-                bands[run.name] = np.array(intervals, dtype=np.float64).T
-        if not series:
+        records = [
+            record
+            for record in run.metrics
+            if record.get("kind") == curve.kind and curve.key in record
+        ]
+        series = _points(records, where, curve.key)
+        if not series or np.ptp(np.concatenate([y for _, y in series.values()])) == 0:
             continue
-        values = np.concatenate([y for _, y in series.values()])
-        if np.ptp(values) == 0:
-            unit = " %" if "%" in curve.axis else ""
-            constants.append(f"{curve.heading} {values[0]:.4g}{unit}")
-            continue
-        note += " Bands: 95 % intervals over speakers, from few draws." if bands else ""
         figure = plots.curve_figure(
             series,
             where,
             curve.axis,
-            bands,
             mark_lowest=curve.key == HELD_OUT_EER,
             has_ticks_at_points=where == "epoch",
-            borders=borders,
         )
-        cards.append(pictures.draw(f"training_{curve.key}", curve.heading, figure, note.strip()))
-    remarks = []
-    if constants:
-        remarks = [f"Not plotted because constant or measured once: {', '.join(constants)}."]
-    return Section(cards, remarks=remarks)
+        cards.append(draw(f"training_{curve.key}", curve.heading, figure, curve.note))
+    return Section(cards)
 
 
 def _points(
     records: Sequence[Mapping[str, Any]], where: str, key: str
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Test list (empty: the validation list) -> x and y of a quantity, each over the records that
-    have it.
-    """
+    """List -> x and y of a quantity, each over the records that have it."""
+    # Shares are recorded from 0 to 1 and shown in percent.
     scale = 100.0 if key.endswith("_share") else 1.0
     points: dict[str, list[tuple[float, float]]] = {}
     for record in records:
         x = record.get(where, 0)
-        points.setdefault("", []).append((x, scale * record[key]))
+        points.setdefault("validation list", []).append((x, scale * record[key]))
         for name, figures in record.get("test_lists", {}).items():
             if key == HELD_OUT_EER and isinstance(figures, dict) and is_number(figures.get(key)):
                 points.setdefault(name, []).append((x, figures[key]))
     return {name: tuple(np.array(pairs, dtype=np.float64).T) for name, pairs in points.items()}
 
 
-def _intervals(records: Sequence[Mapping[str, Any]]) -> list[tuple[float, ...]]:
-    """Epoch, lower and upper end of the intervals of the EER."""
-    rows = [(record.get("epoch", 0), *record.get("eer_interval_percent", ())) for record in records]
-    return [row for row in rows if len(row) == 3 and all(map(is_number, row))]
-
-
-def slices_section(runs: Sequence[RunData], pictures: Pictures) -> Section:
+def slices_section(run: RunData, draw: Draw) -> Section:
     """A plot and a table for each slicing."""
     cards = []
-    undivided = []
-    for run in runs:
-        results = run.results
-        for place, sliced in enumerate(results.slices or [], start=1):
-            if len(sliced.rows) == 1:
-                by = pictures.whose(f"By {sliced.by}", run)
-                label = sliced.rows[0].label
-                undivided.append(f"{by}: all trials are in one group, {label}.")
-                continue
-            table, note = _slices_table(sliced)
-            figure = plots.slices_figure(sliced.rows, table.weak)
-            cards.append(
-                pictures.draw(
-                    f"slices_{place}", f"By {sliced.by}", figure, note, run=run, table=table
-                )
-            )
-    return Section(cards, remarks=undivided, is_in_halves=True)
+    for place, sliced in enumerate(run.results.slices or [], start=1):
+        table, note = _slices_table(sliced)
+        figure = plots.slices_figure(sliced.rows, table.weak)
+        card = draw(f"slices_{place}", f"By {sliced.by}", figure, note)
+        cards.append(replace(card, table=table))
+    return Section(cards)
 
 
 def _slices_table(sliced: SliceResult) -> tuple[Table, str]:
     """One row per slice, and a note."""
+    # A slice with few targets has an error rate, but one that a single trial moves by percents. Its
+    # row stays, in grey, because leaving it out would hide that the list has such trials.
     weak = []
     rows = []
     notes = [sliced.note] if sliced.note else []
@@ -573,19 +440,13 @@ def _slices_table(sliced: SliceResult) -> tuple[Table, str]:
     return table, " ".join([*notes, *rated])
 
 
-def robustness_section(runs: Sequence[RunData], pictures: Pictures) -> Section:
+def robustness_section(run: RunData, draw: Draw) -> Section:
     """The EER against the amount of each degradation."""
-    kinds: dict[str, dict[str, Any]] = {}
-    for run in runs:
-        for swept in run.results.sweep or []:
-            kinds.setdefault(swept.kind, {})[run.name] = swept
     cards = []
-    for kind, by_run in kinds.items():
-        first = next(iter(by_run.values()))
-        series = {name: swept.rows for name, swept in by_run.items()}
-        figure = plots.sweep_figure(series, first.axis or kind)
-        cards.append(pictures.draw(f"sweep_{kind}", kind.capitalize(), figure, first.note))
-    return Section(cards, is_in_halves=True)
+    for swept in run.results.sweep or []:
+        figure = plots.sweep_figure(swept.rows, swept.axis)
+        cards.append(draw(f"sweep_{swept.kind}", swept.kind.capitalize(), figure, swept.note))
+    return Section(cards)
 
 
 def hardest_section(run: RunData, audio: AudioSource | None) -> Section:
@@ -616,13 +477,14 @@ def hardest_section(run: RunData, audio: AudioSource | None) -> Section:
         "FOLDER_OF_THE_AUDIO."
     )
     remarks = [hint] if audio is None else []
-    return Section(cards, remarks=remarks, is_in_halves=True, is_open=audio is not None)
+    return Section(cards, remarks=remarks, is_open=audio is not None)
 
 
 def _utterance_cell(
     run: RunData, trials: TrialList, utterance: int, audio: AudioSource | None
 ) -> Cell:
     """The name of an utterance, its speaker and length, and its sound."""
+    # What helps to see why a trial is hard: who speaks, how long, and the sound itself.
     facts = []
     name = trials.names[utterance]
     if "speakers" in run.arrays:
@@ -645,6 +507,8 @@ def _utterance_cell(
                 f"audio cannot be read from {audio.root}; give with --audio the folder that the "
                 f"list's paths start from ({error})"
             ) from error
+        # Inside the page, so that it can be sent as one file. FLAC is half the size of WAV and
+        # every browser plays it.
         sound = flac_address(waveform, audio.sample_rate)
         if np.square(waveform).mean() < 10 ** (SILENT_DB / 10):
             num_spoilt = np.count_nonzero((trials.enrol == utterance) | (trials.test == utterance))
@@ -652,146 +516,40 @@ def _utterance_cell(
     return Cell(original_name(name), ", ".join(facts), sound)
 
 
-def embeddings_section(runs: Sequence[RunData], pictures: Pictures) -> Section:
+def embeddings_section(run: RunData, draw: Draw) -> Section:
     """The embeddings of some speakers, projected on a plane."""
-    cards: list[Card] = []
-    for run in runs:
-        if "map_points" not in run.arrays:
-            continue
-        names = run.arrays["map_names"].tolist()
-        shares = run.arrays["map_shares"].tolist()
-        figure = plots.embedding_figure(
-            run.arrays["map_points"], run.arrays["map_speakers"], names, shares
-        )
-        note = (
-            f"The {len(names)} speakers with the most utterances, on the first two principal "
-            "components of their embeddings. Speakers that are apart here are apart in the "
-            "embeddings; speakers that overlap here may be apart in other dimensions."
-        )
-        heading = pictures.whose("Embeddings", run)
-        cards.append(pictures.draw(f"embeddings_{len(cards) + 1}", heading, figure, note))
-    return Section(cards, is_in_halves=True)
+    if "map_points" not in run.arrays:
+        return Section()
+    # The projection was computed when the list was scored; embeddings are not kept for the page.
+    names = run.arrays["map_names"].tolist()
+    shares = run.arrays["map_shares"].tolist()
+    figure = plots.embedding_figure(
+        run.arrays["map_points"], run.arrays["map_speakers"], names, shares
+    )
+    note = (
+        f"The {len(names)} speakers with the most utterances, on the first two principal "
+        "components of their embeddings. Speakers that are apart here are apart in the "
+        "embeddings; speakers that overlap here may be apart in other dimensions."
+    )
+    return Section([draw("embeddings", "Embeddings", figure, note)])
 
 
 def facts_section(run: RunData) -> Section:
     """Everything needed to reproduce the figures."""
-    results = run.results
-    lists = [
-        f"{read.get('role')}: {read.get('name')} ({read.get('sha256')})"
-        for read in results.lists or []
-    ]
-    limits = [f"{limit['threshold']:.4f}: {described(limit)}" for limit in results.thresholds or []]
-    values = {
-        **{name: vars(results)[name] for name in FACTS},
-        "lists": lists,
-        "kept_thresholds": limits,
-        "against_the_initial_model": (results.initial_model or {}).get("sentences"),
-        **results.extra,
+    # Whoever finds the page in a year should be able to make its figures again: the checksums of
+    # model and lists, the options, the machine, the versions and the command. All of it is shown
+    # as it stands in results.json, under the same names.
+    values = run.results.to_dict()
+    parts = {
+        "Evaluation": {name: values[name] for name in FACTS if name in values} | run.results.extra,
+        "Training": values.get("performance"),
+        # Earlier versions recorded versions of packages alone.
+        "Machine": values.get("machine") or values.get("versions"),
+        # An evaluation may have had other options than the training, whose configuration follows.
+        "Evaluation settings": values.get("config"),
     }
-    settings = yaml.safe_dump(results.config, sort_keys=False) if results.config else ""
-    machine = results.machine or {"versions": results.versions}
-    cards = [
-        Card("Command", code=results.command),
-        Card("Evaluation", facts=_flat(values)),
-        Card("Training", facts=_flat(results.performance or {})),
-        Card("Machine", facts=_flat(machine)),
-        Card("Configuration", code=run.config, is_folded=True),
-        Card("Evaluation settings", code=settings, is_folded=True),
-    ]
-    return Section([replace(card, is_wide=True) for card in cards if card.code or card.facts])
-
-
-def _flat(values: Mapping[Any, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Nested values as (`section.field`, text); empty ones are omitted.
-
-    >>> _flat({"cpu_cores": 16, "gpus": [{"memory_bytes": 2**33}], "amp": False, "note": None})
-    [('cpu_cores', '16'), ('gpus.1.memory_bytes', '8.0 GiB'), ('amp', 'no')]
-    """
-    flat: list[tuple[str, str]] = []
-    for key, value in values.items():
-        if isinstance(value, list | tuple) and any(isinstance(entry, Mapping) for entry in value):
-            value = dict(enumerate(value, start=1))
-        if isinstance(value, Mapping):
-            flat += _flat(value, f"{prefix}{key}.")
-        elif str(key).endswith("_bytes") and is_number(value):
-            flat.append((f"{prefix}{key}", human_bytes(value)))
-        elif value not in (None, "", []):
-            flat.append((f"{prefix}{key}", _text(value)))
-    return flat
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return "; ".join(map(_text, value))
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return str(value)
-
-
-def figures_side_by_side(runs: Sequence[RunData]) -> Card:
-    """A column for each run, with the lowest figures in bold."""
-    columns = {}
-    values = {}
-    for run in runs:
-        column = _figure_texts(run.results)
-        for figure in headline(run.results):
-            values[run.name, figure.name] = float(figure.number)
-        if not run.results.is_empty:
-            column["trials"] = f"{run.results.num_trials:,}"
-        column["trial list"] = _list_sentence(run) or MISSING
-        column["folder"] = str(run.folder)
-        columns[run.name] = column
-    table = _side_by_side("figure", columns)
-    rows: list[list[str | Cell]] = []
-    for name, *texts in table.rows:
-        numbers = [values.get((run.name, str(name)), np.inf) for run in runs]
-        cells: list[str | Cell] = list(texts)
-        if np.isfinite(min(numbers)):
-            best = numbers.index(min(numbers))
-            cells[best] = Cell(str(texts[best]), is_best=True)
-        rows.append([name, *cells])
-    note = "Bold: lowest value. In brackets: 95 % intervals over speakers."
-    return Card("Figures", note, replace(table, rows=rows), is_wide=True)
-
-
-def differences_section(runs: Sequence[RunData]) -> Section:
-    """Paired comparisons of runs scored on the same trials, against the first run with labelled
-    scores.
-    """
-    labelled = [run for run in runs if run.labels is not None]
-    lists = [run.trials for run in labelled if run.trials is not None]
-    checksums = [trials.checksum for trials in lists]
-    same = [
-        run for run, checksum in zip(labelled, checksums, strict=True) if checksum == checksums[0]
-    ]
-    remarks = []
-    if len(same) < len(labelled):
-        remarks = [
-            "Some runs were scored on different trial lists; their error rates must not be "
-            "compared."
-        ]
-    if len(same) < 2:
-        return Section(remarks=remarks or ["Fewer than two runs have labelled scores."])
-    speakers = speakers_of(lists[0])
-    lines = compare_runs(same, speakers, DRAW_SEED).sentences([run.name for run in same])
-    note = f"All runs are measured on the same draws of speakers, taken from the {speakers.rule}."
-    card = Card(f"Compared with {same[0].name}", note, lines=lines, is_wide=True)
-    return Section([card], remarks=remarks)
-
-
-def settings_section(runs: Sequence[RunData]) -> Section:
-    """The options in which the configurations of runs differ."""
-    columns = {run.name: dict(_flat(run.configuration)) for run in runs}
-    # A score file of another tool has no settings.
-    columns = {name: options for name, options in columns.items() if options}
-    if len(columns) < 2:
-        return Section()
-    table = _side_by_side("option", columns)
-    rows = [row for row in table.rows if len(set(row[1:])) > 1]
-    if not rows:
-        return Section(remarks=["All runs have the same configuration."])
-    return Section([Card("Configuration", table=replace(table, rows=rows), is_wide=True)])
+    codes = {"Command": run.results.command}
+    for heading, part in parts.items():
+        codes[heading] = json.dumps(part, indent=2, ensure_ascii=False) if part else ""
+    codes["Configuration"] = run.config
+    return Section([Card(name, code=code, is_wide=True) for name, code in codes.items() if code])

@@ -1,21 +1,18 @@
-"""`report.html`: the results of one run, or of several side by side, in a single self-contained
-file.
+"""`report.html`: the results of a run in a single self-contained file.
 
 It is written at the end of an evaluation from the arrays in memory, or later by `speakernet report`
 from the files alone. No figure is recomputed: figures come from `results.json`, curves from
 `scores.txt` and `metrics.jsonl`.
 """
 
+import functools
 import json
-import logging
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from speakernet.data.audio import SAMPLE_RATE
 from speakernet.data.opening import open_source
-from speakernet.evaluation.figures import short_names
 from speakernet.evaluation.files import (
     ARRAYS_NAME,
     Evaluation,
@@ -24,28 +21,22 @@ from speakernet.evaluation.files import (
     seconds_of_steps,
     write_scores,
 )
-from speakernet.evaluation.report.page import WORDS, Card, Pictures, Section, write_page
+from speakernet.evaluation.report.page import WORDS, Card, Section, draw_card, write_page
 from speakernet.evaluation.report.sections import (
     USUAL_RATE,
     data_section,
-    differences_section,
     embeddings_section,
     errors_section,
     facts_section,
-    figures_side_by_side,
     hardest_section,
     kept_threshold,
     result_section,
     robustness_section,
-    settings_section,
     slices_section,
     training_section,
     trials_section,
 )
-from speakernet.evaluation.results import (
-    Results,
-    threshold_text,
-)
+from speakernet.evaluation.results import Results
 from speakernet.files import atomic_write
 from speakernet.run_folder import (
     DECISIONS,
@@ -58,13 +49,10 @@ from speakernet.run_folder import (
 )
 from speakernet.terminal import counted, duration
 
-logger = logging.getLogger(__name__)
-
 LARGEST_USABLE_PERCENT = 20.0
 """Of errors of either kind."""
 LARGEST_CROWD = 1_000_000
 """In the words of a decision."""
-EXPLAINED = Section([Card("What the words mean", facts=WORDS, is_wide=True)])
 
 
 def write_evaluation(folder: str | Path, evaluation: Evaluation) -> list[str]:
@@ -74,11 +62,15 @@ def write_evaluation(folder: str | Path, evaluation: Evaluation) -> list[str]:
     folder = Path(folder)
     decisions = evaluation.decisions
     # Left by an earlier evaluation.
+    # Otherwise a second evaluation in the same folder, of another list perhaps, would leave a page
+    # whose parts do not belong together.
     for name in (DECISIONS, ARRAYS_NAME):
         (folder / name).unlink(missing_ok=True)
     has_decisions = decisions is not None and decisions.says_more_than_scores
     if decisions is not None and has_decisions:
         decisions.write(folder / DECISIONS)
+    # Scores first and the page last: if drawing fails, `speakernet report` makes the page from
+    # them.
     write_scores(folder / SCORES, evaluation.trials, evaluation.scores)
     with atomic_write(folder / RESULTS) as file:
         json.dump(evaluation.results.to_dict(), file, indent=2)
@@ -119,26 +111,27 @@ def write_report(
         )
     # Before drawing, so that a plot that fails does not lose them.
     _keep_arrays(run)
-    pictures = Pictures(run.folder / PLOTS, [run])
+    draw = functools.partial(draw_card, run.folder / PLOTS)
     results = run.results
     amount = _amount_of_training(results)
     decisions = run.decisions
-    # A page about a list leaves the training curves to the page of the run: they take as long to
-    # draw as everything else.
-    trained = [run] if (run.folder / METRICS).is_file() else []
     sections = {
         "result": result_section(run),
-        "trials": trials_section(decisions, pictures) if decisions else Section(),
-        "errors": errors_section([run], pictures),
+        "trials": trials_section(decisions) if decisions else Section(),
+        "errors": errors_section(run, draw),
         "data": data_section(run, amount),
-        "training": training_section(trained, pictures),
-        "slices": slices_section([run], pictures),
-        "robustness": robustness_section([run], pictures),
+        "training": Section(),
+        "slices": slices_section(run, draw),
+        "robustness": robustness_section(run, draw),
         "hardest": hardest_section(run, source),
-        "embeddings": embeddings_section([run], pictures),
+        "embeddings": embeddings_section(run, draw),
         "facts": facts_section(run),
-        "words": EXPLAINED,
+        "words": Section([Card("What the words mean", facts=WORDS, is_wide=True)]),
     }
+    # A page about a list leaves the training curves to the page of the run: they take as long to
+    # draw as everything else.
+    if (run.folder / METRICS).is_file():
+        sections["training"] = training_section(run, draw)
     # The result in plain words, for readers new to the field.
     lead = decisions.sentences() if decisions else []
     if results.eer_percent is not None and results.eer_threshold is not None:
@@ -165,6 +158,7 @@ def _keep_arrays(run: RunData) -> None:
 
 def _amount_of_training(results: Results) -> str:
     """How much speech the network was trained on, in words; empty if unknown."""
+    # An imported model has none of these figures.
     training = results.training or {}
     amounts = []
     for name, digits in (("speakers", 0), ("utterances", 0), ("hours", 1)):
@@ -207,14 +201,16 @@ def _verdict(run: RunData, results: Results, has_warnings: bool) -> list[str]:
     assert results.eer_percent is not None and results.eer_threshold is not None
     kept = kept_threshold(run)
     if kept is None:
-        scores = np.empty(0) if run.scores is None else run.scores
-        place = f"threshold {threshold_text(results.eer_threshold, scores)}"
+        place = f"threshold {results.eer_threshold:.4f}"
         false_accepts = misses = results.eer_percent / 100
     else:
         name, _, point = kept
         place = f"the {name} ({point.threshold:.4f})"
         false_accepts = point.false_accept
         misses = point.miss
+    # The reader new to the field asks whether the model can be used. The answer goes from the worst
+    # to the best case and names one remedy. Twenty percent is our opinion, not a standard: at that
+    # rate one of five decisions is wrong, and no threshold helps.
     cost = (results.act_dcf or {}).get(f"{USUAL_RATE:g}", 0.0)
     if results.eer_percent > LARGEST_USABLE_PERCENT:
         verdict = (
@@ -259,34 +255,3 @@ def _of_many(share: float) -> str:
         while size < LARGEST_CROWD and min(share, 1 - share) * size < 1:
             size *= 10
     return f"{round(share * size):,} of {size:,}"
-
-
-def write_side_by_side(
-    folders: Sequence[str | Path], path: str | Path, export: Path | None = None
-) -> Path:
-    """Write one page for several run or evaluation folders, and its plots as PNGs in a folder
-    beside it.
-    """
-    resolved = [Path(folder).resolve() for folder in folders]
-    path = Path(path)
-    if len(set(resolved)) < len(resolved):
-        raise ValueError(
-            f"a folder was given twice: {', '.join(map(str, folders))}; name each run once"
-        )
-    names = short_names([str(folder) for folder in resolved])
-    runs = [read_run(folder, name) for folder, name in zip(folders, names, strict=True)]
-    pictures = Pictures(path.with_name(f"{path.stem}_plots"), runs)
-    sections = {
-        "settings": settings_section(runs),
-        "result": Section([figures_side_by_side(runs)]),
-        "difference": differences_section(runs),
-        "errors": errors_section(runs, pictures),
-        "training": training_section(runs, pictures),
-        "slices": slices_section(runs, pictures),
-        "robustness": robustness_section(runs, pictures),
-        "embeddings": embeddings_section(runs, pictures),
-        "words": EXPLAINED,
-    }
-    return write_page(
-        path, " · ".join(names), f"{len(runs)} runs side by side", [], sections, export
-    )
