@@ -30,6 +30,7 @@ CLASSIC_FOLDERS = {"noise": "noise", "music": "music", "babble": "speech"}
 MAX_CLIPS_OF_A_KIND = 60
 MAX_ROOMS = 100
 UTTERANCE_SAMPLES = 128_000
+CROP_SAMPLES = 32_000
 """8 s, about the mean of VoxCeleb2."""
 
 

@@ -17,7 +17,6 @@ import torch
 
 from benchmarks.on_gpu.record import Row, Setup, left_out, row
 from benchmarks.on_gpu.step_costs import (
-    ALL_BUT_GRAPHS,
     PLAIN,
     QUICK_ROUNDS,
     ROUNDS,
@@ -82,7 +81,7 @@ def _run(device_type: str, size: str, norms: str, out: str) -> None:
     """Run one process; rank 0 writes the figures of a step."""
     with tempfile.TemporaryDirectory() as folder:
         setup = Setup(torch.device(device_type), size == "quick", Path(folder))
-        runtime = PLAIN if setup.is_quick else VARIANTS[ALL_BUT_GRAPHS]
+        runtime = PLAIN if setup.is_quick else VARIANTS["bf16, channels_last, compile"]
         model = QUICK_MODEL if setup.is_quick else MODEL
         config = step_config(setup, model, {**runtime, "sync_batch_norm": norms})
         with joined(config.runtime):
