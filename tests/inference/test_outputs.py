@@ -34,7 +34,6 @@ COMMANDS = [
     ("embed a.wav --model model.pt", "a.wav"),
     ("people export --store people.db --key-file key", "key"),
     ("export model.pt --speech a.wav", "a.wav"),
-    ("report trials.txt labels.csv", "labels.csv"),
     ("import-weights model.pt --model ResNet", "model.pt"),
     ("import-config labels.csv", "labels.csv"),
 ]

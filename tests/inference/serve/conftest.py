@@ -44,7 +44,7 @@ def models(tmp_path_factory, voices):
     threshold = {"threshold": 0.66, "miss_rate": 0.1, "false_accept_rate": 0.01, **common}
     threshold |= {"num_targets": 36, "num_nontargets": 240}
     mean = {"embedding_mean": rows.mean(0), "embedding_mean_of": {"embedding": "whole"}}
-    plain = model_file_contents(net, loss_normalizes=True, **mean)
+    plain = model_file_contents(net, loss_normalizes=True) | mean
     folder = tmp_path_factory.mktemp("models")
     calibration = {
         "calibration": {"fits": [fit]},
