@@ -88,14 +88,15 @@ def test_mp3_without_a_length(tmp_path, random, mode, tags):
 
 def test_a_learned_length_is_kept(tmp_path, monkeypatch):
     (tmp_path / "a.mp3").write_bytes(mp3(tone())[1])
+    monkeypatch.setenv("SPEAKERNET_CACHE", str(tmp_path / "cache"))
     names = StringTable.from_strings(["a.mp3"])
-    table = FolderSource(tmp_path, lookup_cache=tmp_path / "cache").lookup_table(names)
+    table = FolderSource(tmp_path).lookup_table(names)
     expected = read_audio(tmp_path / "a.mp3")
     assert table.num_samples.tolist() == [len(expected)]
     monkeypatch.setattr(
         lengths.MpegFrames, "num_samples", property(lambda _: pytest.fail("counted again"))
     )
-    source = FolderSource(tmp_path, lookup_cache=tmp_path / "cache")
+    source = FolderSource(tmp_path)
     crop = np.zeros((1, 8000), dtype=np.float32)
     rows = source.rows(names, source.lookup_table(names))
     assert rows.fill(np.zeros(1, np.int64), np.full(1, 20000), crop) == {}
