@@ -68,8 +68,8 @@ def open_pieces(paths: Sequence[Path]) -> io.BufferedReader:
     return io.BufferedReader(_JoinedFile(paths), BUFFER_BYTES)
 
 
-# zipfile and tarfile want one seekable file. Presenting the pieces as one spares the disk a second
-# copy of the corpus, and the hours of writing it.
+# zipfile and tarfile need one seekable file. Without this, the pieces would first have to be joined
+# on the disk, which takes as much space and time as a second copy of the corpus.
 class _JoinedFile(io.RawIOBase):
     def __init__(self, paths: Sequence[Path]) -> None:
         self._files = [open_regular(path) for path in paths]
@@ -90,7 +90,7 @@ class _JoinedFile(io.RawIOBase):
         return position
 
     def readinto(self, buffer: Any) -> int:
-        # Reads to the end of a piece and no further; the buffered reader around it asks again.
+        # At most to the end of a piece: the buffered reader around this asks for the rest.
         number = bisect.bisect_right(self._starts, self._position) - 1
         if number == len(self._files):
             return 0
@@ -116,8 +116,7 @@ def join_pieces(
 
     If a verified whole already exists, only leftover pieces are removed.
     """
-    # The order matters for a kill: the whole is complete and verified before the first piece goes,
-    # and a run that finds both only removes the pieces.
+    # After a kill, pieces and whole may both be there; then the pieces only have to be removed.
     if has_md5(whole, md5):
         summary.add(skipped=1)
     else:
@@ -205,7 +204,7 @@ def _extract_zip(path: Path, folder: Folder, summary: StepSummary, num_jobs: int
                 summary.add(skipped=1)
             else:
                 missing.append((member, target))
-        # Checked as a whole, so that a disk that is too small is not first filled.
+        # Checked for all members together, so that a disk that is too small is not filled first.
         check_space(folder.root, sum(member.file_size for member, _ in missing))
 
         def take(item: tuple[zipfile.ZipInfo, Path]) -> None:

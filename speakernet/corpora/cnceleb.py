@@ -93,9 +93,8 @@ def join_short(
     Joined files are below `root`/CN-Celeb_joined and are made once; long utterances stay where they
     are.
     """
-    # A third of the corpus is shorter than two seconds, less than a crop. Repeated to a crop's
-    # length it would teach the repetition; joined within a session it is one speaker, one room and
-    # one microphone, like a longer recording.
+    # A third of the utterances are shorter than a crop of two seconds and would be repeated to fill
+    # it. Only those of one session are joined, so that speaker, room and microphone stay the same.
     target = Folder(root / JOINED_FOLDER)
     # Rows are sorted by name, so the files of a session are adjacent.
     by_session = groupby(rows, key=lambda row: (row.speaker, row.session))
@@ -185,7 +184,7 @@ def write_published_trials(root: Path, lists: Path) -> None:
         flac = wav.with_suffix(".flac")
         return (flac if flac.is_file() else wav).relative_to(root).as_posix()
 
-    # Names of enrolments are translated once; the trials that use them are many times more.
+    # Looked up once here, because each enrolment occurs in many trials.
     enrolments = {
         name: existing(file) for name, file in _fields(published / "enroll.lst", "name path")
     }
@@ -198,9 +197,9 @@ def write_published_trials(root: Path, lists: Path) -> None:
                 raise ListError(f"{trials}: expected '{expected}', found '{name} {test} {label}'")
             yield int(label), name, existing(test)
 
-    # The published protocol has several recordings per model, but one file with all of them behind
-    # each other: embedding this file is one protocol, the mean of embeddings another. Toolkits
-    # report either, so both lists are written.
+    # Each model has several recordings, and the corpus also has one file with all of them joined.
+    # 3D-Speaker's recipe embeds the joined file, wespeaker's published table uses the mean of the
+    # embeddings; to compare with either, both lists are written.
     concatenated = ((label, enrolments[name], test) for label, name, test in rows())
     write_trials(lists / "cnceleb_trials.txt", concatenated)
     recordings = published / "enroll.map"

@@ -31,8 +31,7 @@ ARGUMENTS = CORPUS_ARGUMENTS | {
 def run(arguments: argparse.Namespace) -> int:
     def rows(root: Path) -> list[Row]:
         listed = list(common_voice_rows(root, arguments.table))
-        # Left out of everything and not only of training: a contributor with a single sentence
-        # gives no target trial either.
+        # Left out of trials too: a contributor with a single sentence has no target trial.
         counts = collections.Counter(row.speaker for row in listed)
         return [row for row in listed if counts[row.speaker] >= arguments.min_utterances]
 

@@ -127,8 +127,8 @@ def load_corpus(
     `base_url` is a mirror that replaces the table's addresses, `catalogue_path` a table that
     replaces the shipped one.
     """
-    # Keys and names are filled in here, so that nothing further down handles a secret without
-    # knowing that it is part of an address.
+    # The key is filled in here, so that it exists only as a part of addresses, which are never
+    # logged without `shown_url`.
     entry = lookup(load_catalogue(catalogue_path), name, "corpus")
     with reading(catalogue_path or "catalogue.yaml", EXPECTED):
         templates = [base_url] if base_url else entry.get("base_urls", [])
@@ -199,7 +199,7 @@ def download_all(
     summary: StepSummary,
 ) -> None:
     """Fetch missing files, several at once; a file with the right sum is left alone."""
-    # Names come from a table that may be somebody else's; `Folder` keeps them inside.
+    # Names may come from the user's own table; `Folder` refuses those that lead outside.
     root = Folder(folder)
     listed = list(files)
     is_there = parallel_map(lambda file: has_md5(root.path(file.name), file.md5), listed, num_jobs)
@@ -241,9 +241,8 @@ def download_file(
         raise DownloadError(f"{file.name}: needs an access key, but none was given. {file.access}")
     reasons = [] if file.urls else ["no address is known"]
     for url in file.urls:
-        # A wrong sum may come from an old partial file: start afresh once, then try the next
-        # address.
-        # Twice at one address, but not more: the second try has no old part to blame.
+        # A wrong sum may come from an old partial file, so it is fetched from the beginning once
+        # more before the next address is tried.
         for _ in range(2):
             try:
                 _fetch(url, part, options, on_bytes)
@@ -365,8 +364,8 @@ def _fetch_once(
     with requests.get(
         url, headers=headers, auth=auth, stream=True, timeout=options.timeout_seconds
     ) as reply:
-        # Asked for bytes behind the end: either all of it is here, or the part belongs to a longer
-        # file of another version.
+        # The partial file is at least as long as the file: either it is complete, or it is part of
+        # another version.
         if reply.status_code == 416:
             is_whole = reply.headers.get("Content-Range", "").endswith(f"/{there}")
             if not is_whole:
@@ -387,8 +386,8 @@ def _fetch_once(
         # A weak ETag may not be used with If-Range (RFC 9110, 13.1.5).
         if version.startswith("W/"):
             version = reply.headers.get("Last-Modified", "")
-        # Cut to where the answer starts before anything is written: a server that sends the whole
-        # file again, from an If-Range that no longer matches, must not leave old bytes at the end.
+        # Truncated first: if the server sends a new version of the whole file, the rest of the old
+        # one must not stay behind it.
         with part.open("r+b" if part.exists() else "xb") as output:
             output.seek(start)
             output.truncate()

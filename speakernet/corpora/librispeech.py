@@ -31,6 +31,7 @@ ARGUMENTS = PUBLIC_ARGUMENTS | {
     "--parts": {
         "nargs": "+",
         "choices": PARTS,
+        # 7 GB instead of 61.
         "default": ["train-clean-100", "dev-clean", "test-clean"],
         "help": "archives to download",
     }

@@ -150,8 +150,8 @@ def prepare_public(
 
     `more` are the summaries of steps inside `rows_of`.
     """
-    # All public corpora go this way: rows of speaker, name and session are the only thing that
-    # differs between them, so a new corpus is a function that yields rows.
+    # Only the rows and, for some, the splits differ between corpora, so a new corpus is a function
+    # that yields rows. VoxCeleb has steps of its own, because it is converted and merged.
     root = arguments.save_path
     options = ListOptions.of(arguments, root, root / f"{name}_lists")
     with exclusive(root):
@@ -200,12 +200,14 @@ def prepare_lists(
         advice = advice_on_name(first.partition(": ")[0])
         problem = f"none of the {scan.broken} files under {options.root} is usable"
         raise ValueError("; ".join(filter(None, [problem, f"the first: {first}", advice])))
+    # A published split is kept, so that error rates can be compared with those of others.
     split = split_as_published(utterances, split_of) if split_of else None
     if split is None:
         fewest = MIN_FOR_SAME_GENDER if options.same_gender else MIN_HELD_OUT_SPEAKERS
         split = split_speakers(
             utterances, options.seed, options.validation_share, options.test_share, fewest
         )
+    # This concerns only training: held-out speakers with few utterances still give trials.
     is_enough = utterances.counts()[utterances.labels[split.train]] >= options.min_utterances
     if not is_enough.all():
         logger.info(
@@ -244,6 +246,7 @@ def can_tell_sessions(utterances: Utterances, split: Split) -> bool:
             "make the error rate optimistic"
         )
         return True
+    # Each list by itself, because no error rate can be computed from a list without target trials.
     for rows in filter(len, (split.validation, split.test)):
         pairs = np.unique(np.stack([utterances.labels[rows], utterances.sessions[rows]]), axis=1)
         speakers, first, counts = np.unique(pairs[0], return_index=True, return_counts=True)
@@ -289,8 +292,8 @@ def usable_utterances(
     """Utterances with valid headers that last at least `min_seconds`, and their durations; the rest
     are broken.
     """
-    # Headers only: they tell durations, and which files are empty or no audio, without decoding a
-    # sample.
+    # Headers are enough to know durations and to find files that are empty or not audio; decoding a
+    # large corpus would take far longer.
     utterances = Utterances.from_rows(rows)
     if not len(utterances):
         raise ValueError(f"{root}: no utterances found; see --help for the supported layouts")
@@ -313,9 +316,9 @@ def _rows_with_voices(
     """Read all samples; the rows without those that are damaged, silent or of two speakers, which
     are broken, and without copies of another recording of the speaker, which are skipped.
     """
-    # Your own recordings have been checked by nobody, so their samples are read as well. A silent
-    # file trains a network to know silence; one recording under two names is one person in two
-    # classes, and whichever name is right, training on both is wrong.
+    # Nobody has checked these recordings before, so their samples are read as well. With a silent
+    # file the network learns silence as a voice; one recording under two speakers is one person in
+    # two classes, and we cannot know which of the two is right.
     source = FolderSource(options.root, keep_lookup=False)
     names = utterances.names
     facts = read_facts(source, names, options.num_jobs, "read samples")
@@ -362,7 +365,6 @@ def _write_trials(
     if not len(rows):
         return None
     write_training_list(options.save_path / f"{name}_list.txt", utterances.pairs(rows))
-    # The seed is that of the split, so that the same command makes the same trials.
     pairs = fair_pairs(utterances, rows, rules, options.seed, options.targets_per_speaker)
     num_targets = int(pairs.labels.sum())
     if num_targets in (0, len(pairs)):
@@ -391,8 +393,8 @@ def _write_trials_of_everyone(
     """Write trials among all speakers, for models that were not trained on them; None if there is
     no need or no target.
     """
-    # A public corpus has its protocol; among all your own recordings, a published model can be
-    # calibrated before anything was trained.
+    # A published model may have been trained on public corpora, but not on your own speakers, so
+    # all of them can calibrate it.
     if not options.is_own:
         return None
     path = options.save_path / "everyone_trials.txt"

@@ -125,8 +125,6 @@ def _cut_file(path: Path, target: Folder, name: str, piece: int, hop: int) -> tu
             missing.append((start, piece_path))
     if missing:
         # Decoded once for all its pieces; a minute of music is 4 MB.
-        # Why pieces at all: a crop of noise from an hour of music costs a seek and a decoder's
-        # start, a piece of five seconds one short read.
         waveform = read_audio(path, sample_rate=SAMPLE_RATE)
         for start, piece_path in missing:
             write_audio(piece_path, waveform[start : start + piece], SAMPLE_RATE)

@@ -133,6 +133,7 @@ def run(arguments: Namespace) -> int:
     if arguments.table is None and not root.is_dir():
         problem = "is a file, not a folder" if root.is_file() else "does not exist"
         raise ValueError(f"{root} {problem}; give the folder that contains the speakers' folders")
+    # Through the environment, because whatever reads a recording may need ffmpeg.
     if arguments.ffmpeg:
         os.environ[FFMPEG_VARIABLE] = arguments.ffmpeg
     save_path = arguments.save_path or Path("data") / root.resolve().name
@@ -167,8 +168,8 @@ def _log_advice(arguments: Namespace, everyone: Path | None) -> None:
 def _prepare(arguments: Namespace, save_path: Path) -> int:
     """Make lists, split, trials and configurations under `save_path`; returns the exit code."""
     root = arguments.root
-    # The steps in order: find the rows; drop copies, before hours of conversion; convert what
-    # libsndfile cannot read; check, split and pair; write two configurations.
+    # Copies are dropped before conversion, which may take hours. What ffmpeg has to decode is
+    # converted before the lists are made, so that only readable files are listed.
     scan = StepSummary("scan", save_path, "usable", "skipped", "left out")
     # Converted files have absolute names, with the same folders as the originals below this one.
     converted = (save_path / CONVERTED).resolve()
@@ -178,6 +179,7 @@ def _prepare(arguments: Namespace, save_path: Path) -> int:
     if conversions:
         summaries.insert(0, StepSummary("convert", save_path))
         convert_all(conversions, "wav", SAMPLE_RATE, arguments.num_jobs, summaries[0])
+        # These are counted as broken, and a list must not name a file that does not exist.
         failed = {str(target) for _, target in conversions if not target.exists()}
         rows = [row for row in rows if row.name not in failed]
     options = dataclasses.replace(ListOptions.of(arguments, root, save_path), is_own=True)
@@ -211,7 +213,7 @@ def _readable_rows(
     """The rows, with the names of converted files for those that only ffmpeg reads, and their
     (source, target); converted files come last.
     """
-    # Names may be spelled in another Unicode form than on the disk; ffmpeg needs the disk's.
+    # A table may have names in another Unicode form than the disk, and ffmpeg needs the disk's.
     on_disk = UnicodeNames(root).on_disk
     readable = []
     to_convert = []
@@ -263,6 +265,7 @@ def _without_suffixes(name: str) -> str:
 def _difficulty(row: Row) -> tuple[bool, bool, str]:
     """Orders copies: WAV and FLAC first, then what needs no ffmpeg."""
     suffix = Path(row.name).suffix.lower()
+    # The name decides between equals, so that the order of files on the disk does not.
     return suffix not in WRITABLE, suffix in CONVERTIBLE_SUFFIXES, row.name
 
 
@@ -297,6 +300,7 @@ def find_layout(root: Path, layout: str = "auto") -> Layout:
 
 def _below_containers(folder: Path, depth: int) -> tuple[int, Path]:
     names = _folders(folder)
+    # Containers side by side are taken to have their speakers at the same depth.
     if names and all(name.lower() in CONTAINERS for name in names):
         return _below_containers(folder / names[0], depth + 1)
     return depth, folder
@@ -347,6 +351,7 @@ def _list_recordings(
             arguments.root,
             "are split again" if layout.split_depth is None else "keep their splits",
         )
+    # With --speaker_depth, the user has decided which folders are the speakers.
     if arguments.speaker_depth is None:
         _refuse_one_level_too_high(arguments.root, names, layout.depth)
     _warn_of_empty_folders(arguments.root, names, layout.depth)
@@ -365,8 +370,8 @@ def _refuse_one_level_too_high(root: Path, names: Sequence[str], depth: int) -> 
     """Raise ValueError if all recordings are in one speaker's folder, several folders below it:
     then those are the speakers.
     """
-    # The common folder of all names. If the speakers are below it, the split would be of sessions
-    # of one speaker, and the error rate would be of days instead of people.
+    # The deepest folder that all names have in common. If the speakers are below it, their folders
+    # would count as sessions of a single speaker.
     common = names[0].split("/")[:-1] if names else []
     for name in names:
         while common != name.split("/")[: len(common)]:
@@ -395,6 +400,7 @@ def _warn_of_empty_folders(root: Path, names: Sequence[str], depth: int) -> None
     lists.
     """
     filled = {tuple(name.split("/")[: depth + 1]) for name in names}
+    # `*` also finds hidden folders, which are left out below.
     paths = root.glob("/".join("*" * (depth + 1)))
     folders = [path.relative_to(root) for path in paths if path.is_dir()]
     empty = [

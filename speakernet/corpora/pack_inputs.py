@@ -85,6 +85,7 @@ class FileInput(PackInput):
         if listed is not None:
             rows = NameIndex(names).find(listed)
             names = listed
+            # A listed name without a file has row -1, which gives an empty path.
             files = files.take(rows)
             speakers = speakers.take(rows) if speakers else None
         super().__init__(names, description, speakers)
@@ -119,8 +120,7 @@ class ArchiveInput(PackInput):
     def __init__(
         self, archives: Sequence["Archive"], listed: StringTable | None, strip: int | None
     ) -> None:
-        # Two arrays per corpus instead of an object per member: a million members would take a
-        # gigabyte.
+        # Archive and member of each name are arrays, because a corpus may have millions of names.
         names: list[str] = []
         speakers: list[str] = []
         of_archive = [np.zeros(0, dtype=np.int64)]
@@ -164,6 +164,7 @@ class ArchiveInput(PackInput):
         """
         rows = np.asarray(list(rows), dtype=np.int64)
         of_archive = self._of_archive[rows]
+        # Within an archive, rows ascend, as `Archive.contents` expects of its members.
         for number, archive in enumerate(self._archives):
             some = rows[of_archive == number]
             yield from zip(some.tolist(), archive.contents(self._of_member[some]), strict=True)
@@ -176,6 +177,7 @@ class ArchiveInput(PackInput):
             raise _absent(self, row)
         archive = self._archives[self._of_archive[row]]
         member = int(self._of_member[row])
+        # Members of a zip are read here, so that all threads unpack.
         if content is None:
             content = archive.read(member)
         label = f"{archive.name}: {archive.files[member]}"
@@ -192,7 +194,7 @@ def open_inputs(
     """Open `sources` as one input: one folder, one list, or archives (the pieces of one archive
     count as one).
     """
-    # By content and not by name, because lists and archives come with any suffix or none.
+    # Decided by content, because archives and lists come with any suffix or none.
     kinds = {Path(source): _kind(Path(source)) for source in sources}
     path, kind = next(iter(kinds.items()))
     if len(kinds) == 1:
@@ -231,9 +233,9 @@ def match_members(
         rows = [row for row, name in enumerate(stripped) if name]
         return np.array(rows, dtype=np.int64), [stripped[row] for row in rows]
     depths = range(max(map(len, folders), default=0)) if strip is None else [strip]
-    # How many folders of an archive stand above the names of the list, nobody knows: VoxCeleb's
-    # have one or two, others none. So every depth is tried, first with the suffix and then without,
-    # and the one that finds most names wins. Ties go to the smaller depth.
+    # How many leading folders an archive has in addition to the names of the list differs between
+    # corpora. So every depth is tried, and the one that finds most names wins; of equal ones, the
+    # smallest. Suffixes are ignored only if nothing matches with them.
     best = np.full(len(folders), -1)
     for plain in (str, without_suffix):
         # A Mac's archive has decomposed names.
@@ -284,6 +286,7 @@ def _read_kaldi_folder(folder: Path) -> Recordings:
         return recordings
     listed = read_training_list(folder)
     rows = NameIndex(listed.paths).find(recordings.names)
+    # An utterance without a speaker has row -1, which gives an empty name.
     speakers = listed.speakers.take(np.where(rows < 0, rows, listed.labels[rows]))
     return Recordings(recordings.names, recordings.files, speakers)
 
@@ -396,6 +399,7 @@ class ZipAudio(Archive):
         super().__init__(str(paths[0]), [names[member] for member in self._members])
 
     def read(self, member: int) -> bytes:
+        # From several threads: zipfile locks the file for each read.
         with reading(f"{self.name}: {self.files[member]}", "a whole member", AudioError):
             return self._zip.read(self._members[member])
 
@@ -418,13 +422,13 @@ class TarAudio(Archive):
             # byte 257.
             self._is_plain = file.read(262)[257:262] == b"ustar"
             file.seek(0)
-            # Speakers may come before or after their audio, so both are collected and matched at
-            # the end.
+            # A speaker may come before or after its audio, so they are matched at the end.
             for archive, member in self._walk(file):
                 name = str(checked_relative(member.name))
                 if name.endswith(SPEAKER_SUFFIXES):
                     file_of_speaker = archive.extractfile(member)
                     assert file_of_speaker is not None, "tar_members yields files only"
+                    # Limited, because a member of an archive may have any size.
                     content = file_of_speaker.read(MAX_JSON_BYTES + 1)
                     speaker = _speaker(content, f"{paths[0]}: {name}")
                     if speaker:
@@ -459,6 +463,7 @@ class TarAudio(Archive):
                     content = file.read(size)
                     yield content if len(content) == size else None
                 return
+            # Counted like `files`, so that a member has the same number as there.
             chosen = set(members.tolist())
             number = 0
             for archive, member in self._walk(file):
@@ -480,6 +485,7 @@ def _speaker(content: bytes, place: str) -> str:
             return ""
         content = present[0].encode()
     word = content.decode("utf-8", "replace").strip()
+    # A space would split the line of a training list; \ufffd stands for bytes that are not UTF-8.
     is_word = word.split() == [word] and not {"\ufffd", "\0"} & set(word)
     if len(content) > MAX_SPEAKER_BYTES or not is_word:
         raise ArchiveError(

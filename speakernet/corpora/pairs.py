@@ -87,7 +87,7 @@ def allowed(utterances: Utterances, enrol: ndarray, test: ndarray, rules: PairRu
 
 def all_pairs(utterances: Utterances, rows: ndarray, rules: PairRules) -> Pairs:
     """Every allowed pair among the rows, in order; n (n - 1) / 2 pairs without rules."""
-    # Starts with empty arrays, so that a list without pairs needs no case of its own.
+    # Empty arrays first, because `concatenate` needs at least one.
     enrol = [rows[:0]]
     test = [rows[:0]]
     right = np.arange(len(rows))[None, :]
@@ -113,9 +113,8 @@ def random_pairs(
         every = all_pairs(utterances, rows, rules)
         chosen = np.sort(random.permutation(len(every))[:num_trials])
         return Pairs(every.enrol[chosen], every.test[chosen], every.labels[chosen])
-    # A pair is one number, its rows in base n, so that `unique` finds repetitions; the first draw
-    # of each is kept, in the order of the draws, because sorted codes cut to `num_trials` would be
-    # the first speakers' pairs only.
+    # A pair is one number, low * n + high, so that `unique` finds repetitions. The order of the
+    # draws is kept: of sorted pairs, the first `num_trials` would all be of the first rows.
     codes = np.empty(0, dtype=np.int64)
     for _ in range(MAX_ROUNDS):
         first, second = random.integers(0, len(rows), size=(2, 2 * num_trials))
@@ -272,8 +271,8 @@ def calibration_pairs(
             times_used[nearest] = np.inf
             chosen.append(rows[nearest])
     few = utterances.take(np.sort(chosen))
-    # A speaker with one session has no pair between sessions. Left out, only well-recorded people
-    # would calibrate; so their sessions count as unknown, which allows the pair.
+    # A speaker with one session has no pair between sessions. Rather than lose this speaker, the
+    # session counts as unknown, which allows pairs within it.
     for speaker in range(len(few.speakers)):
         is_of_speaker = few.labels == speaker
         if len(np.unique(few.sessions[is_of_speaker])) == 1:
@@ -299,7 +298,7 @@ def hard_pairs(
     targets.
     """
     # In float32 the scores take half the memory; ranking neighbours does not need more digits.
-    # Ranking is by cosine, as in scoring, so that hard means hard for the model.
+    # Ranked by cosine, as in scoring, so that the pairs are hard for the model that is tested.
     norms = np.maximum(np.linalg.norm(embeddings, axis=1, keepdims=True), 1e-12)
     unit = (embeddings / norms).astype(np.float32)
     codes = []
@@ -362,8 +361,7 @@ def hold_out(
     pairs = balanced_pairs(
         utterances, rows, PairRules(), seed, nontargets_per_target=nontargets_per_target
     )
-    # Only the names that occur, renumbered, as in a list that was read from a file: scoring embeds
-    # every name of a list.
+    # Only names that occur in a pair, because scoring embeds every name of a trial list.
     used, numbers = np.unique(np.concatenate([pairs.enrol, pairs.test]), return_inverse=True)
     enrol, test = numbers.reshape(2, -1).astype(np.int32)
     names = training.paths.take(used)

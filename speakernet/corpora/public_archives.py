@@ -86,7 +86,7 @@ class PublicArchives:
 
     def download(self, archives: Iterable[str], summary: StepSummary) -> None:
         """Fetch archives that are present neither in pieces nor whole."""
-        # Pieces are asked for one by one, because a run that was killed has some of them.
+        # Each piece is looked at by itself, because a killed run may have left some of them.
         missing = []
         for archive in archives:
             pieces = self.corpus.pieces(archive)
@@ -114,6 +114,7 @@ class PublicArchives:
             summary.add_broken(
                 archive, f"does not exist; run with --download, or put it into {self.folder}"
             )
+        # The user may have put the archive there, so it is not trusted because it exists.
         elif not self.is_verified(archive):
             summary.add_broken(archive, "its MD5 sum is wrong; remove it and run with --download")
         else:

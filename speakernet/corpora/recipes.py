@@ -81,9 +81,8 @@ class Inputs:
 
     def sections(self) -> dict[str, dict[str, Any]]:
         """The sections data and augment, with batch and crop as large as the speech allows."""
-        # Sizes follow from the data, because a recipe for a thousand speakers does not even start
-        # on ten: the batch would be larger than the corpus, and the crop longer than its
-        # recordings.
+        # With the sizes for a large corpus, a small one might not fill a single batch, and most of
+        # its recordings might be shorter than a crop.
         lists = self.lists
         root = str(self.root.resolve())
         is_small = lists.num_train <= SMALL_CORPUS_UTTERANCES
@@ -111,7 +110,7 @@ class Inputs:
 
 def write_recipe(path: Path, inputs: Inputs) -> None:
     """Write a complete configuration, sized to the amount of data."""
-    # Steps teach, not epochs: the fewer utterances there are, the more often each is seen.
+    # A network needs a certain number of steps, so fewer utterances need more epochs.
     num_train = inputs.lists.num_train
     epochs = max(MIN_EPOCHS, min(MAX_EPOCHS, UTTERANCES_PER_RUN // max(1, num_train)))
     sections = inputs.sections() | {"training": {"max_epochs": epochs}}

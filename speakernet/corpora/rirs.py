@@ -105,8 +105,8 @@ def trimmed_response(response: np.ndarray) -> np.ndarray:
     Source: Schroeder, "New method of measuring reverberation time", JASA 1965, eq. 2 (backward
     integration).
     """
-    # The tail behind 60 dB of decay is the noise of the measurement. Convolved with speech it is a
-    # second, constant noise, and most of the work.
+    # What remains after 60 dB of decay is mostly noise of the measurement. It would be added to the
+    # speech, and the longer the response, the more a convolution costs.
     energy = np.cumsum(np.square(response[::-1], dtype=np.float64))[::-1]
     if not len(energy) or energy[0] <= 0:
         raise AudioError("the RIR is silent")

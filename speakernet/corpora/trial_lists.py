@@ -236,7 +236,7 @@ def _make(arguments: Namespace) -> int:
     write_in_form(arguments.output, pairs.rows(utterances), arguments.form)
     num_targets = int(pairs.labels.sum())
     _log_counts(arguments.output, len(pairs), num_targets)
-    # A warning and not an error: such a list can still be scored, or joined with another.
+    # Only a warning, because such a list can still be scored or joined with another.
     if num_targets in (0, len(pairs)):
         logger.warning(
             "all trials are targets, or all are non-targets: no error rate can be computed"
@@ -264,9 +264,8 @@ def _read_utterances(arguments: Namespace) -> Utterances:
             f"--across {across}: {path} is a training list, which has no columns; "
             "expected --across folder, or a table (.csv, .tsv) with that column"
         )
-    # The session is the folders between the speaker's folder and the file.
-    # Only folders can tell the session of a training list, and only if all of them do: a list in
-    # which half the sessions are unknown would pair within sessions there.
+    # The session is the folders between the speaker's folder and the file. With --across, every
+    # path must have one, because a row without might be paired with others of its own session.
     rows = [Row(speaker, name, session_of(speaker, name)) for speaker, name in listed.pairs()]
     unknown = [row.name for row in rows if not row.session]
     if unknown and across:
@@ -281,6 +280,7 @@ def _pairs(arguments: Namespace, utterances: Utterances) -> tuple[Utterances, Pa
     """Pairs of rows of these utterances or, for calibration, of some of them; also returns the
     utterances.
     """
+    # Unknown sessions do not exclude a pair, so this rule also holds for lists without sessions.
     rules = PairRules(other_session=not arguments.same_session, same_gender=arguments.same_gender)
     seed = arguments.seed
     num_nontargets = arguments.nontargets_per_target
@@ -314,6 +314,7 @@ def _names_in(rows: Iterable[tuple]) -> StringTable:
 def _seconds_of(audio: Path, names: StringTable) -> np.ndarray:
     """Durations from headers, (utterances,)."""
     table = open_source(audio).lookup_table(names)
+    # An error, because a file without a duration cannot take part in the draw.
     if table.problems:
         _, first = min(table.problems.items())
         raise AudioError(f"{len(table.problems)} recordings cannot be used; the first: {first}")
@@ -329,6 +330,7 @@ def _clean(arguments: Namespace) -> int:
     source = open_source(arguments.root)
     is_trials, rows = read_rows(path, arguments.kind)
     names = _names_in(rows)
+    # Each name is looked up once, though trials repeat it many times.
     missing = set(names.take(source.missing(names)))
     # Both sides of a trial have to exist.
     is_kept = [missing.isdisjoint(row[1:]) for row in rows]
@@ -358,6 +360,7 @@ def _rewrite(arguments: Namespace) -> int:
         name = arguments.prefix + name.removeprefix(arguments.strip)
         for old, new in arguments.replace:
             name = name.replace(old, new)
+        # Last, so that --replace can still name the old suffix.
         if arguments.suffix:
             stem, dot, _ = name.rpartition(".")
             name = (stem if dot else name) + arguments.suffix
@@ -427,8 +430,7 @@ def load_embeddings(path: Path, names: StringTable) -> np.ndarray:
     with reading(path, expected):
         stored = read_arrays(path, expected)
         embeddings = stored["embeddings"]
-        # Our own caches keep names as bytes and offsets, since a million Python strings take longer
-        # to read than the embeddings.
+        # Scoring stores names as bytes and offsets, because a million strings load slowly.
         stored_names: Sequence[str] = stored["names"].tolist()
         if "name_offsets" in stored:
             stored_names = StringTable(stored["names"], stored["name_offsets"])
@@ -475,6 +477,7 @@ def read_rows(path: Path, kind: str | None) -> tuple[bool, list]:
     recording); kind None detects it, except enrolment lists.
     """
     table = nist_table(path)
+    # Never detected, because its lines of two words look like those of a training list.
     if kind == "enrolment":
         if table is not None:
             return False, [(row["modelid"], row["segmentid"]) for row in table]

@@ -88,6 +88,7 @@ class Utterances:
             if row.session:
                 key = (row.speaker, row.session)
                 sessions[number] = numbers.setdefault(key, len(numbers))
+            # The first letter is enough: tables have m, M or male.
             initial = row.gender.strip().lower()[:1]
             if initial and genders[label] == UNKNOWN:
                 genders[label] = ord(initial)
@@ -113,6 +114,7 @@ class Utterances:
 
     def take(self, rows: ndarray) -> "Utterances":
         """Only these rows, without speakers that have none of them."""
+        # Numbered again, because a speaker without utterances would be a class that never trains.
         speakers, labels = np.unique(self.labels[rows], return_inverse=True)
         return Utterances(
             self.names.take(rows),
@@ -132,6 +134,7 @@ def read_table(path: str | Path, session: str = "") -> Iterator[Row]:
     path = Path(path)
     expected = f"a table in UTF-8 with {EXPECTED_HEADINGS}"
     with reading(path, expected, ListError), open_text(path) as file:
+        # Decided by the headings and not by the suffix, because a .csv may have tabs.
         delimiter = "\t" if "\t" in file.readline() else ","
         file.seek(0)
         reader = csv.DictReader(file, delimiter=delimiter)
@@ -152,6 +155,8 @@ def read_table(path: str | Path, session: str = "") -> Iterator[Row]:
 
 def _columns(path: Path, headings: Sequence[str], session: str) -> dict[str, str]:
     """The heading for each meaning that the table has; of several with one meaning, the first."""
+    # Reversed, because the last of several equal keys wins in a dictionary, and the first column
+    # should.
     by_name = {heading.strip().lower(): heading for heading in reversed(headings)}
     columns = {HEADINGS[name]: by_name[name] for name in by_name if name in HEADINGS}
     missing = [meaning for meaning in ("path", "speaker") if meaning not in columns]
@@ -174,6 +179,8 @@ def read_genders(path: Path, column: int, separator: str | None = None) -> dict[
     """
     genders = {}
     if path.is_file():
+        # Names in other encodings do not matter, since only ids and genders are used. Lines of
+        # comments are not skipped: their first word is not the id of a speaker.
         for line in path.read_text("utf-8", errors="replace").splitlines():
             fields = [field.strip() for field in line.split(separator)]
             if len(fields) > column:
@@ -189,6 +196,7 @@ def distinct_rows(rows: Iterable[Row], source: str | Path) -> list[Row]:
     """
     first: dict[str, Row] = {}
     for row in rows:
+        # `./a.wav` and `a.wav` are one file.
         known = first.setdefault(normal_name(row.name), row)
         if composed(known.speaker) != composed(row.speaker):
             raise ListError(
@@ -228,6 +236,7 @@ def rows_of_corpus(
     names are relative to `root`.
     """
     for row in rows_by_pattern(walk_files(root / folder, {".flac", ".wav"}), pattern):
+        # The pattern leaves out other files, such as those of VCTK's second microphone.
         if row.speaker:
             gender = (genders or {}).get(row.speaker, "")
             yield row._replace(name=f"{folder}/{row.name}", gender=gender)
@@ -280,8 +289,8 @@ def split_speakers(
             f"--validation_share {validation_share:g} and --test_share {test_share:g} leave no "
             "speakers for training; expected shares from 0 that add up to less than 1"
         )
-    # Held-out speakers must be new to the model, or the error rate is that of people it has
-    # learned, which is far lower.
+    # Without at least two speakers to hold out, utterances of training speakers are used, whose
+    # error rate is far lower than that of new speakers.
     usable = np.flatnonzero(utterances.counts() >= 2)
     if num_speakers < MIN_SPEAKERS_FOR_VALIDATION or len(usable) < MIN_HELD_OUT_SPEAKERS:
         return _split_utterances(utterances, seed)
@@ -292,8 +301,8 @@ def split_speakers(
         )
         test_share = 0
     waiting = _interleaved(usable, utterances.genders[usable], seed)
-    # 0 is training, 1 validation, 2 test. The counts are of speakers, because they are what an
-    # error rate averages over.
+    # 0 is training, 1 validation, 2 test. Shares are of speakers, not of utterances, because the
+    # precision of an error rate depends on the number of speakers.
     split = np.zeros(num_speakers, dtype=np.int8)
     for number, share in enumerate((validation_share, test_share), start=1):
         if share > 0:
@@ -368,6 +377,7 @@ def _split_utterances(utterances: Utterances, seed: int) -> Split:
         # One draw per speaker, so that another speaker's new recording changes nothing here.
         order = numpy_generator(seed, speaker).permutation(rows)
         sessions = utterances.sessions[order]
+        # Sorted by session, so that at most one session is in both parts.
         if (sessions != UNKNOWN).all():
             order = order[np.argsort(sessions, kind="stable")]
         held_out.append(order[: max(2, len(order) // 3)])

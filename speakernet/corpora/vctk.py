@@ -33,6 +33,7 @@ def vctk_rows(root: Path, microphone: str) -> Iterator[Row]:
     """The recordings of one microphone: p280 and p315 lack the second, and s5 does too."""
     folder = f"VCTK-Corpus-0.92/{AUDIO}"
     if not (root / folder).is_dir():
+        # The user may also give the folder of the corpus itself.
         folder = AUDIO
     audio = root / folder
     if not audio.is_dir():

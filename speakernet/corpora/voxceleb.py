@@ -176,8 +176,8 @@ def run(arguments: Namespace) -> int:
     if "convert" in steps or "pack" in steps:
         # Searched for before hours of downloading, not after them.
         find_ffmpeg()
-    # Every step looks at what is there and makes what is missing, so that a night's work survives
-    # any kill and each step can run on the machine that has the disk or the cores for it.
+    # Every step makes only what is missing, so the same command resumes after a kill, and steps can
+    # run on different machines with a common disk.
     job = VoxCelebJob(arguments)
     if arguments.part:
         part = parse_part(arguments.part)
@@ -275,6 +275,7 @@ class VoxCelebJob:
         # One lock per part: parts are converted at the same time in one tree.
         with exclusive(self.parts / f"{part.name}.work"):
             self.convert(part)
+            # After a kill the part counts as missing, and --lists refuses to run.
             (self.parts / f"{part.name}{DONE}").touch()
         missing = missing_parts(parts_in(self.parts, DONE), self.parts)
         logger.info("parts still to be converted before --lists: %s", list_parts(missing) or "none")
@@ -284,6 +285,7 @@ class VoxCelebJob:
         """Raise PartError if parts of a conversion are missing; remove half-written files of killed
         parts.
         """
+        # Nothing was converted in parts if there is none.
         done = parts_in(self.parts, DONE)
         if not done:
             return
@@ -332,8 +334,7 @@ class VoxCelebJob:
         roots = [root for root in roots if root.is_dir()]
         if not roots:
             return
-        # The E and H lists name files of both folders below one root. Links take no space; where
-        # they are impossible (another disk, FAT), the files are copied.
+        # Links take no space; some file systems, such as FAT, do not have them.
         summary = self.begin("merge")
         target = Folder(self.root / MERGED_FOLDER)
         for root in roots:
@@ -435,8 +436,7 @@ class VoxCelebJob:
             summary.add(skipped=len(PackedSource(folder).index.names))
         else:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            # Names without their true suffix: the published lists say .wav where the archive has
-            # .m4a.
+            # The published lists have .wav names, but the archives of VoxCeleb2 have .m4a files.
             every_name = StringTable.from_strings(name for some in names.values() for name in some)
             inputs = open_inputs(sources, every_name, num_leading_folders)
             made = pack(

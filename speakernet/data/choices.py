@@ -12,9 +12,9 @@ from speakernet.files import human_bytes
 from speakernet.options import Choice
 
 MIN_BATCHES_FOR_WORKERS = 8  # shorter epochs are over before workers have started up
-MAX_WORKERS = 12  # with more, the training process itself is the limit
+MAX_WORKERS = 12  # not measured: with more, the training process itself is probably the limit
 MAX_SPAWNED_WORKERS = 4  # each imports torch again: seconds, and hundreds of megabytes
-PREFETCHED = 4
+PREFETCHED = 4  # evens out slow reads; more would only take memory
 MEMORY_SHARE = 0.5  # of the free memory, for corpora kept in memory
 # For a two-second crop, measured on one core: 0.20 to 0.25 ms to change its speed, 0.03 ms to pass
 # it to a process.
@@ -87,7 +87,6 @@ def choose_num_workers(
 
 def choose_prefetch(*, num_workers: int, batch_bytes: int, free_shared_bytes: int) -> int:
     """Batches that each worker prepares ahead: four, or fewer if shared memory is short."""
-    # Four even out slow reads; more would only take memory.
     fitting = free_shared_bytes // 2 // max(1, batch_bytes * num_workers)
     return max(1, min(PREFETCHED, fitting))
 

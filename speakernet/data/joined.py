@@ -158,8 +158,8 @@ class JoinedSource(AudioSource):
     def _split(self, names: StringTable) -> Split:
         def make() -> Split:
             numbers = {name.encode(): number for number, name in enumerate(self.sources)}
-            # Only for lists other than the training list, which comes with its split: validation
-            # speakers held out of it, for example.
+            # Only lists such as a training list without its held-out speakers come here; the split
+            # of the whole list was stored when the corpora were joined.
             pairs = [raw.partition(b"/")[::2] for raw in names.raws()]
             owners = np.array([numbers[corpus] for corpus, _ in pairs], np.int16)
             tables = [
@@ -231,8 +231,8 @@ class JoinedSource(AudioSource):
         weights = np.array([corpus.weight for corpus in self._options.corpora.values()])
         if "auto" in weights.tolist():
             weights = utterances ** (1 / self._options.corpora_temperature)
-        # Largest remainders: whole items that add up to the batch, none of them further than one
-        # from the exact share, and the same in every batch.
+        # The method of largest remainders: every batch has the same whole numbers of items, which
+        # add up to its size and differ from the exact shares by less than one.
         exact = weights / weights.sum() * batch_size
         parts = np.floor(exact).astype(np.int64)
         parts[np.argsort(parts - exact, kind="stable")[: batch_size - parts.sum()]] += 1
@@ -286,7 +286,8 @@ class JoinedRows(RowReader):
         owners = self.owners[rows]
         for number in np.unique(owners).tolist():
             batch_rows = np.flatnonzero(owners == number)
-            # Rows of a corpus are anywhere in the batch, but readers fill neighbouring rows.
+            # Read into an array of its own and copied, because readers fill neighbouring rows, but
+            # those of one corpus are spread over the batch.
             crops = np.empty((len(batch_rows), out.shape[1]), dtype=out.dtype)
             places = self.places[rows[batch_rows]]
             for place, problem in (

@@ -78,7 +78,7 @@ class ListFile:
         )
         with reading(self.path, expected, ListError), open_regular(self.path) as file:
             first = file.readline(LONGEST_LINE_BYTES)
-            # A recording given as the list, most likely: no text has a byte of zero.
+            # Most likely a recording was given as the list: text in UTF-8 has no zero bytes.
             if b"\0" in first:
                 raise ListError(f"{self.path} is not a text file in UTF-8; expected {expected}")
             file.seek(len(BYTE_ORDER_MARK) if first.startswith(BYTE_ORDER_MARK) else 0)
@@ -88,7 +88,7 @@ class ListFile:
             while lines := file.readlines(LONGEST_LINE_BYTES):
                 block = b"".join(lines)
                 self.digest.update(block)
-                # Decoded as a whole; line by line only to find the line at fault.
+                # Checked as a whole, which is faster; single lines only to find the one at fault.
                 is_text = _is_text(block)
                 for number, line in enumerate(map(bytes.strip, lines), num_lines + 1):
                     if len(line) > LONGEST_LINE_BYTES:
@@ -120,7 +120,8 @@ def split_row(line: bytes) -> list[bytes]:
 
 def numbers() -> defaultdict[bytes, int]:
     """A dictionary that numbers words in order of first mention."""
-    # A word gets its number when it is first looked up, without a line of Python per word.
+    # The dictionary numbers a word itself when it is first looked up, which is faster than asking
+    # for each of a million words whether it is known.
     return defaultdict(itertools.count().__next__)
 
 
@@ -320,8 +321,8 @@ class Models:
 
     def mean(self, values: ndarray) -> ndarray:
         """From values of recordings, (recordings, …), to their mean over each name, (names, …)."""
-        # Every name has a recording, so no run is empty; `reduceat` would give an empty run the
-        # value that follows it.
+        # Every name has a recording; for a name without any, `reduceat` would return the first
+        # value of the next name.
         sums = np.add.reduceat(values[self.rows], self.starts, axis=0)
         counts = self.counts.reshape(-1, *[1] * (values.ndim - 1))
         return (sums / counts).astype(values.dtype)
@@ -426,10 +427,10 @@ def audio_folder_of(path: str | Path) -> Path:
     return Path(path) if Path(path).is_dir() else Path(path).parent
 
 
-# One pass over the lines, whatever their number: speakers are numbered as they come, and the
-# numbers are replaced by those of the sorted names at the end, four bytes an utterance. The class
-# of a speaker thus depends on the set of names alone: a list in another order, or with more
-# utterances of the same speakers, has the same classes.
+# One pass over the lines: speakers are numbered as they come, in four bytes per utterance, and at
+# the end these numbers are replaced by those of the sorted names. The class of a speaker thus
+# depends only on the set of names: a list in another order, or with more utterances of the same
+# speakers, has the same classes.
 def read_training_list(path: str | Path, malformed: list[str] | None = None) -> TrainingList:
     """Read `speaker path` lines; the path is everything after the first white space. Blank lines
     are skipped.
@@ -465,7 +466,6 @@ def read_training_list(path: str | Path, malformed: list[str] | None = None) -> 
     paths = StringTable.from_bytes(read_paths())
     if not labels:
         raise ListError(f"{file.path}: the list is empty; expected one {form} per line")
-    # By name, not by first mention, so that a shuffled list has the same classes.
     by_name = sorted(known)
     new_label = np.empty(len(known), dtype=np.int32)
     new_label[[known[name] for name in by_name]] = np.arange(len(known))
@@ -573,8 +573,8 @@ def read_trials(path: str | Path, malformed: list[str] | None = None) -> TrialLi
         if not fitting:
             file.expected(number, ", or ".join(form.text for form in forms), line)
             continue
-        # The first valid line determines the form of the file.
-        # `1 enrol target` has two; the label in front wins.
+        # The first valid line determines the form of the file. `1 enrol target` fits two forms; the
+        # one with the label in front wins.
         form = fitting[0]
         if len(forms) > 1 and not form.labels and b"*" in row[0]:
             raise ListError(
@@ -643,8 +643,8 @@ def with_models(
     names = list(trials.names.raws())
     sides = np.unique(trials.enrol).tolist()
     unknown = [names[row].decode() for row in sides if names[row] not in listed]
-    # A list without models beside an enrolment list for others is common (`data.test_lists`); some
-    # models and some recordings in one list are a mistake.
+    # With several lists (`data.test_lists`), some may name models and others recordings, so a list
+    # without any model is allowed. A list that mixes both is a mistake.
     if len(unknown) == len(sides):
         return trials
     if unknown:
@@ -715,7 +715,7 @@ def write_trials(path: str | Path, rows: Iterable[tuple[int | None, str, str]]) 
                     "break, or is empty"
                 )
             fields = names if label is None else [str(int(label)), *names]
-            # The reader splits at spaces, unless there is a tab.
+            # The reader splits at spaces unless the line has a tab.
             separator = "\t" if " " in "".join(names) else " "
             file.write(separator.join(fields) + "\n")
 

@@ -135,7 +135,7 @@ class LookupTable:
         self.native_samples[row] = info.num_samples
         self.sample_rates[row] = info.sample_rate
         self.num_channels[row] = info.num_channels
-        # Of a format that has to be decoded, only that matters.
+        # 0 is "other": for what has to be decoded, the exact format does not matter here.
         self.formats[row] = FORMATS.index(info.format) if info.format in FORMATS else 0
         self.data_offsets[row] = info.data_offset
         self.file_bytes[row] = info.file_bytes
@@ -163,12 +163,11 @@ def build_lookup_table(
     Rows that were unreadable before, or whose file has a different size or modification time, are
     read again.
     """
-    # The story of a start. The table of the same list is looked for, by a hash of everything that
-    # it depends on. If there is one, each file is only asked for its size and time; headers are
-    # read of files that differ from the table, and of those that could not be read before, which
-    # may have been mended. Without a table all headers are read, which takes minutes for a million
-    # files. In both cases the threads mostly wait for the disk, so there may be more of them than
-    # cores.
+    # What happens at a start. The key is a hash of everything that the table depends on. If a table
+    # is cached under it, only the size and time of each file are compared; headers are read of
+    # files that have changed, and of those that could not be read before, which may have been
+    # repaired. Without a cached table all headers are read. In both cases the threads mostly wait
+    # for the disk, so there may be more of them than cores.
     key = hashlib.sha256(f"{CACHE_VERSION}\n{Path(root).resolve()}\n{sample_rate}\n".encode())
     key.update(names.offsets.data)
     key.update(names.content.data)
@@ -294,7 +293,7 @@ def _save(path: Path, table: LookupTable) -> None:
         with atomic_write(path, "wb") as file:
             np.savez(file, allow_pickle=False, problem_rows=problem_rows, **table.columns())
     except OSError as error:
-        # A cache folder that is full or read-only costs time at the next start, nothing else.
+        # If the cache folder is full or read-only, only the next start takes longer.
         logger.warning("The lookup table is not cached: cannot write %s (%s)", path, error)
 
 

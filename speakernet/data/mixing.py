@@ -16,11 +16,12 @@ FIRST_BLOCK = 1024
 buffer."""
 
 
-# Why shards are shuffled, not rows. At an address a crop costs the shard it lies in, a gigabyte, so
-# neighbours in the order must come from few shards. Their order is random, and only rows that are
-# near each other in it are shuffled together: 65,536 utterances are about sixteen shards. Whether
-# that mixes well enough for every corpus we do not know; a list is dealt out over its shards when
-# it is packed (`stores.pack_to_address`), so each of them has many speakers.
+# Why the order is shuffled in blocks. To read one crop at an address, its whole shard has to be
+# fetched, about a gigabyte, so neighbours in the order must come from few shards. The shards are in
+# random order, and only rows near each other in it are shuffled together: with 4,096 utterances to
+# a shard, the 65,536 of the default buffer are sixteen shards. We do not know whether that mixes
+# every corpus well enough; packing deals a list out over the shards (`stores.pack_to_address`), so
+# that each has many speakers.
 def streamed(sampler: Sampler, shards: np.ndarray, num_streams: int, *turn: int) -> Parts:
     """An epoch of a corpus that is read shard by shard, with one stream per process.
 
@@ -41,7 +42,7 @@ def streamed(sampler: Sampler, shards: np.ndarray, num_streams: int, *turn: int)
     place = numpy_generator(seed, SHARDS, *turn).permutation(int(shards.max()) + 1)[
         shards[eligible]
     ]
-    # Stable, so that the order does not depend on how this version of NumPy sorts.
+    # Stable, because the order of equal places could otherwise differ between versions of NumPy.
     rows = eligible[np.argsort(place, kind="stable")]
     rows = sampler.limit_speakers(rows)
     smallest = buffer if sampler.needs_many_speakers else min(FIRST_BLOCK, buffer)
@@ -55,16 +56,16 @@ def streamed(sampler: Sampler, shards: np.ndarray, num_streams: int, *turn: int)
             random = numpy_generator(seed, BLOCK, *turn, stream, len(blocks))
             blocks.append(sampler.units_of(random, mine[first : first + size]))
             first = first + size
-            # Blocks double: training begins after a few shards, and soon mixes a whole buffer.
+            # Blocks double in size, so that training starts after a few shards and soon mixes a
+            # whole buffer.
             size = min(2 * size, max(1, buffer // num_streams))
         streams.append(np.concatenate(blocks))
     return Parts(streams, np.arange(1, num_streams + 1) / num_streams)
 
 
-# An epoch ends when each utterance has been drawn once on average, not when the first corpus runs
-# out: a small corpus with a large weight would end it after a few batches. Its repeats have row
-# numbers of their own, since everything random is keyed by the row: with the same numbers, all
-# repeats of an utterance would be the same crop with the same noise.
+# An epoch does not end when the first corpus runs out, because a small corpus with a large weight
+# would end it after a few batches. Repeats have row numbers of their own: everything random is
+# keyed by the row, so with the same numbers each repeat would be the same crop with the same noise.
 def mixed(samplers: Mapping[str, Sampler], epoch: int) -> Parts:
     """An epoch of several corpora, each with its own sampler, whose batch size is the corpus's
     share of every batch.

@@ -16,7 +16,7 @@ def composed(name: str) -> str:
     """A name in the form in which names are compared: accent and letter are one character if there
     is such a one.
     """
-    # The form that keyboards and most lists have; only Macs store the other one.
+    # NFC, because keyboards and most lists write it; the decomposed form comes from Macs.
     return unicodedata.normalize("NFC", name)
 
 
@@ -38,8 +38,8 @@ def original_name(name: str) -> str:
     ('anna/monday/1.m4a', 'anna/1.wav')
     """
     folder, is_converted, original = name.partition(f"/{CONVERTED}/")
-    # `prepare` writes absolute paths of what it converted. A relative one is a folder that somebody
-    # else has called so.
+    # `prepare` lists what it converted by absolute paths. In a relative path, `converted` is the
+    # user's own folder.
     if not is_converted or not folder.startswith("/"):
         return name
     return original.removesuffix(".wav")
@@ -71,7 +71,7 @@ def session_of(speaker: str, name: str) -> str:
     'monday'
     """
     folders = folders_of(name)
-    # As a list has them: folders may contain spaces, the speakers in a list may not.
+    # A folder may have spaces in its name, but lists write the speaker as one word.
     speakers = [one_word(folder) for folder in folders]
     if speaker not in speakers:
         return ""
@@ -93,7 +93,7 @@ def advice_on_name(name: str) -> str:
             f"`{rewrite} --replace {mark} ''`"
         )
     if WINDOWS_PATH.search(name):
-        # No folder is called C:, so the drive has to go as well.
+        # The drive has to be removed too, since no folder is called `C:` here.
         drive = f" --strip {shlex.quote(name[:3])}" if name[1:2] == ":" else ""
         return (
             "the paths have backslashes or a drive letter, as on Windows; write them with "

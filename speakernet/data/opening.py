@@ -99,8 +99,8 @@ def open_source(
     """The source at `root`: a packed corpus, here or at an address, a folder with a `wav.scp`, or a
     folder of files.
     """
-    # By what is there, never by its name: an address, then a corpus (also a damaged or half-written
-    # one, whose error must not be "no audio files"), then a list of files, then any folder.
+    # The order matters: a packed corpus is a folder too, and as a folder of files its error would
+    # be that there is no audio.
     if is_address(root):
         # Imported late: it loads fsspec, which a corpus on disk does not need.
         from speakernet.data.shards import RemoteSource

@@ -105,7 +105,7 @@ class Shard(PackInput):
 
     def items(self, rows: Iterable[int]) -> Iterator[tuple[int, bytes | None]]:
         """See `PackInput.items`."""
-        # A range finds the place of a number without a search.
+        # `index` of a range is arithmetic, not a search.
         for row, content in self._whole.items([self._rows[row] for row in rows]):
             yield self._rows.index(row), content
 
@@ -136,10 +136,10 @@ def total_counts(descriptions: Collection[Description]) -> dict[str, Any]:
     }
 
 
-# Decoding takes the time (m4a and FLAC, from archives or a slow disk), writing hardly any. So
-# threads decode, a few utterances ahead, and this thread appends the results in the order of the
-# list, which makes the corpus the same whatever the number of threads, and a restart a matter of a
-# row number.
+# Nearly all the time goes into decoding (m4a and FLAC, from archives or a slow disk), so threads
+# decode a few utterances ahead, and this thread appends the results in the order of the list. The
+# corpus is therefore the same for any number of threads, and after a kill it is enough to know how
+# many utterances have been written.
 def pack(
     source: PackInput,
     corpus: str | Path,
@@ -332,9 +332,9 @@ def _read_journal(folder: Path) -> ndarray:
 
 def _finish(partial: Path, source: PackInput, sample_rate: int) -> Description:
     """Write header, index and description, and remove the journal."""
-    # The order matters. The header makes the samples a valid array, the index names them, and only
-    # the description, which has the checksum of the index, makes the folder a corpus. The plan and
-    # the journal go last, so that after a kill before that the same command finds all its work.
+    # The order matters. The header makes the samples a valid array, the index names them, and the
+    # description, which has the checksum of the index, is written when both are complete. The plan
+    # and the journal are removed last, so that after an earlier kill the same command can resume.
     records = _read_journal(partial)
     kept = np.flatnonzero(records["num_samples"] >= 0)
     if not len(kept):
@@ -387,8 +387,7 @@ def _already_there(source: PackInput, corpus: Path, sample_rate: int) -> PackSum
     """
     if not is_packed(corpus):
         raise PackedError(f"{corpus}: exists and is not a packed corpus; choose a different name")
-    # Names are compared, not samples: reading 39 GB again takes longer than anyone waits for
-    # "already packed".
+    # Only names are compared: decoding the recordings again would take as long as packing them.
     names = read_index(corpus).names
     description = read_description(corpus)
     total = len(names) + description.num_skipped
@@ -417,7 +416,7 @@ def pack_part(
         The summary of the shard, and the shards that are still missing.
     """
     corpus = Path(corpus)
-    # A folder with anything else in it is not ours to write into.
+    # Nothing is written into a folder that holds other files.
     is_foreign = corpus.exists() and not is_packed(corpus) and any(corpus.iterdir())
     if is_foreign or (corpus / DESCRIPTION).exists():
         return _already_there(source, corpus, sample_rate), []
@@ -431,7 +430,7 @@ def pack_part(
     _check_plan(corpus / PLAN_OF_PARTS, plan)
     shard = Shard(source, rows, f"part {part} of {source.description}", digest_of_plan(plan))
     summary = pack(shard, corpus / part.name, sample_rate=sample_rate, **options)
-    # Two machines may both find that nothing is missing; both then write the same description.
+    # If two machines finish at the same time, both write the description; it is the same.
     missing = missing_parts(parts_in(corpus), corpus)
     if not missing:
         join_parts(corpus)

@@ -12,7 +12,7 @@ from typing import TypeVar
 Rows = TypeVar("Rows", bound=Sequence)
 
 PART_NAME = re.compile(r"part-(\d+)-of-(\d+)")
-MAX_PARTS = 9999  # four digits: names of parts sort as text
+MAX_PARTS = 9999  # names have four digits, so that they sort as text
 MAX_PARTS_NAMED = 20
 
 
@@ -70,9 +70,9 @@ def share(rows: Rows, number: int, count: int) -> Rows:
     >>> [share(range(10), number, 4) for number in (1, 2, 3, 4)]
     [range(0, 2), range(2, 5), range(5, 7), range(7, 10)]
     """
-    # The bounds are divided, not the number of rows: a fixed size, rounded up, would leave the last
-    # parts short or empty. Neighbouring rows, so that joining needs no reordering and a part reads
-    # one stretch of an archive.
+    # Each bound is computed by itself: parts of one size, rounded up, would leave the last ones
+    # short or empty. Rows are neighbours, so that joining does not have to reorder them and a part
+    # reads one stretch of an archive.
     first = len(rows) * (number - 1) // count
     return rows[first : len(rows) * number // count]  # type: ignore[return-value]
 
@@ -81,7 +81,7 @@ def parts_in(folder: str | Path, suffix: str = "") -> dict[WorkPart, Path]:
     """Part -> file or folder named after it plus `suffix`, in order; the folder need not exist."""
     parts = {}
     for path in Path(folder).glob(f"part-*{suffix}"):
-        # Beside them are locks and files that are still being written.
+        # The folder also has locks and files that are still being written.
         if match := PART_NAME.fullmatch(path.name.removesuffix(suffix)):
             parts[WorkPart(int(match[1]), int(match[2]))] = path
     return dict(sorted(parts.items()))

@@ -227,7 +227,7 @@ class RemoteSource(PackedSource):
         store = Store(self.root)
         with exclusive(folder, waits=True):
             newest = folder / "newest"
-            # At every start: it is small, and shows whether the corpus was packed again.
+            # Fetched at every start, because the corpus may have been packed again; it is small.
             store.fetch(DESCRIPTION, newest)
             kept = folder / DESCRIPTION
             if not kept.is_file() or kept.read_bytes() != newest.read_bytes():
@@ -364,11 +364,11 @@ class ShardsAhead(WrappedMaker):
 
     def run(self, requests: Sequence[BatchRequest]) -> Iterator[Made]:
         """See `CropMaker.run`."""
-        # The story. A shard is needed from the first batch with one of its rows to the last. Those
-        # needed now are touched at every batch, so that the cache removes others first. Requests
-        # are looked at as far ahead as their shards fit into this process's part of the cache, and
-        # missing shards are fetched by threads. Nothing here waits: a batch whose shard has not
-        # arrived waits for it in `RemoteRows.fill`.
+        # A shard is in use from the first batch with one of its rows to the last. Shards in use are
+        # touched at every batch, so that the cache removes others first. This looks ahead in the
+        # requests for as long as their shards fit into this process's part of the cache, and
+        # threads fetch those that are missing. Nothing here waits: a batch whose shard has not
+        # arrived waits for it when its samples are read.
         cache = self._rows.samples.cache
         budget = cache.budget_bytes // distributed.local_world_size()
         last_use: dict[int, int] = {}

@@ -93,8 +93,8 @@ def frame_scores(
     seconds; see `find_speech`.
     """
     name = detector or default_detector()
-    # Each piece is searched by itself: the network starts afresh anyway, and a cut through a word
-    # every five minutes costs less than a second recording in memory.
+    # Each piece is searched by itself, so that a long recording need not be in memory. The network
+    # forgets what came before a cut, which matters little once in five minutes.
     scores = [np.zeros(0)]
     num_samples = 0
     for piece in [waveform] if isinstance(waveform, np.ndarray) else waveform:
@@ -122,7 +122,7 @@ def speech_probabilities(waveform: np.ndarray) -> np.ndarray:
     """silero-vad's probability of speech in each frame of `FRAME_SECONDS`, (frames,), for
     (samples,) at 16 kHz.
     """
-    # `default_detector` has been asked by whoever calls this.
+    # `default_detector` names silero-vad only if its weights are there.
     network = _network()
     assert network is not None, "silero-vad's weights are there"
     return network(torch.from_numpy(waveform)).numpy()
@@ -185,7 +185,7 @@ class SileroNetwork:
     def __call__(self, waveform: torch.Tensor) -> torch.Tensor:
         """(samples,) at 16 kHz -> (frames,)."""
         num_frames = -(-len(waveform) // FRAME_SAMPLES)
-        # The last frame is filled with silence.
+        # Context for the first frame, and silence that completes the last one.
         filled = pad(waveform, (CONTEXT_SAMPLES, num_frames * FRAME_SAMPLES - len(waveform)))
         frames = filled.unfold(0, CONTEXT_SAMPLES + FRAME_SAMPLES, FRAME_SAMPLES)[:, None]
         # (frames, 2 * 129, 4): real and imaginary parts of four spectra.
@@ -193,19 +193,18 @@ class SileroNetwork:
             pad(frames, (0, CONTEXT_SAMPLES), mode="reflect"), self.spectrum, stride=STFT_HOP
         )
         real, imaginary = parts.chunk(2, dim=1)
-        # From here on, the time axis within a frame shrinks: 4, 4, 2, 1, 1 (STRIDES).
+        # The convolutions shrink the time axis within a frame: 4, 4, 2, 1, 1 (see STRIDES).
         states = (real.square() + imaginary.square()).sqrt()
         for (weight, bias), stride in zip(self.layers, STRIDES, strict=True):
             states = conv1d(states, weight, bias, stride=stride, padding=1).relu()
-        # The convolutions saw each frame alone; only the LSTM goes from frame to frame, so it alone
-        # runs twice.
+        # The convolutions see each frame by itself, so only the LSTM has to run a second time.
         # (frames, channels, 1) -> (1, frames, channels)
         states = states.transpose(1, 2).reshape(num_frames, -1)
         return torch.maximum(self._follow(states[None])[0], self._start_afresh(states))
 
     def _start_afresh(self, states: torch.Tensor) -> torch.Tensor:
         """(frames, channels) -> (frames,): the mean of the two windows in which a frame lies."""
-        # All windows run as one batch: 64 steps for any length, cheap beside the long sequence.
+        # All windows are one batch, so any length takes only 64 steps.
         half = FRESH_FRAMES // 2
         num_frames = len(states)
         num_windows = -(-num_frames // half)
@@ -241,7 +240,7 @@ def are_speech(levels: np.ndarray) -> np.ndarray:
     """Which frames, given by level in dB (frames,), are louder than pauses and noise."""
     if not len(levels):
         return np.zeros(0, dtype=bool)
-    # Percentiles and not extremes: a click is loud, and a gap in the recording is quiet.
+    # Percentiles, because one click would be the loudest frame and one gap the quietest.
     quiet, loud = np.percentile(levels, [10, 95])
     least = max(SILENT_DB, loud - SPEECH_RANGE_DB, quiet + SPEECH_SHARE_OF_RANGE * (loud - quiet))
     return (levels >= least) & (loud - quiet >= MIN_RANGE_DB)
@@ -258,8 +257,8 @@ def stretches(
     """Stretches of speech, (stretches, 2) seconds, from the probability of each frame, in a
     recording of `seconds`.
     """
-    # Two thresholds, because one would either cut words at soft consonants or let noise in. Runs of
-    # frames at or above `end` in which at least one frame reaches `begin`.
+    # Runs of frames at or above `end` in which at least one frame reaches `begin`: a single
+    # threshold would either cut words at soft consonants or let noise in.
     runs = np.split(np.arange(len(scores)), np.flatnonzero(np.diff(scores >= end)) + 1)
     spoken = [run for run in runs if len(run) and scores[run].max() >= begin]
     if not spoken:

@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 EXPECTED_SHARE = 0.02
 """Share of recordings without speech from which on it is a warning."""
 
-# Several lists share a source, and finding speech costs far more than reading. Weak, so that what
-# was found goes with the source.
+# Kept for each source, because several lists share it and finding speech takes far longer than
+# reading. Weak, so that the stretches are freed with the source.
 _sources: "weakref.WeakKeyDictionary[AudioSource, SpokenSource]" = weakref.WeakKeyDictionary()
 
 
@@ -48,8 +48,8 @@ class SpokenSource(AudioSource):
         """First and last + 1 sample of each stretch of speech, int64 (stretches, 2); (0, 2) without
         speech.
         """
-        # A few numbers for each recording. The samples are not kept, but read again for each crop:
-        # a list of calls would not fit into memory.
+        # Only the edges are kept, a few numbers for each recording; samples are read again for each
+        # crop, because those of a long list would not fit into memory.
         if name not in self._edges:
             pieces = self.source.blocks(name, round(PIECE_SECONDS * self.sample_rate))
             self._edges[name] = sample_edges(

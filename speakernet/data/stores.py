@@ -123,7 +123,7 @@ class Store:
         """Size of a file in bytes; None if there is none."""
 
         def look(system: Any, root: str) -> int | None:
-            # fsspec keeps listings, which would hide what other writers have added since.
+            # fsspec caches listings, which would hide files that other writers have added since.
             system.invalidate_cache()
             place = f"{root}/{name}"
             return int(system.size(place)) if system.exists(place) else None
@@ -162,11 +162,10 @@ class Store:
         raise AssertionError("the last attempt returns or raises")
 
 
-# The story. Look at what is there; pack what this writer is responsible for and is not there, one
-# shard at a time in a scratch folder; move each when it is complete; and if all shards of all
-# writers are there, write the description that makes them a corpus. Every step may be the last
-# before a kill, and starting again begins with looking, so resuming, repairing and adding a writer
-# are the same thing.
+# First look at what is there. Then pack those of this writer's shards that are missing, one at a
+# time in a scratch folder, and move each to the address when it is complete. If the shards of all
+# writers are there, write the description that makes them a corpus. A kill may come at any step,
+# and every start begins by looking, so resuming and repairing need no code of their own.
 def pack_to_address(
     source: PackInput,
     address: str,
@@ -215,7 +214,7 @@ def pack_to_address(
             packed = pack(some, scratch / name, sample_rate=sample_rate, **options)
             num_resumed += packed.num_resumed
             descriptions.append(_move(store, scratch / name, known))
-        # Again: other writers may have finished their shards in the meantime.
+        # Looked up again, because other writers may have finished in the meantime.
         missing = _missing(store, shards, described, origin)
         if not missing:
             join_parts(described)
@@ -229,7 +228,8 @@ def _move(store: Store, folder: Path, known: Mapping[str, str]) -> Description:
     """Move a packed shard to the address; `known` are the digests in the description there."""
     name = folder.name
     description = read_description(folder)
-    # A shard that was lost and is packed again has to be the one that readers know.
+    # Readers compare a shard with the digest in the description, so a lost shard that is packed
+    # again must be equal to the old one.
     if known.get(name, description.index_sha256) != description.index_sha256:
         raise PackedError(
             f"{store.address}/{name}: the recordings have changed since this corpus was packed; "
@@ -313,8 +313,7 @@ def _damage(store: Store, name: str, description: Description, folder: Path) -> 
     """What is wrong with the files of a shard, judged by sizes and by the checksum of the index;
     empty if nothing.
     """
-    # The samples themselves are not read: that would move the whole corpus over the network.
-    # Whoever fetches a shard compares their checksums.
+    # The samples are not read, because that would move the whole corpus over the network.
     expected = HEADER_BYTES + 2 * description.num_samples
     size = store.size(f"{name}/{SAMPLES}")
     if size != expected:

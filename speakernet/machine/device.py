@@ -21,8 +21,8 @@ def choose_device(options: MachineOptions) -> torch.device:
     """The device selected by the options, made torch's current one and logged with the reason."""
     device = find_device(options)
     if device.type == "cpu":
-        # A CPU instead of a GPU costs days, so the reason is logged, as a warning if there is a
-        # GPU.
+        # Training on a CPU instead of a GPU takes days longer, so the reason is logged, with a
+        # warning if the machine has a GPU.
         reason = "as configured"
         if options.device != "cpu":
             reason = "no GPU that torch can use"
@@ -89,7 +89,7 @@ def power_monitor(device: torch.device) -> Monitor:
 
 
 def _monitor(read: Callable[[torch.device], float], device: torch.device, what: str) -> Monitor:
-    # `Monitor` reads on despite errors: NVML is missing in some containers, and power on some GPUs.
+    # `Monitor` tolerates errors: some containers lack NVML, and some GPUs do not report power.
     has_gpu = device.type == "cuda"
     sample = functools.partial(read, device) if has_gpu else None
     return Monitor(sample, what, sample_seconds=UTILISATION_SECONDS)

@@ -104,7 +104,7 @@ def total_memory_bytes() -> int:
     lower.
     """
     limit = read_quota().memory_bytes
-    # A limit above the machine's memory limits nothing.
+    # A control group may have a limit above the machine's memory.
     total = int(psutil.virtual_memory().total)
     return total if limit is None else min(total, limit)
 
@@ -251,7 +251,7 @@ def native_bf16(flags: frozenset[str] | None = None) -> str | None:
 @functools.cache
 def _cpu_facts() -> dict[str, str]:
     """The lines of /proc/cpuinfo about the first core."""
-    # The first core speaks for all; the rest of the file repeats it, once for each core.
+    # The file repeats these lines for each core; model and flags hardly ever differ.
     facts: dict[str, str] = {}
     for line in _text(Path("/proc/cpuinfo")).splitlines():
         key, _, value = line.partition(":")

@@ -81,7 +81,7 @@ class Monitor:
 
     def __enter__(self) -> "Monitor":
         if self._read is not None:
-            # Before the thread starts, so that a block shorter than a sample has a value.
+            # Before the block runs, so that `start` is what it began with.
             self.sample()
             self.start = self.peak
             self._thread.start()

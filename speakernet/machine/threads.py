@@ -66,7 +66,7 @@ def in_lanes(work: Callable[[Item], Result], items: Iterable[Item], count: int) 
     if count == 1:
         yield from map(work, items)
         return
-    # The threads are divided, not multiplied: more threads than cores slow all of them down.
+    # Divided among the lanes, because more threads than cores slow all of them down.
     threads = torch.get_num_threads()
     share = max(1, threads // count)
     waiting: collections.deque[Future[Result]] = collections.deque()

@@ -132,11 +132,11 @@ class Heartbeat:
         before = self._beats()
         time.sleep(SILENT_BEATS * BEAT_SECONDS)
         after = self._beats()
-        # The store lies with rank 0 or its launcher.
+        # The store runs in rank 0 or, with torchrun, in its launcher.
         if not before or not after:
             return "rank 0 or the launcher has ended: its store does not respond"
         faults = []
-        # A rank that ended by itself has said why, which is better than any guess.
+        # A rank that ended with an error has stored it; otherwise we judge by heartbeats.
         for rank in after:
             if reason := self.read(f"end/{rank}"):
                 faults.append(f"rank {rank} ended: {reason}")
@@ -322,7 +322,7 @@ def num_gpus(runtime: MachineOptions) -> int:
 
 
 def _start(options: MachineOptions, place: Place) -> Heartbeat:
-    # All ranks would share one GPU, which works, but slowly and with a fraction of its memory each.
+    # All ranks would use the same GPU: NCCL refuses that, and with gloo they share its memory.
     if options.gpu_id is not None and place.local_world_size > 1:
         raise ValueError(
             f"runtime.gpu_id is {options.gpu_id}, but there are {place.local_world_size} processes "
@@ -395,7 +395,7 @@ def _report_failure(heartbeat: Heartbeat, error: BaseException) -> None:
     """Report to the other ranks why this one ends; if a collective failed, raise ProcessLost with
     the rank at fault.
     """
-    # The error of a collective is a consequence: the rank at fault has its own reason, or none.
+    # A failed collective is only a consequence, so the message names the rank at fault instead.
     is_collective = isinstance(error, torch_distributed.DistError) or (
         isinstance(error, RuntimeError) and any(word in str(error) for word in FAILED_COLLECTIVE)
     )

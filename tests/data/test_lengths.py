@@ -88,6 +88,7 @@ def test_mp3_without_a_length(tmp_path, random, mode, tags):
 
 def test_a_learned_length_is_kept(tmp_path, monkeypatch):
     (tmp_path / "a.mp3").write_bytes(mp3(tone())[1])
+    monkeypatch.setenv("SPEAKERNET_CACHE", str(tmp_path / "cache"))
     names = StringTable.from_strings(["a.mp3"])
     table = FolderSource(tmp_path).lookup_table(names)
     expected = read_audio(tmp_path / "a.mp3")

@@ -124,6 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
     paths = make_corpus(arguments.save_path, parameters, num_workers=arguments.workers)
     seconds = time.perf_counter() - started
     made = json.loads((paths.train_list.parent / "complete.json").read_text("utf-8"))
+    # The option is empty, because exp01.yaml would otherwise make its own small corpus as well.
     command = f"{own_command('train')} --config exp01.yaml --data.synthetic_corpus ''"
     command += " --save_path exps/synthetic"
     for name, path in vars(paths).items():
@@ -166,9 +167,8 @@ def make_corpus(
     # Imported late: every run with a synthetic corpus comes here, but few have to make it.
     from speakernet.corpora.synthetic.scenes import do, tasks, write_lists
 
-    # A corpus is a list of independent tasks, each keyed by its own place, so that the number of
-    # processes and the order in which they finish change nothing, and a killed run makes only what
-    # is missing.
+    # The random numbers of a task are keyed by its own place, so the corpus is the same for any
+    # number of processes and any order in which they finish.
     waiting = list(tasks(paths, parameters))
     num_files = sum(count for count, _ in waiting)
     if num_workers is None:
@@ -190,6 +190,7 @@ def make_corpus(
             bar.update(count)
     write_lists(paths, parameters.seed, rows)
     seconds = round(sum(row["seconds"] for row in rows), 1)
+    # Last, because this file marks the corpus as complete.
     with atomic_write(folder / "complete.json") as file:
         json.dump({"files": num_files, "seconds": seconds}, file)
     return paths
@@ -210,8 +211,7 @@ def _is_complete(folder: Path, parameters: CorpusParameters) -> bool:
     """Whether the corpus is complete; writes the parameters to an empty folder, raises ValueError
     for any other.
     """
-    # The folder must be this corpus, or empty: a corpus of other parameters would silently be half
-    # one and half the other.
+    # Existing files are kept, so with other parameters the corpus would be a mixture of both.
     requested = asdict(parameters)
     # Target trials need two sessions.
     lowest = {"trial_utterances_per_speaker": max(2, parameters.utterances_per_session + 1)}

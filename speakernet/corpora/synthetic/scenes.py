@@ -62,8 +62,10 @@ def draw_room_response(
     sides[2] = generator.uniform(2.4, 3.5 if kind == "smallroom" else 6.0)
     decay_seconds = float(generator.uniform(dry, wet))
     microphone = generator.uniform(0.15, 0.85, 3) * sides
+    # Three normal numbers have no preferred direction; uniform ones would favour the corners.
     direction = generator.standard_normal(3)
     direction *= generator.uniform(*distance_metres) / np.linalg.norm(direction)
+    # The image method holds only for a talker inside the room.
     talker = np.clip(microphone + direction, 0.05 * sides, 0.95 * sides)
     return room_response(sides, talker, microphone, decay_seconds, generator)
 
@@ -295,6 +297,7 @@ def music(generator: Generator, num_samples: int) -> ndarray:
         generator.exponential(1.0, 8) / np.arange(1, 9) ** generator.uniform(0.5, 1.8)
         for _ in range(3)
     ]
+    # The last notes begin before the end and last up to four beats.
     mixture = np.zeros(num_samples + 4 * beat, dtype=np.float32)
     for start in range(0, num_samples, beat):
         degree = int(generator.integers(0, 7))
@@ -327,6 +330,7 @@ def _note(timbre: ndarray, hz: float, num_samples: int) -> ndarray:
     seconds = np.arange(num_samples, dtype=np.float32) / np.float32(SAMPLE_RATE)
     envelope = np.minimum(seconds / 0.01, 1.0) * np.exp(-3.0 * seconds)
     harmonics = np.arange(1, len(timbre) + 1)
+    # Higher harmonics would alias to wrong tones.
     is_below_nyquist = harmonics * hz < 0.45 * SAMPLE_RATE
     waves = np.sin(
         np.float32(2.0 * np.pi * hz)
@@ -413,6 +417,7 @@ def _make_speaker(
             session = session or draw_session(
                 numpy_generator(seed, _SESSION_KEY, *keys, session_number)
             )
+            # One generator per sentence, so that a missing file is the same as in a full run.
             generator = numpy_generator(seed, _SENTENCE_KEY, *keys, number)
             phones = draw_phones(generator, int(generator.integers(10, 16)))
             tracks = lay_out(phones, generator, tempo=voice.tempo * session.tempo_factor)

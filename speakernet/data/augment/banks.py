@@ -57,7 +57,7 @@ RESPONSE_FFT = 1 << 14
 DEEPEST_RESPONSE_DB = 40.0
 ENERGY_BLOCK = 64  # samples per stored energy
 BLOCKS_AT_ONCE = 1 << 16
-MANY_FILES = 1000  # of more, the result of checking them is kept
+MANY_FILES = 1000  # for more files than this, the result of checking them is cached
 CHECKED_SECONDS = 0.1  # at both ends of a noise file, before the first step
 NUM_CHECKERS = 8  # threads, because most of the time is spent waiting for the disk
 

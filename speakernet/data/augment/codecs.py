@@ -134,8 +134,8 @@ def encode_and_decode(waveforms: Tensor, codings: Mapping[int, Coding], sample_r
 
 
 def _code_with_ffmpeg(waveforms: Tensor, codings: Mapping[int, Coding], sample_rate: int) -> None:
-    # Many utterances in one call, because starting ffmpeg is slow, but each as a stream of its own:
-    # joined to one signal, a codec's state would make a crop depend on its batch.
+    # Many utterances in one call, because starting ffmpeg is slow, but each as its own stream: if
+    # they were joined, the codec's state would make a crop depend on the rest of its batch.
     contents = []
     encodings = []
     gains = []
@@ -162,15 +162,15 @@ def _prepare(waveform: Tensor, codec: Codec, sample_rate: int) -> tuple[ndarray,
     num_samples = _samples_at(codec.sample_rate, len(waveform), sample_rate)
     if num_samples != len(waveform):
         waveform = resample(waveform[None], num_samples)[0]
-    # Most encoders take 16 bits and would clip what is louder, as a crop with noise may be.
+    # Encoders take 16 bits and clip what is louder, as a crop with added noise may be.
     gain = max(1.0, float(waveform.abs().max()))
-    # Encoders keep back what does not fill their last frame, and decoders start late.
+    # Encoders do not write an incomplete last frame, and decoders add a delay at the beginning;
+    # without the silence, the end of the crop would be missing.
     tail = round(TAIL_SECONDS * codec.sample_rate)
     return np.pad(waveform.numpy() / np.float32(gain), (0, tail)), gain
 
 
 def _code_in_memory(samples: ndarray, codec: Codec, level: float) -> ndarray:
-    # In memory: nothing is written to a disk for a crop.
     buffer = io.BytesIO()
     options: dict[str, Any] = {}
     if codec.file_format != "WAV":
