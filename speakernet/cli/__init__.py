@@ -173,6 +173,7 @@ def run_command(module_name: str, program: str, arguments: Sequence[str]) -> int
     generations = gc.get_threshold()
     gc.set_threshold(YOUNG_OBJECTS, *generations[1:])
     module = importlib.import_module(module_name)
+    # Where 1 is an answer, as in `verify`, errors have another status.
     failed = getattr(module, "ERROR_STATUS", None)
     try:
         if hasattr(module, "main"):
@@ -341,6 +342,7 @@ def _check_outputs(
                 # Path.exists would raise for a person's name that is too long for a file.
                 if isinstance(item, str | Path) and os.path.exists(item):  # noqa: PTH110
                     inputs.append(item)
+    # Some names only follow from several options together, which only the command knows.
     if hasattr(module, "outputs"):
         outputs = module.outputs(parsed)
     check_outputs(outputs, inputs, is_forced=parsed.force)

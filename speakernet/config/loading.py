@@ -319,6 +319,7 @@ def find_config(name: str) -> Path:
     if len(prepared) == 1:
         logger.info("configuration %s: read from %s", name, prepared[0])
         return prepared[0]
+    # With several of that name, a guess could train on the wrong corpus.
     if prepared:
         raise ConfigError(
             f"{len(prepared)} configurations are named {name!r}: "
@@ -481,6 +482,7 @@ def _no_effect_message(key: str, names: Names) -> str:
             f"{key} does not exist; options in this section are not nested: write {section}.OPTION"
         )
     option = key.split(".")[1]
+    # The option is usually meant for another component, so those that take it are named.
     takers = []
     for name, taker in CHOICES[section].table.items():
         if option in taker.options.model_fields:
@@ -546,6 +548,7 @@ def _read_file(path: Path) -> list[Setting]:
         root = yaml_nodes(text, str(path), has_lines=True)
         if root is not None and not isinstance(root, yaml.MappingNode):
             raise ConfigError(f"{path}:1: expected `key: value` lines")
+        # At all levels here, because deeper mappings are read as a whole below.
         _refuse_duplicates(root, path)
         for key, node, where in _pairs(root, path) if root else ():
             # For editors, which complete and check the file; it is not an option.
